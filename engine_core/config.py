@@ -1,0 +1,56 @@
+"""What an engine is told at start, validated once. Knows nothing about how it is told."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+BLOCK_SIZES = (16, 32, 64, 128)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """Limits of one engine. All sizes are tokens unless they say blocks or bytes."""
+
+    block_size: int = 16
+    num_blocks: int
+    """KV blocks in the pool."""
+    max_model_len: int
+    """Prompt and answer together."""
+    max_num_seqs: int = 256
+    """Requests that run at once; rows of the executor's request table."""
+    max_num_batched_tokens: int = 2048
+    """Token budget of a step."""
+    long_prefill_chunk: int = 0
+    """The most prompt tokens one request gets a step; 0: the whole budget."""
+    async_depth: int = 2
+    """Steps in flight, 1…4."""
+    enable_prefix_caching: bool = True
+    policy: str = "fcfs"
+    """Order of waiting requests: `fcfs`, or `priority` (tier, then virtual time, then arrival)."""
+
+    def __post_init__(self) -> None:
+        if self.block_size not in BLOCK_SIZES:
+            raise ConfigError("block_size", self.block_size, f"one of {BLOCK_SIZES}")
+        if not 1 <= self.async_depth <= 4:
+            raise ConfigError("async_depth", self.async_depth, "1…4")
+        if self.policy not in ("fcfs", "priority"):
+            raise ConfigError("policy", self.policy, "fcfs or priority")
+        if self.max_num_seqs < 1:
+            raise ConfigError("max_num_seqs", self.max_num_seqs, "at least 1")
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise ConfigError(
+                "max_num_batched_tokens", self.max_num_batched_tokens, f"at least max_num_seqs ({self.max_num_seqs})"
+            )
+        if self.num_blocks * self.block_size < self.max_model_len:
+            needed = -(-self.max_model_len // self.block_size)
+            raise ConfigError(
+                "num_blocks", self.num_blocks, f"at least {needed} for max_model_len {self.max_model_len}"
+            )
+
+
+class ConfigError(ValueError):
+    """A setting that cannot be served; names the field, its value and what is allowed."""
+
+    def __init__(self, name: str, value: object, allowed: str) -> None:
+        super().__init__(f"{name} is {value!r}; allowed: {allowed}")
+        self.name, self.value, self.allowed = name, value, allowed

@@ -1,0 +1,96 @@
+"""The contract between the scheduler and whatever computes a step.
+
+An executor keeps a *request table*: row r holds a request's token ids (prompt, then outputs), its block table and its
+sampling state. A plan names rows and positions only. A sampled token is written into the row by the executor itself,
+so a later plan may read it before the scheduler has seen it: that is what lets plans run ahead.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from headwater.engine_core.request import TokenLogprobs
+from headwater.engine_core.sampling_params import SamplingParams
+
+Int32Array = npt.NDArray[np.int32]
+BoolArray = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdmittedRow:
+    """A request that takes a row of the table: first admission, or again after a preemption."""
+
+    row: int
+    token_ids: list[int]
+    """Everything known: prompt, then outputs so far."""
+    num_prompt_tokens: int
+    sampling: SamplingParams
+    choice_index: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepPlan:
+    """One step, in columns. Row i of a column speaks of table row rows[i]; all columns have the same length R.
+
+    Apply in this order: released, admitted, block updates, then compute.
+    """
+
+    step: int
+    released: list[int]
+    """Table rows whose request left; they may be taken by `admitted` of the same plan."""
+    admitted: list[AdmittedRow]
+    block_rows: Int32Array
+    """[U] table rows of new block-table entries."""
+    block_indices: Int32Array
+    """[U] their column: block_indices[u]-th block of the sequence."""
+    block_ids: Int32Array
+    """[U] the KV block that goes there."""
+    rows: Int32Array
+    """[R] table rows computed in this step, each once."""
+    starts: Int32Array
+    """[R] position of the first token computed."""
+    counts: Int32Array
+    """[R] tokens computed: positions starts … starts + counts − 1."""
+    samples: BoolArray
+    """[R] whether a token is sampled after the last one (false for a prompt chunk that is not the last)."""
+    output_indices: Int32Array
+    """[R] output index of the sampled token; enters its noise. The token is written at position starts + counts."""
+    prompt_logprob_rows: list[int] = field(default_factory=list)
+    """Table rows whose log probabilities are wanted for the prompt positions computed in this step."""
+
+    @property
+    def num_tokens(self) -> int:
+        return int(self.counts.sum())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepResult:
+    """What a step sampled: entry j belongs to the j-th plan row with samples set."""
+
+    token_ids: Int32Array
+    """[S]"""
+    logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
+    """By j, for rows that asked."""
+    prompt_logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
+    """By table row: one entry for each position computed whose next token lies in the prompt; entry i of a plan row
+    starting at s is the log probability of the prompt token at position s + i + 1."""
+
+
+class Executor(Protocol):
+    """Computes plans in the order given. Up to `async_depth` plans are submitted before the first is retired."""
+
+    def submit(self, plan: StepPlan) -> int:
+        """Launches a plan and returns its handle without waiting for the result."""
+
+    def retire(self, handle: int) -> StepResult:
+        """Waits for the oldest plan in flight, whose handle is given, and returns what it sampled."""
+
+    def is_ready(self, handle: int) -> bool:
+        """Whether `retire` would return without waiting."""
+
+    def close(self) -> None:
+        """Gives back memory, threads and devices."""

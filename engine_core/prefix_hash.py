@@ -1,0 +1,38 @@
+"""The chained hash of KV blocks: equal hash, equal tokens up to and including the block, in one namespace.
+
+The processor and the engine compute the same chain from this file. Imports no torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from hashlib import blake2b
+
+import numpy as np
+import numpy.typing as npt
+
+HASH_LEN = 16
+"""Bytes of a block hash and of a namespace."""
+
+
+def next_block_hash(parent: bytes, token_ids: Sequence[int] | npt.NDArray[np.int32]) -> bytes:
+    """Hash of a full block whose prefix hashes to `parent` (the namespace for the first block)."""
+    assert len(parent) == HASH_LEN
+    return blake2b(parent + np.asarray(token_ids, dtype="<i4").tobytes(), digest_size=HASH_LEN).digest()
+
+
+def block_hashes(namespace: bytes, token_ids: Sequence[int] | npt.NDArray[np.int32], block_size: int) -> list[bytes]:
+    """Hashes of the full blocks of `token_ids`, in order; a partial last block has none."""
+    assert len(namespace) == HASH_LEN
+    data = np.asarray(token_ids, dtype="<i4").tobytes()
+    stride = 4 * block_size
+    hashes, parent = [], namespace
+    for start in range(0, len(data) - stride + 1, stride):
+        parent = blake2b(parent + data[start : start + stride], digest_size=HASH_LEN).digest()
+        hashes.append(parent)
+    return hashes
+
+
+def expected_cached_tokens(common_prefix_len: int, prompt_len: int, block_size: int) -> int:
+    """Tokens of a prompt that a cache holding `common_prefix_len` of them serves: one token is always computed."""
+    return min(common_prefix_len, prompt_len - 1) // block_size * block_size

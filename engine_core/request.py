@@ -1,0 +1,49 @@
+"""A request as the engine sees it: one choice, token ids in, token ids out. Knows nothing about text or sessions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from headwater.engine_core.sampling_params import SamplingParams
+
+
+class FinishReason(Enum):
+    """Why a request ended."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    CANCELLED = "cancelled"
+    ERROR = "error"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewRequest:
+    """One choice to compute, as it enters the engine. Crosses from door to core, so it holds plain data only."""
+
+    key: int
+    """Names the choice between door and core; never reused within a core's life."""
+    prompt_ids: list[int]
+    output_ids: list[int]
+    """Resume: what was already answered. The engine goes on after it and emits from index len(output_ids)."""
+    sampling: SamplingParams
+    choice_index: int = 0
+    namespace: bytes = b"\0" * 16
+    """Root of the hash chain."""
+    credit: int = 1 << 30
+    """Tokens that may be emitted before more credit comes."""
+    tier: int = 0
+    """Strict priority; lower runs first."""
+    virtual_time: float = 0.0
+    """Order within a tier."""
+    tenant: str = ""
+    weight: float = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenLogprobs:
+    """Log probabilities of one token and of its likeliest alternatives, natural logarithm."""
+
+    logprob: float
+    top_ids: list[int]
+    top_logprobs: list[float]

@@ -1,0 +1,92 @@
+"""What the engine says after a step, in columns. Crosses from the core to the door, so it holds plain data only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from headwater.engine_core.request import FinishReason, TokenLogprobs
+
+
+@dataclass(slots=True, kw_only=True)
+class Started:
+    """A request's prompt is computed."""
+
+    key: int
+    cached_tokens: int
+    queue_seconds: float
+    prefill_seconds: float
+
+
+@dataclass(slots=True, kw_only=True)
+class Finished:
+    """A request ended; its tokens, if any, are in the same or earlier outputs."""
+
+    key: int
+    reason: FinishReason
+    num_output_tokens: int
+    stop_token_id: int | None = None
+    error: str = ""
+
+
+@dataclass(slots=True, kw_only=True)
+class StoredChain:
+    """Blocks that can now be hit: a chain that continues `parent` (a block hash, or empty at its start)."""
+
+    parent: bytes
+    hashes: list[bytes]
+
+
+@dataclass(slots=True, kw_only=True)
+class CacheEvents:
+    """Changes to the prefix cache; `removed` happened before `stored`, `cleared` before both."""
+
+    stored: list[StoredChain] = field(default_factory=list)
+    removed: list[bytes] = field(default_factory=list)
+    cleared: bool = False
+
+
+@dataclass(slots=True, kw_only=True)
+class PromptLogprobsPart:
+    """Log probabilities of prompt tokens from `first_position` on; position 0 has none."""
+
+    key: int
+    first_position: int
+    entries: list[TokenLogprobs]
+    last: bool
+
+
+@dataclass(slots=True, kw_only=True)
+class EngineLoad:
+    """How busy the core is, now."""
+
+    num_running: int = 0
+    num_waiting: int = 0
+    num_prefill_tokens: int = 0
+    """Uncached prompt tokens still to compute."""
+    num_used_blocks: int = 0
+    """Held by requests."""
+    num_total_blocks: int = 0
+    num_preemptions: int = 0
+    """So far, as the three below."""
+    prefix_queries: int = 0
+    prefix_hits: int = 0
+    num_generated_tokens: int = 0
+
+
+@dataclass(slots=True, kw_only=True)
+class StepOutput:
+    """Row i speaks of request keys[i]: num_tokens[i] new tokens, the first being output first_index[i]."""
+
+    step: int
+    keys: list[int] = field(default_factory=list)
+    first_index: list[int] = field(default_factory=list)
+    num_tokens: list[int] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    """Of all rows, one after another."""
+    logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
+    """By position in token_ids, for requests that asked."""
+    starts: list[Started] = field(default_factory=list)
+    finishes: list[Finished] = field(default_factory=list)
+    prompt_logprobs: list[PromptLogprobsPart] = field(default_factory=list)
+    cache_events: CacheEvents | None = None
+    load: EngineLoad = field(default_factory=EngineLoad)

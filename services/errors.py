@@ -1,0 +1,134 @@
+"""What can go wrong between a client and an answer, as named exceptions that write their own sentence.
+
+    HeadwaterError
+    ├── BadRequest                 400 INVALID_ARGUMENT      a field, its value, what is allowed
+    │   ├── ContextTooLong         400
+    │   └── UnsupportedField       400
+    ├── Unauthenticated            401 UNAUTHENTICATED
+    ├── PermissionDenied           403 PERMISSION_DENIED
+    ├── NotFound                   404 NOT_FOUND             a model, a request
+    ├── BodyTooLarge               413 INVALID_ARGUMENT
+    ├── UnsupportedMediaType       415 INVALID_ARGUMENT
+    ├── LimitExceeded              429 RESOURCE_EXHAUSTED    retry after
+    ├── ClientGone                 499 CANCELLED
+    ├── InternalError              500 INTERNAL
+    ├── Unavailable                503 UNAVAILABLE           retry after
+    └── DeadlineExceeded           504 DEADLINE_EXCEEDED
+
+The table from class to gRPC status is in `grpc_errors.py`, the one to HTTP in the gateway.
+"""
+
+from __future__ import annotations
+
+
+class HeadwaterError(Exception):
+    """Base of everything that is told to a client. `code` is a stable word for programs; `retry_after` is seconds."""
+
+    code = "internal_error"
+    param: str | None = None
+    retry_after: float | None = None
+
+    @property
+    def message(self) -> str:
+        return str(self)
+
+
+class BadRequest(HeadwaterError):
+    """A field that cannot be served: names it, its value and what is allowed."""
+
+    code = "invalid_value"
+
+    def __init__(self, param: str | None, message: str, *, code: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+        if code is not None:
+            self.code = code
+
+    @classmethod
+    def of(cls, param: str, value: object, allowed: str) -> BadRequest:
+        """The usual sentence; a long value is cut."""
+        shown = repr(value)
+        shown = shown if len(shown) <= 80 else shown[:77] + "..."
+        return cls(param, f"{param} is {shown}; allowed: {allowed}")
+
+
+class ContextTooLong(BadRequest):
+    """Prompt and answer together exceed what the model reads."""
+
+    def __init__(self, param: str, num_prompt_tokens: int, max_tokens: int | None, max_model_len: int) -> None:
+        asked = f" and max_tokens {max_tokens}" if max_tokens is not None else ""
+        super().__init__(
+            param,
+            f"the prompt has {num_prompt_tokens} tokens{asked}; allowed: {max_model_len} tokens together",
+            code="context_length_exceeded",
+        )
+
+
+class UnsupportedField(BadRequest):
+    """A field that exists in the contract but is not served here, with the reason."""
+
+    def __init__(self, param: str, reason: str) -> None:
+        super().__init__(param, f"{param} is not supported: {reason}", code="unsupported_parameter")
+
+
+class Unauthenticated(HeadwaterError):
+    code = "invalid_api_key"
+
+
+class PermissionDenied(HeadwaterError):
+    code = "permission_denied"
+
+
+class NotFound(HeadwaterError):
+    """Something addressed by name or id that is not there (or belongs to somebody else)."""
+
+    def __init__(self, kind: str, name: str) -> None:
+        super().__init__(f"the {kind} {name!r} does not exist")
+        self.param = kind
+        self.code = f"{kind}_not_found"
+
+
+class BodyTooLarge(HeadwaterError):
+    code = "body_too_large"
+
+    def __init__(self, limit: int) -> None:
+        super().__init__(f"the request body exceeds {limit} bytes")
+
+
+class UnsupportedMediaType(HeadwaterError):
+    code = "unsupported_media_type"
+
+    def __init__(self, content_type: str) -> None:
+        super().__init__(f"content-type is {content_type!r}; allowed: application/json")
+
+
+class LimitExceeded(HeadwaterError):
+    code = "rate_limit_exceeded"
+
+    def __init__(self, message: str, *, retry_after: float) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class ClientGone(HeadwaterError):
+    code = "client_closed_request"
+
+
+class InternalError(HeadwaterError):
+    code = "internal_error"
+
+
+class Unavailable(HeadwaterError):
+    """No replica can take the request now, or the one that ran it is gone; trying again is right."""
+
+    code = "unavailable"
+
+    def __init__(self, message: str, *, retry_after: float = 1.0, code: str | None = None) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+        if code is not None:
+            self.code = code
+
+
+class DeadlineExceeded(HeadwaterError):
+    code = "deadline_exceeded"

