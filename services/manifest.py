@@ -1,0 +1,59 @@
+"""The manifest of a converted model folder (`model.json`): what every stage may know of a model without its weights."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+MANIFEST_NAME = "model.json"
+LAYOUT = "v1"
+"""Name of the weight layout that this version's kernels read; a change of layout is a new folder."""
+
+
+class ModelFolderError(Exception):
+    """A folder that no stage can serve from, and why."""
+
+    def __init__(self, folder: Path, reason: str) -> None:
+        super().__init__(f"{folder} is not a converted model: {reason} (make one with `headwater pull`)")
+        self.folder, self.reason = folder, reason
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelManifest:
+    """Facts of one converted model; `weights.safetensors`, `config.json` and the tokenizer's files lie beside it."""
+
+    name: str
+    """As clients ask for it, unless a stage is told another name."""
+    revision: str
+    """Of the weights: a commit, or a digest of the source file."""
+    dtype: str
+    """Of weights and activations: `float32`, `bfloat16` or `float16`."""
+    layout: str
+    """Of the weights in their file."""
+    architecture: str
+    """As in `config.json`: `LlamaForCausalLM`, …"""
+    vocab_size: int
+    """Rows of the embedding, that is, number of token ids."""
+    max_model_len: int
+    """Tokens that the model was trained to read."""
+    eos_token_ids: tuple[int, ...]
+    """Any of these ends an answer."""
+    bos_token_id: int | None
+    """Opens a text, where the model has such a token."""
+    source: str
+    """Where the weights came from, for people."""
+
+    @classmethod
+    def read(cls, folder: Path) -> ModelManifest:
+        """Raises `ModelFolderError` where there is none or it does not parse."""
+        try:
+            return msgspec.json.decode((folder / MANIFEST_NAME).read_bytes(), type=cls)
+        except FileNotFoundError:
+            raise ModelFolderError(folder, f"{MANIFEST_NAME} is missing") from None
+        except msgspec.MsgspecError as error:
+            raise ModelFolderError(folder, f"{MANIFEST_NAME}: {error}") from None
+
+    def write(self, folder: Path) -> None:
+        (folder / MANIFEST_NAME).write_bytes(msgspec.json.format(msgspec.json.encode(self)) + b"\n")
