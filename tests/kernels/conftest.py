@@ -1,0 +1,19 @@
+"""Kernel tests run on the GPU where there is one, and under Triton's interpreter at small shapes elsewhere."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+
+@pytest.fixture(scope="session")
+def device() -> torch.device:
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+@pytest.fixture
+def generator(device: torch.device) -> torch.Generator:
+    """Fresh random inputs in every run; the seed is printed when a test fails."""
+    generator = torch.Generator(device)
+    print("seed", generator.seed())
+    return generator
