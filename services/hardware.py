@@ -1,0 +1,50 @@
+"""What this machine computes with: cores, GPUs, and the dtype that suits them. Asks the system, never torch."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from functools import cache
+from pathlib import Path
+
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+DEVICES = ("auto", "cpu", "cuda")
+FAST_BF16_FLAGS = {"amx_bf16", "avx512_bf16"}
+
+
+def num_cores() -> int:
+    """Cores that this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@cache
+def gpu_names() -> tuple[str, ...]:
+    """NVIDIA GPUs as the driver lists them; empty without a driver."""
+    tool = shutil.which("nvidia-smi")
+    if tool is None:
+        return ()
+    command = [tool, "--query-gpu=name", "--format=csv,noheader"]
+    listed = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
+    return tuple(line.strip() for line in listed.stdout.splitlines() if line.strip()) if listed.returncode == 0 else ()
+
+
+@cache
+def cpu_has_fast_bf16() -> bool:
+    info = Path("/proc/cpuinfo")
+    if not info.exists():
+        return False
+    flags = next((line for line in info.read_text().splitlines() if line.startswith("flags")), "")
+    return not FAST_BF16_FLAGS.isdisjoint(flags.split())
+
+
+def resolve_device(device: str) -> str:
+    """`auto` is the GPU where there is one."""
+    return device if device != "auto" else ("cuda" if gpu_names() else "cpu")
+
+
+def resolve_dtype(dtype: str, device: str) -> str:
+    """`auto` is bfloat16 on a GPU and on CPUs with instructions for it, float32 elsewhere."""
+    if dtype != "auto":
+        return dtype
+    return "bfloat16" if device == "cuda" or cpu_has_fast_bf16() else "float32"

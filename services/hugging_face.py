@@ -1,0 +1,75 @@
+"""A model from the Hugging Face Hub: the files that serving needs, at one commit."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from headwater.services.progress import Report
+
+SERVING_FILES = (
+    "*.safetensors",
+    "*.safetensors.index.json",
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "chat_template.*",
+    "special_tokens_map.json",
+)
+
+
+class HubError(Exception):
+    """A repository that could not be had, and what would help."""
+
+
+def snapshot(repo: str, *, revision: str | None, cache_dir: Path, progress: Report) -> Path:
+    """Folder of the repository's files; its name is the commit.
+
+    Downloads what is missing into the Hub's own cache where `HF_HOME` or `HF_HUB_CACHE` names one, else under
+    `cache_dir`; a repository that is there already needs no network. `HF_TOKEN` opens private and gated ones.
+    Raises `HubError`.
+    """
+    from huggingface_hub import errors, snapshot_download  # noqa: PLC0415 (slow to import, seldom needed)
+
+    own_cache = None if {"HF_HOME", "HF_HUB_CACHE"} & os.environ.keys() else cache_dir / "downloads" / "hub"
+    try:
+        return Path(
+            snapshot_download(
+                repo,
+                revision=revision,
+                cache_dir=own_cache,
+                allow_patterns=list(SERVING_FILES),
+                tqdm_class=_bar_class(repo, progress),
+            )
+        )
+    except errors.GatedRepoError:
+        hint = "accept its terms on huggingface.co and set HF_TOKEN"
+        raise HubError(f"the model {repo!r} is gated: {hint}") from None
+    except errors.RevisionNotFoundError:
+        raise HubError(f"the model {repo!r} has no revision {revision!r}") from None
+    except errors.RepositoryNotFoundError:
+        raise HubError(f"no model {repo!r} on the Hub, or it is private (set HF_TOKEN)") from None
+    except (errors.LocalEntryNotFoundError, errors.HfHubHTTPError, errors.OfflineModeIsEnabled) as error:
+        reason = str(error).splitlines()[0]
+        hint = "give a local folder or a .gguf file instead, or pull it while the Hub can be reached"
+        raise HubError(f"the Hub cannot be reached and {repo!r} is not in the cache: {hint} ({reason})") from None
+
+
+def _bar_class(repo: str, progress: Report) -> Any:
+    """The class through which the Hub's client counts bytes, leading to `progress`."""
+    from huggingface_hub.utils.tqdm import tqdm  # noqa: PLC0415 (as above)
+
+    class ReportingBar(tqdm):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **(kwargs | {"disable": True}))  # type: ignore[no-untyped-call]
+            self._counts_bytes, self._done = kwargs.get("unit") == "B", 0
+
+        def update(self, n: float | None = 1) -> bool | None:
+            self._done += int(n or 0)
+            if self._counts_bytes:
+                progress(f"downloading {repo}", self._done, max(self._done, int(self.total or 0)))
+            return None
+
+    return ReportingBar

@@ -1,0 +1,43 @@
+"""How long work tells a person where it stands. Knows nothing of the work."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
+Report = Callable[[str, int, int], None]
+"""report(what, done, total): the part called `what` stands at `done` of `total`; the unit is the caller's."""
+
+
+def silent(what: str, done: int, total: int) -> None:
+    """A report that nobody reads."""
+
+
+class ProgressBars:
+    """One bar for each `what` that is reported; use as a context manager and pass `report` on."""
+
+    def __init__(self, console: Console) -> None:
+        self._progress = Progress(
+            TextColumn("{task.description:<36}"),
+            BarColumn(bar_width=28),
+            TextColumn("{task.percentage:>4.0f} %"),
+            TimeElapsedColumn(),
+            console=console,
+        )
+        self._tasks: dict[str, TaskID] = {}
+
+    def __enter__(self) -> Self:
+        self._progress.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._progress.stop()
+
+    def report(self, what: str, done: int, total: int) -> None:
+        if what not in self._tasks:
+            self._tasks[what] = self._progress.add_task(what, total=total)
+        self._progress.update(self._tasks[what], completed=done, total=total)
