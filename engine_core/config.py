@@ -13,7 +13,7 @@ class EngineConfig:
 
     block_size: int = 16
     num_blocks: int
-    """KV blocks in the pool."""
+    """KV blocks of the cache; block 0 is no request's and takes what padding writes."""
     max_model_len: int
     """Prompt and answer together."""
     max_num_seqs: int = 256
@@ -41,8 +41,8 @@ class EngineConfig:
             raise ConfigError(
                 "max_num_batched_tokens", self.max_num_batched_tokens, f"at least max_num_seqs ({self.max_num_seqs})"
             )
-        if self.num_blocks * self.block_size < self.max_model_len:
-            needed = -(-self.max_model_len // self.block_size)
+        if (self.num_blocks - 1) * self.block_size < self.max_model_len:
+            needed = -(-self.max_model_len // self.block_size) + 1
             raise ConfigError(
                 "num_blocks", self.num_blocks, f"at least {needed} for max_model_len {self.max_model_len}"
             )
