@@ -1,0 +1,96 @@
+"""The pool of KV blocks: who holds them, which are free, which hash each caches.
+
+Knows nothing about requests or tokens. Block 0 is the *null block*: it is never handed out, so executors may let
+padding write there, and its links are the two ends of the free list. A freed block keeps its hash until it is taken
+for something else; the list is ordered by worth: blocks without a hash first, then the least recently used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+NULL_BLOCK = 0
+
+
+class BlockPool:
+    """Blocks 1 … num_blocks - 1, with reference counts, an intrusive free list and a map from hash to block."""
+
+    def __init__(self, num_blocks: int) -> None:
+        assert num_blocks > 1
+        self.num_usable = self.num_free = num_blocks - 1
+        self.ref_counts = [0] * num_blocks
+        # A ring through the free blocks; NULL_BLOCK's links are its two ends. Lists, because single elements are read
+        # several times faster than from numpy arrays.
+        self._next = [*range(1, num_blocks), NULL_BLOCK]
+        self._prev = [num_blocks - 1, *range(num_blocks - 1)]
+        self._hash_of: list[bytes | None] = [None] * num_blocks
+        self._block_of: dict[bytes, int] = {}
+        self._evicted: list[bytes] = []
+
+    @property
+    def num_used(self) -> int:
+        return self.num_usable - self.num_free
+
+    def allocate(self, count: int) -> list[int]:
+        """Takes the `count` least worthy free blocks, each held once; what they cached is gone."""
+        assert count <= self.num_free
+        blocks, block = [], NULL_BLOCK
+        for _ in range(count):
+            block = self._next[block]
+            blocks.append(block)
+            self.ref_counts[block] = 1
+            if (block_hash := self._hash_of[block]) is not None:
+                self._hash_of[block] = None
+                del self._block_of[block_hash]
+                self._evicted.append(block_hash)
+        self._link(NULL_BLOCK, self._next[block])
+        self.num_free -= count
+        return blocks
+
+    def share(self, blocks: Sequence[int]) -> None:
+        """Holds each block once more, free ones included."""
+        for block in blocks:
+            if self.ref_counts[block] == 0:
+                self._link(self._prev[block], self._next[block])
+                self.num_free -= 1
+            self.ref_counts[block] += 1
+
+    def release(self, blocks: Sequence[int]) -> None:
+        """Lets go of a sequence's blocks, given from first to last; of those nobody holds the last is evicted first."""
+        for block in reversed(blocks):
+            self.ref_counts[block] -= 1
+            assert self.ref_counts[block] >= 0, f"block {block} freed twice"
+            if self.ref_counts[block] == 0:
+                before = NULL_BLOCK if self._hash_of[block] is None else self._prev[NULL_BLOCK]
+                after = self._next[before]
+                self._link(before, block)
+                self._link(block, after)
+                self.num_free += 1
+
+    def count_unheld(self, blocks: Sequence[int]) -> int:
+        """How many of these blocks sharing would take out of the free list."""
+        return sum(self.ref_counts[block] == 0 for block in blocks)
+
+    def cache(self, block: int, block_hash: bytes) -> bool:
+        """Lets a held block be found by its hash; false if another block already is."""
+        assert self.ref_counts[block] > 0
+        assert self._hash_of[block] is None, f"block {block} is cached already"
+        if block_hash in self._block_of:
+            return False
+        self._block_of[block_hash] = block
+        self._hash_of[block] = block_hash
+        return True
+
+    def find(self, block_hash: bytes) -> int | None:
+        return self._block_of.get(block_hash)
+
+    def cached_hashes(self) -> list[bytes]:
+        return list(self._block_of)
+
+    def take_evicted(self) -> list[bytes]:
+        """Hashes that were lost since the last call, in order."""
+        evicted, self._evicted = self._evicted, []
+        return evicted
+
+    def _link(self, block: int, after: int) -> None:
+        self._next[block], self._prev[after] = after, block

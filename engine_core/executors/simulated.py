@@ -1,0 +1,271 @@
+"""An executor without a model: deterministic tokens that prove which KV they were computed from, and a timing model.
+
+A position's KV entry is the entry before it, read through the row's block table, plus a hash of token and position.
+One entry thus stands for the whole sequence that led to it, and the token sampled from it is wrong if any block was
+lost, shared wrongly or overwritten. Everything is computed by `submit`; `retire` waits as long as a model would take.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from headwater.engine_core.config import EngineConfig
+from headwater.engine_core.executors.executor import AdmittedRow, Int32Array, StepPlan, StepResult
+from headwater.engine_core.request import TokenLogprobs
+from headwater.engine_core.sampling_params import SamplingParams
+
+UInt64Array = npt.NDArray[np.uint64]
+TOKEN_SALT = np.uint64(0x9E3779B97F4A7C15)
+POSITION_SALT = np.uint64(0xC2B2AE3D27D4EB4F)
+SEED_SALT = 0x165667B19E3779F9
+CHOICE_SALT = 0x27D4EB2F165667C5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimulatedModel:
+    """What is said: ids drawn uniformly from a range, and now and then the end of sequence."""
+
+    vocab_size: int
+    first_token_id: int = 0
+    """Ids below are never said: a tokenizer's special tokens usually lie there."""
+    eos_token_id: int | None = None
+    eos_probability: float = 0.0
+
+    def tokens(
+        self, entries: UInt64Array, noise: UInt64Array, output_indices: Int32Array, eos_from: Int32Array
+    ) -> Int32Array:
+        """What follows these KV entries, [S] each; no end of sequence before output index `eos_from`."""
+        draws = _mix(entries + noise + output_indices.astype(np.uint64) * POSITION_SALT)
+        num_said = np.uint64(self.vocab_size - self.first_token_id)
+        tokens = ((draws >> np.uint64(32)) % num_said).astype(np.int32) + np.int32(self.first_token_id)
+        if self.eos_token_id is not None:
+            ends = (draws & np.uint64(0xFFFFFFFF)) < np.uint64(int(self.eos_probability * 2**32))
+            tokens[ends & (output_indices >= eos_from)] = self.eos_token_id
+        return tokens
+
+    def logprobs(self, token_id: int, num_top: int) -> TokenLogprobs:
+        """Plausible ones: the token is the likeliest with one half, each alternative half as likely as the last."""
+        others = (token_id + np.arange(1, num_top) - self.first_token_id) % (self.vocab_size - self.first_token_id)
+        top_ids = [token_id, *(others + self.first_token_id).tolist()][:num_top]
+        top_logprobs = (np.log(0.5) * np.arange(1, num_top + 1)).tolist()
+        return TokenLogprobs(logprob=float(np.log(0.5)), top_ids=top_ids, top_logprobs=top_logprobs)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimulatedTiming:
+    """How long a step takes, and how late its result is noticed."""
+
+    step_seconds: float = 0.0
+    seconds_per_request: float = 0.0
+    seconds_per_prefill_token: float = 0.0
+    late_polls: int = 0
+    """`is_ready` says no up to this many times, a different number for each step."""
+
+    def seconds(self, plan: StepPlan) -> float:
+        num_prefill_tokens = int(plan.counts[plan.counts > 1].sum())
+        requests, tokens = (
+            self.seconds_per_request * plan.rows.size,
+            self.seconds_per_prefill_token * num_prefill_tokens,
+        )
+        return self.step_seconds + requests + tokens
+
+    def polls(self, step: int) -> int:
+        return step * 2654435761 % 4294967296 % (self.late_polls + 1)
+
+
+INSTANT = SimulatedTiming()
+
+
+@dataclass(slots=True)
+class _InFlight:
+    handle: int
+    result: StepResult
+    ready_at: float
+    polls_left: int
+
+
+class SimulatedExecutor:
+    """Keeps a request table and a KV cache of one 64-bit entry a token."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        model: SimulatedModel,
+        timing: SimulatedTiming = INSTANT,
+        *,
+        verify_every: int = 64,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        """Every `verify_every` steps one row's whole KV is read and compared with its tokens."""
+        num_rows, self._block_size = config.max_num_seqs, config.block_size
+        self._model, self._timing, self._verify_every = model, timing, verify_every
+        self._clock, self._sleep = clock, sleep
+        self._in_flight: deque[_InFlight] = deque()
+        self._busy_until = 0.0
+        self._kv: UInt64Array = np.zeros(config.num_blocks * config.block_size, np.uint64)
+        self._block_table: Int32Array = np.zeros((num_rows, -(-config.max_model_len // config.block_size)), np.int32)
+        self._token_ids: Int32Array = np.zeros((num_rows, config.max_model_len), np.int32)
+        self._noise: UInt64Array = np.zeros(num_rows, np.uint64)
+        self._eos_from: Int32Array = np.zeros(num_rows, np.int32)
+        self._num_prompt: Int32Array = np.zeros(num_rows, np.int32)
+        self._num_logprobs: dict[int, int] = {}
+        self._num_prompt_logprobs: dict[int, int] = {}
+
+    def submit(self, plan: StepPlan) -> int:
+        for row in plan.released:
+            self._num_logprobs.pop(row, None)
+            self._num_prompt_logprobs.pop(row, None)
+        for admitted in plan.admitted:
+            self._admit(admitted)
+        self._block_table[plan.block_rows, plan.block_indices] = plan.block_ids
+        self._write_kv(plan)
+        if plan.step % self._verify_every == 0:
+            self._verify(plan)
+        self._busy_until = max(self._busy_until, self._clock()) + self._timing.seconds(plan)
+        result = self._sample(plan)
+        self._in_flight.append(_InFlight(plan.step, result, self._busy_until, self._timing.polls(plan.step)))
+        return plan.step
+
+    def retire(self, handle: int) -> StepResult:
+        step = self._in_flight.popleft()
+        assert step.handle == handle, "plans retire in order"
+        if (remaining := step.ready_at - self._clock()) > 0:
+            self._sleep(remaining)
+        return step.result
+
+    def is_ready(self, handle: int) -> bool:
+        step = self._in_flight[0]
+        assert step.handle == handle, "plans retire in order"
+        step.polls_left -= 1
+        return step.polls_left < 0 and step.ready_at <= self._clock()
+
+    def close(self) -> None:
+        self._in_flight.clear()
+
+    def _admit(self, admitted: AdmittedRow) -> None:
+        row, sampling = admitted.row, admitted.sampling
+        self._token_ids[row, : len(admitted.token_ids)] = admitted.token_ids
+        self._num_prompt[row] = admitted.num_prompt_tokens
+        self._noise[row] = _noise(sampling, admitted.choice_index)
+        self._eos_from[row] = _eos_from(sampling, self._model)
+        if sampling.num_logprobs is not None:
+            self._num_logprobs[row] = sampling.num_logprobs
+        if sampling.num_prompt_logprobs is not None:
+            self._num_prompt_logprobs[row] = sampling.num_prompt_logprobs
+
+    def _write_kv(self, plan: StepPlan) -> None:
+        """Rows of one token at once, then the others in the plan's order: a row that joins with this plan may read what
+        another writes in it."""
+        is_alone = plan.counts != 1
+        if plan.admitted:
+            is_alone |= np.isin(plan.rows, [admitted.row for admitted in plan.admitted])
+        together = ~is_alone
+        self._write_tokens(plan.rows[together], plan.starts[together])
+        for i in np.flatnonzero(is_alone).tolist():
+            self._write_chunk(int(plan.rows[i]), int(plan.starts[i]), int(plan.counts[i]))
+
+    def _write_tokens(self, rows: Int32Array, positions: Int32Array) -> None:
+        # Position −1 reads some entry, which the first position does not count.
+        before = self._kv[self._slots(rows, positions - 1)] * (positions > 0)
+        self._kv[self._slots(rows, positions)] = before + _hashes(self._token_ids[rows, positions], positions)
+
+    def _write_chunk(self, row: int, start: int, count: int) -> None:
+        positions = np.arange(start, start + count, dtype=np.int32)
+        before = self._kv[self._slots(row, positions[:1] - 1)] if start else np.zeros(1, np.uint64)
+        hashes = _hashes(self._token_ids[row, start : start + count], positions)
+        self._kv[self._slots(row, positions)] = before + np.cumsum(hashes)
+
+    def _slots(self, rows: Int32Array | int, positions: Int32Array) -> Int32Array:
+        blocks = self._block_table[rows, positions // self._block_size]
+        slots: Int32Array = blocks * self._block_size + positions % self._block_size
+        return slots
+
+    def _sample(self, plan: StepPlan) -> StepResult:
+        rows, output_indices = plan.rows[plan.samples], plan.output_indices[plan.samples]
+        positions = (plan.starts + plan.counts)[plan.samples]
+        entries = self._kv[self._slots(rows, positions - 1)]
+        tokens = self._model.tokens(entries, self._noise[rows], output_indices, self._eos_from[rows])
+        self._token_ids[rows, positions] = tokens
+        return StepResult(
+            token_ids=tokens, logprobs=self._logprobs(rows, tokens), prompt_logprobs=self._prompt_logprobs(plan)
+        )
+
+    def _logprobs(self, rows: Int32Array, tokens: Int32Array) -> dict[int, TokenLogprobs]:
+        if not self._num_logprobs:
+            return {}
+        return {
+            j: self._model.logprobs(token, self._num_logprobs[row])
+            for j, (row, token) in enumerate(zip(rows.tolist(), tokens.tolist(), strict=True))
+            if row in self._num_logprobs
+        }
+
+    def _prompt_logprobs(self, plan: StepPlan) -> dict[int, list[TokenLogprobs]]:
+        scored: dict[int, list[TokenLogprobs]] = {}
+        for row in plan.prompt_logprob_rows:
+            i = int(np.flatnonzero(plan.rows == row)[0])
+            start, end = int(plan.starts[i]), int(plan.starts[i] + plan.counts[i])
+            targets = self._token_ids[row, start + 1 : min(end + 1, int(self._num_prompt[row]))].tolist()
+            scored[row] = [self._model.logprobs(token, self._num_prompt_logprobs[row]) for token in targets]
+        return scored
+
+    def _verify(self, plan: StepPlan) -> None:
+        """One row's every entry, as attention would read them."""
+        i = plan.step // self._verify_every % plan.rows.size
+        row, num_tokens = int(plan.rows[i]), int(plan.starts[i] + plan.counts[i])
+        positions = np.arange(num_tokens, dtype=np.int32)
+        should_be = np.cumsum(_hashes(self._token_ids[row, :num_tokens], positions))
+        wrong = np.flatnonzero(self._kv[self._slots(row, positions)] != should_be)
+        assert not wrong.size, f"step {plan.step}, row {row}: KV of positions {wrong[:8].tolist()} is not its own"
+
+
+def expected_tokens(
+    model: SimulatedModel,
+    prompt_ids: Sequence[int],
+    sampling: SamplingParams,
+    *,
+    choice_index: int = 0,
+    output_ids: Sequence[int] = (),
+    max_model_len: int = 1 << 30,
+) -> list[int]:
+    """The whole answer to a prompt: `output_ids`, then what follows up to the length or a stop id, which is included."""
+    known = np.array([*prompt_ids, *output_ids], np.int32)
+    entry = _hashes(known, np.arange(known.size, dtype=np.int32)).sum(keepdims=True, dtype=np.uint64)
+    noise = np.array([_noise(sampling, choice_index)], np.uint64)
+    eos_from = np.array([_eos_from(sampling, model)], np.int32)
+    answer = list(output_ids)
+    for idx in range(len(answer), min(sampling.max_tokens, max_model_len - len(prompt_ids))):
+        token = model.tokens(entry, noise, np.array([idx], np.int32), eos_from)
+        answer.append(int(token[0]))
+        if answer[-1] in sampling.stop_token_ids and idx >= sampling.min_tokens:
+            break
+        entry = entry + _hashes(token, np.array([len(prompt_ids) + idx], np.int32))
+    return answer
+
+
+def _noise(sampling: SamplingParams, choice_index: int) -> int:
+    """What sets apart equal prompts; nothing if the answer is greedy."""
+    if sampling.is_greedy:
+        return 0
+    return (sampling.seed * SEED_SALT + (choice_index + 1) * CHOICE_SALT) % 2**64
+
+
+def _eos_from(sampling: SamplingParams, model: SimulatedModel) -> int:
+    return sampling.min_tokens if model.eos_token_id in sampling.min_tokens_blocked_ids else 0
+
+
+def _hashes(token_ids: Int32Array, positions: Int32Array) -> UInt64Array:
+    return _mix(token_ids.astype(np.uint64) * TOKEN_SALT + positions.astype(np.uint64) * POSITION_SALT)
+
+
+def _mix(x: UInt64Array) -> UInt64Array:
+    """The finalizer of splitmix64 (Steele, Lea, Flood 2014)."""
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))

@@ -1,0 +1,95 @@
+"""Which leading blocks of a sequence are cached, and what subscribers are told about it.
+
+Knows hash chains and the block pool; knows nothing about steps, rows or executors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import takewhile
+
+import numpy as np
+import numpy.typing as npt
+
+from headwater.engine_core.block_pool import BlockPool
+from headwater.engine_core.prefix_hash import block_hashes
+from headwater.engine_core.step_output import CacheEvents, StoredChain
+
+
+@dataclass(slots=True)
+class HashChain:
+    """The hashes of a sequence's full blocks; the first `num_cached` blocks were offered to the cache."""
+
+    namespace: bytes
+    hashes: list[bytes] = field(default_factory=list)
+    num_cached: int = 0
+
+    @property
+    def tip(self) -> bytes:
+        """What the next block's hash continues."""
+        return self.hashes[-1] if self.hashes else self.namespace
+
+    def cover(self, token_ids: npt.NDArray[np.int32], block_size: int) -> None:
+        """Adds the hashes of the blocks that `token_ids`, the whole sequence, fills beyond what is hashed."""
+        self.hashes += block_hashes(self.tip, token_ids[len(self.hashes) * block_size :], block_size)
+
+    def num_shared(self, other: HashChain) -> int:
+        """Leading blocks that two sequences have in common."""
+        pairs = zip(self.hashes, other.hashes, strict=False)
+        return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+
+
+class PrefixCache:
+    """Looks up chains, offers blocks, collects events."""
+
+    def __init__(self, pool: BlockPool) -> None:
+        self.num_queried_tokens = 0
+        self.num_hit_tokens = 0
+        self._pool = pool
+        self._stored: list[StoredChain] = []
+
+    def match(self, chain: HashChain, max_blocks: int) -> list[int]:
+        """The cached blocks that the sequence starts with, at most `max_blocks`; not held yet."""
+        blocks = []
+        for block_hash in chain.hashes[: max(max_blocks, 0)]:
+            block = self._pool.find(block_hash)
+            if block is None:
+                break
+            blocks.append(block)
+        return blocks
+
+    def count(self, num_tokens: int, num_hits: int) -> None:
+        """Notes that a prompt of `num_tokens` found `num_hits` of them."""
+        self.num_queried_tokens += num_tokens
+        self.num_hit_tokens += num_hits
+
+    def offer(self, chain: HashChain, blocks: Sequence[int]) -> list[StoredChain]:
+        """Caches the sequence's next `blocks`; returns what is new, to be announced once it is computed.
+
+        A block whose hash another block already has stays out: one copy is enough to hit.
+        """
+        stored: list[StoredChain] = []
+        start, extends = chain.num_cached, False
+        for idx, block in enumerate(blocks, start):
+            block_hash = chain.hashes[idx]
+            is_new = self._pool.cache(block, block_hash)
+            if is_new and extends:
+                stored[-1].hashes.append(block_hash)
+            elif is_new:
+                stored.append(StoredChain(parent=chain.hashes[idx - 1] if idx else b"", hashes=[block_hash]))
+            extends = is_new
+        chain.num_cached = start + len(blocks)
+        return stored
+
+    def announce(self, stored: list[StoredChain]) -> None:
+        """Lets chains that are computed now go out with the next events."""
+        self._stored += stored
+
+    def take_events(self) -> CacheEvents | None:
+        """What changed since the last call; evictions come first, as they did."""
+        removed = self._pool.take_evicted()
+        if not removed and not self._stored:
+            return None
+        stored, self._stored = self._stored, []
+        return CacheEvents(stored=stored, removed=removed)

@@ -1,0 +1,77 @@
+"""What the engine remembers of a request while it lives, apart from the columns of the request table."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from headwater.engine_core.config import EngineConfig
+from headwater.engine_core.executors.executor import Int32Array
+from headwater.engine_core.prefix_cache import HashChain
+from headwater.engine_core.request import NewRequest
+from headwater.engine_core.sampling_params import SamplingParams
+
+Rank = tuple[int, float, int]
+NO_ROW = -1
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class RequestState:
+    """One choice from add to finish. `token_ids`, `credit` and `num_computed` are authoritative only without a row,
+    or, for `num_computed`, until the prompt is computed; the table's columns are otherwise."""
+
+    key: int
+    rank: Rank
+    """Smaller runs first and is preempted last."""
+    sampling: SamplingParams
+    choice_index: int
+    num_prompt_tokens: int
+    max_len: int
+    """Tokens, prompt included, at which the answer is full."""
+    token_ids: Int32Array
+    """Prompt and outputs so far."""
+    chain: HashChain
+    credit: int
+    added_at: float
+    row: int = NO_ROW
+    num_computed: int = 0
+    num_cached_tokens: int = 0
+    """Of the prompt, at first admission."""
+    num_uncached_tokens: int = 0
+    """Still to compute, as far as is known while waiting."""
+    num_scored_tokens: int = 0
+    """Leading prompt positions whose log probabilities are out, if they are wanted."""
+    scheduled_at: float | None = None
+    has_started: bool = False
+    has_finished: bool = False
+
+    @classmethod
+    def enter(cls, new: NewRequest, config: EngineConfig, *, arrival: int, now: float) -> RequestState:
+        is_ranked = config.policy == "priority"
+        return cls(
+            key=new.key,
+            rank=(new.tier, new.virtual_time, arrival) if is_ranked else (0, 0.0, arrival),
+            sampling=new.sampling,
+            choice_index=new.choice_index,
+            num_prompt_tokens=len(new.prompt_ids),
+            max_len=min(len(new.prompt_ids) + new.sampling.max_tokens, config.max_model_len),
+            token_ids=np.asarray(new.prompt_ids + new.output_ids, dtype=np.int32),
+            chain=HashChain(new.namespace),
+            credit=new.credit,
+            added_at=now,
+        )
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def wants_prompt_logprobs(self) -> bool:
+        """Whether prompt positions remain to be scored; the last one predicts an output and is not."""
+        return self.sampling.num_prompt_logprobs is not None and self.num_scored_tokens < self.num_prompt_tokens - 1
+
+    def num_cacheable_blocks(self, block_size: int) -> int:
+        """The most blocks that a prefix hit may serve: one token is always computed, as is what must be scored."""
+        computable_from = self.num_scored_tokens if self.wants_prompt_logprobs else self.num_tokens - 1
+        return min(len(self.chain.hashes), computable_from // block_size)

@@ -1,0 +1,123 @@
+"""The requests that hold a row, in columns: what the scheduler advances for all of them at once.
+
+The mirror of the executor's request table. Column arrays have one entry a row; rows that hold nobody never match.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from headwater.engine_core.config import EngineConfig
+from headwater.engine_core.executors.executor import BoolArray, Int32Array
+from headwater.engine_core.request_state import NO_ROW, RequestState
+
+NEVER = np.iinfo(np.int32).max
+NO_TOKEN = -1
+NUM_STOP_COLUMNS = 8
+
+
+class RequestTable:
+    """Rows are taken by `seat` and given back by `vacate`."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        num_rows = config.max_num_seqs
+        max_blocks = -(-config.max_model_len // config.block_size)
+        self.block_size = config.block_size
+        self._hashes_blocks = config.enable_prefix_caching
+        self.requests: list[RequestState | None] = [None] * num_rows
+        self.free_rows = list(reversed(range(num_rows)))
+        self.keys: npt.NDArray[np.int64] = np.zeros(num_rows, np.int64)
+        self.num_prompt: Int32Array = np.zeros(num_rows, np.int32)
+        self.num_known: Int32Array = np.zeros(num_rows, np.int32)
+        """Prompt and outputs retired."""
+        self.num_computed: Int32Array = np.zeros(num_rows, np.int32)
+        """Positions scheduled, steps in flight included."""
+        self.compute_end: Int32Array = np.zeros(num_rows, np.int32)
+        """Decoding stops before this position; 0 while a row does not decode."""
+        self.capacity: Int32Array = np.zeros(num_rows, np.int32)
+        """Tokens that the row's blocks hold."""
+        self.credit: npt.NDArray[np.int64] = np.zeros(num_rows, np.int64)
+        """Tokens that may yet be scheduled; those in flight are taken off."""
+        self.is_alive: BoolArray = np.zeros(num_rows, np.bool_)
+        """Whether what is sampled for the row counts; false after its request finished."""
+        self.max_len: Int32Array = np.zeros(num_rows, np.int32)
+        self.min_len: Int32Array = np.zeros(num_rows, np.int32)
+        """Stop ids at positions before this do not stop."""
+        self.stop_ids: Int32Array = np.full((num_rows, NUM_STOP_COLUMNS), NO_TOKEN, np.int32)
+        self.many_stop_ids: dict[int, tuple[int, ...]] = {}
+        """By row, for the rare request whose stop ids do not fit the columns."""
+        self.hash_due: Int32Array = np.full(num_rows, NEVER, np.int32)
+        """With the KV of this many known tokens the row's next block is full and can be cached."""
+        # Untouched pages of these two cost nothing.
+        self.block_ids: Int32Array = np.zeros((num_rows, max_blocks), np.int32)
+        self.token_ids: Int32Array = np.zeros((num_rows, config.max_model_len), np.int32)
+
+    def seat(self, request: RequestState, blocks: list[int]) -> int:
+        """Gives a row to a request whose known tokens fit `blocks`; it does not decode yet."""
+        row = self.free_rows.pop()
+        stop_ids, num_tokens = request.sampling.stop_token_ids, request.num_tokens
+        self.requests[row], request.row = request, row
+        self.keys[row] = request.key
+        self.num_prompt[row] = request.num_prompt_tokens
+        self.num_known[row] = num_tokens
+        self.capacity[row] = len(blocks) * self.block_size
+        self.credit[row] = request.credit
+        self.is_alive[row] = True
+        self.max_len[row] = request.max_len
+        self.min_len[row] = request.num_prompt_tokens + request.sampling.min_tokens
+        self.stop_ids[row] = NO_TOKEN
+        if len(stop_ids) <= NUM_STOP_COLUMNS:
+            self.stop_ids[row, : len(stop_ids)] = stop_ids
+        else:
+            self.many_stop_ids[row] = stop_ids
+        self.block_ids[row, : len(blocks)] = blocks
+        self.token_ids[row, :num_tokens] = request.token_ids
+        return row
+
+    def vacate(self, row: int) -> None:
+        request = self.requests[row]
+        assert request is not None
+        self.requests[row], request.row = None, NO_ROW
+        self.is_alive[row] = False
+        self.stop_decoding(row)
+        self.hash_due[row] = NEVER
+        self.many_stop_ids.pop(row, None)
+        self.free_rows.append(row)
+
+    def start_decoding(self, request: RequestState) -> None:
+        """All known tokens are scheduled, and with them the sample that follows if the answer has room for one."""
+        row = request.row
+        self.num_computed[row] = request.num_tokens
+        if request.num_tokens < request.max_len:
+            self.compute_end[row] = request.max_len - 1
+            self.credit[row] -= 1
+        if self._hashes_blocks:
+            self.hash_due[row] = (request.chain.num_cached + 1) * self.block_size
+
+    def stop_decoding(self, row: int) -> None:
+        self.compute_end[row] = 0
+
+    def decodable_rows(self) -> npt.NDArray[np.intp]:
+        return np.flatnonzero((self.num_computed < self.compute_end) & (self.credit > 0))
+
+    def append_block(self, rows: npt.NDArray[np.intp], blocks: list[int]) -> Int32Array:
+        """Gives each row one more block; returns its index in the row's sequence."""
+        idx = self.capacity[rows] // self.block_size
+        self.block_ids[rows, idx] = blocks
+        self.capacity[rows] += self.block_size
+        return idx
+
+    def blocks_of(self, row: int) -> list[int]:
+        blocks: list[int] = self.block_ids[row, : self.capacity[row] // self.block_size].tolist()
+        return blocks
+
+    def known_ids(self, row: int) -> Int32Array:
+        return self.token_ids[row, : self.num_known[row]]
+
+    def are_stops(self, rows: npt.NDArray[np.intp], positions: Int32Array, token_ids: Int32Array) -> BoolArray:
+        """Whether each row's token at that position ends its answer."""
+        hits: BoolArray = (self.stop_ids[rows] == token_ids[:, None]).any(axis=1)
+        for row, stop_ids in self.many_stop_ids.items():
+            hits |= (rows == row) & np.isin(token_ids, stop_ids)
+        return hits & (positions >= self.min_len[rows])

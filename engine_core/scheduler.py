@@ -1,0 +1,271 @@
+"""Decides what each step computes: one budget of tokens, spent so that computed catches up with known.
+
+Plans ahead of results: a decode row is given the token it will have sampled. Knows nothing about executors or outputs.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable
+
+import numpy as np
+
+from headwater.engine_core.block_pool import BlockPool
+from headwater.engine_core.config import EngineConfig
+from headwater.engine_core.executors.executor import AdmittedRow, Int32Array
+from headwater.engine_core.prefix_cache import PrefixCache
+from headwater.engine_core.request_state import NO_ROW, Rank, RequestState
+from headwater.engine_core.request_table import RequestTable
+from headwater.engine_core.step_draft import Chunk, PlannedStep, Rows, StepDraft
+from headwater.engine_core.step_output import StoredChain
+from headwater.engine_core.waiting_queue import WaitingQueue
+
+
+class Scheduler:
+    """Owns the waiting queue and decides over rows and blocks.
+
+    A request is in one of three places: `waiting`; `running` (until its known tokens are computed also `prefilling`);
+    or leaving, when it computes nothing more but a launched step still lists its row and blocks.
+    """
+
+    def __init__(self, config: EngineConfig, clock: Callable[[], float]) -> None:
+        self.pool = BlockPool(config.num_blocks)
+        self.cache = PrefixCache(self.pool)
+        self.table = RequestTable(config)
+        self.waiting = WaitingQueue()
+        self.running: dict[int, RequestState] = {}
+        self.prefilling: dict[int, RequestState] = {}
+        self.num_preemptions = 0
+        self._config = config
+        self._clock = clock
+        self._max_chunk = config.long_prefill_chunk or config.max_num_batched_tokens
+        self._planned_step = self._retired_step = 0
+        self._leaving: deque[tuple[int, RequestState]] = deque()
+        self._released_rows: list[int] = []
+        # Found too few blocks; not looked at again until some are released.
+        self._too_large: RequestState | None = None
+
+    def schedule(self) -> PlannedStep | None:
+        """The next step, or none if nobody can compute: running requests first; when blocks are short nobody joins."""
+        rows, full_rows, is_short = self._decode_rows()
+        draft = StepDraft(self._config.max_num_batched_tokens - rows.size, rows)
+        self._grow(draft, full_rows)
+        self._continue_prefills(draft)
+        if not is_short:
+            self._admit(draft)
+        if draft.is_empty:
+            return None
+        self._planned_step += 1
+        released, self._released_rows = self._released_rows, []
+        return draft.compose(self._planned_step, self.table, released)
+
+    def enqueue(self, request: RequestState) -> None:
+        """Lets a request wait that has known tokens to compute."""
+        if self._config.enable_prefix_caching:
+            request.chain.cover(request.token_ids, self._config.block_size)
+        max_hits = request.num_cacheable_blocks(self._config.block_size)
+        num_hits = len(self.cache.match(request.chain, max_hits))
+        request.num_uncached_tokens = request.num_tokens - num_hits * self._config.block_size
+        self.waiting.push(request)
+
+    def retire(self, step: int) -> None:
+        """Gives back what was kept for the steps up to `step`, which are settled."""
+        self._retired_step = step
+        self._release_leavers()
+
+    def finish(self, request: RequestState) -> None:
+        """Ends a request wherever it is; what steps in flight sample for it does not count."""
+        request.has_finished = True
+        if request.row == NO_ROW:
+            self.waiting.remove(request)
+            return
+        self.table.is_alive[request.row] = False
+        if request.key in self.running:
+            self._leave(request)
+
+    def add_credit(self, request: RequestState, tokens: int) -> None:
+        if request.row == NO_ROW:
+            self.waiting.add_credit(request, tokens)
+        else:
+            self.table.credit[request.row] += tokens
+
+    @property
+    def has_leavers(self) -> bool:
+        return bool(self._leaving)
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self.waiting) + self._num_preempted_leavers()
+
+    @property
+    def num_prefill_tokens(self) -> int:
+        """Known tokens that nobody has computed, running and waiting."""
+        running = sum(request.num_tokens - request.num_computed for request in self.prefilling.values())
+        return running + self.waiting.num_tokens
+
+    # Running requests.
+
+    def _decode_rows(self) -> tuple[Rows, Rows, bool]:
+        """Rows that decode in this step, those of them that need a block (there are enough), and whether some went
+        without."""
+        rows, full_rows = self._decodable_rows()
+        if full_rows.size <= self.pool.num_free:
+            return rows, full_rows, False
+        while full_rows.size > self.pool.num_free + self._num_returning_blocks():
+            self._preempt(max(self.running.values(), key=_rank))
+            rows, full_rows = self._decodable_rows()
+        # What is on its way back serves those of the lowest rank in a later step.
+        by_rank = np.array(sorted(full_rows.tolist(), key=self._rank_of_row), np.intp)
+        served, deferred = np.split(by_rank, [self.pool.num_free])
+        return np.setdiff1d(rows, deferred, assume_unique=True), served, True
+
+    def _decodable_rows(self) -> tuple[Rows, Rows]:
+        rows = self.table.decodable_rows()
+        return rows, rows[self.table.num_computed[rows] == self.table.capacity[rows]]
+
+    def _grow(self, draft: StepDraft, full_rows: Rows) -> None:
+        if full_rows.size:
+            blocks = self.pool.allocate(full_rows.size)
+            draft.set_blocks(full_rows, self.table.append_block(full_rows, blocks), blocks)
+
+    def _continue_prefills(self, draft: StepDraft) -> None:
+        for request in sorted(self.prefilling.values(), key=_rank):
+            if draft.budget > 0:
+                self._add_chunk(draft, request)
+
+    def _add_chunk(self, draft: StepDraft, request: RequestState) -> None:
+        """The request's next known tokens, as many as the budget allows."""
+        start = request.num_computed
+        count = min(request.num_tokens - start, draft.budget, self._max_chunk)
+        request.num_computed = end = start + count
+        is_last = end == request.num_tokens
+        draft.budget -= count
+        draft.stored += self._cache_full_blocks(request)
+        draft.chunks.append(
+            Chunk(
+                request=request,
+                row=request.row,
+                start=start,
+                count=count,
+                is_last=is_last,
+                samples=is_last and end < request.max_len,
+                scores_prompt=request.wants_prompt_logprobs and start < request.num_prompt_tokens - 1,
+            )
+        )
+        if is_last:
+            del self.prefilling[request.key]
+            self.table.start_decoding(request)
+
+    def _cache_full_blocks(self, request: RequestState) -> list[StoredChain]:
+        """From now on others may hit what this step computes, followers first of all."""
+        if not self._config.enable_prefix_caching:
+            return []
+        num_full = request.num_computed // self._config.block_size
+        blocks = self.table.blocks_of(request.row)[request.chain.num_cached : num_full]
+        stored = self.cache.offer(request.chain, blocks)
+        self.waiting.leader_advanced(request, num_full)
+        return stored
+
+    # Waiting requests.
+
+    def _admit(self, draft: StepDraft) -> None:
+        """Seats ready requests in order, until one does not fit. A request gets the blocks of all its known tokens at
+        once, and leaves a block for each running one to grow into."""
+        if self._num_preempted_leavers():
+            return
+        while draft.budget > 0 and self.table.free_rows:
+            request = self.waiting.peek()
+            if request is None or request is self._too_large:
+                return
+            max_hits = request.num_cacheable_blocks(self._config.block_size)
+            hits = self.cache.match(request.chain, max_hits)
+            if len(hits) < max_hits and (leader := self._leader(request, len(hits))) is not None:
+                self.waiting.follow(leader, min(max_hits, request.chain.num_shared(leader.chain)))
+                continue
+            num_new = -(-request.num_tokens // self._config.block_size) - len(hits)
+            if num_new + self.pool.count_unheld(hits) + len(self.running) > self.pool.num_free:
+                self._too_large = request
+                return
+            self.waiting.pop()
+            self._seat(draft, request, hits, num_new)
+            self._add_chunk(draft, request)
+
+    def _leader(self, request: RequestState, num_hits: int) -> RequestState | None:
+        """A prefilling request that will compute the block which `request` misses first."""
+        missed = request.chain.hashes[num_hits]
+        for other in self.prefilling.values():
+            hashes = other.chain.hashes
+            if other.chain.num_cached <= num_hits < len(hashes) and hashes[num_hits] == missed:
+                return other
+        return None
+
+    def _seat(self, draft: StepDraft, request: RequestState, hits: list[int], num_new: int) -> None:
+        self.pool.share(hits)
+        blocks = hits + self.pool.allocate(num_new)
+        request.chain.num_cached = len(hits)
+        request.num_computed = len(hits) * self._config.block_size
+        if request.scheduled_at is None:
+            request.scheduled_at = self._clock()
+            request.num_cached_tokens = min(request.num_computed, request.num_prompt_tokens)
+            self.cache.count(request.num_prompt_tokens, request.num_cached_tokens)
+        row = self.table.seat(request, blocks)
+        self.running[request.key] = self.prefilling[request.key] = request
+        draft.set_blocks(np.full(len(blocks), row), np.arange(len(blocks), dtype=np.int32), blocks)
+        draft.admitted.append(
+            AdmittedRow(
+                row=row,
+                token_ids=request.token_ids.tolist(),
+                num_prompt_tokens=request.num_prompt_tokens,
+                sampling=request.sampling,
+                choice_index=request.choice_index,
+            )
+        )
+
+    # Leaving requests.
+
+    def _preempt(self, request: RequestState) -> None:
+        """Takes row and blocks from a request; it waits again, with what steps in flight sample for it."""
+        self.num_preemptions += 1
+        self._leave(request)
+
+    def _leave(self, request: RequestState) -> None:
+        del self.running[request.key]
+        if self.prefilling.pop(request.key, None) is not None:
+            self.waiting.leader_left(request)
+        self.table.stop_decoding(request.row)
+        self._leaving.append((self._planned_step, request))
+        self._release_leavers()
+
+    def _release_leavers(self) -> None:
+        """Rows and blocks of leavers that no step in flight lists return."""
+        while self._leaving and self._leaving[0][0] <= self._retired_step:
+            request = self._leaving.popleft()[1]
+            row = request.row
+            self.pool.release(self.table.blocks_of(row))
+            known_ids, credit = self.table.known_ids(row).copy(), int(self.table.credit[row])
+            self.table.vacate(row)
+            self._released_rows.append(row)
+            self._too_large = None
+            if not request.has_finished:
+                self._wait_again(request, known_ids, credit)
+
+    def _wait_again(self, request: RequestState, known_ids: Int32Array, credit: int) -> None:
+        request.token_ids, request.credit, request.num_computed = known_ids, credit, 0
+        self.enqueue(request)
+
+    def _num_preempted_leavers(self) -> int:
+        return sum(not request.has_finished for _, request in self._leaving)
+
+    def _num_returning_blocks(self) -> int:
+        """Blocks that only leavers hold."""
+        holds = Counter(block for _, request in self._leaving for block in self.table.blocks_of(request.row))
+        return sum(self.pool.ref_counts[block] == num_held for block, num_held in holds.items())
+
+    def _rank_of_row(self, row: int) -> Rank:
+        request = self.table.requests[row]
+        assert request is not None
+        return request.rank
+
+
+def _rank(request: RequestState) -> Rank:
+    return request.rank

@@ -1,0 +1,149 @@
+"""Turns what a retired step sampled into what is said about it, and ends the requests that are done."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from headwater.engine_core.executors.executor import Int32Array, StepResult
+from headwater.engine_core.prefix_hash import next_block_hash
+from headwater.engine_core.request import FinishReason, TokenLogprobs
+from headwater.engine_core.request_state import NO_ROW, RequestState
+from headwater.engine_core.scheduler import Scheduler
+from headwater.engine_core.step_draft import Chunk, PlannedStep, Rows
+from headwater.engine_core.step_output import Finished, PromptLogprobsPart, Started, StepOutput
+
+
+class Settler:
+    """Writes known tokens into the table and speaks through a StepOutput."""
+
+    def __init__(self, scheduler: Scheduler, clock: Callable[[], float]) -> None:
+        self.num_generated_tokens = 0
+        self._scheduler = scheduler
+        self._table = scheduler.table
+        self._cache = scheduler.cache
+        self._clock = clock
+
+    def settle(self, planned: PlannedStep, result: StepResult, output: StepOutput) -> None:
+        """Steps are settled in the order in which they were planned."""
+        self._cache.announce(planned.stored)
+        for chunk in planned.chunks:
+            if not chunk.request.has_finished:
+                self._settle_chunk(chunk, result, output)
+        rows, tokens, logprobs = self._that_count(planned.sampled_rows, result)
+        if rows.size:
+            self._settle_tokens(rows, tokens, logprobs, output)
+
+    def finish(
+        self,
+        request: RequestState,
+        reason: FinishReason,
+        output: StepOutput,
+        *,
+        stop_token_id: int | None = None,
+        error: str = "",
+    ) -> None:
+        num_known = request.num_tokens if request.row == NO_ROW else int(self._table.num_known[request.row])
+        self._scheduler.finish(request)
+        output.finishes.append(
+            Finished(
+                key=request.key,
+                reason=reason,
+                num_output_tokens=num_known - request.num_prompt_tokens,
+                stop_token_id=stop_token_id,
+                error=error,
+            )
+        )
+
+    def _that_count(self, rows: Rows, result: StepResult) -> tuple[Rows, Int32Array, dict[int, TokenLogprobs]]:
+        """Without rows whose request ended while the step was in flight."""
+        if not self._scheduler.has_leavers:
+            return rows, result.token_ids, result.logprobs
+        is_alive = self._table.is_alive[rows]
+        position = np.cumsum(is_alive) - 1
+        logprobs = {int(position[j]): entry for j, entry in result.logprobs.items() if is_alive[j]}
+        return rows[is_alive], result.token_ids[is_alive], logprobs
+
+    def _settle_tokens(
+        self, rows: Rows, tokens: Int32Array, logprobs: dict[int, TokenLogprobs], output: StepOutput
+    ) -> None:
+        table = self._table
+        # The token's position is also how many tokens have their KV computed by retired steps.
+        positions = table.num_known[rows]
+        table.token_ids[rows, positions] = tokens
+        table.num_known[rows] = positions + 1
+        self.num_generated_tokens += rows.size
+        self._say(rows, positions, tokens, logprobs, output)
+        self._cache_full_blocks(rows[table.hash_due[rows] <= positions])
+        is_stop = table.are_stops(rows, positions, tokens)
+        for i in np.flatnonzero(is_stop | (positions + 1 == table.max_len[rows])).tolist():
+            request = table.requests[rows[i]]
+            assert request is not None
+            if is_stop[i]:
+                self.finish(request, FinishReason.STOP, output, stop_token_id=int(tokens[i]))
+            else:
+                self.finish(request, FinishReason.LENGTH, output)
+
+    def _say(
+        self,
+        rows: Rows,
+        positions: Int32Array,
+        tokens: Int32Array,
+        logprobs: dict[int, TokenLogprobs],
+        output: StepOutput,
+    ) -> None:
+        assert not output.keys, "one step an output"
+        output.keys = self._table.keys[rows].tolist()
+        output.first_index = (positions - self._table.num_prompt[rows]).tolist()
+        output.num_tokens = [1] * rows.size
+        output.token_ids = tokens.tolist()
+        output.logprobs = logprobs
+
+    def _cache_full_blocks(self, rows: Rows) -> None:
+        """Caches the block that each row's outputs filled; its last KV is computed, so that it can be told at once."""
+        table = self._table
+        for row in rows.tolist():
+            request = table.requests[row]
+            assert request is not None
+            chain = request.chain
+            start = chain.num_cached * table.block_size
+            chain.hashes.append(next_block_hash(chain.tip, table.token_ids[row, start : start + table.block_size]))
+            self._cache.announce(self._cache.offer(chain, [int(table.block_ids[row, chain.num_cached])]))
+            table.hash_due[row] += table.block_size
+
+    def _settle_chunk(self, chunk: Chunk, result: StepResult, output: StepOutput) -> None:
+        request = chunk.request
+        if chunk.scores_prompt:
+            self._say_prompt_logprobs(chunk, result.prompt_logprobs[chunk.row], output)
+        if chunk.is_last and not request.has_started:
+            request.has_started = True
+            self._say_started(request, output)
+            if request.sampling.num_prompt_logprobs is not None and request.num_prompt_tokens == 1:
+                output.prompt_logprobs.append(
+                    PromptLogprobsPart(key=request.key, first_position=1, entries=[], last=True)
+                )
+        if chunk.is_last and not chunk.samples:
+            self.finish(request, FinishReason.LENGTH, output)
+
+    def _say_started(self, request: RequestState, output: StepOutput) -> None:
+        assert request.scheduled_at is not None
+        output.starts.append(
+            Started(
+                key=request.key,
+                cached_tokens=request.num_cached_tokens,
+                queue_seconds=request.scheduled_at - request.added_at,
+                prefill_seconds=self._clock() - request.scheduled_at,
+            )
+        )
+
+    def _say_prompt_logprobs(self, chunk: Chunk, entries: list[TokenLogprobs], output: StepOutput) -> None:
+        """Entry i scores the prompt token at position start + i + 1; those out before a preemption are left away."""
+        request = chunk.request
+        end = chunk.start + len(entries)
+        fresh = entries[request.num_scored_tokens - chunk.start :]
+        first_position, request.num_scored_tokens = request.num_scored_tokens + 1, end
+        is_last = end == request.num_prompt_tokens - 1
+        output.prompt_logprobs.append(
+            PromptLogprobsPart(key=request.key, first_position=first_position, entries=fresh, last=is_last)
+        )

@@ -1,0 +1,104 @@
+"""A step while it is planned, and what is remembered of it until it retires."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from headwater.engine_core.executors.executor import AdmittedRow, Int32Array, StepPlan
+from headwater.engine_core.request_state import RequestState
+from headwater.engine_core.request_table import RequestTable
+from headwater.engine_core.step_output import StoredChain
+
+Rows = npt.NDArray[np.intp]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chunk:
+    """A stretch of known tokens that one request computes in a step."""
+
+    request: RequestState
+    row: int
+    start: int
+    count: int
+    is_last: bool
+    samples: bool
+    scores_prompt: bool
+    """Whether log probabilities of prompt tokens are wanted from it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedStep:
+    """A plan with what its result means to the scheduler."""
+
+    plan: StepPlan
+    sampled_rows: Rows
+    """[S] as the executor's result is ordered."""
+    chunks: list[Chunk]
+    stored: list[StoredChain]
+    """Cached by this step's prompt chunks; announced when it retires."""
+
+
+@dataclass(slots=True)
+class StepDraft:
+    """Decode rows as arrays, prompt chunks one by one. A chunk that reads blocks of another comes after it."""
+
+    budget: int
+    """Tokens left."""
+    decode_rows: Rows
+    chunks: list[Chunk] = field(default_factory=list)
+    admitted: list[AdmittedRow] = field(default_factory=list)
+    stored: list[StoredChain] = field(default_factory=list)
+    block_updates: list[tuple[Int32Array, Int32Array, Int32Array]] = field(default_factory=list)
+    """Rows, indices and blocks of block-table entries."""
+
+    @property
+    def is_empty(self) -> bool:
+        return not self.chunks and not self.decode_rows.size
+
+    def set_blocks(self, rows: Rows, indices: Int32Array, blocks: list[int]) -> None:
+        self.block_updates.append((rows.astype(np.int32), indices, np.array(blocks, np.int32)))
+
+    def compose(self, step: int, table: RequestTable, released: list[int]) -> PlannedStep:
+        """The plan of what was drafted; decode rows advance in the table by the token that they will get."""
+        rows = self.decode_rows
+        starts = table.num_computed[rows]
+        table.num_computed[rows] = starts + 1
+        table.credit[rows] -= 1
+        plan_rows, samples = rows, np.ones(rows.size, np.bool_)
+        counts = np.ones(rows.size, np.int32)
+        if self.chunks:
+            plan_rows = np.concatenate((rows, [chunk.row for chunk in self.chunks]), dtype=np.intp)
+            starts = np.concatenate((starts, [chunk.start for chunk in self.chunks]), dtype=np.int32)
+            counts = np.concatenate((counts, [chunk.count for chunk in self.chunks]), dtype=np.int32)
+            samples = np.concatenate((samples, [chunk.samples for chunk in self.chunks]))
+        block_rows, block_indices, block_ids = self._joined_updates()
+        plan = StepPlan(
+            step=step,
+            released=released,
+            admitted=self.admitted,
+            block_rows=block_rows,
+            block_indices=block_indices,
+            block_ids=block_ids,
+            rows=plan_rows.astype(np.int32),
+            starts=starts,
+            counts=counts,
+            samples=samples,
+            output_indices=starts + counts - table.num_prompt[plan_rows],
+            prompt_logprob_rows=[chunk.row for chunk in self.chunks if chunk.scores_prompt],
+        )
+        sampled_rows = plan_rows[samples] if self.chunks else rows
+        return PlannedStep(plan=plan, sampled_rows=sampled_rows, chunks=self.chunks, stored=self.stored)
+
+    def _joined_updates(self) -> tuple[Int32Array, Int32Array, Int32Array]:
+        if not self.block_updates:
+            return NO_UPDATES
+        if len(self.block_updates) == 1:
+            return self.block_updates[0]
+        rows, indices, blocks = zip(*self.block_updates, strict=True)
+        return np.concatenate(rows), np.concatenate(indices), np.concatenate(blocks)
+
+
+NO_UPDATES = (np.empty(0, np.int32), np.empty(0, np.int32), np.empty(0, np.int32))

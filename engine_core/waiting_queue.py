@@ -1,0 +1,80 @@
+"""Requests that wait for a row: ready ones in order of rank, and those held until credit or a shared prefix comes.
+
+Knows nothing about blocks or budgets.
+"""
+
+from __future__ import annotations
+
+from heapq import heappop, heappush
+
+from headwater.engine_core.request_state import Rank, RequestState
+
+
+class WaitingQueue:
+    """A heap of the ready with lazy removal; the held are members too, and count."""
+
+    def __init__(self) -> None:
+        self.num_tokens = 0
+        """Uncached tokens of all members."""
+        self._members: dict[int, RequestState] = {}
+        self._ready: list[tuple[Rank, int, RequestState]] = []
+        self._without_credit: set[int] = set()
+        # By leader: followers, each with the number of blocks the leader must have scheduled first.
+        self._followers: dict[int, list[tuple[int, RequestState]]] = {}
+
+    def __len__(self) -> int:
+        return len(self._members)
+
+    def push(self, request: RequestState) -> None:
+        self._members[request.key] = request
+        self.num_tokens += request.num_uncached_tokens
+        if request.credit > 0:
+            self._make_ready(request)
+        else:
+            self._without_credit.add(request.key)
+
+    def peek(self) -> RequestState | None:
+        """The ready request of the smallest rank."""
+        while self._ready and self._ready[0][2].key not in self._members:
+            heappop(self._ready)
+        return self._ready[0][2] if self._ready else None
+
+    def pop(self) -> RequestState:
+        """Takes what `peek` shows."""
+        request = heappop(self._ready)[2]
+        self.remove(request)
+        return request
+
+    def remove(self, request: RequestState) -> None:
+        del self._members[request.key]
+        self.num_tokens -= request.num_uncached_tokens
+        self._without_credit.discard(request.key)
+
+    def add_credit(self, request: RequestState, tokens: int) -> None:
+        request.credit += tokens
+        if request.credit > 0 and request.key in self._without_credit:
+            self._without_credit.remove(request.key)
+            self._make_ready(request)
+
+    def follow(self, leader: RequestState, num_blocks: int) -> None:
+        """Holds what `peek` shows until `leader`, which computes the same prefix, has scheduled `num_blocks` of it."""
+        request = heappop(self._ready)[2]
+        self._followers.setdefault(leader.key, []).append((num_blocks, request))
+
+    def leader_advanced(self, leader: RequestState, num_blocks: int) -> None:
+        """Frees followers of a leader that has scheduled its first `num_blocks` blocks."""
+        followers = self._followers.pop(leader.key, [])
+        if remaining := [held for held in followers if held[0] > num_blocks]:
+            self._followers[leader.key] = remaining
+        for needed, request in followers:
+            if needed <= num_blocks and request.key in self._members:
+                self._make_ready(request)
+
+    def leader_left(self, leader: RequestState) -> None:
+        """Frees every follower: a new one of them will lead."""
+        for _, request in self._followers.pop(leader.key, []):
+            if request.key in self._members:
+                self._make_ready(request)
+
+    def _make_ready(self, request: RequestState) -> None:
+        heappush(self._ready, (request.rank, request.key, request))
