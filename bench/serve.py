@@ -1,0 +1,263 @@
+"""`headwater bench serve`: drives any OpenAI-compatible server over HTTP and tells what users would feel.
+
+The load is spread over worker processes, since one Python process cannot watch the fastest servers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import multiprocessing
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+import uvloop
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn
+
+from headwater.bench import arrivals, datasets
+from headwater.bench.datasets import Dialogue, Shape
+from headwater.bench.latency_report import Objective, as_table, summarize
+from headwater.bench.sse_client import Outcome, ServerLostError, SseConnection
+
+API_KEY = "HEADWATER_API_KEY"
+"""Environment variable with the key that is sent, when there is one."""
+
+
+class Dataset(StrEnum):
+    """Where requests come from."""
+
+    random = "random"
+    shared_prefix = "shared-prefix"
+    chat = "chat"
+    trace = "trace"
+    jsonl = "jsonl"
+
+
+class Arrival(StrEnum):
+    """How requests arrive; `closed` keeps a number of them under way."""
+
+    closed = "closed"
+    poisson = "poisson"
+    gamma = "gamma"
+    ramp = "ramp"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Share:
+    """One worker's part of the load."""
+
+    base_url: str
+    dialogues: list[Dialogue]
+    offsets: list[float] | None
+    """Seconds after the start, one a dialogue; None: closed loop."""
+    concurrency: int
+    """Of a closed loop."""
+    start_at: float
+    """On the monotonic clock, which the processes of one machine share."""
+
+
+def run(
+    base_url: Annotated[str, typer.Option(help="server under test")] = "http://127.0.0.1:8000",
+    model: Annotated[str, typer.Option(help="served name")] = "smollm2-135m-instruct",
+    dataset: Annotated[Dataset, typer.Option(help="where requests come from")] = Dataset.random,
+    path: Annotated[Path | None, typer.Option(help="file of a trace or jsonl dataset")] = None,
+    num_requests: Annotated[int, typer.Option(help="requests, or conversations of a chat")] = 64,
+    prompt_len: Annotated[
+        int, typer.Option(help="tokens of a prompt; of a shared prefix's own part; words of a turn")
+    ] = 256,
+    output_len: Annotated[int, typer.Option(help="tokens of an answer")] = 128,
+    prefix_len: Annotated[int, typer.Option(help="tokens of a shared prefix")] = 1024,
+    num_groups: Annotated[int, typer.Option(help="distinct shared prefixes")] = 8,
+    num_turns: Annotated[int, typer.Option(help="turns of a chat")] = 3,
+    vocab_size: Annotated[int, typer.Option(help="prompt ids are drawn below this")] = 49152,
+    arrival: Annotated[Arrival, typer.Option(help="how requests arrive")] = Arrival.closed,
+    concurrency: Annotated[int, typer.Option(help="requests under way in a closed loop")] = 16,
+    rate: Annotated[float, typer.Option(help="requests a second of poisson and gamma; first rate of a ramp")] = 4.0,
+    last_rate: Annotated[float, typer.Option(help="last rate of a ramp")] = 16.0,
+    burstiness: Annotated[float, typer.Option(help="shape of gamma gaps; below 1 makes bursts")] = 0.5,
+    slo_ttft_ms: Annotated[float | None, typer.Option(help="objective: time to first token")] = None,
+    slo_tpot_ms: Annotated[float | None, typer.Option(help="objective: time per output token")] = None,
+    slo_e2e_ms: Annotated[float | None, typer.Option(help="objective: whole request")] = None,
+    workers: Annotated[int, typer.Option(help="client processes; 0: half the cores")] = 0,
+    warmup: Annotated[int, typer.Option(help="random requests sent first and not counted")] = 0,
+    seed: Annotated[int, typer.Option(help="of prompts and arrivals")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="print JSON only")] = False,
+    output: Annotated[Path | None, typer.Option(help="also write the JSON here")] = None,
+) -> None:
+    """Measure a server: throughput, TTFT, TPOT, ITL, goodput."""
+    rng = np.random.default_rng(seed)
+    shape = Shape(prompt_len=prompt_len, output_len=output_len, vocab_size=vocab_size, model=model)
+    workers = workers or max(1, (os.cpu_count() or 2) // 2)
+    if dataset in (Dataset.trace, Dataset.jsonl) and path is None:
+        raise typer.BadParameter(f"--dataset {dataset.value} needs --path")
+    if warmup:
+        drive(
+            base_url,
+            list(datasets.random_prompts(warmup, shape, rng)),
+            None,
+            min(warmup, concurrency),
+            workers,
+            quiet=True,
+        )
+    offsets: list[float] | None = None
+    if dataset is Dataset.trace:
+        assert path is not None
+        timed = list(datasets.trace(path, shape))[:num_requests]
+        offsets, dialogues = [at for at, _ in timed], [dialogue for _, dialogue in timed]
+    else:
+        dialogues = list(_dialogues(dataset, num_requests, shape, rng, path, prefix_len, num_groups, num_turns))
+        offsets = _offsets(arrival, len(dialogues), rate, last_rate, burstiness, rng)
+    outcomes, wall_seconds = drive(base_url, dialogues, offsets, concurrency, workers, quiet=as_json)
+    objective = Objective(ttft_ms=slo_ttft_ms, tpot_ms=slo_tpot_ms, e2e_ms=slo_e2e_ms)
+    report = summarize(outcomes, wall_seconds, objective)
+    if output is not None:
+        output.write_text(json.dumps(report, indent=1) + "\n")
+    if as_json:
+        print(json.dumps(report))
+    else:
+        load = f"{concurrency} at once" if offsets is None else f"{arrival.value} {rate:g}/s"
+        Console().print(as_table(report, f"{dataset.value}, {load}"))
+    raise typer.Exit(1 if report["failed"] else 0)
+
+
+def drive(
+    base_url: str,
+    dialogues: list[Dialogue],
+    offsets: list[float] | None,
+    concurrency: int,
+    workers: int,
+    *,
+    quiet: bool,
+) -> tuple[list[Outcome], float]:
+    """Sends every dialogue and returns the outcomes of all turns and the wall time from the first to the last."""
+    workers = max(1, min(workers, len(dialogues), concurrency if offsets is None else len(dialogues)))
+    context = multiprocessing.get_context("spawn")
+    done = context.Value("i", 0)
+    start_at = time.monotonic() + 0.5 + 0.3 * workers
+    processes, pipes = [], []
+    for worker in range(workers):
+        share = Share(
+            base_url=base_url,
+            dialogues=dialogues[worker::workers],
+            offsets=None if offsets is None else offsets[worker::workers],
+            concurrency=concurrency // workers + (worker < concurrency % workers),
+            start_at=start_at,
+        )
+        reader, writer = context.Pipe(duplex=False)
+        process = context.Process(target=_work, args=(share, writer, done), daemon=True)
+        process.start()
+        writer.close()
+        processes.append(process)
+        pipes.append(reader)
+    _watch(done, len(dialogues), processes, quiet=quiet)
+    outcomes = [outcome for pipe in pipes for outcome in pipe.recv()]
+    for process in processes:
+        process.join()
+    return outcomes, max(outcome.last_at for outcome in outcomes) - min(outcome.sent_at for outcome in outcomes)
+
+
+def _watch(done: Any, total: int, processes: list[Any], *, quiet: bool) -> None:
+    columns = ("[progress.description]{task.description}", BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), disable=quiet) as progress:
+        task = progress.add_task("requests", total=total)
+        while done.value < total and any(process.is_alive() for process in processes):
+            progress.update(task, completed=done.value)
+            time.sleep(0.05)
+        progress.update(task, completed=done.value)
+
+
+def _work(share: Share, pipe: Connection, done: Any) -> None:
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        pipe.send(runner.run(_send_all(share, done)))
+    pipe.close()
+
+
+async def _send_all(share: Share, done: Any) -> list[Outcome]:
+    idle: list[SseConnection] = []
+    outcomes: list[Outcome] = []
+    headers = {"authorization": f"Bearer {os.environ[API_KEY]}"} if API_KEY in os.environ else {}
+
+    async def talk(dialogue: Dialogue) -> None:
+        reply: str | None = None
+        while (body := dialogue.next_body(reply)) is not None:
+            outcome = await _call(share.base_url, idle, dialogue, body, headers)
+            outcomes.append(outcome)
+            if outcome.error:
+                break
+            reply = outcome.reply
+        with done.get_lock():
+            done.value += 1
+
+    await asyncio.sleep(share.start_at - time.monotonic())
+    if share.offsets is None:
+        queue = iter(share.dialogues)
+
+        async def lane() -> None:
+            for dialogue in queue:
+                await talk(dialogue)
+
+        await asyncio.gather(*(lane() for _ in range(share.concurrency)))
+    else:
+
+        async def later(offset: float, dialogue: Dialogue) -> None:
+            await asyncio.sleep(share.start_at + offset - time.monotonic())
+            await talk(dialogue)
+
+        await asyncio.gather(*map(later, share.offsets, share.dialogues))
+    for connection in idle:
+        connection.close()
+    return outcomes
+
+
+async def _call(
+    base_url: str, idle: list[SseConnection], dialogue: Dialogue, body: dict[str, Any], headers: dict[str, str]
+) -> Outcome:
+    began = time.monotonic()
+    try:
+        connection = idle.pop() if idle else await SseConnection.open(base_url)
+        outcome = await connection.call(dialogue.path, body, headers, keep_reply=dialogue.needs_reply)
+    except (ServerLostError, OSError) as failure:
+        return Outcome(began, began, time.monotonic(), error=str(failure))
+    idle.append(connection)
+    return outcome
+
+
+def _dialogues(
+    dataset: Dataset,
+    num_requests: int,
+    shape: Shape,
+    rng: np.random.Generator,
+    path: Path | None,
+    prefix_len: int,
+    num_groups: int,
+    num_turns: int,
+) -> Iterator[Dialogue]:
+    if dataset is Dataset.shared_prefix:
+        return datasets.shared_prefix(num_requests, shape, rng, prefix_len=prefix_len, num_groups=num_groups)
+    if dataset is Dataset.chat:
+        return datasets.chats(num_requests, shape, rng, num_turns=num_turns)
+    if dataset is Dataset.jsonl:
+        assert path is not None
+        return datasets.jsonl(path, shape)
+    return datasets.random_prompts(num_requests, shape, rng)
+
+
+def _offsets(
+    arrival: Arrival, count: int, rate: float, last_rate: float, burstiness: float, rng: np.random.Generator
+) -> list[float] | None:
+    if arrival is Arrival.poisson:
+        return list(arrivals.poisson(count, rate, rng))
+    if arrival is Arrival.gamma:
+        return list(arrivals.gamma(count, rate, rng, shape=burstiness))
+    if arrival is Arrival.ramp:
+        return list(arrivals.ramp(count, rate, last_rate, rng))
+    return None

@@ -1,0 +1,81 @@
+"""The load generator against a server whose answers are known."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import numpy as np
+import pytest
+
+from headwater.bench import arrivals, datasets
+from headwater.bench.datasets import Chat, Shape
+from headwater.bench.latency_report import Objective, summarize
+from headwater.bench.serve import drive
+from headwater.bench.sse_client import Outcome, SseConnection
+from headwater.bench.stub_server import StubConnection
+
+SHAPE = Shape(prompt_len=8, output_len=5, vocab_size=100, model="stub")
+
+
+@pytest.fixture
+async def stub_url() -> AsyncIterator[str]:
+    server = await asyncio.get_running_loop().create_server(StubConnection, "127.0.0.1", 0)
+    yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    server.close()
+    await server.wait_closed()
+
+
+async def test_an_answer_counts_its_tokens_and_its_gaps(stub_url: str) -> None:
+    connection = await SseConnection.open(stub_url)
+    outcome = await connection.call("/v1/completions", SHAPE.body([1, 2, 3]), {}, keep_reply=True)
+    connection.close()
+    assert (outcome.completion_tokens, outcome.reply, outcome.error) == (5, " word" * 5, "")
+    assert outcome.sent_at < outcome.first_at <= outcome.last_at
+
+
+async def test_every_request_is_sent_once_over_two_processes(stub_url: str) -> None:
+    dialogues = list(datasets.random_prompts(12, SHAPE, np.random.default_rng(0)))
+    outcomes, wall = await asyncio.to_thread(drive, stub_url, dialogues, None, 4, 2, quiet=True)
+    assert [outcome.completion_tokens for outcome in outcomes] == [5] * 12
+    assert wall > 0
+
+
+async def test_a_server_that_is_gone_is_told_not_raised() -> None:
+    dialogues = list(datasets.random_prompts(2, SHAPE, np.random.default_rng(0)))
+    outcomes, _ = await asyncio.to_thread(drive, "http://127.0.0.1:1", dialogues, None, 2, 1, quiet=True)
+    assert all(outcome.error for outcome in outcomes)
+
+
+def test_goodput_counts_requests_that_keep_every_objective() -> None:
+    fast = Outcome(0.0, 0.1, 1.1, completion_tokens=11)
+    slow = Outcome(0.0, 0.9, 1.9, completion_tokens=11)
+    report = summarize([fast, slow], 2.0, Objective(ttft_ms=500))
+    assert (report["goodput_requests_per_s"], report["output_tokens_per_s"]) == (0.5, 11.0)
+
+
+@pytest.mark.parametrize("shape", [0.5, 1.0, 4.0])
+def test_gamma_arrivals_keep_their_rate(shape: float) -> None:
+    offsets = arrivals.gamma(20_000, 10.0, np.random.default_rng(0), shape=shape)
+    assert 20_000 / offsets[-1] == pytest.approx(10.0, rel=0.05)
+
+
+def test_a_chat_sends_everything_said_before() -> None:
+    chat = Chat(["a?", "b?"], {"model": "stub"})
+    assert chat.next_body(None) == {"messages": [{"role": "user", "content": "a?"}], "model": "stub"}
+    second = chat.next_body("yes")
+    assert second is not None
+    assert [message["content"] for message in second["messages"]] == ["a?", "yes", "b?"]
+    assert chat.next_body("no") is None
+
+
+def test_equal_hash_ids_of_a_trace_become_equal_tokens(tmp_path: object) -> None:
+    path = tmp_path / "trace.jsonl"  # type: ignore[operator]
+    line = '{"timestamp": 1500, "input_length": 700, "output_length": 3, "hash_ids": [7, %d]}\n'
+    path.write_text(line % 8 + line % 9)
+    (at, first), (_, second) = datasets.trace(path, SHAPE)
+    one, two = (dialogue.next_body(None) for dialogue in (first, second))
+    assert one is not None
+    assert two is not None
+    assert (at, len(one["prompt"]), one["prompt"][:512] == two["prompt"][:512]) == (1.5, 700, True)
+    assert one["prompt"][512:] != two["prompt"][512:]
