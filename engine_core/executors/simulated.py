@@ -234,7 +234,7 @@ def expected_tokens(
     output_ids: Sequence[int] = (),
     max_model_len: int = 1 << 30,
 ) -> list[int]:
-    """The whole answer to a prompt: `output_ids`, then what follows up to the length or a stop id, which is included."""
+    """The whole answer to a prompt: `output_ids`, then what follows up to the length or a stop id, itself included."""
     known = np.array([*prompt_ids, *output_ids], np.int32)
     entry = _hashes(known, np.arange(known.size, dtype=np.int32)).sum(keepdims=True, dtype=np.uint64)
     noise = np.array([_noise(sampling, choice_index)], np.uint64)

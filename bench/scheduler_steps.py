@@ -1,0 +1,184 @@
+"""Measures what a step costs the host: scheduler and bookkeeping with the simulated executor at zero model time.
+
+`python -m headwater.bench.scheduler_steps`; the executor's own time is measured apart.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from itertools import count
+from statistics import median
+from typing import Annotated
+
+import numpy as np
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from headwater.engine_core.config import EngineConfig
+from headwater.engine_core.engine import Engine
+from headwater.engine_core.executors.executor import StepPlan, StepResult
+from headwater.engine_core.executors.simulated import SimulatedExecutor, SimulatedModel, SimulatedTiming
+from headwater.engine_core.request import NewRequest
+from headwater.engine_core.sampling_params import SamplingParams
+
+VOCAB_SIZE = 32_000
+ROUNDS = 5
+# So late that a result is fetched only when as many steps are in flight as may be.
+TIMING = SimulatedTiming(late_polls=2**31)
+# Answers this long outlast the measurement.
+SHORTEST_STEADY = 8192
+MAX_STEPS_PER_ROUND = SHORTEST_STEADY // (ROUNDS + 2)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """Requests that follow one another, so that as many run at any time; their ends are spread over the steps."""
+
+    name: str
+    prompt_len: int
+    answer_len: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measurement:
+    """Times are microseconds a step: the median over rounds of the mean over a round's steps."""
+
+    workload: str
+    num_running: int
+    async_depth: int
+    block_size: int
+    engine_us: float
+    """Adding requests, scheduling and settling; the executor's time is not in it."""
+    executor_us: float
+    steps_per_second: int
+    """By the engine's time alone."""
+    admitted_per_step: float
+
+
+WORKLOADS = (
+    Workload(name="steady decode", prompt_len=128, answer_len=8192),
+    Workload(name="512 in, 256 out", prompt_len=512, answer_len=256),
+    Workload(name="128 in, 64 out", prompt_len=128, answer_len=64),
+)
+
+
+class TimedExecutor:
+    """Adds up the time that the executor under it takes."""
+
+    def __init__(self, executor: SimulatedExecutor) -> None:
+        self.seconds = 0.0
+        self._executor = executor
+
+    def submit(self, plan: StepPlan) -> int:
+        start = time.perf_counter()
+        handle = self._executor.submit(plan)
+        self.seconds += time.perf_counter() - start
+        return handle
+
+    def retire(self, handle: int) -> StepResult:
+        start = time.perf_counter()
+        result = self._executor.retire(handle)
+        self.seconds += time.perf_counter() - start
+        return result
+
+    def is_ready(self, handle: int) -> bool:
+        return self._executor.is_ready(handle)
+
+    def close(self) -> None:
+        self._executor.close()
+
+
+def measure(
+    workload: Workload, *, num_running: int, async_depth: int, block_size: int, steps_per_round: int
+) -> Measurement:
+    """Runs the workload until it is steady, then times rounds of steps."""
+    max_model_len = workload.prompt_len + block_size + workload.answer_len
+    config = EngineConfig(
+        block_size=block_size,
+        num_blocks=(num_running + 16) * (max_model_len // block_size + 2),
+        max_model_len=max_model_len,
+        max_num_seqs=num_running,
+        max_num_batched_tokens=max(2048, num_running),
+        async_depth=async_depth,
+    )
+    executor = TimedExecutor(SimulatedExecutor(config, SimulatedModel(vocab_size=VOCAB_SIZE), TIMING))
+    engine, requests = Engine(config, executor), _requests(workload, num_running, block_size)
+    # A few always wait, so that a row which falls free is taken by the next step.
+    for _ in range(num_running + 8):
+        engine.add(next(requests))
+    _steps(engine, requests, steps_per_round)
+    num_admitted, engine_us, executor_us = 0, [], []
+    for _ in range(ROUNDS):
+        executor.seconds, start = 0.0, time.perf_counter()
+        num_admitted += _steps(engine, requests, steps_per_round)
+        seconds = time.perf_counter() - start - executor.seconds
+        engine_us.append(seconds / steps_per_round * 1e6)
+        executor_us.append(executor.seconds / steps_per_round * 1e6)
+    return Measurement(
+        workload=workload.name,
+        num_running=num_running,
+        async_depth=async_depth,
+        block_size=block_size,
+        engine_us=round(median(engine_us), 1),
+        executor_us=round(median(executor_us), 1),
+        steps_per_second=round(1e6 / median(engine_us)),
+        admitted_per_step=round(num_admitted / (ROUNDS * steps_per_round), 2),
+    )
+
+
+def _steps(engine: Engine, requests: Iterator[NewRequest], num_steps: int) -> int:
+    """Steps `num_steps` times, each finished request being followed by a new one; returns how many were."""
+    num_added = 0
+    for _ in range(num_steps):
+        output = engine.step()
+        for _ in output.finishes if output is not None else ():
+            engine.add(next(requests))
+            num_added += 1
+    return num_added
+
+
+def _requests(workload: Workload, num_running: int, block_size: int) -> Iterator[NewRequest]:
+    """Prompts that share nothing and end anywhere in a block; the first answers are cut to all lengths."""
+    rng = np.random.default_rng(0)
+    for key in count():
+        is_first = key < num_running and workload.answer_len < SHORTEST_STEADY
+        answer_len = workload.answer_len * (key + 1) // num_running if is_first else workload.answer_len
+        prompt_ids = rng.integers(0, VOCAB_SIZE, workload.prompt_len + key % block_size).tolist()
+        sampling = SamplingParams(max_tokens=answer_len, stop_token_ids=(VOCAB_SIZE,))
+        yield NewRequest(key=key, prompt_ids=prompt_ids, output_ids=[], sampling=sampling)
+
+
+def main(
+    num_running: Annotated[int, typer.Option(help="Requests that run at once.")] = 256,
+    async_depth: Annotated[int, typer.Option(help="Steps in flight.")] = 2,
+    block_size: Annotated[int, typer.Option(help="Tokens a KV block.")] = 16,
+    steps: Annotated[int, typer.Option(help="Steps a round, of five.")] = 1000,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+) -> None:
+    """Host time of an engine step at zero model time."""
+    rows = [
+        measure(
+            workload,
+            num_running=num_running,
+            async_depth=async_depth,
+            block_size=block_size,
+            steps_per_round=min(steps, MAX_STEPS_PER_ROUND),
+        )
+        for workload in WORKLOADS
+    ]
+    if as_json:
+        typer.echo(json.dumps([asdict(row) for row in rows], indent=2))
+        return
+    table = Table("workload", "running", "engine µs", "executor µs", "steps/s", "admitted/step")
+    for row in rows:
+        cells = (row.workload, row.num_running, row.engine_us, row.executor_us, row.steps_per_second)
+        table.add_row(*map(str, (*cells, row.admitted_per_step)))
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    typer.run(main)
