@@ -12,6 +12,7 @@ import sysconfig
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 HOST = "127.0.0.1"
 START_SECONDS = 20.0
@@ -171,7 +172,8 @@ async def _own_every_slot(server: EmbeddedServer) -> None:
     """A cluster's node serves nothing before it owns hash slots, and takes a moment to believe that it does."""
     from redis.asyncio import Redis  # noqa: PLC0415 (as above)
 
-    async with Redis.from_url(server.url) as client:
+    client: Any = Redis.from_url(server.url)
+    async with client:
         await client.execute_command("CLUSTER", "ADDSLOTSRANGE", 0, 16383)
         while b"cluster_state:ok" not in await client.execute_command("CLUSTER", "INFO"):  # noqa: ASYNC110 (its own)
             await asyncio.sleep(0.01)

@@ -1,0 +1,201 @@
+"""The bus: facts over NATS core, by subject. Losing NATS loses facts, never a request: nothing here raises for it.
+
+Knows subjects and bytes; knows nothing about what they say.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from typing import Any
+
+import nats.errors
+import structlog
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription as ServerSubscription
+
+_FAILURES = (nats.errors.Error, OSError, TimeoutError)
+_HANDSHAKE_SECONDS = 2
+_RECONNECT_SECONDS: Any = 0.2
+"""NOTE: the client takes fractions, its type says whole seconds."""
+_QUEUE_LEN = 65536
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    subject: str
+    payload: bytes
+
+
+class Subscription:
+    """Messages of one subject pattern, in order, for as long as it is open; outlives the loss of the server.
+
+    A reader that falls behind loses the oldest messages: what a fact needs to be safe from that (a sequence number)
+    it carries itself.
+    """
+
+    def __init__(self, subject: str) -> None:
+        self.subject = subject
+        self.num_dropped = 0
+        self._server_side: ServerSubscription | None = None
+        self._messages: deque[Message] = deque()
+        self._arrived = asyncio.Event()
+
+    def __aiter__(self) -> Subscription:
+        return self
+
+    async def __anext__(self) -> Message:
+        while not self._messages:
+            self._arrived.clear()
+            await self._arrived.wait()
+        return self._messages.popleft()
+
+    async def _take(self, message: Msg) -> None:
+        if len(self._messages) == _QUEUE_LEN:
+            self._messages.popleft()
+            self.num_dropped += 1
+        self._messages.append(Message(message.subject, message.data))
+        self._arrived.set()
+
+
+class Bus:
+    """A connection to NATS that is kept up for ever. Without a url it is a bus with nobody on it.
+
+    async with Bus.open(url) as bus:
+        async with bus.subscribe("member.>") as messages:
+            async for message in messages: ...
+    """
+
+    def __init__(self, url: str | None) -> None:
+        self.url = url
+        self.connected = False
+        """The server answers and knows every subscription: what is published now arrives."""
+        self._client = Client()
+        self._subscriptions: list[Subscription] = []
+        self._listeners: list[Callable[[], None]] = []
+        self._linked = asyncio.Event()
+
+    @classmethod
+    @contextlib.asynccontextmanager
+    async def open(cls, url: str | None, *, wait_seconds: float = 1.0) -> AsyncIterator[Bus]:
+        """A bus for the length of a scope; waits `wait_seconds` for the server and goes on without it."""
+        bus = cls(url)
+        keeper = asyncio.create_task(bus._keep_connected())
+        try:
+            await bus.wait_connected(wait_seconds)
+            yield bus
+        finally:
+            keeper.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await keeper
+            await bus._close()
+
+    async def wait_connected(self, seconds: float) -> bool:
+        """Whether the bus is, or within the time becomes, connected."""
+        if self.url is None or self.connected:
+            return self.connected
+        settled = asyncio.Event()
+        self.on_connected(settled.set)
+        try:
+            async with asyncio.timeout(seconds):
+                await settled.wait()
+        except TimeoutError:
+            return False
+        finally:
+            self._listeners.remove(settled.set)
+        return True
+
+    def on_connected(self, listener: Callable[[], None]) -> None:
+        """Calls `listener` after each connect and reconnect, when the server knows every subscription again."""
+        self._listeners.append(listener)
+
+    async def publish(self, subject: str, payload: bytes) -> None:
+        """Hands a message to the server; without one the message is dropped."""
+        if not self.connected:
+            return
+        try:
+            await self._client.publish(subject, payload)
+        except _FAILURES as failure:
+            structlog.get_logger().warning("fact not published", subject=subject, error=repr(failure))
+
+    @contextlib.asynccontextmanager
+    async def subscribe(self, subject: str) -> AsyncIterator[Subscription]:
+        """Messages that match `subject` for the length of a scope. When entered while connected, none is missed."""
+        subscription = Subscription(subject)
+        self._subscriptions.append(subscription)
+        if self.connected:
+            with contextlib.suppress(*_FAILURES):
+                await self._ask_for(subscription)
+                await self._client.flush(_HANDSHAKE_SECONDS)
+        try:
+            yield subscription
+        finally:
+            self._subscriptions.remove(subscription)
+            if subscription._server_side is not None:
+                with contextlib.suppress(*_FAILURES):
+                    await subscription._server_side.unsubscribe()
+
+    async def _ask_for(self, subscription: Subscription) -> None:
+        subscription._server_side = await self._client.subscribe(subscription.subject, cb=subscription._take)
+
+    async def _keep_connected(self) -> None:
+        if self.url is None:
+            return
+        await self._client.connect(
+            self.url,
+            max_reconnect_attempts=-1,
+            reconnect_time_wait=_RECONNECT_SECONDS,
+            connect_timeout=_HANDSHAKE_SECONDS,
+            ping_interval=2,
+            max_outstanding_pings=2,
+            error_cb=self._on_error,
+            disconnected_cb=self._on_disconnected,
+            reconnected_cb=self._on_reconnected,
+        )
+        self._linked.set()
+        while True:
+            await self._linked.wait()
+            self._linked.clear()
+            await self._handshake()
+
+    async def _handshake(self) -> None:
+        """NOTE: a subscription counts from the server's answer to a ping that follows it, not from its sending."""
+        try:
+            await self._client.flush(_HANDSHAKE_SECONDS)
+            # More may be opened while these are asked for.
+            while missing := [each for each in self._subscriptions if each._server_side is None]:
+                for subscription in missing:
+                    await self._ask_for(subscription)
+                await self._client.flush(_HANDSHAKE_SECONDS)
+        except _FAILURES as failure:
+            # The link broke again, or the server hangs: the client's own pings find out, and it reconnects.
+            structlog.get_logger().warning("bus handshake failed", url=self.url, error=repr(failure))
+            return
+        self.connected = True
+        for listener in list(self._listeners):
+            listener()
+
+    async def _on_disconnected(self) -> None:
+        if self.connected:
+            structlog.get_logger().warning("bus lost", url=self.url)
+        self.connected = False
+
+    async def _on_reconnected(self) -> None:
+        self._linked.set()
+
+    async def _on_error(self, error: BaseException) -> None:
+        structlog.get_logger().debug("bus error", error=repr(error))
+
+    async def _close(self) -> None:
+        if self.url is None:
+            return
+        if self.connected:
+            with contextlib.suppress(*_FAILURES):
+                await self._client.flush(_HANDSHAKE_SECONDS)
+        self.connected = False
+        with contextlib.suppress(*_FAILURES):
+            await self._client.close()
