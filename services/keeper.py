@@ -6,11 +6,14 @@ Imports little, so that it costs little.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import selectors
 import signal
 import subprocess
 import sys
+
+PR_SET_PDEATHSIG = 1
 
 
 def main() -> int:
@@ -20,7 +23,7 @@ def main() -> int:
     signal.set_wakeup_fd(wake)
     for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda _number, _frame: None)
-    program = subprocess.Popen(command, stdin=subprocess.DEVNULL)
+    program = subprocess.Popen(command, stdin=subprocess.DEVNULL, preexec_fn=_die_with_keeper)  # noqa: PLW1509 (no threads here)
     with selectors.DefaultSelector() as selector:
         selector.register(supervisor, selectors.EVENT_READ)
         selector.register(woken, selectors.EVENT_READ)
@@ -30,6 +33,12 @@ def main() -> int:
             if supervisor in events or signal.SIGTERM in signals or signal.SIGINT in signals:
                 return _end(program, limit)
     return _status(program.returncode)
+
+
+def _die_with_keeper() -> None:
+    """In the child: Linux sends it SIGKILL should the keeper itself be killed."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _end(program: subprocess.Popen[bytes], limit: float) -> int:

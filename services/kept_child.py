@@ -12,9 +12,9 @@ from pathlib import Path
 KEEPER = Path(__file__).with_name("keeper.py")
 
 
-def under_keeper(command: Sequence[str], *, pipe: int, limit: float) -> list[str]:
-    """`command` for a program that must end when `pipe`, inherited, reaches its end of file."""
-    return [sys.executable, "-S", "-E", str(KEEPER), str(pipe), str(limit), *command]
+def keeper_command(*, pipe: int, limit: float) -> list[str]:
+    """What to put before the command of a program that must end when `pipe`, inherited, reaches its end of file."""
+    return [sys.executable, "-S", "-E", str(KEEPER), str(pipe), str(limit)]
 
 
 class KeptChild:
@@ -38,7 +38,7 @@ def kept_child(command: Sequence[str], *, env: Mapping[str, str] = os.environ) -
     """Runs `command` for the length of a scope; whatever ends the scope, or this process, ends the child."""
     watched, held = os.pipe()
     process = subprocess.Popen(
-        under_keeper(command, pipe=watched, limit=2),
+        [*keeper_command(pipe=watched, limit=2), *command],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         stdin=subprocess.DEVNULL,

@@ -1,0 +1,52 @@
+"""`line.json` in the state folder: where a running line answers and which processes it has. Gone when the line is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+LINE_FILE = "line.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageRecord:
+    """One supervised process; restarted, it has another pid and may have other addresses."""
+
+    name: str
+    pid: int
+    addresses: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LineRecord:
+    """A line that is ready."""
+
+    pid: int
+    """Of the supervisor."""
+    model: str
+    """Served name."""
+    rest: str
+    """Base address of the REST API."""
+    grpc: str
+    """host:port of the public gRPC API."""
+    nats_url: str
+    redis_url: str
+    stages: tuple[StageRecord, ...]
+
+    def write(self, state_dir: Path) -> None:
+        """Readers see the old record or the new one, never half of one."""
+        partial = state_dir / f".{LINE_FILE}"
+        partial.write_bytes(msgspec.json.format(msgspec.json.encode(self)))
+        partial.rename(state_dir / LINE_FILE)
+
+
+def read_line(state_dir: Path) -> LineRecord | None:
+    """None when no line runs with this state folder."""
+    path = state_dir / LINE_FILE
+    return msgspec.json.decode(path.read_bytes(), type=LineRecord) if path.exists() else None
+
+
+def remove_line(state_dir: Path) -> None:
+    (state_dir / LINE_FILE).unlink(missing_ok=True)

@@ -1,0 +1,90 @@
+"""The flags of every stage of a line, from the settings and from the addresses known so far. Starts nothing."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from headwater.services.hardware import gpu_names, num_cores, resolve_device
+from headwater.services.stack_settings import StackSettings
+
+BEHIND_HOST = "127.0.0.1"
+
+
+@dataclass(frozen=True, slots=True)
+class StackPlan:
+    """Flags by stage; every stage behind the gateways takes a free port on loopback and says which."""
+
+    settings: StackSettings
+    model_folder: Path
+    served_name: str
+    port: int
+    grpc_port: int
+    nats_url: str
+    redis_url: str
+
+    def gateway(self, idx: int, addresses: Mapping[str, Sequence[str]]) -> list[str]:
+        """`addresses`: what is known of the stages behind, so that a restarted gateway needs no NATS to find them."""
+        settings = self.settings
+        flags = [f"--host={settings.host}", f"--port={self.port}", f"--grpc-port={self.grpc_port}"]
+        flags += [f"--gateway-id={self._id('gateway', idx)}", f"--drain-limit={settings.drain_limit}"]
+        flags += ["--reuse-port"] if settings.gateways > 1 else []
+        flags += [f"--api-key-file={settings.api_key_file}"] if settings.api_key_file else []
+        flags += [f"--allowed-origins={origin}" for origin in settings.allowed_origins]
+        for kind, flag in (("processor", "processor"), ("output-processor", "output-processor"), ("engine", "replica")):
+            flags += [f"--{flag}={address}" for address in addresses.get(kind, ())]
+        return flags + self._facts()
+
+    def processor(self) -> list[str]:
+        settings = self.settings
+        flags = self._behind() + self._length()
+        flags += [f"--chat-template={settings.chat_template}"] if settings.chat_template else []
+        flags += [f"--generation-config={settings.generation_config}"] if settings.generation_config else []
+        return flags
+
+    def output_processor(self) -> list[str]:
+        return self._behind()
+
+    def engine(self, idx: int) -> list[str]:
+        settings = self.settings
+        flags = [*self._behind(), f"--replica-id={self._id('engine', idx)}", f"--executor={settings.executor}"]
+        flags += [f"--device={self.device}", f"--threads={self.threads}"]
+        return flags + self._length()
+
+    def engine_env(self, idx: int) -> dict[str, str]:
+        """GPUs go to the replicas in turn; threads that wait do not spin."""
+        if self.device != "cuda":
+            return {"OMP_NUM_THREADS": str(self.threads), "OMP_WAIT_POLICY": "PASSIVE"}
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(str(gpu) for gpu in range(len(gpu_names())))
+        gpus = visible.split(",")
+        return {"CUDA_VISIBLE_DEVICES": gpus[idx % len(gpus)]}
+
+    @property
+    def device(self) -> str:
+        return resolve_device(self.settings.device)
+
+    @property
+    def threads(self) -> int:
+        return max(1, num_cores() // self.settings.replicas)
+
+    def _id(self, stage: str, idx: int) -> str:
+        """Where NATS or Redis are shared with other lines, names tell the lines apart."""
+        alone = self.settings.nats_url is None and self.settings.redis_url is None
+        return f"{stage}-{idx}" if alone else f"{socket.gethostname()}-{os.getpid()}-{stage}-{idx}"
+
+    def _behind(self) -> list[str]:
+        model = [f"--model-folder={self.model_folder}", f"--served-model-name={self.served_name}"]
+        return [f"--host={BEHIND_HOST}", "--port=0", *model, *self._facts()]
+
+    def _length(self) -> list[str]:
+        return [f"--max-model-len={self.settings.max_model_len}"] if self.settings.max_model_len else []
+
+    def _facts(self) -> list[str]:
+        return [
+            f"--nats-url={self.nats_url}",
+            f"--redis-url={self.redis_url}",
+            f"--log-level={self.settings.log_level}",
+        ]

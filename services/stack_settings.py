@@ -1,0 +1,72 @@
+"""What `headwater up` is told, validated once; the command line writes the defaults."""
+
+from __future__ import annotations
+
+import dataclasses
+import ipaddress
+from dataclasses import dataclass
+from pathlib import Path
+
+from headwater.services.hardware import DEVICES, DTYPES
+from headwater.services.settings import SettingError
+
+EXECUTORS = ("single", "simulated")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StackSettings:
+    """One line on this machine: what it serves, where it listens, how many of each stage."""
+
+    model: str
+    revision: str | None
+    served_model_name: str | None
+    dtype: str
+    device: str
+    max_model_len: int | None
+    chat_template: Path | None
+    generation_config: str | None
+    replicas: int
+    gateways: int
+    output_processors: int
+    host: str
+    port: int
+    grpc_port: int
+    api_key_file: Path | None
+    allowed_origins: tuple[str, ...]
+    state_dir: Path
+    cache_dir: Path
+    nats_url: str | None
+    redis_url: str | None
+    executor: str
+    drain_limit: float
+    log_level: str
+
+    def __post_init__(self) -> None:
+        for name in ("replicas", "gateways", "output_processors"):
+            if getattr(self, name) < 1:
+                raise SettingError(name, getattr(self, name), "at least 1")
+        for name in ("port", "grpc_port"):
+            if not 0 <= getattr(self, name) <= 65535:
+                raise SettingError(name, getattr(self, name), "0…65535")
+        for name, allowed in (("dtype", DTYPES), ("device", DEVICES), ("executor", EXECUTORS)):
+            if getattr(self, name) not in allowed:
+                raise SettingError(name, getattr(self, name), ", ".join(allowed))
+        for name in ("chat_template", "api_key_file"):
+            path = getattr(self, name)
+            if path is not None and not path.is_file():
+                raise SettingError(name, str(path), "an existing file")
+        if self.api_key_file is None and not is_loopback(self.host):
+            raise SettingError("host", self.host, "a loopback address, unless --api-key-file says who may call")
+
+
+STACK_VARIABLES = frozenset(f"HEADWATER_{field.name.upper()}" for field in dataclasses.fields(StackSettings))
+"""Variables that speak to `headwater up`; its children get flags instead. Others, of engines say, pass through."""
+
+
+def is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
