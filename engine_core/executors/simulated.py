@@ -239,14 +239,16 @@ def expected_tokens(
     entry = _hashes(known, np.arange(known.size, dtype=np.int32)).sum(keepdims=True, dtype=np.uint64)
     noise = np.array([_noise(sampling, choice_index)], np.uint64)
     eos_from = np.array([_eos_from(sampling, model)], np.int32)
-    answer = list(output_ids)
-    for idx in range(len(answer), min(sampling.max_tokens, max_model_len - len(prompt_ids))):
-        token = model.tokens(entry, noise, np.array([idx], np.int32), eos_from)
+    answer, max_tokens = list(output_ids), min(sampling.max_tokens, max_model_len - len(prompt_ids))
+    while len(answer) < max_tokens and not _is_stopped(answer, sampling):
+        token = model.tokens(entry, noise, np.array([len(answer)], np.int32), eos_from)
+        entry = entry + _hashes(token, np.array([len(prompt_ids) + len(answer)], np.int32))
         answer.append(int(token[0]))
-        if answer[-1] in sampling.stop_token_ids and idx >= sampling.min_tokens:
-            break
-        entry = entry + _hashes(token, np.array([len(prompt_ids) + idx], np.int32))
     return answer
+
+
+def _is_stopped(answer: list[int], sampling: SamplingParams) -> bool:
+    return len(answer) > sampling.min_tokens and answer[-1] in sampling.stop_token_ids
 
 
 def _noise(sampling: SamplingParams, choice_index: int) -> int:

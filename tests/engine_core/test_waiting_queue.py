@@ -1,0 +1,100 @@
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headwater.engine_core.prefix_cache import HashChain
+from headwater.engine_core.request_state import Rank, RequestState
+from headwater.engine_core.sampling_params import SamplingParams
+from headwater.engine_core.waiting_queue import WaitingQueue
+
+
+def request(key: int, *, rank: Rank | None = None, credit: int = 1, num_uncached: int = 10) -> RequestState:
+    return RequestState(
+        key=key,
+        rank=rank or (0, 0.0, key),
+        sampling=SamplingParams(),
+        choice_index=0,
+        num_prompt_tokens=10,
+        max_len=20,
+        token_ids=np.arange(10, dtype=np.int32),
+        chain=HashChain(b"\0" * 16),
+        credit=credit,
+        added_at=0.0,
+        num_uncached_tokens=num_uncached,
+    )
+
+
+def drain(queue: WaitingQueue) -> list[int]:
+    keys = []
+    while queue.peek() is not None:
+        keys.append(queue.pop().key)
+    return keys
+
+
+def queue_of(*requests: RequestState) -> WaitingQueue:
+    queue = WaitingQueue()
+    for each in requests:
+        queue.push(each)
+    return queue
+
+
+def test_tier_goes_before_virtual_time_and_both_before_arrival() -> None:
+    ranks = [(1, 0.0, 0), (0, 5.0, 1), (0, 2.0, 3), (0, 2.0, 2)]
+    queue = queue_of(*(request(key, rank=rank) for key, rank in enumerate(ranks)))
+    assert drain(queue) == [3, 2, 1, 0]
+
+
+def test_a_request_without_credit_is_held_until_some_comes() -> None:
+    held = request(0, credit=0)
+    queue = queue_of(held, request(1))
+    assert len(queue) == 2
+    assert drain(queue) == [1]
+    queue.add_credit(held, 3)
+    assert held.credit == 3
+    assert drain(queue) == [0]
+
+
+def test_a_follower_is_held_until_its_leader_has_scheduled_what_they_share() -> None:
+    leader = request(9)
+    queue = queue_of(request(0), request(1))
+    queue.follow(leader, 4)
+    queue.follow(leader, 2)
+    assert queue.peek() is None
+    assert len(queue) == 2
+    queue.leader_advanced(leader, 1)
+    assert queue.peek() is None
+    queue.leader_advanced(leader, 3)
+    assert drain(queue) == [1]
+    queue.leader_left(leader)
+    assert drain(queue) == [0]
+
+
+def test_a_follower_that_is_removed_does_not_come_back() -> None:
+    leader, follower = request(9), request(0)
+    queue = queue_of(follower)
+    queue.follow(leader, 1)
+    queue.remove(follower)
+    queue.leader_left(leader)
+    assert queue.peek() is None
+    assert (len(queue), queue.num_tokens) == (0, 0)
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), st.sampled_from(["push", "pop", "remove"]), st.integers(0, 50))))
+def test_it_pops_in_order_whatever_is_removed_between(steps: list[tuple[int, str, int]]) -> None:
+    queue, model = WaitingQueue(), list[RequestState]()
+    for arrival, (tier, verb, choice) in enumerate(steps):
+        if verb == "push":
+            model.append(request(arrival, rank=(tier, 0.0, arrival), num_uncached=choice))
+            queue.push(model[-1])
+        elif model and verb == "pop":
+            first = min(model, key=lambda each: each.rank)
+            assert queue.peek() is first
+            assert queue.pop() is first
+            model.remove(first)
+        elif model:
+            queue.remove(model.pop(choice % len(model)))
+        assert len(queue) == len(model)
+        assert queue.num_tokens == sum(each.num_uncached_tokens for each in model)
+    assert drain(queue) == [each.key for each in sorted(model, key=lambda each: each.rank)]
