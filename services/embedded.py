@@ -174,7 +174,8 @@ async def _own_every_slot(server: EmbeddedServer) -> None:
 
     client: Any = Redis.from_url(server.url)
     async with client:
-        await client.execute_command("CLUSTER", "ADDSLOTSRANGE", 0, 16383)
+        if b"cluster_slots_assigned:0" in await client.execute_command("CLUSTER", "INFO"):
+            await client.execute_command("CLUSTER", "ADDSLOTSRANGE", 0, 16383)
         while b"cluster_state:ok" not in await client.execute_command("CLUSTER", "INFO"):  # noqa: ASYNC110 (its own)
             await asyncio.sleep(0.01)
 

@@ -1,0 +1,110 @@
+"""What a process says of itself: which stage, which incarnation, where it answers, what it serves, how busy it is."""
+
+from __future__ import annotations
+
+import dataclasses
+import secrets
+from dataclasses import dataclass, field
+from enum import Enum
+
+from headwater.proto import events_pb2
+from headwater.services.served_model import ServedModel
+
+
+class Kind(Enum):
+    """Stages that announce themselves; the value is the word in subjects."""
+
+    GATEWAY = "gateway"
+    PROCESSOR = "processor"
+    OUTPUT_PROCESSOR = "output_processor"
+    ENGINE = "engine"
+
+
+_KIND_TO_PB = {
+    Kind.GATEWAY: events_pb2.Member.KIND_GATEWAY,
+    Kind.PROCESSOR: events_pb2.Member.KIND_PROCESSOR,
+    Kind.OUTPUT_PROCESSOR: events_pb2.Member.KIND_OUTPUT_PROCESSOR,
+    Kind.ENGINE: events_pb2.Member.KIND_ENGINE,
+}
+_KIND_OF_PB = {number: kind for kind, number in _KIND_TO_PB.items()}
+
+
+def new_epoch() -> int:
+    """Names one life of a process; random, so that no store is needed to draw it. Never 0."""
+    return secrets.randbits(64) | 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaLoad:
+    """See `headwater.v1.Load`; the fields are the same, without the incarnation."""
+
+    step: int = 0
+    num_running: int = 0
+    num_waiting: int = 0
+    num_prefill_tokens: int = 0
+    num_used_blocks: int = 0
+    num_total_blocks: int = 0
+    prefill_tps: float = 0.0
+    itl_seconds: float = 0.0
+    itl_seconds_per_request: float = 0.0
+    draining: bool = False
+    prefix_queries: int = 0
+    prefix_hits: int = 0
+    max_running: int = 0
+
+    def to_pb(self, replica_id: str, epoch: int) -> events_pb2.Load:
+        incarnation = events_pb2.Incarnation(replica_id=replica_id, epoch=epoch)
+        return events_pb2.Load(incarnation=incarnation, **dataclasses.asdict(self))
+
+    @classmethod
+    def from_pb(cls, message: events_pb2.Load) -> ReplicaLoad:
+        return cls(**{each.name: getattr(message, each.name) for each in dataclasses.fields(cls)})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Member:
+    """One incarnation of one process."""
+
+    kind: Kind
+    replica_id: str
+    epoch: int
+    address: str
+    model: ServedModel | None = None
+    numerics_id: str = ""
+    draining: bool = False
+    leaving: bool = False
+    load: ReplicaLoad | None = field(default=None, compare=False)
+
+    @property
+    def model_key(self) -> str:
+        return self.model.key if self.model is not None else ""
+
+    def to_pb(self) -> events_pb2.Member:
+        return events_pb2.Member(
+            kind=_KIND_TO_PB[self.kind],
+            incarnation=events_pb2.Incarnation(replica_id=self.replica_id, epoch=self.epoch),
+            address=self.address,
+            model=self.model.to_pb() if self.model is not None else None,
+            model_key=self.model_key,
+            numerics_id=self.numerics_id,
+            draining=self.draining,
+            leaving=self.leaving,
+            load=self.load.to_pb(self.replica_id, self.epoch) if self.load is not None else None,
+        )
+
+    @classmethod
+    def from_pb(cls, message: events_pb2.Member) -> Member:
+        """Raises `ValueError` for a kind that this version does not know."""
+        if message.kind not in _KIND_OF_PB:
+            raise ValueError(f"member kind {message.kind} is unknown")
+        return cls(
+            kind=_KIND_OF_PB[message.kind],
+            replica_id=message.incarnation.replica_id,
+            epoch=message.incarnation.epoch,
+            address=message.address,
+            model=ServedModel.from_pb(message.model) if message.HasField("model") else None,
+            numerics_id=message.numerics_id,
+            draining=message.draining,
+            leaving=message.leaving,
+            load=ReplicaLoad.from_pb(message.load) if message.HasField("load") else None,
+        )

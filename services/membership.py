@@ -1,0 +1,226 @@
+"""Who is there: a live table of processes by kind, from heartbeats on the bus and from seeds asked over gRPC.
+
+A process leaves by its last heartbeat, or by silence while the bus can be read. While it cannot, whoever answers over
+gRPC stays. Knows nothing about what the processes do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+import structlog
+from google.protobuf.message import DecodeError
+
+from headwater.proto import events_pb2
+from headwater.services import subjects
+from headwater.services.bus import Bus, Subscription
+from headwater.services.member import Kind, Member
+from headwater.services.prober import Prober
+from headwater.services.runtime import owned_task
+
+EXPIRY_SECONDS = 4.0
+"""Silence after which a process is gone."""
+_SWEEP_SECONDS = 0.5
+_PROBE_EVERY = 2
+"""Sweeps."""
+_PROBE_FAILURES = 2
+"""In a row; one may be a hiccup."""
+
+
+class ChangeKind(Enum):
+    JOINED = "joined"
+    UPDATED = "updated"
+    LEFT = "left"
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A restarted process leaves as one incarnation and joins as another."""
+
+    kind: ChangeKind
+    member: Member
+
+
+@dataclass(slots=True)
+class _Entry:
+    member: Member
+    seen: float
+    from_bus: bool
+    num_failures: int = 0
+
+
+class Members:
+    """Use within `running`; read with `of` and `get`, follow with `on_change` or `wait_for`."""
+
+    def __init__(self, bus: Bus, kinds: Iterable[Kind], seeds: Mapping[Kind, Sequence[str]] | None = None) -> None:
+        """`seeds` are addresses (host:port) that are asked whether or not there is a bus."""
+        self._bus = bus
+        self._kinds = frozenset(kinds)
+        self._seeds = [(kind, address) for kind, addresses in (seeds or {}).items() for address in addresses]
+        self._table: dict[tuple[Kind, str], _Entry] = {}
+        self._retired: deque[tuple[str, int]] = deque(maxlen=1024)
+        self._listeners: list[Callable[[Change], None]] = []
+        self._changed = asyncio.Event()
+        self._readable_since: float | None = None
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[Members]:
+        """Follows the membership for the length of a scope; whoever is on the bus is known milliseconds later."""
+        async with self._bus.subscribe(subjects.EVERY_MEMBER) as heartbeats, Prober.open() as prober:
+            reconnected = asyncio.Event()
+            self._bus.on_connected(reconnected.set)
+            reconnected.set()
+            async with (
+                owned_task(self._read(heartbeats)),
+                owned_task(self._say_hello(reconnected)),
+                owned_task(self._sweep(prober)),
+            ):
+                yield self
+
+    def of(self, kind: Kind, model_key: str | None = None) -> list[Member]:
+        """Those of a kind, and of one model where `model_key` is given, in the order of their coming."""
+        return [
+            entry.member
+            for (each, _), entry in self._table.items()
+            if each is kind and model_key in (None, entry.member.model_key)
+        ]
+
+    def get(self, kind: Kind, replica_id: str) -> Member | None:
+        entry = self._table.get((kind, replica_id))
+        return entry.member if entry is not None else None
+
+    def on_change(self, listener: Callable[[Change], None]) -> None:
+        """Calls `listener` for each join, leave and change, beginning with a join of everyone who is already known."""
+        self._listeners.append(listener)
+        for entry in list(self._table.values()):
+            listener(Change(ChangeKind.JOINED, entry.member))
+
+    async def wait_for(self, condition: Callable[[Members], bool]) -> None:
+        """Returns when the condition holds of the table."""
+        while not condition(self):
+            self._changed.clear()
+            await self._changed.wait()
+
+    def hear(self, member: Member, *, from_bus: bool) -> None:
+        """Takes what a process said of itself, or was found to be."""
+        key = (member.kind, member.replica_id)
+        if member.kind not in self._kinds or (member.replica_id, member.epoch) in self._retired:
+            return
+        known = self._table.get(key)
+        if member.leaving:
+            if known is not None and known.member.epoch == member.epoch:
+                self._retire(key)
+            return
+        if known is not None and known.member.epoch != member.epoch:
+            self._retire(key)
+            known = None
+        self._drop_seed_of(member)
+        previous = known.member if known is not None else None
+        self._table[key] = _Entry(member, time.monotonic(), from_bus or (known is not None and known.from_bus))
+        if previous is None:
+            self._tell(ChangeKind.JOINED, member)
+        elif previous != member or member.load is not None:
+            self._tell(ChangeKind.UPDATED, member)
+
+    def _drop_seed_of(self, member: Member) -> None:
+        """A process that was known by its address only, and now introduces itself, is the same one."""
+        nameless = (member.kind, member.address)
+        if member.replica_id != member.address and nameless in self._table:
+            self._remove(nameless)
+
+    def _retire(self, key: tuple[Kind, str]) -> None:
+        """Removes an incarnation that never comes back; late words of it count nothing."""
+        member = self._table[key].member
+        if member.epoch:
+            self._retired.append((member.replica_id, member.epoch))
+        self._remove(key)
+
+    def _remove(self, key: tuple[Kind, str]) -> None:
+        self._tell(ChangeKind.LEFT, self._table.pop(key).member)
+
+    def _tell(self, kind: ChangeKind, member: Member) -> None:
+        if kind is not ChangeKind.UPDATED:
+            structlog.get_logger().info(
+                f"member {kind.value}", kind=member.kind.value, replica=member.replica_id, address=member.address
+            )
+        self._changed.set()
+        for listener in self._listeners:
+            listener(Change(kind, member))
+
+    async def _read(self, heartbeats: Subscription) -> None:
+        async for message in heartbeats:
+            try:
+                member = Member.from_pb(events_pb2.Member.FromString(message.payload))
+            except (DecodeError, ValueError) as fault:
+                structlog.get_logger().warning("heartbeat not understood", subject=message.subject, error=str(fault))
+                continue
+            self.hear(member, from_bus=True)
+
+    async def _say_hello(self, reconnected: asyncio.Event) -> None:
+        while True:
+            await reconnected.wait()
+            reconnected.clear()
+            await self._bus.publish(subjects.HELLO, b"")
+
+    async def _sweep(self, prober: Prober) -> None:
+        for turn in itertools.count():
+            if turn % _PROBE_EVERY == 0:
+                await self._probe(prober)
+            before = time.monotonic()
+            await asyncio.sleep(_SWEEP_SECONDS)
+            now = time.monotonic()
+            if not self._bus.connected or now - before > 2 * _SWEEP_SECONDS:
+                # Nothing could be heard, or this process itself was held up: silence means nothing yet.
+                self._readable_since = None
+            elif self._readable_since is None:
+                self._readable_since = now
+            else:
+                self._expire(now, self._readable_since)
+
+    def _expire(self, now: float, readable_since: float) -> None:
+        for key, entry in list(self._table.items()):
+            if entry.from_bus and now - max(entry.seen, readable_since) > EXPIRY_SECONDS:
+                self._remove(key)
+
+    async def _probe(self, prober: Prober) -> None:
+        """Asks every seed, and everyone else too while the bus is away."""
+        asked = {target for target in self._seeds if not self._is_heard(*target)}
+        if not self._bus.connected:
+            asked |= {(entry.member.kind, entry.member.address) for entry in self._table.values()}
+        answers = await asyncio.gather(*(prober.probe(kind, address) for kind, address in asked))
+        for (kind, address), answer in zip(asked, answers, strict=True):
+            known = self._at(kind, address)
+            if answer is None:
+                self._count_failure(known)
+            elif known is not None and not answer.epoch:
+                # Alive; it has told the bus more about itself than an address shows.
+                self._refresh(known)
+            else:
+                self.hear(answer, from_bus=False)
+
+    def _at(self, kind: Kind, address: str) -> _Entry | None:
+        return next(
+            (each for each in self._table.values() if each.member.kind is kind and each.member.address == address), None
+        )
+
+    def _is_heard(self, kind: Kind, address: str) -> bool:
+        """Its heartbeats come over the bus now, so that nobody needs to ask."""
+        entry = self._at(kind, address)
+        return self._bus.connected and entry is not None and entry.from_bus
+
+    def _refresh(self, entry: _Entry) -> None:
+        entry.seen, entry.num_failures = time.monotonic(), 0
+
+    def _count_failure(self, entry: _Entry | None) -> None:
+        if entry is None:
+            return
+        entry.num_failures += 1
+        if entry.num_failures >= _PROBE_FAILURES:
+            self._remove((entry.member.kind, entry.member.replica_id))

@@ -1,0 +1,68 @@
+"""Asks a process at an address who it is and whether it is alive, over gRPC; for seeds, and while the bus is away."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from headwater.proto import engine_pb2, engine_pb2_grpc
+from headwater.services.member import Kind, Member
+
+PROBE_SECONDS = 1.0
+# A seed that comes back is found within a second, not after the library's two minutes.
+_OPTIONS = (("grpc.initial_reconnect_backoff_ms", 200), ("grpc.max_reconnect_backoff_ms", 1000))
+
+
+class Prober:
+    """One channel an address, kept while its owner is."""
+
+    def __init__(self) -> None:
+        self._channels: dict[str, grpc.aio.Channel] = {}
+
+    @classmethod
+    @contextlib.asynccontextmanager
+    async def open(cls) -> AsyncIterator[Prober]:
+        prober = cls()
+        try:
+            yield prober
+        finally:
+            for channel in prober._channels.values():
+                await channel.close(None)
+
+    async def forget(self, address: str) -> None:
+        """Closes the channel to an address that is no longer asked."""
+        if (channel := self._channels.pop(address, None)) is not None:
+            await channel.close(None)
+
+    async def probe(self, kind: Kind, address: str) -> Member | None:
+        """Who answers there; None when nobody does, or not as a healthy `kind`.
+
+        An engine introduces itself. Any other stage is named by its address, with epoch 0.
+        """
+        channel = self._channels.get(address)
+        if channel is None:
+            channel = self._channels[address] = grpc.aio.insecure_channel(address, options=_OPTIONS)
+        try:
+            if kind is Kind.ENGINE:
+                return await self._introduction(channel, address)
+            return await self._healthy(channel, kind, address)
+        except grpc.aio.AioRpcError:
+            return None
+
+    async def _introduction(self, channel: grpc.aio.Channel, address: str) -> Member | None:
+        engine: Any = engine_pb2_grpc.EngineStub(channel)
+        reply = await engine.Info(engine_pb2.InfoRequest(), timeout=PROBE_SECONDS)
+        # The address that reached it is the one that reaches it from here.
+        reply.address = address
+        member = Member.from_pb(reply)
+        return member if member.kind is Kind.ENGINE and not member.leaving else None
+
+    async def _healthy(self, channel: grpc.aio.Channel, kind: Kind, address: str) -> Member | None:
+        reply = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=PROBE_SECONDS)
+        if reply.status != health_pb2.HealthCheckResponse.SERVING:
+            return None
+        return Member(kind=kind, replica_id=address, epoch=0, address=address)

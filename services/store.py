@@ -1,0 +1,119 @@
+"""The store: what the cluster shares in Redis and can rebuild. Slow or lost, it says so and is left alone a while.
+
+Knows connections, scripts and time limits; knows nothing about what the keys mean. Commands of Redis 7.0 only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from hashlib import sha1
+from typing import Any
+
+from redis.asyncio import Redis, RedisCluster
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import (
+    ClusterDownError,
+    MasterDownError,
+    NoScriptError,
+    OutOfMemoryError,
+    ReadOnlyError,
+    RedisError,
+    ResponseError,
+    TryAgainError,
+)
+
+READ_SECONDS = 0.003
+"""What a read may take while a request waits for it."""
+WRITE_SECONDS = 2.0
+_BREAK_SECONDS = 0.5
+"""How long reads on a request's way leave the store alone after it failed one."""
+_CANNOT_SERVE = (ClusterDownError, MasterDownError, OutOfMemoryError, ReadOnlyError, TryAgainError)
+"""Answers that say the server is there and yet no help."""
+_CLUSTER_SCHEME = "redis+cluster://"
+
+
+class StoreUnavailable(Exception):
+    """The store did not answer in time, or at all. Whoever asked goes on without it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """A Lua script that Redis runs as one step. Every key that it touches is declared, and all lie in one hash slot."""
+
+    source: str
+
+    @property
+    def sha(self) -> str:
+        return sha1(self.source.encode(), usedforsecurity=False).hexdigest()
+
+
+class Store:
+    """A client of one Redis, or of a Redis Cluster where the url says `redis+cluster://`. Without a url: unavailable.
+
+    Opening never fails and never waits: the first use connects.
+    """
+
+    def __init__(self, url: str | None) -> None:
+        self.url = url
+        self._client = _client(url) if url else None
+        self._broken_until = 0.0
+
+    @classmethod
+    @contextlib.asynccontextmanager
+    async def open(cls, url: str | None) -> AsyncIterator[Store]:
+        store = cls(url)
+        try:
+            yield store
+        finally:
+            if store._client is not None:
+                await store._client.aclose()
+
+    @property
+    def broken(self) -> bool:
+        """Reads on a request's way are not tried now."""
+        return self._client is None or time.monotonic() < self._broken_until
+
+    async def run(self, script: Script, keys: Sequence[bytes | str], args: Sequence[Any] = ()) -> Any:
+        """The script's result. Raises `StoreUnavailable`, and `ResponseError` for a fault in the script itself."""
+        try:
+            return await self._call("EVALSHA", script.sha, len(keys), *keys, *args)
+        except NoScriptError:
+            return await self._call("EVAL", script.source, len(keys), *keys, *args)
+
+    async def command(self, *words: Any) -> Any:
+        """The result of one command. Raises `StoreUnavailable`."""
+        return await self._call(*words)
+
+    async def read(self, *words: Any, seconds: float = READ_SECONDS) -> Any:
+        """As `command`, for whoever holds a request meanwhile: gives up after `seconds`, then rests a while."""
+        if self.broken:
+            raise StoreUnavailable("left alone after a failure")
+        try:
+            return await self._call(*words, seconds=seconds)
+        except StoreUnavailable:
+            self._broken_until = time.monotonic() + _BREAK_SECONDS
+            raise
+
+    async def _call(self, *words: Any, seconds: float = WRITE_SECONDS) -> Any:
+        if self._client is None:
+            raise StoreUnavailable("no store is configured")
+        try:
+            async with asyncio.timeout(seconds):
+                return await self._client.execute_command(*words)
+        except (RedisError, OSError, TimeoutError) as failure:
+            if isinstance(failure, ResponseError) and not isinstance(failure, _CANNOT_SERVE):
+                raise
+            raise StoreUnavailable(f"{type(failure).__name__}: {failure}") from failure
+
+
+def _client(url: str) -> Any:
+    # Retrying is up to whoever uses the store: they know whether a late answer is worth anything.
+    options: dict[str, Any] = {"socket_connect_timeout": 1.0, "retry": Retry(NoBackoff(), 0), "max_connections": 64}
+    if url.startswith(_CLUSTER_SCHEME):
+        return RedisCluster.from_url(url.replace(_CLUSTER_SCHEME, "redis://", 1), **options)
+    return Redis.from_url(url, **options)

@@ -1,0 +1,28 @@
+"""Subjects of the bus. Names travel as hex keys, since they may contain `.`, `*` and `/`."""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+
+HELLO = "ctl.hello"
+"""Asks every process for a heartbeat now."""
+EVERY_MEMBER = "member.>"
+EVERY_LOAD = "load.>"
+EVERY_KV_EVENT = "kv.>"
+
+
+def key_of(name: str) -> str:
+    """The key of a replica or another named thing; a model's key is `ServedModel.key`."""
+    return blake2b(name.encode(), digest_size=8).hexdigest()
+
+
+def member(kind: str, replica_id: str) -> str:
+    return f"member.{kind}.{key_of(replica_id)}"
+
+
+def load(model_key: str, replica_id: str) -> str:
+    return f"load.{model_key}.{key_of(replica_id)}"
+
+
+def kv_events(model_key: str, replica_id: str) -> str:
+    return f"kv.{model_key}.{key_of(replica_id)}"
