@@ -1,0 +1,120 @@
+"""Renders conversations by a model's own template, in a sandbox. Knows nothing about tokens.
+
+Templates see what Hugging Face's `apply_chat_template` gives them: the same filters, globals and whitespace rules.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+from typing import Any, NoReturn
+
+import jinja2
+from jinja2 import nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from headwater.services.errors import BadRequest
+
+MAX_RENDERED_LEN = 32 << 20
+"""Characters of a rendered conversation."""
+MAX_RENDER_SECONDS = 10.0
+
+
+class ChatTemplateError(Exception):
+    """A template that does not parse."""
+
+    def __init__(self, error: jinja2.TemplateSyntaxError) -> None:
+        super().__init__(f"the chat template does not parse: line {error.lineno}: {error.message}")
+
+
+class GenerationBlock(Extension):
+    """`{% generation %}…{% endgeneration %}` marks the assistant's words for training; here it only renders them."""
+
+    tags = {"generation"}  # noqa: RUF012 (jinja2 reads it from the class)
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+class ChatTemplate:
+    """A compiled template and the special tokens that it may name."""
+
+    def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
+        try:
+            self._template = _environment().from_string(source)
+        except jinja2.TemplateSyntaxError as error:
+            raise ChatTemplateError(error) from None
+        self._special_tokens = dict(special_tokens)
+
+    def render(
+        self,
+        messages: list[dict[str, Any]],
+        *,
+        tools: list[dict[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        variables: Mapping[str, Any] | None = None,
+    ) -> str:
+        """The prompt's text. Raises `BadRequest` naming `messages` where the template refuses or fails."""
+        context = {**self._special_tokens, "documents": None, **(variables or {})}
+        context |= {"messages": messages, "tools": tools}
+        context |= {"add_generation_prompt": add_generation_prompt and not continue_final_message}
+        try:
+            rendered = _collect(self._template.generate(context))
+        except (jinja2.TemplateError, TypeError, ValueError, KeyError, ArithmeticError, RecursionError) as error:
+            raise BadRequest("messages", f"messages do not fit the model's chat template: {error}") from None
+        return _cut_after_final_message(rendered, messages) if continue_final_message else rendered
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[GenerationBlock, loopcontrols]
+    )
+    environment.filters["tojson"] = _tojson
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+    return environment
+
+
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """As JSON, without the HTML escapes of jinja2's own filter."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise jinja2.TemplateError(message)
+
+
+def _collect(pieces: Iterable[str]) -> str:
+    """Joins what a template yields, within the limits; the sandbox bounds `range` itself."""
+    collected, length, deadline = [], 0, time.monotonic() + MAX_RENDER_SECONDS
+    for piece in pieces:
+        collected.append(piece)
+        length += len(piece)
+        if length > MAX_RENDERED_LEN:
+            raise jinja2.TemplateError(f"it makes more than {MAX_RENDERED_LEN} characters of them")
+        if time.monotonic() > deadline:
+            raise jinja2.TemplateError(f"it takes more than {MAX_RENDER_SECONDS:.0f} s over them")
+    return "".join(collected)
+
+
+def _cut_after_final_message(rendered: str, messages: list[dict[str, Any]]) -> str:
+    """Leaves the last message open, so that the answer goes on with it."""
+    final = str(messages[-1].get("content", ""))
+    for words in (final, final.strip()):
+        if words and (found := rendered.rfind(words)) >= 0:
+            return rendered[: found + len(words)]
+    raise BadRequest(
+        "continue_final_message", "continue_final_message: the chat template does not show the last message"
+    )

@@ -1,0 +1,257 @@
+"""Rebuilds a Hugging Face tokenizer from the metadata of a GGUF file. Knows nothing about the weights in it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_tokenizers, processors
+from tokenizers.models import BPE
+
+
+class GgufTokenizerError(Exception):
+    """A tokenizer that GGUF metadata describes and that is not known here; names the key and its value."""
+
+    def __init__(self, key: str, value: object, allowed: Sequence[str] | str) -> None:
+        shown = allowed if isinstance(allowed, str) else ", ".join(allowed)
+        super().__init__(f"{key} is {value!r}; known: {shown}")
+        self.key, self.value = key, value
+
+
+class TokenType(IntEnum):
+    """`tokenizer.ggml.token_type`, as the GGUF specification numbers it."""
+
+    NORMAL = 1
+    UNKNOWN = 2
+    CONTROL = 3
+    USER_DEFINED = 4
+    UNUSED = 5
+    BYTE = 6
+
+
+@dataclass(frozen=True, slots=True)
+class PreTokenizer:
+    """How a family cuts text into words before byte-pair merges."""
+
+    pattern: str | None = None
+    """Splits words; None: GPT-2's own."""
+    single_digits: bool = False
+    nfc: bool = False
+    ignore_merges: bool = False
+    """A word that is a token is taken whole."""
+    add_bos: bool = False
+    """Where the file does not say."""
+
+
+_CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_TAIL = r"\s*[\r\n]+|\s+(?!\S)|\s+"
+_LLAMA3 = rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_TAIL}"
+_QWEN2 = rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_TAIL}"
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_TEKKEN = (
+    rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*"
+    rf"|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_TAIL}"
+)
+
+# The values of `tokenizer.ggml.pre`, with the expressions that the models' authors published in tokenizer.json.
+PRE_TOKENIZERS = {
+    "gpt-2": PreTokenizer(),
+    "default": PreTokenizer(),
+    "smollm": PreTokenizer(single_digits=True),
+    "starcoder": PreTokenizer(single_digits=True),
+    "refact": PreTokenizer(single_digits=True),
+    "command-r": PreTokenizer(single_digits=True, nfc=True, add_bos=True),
+    "llama-bpe": PreTokenizer(_LLAMA3, ignore_merges=True, add_bos=True),
+    "llama3": PreTokenizer(_LLAMA3, ignore_merges=True, add_bos=True),
+    "llama-v3": PreTokenizer(_LLAMA3, ignore_merges=True, add_bos=True),
+    "qwen2": PreTokenizer(_QWEN2, nfc=True),
+    "deepseek-r1-qwen": PreTokenizer(_QWEN2, nfc=True, add_bos=True),
+    "tekken": PreTokenizer(_TEKKEN, ignore_merges=True, add_bos=True),
+}
+
+# Control tokens that end an answer although a file's `eos_token_id` names only one of them.
+END_OF_ANSWER = (
+    "<|im_end|>",
+    "<|eot_id|>",
+    "<|eom_id|>",
+    "<|endoftext|>",
+    "<|end_of_text|>",
+    "<end_of_turn>",
+    "<|end|>",
+)
+
+
+def write_tokenizer(gguf_path: Path, folder: Path) -> None:
+    """Writes tokenizer.json, tokenizer_config.json and generation_config.json. Raises `GgufTokenizerError`."""
+    metadata = Metadata.read(gguf_path)
+    build_tokenizer(metadata).save(str(folder / "tokenizer.json"), pretty=False)
+    _write_json(folder / "tokenizer_config.json", tokenizer_config(metadata))
+    _write_json(folder / "generation_config.json", generation_config(metadata))
+
+
+class Metadata:
+    """The keys of a GGUF file that speak of text."""
+
+    def __init__(self, values: dict[str, Any]) -> None:
+        self._values = values
+        self.tokens: list[str] = self["tokens"]
+        self.types = [TokenType(number) for number in self.get("token_type", [TokenType.NORMAL] * len(self.tokens))]
+
+    @classmethod
+    def read(cls, path: Path) -> Metadata:
+        from gguf import GGUFReader  # noqa: PLC0415 (a fifth of a second that only a conversion needs)
+
+        fields = GGUFReader(path).fields
+        return cls({key: field.contents() for key, field in fields.items() if key.startswith("tokenizer.")})
+
+    def __getitem__(self, name: str) -> Any:
+        key = f"tokenizer.ggml.{name}"
+        if key not in self._values:
+            raise GgufTokenizerError(key, None, "a file that carries its tokenizer")
+        return self._values[key]
+
+    def get(self, name: str, default: Any = None) -> Any:
+        return self._values.get(f"tokenizer.ggml.{name}", default)
+
+    @property
+    def chat_template(self) -> str | None:
+        return self._values.get("tokenizer.chat_template")
+
+    @property
+    def is_sentencepiece(self) -> bool:
+        return bool(self["model"] == "llama")
+
+    @property
+    def pre_tokenizer(self) -> PreTokenizer:
+        name = self.get("pre", "default")
+        if name not in PRE_TOKENIZERS:
+            raise GgufTokenizerError("tokenizer.ggml.pre", name, list(PRE_TOKENIZERS))
+        return PRE_TOKENIZERS[name]
+
+    @property
+    def adds_bos(self) -> bool:
+        return bool(self.get("add_bos_token", self.is_sentencepiece or self.pre_tokenizer.add_bos))
+
+    def token(self, name: str) -> str | None:
+        """The text of the token that the key `<name>_token_id` points to."""
+        token_id = self.get(f"{name}_token_id")
+        return None if token_id is None else self.tokens[token_id]
+
+    def token_ids_that_end(self) -> list[int]:
+        ids = [self.get(f"{name}_token_id") for name in ("eos", "eot", "eom")]
+        ids += [i for i, token in self.of_type(TokenType.CONTROL) if token in END_OF_ANSWER]
+        return list(dict.fromkeys(i for i in ids if i is not None))
+
+    def of_type(self, *types: TokenType) -> list[tuple[int, str]]:
+        return [
+            (i, token) for i, (token, kind) in enumerate(zip(self.tokens, self.types, strict=True)) if kind in types
+        ]
+
+
+def build_tokenizer(metadata: Metadata) -> Tokenizer:
+    """The tokenizer of the file's family, special tokens included."""
+    builders: dict[str, Callable[[Metadata], Tokenizer]] = {"gpt2": _byte_level, "llama": _sentencepiece}
+    if metadata["model"] not in builders:
+        raise GgufTokenizerError("tokenizer.ggml.model", metadata["model"], list(builders))
+    tokenizer = builders[metadata["model"]](metadata)
+    tokenizer.add_special_tokens([_added(token) for _, token in metadata.of_type(TokenType.CONTROL)])
+    tokenizer.add_tokens([_added(token) for _, token in metadata.of_type(TokenType.USER_DEFINED)])
+    _add_template_processor(tokenizer, metadata)
+    return tokenizer
+
+
+def _added(token: str) -> AddedToken:
+    return AddedToken(token, normalized=False)
+
+
+def _byte_level(metadata: Metadata) -> Tokenizer:
+    """GPT-2's byte-level merges."""
+    pre = metadata.pre_tokenizer
+    merges = [tuple(merge.split(" ", 1)) for merge in metadata["merges"]]
+    vocab = {token: i for i, token in enumerate(metadata.tokens)}
+    tokenizer = Tokenizer(BPE(vocab=vocab, merges=merges, ignore_merges=pre.ignore_merges))
+    if pre.nfc:
+        tokenizer.normalizer = normalizers.NFC()
+    cuts: list[Any] = [pre_tokenizers.Digits(individual_digits=True)] if pre.single_digits else []
+    if pre.pattern is not None:
+        cuts.append(pre_tokenizers.Split(Regex(pre.pattern), behavior="isolated"))
+    byte_level = pre_tokenizers.ByteLevel(
+        add_prefix_space=bool(metadata.get("add_space_prefix", False)), use_regex=pre.pattern is None
+    )
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*cuts, byte_level]) if cuts else byte_level
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
+def _sentencepiece(metadata: Metadata) -> Tokenizer:
+    """SentencePiece's merges (Llama 2, Mistral), with bytes for what no piece spells."""
+    vocab = {token: i for i, token in enumerate(metadata.tokens)}
+    tokenizer = Tokenizer(
+        BPE(
+            vocab=vocab,
+            merges=_merges(metadata),
+            unk_token=metadata.token("unknown"),
+            fuse_unk=True,
+            byte_fallback=True,
+        )
+    )
+    prefix = bool(metadata.get("add_space_prefix", True))
+    spaces = normalizers.Replace(" ", "▁")
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), spaces]) if prefix else spaces
+    steps: list[Any] = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    if prefix:
+        steps.append(decoders.Strip(content=" ", left=1))
+    tokenizer.decoder = decoders.Sequence(steps)
+    return tokenizer
+
+
+def _merges(metadata: Metadata) -> list[tuple[str, str]]:
+    """SentencePiece keeps a score a piece instead of merges: two pieces merge into the pair that scores best."""
+    scores = {metadata.tokens[i]: metadata["scores"][i] for i, _ in metadata.of_type(TokenType.NORMAL)}
+    merges = [
+        (score, piece[:cut], piece[cut:])
+        for piece, score in scores.items()
+        for cut in range(1, len(piece))
+        if piece[:cut] in scores and piece[cut:] in scores
+    ]
+    merges.sort(key=lambda merge: (-merge[0], -len(merge[1])))
+    return [(left, right) for _, left, right in merges]
+
+
+def _add_template_processor(tokenizer: Tokenizer, metadata: Metadata) -> None:
+    """What `add_special_tokens` puts around a text."""
+    before = [metadata.token("bos")] if metadata.adds_bos else []
+    after = [metadata.token("eos")] if metadata.get("add_eos_token", False) else []
+    around = [token for token in [*before, *after] if token is not None]
+    if around:
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single=[*(t for t in before if t), "$A", *(t for t in after if t)],
+            pair=[*(t for t in before if t), "$A", "$B", *(t for t in after if t)],
+            special_tokens=[(token, metadata.tokens.index(token)) for token in dict.fromkeys(around)],
+        )
+
+
+def tokenizer_config(metadata: Metadata) -> dict[str, Any]:
+    named = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
+    tokens = {f"{name}_token": metadata.token(key) for name, key in named.items()}
+    config: dict[str, Any] = {name: token for name, token in tokens.items() if token is not None}
+    config |= {"add_bos_token": metadata.adds_bos, "clean_up_tokenization_spaces": False}
+    config |= {"tokenizer_class": "PreTrainedTokenizerFast"}
+    if metadata.chat_template is not None:
+        config["chat_template"] = metadata.chat_template
+    return config
+
+
+def generation_config(metadata: Metadata) -> dict[str, Any]:
+    config: dict[str, Any] = {"eos_token_id": metadata.token_ids_that_end()}
+    if (bos := metadata.get("bos_token_id")) is not None:
+        config["bos_token_id"] = bos
+    return config
+
+
+def _write_json(path: Path, value: dict[str, Any]) -> None:
+    path.write_bytes(msgspec.json.format(msgspec.json.encode(value)) + b"\n")

@@ -1,0 +1,186 @@
+"""The sampling contract: what every surface accepts, what it means where a client says nothing, and what is refused.
+
+Two steps, since limits on length need the prompt: `check_sampling` before it is tokenized, `fit_context` after.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from headwater.engine_core.sampling_params import GREEDY_TEMPERATURE
+from headwater.proto import common_pb2
+from headwater.services.errors import BadRequest, ContextTooLong, UnsupportedField
+
+MAX_CHOICES = 128
+MAX_STOP_STRINGS = 16
+MAX_TOP_LOGPROBS = 20
+MAX_LOGIT_BIAS = 100.0
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """The values that a number may have."""
+
+    accepts: Callable[[float], bool]
+    allowed: str
+
+
+def _between(low: float, high: float) -> Range:
+    return Range(lambda value: low <= value <= high, f"{low:g}…{high:g}")
+
+
+# No comparison holds for NaN, so every range refuses it.
+RANGES: Mapping[str, Range] = {
+    "n": _between(1, MAX_CHOICES),
+    "temperature": _between(0, 2),
+    "top_p": Range(lambda value: 0 < value <= 1, "above 0, up to 1"),
+    "top_k": Range(lambda value: value >= -1, "−1 or 0 (off), or at least 1"),
+    "min_p": _between(0, 1),
+    "presence_penalty": _between(-2, 2),
+    "frequency_penalty": _between(-2, 2),
+    "repetition_penalty": Range(lambda value: 0 < value < math.inf, "a finite number above 0"),
+    "top_logprobs": _between(0, MAX_TOP_LOGPROBS),
+    "prompt_logprobs": _between(0, MAX_TOP_LOGPROBS),
+}
+NEUTRAL: Mapping[str, Any] = {
+    "n": 1,
+    "temperature": 1.0,
+    "top_p": 1.0,
+    "top_k": 0,
+    "min_p": 0.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "repetition_penalty": 1.0,
+    "ignore_eos": False,
+    "min_tokens": 0,
+    "logprobs": False,
+    "skip_special_tokens": True,
+    "include_stop_str_in_output": False,
+    "echo": False,
+}
+FROM_MODEL = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+"""Fields whose default a model's `generation_config.json` may set; also `max_new_tokens`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelLimits:
+    """What the contract needs to know of a model."""
+
+    vocab_size: int
+    max_model_len: int
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    """Of `FROM_MODEL`, and `max_tokens`, where the model sets them."""
+
+
+def model_defaults(generation_config: Mapping[str, Any]) -> dict[str, Any]:
+    """The defaults that a model's `generation_config.json` sets, by our names."""
+    defaults = {name: generation_config[name] for name in FROM_MODEL if generation_config.get(name) is not None}
+    if generation_config.get("max_new_tokens") is not None:
+        defaults["max_tokens"] = generation_config["max_new_tokens"]
+    return defaults
+
+
+def check_sampling(asked: common_pb2.Sampling, limits: ModelLimits, *, stream: bool) -> common_pb2.Sampling:
+    """A copy with every default but `max_tokens` filled in. Raises `BadRequest` for what the contract refuses."""
+    _refuse_unsupported(asked)
+    checked = common_pb2.Sampling()
+    checked.CopyFrom(asked)
+    for name, neutral in NEUTRAL.items():
+        if not _has(checked, name):
+            setattr(checked, name, limits.defaults.get(name, neutral))
+    for name, allowed in RANGES.items():
+        if _has(checked, name) and not allowed.accepts(value := getattr(checked, name)):
+            raise BadRequest.of(name, value, allowed.allowed)
+    _check_combinations(checked, stream)
+    _check_strings(checked)
+    _check_ids(checked, limits.vocab_size)
+    checked.top_k = min(max(checked.top_k, 0), limits.vocab_size)
+    return checked
+
+
+def _has(sampling: common_pb2.Sampling, name: str) -> bool:
+    return sampling.HasField(name)  # type: ignore[arg-type] # the stub wants a literal
+
+
+def _refuse_unsupported(asked: common_pb2.Sampling) -> None:
+    if asked.use_beam_search:
+        raise UnsupportedField("use_beam_search", "this version samples or takes the likeliest token")
+    if _has(asked, "structured_output"):
+        raise UnsupportedField("structured_output", "this version has no grammars")
+
+
+def _check_combinations(checked: common_pb2.Sampling, stream: bool) -> None:
+    if checked.n > 1 and checked.temperature < GREEDY_TEMPERATURE:
+        raise BadRequest(
+            "n", f"n is {checked.n} with temperature {checked.temperature:g}; allowed: 1, greedy is one answer"
+        )
+    if _has(checked, "best_of"):
+        if checked.best_of < checked.n:
+            raise BadRequest.of("best_of", checked.best_of, f"at least n ({checked.n})")
+        if checked.best_of > checked.n:
+            raise UnsupportedField("best_of", f"this version returns every choice that it computes: n is {checked.n}")
+    if _has(checked, "top_logprobs") and not checked.logprobs:
+        raise BadRequest(
+            "top_logprobs", f"top_logprobs is {checked.top_logprobs} without logprobs; allowed: with logprobs"
+        )
+    if _has(checked, "prompt_logprobs") and stream:
+        raise BadRequest("prompt_logprobs", "prompt_logprobs with stream; allowed: without stream")
+    if _has(checked, "max_tokens") and checked.max_tokens == 0 and not checked.echo:
+        raise BadRequest.of("max_tokens", 0, "at least 1, or 0 with echo")
+    if _has(checked, "truncate_prompt_tokens") and checked.truncate_prompt_tokens == 0:
+        raise BadRequest.of("truncate_prompt_tokens", 0, "at least 1")
+
+
+def _check_strings(checked: common_pb2.Sampling) -> None:
+    if len(checked.stop) > MAX_STOP_STRINGS:
+        raise BadRequest("stop", f"stop has {len(checked.stop)} strings; allowed: at most {MAX_STOP_STRINGS}")
+    for name, strings in (("stop", checked.stop), ("bad_words", checked.bad_words)):
+        if "" in strings:
+            raise BadRequest.of(name, list(strings), "strings that are not empty")
+
+
+def _check_ids(checked: common_pb2.Sampling, vocab_size: int) -> None:
+    check_vocabulary("stop_token_ids", checked.stop_token_ids, vocab_size)
+    check_vocabulary("allowed_token_ids", checked.allowed_token_ids, vocab_size)
+    check_vocabulary("logit_bias", checked.logit_bias, vocab_size)
+    for token_id, bias in list(checked.logit_bias.items()):
+        if not math.isfinite(bias):
+            raise BadRequest.of(f"logit_bias[{token_id}]", bias, "a finite number")
+        checked.logit_bias[token_id] = max(-MAX_LOGIT_BIAS, min(MAX_LOGIT_BIAS, bias))
+
+
+def check_vocabulary(name: str, token_ids: Iterable[int], vocab_size: int) -> None:
+    """Raises `BadRequest` for the highest id where it lies outside the vocabulary."""
+    highest = max(token_ids, default=0)
+    if highest >= vocab_size:
+        raise BadRequest.of(name, highest, f"token ids 0…{vocab_size - 1}")
+
+
+def fit_context(
+    checked: common_pb2.Sampling, prompt_ids: list[int], limits: ModelLimits, *, prompt_name: str
+) -> list[int]:
+    """The prompt as it is computed; sets `max_tokens`. Raises `ContextTooLong` or `BadRequest`."""
+    if _has(checked, "truncate_prompt_tokens"):
+        if checked.truncate_prompt_tokens > limits.max_model_len:
+            raise BadRequest.of("truncate_prompt_tokens", checked.truncate_prompt_tokens, f"1…{limits.max_model_len}")
+        prompt_ids = prompt_ids[-checked.truncate_prompt_tokens :]
+    if not prompt_ids:
+        raise BadRequest.of(prompt_name, "", "at least one token")
+    left = limits.max_model_len - len(prompt_ids)
+    asked = checked.max_tokens if _has(checked, "max_tokens") else None
+    if left < (1 if asked is None else asked):
+        raise ContextTooLong(prompt_name, len(prompt_ids), asked, limits.max_model_len)
+    if asked is None:
+        checked.max_tokens = min(left, limits.defaults.get("max_tokens", left))
+    if checked.min_tokens > checked.max_tokens:
+        raise BadRequest.of("min_tokens", checked.min_tokens, f"0…{checked.max_tokens} (max_tokens)")
+    return prompt_ids
+
+
+def bad_word_sequences(words: Iterable[str], encode: Callable[[str], list[int]]) -> list[list[int]]:
+    """Each word as the tokens that spell it, where a text begins and after a space."""
+    sequences = [tuple(encode(spelling)) for word in words for spelling in (word, " " + word.lstrip())]
+    return [list(sequence) for sequence in dict.fromkeys(sequences) if sequence]

@@ -1,0 +1,63 @@
+"""From what a client sent to what an engine takes. Pure work on one request: no network, no clock."""
+
+from __future__ import annotations
+
+from headwater.engine_core.prefix_hash import HASH_LEN, block_hashes
+from headwater.proto import common_pb2, processor_pb2
+from headwater.services import conversation
+from headwater.services.errors import BadRequest
+from headwater.services.parameters import bad_word_sequences, check_sampling, check_vocabulary, fit_context
+from headwater.services.text_model import TextModel
+
+
+def prepare(model: TextModel, request: processor_pb2.PrepareRequest) -> processor_pb2.PrepareReply:
+    """Raises `BadRequest` for what the contract refuses."""
+    if len(request.cache_namespace) != HASH_LEN:
+        raise BadRequest.of("cache_namespace", request.cache_namespace.hex(), f"{HASH_LEN} bytes")
+    sampling = check_sampling(request.sampling, model.limits, stream=request.stream)
+    token_ids = prompt_ids(model, request.prompt)
+    token_ids = fit_context(sampling, token_ids, model.limits, prompt_name=prompt_name(request.prompt))
+    block_size = model.served.block_size
+    return processor_pb2.PrepareReply(
+        prompt_ids=token_ids,
+        sampling=sampling,
+        eos_token_ids=model.eos_token_ids,
+        bad_word_ids=_bad_words(model, sampling),
+        block_hashes=b"".join(block_hashes(request.cache_namespace, token_ids, block_size)),
+        block_size=block_size,
+    )
+
+
+def prompt_name(prompt: processor_pb2.Prompt) -> str:
+    """The field that a client knows the prompt by."""
+    return "messages" if prompt.WhichOneof("kind") == "conversation" else "prompt"
+
+
+def prompt_ids(model: TextModel, prompt: processor_pb2.Prompt) -> list[int]:
+    """The prompt as tokens, whichever way it was given."""
+    match prompt.WhichOneof("kind"):
+        case "text":
+            return model.tokenizer.encode(prompt.text, add_special_tokens=_adds_special_tokens(prompt, default=True))
+        case "token_ids":
+            check_vocabulary("prompt", prompt.token_ids.ids, model.limits.vocab_size)
+            return list(prompt.token_ids.ids)
+        case "conversation":
+            if model.chat_template is None:
+                raise BadRequest(
+                    "messages", f"the model {model.name!r} has no chat template; give one to the processor"
+                )
+            text = conversation.render(model.chat_template, prompt.conversation)
+            return model.tokenizer.encode(text, add_special_tokens=_adds_special_tokens(prompt, default=False))
+        case _:
+            raise BadRequest.of("prompt", None, "text, token ids or a conversation")
+
+
+def _adds_special_tokens(prompt: processor_pb2.Prompt, *, default: bool) -> bool:
+    return prompt.add_special_tokens if prompt.HasField("add_special_tokens") else default
+
+
+def _bad_words(model: TextModel, sampling: common_pb2.Sampling) -> list[common_pb2.TokenSequence]:
+    def encode(text: str) -> list[int]:
+        return model.tokenizer.encode(text, add_special_tokens=False)
+
+    return [common_pb2.TokenSequence(token_ids=ids) for ids in bad_word_sequences(sampling.bad_words, encode)]

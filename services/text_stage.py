@@ -1,0 +1,90 @@
+"""What both text stages do around their service: listen, tell the cluster, tell health, leave in order."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass
+
+import grpc
+import prometheus_client
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+
+from headwater.services.grpc_errors import ErrorInterceptor
+from headwater.services.settings import SettingError, setting
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextStageSettings:
+    """What the processor and the output processor are both told."""
+
+    host: str = setting("127.0.0.1", "address to listen on")
+    port: int = setting(0, "gRPC port; 0: any")
+    replica_id: str = setting("", "stable name of this process; default: a random one")
+    nats_url: str = setting("", "NATS server that carries membership; none: gateways need the address")
+    redis_url: str = setting("", "accepted like on every stage; text needs no store")
+    model_folder: tuple[str, ...] = setting((), "converted model folder (repeatable)")
+    served_model_name: tuple[str, ...] = setting((), "name of the folder at the same place (default: its own)")
+    drain_limit: float = setting(30.0, "seconds that running requests are given at shutdown")
+    metrics_port: int = setting(0, "port of /metrics; 0: any, -1: none")
+    log_level: str = setting("info", "debug, info, warning or error")
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.port <= 65535:
+            raise SettingError("port", self.port, "0…65535")
+        if not -1 <= self.metrics_port <= 65535:
+            raise SettingError("metrics_port", self.metrics_port, "-1…65535")
+        if self.drain_limit < 0:
+            raise SettingError("drain_limit", self.drain_limit, "at least 0")
+
+
+def new_epoch() -> int:
+    return secrets.randbits(64)
+
+
+class Listener:
+    """A gRPC server with health; `address` once it listens."""
+
+    def __init__(self, host: str, port: int) -> None:
+        self.server = grpc.aio.server(interceptors=[ErrorInterceptor()], options=[("grpc.so_reuseport", 0)])
+        self._health = health.aio.HealthServicer()
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self.server)
+        self.address = f"{host}:{self.server.add_insecure_port(f'{host}:{port}')}"
+
+    async def start(self) -> None:
+        await self.server.start()
+        await self._health.set("", health_pb2.HealthCheckResponse.SERVING)
+
+    async def leave(self) -> None:
+        """Tells health checks that no new work is taken."""
+        await self._health.set("", health_pb2.HealthCheckResponse.NOT_SERVING)
+
+
+@contextlib.asynccontextmanager
+async def listening(
+    host: str, port: int, add_servicer: Callable[[grpc.aio.Server], None], *, grace: float = 0.0
+) -> AsyncIterator[Listener]:
+    """Serves for the length of a scope; at its end calls that still run get `grace` seconds."""
+    listener = Listener(host, port)
+    add_servicer(listener.server)
+    await listener.start()
+    try:
+        yield listener
+    finally:
+        await listener.server.stop(grace=grace)
+
+
+@contextlib.contextmanager
+def metrics_served(host: str, port: int) -> Iterator[dict[str, str]]:
+    """Serves /metrics for the length of a scope; yields its address, nothing where port is -1."""
+    if port < 0:
+        yield {}
+        return
+    server, thread = prometheus_client.start_http_server(port, host)
+    try:
+        yield {"metrics": f"{host}:{server.server_port}"}
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()

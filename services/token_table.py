@@ -1,0 +1,99 @@
+"""What each token id spells, as bytes and, where these are whole characters, as text. Built once a tokenizer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+from tokenizers import Tokenizer
+
+
+class UnknownDecoder(Exception):
+    """A tokenizer whose tokens do not each spell bytes of their own."""
+
+    def __init__(self, decoder: str) -> None:
+        super().__init__(f"the tokenizer's decoder is {decoder}; allowed: ByteLevel, or Replace with ByteFallback")
+        self.decoder = decoder
+
+
+class TokenTable:
+    """`bytes_of[id]` and `text_of[id]` for every id of the model's vocabulary.
+
+    `text_of[id]` is None where the bytes are not whole characters by themselves; ids that the tokenizer does not know
+    (padding of the embedding) spell nothing.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
+        added = tokenizer.get_added_tokens_decoder()
+        self.special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
+        self.bytes_of = [b""] * max(vocab_size, max(tokenizer.get_vocab().values()) + 1)
+        spell = _speller(tokenizer)
+        for token, token_id in tokenizer.get_vocab().items():
+            self.bytes_of[token_id] = token.encode() if token_id in added else spell(token)
+        self.text_of = [_whole(spelled) for spelled in self.bytes_of]
+        self.visible_bytes_of, self.visible_text_of = list(self.bytes_of), list(self.text_of)
+        """The same with special tokens spelling nothing."""
+        for token_id in self.special_ids:
+            self.visible_bytes_of[token_id], self.visible_text_of[token_id] = b"", ""
+
+    def __len__(self) -> int:
+        return len(self.bytes_of)
+
+
+def _whole(spelled: bytes) -> str | None:
+    try:
+        return spelled.decode()
+    except UnicodeDecodeError:
+        return None
+
+
+def _speller(tokenizer: Tokenizer) -> Any:
+    """The function from a token to its bytes, by the steps that `tokenizer.decoder` names."""
+    steps = list(_steps(msgspec.json.decode(tokenizer.decoder.__getstate__()) if tokenizer.decoder else {}))
+    kinds = [step["type"] for step in steps]
+    if kinds == ["ByteLevel"]:
+        return _byte_level
+    if "ByteFallback" in kinds and set(kinds) <= {"Replace", "ByteFallback", "Fuse", "Strip", "Metaspace"}:
+        marks = [step["pattern"]["String"] for step in steps if step["type"] == "Replace"]
+        return _SentencePiece(marks[0] if marks else "▁")
+    if kinds == ["Metaspace"]:
+        return _SentencePiece(steps[0]["replacement"])
+    raise UnknownDecoder(" + ".join(kinds) or "missing")
+
+
+def _steps(decoder: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    if decoder.get("type") == "Sequence":
+        for step in decoder["decoders"]:
+            yield from _steps(step)
+    elif decoder:
+        yield decoder
+
+
+def _printable_bytes() -> dict[str, int]:
+    """GPT-2 writes a byte as a printable character: itself where it is one, otherwise the next free one past 255."""
+    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
+
+
+_BYTE_OF = _printable_bytes()
+
+
+def _byte_level(token: str) -> bytes:
+    try:
+        return bytes([_BYTE_OF[char] for char in token])
+    except KeyError:
+        return token.encode()
+
+
+class _SentencePiece:
+    """`▁` spells a space and `<0xE2>` a byte. A space that opens a whole text is an answer's own: it stays."""
+
+    def __init__(self, mark: str) -> None:
+        self._mark = mark
+
+    def __call__(self, token: str) -> bytes:
+        if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
+            return bytes([int(token[3:5], 16)])
+        return token.replace(self._mark, " ").encode()
