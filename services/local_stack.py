@@ -40,7 +40,6 @@ class LocalStack:
         model_folder: Path,
         served_name: str,
         *,
-        report: Report,
         say: Callable[[str], None],
     ) -> None:
         self.settings = settings
@@ -49,33 +48,34 @@ class LocalStack:
         self.record: LineRecord | None = None
         """Since the line is ready."""
         self._model_folder, self._served_name = model_folder, served_name
-        self._report, self._say = report, say
+        self._say = say
         self._pipe = SupervisorPipe()
         self._groups: dict[str, list[KeptStage]] = {}
         """By kind, in the order of starting; they end in the opposite order."""
         self._logs = settings.state_dir / "logs"
         self._env = {name: value for name, value in os.environ.items() if name not in STACK_VARIABLES}
 
-    async def start(self) -> None:
+    async def start(self, report: Report) -> None:
         """Returns when a request would be answered. Raises `StackError`, `StageDied` or `EmbeddedServerError`."""
         settings = self.settings
         port = claim_port(settings.host, settings.port, "--port")
         grpc_port = claim_port(settings.host, settings.grpc_port, "--grpc-port")
         shutil.rmtree(self._logs, ignore_errors=True)
         self._logs.mkdir(parents=True)
-        nats_url, redis_url = await self._start_servers()
+        nats_url, redis_url = await self._start_servers(report)
         plan = StackPlan(settings, self._model_folder, self._served_name, port, grpc_port, nats_url, redis_url)
-        await self._start_stages(plan)
+        await self._start_stages(plan, report)
+        host = f"[{settings.host}]" if ":" in settings.host else settings.host
         self.record = LineRecord(
             pid=os.getpid(),
             model=self._served_name,
-            rest=f"http://{settings.host}:{port}",
-            grpc=f"{settings.host}:{grpc_port}",
+            rest=f"http://{host}:{port}",
+            grpc=f"{host}:{grpc_port}",
             nats_url=nats_url,
             redis_url=redis_url,
             stages=(),
         )
-        await self._wait_until_ready(self.record.rest)
+        await self._wait_until_ready(self.record.rest, report)
         self._write_record()
 
     async def run(self) -> None:
@@ -95,7 +95,7 @@ class LocalStack:
     def _stages(self) -> list[KeptStage]:
         return [stage for group in self._groups.values() for stage in group]
 
-    async def _start_servers(self) -> tuple[str, str]:
+    async def _start_servers(self, report: Report) -> tuple[str, str]:
         """NATS and Valkey of its own, where no outside ones are named; their addresses."""
         settings = self.settings
         if settings.nats_url is None:
@@ -103,13 +103,13 @@ class LocalStack:
             self._groups["nats"] = [self._server("nats", partial(start_nats, jetstream=jetstream))]
         if settings.redis_url is None:
             self._groups["valkey"] = [self._server("valkey", start_valkey)]
-        await self._begin(self._stages())
+        await _begin(self._stages(), report)
         return (
             settings.nats_url or self._groups["nats"][0].addresses["url"],
             settings.redis_url or self._groups["valkey"][0].addresses["url"],
         )
 
-    async def _start_stages(self, plan: StackPlan) -> None:
+    async def _start_stages(self, plan: StackPlan, report: Report) -> None:
         """All at once: gateways find the stages behind them by their heartbeats."""
         settings = self.settings
         self._groups["engine"] = [
@@ -126,27 +126,7 @@ class LocalStack:
             for i in range(settings.gateways)
         ]
         kinds = ("engine", "processor", "output-processor", "gateway")
-        await self._begin([stage for kind in kinds for stage in self._groups[kind]])
-
-    async def _begin(self, stages: Sequence[KeptStage]) -> None:
-        """Waits until all are ready; the first that dies ends the waiting."""
-        num_ready = 0
-        what = "starting " + ", ".join(dict.fromkeys(stage.name.rstrip("-0123456789") for stage in stages))
-
-        async def begin(stage: KeptStage) -> None:
-            nonlocal num_ready
-            await stage.begin()
-            num_ready += 1
-            self._report(what, num_ready, len(stages))
-
-        self._report(what, 0, len(stages))
-        tasks = [asyncio.ensure_future(begin(stage)) for stage in stages]
-        try:
-            await asyncio.gather(*tasks)
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+        await _begin([stage for kind in kinds for stage in self._groups[kind]], report)
 
     def _stage(
         self, name: str, module: str, flags: Callable[[], list[str]], env: dict[str, str] | None = None
@@ -178,10 +158,10 @@ class LocalStack:
         }
         return plan.gateway(idx, known)
 
-    async def _wait_until_ready(self, rest: str) -> None:
+    async def _wait_until_ready(self, rest: str, report: Report) -> None:
         """A gateway's /ready speaks for the line: it knows a processor, an output processor and an engine."""
         what = "joining the stages"
-        self._report(what, 0, 1)
+        report(what, 0, 1)
         async with httpx.AsyncClient(base_url=rest, timeout=5) as client:
             try:
                 async with asyncio.timeout(READY_LIMIT):
@@ -189,7 +169,7 @@ class LocalStack:
                         await asyncio.sleep(0.05)
             except TimeoutError:
                 raise StackError(f"the line is not ready after {READY_LIMIT:.0f} s; logs: {self._logs}") from None
-        self._report(what, 1, 1)
+        report(what, 1, 1)
 
     def _changed(self, what: str) -> None:
         """A process died or came back after the line was ready."""
@@ -208,9 +188,30 @@ class LocalStack:
         self.record.write(self.settings.state_dir)
 
 
+async def _begin(stages: Sequence[KeptStage], report: Report) -> None:
+    """Waits until all are ready; the first that dies ends the waiting."""
+    num_ready = 0
+    what = "starting " + ", ".join(dict.fromkeys(stage.name.rstrip("-0123456789") for stage in stages))
+
+    async def begin(stage: KeptStage) -> None:
+        nonlocal num_ready
+        await stage.begin()
+        num_ready += 1
+        report(what, num_ready, len(stages))
+
+    report(what, 0, len(stages))
+    tasks = [asyncio.ensure_future(begin(stage)) for stage in stages]
+    try:
+        await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
 def claim_port(host: str, port: int, flag: str) -> int:
     """`port`, or a free one for 0. Raises `StackError` when somebody listens there."""
-    with socket.socket() as probe:
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))

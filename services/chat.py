@@ -1,0 +1,116 @@
+"""`headwater chat`: a conversation in the terminal over any OpenAI-compatible server, streamed, with its history."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+from rich.console import Console
+from rich.markup import escape
+
+HELP = "/new starts over, /system TEXT sets the system message, /quit leaves (or Ctrl-D); Ctrl-C stops an answer"
+
+
+class ChatError(Exception):
+    """The server refused or ended an answer; its own sentence."""
+
+
+class Chat:
+    """A conversation with one model. Knows nothing about the terminal."""
+
+    def __init__(self, client: httpx.Client, model: str, *, system: str = "", options: dict[str, Any]) -> None:
+        self.model = model
+        self.messages: list[dict[str, str]] = []
+        self.usage: dict[str, Any] = {}
+        """Of the last answer."""
+        self._client, self._options = client, options
+        self.start_over(system)
+
+    def start_over(self, system: str = "") -> None:
+        self.messages = [{"role": "system", "content": system}] if system else []
+
+    def ask(self, question: str) -> Iterator[str]:
+        """Pieces of the answer; what came of it joins the history even when the reader leaves early."""
+        messages = [*self.messages, {"role": "user", "content": question}]
+        body = {"model": self.model, "messages": messages, "stream": True, **self._options}
+        body["stream_options"] = {"include_usage": True}
+        answer = ""
+        try:
+            with self._client.stream("POST", "chat/completions", json=body) as reply:
+                if reply.is_error:
+                    reply.read()
+                    raise ChatError(_sentence(reply))
+                for chunk in _events(reply):
+                    if "error" in chunk:
+                        raise ChatError(chunk["error"]["message"])
+                    self.usage = chunk.get("usage") or self.usage
+                    for choice in chunk.get("choices", ()):
+                        piece = choice["delta"].get("content") or ""
+                        answer += piece
+                        yield piece
+        finally:
+            if answer:
+                self.messages.append({"role": "user", "content": question})
+                self.messages.append({"role": "assistant", "content": answer})
+
+
+def first_model(client: httpx.Client) -> str:
+    """The id of the first model that the server lists. Raises `ChatError` when it lists none."""
+    reply = client.get("models")
+    if reply.is_error:
+        raise ChatError(_sentence(reply))
+    models = reply.json()["data"]
+    if not models:
+        raise ChatError("the server serves no model yet")
+    return str(models[0]["id"])
+
+
+def converse(chat: Chat, console: Console) -> None:
+    """Reads questions and prints answers until the person leaves."""
+    console.print(f"[bold]{escape(chat.model)}[/]  [dim]{HELP}[/]")
+    while True:
+        try:
+            line = console.input("\n[bold cyan]you ›[/] ").strip()
+        except (EOFError, KeyboardInterrupt):
+            console.print()
+            return
+        if line in ("/quit", "/exit"):
+            return
+        if line == "/new" or line.startswith("/system"):
+            chat.start_over(line.removeprefix("/system").strip() if line != "/new" else "")
+        elif line.startswith("/"):
+            console.print(f"[dim]{HELP}[/]")
+        elif line:
+            _answer(chat, line, console)
+
+
+def _answer(chat: Chat, question: str, console: Console) -> None:
+    console.print("[bold green]model ›[/] ", end="")
+    try:
+        for piece in chat.ask(question):
+            console.out(piece, end="", highlight=False)
+    except KeyboardInterrupt:
+        console.print(" [dim](stopped)[/]", end="")
+    except (ChatError, httpx.HTTPError) as error:
+        console.print(f"\n[red]{escape(str(error))}[/]", end="")
+    console.print()
+    details = chat.usage.get("prompt_tokens_details") or {}
+    if chat.usage:
+        counts = f"{chat.usage['prompt_tokens']} prompt tokens ({details.get('cached_tokens', 0)} cached)"
+        console.print(f"[dim]{counts}, {chat.usage['completion_tokens']} answered[/]")
+
+
+def _events(reply: httpx.Response) -> Iterator[dict[str, Any]]:
+    for line in reply.iter_lines():
+        if line.startswith("data: ") and line != "data: [DONE]":
+            yield json.loads(line[6:])
+
+
+def _sentence(reply: httpx.Response) -> str:
+    """What an error reply says of itself."""
+    try:
+        return str(reply.json()["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        return f"{reply.url} answered {reply.status_code}"

@@ -1,0 +1,82 @@
+"""`headwater status`: who is in the cluster and how busy, from heartbeats on NATS."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+from headwater.services.bus import Bus
+from headwater.services.member import Kind, Member
+from headwater.services.membership import Members
+
+LISTEN_SECONDS = 1.2
+"""A heartbeat comes each second."""
+
+
+class NobodyThere(Exception):
+    """The bus could not be reached."""
+
+    def __init__(self, nats_url: str) -> None:
+        super().__init__(f"no NATS server answers at {nats_url}; is the line up?")
+
+
+async def listen(nats_url: str) -> list[Member]:
+    """Everyone who is heard within a heartbeat. Raises `NobodyThere`."""
+    async with Bus.open(nats_url) as bus:
+        if not bus.connected:
+            raise NobodyThere(nats_url)
+        async with Members(bus, Kind).running() as members:
+            await asyncio.sleep(LISTEN_SECONDS)
+            return _everyone(members)
+
+
+async def watch(nats_url: str, console: Console) -> None:
+    """A live table until cancelled. Raises `NobodyThere`."""
+    async with Bus.open(nats_url) as bus:
+        if not bus.connected:
+            raise NobodyThere(nats_url)
+        async with Members(bus, Kind).running() as members:
+            with Live(console=console, auto_refresh=False) as live:
+                while True:
+                    live.update(as_table(_everyone(members)), refresh=True)
+                    await asyncio.sleep(0.5)
+
+
+def _everyone(members: Members) -> list[Member]:
+    return [member for kind in Kind for member in sorted(members.of(kind), key=lambda each: each.replica_id)]
+
+
+def as_table(members: Sequence[Member]) -> Table:
+    """A row a process; the numbers are those of engines."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in ("stage", "replica", "address", "model", "state"):
+        table.add_column(name)
+    for name in ("running", "waiting", "KV blocks", "prefix hits", "step"):
+        table.add_column(name, justify="right")
+    for member in members:
+        state = "[yellow]draining[/]" if member.draining else "[green]serving[/]"
+        model = member.model.name if member.model is not None else ""
+        table.add_row(member.kind.value, member.replica_id, member.address, model, state, *_load_cells(member))
+    return table
+
+
+def _load_cells(member: Member) -> tuple[str, ...]:
+    load = member.load
+    if load is None:
+        return ("",) * 5
+    hits = f"{load.prefix_hits / load.prefix_queries:.0%}" if load.prefix_queries else "–"
+    blocks = f"{load.num_used_blocks}/{load.num_total_blocks}"
+    step = f"{load.itl_seconds * 1e3:.1f} ms" if load.itl_seconds else "–"
+    return (str(load.num_running), str(load.num_waiting), blocks, hits, step)
+
+
+def as_json(members: Sequence[Member]) -> list[dict[str, Any]]:
+    return [
+        {**dataclasses.asdict(member), "kind": member.kind.value, "epoch": f"{member.epoch:016x}"} for member in members
+    ]
