@@ -191,6 +191,7 @@ def pull(
     revision: Revision = None,
     dtype: Dtype = "auto",
     device: Device = "auto",
+    link: Annotated[Path | None, typer.Option(help="Also point this symbolic link at the folder.")] = None,
     cache_dir: CacheDir,
 ) -> None:
     """Download a model and convert it once into the layout that the engines map; prints its folder."""
@@ -198,6 +199,8 @@ def pull(
         folder = model_store.pull(
             model, cache_dir=cache_dir, progress=bars.report, revision=revision, dtype=dtype, device=device
         )
+    if link is not None:
+        model_store.point(link, folder)
     print(folder)
 
 

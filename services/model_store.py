@@ -52,7 +52,7 @@ class Source:
 
 def default_cache_dir(env: Mapping[str, str] = os.environ) -> Path:
     """`$HEADWATER_CACHE`, else `$XDG_CACHE_HOME/headwater`, else `~/.cache/headwater`."""
-    if "HEADWATER_CACHE" in env:
+    if env.get("HEADWATER_CACHE"):
         return Path(env["HEADWATER_CACHE"])
     return Path(env.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "headwater"
 
@@ -149,3 +149,11 @@ def _convert(source: Source, path: Path, folder: Path, dtype: str, progress: Rep
         shutil.rmtree(partial)
         raise ConversionFailed(path, last_words)
     partial.rename(folder)
+
+
+def point(link: Path, folder: Path) -> None:
+    """Makes `link` a symbolic link to the folder, at once and whether or not there was one."""
+    partial = link.with_name(f".{link.name}.partial")
+    partial.unlink(missing_ok=True)
+    partial.symlink_to(folder)
+    partial.replace(link)
