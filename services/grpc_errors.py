@@ -48,9 +48,7 @@ async def abort(context: grpc.aio.ServicerContext[Any, Any], error: errors.Headw
     status = status_pb2.Status(code=status_of(error).value[0], message=error.message)
     for detail in details:
         status.details.add().Pack(detail)
-    await context.abort_with_status(  # type: ignore[attr-defined] # missing from the stubs
-        rpc_status.to_status(status)
-    )
+    await context.abort_with_status(rpc_status.to_status(status))
     raise AssertionError("abort returned")
 
 
@@ -58,7 +56,7 @@ def from_rpc_error(failure: grpc.aio.AioRpcError) -> errors.HeadwaterError:
     """The named error that another stage raised; `Unavailable` when the stage itself is out of reach."""
     message = failure.details() or failure.code().name
     info, delay, field = error_details_pb2.ErrorInfo(), error_details_pb2.RetryInfo(), None
-    status = rpc_status.from_call(failure)  # type: ignore[arg-type]
+    status = rpc_status.from_call(failure)  # type: ignore[arg-type] # it is one in all that is read
     for detail in status.details if status is not None else ():
         _unpack(detail, info)
         _unpack(detail, delay)
@@ -87,14 +85,14 @@ def _unpack(detail: AnyMessage, into: Any) -> bool:
     return bool(detail.Is(into.DESCRIPTOR) and detail.Unpack(into))
 
 
-class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg] # generic in the stubs only
+class ErrorInterceptor(grpc.aio.ServerInterceptor):
     """Maps named errors of every handler to status; what is unforeseen becomes INTERNAL and one log line."""
 
     async def intercept_service(
         self,
-        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any]]],
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any] | None]],
         details: grpc.HandlerCallDetails,
-    ) -> grpc.RpcMethodHandler[Any, Any]:
+    ) -> grpc.RpcMethodHandler[Any, Any] | None:
         handler = await continuation(details)
         if handler is None or (handler.request_streaming and not handler.response_streaming):
             return handler
