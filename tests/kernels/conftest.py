@@ -2,8 +2,21 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
+# Before Triton is imported: it decides when it decorates a function.
+if not Path("/dev/nvidiactl").exists():
+    os.environ["TRITON_INTERPRET"] = "1"
+
 import pytest
 import torch
+
+from tests.kernels import interpreter
+
+if not torch.cuda.is_available():
+    torch.set_num_threads(1)
+    interpreter.mend()
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,186 @@
+"""Which program of decode attention reads what: work items from sequence lengths and block tables, made on the device.
+
+A step's plan serves all its layers. Items are (row, split of 512 keys); splits whose blocks several rows share become
+shared items, read once for up to `rows_per_tile` rows. Runs inside a CUDA graph: sizes are fixed, counts are data.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+from headwater.kernels.online_softmax import SPLIT
+
+SHARED_ROWS = 64
+"""Query rows (sequences x heads of a group) of a tile that reads a shared split."""
+SPLIT_BITS = 16
+_STRIPES = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecodePlan:
+    """Preallocated for up to `max_rows` sequences of up to `max_splits` splits; filled by `plan_decode`."""
+
+    max_rows: int
+    max_splits: int
+    rows_per_tile: int
+    counts: torch.Tensor
+    """int32 [4]: whole items, tail items, shared items, unused."""
+    items: torch.Tensor
+    """int32 [max_rows * max_splits]: row << 16 | split, whole splits that one row reads."""
+    tails: torch.Tensor
+    """int32 [max_rows]: the same for last splits that are not whole; they run after the whole ones."""
+    shared_splits: torch.Tensor
+    """int32 [max_rows * max_splits / 2]: the split of each shared item."""
+    shared_rows: torch.Tensor
+    """int32 [as above, rows_per_tile]: its rows; from the first negative one on there are none."""
+    first_partials: torch.Tensor
+    """int32 [max_rows]: where a row's partial results begin; a row's splits follow one another."""
+    partial_acc: torch.Tensor
+    """float32 [partials, Hq, D]"""
+    partial_ml: torch.Tensor
+    """float32 [partials, Hq, 2]: maximum and sum."""
+
+    @classmethod
+    def allocate(
+        cls,
+        *,
+        max_rows: int,
+        max_seq_len: int,
+        num_q_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        device: torch.device,
+        max_partials: int | None = None,
+    ) -> DecodePlan:
+        """max_partials bounds the splits of all rows together; by default the worst case, max_rows whole contexts."""
+        max_splits = triton.cdiv(max_seq_len, SPLIT)
+        partials = max_rows * max_splits if max_partials is None else max_partials
+        rows_per_tile = SHARED_ROWS // (num_q_heads // num_kv_heads)
+        max_shared = max(max_rows * max_splits // 2, 1)
+
+        def ints(*shape: int) -> torch.Tensor:
+            return torch.zeros(shape, dtype=torch.int32, device=device)
+
+        return cls(
+            max_rows=max_rows,
+            max_splits=max_splits,
+            rows_per_tile=rows_per_tile,
+            counts=ints(4),
+            items=ints(max_rows * max_splits),
+            tails=ints(max_rows),
+            shared_splits=ints(max_shared),
+            shared_rows=ints(max_shared, rows_per_tile).fill_(-1),
+            first_partials=ints(max_rows),
+            partial_acc=torch.zeros(partials, num_q_heads, head_dim, dtype=torch.float32, device=device),
+            partial_ml=torch.zeros(partials, num_q_heads, 2, dtype=torch.float32, device=device),
+        )
+
+
+def plan_decode(
+    plan: DecodePlan,
+    seq_lens: torch.Tensor,
+    table_rows: torch.Tensor,
+    block_tables: torch.Tensor,
+    block_size: int,
+    *,
+    share: bool,
+    min_sharers: int = 2,
+) -> None:
+    """seq_lens int32 [R], keys a row reads, its own included, 0 for a padding row; table_rows int32 [R], which row of
+    block_tables int32 [rows, max_blocks] is whose. With `share`, splits are compared for blocks in common."""
+    num_rows = len(seq_lens)
+    assert num_rows <= plan.max_rows
+    plan.counts.zero_()
+    _plan_decode[(num_rows, _STRIPES)](
+        seq_lens,
+        table_rows,
+        block_tables,
+        block_tables.stride(0),
+        plan.counts,
+        plan.items,
+        plan.tails,
+        plan.shared_splits,
+        plan.shared_rows,
+        plan.first_partials,
+        num_rows,
+        min_sharers,
+        PAGES=SPLIT // block_size,
+        SPLIT=SPLIT,
+        ROWS_PER_TILE=plan.rows_per_tile,
+        BLOCK_R=max(triton.next_power_of_2(num_rows), SHARED_ROWS),
+        SHARE=share and num_rows > 1,
+        num_warps=4,
+    )
+
+
+@triton.jit
+def _same_blocks(p_table, stride_table, b_table_row, b_candidate, own_row, first_page, PAGES: tl.constexpr):
+    """Which candidates have this row's blocks in all pages of a split. The last page alone decides most of them."""
+    last = first_page + PAGES - 1
+    own_last = tl.load(p_table + own_row * stride_table + last)
+    b_last = tl.load(p_table + b_table_row * stride_table + last, mask=b_candidate, other=-1)
+    b_same = b_candidate & (b_last == own_last)
+    if tl.sum(b_same.to(tl.int32), axis=0) > 1:
+        for i_page in range(first_page, last):
+            own = tl.load(p_table + own_row * stride_table + i_page)
+            b_other = tl.load(p_table + b_table_row * stride_table + i_page, mask=b_same, other=-1)
+            b_same = b_same & (b_other == own)
+    return b_same
+
+
+@triton.jit
+def _plan_decode(
+    p_seq_len,
+    p_table_row,
+    p_table,
+    stride_table,
+    p_count,
+    p_item,
+    p_tail,
+    p_shared_split,
+    p_shared_row,
+    p_first_partial,
+    num_rows,
+    min_sharers,
+    PAGES: tl.constexpr,
+    SPLIT: tl.constexpr,
+    ROWS_PER_TILE: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+    SHARE: tl.constexpr,
+):
+    i_row = tl.program_id(0)
+    o_r = tl.arange(0, BLOCK_R)
+    b_len = tl.load(p_seq_len + o_r, mask=o_r < num_rows, other=0)
+    seq_len = tl.load(p_seq_len + i_row)
+    num_whole = seq_len // SPLIT
+    if tl.program_id(1) == 0:
+        b_splits = tl.where(o_r < i_row, (b_len + SPLIT - 1) // SPLIT, 0)
+        tl.store(p_first_partial + i_row, tl.sum(b_splits, axis=0))
+        if seq_len % SPLIT != 0:
+            tl.store(p_tail + tl.atomic_add(p_count + 1, 1), (i_row << 16) | num_whole)
+    b_table_row = tl.load(p_table_row + o_r, mask=o_r < num_rows, other=0).to(tl.int64)
+    own_row = tl.load(p_table_row + i_row).to(tl.int64)
+    for i_split in range(tl.program_id(1), num_whole, tl.num_programs(1)):
+        alone = True
+        if SHARE:
+            b_candidate = b_len >= (i_split + 1) * SPLIT
+            b_same = _same_blocks(p_table, stride_table, b_table_row, b_candidate, own_row, i_split * PAGES, PAGES)
+            num_sharers = tl.sum(b_same.to(tl.int32), axis=0)
+            alone = num_sharers < min_sharers
+            leader = tl.min(tl.where(b_same, o_r, BLOCK_R), axis=0)
+            if (num_sharers >= min_sharers) & (leader == i_row):
+                num_tiles = (num_sharers + ROWS_PER_TILE - 1) // ROWS_PER_TILE
+                first = tl.atomic_add(p_count + 2, num_tiles)
+                b_rank = tl.cumsum(b_same.to(tl.int32), axis=0) - 1
+                tl.store(p_shared_row + first * ROWS_PER_TILE + b_rank, o_r, mask=b_same)
+                # NOTE: rows past the last sharer of the last tile must read as none.
+                b_blank = num_sharers + o_r
+                is_blank = b_blank < num_tiles * ROWS_PER_TILE
+                tl.store(p_shared_row + first * ROWS_PER_TILE + b_blank, -1, mask=is_blank & (o_r < ROWS_PER_TILE))
+                tl.store(p_shared_split + first + o_r, i_split, mask=o_r < num_tiles)
+        if alone:
+            tl.store(p_item + tl.atomic_add(p_count, 1), (i_row << 16) | i_split)

@@ -1,0 +1,27 @@
+"""Programmatic dependent launch: a kernel starts while the one before it ends. Knows nothing about what kernels do.
+
+A kernel launched with `launch_options(True)` calls `wait_for_inputs` before it touches what an earlier kernel wrote.
+It shortens small steps (0.2 to 0.4 us a kernel on an H200) and lengthens big ones, so the caller says when.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+def launch_options(dependent: bool) -> dict[str, bool]:
+    """Launch arguments for Triton; empty unless asked, since the interpreter has no such launch."""
+    return {"launch_pdl": True} if dependent else {}
+
+
+@triton.jit
+def wait_for_inputs(DEPENDENT: tl.constexpr):
+    if DEPENDENT:
+        tl.extra.cuda.gdc_wait()
+
+
+@triton.jit
+def release_dependents(DEPENDENT: tl.constexpr):
+    if DEPENDENT:
+        tl.extra.cuda.gdc_launch_dependents()

@@ -1,0 +1,215 @@
+"""Draws one token a row under top-k, top-p and min-p without sorting the vocabulary.
+
+All three keep an upper set of the logits. The best perturbed token of a larger upper set, when it lies in the wanted
+one, is also the best of that; when it does not, neither does any token with a logit as low, so the search goes on above
+it. Each round is two passes over one row and throws out half of the unwanted probability on average. The result is the
+argmax over the wanted set, exactly and with the noise of `sample`. Ties at a cut are all kept.
+
+Order, as elsewhere: min-p on the whole distribution, top-k, then top-p on what these leave, renormalised.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+from headwater.kernels.gumbel import PURPOSE_SAMPLE, row_keys
+from headwater.kernels.sample import Draws, best_token, perturb, scores_twin
+
+BLOCK = 8192
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Filters:
+    """The filters of R rows, on the device."""
+
+    top_ks: torch.Tensor
+    """int32 [R]; 0: off."""
+    top_ps: torch.Tensor
+    """float32 [R]; 1: off."""
+    min_ps: torch.Tensor
+    """float32 [R]; 0: off."""
+
+
+def filtered_sample(logits: torch.Tensor, draws: Draws, filters: Filters, out: torch.Tensor) -> None:
+    """logits bf16 or float32 [R, V]; writes out int32 [R] for rows that filter and leaves the others as they are."""
+    num_rows, vocab_size = logits.shape
+    assert logits.stride(1) == 1
+    _filtered_sample[(num_rows,)](
+        logits,
+        draws.temperatures,
+        draws.seeds,
+        draws.choice_indices,
+        draws.output_indices,
+        filters.top_ks,
+        filters.top_ps,
+        filters.min_ps,
+        out,
+        logits.stride(0),
+        vocab_size,
+        BLOCK=min(BLOCK, triton.next_power_of_2(vocab_size)),
+        PURPOSE=PURPOSE_SAMPLE,
+        ON_GPU=logits.is_cuda,
+        num_warps=16,
+    )
+
+
+def filter_twin(logits: torch.Tensor, draws: Draws, filters: Filters) -> torch.Tensor:
+    """Which tokens are kept, bool [R, V], by sorting."""
+    greedy = draws.temperatures == 0
+    x = logits.double() / torch.where(greedy, 1.0, draws.temperatures)[:, None].double()
+    kept = x >= x.amax(1, keepdim=True) + filters.min_ps.double().log()[:, None]
+    order = x.masked_fill(~kept, float("-inf")).sort(dim=1, descending=True).values
+    k = torch.where(filters.top_ks > 0, filters.top_ks, x.shape[1]).clamp(max=x.shape[1]).long()
+    kept &= x >= order.gather(1, k[:, None] - 1)
+    p = x.masked_fill(~kept, float("-inf")).softmax(1)
+    ranked = p.sort(dim=1, descending=True)
+    mass_above = (ranked.values.cumsum(1) - ranked.values) < filters.top_ps[:, None].double()
+    least = ranked.values.masked_fill(~mass_above, 2.0).amin(1, keepdim=True)
+    return kept & ((p >= least) | (filters.top_ps >= 1)[:, None])
+
+
+def filtered_sample_twin(logits: torch.Tensor, draws: Draws, filters: Filters) -> torch.Tensor:
+    kept = filter_twin(logits, draws, filters)
+    return scores_twin(logits, draws).masked_fill(~kept, float("-inf")).argmax(1).to(torch.int32)
+
+
+@triton.jit
+def _row_max(p_row, vocab_size, BLOCK: tl.constexpr):
+    b_max = tl.full((BLOCK,), float("-inf"), tl.float32)
+    for i_v in range(0, vocab_size, BLOCK):
+        b_max = tl.maximum(b_max, _load_logits(p_row, i_v, vocab_size, BLOCK))
+    return tl.max(b_max, axis=0)
+
+
+@triton.jit
+def _load_logits(p_row, i_v, vocab_size, BLOCK: tl.constexpr):
+    o_v = i_v + tl.arange(0, BLOCK)
+    return tl.load(p_row + o_v, mask=o_v < vocab_size, other=float("-inf")).to(tl.float32)
+
+
+@triton.jit
+def _above(p_row, vocab_size, least, pivot, highest, inverse_temperature, BLOCK: tl.constexpr):
+    """How many logits are at least `least` and above `pivot`, and their weight relative to the highest's."""
+    b_count = tl.zeros((BLOCK,), tl.int32)
+    b_mass = tl.zeros((BLOCK,), tl.float32)
+    for i_v in range(0, vocab_size, BLOCK):
+        b_logit = _load_logits(p_row, i_v, vocab_size, BLOCK)
+        is_above = (b_logit >= least) & (b_logit > pivot)
+        b_count += is_above.to(tl.int32)
+        b_mass += tl.where(is_above, tl.exp((b_logit - highest) * inverse_temperature), 0.0)
+    return tl.sum(b_count, axis=0), tl.sum(b_mass, axis=0)
+
+
+@triton.jit
+def _best_above(
+    p_row,
+    vocab_size,
+    least,
+    pivot,
+    inverse_temperature,
+    key_0,
+    key_1,
+    is_greedy,
+    BLOCK: tl.constexpr,
+    ON_GPU: tl.constexpr,
+):
+    """The best perturbed token among the logits at least `least` and above `pivot`."""
+    b_best = tl.full((BLOCK,), float("-inf"), tl.float32)
+    b_id = tl.full((BLOCK,), 0x7FFFFFFF, tl.int32)
+    for i_v in range(0, vocab_size, BLOCK):
+        b_logit = _load_logits(p_row, i_v, vocab_size, BLOCK)
+        o_v = i_v + tl.arange(0, BLOCK)
+        b_score = perturb(b_logit, o_v, inverse_temperature, key_0, key_1, is_greedy, ON_GPU)
+        b_score = tl.where((b_logit >= least) & (b_logit > pivot), b_score, float("-inf"))
+        is_better = b_score > b_best
+        b_best = tl.where(is_better, b_score, b_best)
+        b_id = tl.where(is_better, o_v, b_id)
+    _, token = best_token(b_best, b_id)
+    return token
+
+
+@triton.jit
+def _kth_largest(p_row, vocab_size, least, highest, inverse_temperature, top_k, BLOCK: tl.constexpr):
+    """A bound that the top_k largest logits, ties included, lie strictly above: bisection until the count fits."""
+    low = tl.where(least == float("-inf"), -3.0e38, least - tl.abs(least) * 1e-6 - 1e-30)
+    count, mass = _above(p_row, vocab_size, least, low, highest, inverse_temperature, BLOCK)
+    if count > top_k:
+        # Narrow to where probability lives before halving; a bound with too few above it stays out of reach.
+        high = highest
+        step = 1.0
+        searching = True
+        while searching:
+            middle = highest - step
+            inner_count, inner_mass = _above(p_row, vocab_size, least, middle, highest, inverse_temperature, BLOCK)
+            if inner_count >= top_k:
+                searching = False
+                low = tl.maximum(low, middle)
+                count, mass = inner_count, inner_mass
+            else:
+                high = middle
+                step = step * 4.0
+        middle = low + (high - low) * 0.5
+        while (count > top_k) & (middle > low) & (middle < high):
+            inner_count, inner_mass = _above(p_row, vocab_size, least, middle, highest, inverse_temperature, BLOCK)
+            if inner_count >= top_k:
+                low = middle
+                count, mass = inner_count, inner_mass
+            else:
+                high = middle
+            middle = low + (high - low) * 0.5
+    return low, mass
+
+
+@triton.jit
+def _filtered_sample(
+    p_logit,
+    p_temperature,
+    p_seed,
+    p_choice,
+    p_output,
+    p_top_k,
+    p_top_p,
+    p_min_p,
+    p_out,
+    stride_logit,
+    vocab_size,
+    BLOCK: tl.constexpr,
+    PURPOSE: tl.constexpr,
+    ON_GPU: tl.constexpr,
+):
+    i_row = tl.program_id(0).to(tl.int64)
+    top_k, top_p, min_p = tl.load(p_top_k + i_row), tl.load(p_top_p + i_row), tl.load(p_min_p + i_row)
+    temperature = tl.load(p_temperature + i_row)
+    is_filtered = ((top_k > 0) & (top_k < vocab_size)) | (top_p < 1.0) | (min_p > 0.0)
+    # The greedy token survives every filter, and `sample` has it already.
+    if is_filtered & (temperature > 0.0):
+        p_row = p_logit + i_row * stride_logit
+        inverse_temperature = 1.0 / temperature
+        key_0, key_1 = row_keys(tl.load(p_seed + i_row), tl.load(p_choice + i_row), tl.load(p_output + i_row), PURPOSE)
+        highest = _row_max(p_row, vocab_size, BLOCK)
+        least = tl.where(min_p > 0.0, highest + tl.log(tl.maximum(min_p, 1e-38)) * temperature, float("-inf"))
+        pivot = float("-inf")
+        mass = 0.0
+        most = tl.where(top_k > 0, top_k, vocab_size)
+        if top_p < 1.0:
+            if top_k > 0:
+                pivot, mass = _kth_largest(p_row, vocab_size, least, highest, inverse_temperature, top_k, BLOCK)
+            else:
+                _, mass = _above(p_row, vocab_size, least, pivot, highest, inverse_temperature, BLOCK)
+        wanted_mass = tl.where(top_p < 1.0, top_p * mass, float("inf"))
+        token = -1
+        searching = True
+        while searching:
+            token = _best_above(
+                p_row, vocab_size, least, pivot, inverse_temperature, key_0, key_1, False, BLOCK, ON_GPU
+            )
+            drawn = tl.load(p_row + token).to(tl.float32)
+            count_above, mass_above = _above(p_row, vocab_size, least, drawn, highest, inverse_temperature, BLOCK)
+            is_wanted = (count_above < most) & (mass_above < wanted_mass)
+            searching = (is_wanted == 0) & (count_above > 0)
+            pivot = drawn
+        tl.store(p_out + i_row, token)

@@ -1,0 +1,159 @@
+"""x @ weight.T for every batch size, one arithmetic: no product is ever split along K, so a row's bits are its own.
+
+cuBLASLt with a workspace too small for split-K and the kernel here accumulate in the same order and agree to the bit;
+which of them runs is a matter of speed alone and is decided in `choose`.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+from headwater.kernels.dependent_launch import launch_options, release_dependents, wait_for_inputs
+
+
+@dataclass(frozen=True, slots=True)
+class Tiles:
+    """Shape of a Triton product. `wide` hands the weights to the matrix unit as the operand with the many rows."""
+
+    block_m: int
+    block_n: int
+    block_k: int
+    num_warps: int
+    num_stages: int
+    wide: bool
+
+
+# Measured on an H200 (docs/benchmarks.md, "GPU kernels"); the key is the largest M it serves.
+FEW_ROWS = {
+    16: Tiles(16, 64, 128, 4, 6, wide=True),
+    32: Tiles(32, 64, 128, 4, 5, wide=True),
+    64: Tiles(64, 32, 128, 4, 5, wide=False),
+}
+FEW_ROWS_TALL = Tiles(16, 64, 128, 4, 4, wide=False)
+TALL = 16_384
+"""Weights with at least this many rows have programs enough without being the wide operand."""
+CUBLAS_FROM_TALL = 33
+CUBLAS_FROM = 65
+
+
+def choose(m: int, n: int) -> Tiles | None:
+    """The tiles for [m, K] x [n, K]; None: cuBLASLt."""
+    if m >= (CUBLAS_FROM_TALL if n >= TALL else CUBLAS_FROM):
+        return None
+    if m <= 16 and n >= TALL:
+        return FEW_ROWS_TALL
+    return next(tiles for most, tiles in FEW_ROWS.items() if m <= most)
+
+
+def configure_blas() -> None:
+    """Makes torch's products obey the rule above; call once in a process, before the first product on a GPU."""
+    os.environ["CUBLASLT_WORKSPACE_SIZE"] = "1"
+    os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":16:8"
+    torch.backends.cuda.preferred_blas_library("cublaslt")
+    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+    torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
+
+
+def linear(
+    x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor | None = None, *, dependent: bool = False
+) -> torch.Tensor:
+    """x [M, K], weight [N, K]; returns out [M, N] in x's dtype, accumulated in float32."""
+    out = x.new_empty(x.shape[0], weight.shape[0]) if out is None else out
+    tiles = choose(x.shape[0], weight.shape[0])
+    if tiles is None:
+        return torch.mm(x, weight.t(), out=out)
+    skinny_gemm(x, weight, out, tiles, dependent=dependent)
+    return out
+
+
+def skinny_gemm(
+    x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, tiles: Tiles, *, dependent: bool = False
+) -> None:
+    m, k = x.shape
+    n = weight.shape[0]
+    assert x.stride(1) == weight.stride(1) == out.stride(1) == 1
+    # A power of two that divides K spares every load its mask.
+    block_k = tiles.block_k if k % tiles.block_k == 0 else 64
+    _skinny_gemm[(triton.cdiv(n, tiles.block_n), triton.cdiv(m, tiles.block_m))](
+        x,
+        weight,
+        out,
+        m,
+        n,
+        k,
+        x.stride(0),
+        weight.stride(0),
+        out.stride(0),
+        BLOCK_M=tiles.block_m,
+        BLOCK_N=tiles.block_n,
+        BLOCK_K=block_k,
+        EVEN_K=k % block_k == 0,
+        WIDE=tiles.wide,
+        DEPENDENT=dependent,
+        num_warps=tiles.num_warps,
+        num_stages=tiles.num_stages,
+        **launch_options(dependent),
+    )
+
+
+def linear_twin(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """The same in plain torch, in float32 or better; not rounded."""
+    dtype = torch.promote_types(x.dtype, torch.float32)
+    return x.to(dtype) @ weight.to(dtype).t()
+
+
+@triton.jit
+def multiply_tiles(p_x, p_w, is_m, is_n, k, BLOCK_K: tl.constexpr, EVEN_K: tl.constexpr, WIDE: tl.constexpr):
+    """Rows p_x [M, 1] times rows p_w [N, 1], all of K; the product is [N, M] when WIDE and [M, N] otherwise."""
+    o_k = tl.arange(0, BLOCK_K)[None, :]
+    if WIDE:
+        b_acc = tl.zeros((p_w.shape[0], p_x.shape[0]), tl.float32)
+    else:
+        b_acc = tl.zeros((p_x.shape[0], p_w.shape[0]), tl.float32)
+    for i_k in range(0, k, BLOCK_K):
+        if EVEN_K:
+            b_x = tl.load(p_x + i_k + o_k, mask=is_m, other=0.0)
+            b_w = tl.load(p_w + i_k + o_k, mask=is_n, other=0.0)
+        else:
+            b_x = tl.load(p_x + i_k + o_k, mask=is_m & (i_k + o_k < k), other=0.0)
+            b_w = tl.load(p_w + i_k + o_k, mask=is_n & (i_k + o_k < k), other=0.0)
+        b_acc = tl.dot(b_w, tl.trans(b_x), b_acc) if WIDE else tl.dot(b_x, tl.trans(b_w), b_acc)
+    return b_acc
+
+
+@triton.jit
+def _skinny_gemm(
+    p_x,
+    p_w,
+    p_out,
+    m,
+    n,
+    k,
+    stride_x,
+    stride_w,
+    stride_out,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    EVEN_K: tl.constexpr,
+    WIDE: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):
+    o_m = (tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M))[:, None]
+    o_n = (tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N))[:, None]
+    is_m, is_n = o_m < m, o_n < n
+    release_dependents(DEPENDENT)
+    wait_for_inputs(DEPENDENT)
+    b_acc = multiply_tiles(
+        p_x + o_m * stride_x, p_w + o_n.to(tl.int64) * stride_w, is_m, is_n, k, BLOCK_K, EVEN_K, WIDE
+    )
+    b_out = b_acc.to(p_out.dtype.element_ty)
+    if WIDE:
+        tl.store(p_out + tl.trans(o_m) * stride_out + o_n, b_out, mask=tl.trans(is_m) & is_n)
+    else:
+        tl.store(p_out + o_m * stride_out + tl.trans(o_n), b_out, mask=is_m & tl.trans(is_n))

@@ -1,0 +1,228 @@
+"""Attention of prompt chunks over paged keys and values, their own included: all is read back from the cache.
+
+A tile is 64 query rows, tokens times the heads of a group, of one sequence. Splits of 512 keys are merged as decode
+merges them, so a token that is computed again has the bits its decode step had.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+
+import torch
+import triton
+import triton.language as tl
+
+from headwater.kernels.decode_attention import LOG2_E, attention_of_rows
+from headwater.kernels.online_softmax import SPLIT, TILE, attend_tile, finish, fresh_state, merge_states, row_sums
+from headwater.kernels.paged_cache import tile_offsets
+
+ROWS = 64
+NUM_STAGES = 3
+
+
+def prefill_tiles(counts: Sequence[int], starts: Sequence[int], group: int, device: torch.device) -> torch.Tensor:
+    """Work list of a step, int32 [tiles, 2]: sequence and first token of the tile within its chunk, longest first.
+
+    counts and starts: tokens computed of each sequence and position of the first. A tile whose sequence is negative is
+    skipped, for lists of fixed size.
+    """
+    per_tile = ROWS // group
+    tiles = [
+        (start + first, sequence, first)
+        for sequence, (count, start) in enumerate(zip(counts, starts, strict=True))
+        for first in range(0, count, per_tile)
+    ]
+    tiles.sort(key=lambda tile: -tile[0])
+    host = torch.tensor([tile[1:] for tile in tiles], dtype=torch.int32).reshape(-1, 2)
+    return host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else host
+
+
+def prefill_attention(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    query_starts: torch.Tensor,
+    seq_lens: torch.Tensor,
+    table_rows: torch.Tensor,
+    block_tables: torch.Tensor,
+    tiles: torch.Tensor,
+    out: torch.Tensor,
+    *,
+    k_scale: torch.Tensor | None = None,
+    v_scale: torch.Tensor | None = None,
+) -> None:
+    """q [T, Hq, D] and out alike; sequence i has rows query_starts[i] … query_starts[i + 1] - 1, int32 [S + 1].
+
+    seq_lens int32 [S]: keys in the cache, the chunk's own included; the chunk is the end of them. table_rows int32 [S]
+    into block_tables int32 [rows, max_blocks]; tiles from `prefill_tiles`; scales float32 [Hk] for fp8 caches.
+    """
+    num_q_heads, head_dim = q.shape[1:]
+    num_kv_heads, block_size = k_cache.shape[1], k_cache.shape[2]
+    assert q.is_contiguous()
+    assert out.is_contiguous()
+    assert SPLIT % block_size == 0
+    if len(tiles) == 0:
+        return
+    _prefill_tiles[(len(tiles), num_kv_heads)](
+        q,
+        k_cache,
+        v_cache,
+        block_tables,
+        table_rows,
+        query_starts,
+        seq_lens,
+        tiles,
+        out,
+        seq_lens if k_scale is None else k_scale,
+        seq_lens if v_scale is None else v_scale,
+        LOG2_E / math.sqrt(head_dim),
+        k_cache.stride(0),
+        k_cache.stride(1),
+        k_cache.stride(2),
+        block_tables.stride(0),
+        NUM_KV_HEADS=num_kv_heads,
+        GROUP=num_q_heads // num_kv_heads,
+        HEAD_DIM=head_dim,
+        PAGE=block_size,
+        SPLIT=SPLIT,
+        TILE=TILE,
+        ROWS=ROWS,
+        HAS_SCALE=k_scale is not None,
+        VARIANT=VARIANT,
+        num_warps=4,
+        num_stages=NUM_STAGES,
+    )
+
+
+VARIANT = 0
+
+
+def prefill_attention_twin(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    query_starts: torch.Tensor,
+    seq_lens: torch.Tensor,
+    table_rows: torch.Tensor,
+    block_tables: torch.Tensor,
+) -> torch.Tensor:
+    """Plain torch, one sequence after another, in q's precision or float32, whichever is higher."""
+    bounds = query_starts.tolist()
+    chunks = [
+        attention_of_rows(q[first:end], k_cache, v_cache, block_tables[int(table_rows[i])], int(seq_lens[i]))
+        for i, (first, end) in enumerate(itertools.pairwise(bounds))
+    ]
+    return torch.cat(chunks)
+
+
+@triton.jit
+def _prefill_tiles(
+    p_q,
+    p_k,
+    p_v,
+    p_table,
+    p_table_row,
+    p_query_start,
+    p_seq_len,
+    p_tile,
+    p_out,
+    p_k_scale,
+    p_v_scale,
+    qk_scale,
+    stride_block,
+    stride_head,
+    stride_slot,
+    stride_table,
+    NUM_KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    PAGE: tl.constexpr,
+    SPLIT: tl.constexpr,
+    TILE: tl.constexpr,
+    ROWS: tl.constexpr,
+    HAS_SCALE: tl.constexpr,
+    VARIANT: tl.constexpr,
+):
+    i_tile, i_kv = tl.program_id(0), tl.program_id(1)
+    i_seq = tl.load(p_tile + i_tile * 2)
+    if i_seq < 0:
+        return
+    TOKENS: tl.constexpr = ROWS // GROUP
+    o_r = tl.arange(0, ROWS)
+    o_d = tl.arange(0, HEAD_DIM)
+    query_start = tl.load(p_query_start + i_seq)
+    count = tl.load(p_query_start + i_seq + 1) - query_start
+    context = tl.load(p_seq_len + i_seq) - count
+    first_token = tl.load(p_tile + i_tile * 2 + 1)
+    last_token = tl.minimum(first_token + TOKENS, count) - 1
+    b_token = first_token + o_r // GROUP
+    is_row = (b_token <= last_token) & (o_r < TOKENS * GROUP)
+    b_position = context + b_token
+    end = context + last_token + 1
+    # Every row of the tile sees every key before this one.
+    clear = (context + first_token + 1) // TILE * TILE
+
+    if HAS_SCALE:
+        qk_scale = qk_scale * tl.load(p_k_scale + i_kv)
+        v_scale = tl.load(p_v_scale + i_kv)
+    else:
+        v_scale = 1.0
+    p_row = p_table + tl.load(p_table_row + i_seq).to(tl.int64) * stride_table
+    p_k += i_kv * stride_head + o_d[:, None]
+    p_v += i_kv * stride_head + o_d[None, :]
+    o_q = (query_start + b_token).to(tl.int64) * (NUM_KV_HEADS * GROUP) + i_kv * GROUP + o_r % GROUP
+    o_q = o_q[:, None] * HEAD_DIM + o_d[None, :]
+    b_q = tl.load(p_q + o_q, mask=is_row[:, None], other=0.0)
+
+    b_m, b_l, b_acc = fresh_state(ROWS, HEAD_DIM)
+    if VARIANT != 2:
+        b_l = row_sums(b_l)
+    if VARIANT == 0:
+        for first in range(0, end, SPLIT):
+            split_end = tl.minimum(first + SPLIT, end)
+            middle = tl.maximum(tl.minimum(clear, split_end), first)
+            b_ms, b_ls, b_accs = fresh_state(ROWS, HEAD_DIM)
+            for i_n in range(first, middle, TILE):
+                o_kv = tile_offsets(p_row, i_n, end, stride_block, stride_slot, PAGE, TILE)
+                b_k, b_v = tl.load(p_k + o_kv[None, :]), tl.load(p_v + o_kv[:, None])
+                b_ms, b_ls, b_accs = attend_tile(
+                    b_q, b_k, b_v, is_row[:, None], qk_scale, b_ms, b_ls, b_accs, False, TILE
+                )
+            for i_n in range(middle, split_end, TILE):
+                o_kv = tile_offsets(p_row, i_n, end, stride_block, stride_slot, PAGE, TILE)
+                b_visible = i_n + tl.arange(0, TILE)[None, :] <= b_position[:, None]
+                b_k, b_v = tl.load(p_k + o_kv[None, :]), tl.load(p_v + o_kv[:, None])
+                b_ms, b_ls, b_accs = attend_tile(b_q, b_k, b_v, b_visible, qk_scale, b_ms, b_ls, b_accs, True, TILE)
+            b_m, b_l, b_acc = merge_states(b_m, b_l, b_acc, b_ms, row_sums(b_ls), b_accs)
+    elif VARIANT == 1:
+        b_ms, b_ls, b_accs = fresh_state(ROWS, HEAD_DIM)
+        for i_n in range(0, clear, TILE):
+            o_kv = tile_offsets(p_row, i_n, end, stride_block, stride_slot, PAGE, TILE)
+            b_k, b_v = tl.load(p_k + o_kv[None, :]), tl.load(p_v + o_kv[:, None])
+            b_ms, b_ls, b_accs = attend_tile(b_q, b_k, b_v, is_row[:, None], qk_scale, b_ms, b_ls, b_accs, False, TILE)
+            if (i_n + TILE) % SPLIT == 0:
+                b_m, b_l, b_acc = merge_states(b_m, b_l, b_acc, b_ms, row_sums(b_ls), b_accs)
+                b_ms, b_ls, b_accs = fresh_state(ROWS, HEAD_DIM)
+        for i_n in range(clear, end, TILE):
+            o_kv = tile_offsets(p_row, i_n, end, stride_block, stride_slot, PAGE, TILE)
+            b_visible = i_n + tl.arange(0, TILE)[None, :] <= b_position[:, None]
+            b_k, b_v = tl.load(p_k + o_kv[None, :]), tl.load(p_v + o_kv[:, None])
+            b_ms, b_ls, b_accs = attend_tile(b_q, b_k, b_v, b_visible, qk_scale, b_ms, b_ls, b_accs, True, TILE)
+            if (i_n + TILE) % SPLIT == 0:
+                b_m, b_l, b_acc = merge_states(b_m, b_l, b_acc, b_ms, row_sums(b_ls), b_accs)
+                b_ms, b_ls, b_accs = fresh_state(ROWS, HEAD_DIM)
+        b_m, b_l, b_acc = merge_states(b_m, b_l, b_acc, b_ms, row_sums(b_ls), b_accs)
+    else:
+        for i_n in range(0, clear, TILE):
+            o_kv = tile_offsets(p_row, i_n, end, stride_block, stride_slot, PAGE, TILE)
+            b_k, b_v = tl.load(p_k + o_kv[None, :]), tl.load(p_v + o_kv[:, None])
+            b_m, b_l, b_acc = attend_tile(b_q, b_k, b_v, is_row[:, None], qk_scale, b_m, b_l, b_acc, False, TILE)
+        for i_n in range(clear, end, TILE):
+            o_kv = tile_offsets(p_row, i_n, end, stride_block, stride_slot, PAGE, TILE)
+            b_visible = i_n + tl.arange(0, TILE)[None, :] <= b_position[:, None]
+            b_k, b_v = tl.load(p_k + o_kv[None, :]), tl.load(p_v + o_kv[:, None])
+            b_m, b_l, b_acc = attend_tile(b_q, b_k, b_v, b_visible, qk_scale, b_m, b_l, b_acc, True, TILE)
+    b_out = finish(b_l if VARIANT != 2 else row_sums(b_l), b_acc, v_scale)
+    tl.store(p_out + o_q, b_out.to(p_out.dtype.element_ty), mask=is_row[:, None])

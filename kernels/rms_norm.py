@@ -1,0 +1,104 @@
+"""RMSNorm over the last dimension, with or without the residual add before it."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from headwater.kernels.dependent_launch import launch_options, release_dependents, wait_for_inputs
+
+
+def rms_norm(
+    x: torch.Tensor, weight: torch.Tensor, eps: float, out: torch.Tensor | None = None, *, dependent: bool = False
+) -> torch.Tensor:
+    """x [T, H] with contiguous rows, weight [H]; returns out [T, H] in x's dtype."""
+    out = torch.empty_like(x) if out is None else out
+    _launch(x, x, weight, eps, out, has_residual=False, dependent=dependent)
+    return out
+
+
+def add_rms_norm(
+    x: torch.Tensor,
+    residual: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float,
+    out: torch.Tensor | None = None,
+    *,
+    dependent: bool = False,
+) -> torch.Tensor:
+    """residual += x in place, rounded to its dtype; returns the norm of the rounded sum. Shapes as `rms_norm`."""
+    out = torch.empty_like(x) if out is None else out
+    _launch(x, residual, weight, eps, out, has_residual=True, dependent=dependent)
+    return out
+
+
+def rms_norm_twin(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """The same in plain torch, in x's precision or float32, whichever is higher; not rounded."""
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    return wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps) * weight.to(wide.dtype)
+
+
+def _launch(
+    x: torch.Tensor,
+    residual: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float,
+    out: torch.Tensor,
+    *,
+    has_residual: bool,
+    dependent: bool,
+) -> None:
+    num_tokens, hidden = x.shape
+    assert x.stride(1) == residual.stride(1) == out.stride(1) == 1
+    block = triton.next_power_of_2(hidden)
+    # One program a row and a number of warps that depends on the width only: a row's bits are its own.
+    _rms_norm[(num_tokens,)](
+        x,
+        residual,
+        weight,
+        out,
+        x.stride(0),
+        residual.stride(0),
+        out.stride(0),
+        hidden,
+        eps,
+        BLOCK=block,
+        HAS_RESIDUAL=has_residual,
+        DEPENDENT=dependent,
+        num_warps=min(max(block // 512, 1), 16),
+        **launch_options(dependent),
+    )
+
+
+@triton.jit
+def _rms_norm(
+    p_x,
+    p_residual,
+    p_weight,
+    p_out,
+    stride_x,
+    stride_residual,
+    stride_out,
+    hidden,
+    eps,
+    BLOCK: tl.constexpr,
+    HAS_RESIDUAL: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):
+    i_token = tl.program_id(0).to(tl.int64)
+    o_h = tl.arange(0, BLOCK)
+    inside = o_h < hidden
+    b_weight = tl.load(p_weight + o_h, mask=inside, other=0.0).to(tl.float32)
+    wait_for_inputs(DEPENDENT)
+    b_x = tl.load(p_x + i_token * stride_x + o_h, mask=inside, other=0.0)
+    if HAS_RESIDUAL:
+        p_sum = p_residual + i_token * stride_residual + o_h
+        b_sum = b_x.to(tl.float32) + tl.load(p_sum, mask=inside, other=0.0).to(tl.float32)
+        b_x = b_sum.to(p_residual.dtype.element_ty)
+        tl.store(p_sum, b_x, mask=inside)
+    release_dependents(DEPENDENT)
+    b_x = b_x.to(tl.float32)
+    variance = tl.sum(b_x * b_x, axis=0) / hidden
+    b_y = b_x * tl.rsqrt(variance + eps) * b_weight
+    tl.store(p_out + i_token * stride_out + o_h, b_y.to(p_out.dtype.element_ty), mask=inside)

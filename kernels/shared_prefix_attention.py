@@ -1,0 +1,146 @@
+"""Decode attention over splits that several sequences of a batch share: their keys are read once for all of them.
+
+Which splits those are, `decode_plan` finds in the block tables. Results go where the unshared path would have put them,
+in the same bits: the same tiles of keys, the same arithmetic, only more query rows beside one another.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import triton
+import triton.language as tl
+
+from headwater.kernels.decode_attention import LOG2_E
+from headwater.kernels.decode_plan import SHARED_ROWS, DecodePlan
+from headwater.kernels.online_softmax import SPLIT, TILE, attend_tile, finish, fresh_state, row_sums
+from headwater.kernels.paged_cache import tile_offsets
+
+MAX_PROGRAMS = 4224
+NUM_STAGES = 3
+
+
+def shared_prefix_attention(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    seq_lens: torch.Tensor,
+    table_rows: torch.Tensor,
+    block_tables: torch.Tensor,
+    plan: DecodePlan,
+    out: torch.Tensor,
+    *,
+    k_scale: torch.Tensor | None = None,
+    v_scale: torch.Tensor | None = None,
+) -> None:
+    """Arguments as `decode_attention`; runs beside it (either order, or two streams), before `reduce_splits`."""
+    num_rows, num_q_heads, head_dim = q.shape
+    num_kv_heads, block_size = k_cache.shape[1], k_cache.shape[2]
+    most = triton.cdiv(num_rows, plan.rows_per_tile) * min(plan.max_splits, 64)
+    num_programs = max(min(most, MAX_PROGRAMS // num_kv_heads), 1)
+    _shared_splits[(num_programs, num_kv_heads)](
+        q,
+        k_cache,
+        v_cache,
+        block_tables,
+        table_rows,
+        seq_lens,
+        plan.counts,
+        plan.shared_splits,
+        plan.shared_rows,
+        plan.first_partials,
+        plan.partial_acc,
+        plan.partial_ml,
+        out,
+        seq_lens if k_scale is None else k_scale,
+        seq_lens if v_scale is None else v_scale,
+        LOG2_E / math.sqrt(head_dim),
+        k_cache.stride(0),
+        k_cache.stride(1),
+        k_cache.stride(2),
+        block_tables.stride(0),
+        NUM_KV_HEADS=num_kv_heads,
+        GROUP=num_q_heads // num_kv_heads,
+        HEAD_DIM=head_dim,
+        PAGE=block_size,
+        SPLIT=SPLIT,
+        TILE=TILE,
+        ROWS=SHARED_ROWS,
+        ROWS_PER_TILE=plan.rows_per_tile,
+        HAS_SCALE=k_scale is not None,
+        num_warps=4,
+        num_stages=NUM_STAGES,
+    )
+
+
+@triton.jit
+def _shared_splits(
+    p_q,
+    p_k,
+    p_v,
+    p_table,
+    p_table_row,
+    p_seq_len,
+    p_count,
+    p_shared_split,
+    p_shared_row,
+    p_first_partial,
+    p_partial_acc,
+    p_partial_ml,
+    p_out,
+    p_k_scale,
+    p_v_scale,
+    qk_scale,
+    stride_block,
+    stride_head,
+    stride_slot,
+    stride_table,
+    NUM_KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    PAGE: tl.constexpr,
+    SPLIT: tl.constexpr,
+    TILE: tl.constexpr,
+    ROWS: tl.constexpr,
+    ROWS_PER_TILE: tl.constexpr,
+    HAS_SCALE: tl.constexpr,
+):
+    i_kv = tl.program_id(1)
+    o_r = tl.arange(0, ROWS)
+    o_d = tl.arange(0, HEAD_DIM)
+    b_head = i_kv * GROUP + o_r % GROUP
+    v_scale = 1.0
+    if HAS_SCALE:
+        qk_scale = qk_scale * tl.load(p_k_scale + i_kv)
+        v_scale = tl.load(p_v_scale + i_kv)
+    p_k += i_kv * stride_head + o_d[:, None]
+    p_v += i_kv * stride_head + o_d[None, :]
+    for i_item in range(tl.program_id(0), tl.load(p_count + 2), tl.num_programs(0)):
+        i_split = tl.load(p_shared_split + i_item)
+        p_member = p_shared_row + i_item * ROWS_PER_TILE
+        b_row = tl.load(p_member + o_r // GROUP, mask=o_r < ROWS_PER_TILE * GROUP, other=-1)
+        is_row = b_row >= 0
+        p_row = p_table + tl.load(p_table_row + tl.load(p_member)).to(tl.int64) * stride_table
+
+        o_q = (b_row * (NUM_KV_HEADS * GROUP) + b_head) * HEAD_DIM
+        b_q = tl.load(p_q + o_q[:, None] + o_d[None, :], mask=is_row[:, None], other=0.0)
+        b_m, b_l, b_acc = fresh_state(ROWS, HEAD_DIM)
+        first = i_split * SPLIT
+        for i_n in range(first, first + SPLIT, TILE):
+            o_kv = tile_offsets(p_row, i_n, first + SPLIT, stride_block, stride_slot, PAGE, TILE)
+            b_k = tl.load(p_k + o_kv[None, :])
+            b_v = tl.load(p_v + o_kv[:, None])
+            b_m, b_l, b_acc = attend_tile(b_q, b_k, b_v, is_row[:, None], qk_scale, b_m, b_l, b_acc, False, TILE)
+        b_sum = row_sums(b_l)
+
+        # A sequence of exactly one split is complete here; the others wait for their merge.
+        is_only = is_row & (tl.load(p_seq_len + b_row, mask=is_row, other=0) <= SPLIT)
+        b_out = finish(b_sum, b_acc, v_scale).to(p_out.dtype.element_ty)
+        tl.store(p_out + o_q[:, None] + o_d[None, :], b_out, mask=is_only[:, None])
+        b_partial = tl.load(p_first_partial + b_row, mask=is_row, other=0) + i_split
+        o_partial = b_partial.to(tl.int64) * (NUM_KV_HEADS * GROUP) + b_head
+        is_partial = is_row & (is_only == 0)
+        tl.store(p_partial_acc + o_partial[:, None] * HEAD_DIM + o_d[None, :], b_acc, mask=is_partial[:, None])
+        tl.store(p_partial_ml + o_partial * 2, b_m, mask=is_partial)
+        tl.store(p_partial_ml + o_partial * 2 + 1, b_sum, mask=is_partial)

@@ -1,0 +1,188 @@
+"""Paged attention in plain torch for CPUs: fixed splits of keys, each a matrix product of one shape, merged in order.
+
+Decode rows and prompt rows go through the same products over the same 256 keys, and a masked key weighs exactly zero,
+so a position's result has the same bits whether it was decoded, part of a chunk, or recomputed beside others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+SPLIT = 256
+"""Keys a split."""
+QUERY_TILE = 128
+"""Prompt positions that are computed at once; bounds memory."""
+MIN_ROWS = 8
+"""float32 products of fewer rows are summed in another order than those of more (see `row_stable_linear`)."""
+LANES = 16
+"""Transcendentals may treat the rest of a vector register otherwise than a whole one; tensors end on whole ones."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tile:
+    """Successive positions of one request."""
+
+    tokens: slice
+    """Rows of the query."""
+    blocks: torch.Tensor
+    """int64 [splits, blocks a split]"""
+    hidden: torch.Tensor
+    """bool [splits, tokens, SPLIT]: keys after the position."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SplitPlan:
+    """Which keys each query row attends to, made once a step for all layers."""
+
+    decode_tokens: torch.Tensor
+    """int64 [R] rows of the query that come alone."""
+    items: torch.Tensor
+    """int64 [I] row of `decode_tokens` of each split, in order."""
+    item_splits: torch.Tensor
+    """int64 [I] which split of its request."""
+    num_splits: int
+    """The most of any decode row."""
+    item_blocks: torch.Tensor
+    """int64 [I, blocks a split]"""
+    item_hidden: torch.Tensor
+    """bool [I, SPLIT]: keys after the position."""
+    tiles: list[Tile]
+
+
+def plan_splits(starts: Sequence[int], counts: Sequence[int], block_tables: torch.Tensor, block_size: int) -> SplitPlan:
+    """Row i computes positions starts[i] … starts[i] + counts[i] − 1; its blocks are block_tables[i], int [R, blocks].
+
+    Entries of the table beyond a request's blocks must name some block (0 does).
+    """
+    per_split = SPLIT // block_size
+    tables = _whole_splits(block_tables, per_split)
+    decode_tokens, items, item_splits, ends, tiles = [], [], [], [], []
+    first = 0
+    for i, (start, count) in enumerate(zip(starts, counts, strict=True)):
+        if count == 1:
+            num_splits = start // SPLIT + 1
+            items += [len(decode_tokens)] * num_splits
+            item_splits += range(num_splits)
+            ends += [(i, start)] * num_splits
+            decode_tokens.append(first)
+        else:
+            tiles += _tiles(first, start, count, tables[i])
+        first += count
+    splits = torch.tensor(item_splits, dtype=torch.int64)
+    rows = torch.tensor([row for row, _ in ends], dtype=torch.int64)
+    positions = torch.tensor([position for _, position in ends], dtype=torch.int64)
+    return SplitPlan(
+        decode_tokens=torch.tensor(decode_tokens, dtype=torch.int64),
+        items=torch.tensor(items, dtype=torch.int64),
+        item_splits=splits,
+        num_splits=max(item_splits, default=-1) + 1,
+        item_blocks=tables[rows, splits] if ends else tables[:0, 0],
+        item_hidden=_keys(splits) > positions[:, None],
+        tiles=tiles,
+    )
+
+
+def split_attention(
+    q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, plan: SplitPlan, scale: float
+) -> torch.Tensor:
+    """q [T, Hq, D], caches [num_blocks, Hk, block_size, D]; returns [T, Hq, D] in q's dtype."""
+    out = torch.empty_like(q)
+    num_kv_heads = k_cache.shape[1]
+    # [T, Hk, G, D]: the query heads that share a key head are rows of one product.
+    grouped = (q * scale).unflatten(1, (num_kv_heads, -1))
+    if len(plan.decode_tokens):
+        rows = grouped[plan.decode_tokens[plan.items]]
+        state = _attend(rows, plan.item_blocks, plan.item_hidden[:, None, None], k_cache, v_cache)
+        out[plan.decode_tokens] = _merge_items(state, plan).flatten(1, 2).to(q.dtype)
+    for tile in plan.tiles:
+        num_tokens, group = tile.tokens.stop - tile.tokens.start, grouped.shape[2]
+        rows = grouped[tile.tokens].transpose(0, 1).flatten(1, 2)
+        rows = rows.expand(len(tile.blocks), *rows.shape)
+        hidden = tile.hidden[:, None].repeat_interleave(group, dim=2)
+        state = _attend(rows, tile.blocks, hidden, k_cache, v_cache)
+        merged = _merge([tuple(part[i] for part in state) for i in range(len(tile.blocks))])
+        merged = merged.unflatten(1, (num_tokens, group)).transpose(0, 1)
+        out[tile.tokens] = merged.flatten(1, 2).to(q.dtype)
+    return out
+
+
+State = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+"""Of a stretch of keys: highest score [..., LANES] (equal lanes), sum of weights [..., 1], weighted values [..., D]."""
+
+
+def _attend(
+    rows: torch.Tensor, blocks: torch.Tensor, hidden: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor
+) -> State:
+    """rows [I, Hk, M, D] against the keys of blocks [I, blocks a split]; hidden [I, 1 or Hk, 1 or M, SPLIT]."""
+    num_rows = rows.shape[2]
+    if rows.dtype == torch.float32 and num_rows < MIN_ROWS:
+        rows = torch.nn.functional.pad(rows, (0, 0, 0, MIN_ROWS - num_rows))
+    scores = rows @ _gather(k_cache, blocks).transpose(-1, -2)
+    scores = scores[:, :, :num_rows].float().masked_fill_(hidden, float("-inf"))
+    highest = scores.amax(-1, keepdim=True)
+    weights = scores.sub_(highest.clamp(min=-1e30)).exp_()
+    total = weights.sum(-1, keepdim=True)
+    weights = weights.to(rows.dtype)
+    if num_rows < rows.shape[2]:
+        weights = torch.nn.functional.pad(weights, (0, 0, 0, rows.shape[2] - num_rows))
+    values = (weights @ _gather(v_cache, blocks))[:, :, :num_rows].float()
+    return highest.expand(*highest.shape[:-1], LANES), total, values
+
+
+def _gather(cache: torch.Tensor, blocks: torch.Tensor) -> torch.Tensor:
+    """[I, Hk, SPLIT, D] of the blocks [I, blocks a split]."""
+    tiles = cache.index_select(0, blocks.flatten()).unflatten(0, blocks.shape)
+    return tiles.transpose(1, 2).flatten(2, 3)
+
+
+def _merge_items(state: State, plan: SplitPlan) -> torch.Tensor:
+    """Splits of decode rows to rows, [R, Hk, G, D]; a row with fewer splits than others gets ones that weigh nothing."""
+    padded = []
+    for part, empty in zip(state, (float("-inf"), 0.0, 0.0), strict=True):
+        whole = part.new_full((plan.num_splits, len(plan.decode_tokens), *part.shape[1:]), empty)
+        whole[plan.item_splits, plan.items] = part
+        padded.append(whole)
+    return _merge([tuple(part[i] for part in padded) for i in range(plan.num_splits)])
+
+
+def _merge(splits: Sequence[tuple[torch.Tensor, ...]]) -> torch.Tensor:
+    """One split after another, each product and sum rounded by itself, so that absent splits change nothing."""
+    highest = splits[0][0]
+    for split in splits[1:]:
+        highest = torch.maximum(highest, split[0])
+    total = values = None
+    for m, weight_sum, weighted in splits:
+        factor = (m - highest).exp()[..., :1]
+        scaled_sum, scaled = weight_sum * factor, weighted * factor
+        total = scaled_sum if total is None else total + scaled_sum
+        values = scaled if values is None else values + scaled
+    assert values is not None
+    return values / total
+
+
+def _tiles(first: int, start: int, count: int, table: torch.Tensor) -> list[Tile]:
+    """`table` is one request's, [splits, blocks a split]; the first position is row `first` of the query."""
+    tiles = []
+    for offset in range(0, count, QUERY_TILE):
+        num_tokens = min(QUERY_TILE, count - offset)
+        positions = start + offset + torch.arange(num_tokens)
+        num_splits = (start + offset + num_tokens - 1) // SPLIT + 1
+        keys = _keys(torch.arange(num_splits))
+        tokens = slice(first + offset, first + offset + num_tokens)
+        hidden = keys[:, None, :] > positions[None, :, None]
+        tiles.append(Tile(tokens=tokens, blocks=table[:num_splits], hidden=hidden))
+    return tiles
+
+
+def _keys(splits: torch.Tensor) -> torch.Tensor:
+    """Positions of the keys of each split, [I, SPLIT]."""
+    return splits[:, None] * SPLIT + torch.arange(SPLIT)
+
+
+def _whole_splits(block_tables: torch.Tensor, per_split: int) -> torch.Tensor:
+    """int64 [R, splits, blocks a split], filled up with block 0."""
+    missing = -block_tables.shape[1] % per_split
+    return torch.nn.functional.pad(block_tables, (0, missing)).unflatten(1, (-1, per_split)).long()

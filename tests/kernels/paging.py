@@ -1,0 +1,146 @@
+"""Random paged caches and batches for the attention tests."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from headwater.kernels.decode_attention import decode_attention, reduce_splits
+from headwater.kernels.decode_plan import DecodePlan, plan_decode
+from headwater.kernels.online_softmax import SPLIT
+from headwater.kernels.prefill_attention import prefill_attention, prefill_tiles
+from headwater.kernels.shared_prefix_attention import shared_prefix_attention
+
+POISON = 300.0
+"""Fills everything that must be overwritten or never weighed; finite, as a cache always is."""
+
+
+GPU = pytest.mark.gpu
+
+
+def relative_error(out: torch.Tensor, reference: torch.Tensor) -> float:
+    return float((out.double() - reference.double()).norm() / reference.double().norm())
+
+
+def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """To the bit on a GPU; the interpreter multiplies with numpy, whose rows depend a little on one another."""
+    return torch.equal(a, b) if a.is_cuda else relative_error(a, b) < 2e-3
+
+
+@dataclass(slots=True)
+class PagedBatch:
+    """Sequences over one shuffled cache; `share` names how many first blocks each has in common with sequence 0."""
+
+    seq_lens: list[int]
+    num_q_heads: int
+    num_kv_heads: int
+    head_dim: int
+    block_size: int
+    generator: torch.Generator
+    share: tuple[int, ...] = ()
+    fp8: bool = False
+
+    k_cache: torch.Tensor = None  # type: ignore[assignment]
+    v_cache: torch.Tensor = None  # type: ignore[assignment]
+    k_scale: torch.Tensor | None = None
+    v_scale: torch.Tensor | None = None
+    block_tables: torch.Tensor = None  # type: ignore[assignment]
+    table_rows: torch.Tensor = None  # type: ignore[assignment]
+
+    def __post_init__(self) -> None:
+        device = self.generator.device
+        counts = [-(-n // self.block_size) for n in self.seq_lens]
+        num_blocks, num_seqs = sum(counts) + 3, len(counts)
+        shape = (num_blocks, self.num_kv_heads, self.block_size, self.head_dim)
+        k, v = (torch.randn(shape, generator=self.generator, device=device) for _ in range(2))
+        if self.fp8:
+            self.k_scale, self.v_scale = (
+                torch.rand(self.num_kv_heads, generator=self.generator, device=device) * 0.02 + 0.01 for _ in range(2)
+            )
+            self.k_cache, self.v_cache = (
+                (x / scale[:, None, None]).clamp(-448, 448).to(torch.float8_e4m3fn)
+                for x, scale in ((k, self.k_scale), (v, self.v_scale))
+            )
+        else:
+            self.k_cache, self.v_cache = k.bfloat16(), v.bfloat16()
+        # One more table row than sequences, in another order, so that a confusion of rows shows.
+        ids = (torch.randperm(num_blocks - 1, generator=self.generator, device=device) + 1).int()
+        self.block_tables = torch.zeros(num_seqs + 1, max(counts) + 2, dtype=torch.int32, device=device)
+        self.table_rows = torch.randperm(num_seqs + 1, generator=self.generator, device=device)[:num_seqs].int()
+        taken = 0
+        for i, count in enumerate(counts):
+            self.block_tables[self.table_rows[i], :count] = ids[taken : taken + count]
+            taken += count
+            if i < len(self.share):
+                shared = min(self.share[i], count, counts[0])
+                self.block_tables[self.table_rows[i], :shared] = self.block_tables[self.table_rows[0], :shared]
+
+    @property
+    def device(self) -> torch.device:
+        return self.generator.device
+
+    def lengths(self) -> torch.Tensor:
+        return torch.tensor(self.seq_lens, dtype=torch.int32, device=self.device)
+
+    def scales(self) -> dict[str, torch.Tensor | None]:
+        return {"k_scale": self.k_scale, "v_scale": self.v_scale}
+
+    def wide_caches(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Both caches in float64, unscaled."""
+        k, v = self.k_cache.double(), self.v_cache.double()
+        if self.k_scale is not None and self.v_scale is not None:
+            k, v = k * self.k_scale[:, None, None], v * self.v_scale[:, None, None]
+        return k, v
+
+    def queries(self, num_tokens: int) -> torch.Tensor:
+        shape = (num_tokens, self.num_q_heads, self.head_dim)
+        return torch.randn(shape, generator=self.generator, device=self.device).bfloat16()
+
+
+def decode(batch: PagedBatch, q: torch.Tensor, rows: list[int] | None = None, *, share: bool = False) -> torch.Tensor:
+    """Decode attention of these sequences of the batch (all by default), poisoned outputs first."""
+    chosen = torch.tensor(list(range(len(batch.seq_lens))) if rows is None else rows, device=batch.device)
+    seq_lens, table_rows = batch.lengths()[chosen], batch.table_rows[chosen]
+    plan = DecodePlan.allocate(
+        max_rows=len(chosen),
+        max_seq_len=max(*batch.seq_lens, SPLIT),
+        num_q_heads=batch.num_q_heads,
+        num_kv_heads=batch.num_kv_heads,
+        head_dim=batch.head_dim,
+        device=batch.device,
+    )
+    plan.partial_acc.fill_(POISON)
+    plan.partial_ml.fill_(POISON)
+    q, out = q[chosen].contiguous(), torch.full_like(q[chosen], POISON)
+    plan_decode(plan, seq_lens, table_rows, batch.block_tables, batch.block_size, share=share)
+    caches = (batch.k_cache, batch.v_cache, seq_lens, table_rows, batch.block_tables, plan, out)
+    if share:
+        shared_prefix_attention(q, *caches, **batch.scales())
+    decode_attention(q, *caches, **batch.scales())
+    reduce_splits(seq_lens, plan, out, v_scale=batch.v_scale)
+    return out
+
+
+def prefill(batch: PagedBatch, q: torch.Tensor, counts: list[int], seq_lens: list[int] | None = None) -> torch.Tensor:
+    """Prefill attention of the last `counts` tokens of each sequence, whose cached lengths may be cut short."""
+    lengths = batch.seq_lens if seq_lens is None else seq_lens
+    ints = {"dtype": torch.int32, "device": batch.device}
+    bounds = torch.tensor([0, *torch.tensor(counts).cumsum(0).tolist()], **ints)
+    starts = [n - c for n, c in zip(lengths, counts, strict=True)]
+    tiles = prefill_tiles(counts, starts, batch.num_q_heads // batch.num_kv_heads, batch.device)
+    out = torch.full_like(q, POISON)
+    prefill_attention(
+        q,
+        batch.k_cache,
+        batch.v_cache,
+        bounds,
+        torch.tensor(lengths, **ints),
+        batch.table_rows,
+        batch.block_tables,
+        tiles,
+        out,
+        **batch.scales(),
+    )
+    return out

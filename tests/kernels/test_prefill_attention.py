@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from headwater.kernels.prefill_attention import prefill_attention_twin
+from tests.kernels.paging import GPU, PagedBatch, decode, prefill, relative_error, same_bits
+
+CASES = [
+    pytest.param([5, 512, 700, 530], [5, 3, 40, 70], 4, 2, 64, id="small"),
+    pytest.param([77, 600], [77, 1], 3, 1, 64, id="group-3"),
+    pytest.param([1, 1000, 4097, 2048, 513], [1, 1000, 33, 2048, 512], 32, 8, 128, id="qwen3-8b", marks=GPU),
+    pytest.param([3000, 65], [3000, 65], 16, 8, 128, id="qwen3-0.6b", marks=GPU),
+    pytest.param([1500, 9000], [700, 100], 28, 4, 128, id="group-7", marks=GPU),
+]
+
+
+def bounds(counts: list[int]) -> torch.Tensor:
+    return torch.tensor([0, *torch.tensor(counts).cumsum(0).tolist()])
+
+
+@pytest.mark.parametrize("fp8", [False, True], ids=["bf16", "fp8"])
+@pytest.mark.parametrize("block_size", [16, 64, 128])
+@pytest.mark.parametrize(("seq_lens", "counts", "num_q", "num_kv", "head_dim"), CASES)
+def test_prefill_attention_agrees_with_float64(
+    seq_lens: list[int],
+    counts: list[int],
+    num_q: int,
+    num_kv: int,
+    head_dim: int,
+    block_size: int,
+    fp8: bool,
+    generator: torch.Generator,
+) -> None:
+    batch = PagedBatch(seq_lens, num_q, num_kv, head_dim, block_size, generator, fp8=fp8)
+    q = batch.queries(sum(counts))
+    out = prefill(batch, q, counts)
+    k, v = batch.wide_caches()
+    twin = prefill_attention_twin(
+        q.double(), k, v, bounds(counts), batch.lengths(), batch.table_rows, batch.block_tables
+    )
+    for first, end in zip(bounds(counts)[:-1], bounds(counts)[1:], strict=True):
+        assert relative_error(out[first:end], twin[first:end]) < 5e-3
+
+
+@pytest.mark.parametrize("fp8", [False, True], ids=["bf16", "fp8"])
+@pytest.mark.parametrize(("seq_lens", "counts", "num_q", "num_kv", "head_dim"), CASES)
+def test_a_recomputed_row_has_the_bits_of_its_decode_step(
+    seq_lens: list[int],
+    counts: list[int],
+    num_q: int,
+    num_kv: int,
+    head_dim: int,
+    fp8: bool,
+    generator: torch.Generator,
+) -> None:
+    batch = PagedBatch(seq_lens, num_q, num_kv, head_dim, 64, generator, fp8=fp8)
+    q = batch.queries(sum(counts))
+    together = prefill(batch, q, counts)
+    starts, full_lens = bounds(counts).tolist(), list(batch.seq_lens)
+    for back in (0, 1, 2, 60):
+        rows = [i for i, count in enumerate(counts) if count > back]
+        if not rows:
+            continue
+        batch.seq_lens = [n - back if i in rows else n for i, n in enumerate(full_lens)]
+        last = torch.tensor([starts[i + 1] - 1 - (back if i in rows else 0) for i in range(len(counts))])
+        expected = decode(batch, q[last.to(q.device)])
+        for i in rows:
+            assert same_bits(expected[i], together[last[i]]), (full_lens[i], back)
+    batch.seq_lens = full_lens
+
+
+@pytest.mark.parametrize(("seq_lens", "counts", "num_q", "num_kv", "head_dim"), CASES)
+def test_chunks_of_any_size_give_the_same_bits(
+    seq_lens: list[int], counts: list[int], num_q: int, num_kv: int, head_dim: int, generator: torch.Generator
+) -> None:
+    batch = PagedBatch(seq_lens, num_q, num_kv, head_dim, 64, generator)
+    q = batch.queries(sum(counts))
+    together = prefill(batch, q, counts)
+    starts = bounds(counts).tolist()
+    heads = [max(count * 3 // 7, 1) for count in counts]
+    first = torch.cat([torch.arange(s, s + h) for s, h in zip(starts, heads, strict=False)]).to(q.device)
+    begun = [n - c + h for n, c, h in zip(seq_lens, counts, heads, strict=True)]
+    assert same_bits(prefill(batch, q[first], heads, begun), together[first])
+    rest = [c - h for c, h in zip(counts, heads, strict=True)]
+    second = torch.cat([torch.arange(s + h, s + c) for s, h, c in zip(starts, heads, counts, strict=False)])
+    assert same_bits(prefill(batch, q[second.to(q.device)], rest), together[second.to(q.device)])

@@ -1,0 +1,38 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from headwater.kernels.rms_norm import add_rms_norm, rms_norm, rms_norm_twin
+from tests.kernels.paging import GPU, POISON, relative_error
+
+SHAPES = [(1, 64), (5, 576), (3, 1000), pytest.param(257, 4096, marks=GPU), pytest.param(64, 1024, marks=GPU)]
+BOUND = 3e-3
+"""Rounding to bfloat16 alone costs 1.7e-3."""
+
+
+@pytest.mark.parametrize(("num_tokens", "hidden"), SHAPES)
+def test_rms_norm_agrees_with_float64(num_tokens: int, hidden: int, generator: torch.Generator) -> None:
+    x = torch.randn(num_tokens, hidden, generator=generator, device=generator.device).bfloat16()
+    weight = torch.rand(hidden, generator=generator, device=generator.device).bfloat16()
+    out = rms_norm(x, weight, 1e-6, torch.full_like(x, POISON))
+    assert relative_error(out, rms_norm_twin(x.double(), weight, 1e-6)) < BOUND
+
+
+@pytest.mark.parametrize(("num_tokens", "hidden"), SHAPES)
+def test_the_residual_is_added_rounded_and_kept(num_tokens: int, hidden: int, generator: torch.Generator) -> None:
+    x, residual = (
+        torch.randn(num_tokens, hidden, generator=generator, device=generator.device).bfloat16() for _ in range(2)
+    )
+    weight = torch.rand(hidden, generator=generator, device=generator.device).bfloat16()
+    expected = (x.float() + residual.float()).bfloat16()
+    out = add_rms_norm(x, residual, weight, 1e-6, torch.full_like(x, POISON))
+    assert torch.equal(residual, expected)
+    assert relative_error(out, rms_norm_twin(expected.double(), weight, 1e-6)) < BOUND
+
+
+@pytest.mark.parametrize(("num_tokens", "hidden"), SHAPES)
+def test_a_row_has_the_same_bits_alone(num_tokens: int, hidden: int, generator: torch.Generator) -> None:
+    x = torch.randn(num_tokens, hidden, generator=generator, device=generator.device).bfloat16()
+    weight = torch.rand(hidden, generator=generator, device=generator.device).bfloat16()
+    assert torch.equal(rms_norm(x, weight, 1e-6)[-1:], rms_norm(x[-1:], weight, 1e-6))
