@@ -1,0 +1,49 @@
+"""A served model's entry in Redis: the first engine writes it, every other one must agree with it."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from headwater.services.served_model import ServedModel
+from headwater.services.store import Script, Store
+
+_TTL_MS = 15_000
+"""Renewed by every engine of the model; when the last one is gone, another revision may take the name."""
+_REGISTER = Script(
+    """
+if redis.call('EXISTS', KEYS[1]) == 0 then redis.call('HSET', KEYS[1], unpack(ARGV, 2)) end
+local entry = redis.call('HGETALL', KEYS[1])
+for i = 2, #ARGV, 2 do
+  if redis.call('HGET', KEYS[1], ARGV[i]) ~= ARGV[i + 1] then return entry end
+end
+redis.call('PEXPIRE', KEYS[1], ARGV[1])
+return entry
+"""
+)
+
+
+class ModelRefused(Exception):
+    """The model is served already, and differently: names the field."""
+
+
+def entry_key(model_key: str) -> str:
+    return f"model:{{{model_key}}}"
+
+
+async def register(store: Store, model: ServedModel) -> None:
+    """Writes the entry or agrees with it, for another while. Raises `ModelRefused` and `StoreUnavailable`."""
+    flat = [str(word) for pair in dataclasses.asdict(model).items() for word in pair]
+    reply = await store.run(_REGISTER, [entry_key(model.key)], (_TTL_MS, *flat))
+    words = [word.decode() for word in reply]
+    mismatch = _parse(dict(zip(words[::2], words[1::2], strict=True))).mismatch(model)
+    if mismatch is not None:
+        raise ModelRefused(mismatch)
+
+
+def _parse(entry: dict[str, str]) -> ServedModel:
+    """An entry that another version wrote may lack a field; it then reads as empty or zero."""
+    values: dict[str, str | int] = {
+        field.name: int(entry.get(field.name, 0)) if field.type == "int" else entry.get(field.name, "")
+        for field in dataclasses.fields(ServedModel)
+    }
+    return ServedModel(**values)  # type: ignore[arg-type]
