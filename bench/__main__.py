@@ -1,38 +1,34 @@
-"""`headwater bench NAME …`: runs one of the benchmarks beside this file; each is a program of its own."""
+"""`headwater bench NAME …`: becomes one of the benchmarks beside this file; each is a program of its own."""
 
 from __future__ import annotations
 
-import runpy
+import os
 import sys
 
 import typer
 
 BENCHMARKS = {
-    "serve": "Drive an OpenAI-compatible server and tell what its users would feel.",
-    "stub": "A server that answers at once: the ceiling of the load generator.",
-    "scheduler": "Host time of an engine step with the simulated executor.",
+    "serve": ("serve", "Drive an OpenAI-compatible server and tell what its users would feel."),
+    "stub": ("stub_server", "A server that answers at once: the ceiling of the load generator."),
+    "scheduler": ("scheduler_steps", "Host time of an engine step with the simulated executor."),
+    "kernels": ("gpu_kernels", "Time and check the kernels on a GPU."),
 }
-MODULES = {
-    "serve": "serve",
-    "stub": "stub_server",
-    "scheduler": "scheduler_steps",
-}
+"""Name → module and one line of help."""
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="Measure what docs/benchmarks.md records.")
 
 
-def _add(name: str, summary: str) -> None:
+def _add(name: str, module: str, summary: str) -> None:
     """A command that hands every flag on, `--help` included."""
     context_settings = {"allow_extra_args": True, "ignore_unknown_options": True}
 
     @app.command(name, help=summary, add_help_option=False, context_settings=context_settings)
     def run(context: typer.Context) -> None:
-        sys.argv = [f"headwater bench {name}", *context.args]
-        runpy.run_module(f"headwater.bench.{MODULES[name]}", run_name="__main__", alter_sys=True)
+        os.execv(sys.executable, [sys.executable, "-m", f"headwater.bench.{module}", *context.args])
 
 
-for _name, _summary in BENCHMARKS.items():
-    _add(_name, _summary)
+for _name, (_module, _summary) in BENCHMARKS.items():
+    _add(_name, _module, _summary)
 
 if __name__ == "__main__":
     app(prog_name="headwater bench")

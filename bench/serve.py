@@ -261,3 +261,7 @@ def _offsets(
     if arrival is Arrival.ramp:
         return list(arrivals.ramp(count, rate, last_rate, rng))
     return None
+
+
+if __name__ == "__main__":
+    typer.run(run)

@@ -18,6 +18,8 @@ from headwater.services.manifest import LAYOUT, ModelManifest
 from headwater.services.settings import SettingError, read_settings, setting
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "generation_config.json")
+READ_ONLY = 0o444
+"""Whoever runs a stage may read a model, nobody writes it again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +52,8 @@ def convert(settings: ConvertSettings) -> None:
         progress=lambda done, total: _report(what, done, total),
     )
     _manifest(settings).write(settings.folder)
+    for path in settings.folder.iterdir():
+        path.chmod(READ_ONLY)
 
 
 def _report(what: str, done: int, total: int) -> None:
