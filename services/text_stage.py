@@ -11,6 +11,7 @@ import grpc
 import prometheus_client
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
+from headwater.services.advertise import advertised
 from headwater.services.grpc_errors import ErrorInterceptor
 from headwater.services.settings import SettingError, setting
 
@@ -50,7 +51,7 @@ class Listener:
         self.server = grpc.aio.server(interceptors=[ErrorInterceptor()], options=[("grpc.so_reuseport", 0)])
         self._health = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.server)
-        self.address = f"{host}:{self.server.add_insecure_port(f'{host}:{port}')}"
+        self.address = advertised(host, self.server.add_insecure_port(f"{host}:{port}"))
 
     async def start(self) -> None:
         await self.server.start()
