@@ -17,12 +17,13 @@ import prometheus_client
 
 from headwater.proto import processor_pb2, processor_pb2_grpc
 from headwater.services.errors import NotFound
+from headwater.services.member import Kind
 from headwater.services.parameters import check_vocabulary
 from headwater.services.prepare import prepare, prompt_ids
-from headwater.services.runtime import configure_logging, lifetime, run_stage
+from headwater.services.runtime import configure_logging, run_stage
 from headwater.services.settings import read_settings, setting
 from headwater.services.text_model import ServingChoices, TextModel, load_text_model, names_of
-from headwater.services.text_stage import TextStageSettings, listening, metrics_served
+from headwater.services.text_stage import TextStageSettings, serve_stage
 
 ReplyT = TypeVar("ReplyT")
 
@@ -122,22 +123,12 @@ def detokenize(
 
 async def serve(settings: ProcessorSettings) -> None:
     """From settings to the last answer."""
-    models = [
-        load_text_model(path, name, settings.choices)
-        for path, name in names_of(settings.model_folder, settings.served_model_name)
-    ]
-    async with lifetime("processor") as life:
-        with ThreadPoolExecutor(settings.threads or os.cpu_count(), "text") as pool:
-            servicer = Processor(models, pool)
-
-            def add(server: grpc.aio.Server) -> None:
-                processor_pb2_grpc.add_ProcessorServicer_to_server(servicer, server)
-
-            async with listening(settings.host, settings.port, add, grace=settings.drain_limit) as listener:
-                with metrics_served(settings.host, settings.metrics_port) as metrics:
-                    life.announce(grpc=listener.address, **metrics)
-                    await life.stopping.wait()
-                    await listener.leave()
+    folders = names_of(settings.model_folder, settings.served_model_name)
+    models = [load_text_model(path, name, settings.choices) for path, name in folders]
+    with ThreadPoolExecutor(settings.threads or os.cpu_count(), "text") as pool:
+        servicer = Processor(models, pool)
+        add = functools.partial(processor_pb2_grpc.add_ProcessorServicer_to_server, servicer)
+        await serve_stage(settings, Kind.PROCESSOR, [model.served for model in models], add)
 
 
 def main() -> None:

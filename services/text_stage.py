@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import secrets
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import grpc
@@ -12,7 +13,12 @@ import prometheus_client
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from headwater.services.advertise import advertised
+from headwater.services.bus import Bus
 from headwater.services.grpc_errors import ErrorInterceptor
+from headwater.services.heartbeat import Heartbeat
+from headwater.services.member import Kind, Member, new_epoch
+from headwater.services.runtime import lifetime
+from headwater.services.served_model import ServedModel
 from headwater.services.settings import SettingError, setting
 
 
@@ -40,10 +46,6 @@ class TextStageSettings:
             raise SettingError("drain_limit", self.drain_limit, "at least 0")
 
 
-def new_epoch() -> int:
-    return secrets.randbits(64)
-
-
 class Listener:
     """A gRPC server with health; `address` once it listens."""
 
@@ -62,18 +64,36 @@ class Listener:
         await self._health.set("", health_pb2.HealthCheckResponse.NOT_SERVING)
 
 
-@contextlib.asynccontextmanager
-async def listening(
-    host: str, port: int, add_servicer: Callable[[grpc.aio.Server], None], *, grace: float = 0.0
-) -> AsyncIterator[Listener]:
-    """Serves for the length of a scope; at its end calls that still run get `grace` seconds."""
-    listener = Listener(host, port)
-    add_servicer(listener.server)
-    await listener.start()
-    try:
-        yield listener
-    finally:
-        await listener.server.stop(grace=grace)
+async def serve_stage(
+    settings: TextStageSettings,
+    kind: Kind,
+    models: Sequence[ServedModel | None],
+    add_servicer: Callable[[grpc.aio.Server], None],
+    leave: Callable[[], None] = lambda: None,
+) -> None:
+    """The life of a stage: ready, told to stop, `leave` (end what need not go on), the rest within the drain limit."""
+    async with lifetime(kind.value.replace("_", "-")) as life, Bus.open(settings.nats_url or None) as bus:
+        listener = Listener(settings.host, settings.port)
+        add_servicer(listener.server)
+        await listener.start()
+        name, epoch = settings.replica_id or f"{kind.value}-{secrets.token_hex(4)}", new_epoch()
+        with metrics_served(settings.host, settings.metrics_port) as metrics:
+            async with contextlib.AsyncExitStack() as presence:
+                for i, model in enumerate(models):
+                    replica_id = name if i == 0 else f"{name}-{i}"
+                    member = Member(
+                        kind=kind, replica_id=replica_id, epoch=epoch, address=listener.address, model=model
+                    )
+                    await presence.enter_async_context(Heartbeat.running(bus, functools.partial(_same, member)))
+                life.announce(grpc=listener.address, **metrics)
+                await life.stopping.wait()
+            await listener.leave()
+            leave()
+            await listener.server.stop(grace=0.0 if life.orphaned else settings.drain_limit)
+
+
+def _same(member: Member) -> Member:
+    return member
 
 
 @contextlib.contextmanager

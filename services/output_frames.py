@@ -1,0 +1,136 @@
+"""What one gateway is about to hear, as columns of frames below the limit. Knows no stream's state.
+
+While the gateway reads slowly, what comes meanwhile joins the frame that waits; credit bounds how much that can be.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, deque
+from collections.abc import Iterable, Sequence
+
+from headwater.proto.common_pb2 import TokenLogprob
+from headwater.proto.engine_pb2 import Start
+from headwater.proto.output_processor_pb2 import OutputFinish, OutputFrame, OutputPromptLogprobs, RowLogprobs
+
+FULL_FRAME_BYTES = 192 * 1024
+"""A frame takes nothing more from this size on; no item is larger than the rest of the 256 KiB that it may have."""
+_ROW_BYTES, _TOKEN_BYTES, _START_BYTES = 32, 4, 32
+"""More than protobuf takes for them."""
+
+
+class _Columns:
+    """A frame in the making."""
+
+    __slots__ = (
+        "finishes",
+        "first_index",
+        "logprobs",
+        "num_bytes",
+        "num_tokens",
+        "starts",
+        "stream_ids",
+        "text_offset",
+        "texts",
+        "token_ids",
+    )
+
+    def __init__(self) -> None:
+        self.stream_ids: list[int] = []
+        self.first_index: list[int] = []
+        self.num_tokens: list[int] = []
+        self.token_ids: list[int] = []
+        self.texts: list[str] = []
+        self.text_offset: list[int] = []
+        self.logprobs: list[RowLogprobs] = []
+        self.starts: list[Start] = []
+        self.finishes: list[OutputFinish] = []
+        self.num_bytes = 0
+
+    def to_pb(self) -> OutputFrame:
+        return OutputFrame(
+            stream_ids=self.stream_ids,
+            first_index=self.first_index,
+            num_tokens=self.num_tokens,
+            token_ids=self.token_ids,
+            texts=self.texts,
+            text_offset=self.text_offset,
+            logprobs=self.logprobs,
+            starts=self.starts,
+            finishes=self.finishes,
+        )
+
+
+class Outbox:
+    """Collects without waiting, hands out frames in order."""
+
+    def __init__(self) -> None:
+        self._frames: deque[_Columns] = deque()
+        self._parts: deque[OutputPromptLogprobs] = deque()
+        self._num_parts: Counter[int] = Counter()
+        """Prompt parts that wait, by stream."""
+        self._held: dict[int, OutputFinish] = {}
+        """Finishes that wait for their stream's prompt parts."""
+        self.filled = asyncio.Event()
+
+    def add_row(
+        self, stream_id: int, first: int, token_ids: Sequence[int], text: str, offset: int, num_bytes: int
+    ) -> None:
+        """Tokens of a stream and the text that they make certain; `num_bytes` is the text's length in UTF-8."""
+        columns = self._open_columns()
+        columns.stream_ids.append(stream_id)
+        columns.first_index.append(first)
+        columns.num_tokens.append(len(token_ids))
+        columns.token_ids += token_ids
+        columns.texts.append(text)
+        columns.text_offset.append(offset)
+        columns.num_bytes += _ROW_BYTES + _TOKEN_BYTES * len(token_ids) + num_bytes
+
+    def add_logprobs(self, tokens: Iterable[TokenLogprob]) -> None:
+        """Of the row that was added last."""
+        columns = self._frames[-1]
+        row = RowLogprobs(row=len(columns.stream_ids) - 1, tokens=tokens)
+        columns.logprobs.append(row)
+        columns.num_bytes += row.ByteSize() + _ROW_BYTES
+
+    def add_start(self, start: Start) -> None:
+        columns = self._open_columns()
+        columns.starts.append(start)
+        columns.num_bytes += _START_BYTES
+
+    def add_finish(self, finish: OutputFinish) -> None:
+        if self._num_parts[finish.stream_id]:
+            self._held[finish.stream_id] = finish
+            return
+        columns = self._open_columns()
+        columns.finishes.append(finish)
+        columns.num_bytes += finish.ByteSize() + _ROW_BYTES
+
+    def add_prompt_part(self, part: OutputPromptLogprobs) -> None:
+        self._parts.append(part)
+        self._num_parts[part.stream_id] += 1
+        self.filled.set()
+
+    def frames(self) -> Iterable[OutputFrame]:
+        """Empties the outbox; at most one part of a prompt's log probabilities between two frames of tokens."""
+        while self._frames or self._parts:
+            if self._frames:
+                yield self._frames.popleft().to_pb()
+            if self._parts:
+                part = self._parts.popleft()
+                yield OutputFrame(prompt_logprobs=[part])
+                self._release(part.stream_id)
+
+    def _release(self, stream_id: int) -> None:
+        self._num_parts[stream_id] -= 1
+        if not self._num_parts[stream_id]:
+            del self._num_parts[stream_id]
+            if (finish := self._held.pop(stream_id, None)) is not None:
+                self.add_finish(finish)
+
+    def _open_columns(self) -> _Columns:
+        if self._frames and self._frames[-1].num_bytes < FULL_FRAME_BYTES:
+            return self._frames[-1]
+        self._frames.append(_Columns())
+        self.filled.set()
+        return self._frames[-1]

@@ -1,0 +1,75 @@
+"""The output processor: carries requests to engines and turns tokens into text. Stateless but for open streams."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+
+from headwater.proto import output_processor_pb2, output_processor_pb2_grpc
+from headwater.services.member import Kind
+from headwater.services.output_engines import EngineLinks
+from headwater.services.output_session import GatewaySession
+from headwater.services.runtime import configure_logging, run_stage
+from headwater.services.settings import read_settings
+from headwater.services.text_model import load_tokenizer, names_of
+from headwater.services.text_stage import TextStageSettings, serve_stage
+from headwater.services.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutputProcessorSettings(TextStageSettings):
+    """The output processor: turns engines' tokens into text."""
+
+
+class OutputProcessor(output_processor_pb2_grpc.OutputProcessorServicer):
+    """A session a gateway; all of them share one session with each engine."""
+
+    def __init__(self, tokenizers: Mapping[str, Tokenizer], links: EngineLinks) -> None:
+        self._tokenizers, self._links = tokenizers, links
+        self._sessions: set[GatewaySession] = set()
+
+    async def Session(
+        self,
+        request_iterator: AsyncIterator[output_processor_pb2.GatewayFrame],
+        context: grpc.aio.ServicerContext[Any, Any],
+    ) -> AsyncIterator[output_processor_pb2.OutputFrame]:
+        session = GatewaySession(self._tokenizers, self._links)
+        self._sessions.add(session)
+        try:
+            async for frame in session.run(request_iterator):
+                yield frame
+        finally:
+            self._sessions.discard(session)
+
+    def leave(self) -> None:
+        """Takes no new streams; each session ends with its last one."""
+        for session in self._sessions:
+            session.leave("the output processor is leaving")
+
+
+async def serve(settings: OutputProcessorSettings) -> None:
+    """From settings to the last token."""
+    folders = names_of(settings.model_folder, settings.served_model_name)
+    tokenizers = {name: load_tokenizer(path) for path, name in folders}
+    for tokenizer in tokenizers.values():
+        # Built now, so that the first request does not wait for it.
+        assert len(tokenizer.table)
+    async with EngineLinks() as links:
+        servicer = OutputProcessor(tokenizers, links)
+        add = functools.partial(output_processor_pb2_grpc.add_OutputProcessorServicer_to_server, servicer)
+        await serve_stage(settings, Kind.OUTPUT_PROCESSOR, [None], add, servicer.leave)
+
+
+def main() -> None:
+    settings = read_settings(OutputProcessorSettings, sys.argv[1:], prog="headwater serve output-processor")
+    configure_logging("output-processor", settings.log_level)
+    run_stage(serve(settings))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,237 @@
+"""One choice of a request on its way to its gateway: tokens in, text out. Knows nothing about connections."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from headwater.proto import common_pb2
+from headwater.proto.common_pb2 import FinishReason
+from headwater.proto.engine_pb2 import Add, Finish, PromptLogprobs, Start
+from headwater.proto.output_processor_pb2 import OutputFinish
+from headwater.services.detokenizer import Detokenizer
+from headwater.services.output_frames import Outbox
+from headwater.services.stops import StopMatcher, Stops
+from headwater.services.token_logprobs import Entry, prompt_parts, token_logprob
+from headwater.services.token_table import TokenTable
+
+CREDIT_SLACK = 256
+"""Tokens past its credit that a stream is forgiven: an engine plans some steps ahead."""
+MAX_ERROR_CHARS = 4096
+MAX_TEXT_CHARS = 8192
+"""Of a row; longer text (that was held back, or is resumed) goes in several."""
+MAX_ROW_TOKENS, MAX_SCORED_ROW_TOKENS = 256, 8
+"""Without and with log probabilities: what keeps a row far below a frame."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextPlan:
+    """How the text of a request's choices is made; one for all of them."""
+
+    table: TokenTable
+    skip_special_tokens: bool
+    stops: Stops | None
+    min_tokens: int
+    """Before so many tokens stop strings are not looked for."""
+    silent_ids: frozenset[int]
+    """Ids that end the answer and are no part of its text."""
+    reported_ids: frozenset[int]
+    """Ids that are named when they end the answer: those asked for, not the plain end of sequence."""
+    wants_logprobs: bool
+    max_row_tokens: int
+
+    @classmethod
+    def of(cls, add: Add, table: TokenTable) -> TextPlan:
+        sampling = add.sampling
+        eos = frozenset[int]() if sampling.ignore_eos else frozenset(add.eos_token_ids)
+        asked = frozenset(sampling.stop_token_ids)
+        with_stop = sampling.include_stop_str_in_output
+        return cls(
+            table=table,
+            skip_special_tokens=sampling.skip_special_tokens if sampling.HasField("skip_special_tokens") else True,
+            stops=Stops.compile(sampling.stop, include_in_output=with_stop) if sampling.stop else None,
+            min_tokens=sampling.min_tokens,
+            silent_ids=frozenset() if with_stop else asked | eos,
+            reported_ids=asked - eos,
+            wants_logprobs=sampling.logprobs,
+            max_row_tokens=MAX_SCORED_ROW_TOKENS if sampling.logprobs else MAX_ROW_TOKENS,
+        )
+
+
+class OutputStream:
+    """Reports to `outbox` under the gateway's `stream_id`, calls `on_end` when it ends and says nothing more then."""
+
+    __slots__ = (
+        "_detokenizer",
+        "_granted",
+        "_matcher",
+        "_next_index",
+        "_offset",
+        "_on_end",
+        "_plan",
+        "_replayed",
+        "ended",
+        "outbox",
+        "stream_id",
+    )
+
+    def __init__(
+        self, stream_id: int, plan: TextPlan, outbox: Outbox, credit: int, on_end: Callable[[OutputStream], None]
+    ) -> None:
+        self.stream_id, self.outbox = stream_id, outbox
+        self._plan, self._on_end = plan, on_end
+        self._detokenizer = Detokenizer(plan.table, skip_special_tokens=plan.skip_special_tokens)
+        self._matcher = StopMatcher(plan.stops) if plan.stops is not None else None
+        self._next_index = 0
+        self._offset = 0
+        """UTF-8 bytes of text so far."""
+        self._granted = credit + CREDIT_SLACK
+        self._replayed: list[str] = []
+        self.ended = False
+
+    def push(
+        self, first: int, token_ids: list[int], entries: Mapping[int, Entry] | None = None, position: int = 0
+    ) -> None:
+        """Tokens from output index `first` on; `entries` has their log probabilities from `position` on."""
+        if first != self._next_index:
+            self.fail(f"tokens from {first} on came where {self._next_index} was next", retriable=True)
+        elif len(token_ids) <= self._plan.max_row_tokens:
+            self._push_row(token_ids, entries, position)
+        else:
+            for start in range(0, len(token_ids), self._plan.max_row_tokens):
+                if not self.ended:
+                    row = token_ids[start : start + self._plan.max_row_tokens]
+                    self._push_row(row, entries, position + start)
+
+    def _push_row(self, token_ids: list[int], entries: Mapping[int, Entry] | None, position: int) -> None:
+        try:
+            num_used, text = self._spell(token_ids)
+        except IndexError:
+            self.fail(f"an id of {token_ids} is outside the vocabulary")
+            return
+        used = token_ids if num_used == len(token_ids) else token_ids[:num_used]
+        self._send(used, text)
+        self._next_index += num_used
+        if entries is not None and self._plan.wants_logprobs:
+            self._send_logprobs(used, entries, position)
+        if self.is_stopped:
+            self._end_by_stop_string()
+        elif self._next_index > self._granted:
+            self.fail(f"{self._next_index} tokens came for a credit of {self._granted - CREDIT_SLACK}", retriable=True)
+
+    def _spell(self, token_ids: list[int]) -> tuple[int, str]:
+        """How many of the tokens count, and the text that they make certain."""
+        num_spelled = len(token_ids)
+        if token_ids[-1] in self._plan.silent_ids:
+            num_spelled -= 1
+        if self._matcher is None:
+            spelled = token_ids if num_spelled == len(token_ids) else token_ids[:num_spelled]
+            return len(token_ids), self._detokenizer.push_all(spelled)
+        text = ""
+        for i in range(num_spelled):
+            piece = self._detokenizer.push(token_ids[i])
+            text += piece if self._next_index + i < self._plan.min_tokens else self._matcher.push(piece)
+            if self._matcher.hit is not None:
+                return i + 1, text
+        return len(token_ids), text
+
+    def _send(self, token_ids: Sequence[int], text: str) -> None:
+        """A row; what of a long text does not fit goes ahead of its tokens."""
+        while len(text) > MAX_TEXT_CHARS:
+            self._send_row((), text[:MAX_TEXT_CHARS])
+            text = text[MAX_TEXT_CHARS:]
+        self._send_row(token_ids, text)
+
+    def _send_row(self, token_ids: Sequence[int], text: str) -> None:
+        num_bytes = len(text) if text.isascii() else len(text.encode())
+        self.outbox.add_row(self.stream_id, self._next_index, token_ids, text, self._offset, num_bytes)
+        self._offset += num_bytes
+
+    def _send_logprobs(self, token_ids: Sequence[int], entries: Mapping[int, Entry], position: int) -> None:
+        """Of the row that was sent last."""
+        scored = ((token_id, entries.get(position + i)) for i, token_id in enumerate(token_ids))
+        self.outbox.add_logprobs(
+            [token_logprob(self._plan.table, token_id, entry) for token_id, entry in scored if entry is not None]
+        )
+
+    def replay(self, token_ids: list[int]) -> None:
+        """Tokens that an earlier attempt has already delivered: they make text, but nothing is sent."""
+        if self.is_stopped:
+            return
+        try:
+            num_used, text = self._spell(token_ids)
+        except IndexError:
+            self.fail(f"an id of {token_ids} is outside the vocabulary")
+            return
+        self._next_index += num_used
+        self._granted += num_used
+        self._replayed.append(text)
+
+    def resume(self, delivered_bytes: int) -> None:
+        """Goes on after the replay: from the text that the gateway has not had yet."""
+        spelled, self._replayed = "".join(self._replayed).encode(), []
+        if delivered_bytes > len(spelled):
+            self.fail(f"delivered_bytes is {delivered_bytes}; allowed: 0…{len(spelled)}, what output_ids spell")
+            return
+        self._offset = delivered_bytes
+        if missing := spelled[delivered_bytes:].decode(errors="ignore"):
+            self._send((), missing)
+        if self.is_stopped:
+            self._end_by_stop_string()
+
+    def grant(self, tokens: int) -> None:
+        self._granted += tokens
+
+    def start(self, start: Start) -> None:
+        start.stream_id = self.stream_id
+        self.outbox.add_start(start)
+
+    def add_prompt_logprobs(self, part: PromptLogprobs) -> None:
+        for each in prompt_parts(self._plan.table, part, self.stream_id):
+            self.outbox.add_prompt_part(each)
+
+    def finish(self, finish: Finish) -> None:
+        """The engine ended the stream: what was held back is certain now."""
+        tail = self._detokenizer.flush()
+        if self._matcher is not None:
+            tail = self._matcher.push(tail)
+            tail += self._matcher.flush()
+        if tail:
+            self._send((), tail)
+        if self.is_stopped:
+            self._end_by_stop_string()
+            return
+        ending = self._ending(finish.reason)
+        ending.error, ending.retriable = finish.error[:MAX_ERROR_CHARS], finish.retriable
+        if finish.stop_token_id in self._plan.reported_ids and finish.HasField("stop_token_id"):
+            ending.stop_token_id = finish.stop_token_id
+        self._end(ending)
+
+    def cancel(self) -> None:
+        self._end(self._ending(common_pb2.FINISH_REASON_CANCELLED))
+
+    def fail(self, error: str, *, retriable: bool = False) -> None:
+        ending = self._ending(common_pb2.FINISH_REASON_ERROR)
+        ending.error, ending.retriable = error[:MAX_ERROR_CHARS], retriable
+        self._end(ending)
+
+    @property
+    def is_stopped(self) -> bool:
+        """A stop string is complete."""
+        return self._matcher is not None and self._matcher.hit is not None
+
+    def _end_by_stop_string(self) -> None:
+        assert self._matcher is not None
+        assert self._matcher.hit is not None
+        ending = self._ending(common_pb2.FINISH_REASON_STOP)
+        ending.stop_string = self._matcher.hit
+        self._end(ending)
+
+    def _ending(self, reason: FinishReason.ValueType) -> OutputFinish:
+        return OutputFinish(stream_id=self.stream_id, reason=reason, num_output_tokens=self._next_index)
+
+    def _end(self, ending: OutputFinish) -> None:
+        if not self.ended:
+            self.ended = True
+            self.outbox.add_finish(ending)
+            self._on_end(self)
