@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from itertools import repeat
 
 import numpy as np
+import pytest
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
@@ -28,7 +29,6 @@ from headwater.engine_core.request import FinishReason, NewRequest
 from headwater.engine_core.sampling_params import SamplingParams
 from headwater.engine_core.step_output import StepOutput
 
-NUM_EXAMPLES = 200
 MANY = 1 << 30
 BLOCK_SIZE = 16
 MAX_MODEL_LEN = 128
@@ -122,6 +122,8 @@ class Stream:
     is_cancelled: bool = False
     cached_tokens: int | None = None
     reason: FinishReason | None = None
+    num_scored: int = 0
+    """Prompt positions whose log probabilities came."""
 
 
 @dataclass
@@ -187,6 +189,7 @@ class Driver:
             assert len(stream.tokens) <= stream.granted
             assert stream.tokens == stream.answer[: len(stream.tokens)]
         assert not list(tokens)
+        self._hear_logprobs(output)
         for finish in output.finishes:
             stream = self.streams[finish.key]
             assert stream.reason is None, "two ends"
@@ -201,6 +204,22 @@ class Driver:
             assert len(set(stored)) == len(stored)
             assert self.cached.isdisjoint(stored)
             self.cached |= set(stored)
+
+    def _hear_logprobs(self, output: StepOutput) -> None:
+        """The simulated model finds each token the likeliest."""
+        keys = [key for key, num_tokens in zip(output.keys, output.num_tokens, strict=True) for _ in range(num_tokens)]
+        asking = [i for i, key in enumerate(keys) if self.streams[key].new.sampling.num_logprobs is not None]
+        assert sorted(output.logprobs) == asking
+        for i, entry in output.logprobs.items():
+            assert entry.top_ids[0] == output.token_ids[i]
+            assert len(entry.top_ids) == self.streams[keys[i]].new.sampling.num_logprobs
+        for part in output.prompt_logprobs:
+            stream = self.streams[part.key]
+            assert part.first_position == stream.num_scored + 1
+            stream.num_scored += len(part.entries)
+            scored = stream.new.prompt_ids[part.first_position : stream.num_scored + 1]
+            assert [entry.top_ids[0] for entry in part.entries] == scored
+            assert part.last == (stream.num_scored == len(stream.new.prompt_ids) - 1)
 
     def _check_holds(self) -> None:
         """Reference counts are what the rows of the table hold."""
@@ -218,6 +237,8 @@ class Driver:
                 continue
             assert stream.tokens == stream.answer, key
             sampling = stream.new.sampling
+            scores_prompt = sampling.num_prompt_logprobs is not None and stream.cached_tokens is not None
+            assert stream.num_scored == (len(stream.new.prompt_ids) - 1 if scores_prompt else 0)
             stops = len(stream.tokens) > sampling.min_tokens and stream.tokens[-1] in sampling.stop_token_ids
             assert stream.reason is (FinishReason.STOP if stops else FinishReason.LENGTH)
         load = self.engine.load()
@@ -255,6 +276,8 @@ def requests(draw: st.DrawFn) -> NewRequest:
         min_tokens=min_tokens,
         stop_token_ids=stop_token_ids,
         min_tokens_blocked_ids=draw(st.sampled_from([(), stop_token_ids])),
+        num_logprobs=draw(st.sampled_from([None, None, 1, 3])),
+        num_prompt_logprobs=draw(st.sampled_from([None, None, None, 1])),
     )
     choice_index = draw(st.integers(0, 1))
     answer = expected_tokens(MODEL, [*lead, *tail], sampling, choice_index=choice_index, max_model_len=MAX_MODEL_LEN)
@@ -293,11 +316,12 @@ def rounds() -> st.SearchStrategy[list[Round]]:
     return st.lists(one, min_size=2, max_size=7)
 
 
-@settings(max_examples=NUM_EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
-@given(configs(), st.sampled_from([0, 3, MANY]), rounds())
-def test_every_stream_is_what_it_is_alone_and_nothing_leaks(
-    config: EngineConfig, late_polls: int, rounds: list[Round]
-) -> None:
+SCENARIOS = given(configs(), st.sampled_from([0, 3, MANY]), rounds())
+SOME = settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
+VERY_MANY = settings(SOME, max_examples=10_000)
+
+
+def check_rounds(config: EngineConfig, late_polls: int, rounds: list[Round]) -> None:
     driver = Driver(config, late_polls)
     for each in rounds:
         for new in each.adds:
@@ -317,9 +341,26 @@ def test_every_stream_is_what_it_is_alone_and_nothing_leaks(
     event(f"steps in flight: {driver.executor.max_in_flight}")
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
-@given(st.integers(1, 4), st.lists(requests(), min_size=2, max_size=8))
-def test_one_after_another_hits_exactly_what_the_formula_says(depth: int, wanted: list[NewRequest]) -> None:
+@SOME
+@SCENARIOS
+def test_every_stream_is_what_it_is_alone_and_nothing_leaks(
+    config: EngineConfig, late_polls: int, rounds: list[Round]
+) -> None:
+    check_rounds(config, late_polls, rounds)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+@VERY_MANY
+@SCENARIOS
+def test_nothing_leaks_in_many_more_rounds(config: EngineConfig, late_polls: int, rounds: list[Round]) -> None:
+    check_rounds(config, late_polls, rounds)
+
+
+@settings(SOME, max_examples=60)
+@given(st.integers(1, 4), st.lists(st.tuples(requests(), st.booleans()), min_size=2, max_size=8))
+def test_one_after_another_hits_exactly_what_the_formula_says(depth: int, turns: list[tuple[NewRequest, bool]]) -> None:
+    """Some are the next turn of the chat before them."""
     config = EngineConfig(
         block_size=BLOCK_SIZE,
         num_blocks=200,
@@ -329,19 +370,21 @@ def test_one_after_another_hits_exactly_what_the_formula_says(depth: int, wanted
         async_depth=depth,
     )
     driver = Driver(config, late_polls=MANY)
-    with_kv: list[tuple[bytes, list[int]]] = []
-    for key, new in enumerate(wanted):
-        driver.add(replace(new, key=key, credit=MANY))
-        driver.run()
-        stream, token_ids = driver.streams[key], new.prompt_ids + new.output_ids
-        if stream.cached_tokens is None:
+    with_kv: list[list[int]] = []
+    chat: list[int] = []
+    for key, (new, is_next_turn) in enumerate(turns):
+        prompt_ids = [*chat, *new.prompt_ids[-3:]] if is_next_turn else new.prompt_ids
+        if len(prompt_ids) >= MAX_MODEL_LEN:
             continue
-        common = max((shared(token_ids, ids) for space, ids in with_kv if space == new.namespace), default=0)
-        expected = expected_cached_tokens(common, len(token_ids), BLOCK_SIZE)
-        assert stream.cached_tokens == min(expected, len(new.prompt_ids))
+        driver.add(replace(new, key=key, prompt_ids=prompt_ids, output_ids=[], namespace=b"a" * 16, credit=MANY))
+        driver.run()
+        stream = driver.streams[key]
+        common = max((shared(prompt_ids, ids) for ids in with_kv), default=0)
+        is_scored = new.sampling.num_prompt_logprobs is not None
+        assert stream.cached_tokens == (0 if is_scored else expected_cached_tokens(common, len(prompt_ids), BLOCK_SIZE))
         # The last token is sampled, never computed.
-        num_with_kv = len(new.prompt_ids) + max(len(stream.tokens) - 1, 0)
-        with_kv.append((new.namespace, (new.prompt_ids + stream.tokens)[:num_with_kv]))
+        chat = prompt_ids + stream.tokens
+        with_kv.append(chat[: -1 if stream.tokens else None])
     driver.check_ends()
 
 
