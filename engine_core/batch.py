@@ -1,0 +1,48 @@
+"""What one forward pass reads: token rows, their places in the KV cache, and which of them are sampled."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from headwater.engine_core.executors.executor import Int32Array, StepPlan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForwardBatch:
+    """T tokens of R requests, requests one after another."""
+
+    token_ids: torch.Tensor
+    """int64 [T]"""
+    positions: torch.Tensor
+    """int64 [T]"""
+    slots: torch.Tensor
+    """int64 [T]: block id x block_size + offset in the block."""
+    starts: Int32Array
+    """[R] first position of each request."""
+    counts: Int32Array
+    """[R] positions of each request."""
+    block_tables: torch.Tensor
+    """int32 [R, blocks]; entries beyond a request's blocks name the scratch block 0."""
+    sampled: torch.Tensor
+    """int64 [S] token rows after which a token is sampled."""
+
+
+def make_batch(plan: StepPlan, token_table: torch.Tensor, block_table: torch.Tensor, block_size: int) -> ForwardBatch:
+    """token_table int32 [rows, max_model_len] and block_table int32 [rows, max blocks] are the request table's."""
+    ends = np.cumsum(plan.counts)
+    token_rows = np.repeat(plan.rows, plan.counts)
+    positions = np.arange(ends[-1]) - np.repeat(ends - plan.counts, plan.counts) + np.repeat(plan.starts, plan.counts)
+    rows, at = torch.from_numpy(token_rows).long(), torch.from_numpy(positions)
+    num_blocks = int((plan.starts + plan.counts - 1).max()) // block_size + 1
+    return ForwardBatch(
+        token_ids=token_table[rows, at].long(),
+        positions=at,
+        slots=block_table[rows, at // block_size].long() * block_size + at % block_size,
+        starts=plan.starts,
+        counts=plan.counts,
+        block_tables=block_table[torch.from_numpy(plan.rows).long(), :num_blocks],
+        sampled=torch.from_numpy(ends[plan.samples] - 1),
+    )

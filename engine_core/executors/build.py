@@ -1,0 +1,145 @@
+"""From options to an executor that is ready to compute, with the facts that the outside needs of it."""
+
+from __future__ import annotations
+
+import hashlib
+import platform as machine
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from headwater.engine_core import weights
+from headwater.engine_core.config import ConfigError, EngineConfig
+from headwater.engine_core.executors.executor import Executor
+from headwater.engine_core.executors.simulated import SimulatedExecutor, SimulatedModel
+from headwater.engine_core.executors.single import SingleExecutor
+from headwater.engine_core.model_config import ModelConfig
+from headwater.engine_core.models.decoder import Decoder
+from headwater.engine_core.platforms.cpu import CpuPlatform
+from headwater.engine_core.runner import Runner
+
+CPU_KV_CACHE_BYTES = 512 << 20
+"""KV cache on a CPU when neither its size nor its blocks are given."""
+Progress = Callable[[str, int, int], None]
+"""(phase, done, total)"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExecutorOptions:
+    """What an executor is told at start; zeros mean: decide."""
+
+    model_folder: Path | None
+    """A converted model; None only for the simulated executor."""
+    executor: str = "single"
+    device: str = "cpu"
+    dtype: str = "auto"
+    load_format: str = "auto"
+    num_threads: int = 0
+    block_size: int = 16
+    num_blocks: int = 0
+    kv_cache_memory: int = 0
+    """Bytes."""
+    max_model_len: int = 0
+    max_num_seqs: int = 256
+    max_num_batched_tokens: int = 2048
+    async_depth: int = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFacts:
+    """What is served, as it was found."""
+
+    dtype: str
+    kv_format: str
+    vocab_size: int
+    numerics_id: str
+    """Equal ids give equal bits."""
+
+
+def build_executor(options: ExecutorOptions, progress: Progress) -> tuple[Executor, EngineConfig, ModelFacts]:
+    """Raises `ConfigError` naming what cannot be served."""
+    if options.num_threads:
+        torch.set_num_threads(options.num_threads)
+    if options.executor == "simulated":
+        return _simulated(options)
+    assert options.model_folder is not None
+    model = ModelConfig.read(options.model_folder)
+    device = _device(options.device)
+    stored = _stored_dtype(options.model_folder) if options.load_format == "auto" else "bfloat16"
+    dtype = stored if options.dtype == "auto" else options.dtype
+    if options.load_format == "auto" and dtype != stored:
+        raise ConfigError("dtype", dtype, f"{stored}, as the model folder was converted")
+    config = _engine_config(options, model, weights.DTYPES[dtype])
+    platform = CpuPlatform(config.block_size)
+    progress("loading weights", 0, 1)
+    if options.load_format == "dummy":
+        tensors = weights.dummy(model, weights.DTYPES[dtype], device)
+    else:
+        tensors = weights.load(options.model_folder, model, device)
+    progress("loading weights", 1, 1)
+    decoder = Decoder(model, tensors, platform, config.max_model_len)
+    runner = Runner(decoder, config, weights.DTYPES[dtype])
+    facts = ModelFacts(
+        dtype=dtype,
+        kv_format=dtype,
+        vocab_size=model.vocab_size,
+        numerics_id=_numerics_id(options, model, dtype, device),
+    )
+    return SingleExecutor(runner), config, facts
+
+
+def _simulated(options: ExecutorOptions) -> tuple[Executor, EngineConfig, ModelFacts]:
+    vocab_size, max_model_len = 49_152, options.max_model_len or 8_192
+    if options.model_folder is not None:
+        model = ModelConfig.read(options.model_folder)
+        vocab_size = model.vocab_size
+        max_model_len = options.max_model_len or model.max_position_embeddings
+    options = replace(options, max_model_len=max_model_len, num_blocks=options.num_blocks or 4_096)
+    config = _config(options, max_model_len, options.num_blocks)
+    executor = SimulatedExecutor(
+        config, SimulatedModel(vocab_size=vocab_size, first_token_id=min(256, vocab_size // 2))
+    )
+    facts = ModelFacts(dtype="simulated", kv_format="simulated", vocab_size=vocab_size, numerics_id="simulated")
+    return executor, config, facts
+
+
+def _engine_config(options: ExecutorOptions, model: ModelConfig, dtype: torch.dtype) -> EngineConfig:
+    max_model_len = options.max_model_len or model.max_position_embeddings
+    if max_model_len > model.max_position_embeddings:
+        raise ConfigError("max_model_len", max_model_len, f"at most {model.max_position_embeddings}")
+    block_bytes = model.kv_elements_per_token * options.block_size * dtype.itemsize
+    num_blocks = options.num_blocks or (options.kv_cache_memory or CPU_KV_CACHE_BYTES) // block_bytes
+    return _config(options, max_model_len, num_blocks)
+
+
+def _config(options: ExecutorOptions, max_model_len: int, num_blocks: int) -> EngineConfig:
+    return EngineConfig(
+        block_size=options.block_size,
+        num_blocks=num_blocks,
+        max_model_len=max_model_len,
+        max_num_seqs=options.max_num_seqs,
+        max_num_batched_tokens=options.max_num_batched_tokens,
+        async_depth=options.async_depth,
+    )
+
+
+def _device(name: str) -> torch.device:
+    if name not in ("auto", "cpu"):
+        raise ConfigError("device", name, "cpu or auto")
+    return torch.device("cpu")
+
+
+def _stored_dtype(folder: Path) -> str:
+    dtype = weights.stored_dtype(folder)
+    return next(name for name, known in weights.DTYPES.items() if known is dtype)
+
+
+def _numerics_id(options: ExecutorOptions, model: ModelConfig, dtype: str, device: torch.device) -> str:
+    """Hash of everything that a bit of a logit depends on."""
+    assert options.model_folder is not None
+    kind = machine.processor() or machine.machine()
+    source = options.model_folder.name if options.load_format == "auto" else "dummy"
+    what = (source, model, dtype, device.type, kind, torch.__version__, torch.backends.cpu.get_cpu_capability())
+    return hashlib.blake2b(repr(what).encode(), digest_size=8).hexdigest()

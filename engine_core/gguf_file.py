@@ -1,0 +1,136 @@
+"""A GGUF file as a Hugging Face config and tensors under Hugging Face names. Dequantisation is the `gguf` package's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import torch
+
+from headwater.engine_core.config import ConfigError
+
+ARCHITECTURES = {
+    "llama": "LlamaForCausalLM",
+    "mistral": "MistralForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+}
+PERMUTED = ("llama", "mistral")
+"""Architectures whose query and key rows GGUF stores interleaved; ours rotate halves."""
+
+_LAYER_NAMES = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "attn_output": "self_attn.o_proj",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+_MODEL_NAMES = {
+    "token_embd.weight": "model.embed_tokens.weight",
+    "output_norm.weight": "model.norm.weight",
+    "output.weight": "lm_head.weight",
+}
+_ROPE_FACTORS = "rope_freqs.weight"
+
+
+class GgufFile:
+    """Reads lazily: the file is mapped, a tensor is dequantised when it is asked for."""
+
+    def __init__(self, path: Path) -> None:
+        self._reader = gguf.GGUFReader(path)
+        self._tensors = {tensor.name: tensor for tensor in self._reader.tensors}
+        self._arch = self._field("general.architecture")
+        if self._arch not in ARCHITECTURES:
+            raise ConfigError("general.architecture", self._arch, ", ".join(ARCHITECTURES))
+
+    def hf_config(self) -> dict[str, Any]:
+        """What `config.json` would say."""
+        num_heads = self._meta("attention.head_count")
+        hidden_size = self._meta("embedding_length")
+        config = {
+            "architectures": [ARCHITECTURES[self._arch]],
+            "model_type": self._arch,
+            "vocab_size": int(self._tensors["token_embd.weight"].shape[1]),
+            "hidden_size": hidden_size,
+            "intermediate_size": self._meta("feed_forward_length"),
+            "num_hidden_layers": self._meta("block_count"),
+            "num_attention_heads": num_heads,
+            "num_key_value_heads": self._meta("attention.head_count_kv", num_heads),
+            "head_dim": self._meta("attention.key_length", hidden_size // num_heads),
+            "max_position_embeddings": self._meta("context_length"),
+            "rms_norm_eps": self._meta("attention.layer_norm_rms_epsilon"),
+            "rope_theta": self._meta("rope.freq_base", 10_000.0),
+            "tie_word_embeddings": "output.weight" not in self._tensors,
+            "attention_bias": "blk.0.attn_q.bias" in self._tensors,
+            "hidden_act": "silu",
+        }
+        config["rope_scaling"] = self._rope_scaling(config)
+        for name, key in (("bos_token_id", "bos_token_id"), ("eos_token_id", "eos_token_id")):
+            config[name] = self._field(f"tokenizer.ggml.{key}", None)
+        return config
+
+    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """(Hugging Face name, float32 tensor) of everything a decoder needs."""
+        for name in self._tensors:
+            if name != _ROPE_FACTORS:
+                yield self._hf_name(name), self._dequantize(name)
+
+    def __len__(self) -> int:
+        return len(self._tensors)
+
+    def _dequantize(self, name: str) -> torch.Tensor:
+        tensor = self._tensors[name]
+        values = np.array(gguf.quants.dequantize(tensor.data, tensor.tensor_type), dtype=np.float32)
+        loaded = torch.from_numpy(values)
+        if self._arch in PERMUTED and (".attn_q." in name or ".attn_k." in name):
+            heads = self._meta("attention.head_count")
+            if ".attn_k." in name:
+                heads = self._meta("attention.head_count_kv", heads)
+            return loaded.view(heads, -1, 2, loaded.shape[1]).transpose(1, 2).reshape(loaded.shape)
+        return loaded
+
+    def _hf_name(self, name: str) -> str:
+        if name in _MODEL_NAMES:
+            return _MODEL_NAMES[name]
+        _, layer, stem, kind = name.split(".")
+        if stem not in _LAYER_NAMES:
+            raise ConfigError("tensor", name, "tensors of a Llama-like decoder")
+        return f"model.layers.{layer}.{_LAYER_NAMES[stem]}.{kind}"
+
+    def _rope_scaling(self, config: dict[str, Any]) -> dict[str, Any] | None:
+        kind = self._meta("rope.scaling.type", "none")
+        if kind == "linear":
+            return {"rope_type": "linear", "factor": self._meta("rope.scaling.factor")}
+        if _ROPE_FACTORS in self._tensors:
+            # The converter keeps only the outcome of Llama 3's scaling; these are the constants all of them have.
+            factors = self._dequantize(_ROPE_FACTORS)
+            return {
+                "rope_type": "llama3",
+                "factor": float(factors.max()),
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 8192,
+            }
+        if kind != "none":
+            raise ConfigError("rope.scaling.type", kind, "none or linear")
+        return None
+
+    def _meta(self, key: str, default: Any = ...) -> Any:
+        return self._field(f"{self._arch}.{key}", default)
+
+    def _field(self, key: str, default: Any = ...) -> Any:
+        field = self._reader.get_field(key)
+        if field is not None:
+            return field.contents()
+        if default is ...:
+            raise ConfigError(key, None, "a GGUF file that states it")
+        return default

@@ -1,0 +1,111 @@
+"""What a model is made of, read from a Hugging Face `config.json`. Knows nothing about weights or devices.
+
+The families served here are one decoder with a few switches; a family that is told apart by these alone is one more
+row of `FAMILIES`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from headwater.engine_core.config import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """How an architecture departs from Llama."""
+
+    qkv_bias: bool = False
+    qk_norm: bool = False
+
+
+FAMILIES = {
+    "LlamaForCausalLM": Family(),
+    "MistralForCausalLM": Family(),
+    "Qwen2ForCausalLM": Family(qkv_bias=True),
+    "Qwen3ForCausalLM": Family(qk_norm=True),
+}
+ROPE_TYPES = ("default", "linear", "llama3")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig:
+    """Shapes and switches of a decoder."""
+
+    architecture: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    max_position_embeddings: int
+    rms_norm_eps: float
+    rope_theta: float
+    rope_scaling: Mapping[str, Any] | None
+    tie_word_embeddings: bool
+    qkv_bias: bool
+
+    @property
+    def qk_norm(self) -> bool:
+        return FAMILIES[self.architecture].qk_norm
+
+    @property
+    def qkv_size(self) -> int:
+        return (self.num_heads + 2 * self.num_kv_heads) * self.head_dim
+
+    @property
+    def kv_elements_per_token(self) -> int:
+        """Numbers that all layers together cache for a token."""
+        return 2 * self.num_layers * self.num_kv_heads * self.head_dim
+
+    @classmethod
+    def read(cls, folder: Path) -> ModelConfig:
+        return cls.from_hf(json.loads((folder / "config.json").read_text()))
+
+    @classmethod
+    def from_hf(cls, config: Mapping[str, Any]) -> ModelConfig:
+        """Raises `ConfigError` naming what is not served."""
+        architecture = (config.get("architectures") or [""])[0]
+        if architecture not in FAMILIES:
+            raise ConfigError("architectures", architecture, ", ".join(FAMILIES))
+        if (activation := config.get("hidden_act", "silu")) != "silu":
+            raise ConfigError("hidden_act", activation, "silu")
+        num_heads, hidden_size = config["num_attention_heads"], config["hidden_size"]
+        rope = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
+        rope_theta = config.get("rope_theta") or rope.pop("rope_theta", 10_000.0)
+        return cls(
+            architecture=architecture,
+            vocab_size=config["vocab_size"],
+            hidden_size=hidden_size,
+            intermediate_size=config["intermediate_size"],
+            num_layers=config["num_hidden_layers"],
+            num_heads=num_heads,
+            num_kv_heads=config.get("num_key_value_heads") or num_heads,
+            head_dim=config.get("head_dim") or hidden_size // num_heads,
+            max_position_embeddings=_served_positions(config),
+            rms_norm_eps=config["rms_norm_eps"],
+            rope_theta=float(rope_theta),
+            rope_scaling=_checked_rope(rope),
+            tie_word_embeddings=bool(config.get("tie_word_embeddings", False)),
+            qkv_bias=bool(config.get("attention_bias", FAMILIES[architecture].qkv_bias)),
+        )
+
+
+def _served_positions(config: Mapping[str, Any]) -> int:
+    """With a sliding window, attention over more than the window would differ from the model's: serve no more."""
+    positions: int = config["max_position_embeddings"]
+    window = config.get("sliding_window") if config.get("use_sliding_window", True) else None
+    return min(positions, window) if window else positions
+
+
+def _checked_rope(rope: dict[str, Any]) -> Mapping[str, Any] | None:
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    if kind not in ROPE_TYPES:
+        raise ConfigError("rope_scaling.rope_type", kind, ", ".join(ROPE_TYPES))
+    return None if kind == "default" else {**rope, "rope_type": kind}

@@ -1,0 +1,83 @@
+"""The decoder of Llama, Mistral, Qwen2 and Qwen3: token rows in, hidden states of the sampled rows and logits out.
+
+Knows nothing about devices (see `platforms`), requests or sampling.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from headwater.engine_core.batch import ForwardBatch
+from headwater.engine_core.model_config import ModelConfig
+from headwater.engine_core.platforms.platform import Platform
+from headwater.engine_core.rope import cos_sin_table
+from headwater.engine_core.weights import Weights
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """Weights of one layer, as `weights.shapes` names them."""
+
+    input_norm: torch.Tensor
+    qkv: torch.Tensor
+    o: torch.Tensor
+    post_norm: torch.Tensor
+    gate_up: torch.Tensor
+    down: torch.Tensor
+    qkv_bias: torch.Tensor | None = None
+    q_norm: torch.Tensor | None = None
+    k_norm: torch.Tensor | None = None
+
+
+class Decoder:
+    """Holds weights; the KV cache is the caller's."""
+
+    def __init__(self, config: ModelConfig, weights: Weights, platform: Platform, max_model_len: int) -> None:
+        self.config = config
+        self._platform = platform
+        self._embed, self._final_norm, self._lm_head = weights["embed"], weights["final_norm"], weights["lm_head"]
+        self._layers = [_layer(weights, f"layers.{i}.") for i in range(config.num_layers)]
+        self._cos_sin = cos_sin_table(config, max_model_len).to(platform.device)
+
+    def forward(self, batch: ForwardBatch, kv_cache: torch.Tensor) -> torch.Tensor:
+        """Normed hidden states [T, H]. kv_cache [layers, 2, num_blocks, Hk, block_size, D] takes the batch's keys and
+        values."""
+        platform, eps = self._platform, self.config.rms_norm_eps
+        attention_plan = platform.plan_attention(batch)
+        residual = self._embed[batch.token_ids]
+        x = platform.rms_norm(residual, self._layers[0].input_norm, eps)
+        for i, layer in enumerate(self._layers):
+            x = self._attend(layer, x, batch, kv_cache[i], attention_plan)
+            x = platform.add_rms_norm(x, residual, layer.post_norm, eps)
+            x = platform.linear(platform.silu_mul(platform.linear(x, layer.gate_up)), layer.down)
+            is_last = i + 1 == len(self._layers)
+            x = platform.add_rms_norm(x, residual, self._final_norm if is_last else self._layers[i + 1].input_norm, eps)
+        return x
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """hidden [S, H] → [S, V] in the weights' dtype."""
+        return self._platform.linear(hidden, self._lm_head)
+
+    def _attend(
+        self, layer: Layer, x: torch.Tensor, batch: ForwardBatch, kv_cache: torch.Tensor, attention_plan: Any
+    ) -> torch.Tensor:
+        platform = self._platform
+        q = platform.qk_norm_rope_store_kv(
+            platform.linear(x, layer.qkv),
+            batch,
+            self._cos_sin,
+            kv_cache,
+            bias=layer.qkv_bias,
+            q_norm=layer.q_norm,
+            k_norm=layer.k_norm,
+            eps=self.config.rms_norm_eps,
+        )
+        return platform.linear(platform.attention(q, kv_cache, attention_plan), layer.o)
+
+
+def _layer(weights: Weights, prefix: str) -> Layer:
+    own = {name.removeprefix(prefix): tensor for name, tensor in weights.items() if name.startswith(prefix)}
+    return Layer(**own)

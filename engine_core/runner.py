@@ -1,0 +1,82 @@
+"""Computes plans on a CPU: keeps the request table and the KV cache, runs the model, samples."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from headwater.engine_core.batch import make_batch
+from headwater.engine_core.config import EngineConfig
+from headwater.engine_core.executors.executor import Int32Array, StepPlan, StepResult
+from headwater.engine_core.models.decoder import Decoder
+from headwater.engine_core.request import TokenLogprobs
+from headwater.engine_core.sampler import Sampler
+
+SCORED_AT_ONCE = 256
+"""Prompt positions whose logits exist at the same time."""
+
+
+class Runner:
+    """Plans are computed one after another; a sampled token is in the table before the next plan reads it."""
+
+    def __init__(self, decoder: Decoder, config: EngineConfig, dtype: torch.dtype) -> None:
+        model = decoder.config
+        max_blocks = -(-config.max_model_len // config.block_size)
+        self._decoder = decoder
+        self._block_size = config.block_size
+        self._sampler = Sampler(config.max_num_seqs)
+        # One position more than a request has: a sampled token is written even when it is the last.
+        self._token_ids = torch.zeros(config.max_num_seqs, config.max_model_len + 1, dtype=torch.int32)
+        self._block_ids = torch.zeros(config.max_num_seqs, max_blocks, dtype=torch.int32)
+        self._num_prompt = np.zeros(config.max_num_seqs, np.int32)
+        self._kv_cache = torch.zeros(
+            model.num_layers, 2, config.num_blocks, model.num_kv_heads, config.block_size, model.head_dim, dtype=dtype
+        )
+
+    @torch.inference_mode()
+    def run(self, plan: StepPlan) -> StepResult:
+        self._update_table(plan)
+        batch = make_batch(plan, self._token_ids, self._block_ids, self._block_size)
+        hidden = self._decoder.forward(batch, self._kv_cache)
+        prompt_logprobs = {row: self._score_prompt(plan, hidden, row) for row in plan.prompt_logprob_rows}
+        tokens: Int32Array = np.empty(0, np.int32)
+        logprobs: dict[int, TokenLogprobs] = {}
+        if len(batch.sampled):
+            rows, ends = plan.rows[plan.samples], (plan.starts + plan.counts)[plan.samples]
+            lengths = dict(zip(rows.tolist(), ends.tolist(), strict=True))
+            tokens, logprobs = self._sampler.sample(
+                self._decoder.logits(hidden[batch.sampled]),
+                rows,
+                plan.output_indices[plan.samples],
+                lambda row: self._known(row, lengths[row]),
+            )
+            self._token_ids[torch.from_numpy(rows).long(), torch.from_numpy(ends).long()] = torch.from_numpy(tokens)
+        return StepResult(token_ids=tokens, logprobs=logprobs, prompt_logprobs=prompt_logprobs)
+
+    def _update_table(self, plan: StepPlan) -> None:
+        for admitted in plan.admitted:
+            self._token_ids[admitted.row, : len(admitted.token_ids)] = torch.tensor(
+                admitted.token_ids, dtype=torch.int32
+            )
+            self._block_ids[admitted.row] = 0
+            self._num_prompt[admitted.row] = admitted.num_prompt_tokens
+            self._sampler.admit(admitted)
+        where = torch.from_numpy(plan.block_rows).long(), torch.from_numpy(plan.block_indices).long()
+        self._block_ids[where] = torch.from_numpy(plan.block_ids)
+
+    def _known(self, row: int, length: int) -> tuple[torch.Tensor, torch.Tensor]:
+        num_prompt = int(self._num_prompt[row])
+        return self._token_ids[row, :num_prompt], self._token_ids[row, num_prompt:length]
+
+    def _score_prompt(self, plan: StepPlan, hidden: torch.Tensor, row: int) -> list[TokenLogprobs]:
+        """Of the prompt tokens after the positions that the row computes."""
+        i = int(np.flatnonzero(plan.rows == row)[0])
+        start, first = int(plan.starts[i]), int(plan.counts[:i].sum())
+        count = min(int(plan.counts[i]), int(self._num_prompt[row]) - 1 - start)
+        next_ids = self._token_ids[row, start + 1 : start + 1 + count]
+        entries: list[TokenLogprobs] = []
+        for at in range(0, count, SCORED_AT_ONCE):
+            end = min(at + SCORED_AT_ONCE, count)
+            logits = self._decoder.logits(hidden[first + at : first + end])
+            entries += self._sampler.score_prompt(logits, next_ids[at:end], row)
+        return entries

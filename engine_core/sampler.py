@@ -1,0 +1,153 @@
+"""From logits to tokens under each row's sampling contract, on a CPU. Knows nothing about scheduling or the model.
+
+Order: log probabilities from raw logits; then allowed ids, bad words, minimum length, bias, penalties; then greedy, or
+temperature, min-p, top-k, top-p and Gumbel noise that is a pure function of seed, choice, output index and token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+
+from headwater.engine_core.executors.executor import AdmittedRow, Int32Array
+from headwater.engine_core.request import TokenLogprobs
+from headwater.engine_core.sampling_params import SamplingParams
+from headwater.kernels.candidate_sample import candidate_sample
+from headwater.kernels.filtered_sample import Filters
+from headwater.kernels.logprobs import logprobs_twin
+from headwater.kernels.penalties import penalize_twin
+from headwater.kernels.sample import Draws, scores_twin
+
+Known = Callable[[int], tuple[torch.Tensor, torch.Tensor]]
+"""From a table row to the ids of its prompt and of its outputs so far, both int32 [n]."""
+
+
+class Sampler:
+    """Keeps the contract of each row of the request table."""
+
+    def __init__(self, num_rows: int) -> None:
+        self._params = [SamplingParams()] * num_rows
+        self._seeds = np.zeros(num_rows, np.int64)
+        self._choices = np.zeros(num_rows, np.int32)
+        self._temperatures = np.zeros(num_rows, np.float32)
+        self._top_ks = np.zeros(num_rows, np.int32)
+        self._top_ps = np.ones(num_rows, np.float32)
+        self._min_ps = np.zeros(num_rows, np.float32)
+        self._is_edited = np.zeros(num_rows, np.bool_)
+        self._num_logprobs = np.full(num_rows, -1, np.int32)
+
+    def admit(self, admitted: AdmittedRow) -> None:
+        row, params = admitted.row, admitted.sampling
+        self._params[row] = params
+        self._seeds[row], self._choices[row] = params.seed, admitted.choice_index
+        self._temperatures[row] = 0.0 if params.is_greedy else params.temperature
+        self._top_ks[row], self._top_ps[row], self._min_ps[row] = max(params.top_k, 0), params.top_p, params.min_p
+        self._is_edited[row] = _edits_logits(params)
+        self._num_logprobs[row] = -1 if params.num_logprobs is None else params.num_logprobs
+
+    def sample(
+        self, logits: torch.Tensor, rows: Int32Array, output_indices: Int32Array, known: Known
+    ) -> tuple[Int32Array, dict[int, TokenLogprobs]]:
+        """logits [S, V] after the last token of table rows [S]; returns int32 [S] and log probabilities by index."""
+        raw = logits
+        if self._is_edited[rows].any():
+            logits = logits.float()
+            logits = logits.clone() if logits is raw else logits
+            for i in np.flatnonzero(self._is_edited[rows]).tolist():
+                row = int(rows[i])
+                _edit(logits[i], self._params[row], int(output_indices[i]), *known(row))
+        tokens = self._draw(logits, rows, output_indices)
+        wanted = np.flatnonzero(self._num_logprobs[rows] >= 0)
+        if not wanted.size:
+            return tokens, {}
+        chosen = torch.from_numpy(tokens[wanted])
+        entries = score(raw[torch.from_numpy(wanted)], chosen, self._num_logprobs[rows[wanted]].tolist())
+        return tokens, dict(zip(wanted.tolist(), entries, strict=True))
+
+    def score_prompt(self, logits: torch.Tensor, token_ids: torch.Tensor, row: int) -> list[TokenLogprobs]:
+        """Of prompt tokens int32 [N] under the logits [N, V] before each."""
+        num_top = self._params[row].num_prompt_logprobs or 0
+        return score(logits, token_ids, [num_top] * len(token_ids))
+
+    def _draw(self, logits: torch.Tensor, rows: Int32Array, output_indices: Int32Array) -> Int32Array:
+        tokens: Int32Array = logits.argmax(1).int().numpy()
+        is_random = self._temperatures[rows] > 0
+        if not is_random.any():
+            return tokens
+        is_filtered = (self._top_ks[rows] > 0) | (self._top_ps[rows] < 1) | (self._min_ps[rows] > 0)
+        for chosen, is_plain in ((is_random & ~is_filtered, True), (is_random & is_filtered, False)):
+            where = np.flatnonzero(chosen)
+            if where.size:
+                those, at = rows[where], output_indices[where]
+                some = logits[torch.from_numpy(where)].float()
+                draws = self._draws(those, at)
+                drawn = scores_twin(some, draws).argmax(1) if is_plain else self._draw_filtered(some, draws, those)
+                tokens[where] = drawn.int().numpy()
+        return tokens
+
+    def _draw_filtered(self, logits: torch.Tensor, draws: Draws, rows: Int32Array) -> torch.Tensor:
+        filters = Filters(
+            top_ks=torch.from_numpy(self._top_ks[rows]),
+            top_ps=torch.from_numpy(self._top_ps[rows]),
+            min_ps=torch.from_numpy(self._min_ps[rows]),
+        )
+        return candidate_sample(logits, draws, filters)
+
+    def _draws(self, rows: Int32Array, output_indices: Int32Array) -> Draws:
+        return Draws(
+            temperatures=torch.from_numpy(self._temperatures[rows]),
+            seeds=torch.from_numpy(self._seeds[rows]),
+            choice_indices=torch.from_numpy(self._choices[rows]),
+            output_indices=torch.from_numpy(output_indices),
+        )
+
+
+def score(logits: torch.Tensor, token_ids: torch.Tensor, num_tops: list[int]) -> list[TokenLogprobs]:
+    """Log probabilities of token_ids int32 [R] and of the likeliest num_tops[i] ids of each row of logits [R, V]."""
+    chosen, top_ids, top_logprobs = logprobs_twin(logits, token_ids, max(num_tops))
+    columns = (chosen.tolist(), top_ids.tolist(), top_logprobs.tolist())
+    return [
+        TokenLogprobs(logprob=logprob, top_ids=ids[:num_top], top_logprobs=values[:num_top])
+        for logprob, ids, values, num_top in zip(*columns, num_tops, strict=True)
+    ]
+
+
+def _edits_logits(params: SamplingParams) -> bool:
+    return bool(
+        params.allowed_token_ids
+        or params.bad_words
+        or params.logit_bias
+        or params.has_penalties
+        or (params.min_tokens and params.min_tokens_blocked_ids)
+    )
+
+
+def _edit(
+    logits: torch.Tensor, params: SamplingParams, output_index: int, prompt_ids: torch.Tensor, output_ids: torch.Tensor
+) -> None:
+    """One row, float32 [V], in place."""
+    if params.allowed_token_ids:
+        forbidden = torch.ones_like(logits, dtype=torch.bool)
+        forbidden[list(params.allowed_token_ids)] = False
+        logits.masked_fill_(forbidden, float("-inf"))
+    for word in params.bad_words:
+        if len(word) == 1 or output_ids[max(0, len(output_ids) - len(word) + 1) :].tolist() == list(word[:-1]):
+            logits[word[-1]] = float("-inf")
+    if output_index < params.min_tokens:
+        logits[list(params.min_tokens_blocked_ids)] = float("-inf")
+    if params.logit_bias:
+        logits[list(params.logit_bias)] += torch.tensor(list(params.logit_bias.values()))
+    if params.has_penalties:
+        _penalize(logits, params, prompt_ids, output_ids)
+
+
+def _penalize(logits: torch.Tensor, params: SamplingParams, prompt_ids: torch.Tensor, output_ids: torch.Tensor) -> None:
+    counts = torch.bincount(output_ids.long(), minlength=len(logits))
+    in_prompt = torch.zeros_like(counts, dtype=torch.bool)
+    in_prompt[prompt_ids.long()] = True
+    strengths = (params.repetition_penalty, params.presence_penalty, params.frequency_penalty)
+    repetition, presence, frequency = (torch.tensor([strength]) for strength in strengths)
+    penalized = penalize_twin(logits[None], counts[None], in_prompt[None], repetition, presence, frequency)
+    logits.copy_(penalized[0])
