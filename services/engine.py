@@ -1,0 +1,86 @@
+"""The engine service: a replica of a model. This process is the door; it starts the core that computes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+
+import structlog
+
+from headwater.proto.engine_pb2_grpc import add_EngineServicer_to_server
+from headwater.services.engine_core_link import CoreFailed, CoreLink
+from headwater.services.engine_door import Door
+from headwater.services.engine_facts import EngineFacts
+from headwater.services.engine_kv_events import KvEventLog
+from headwater.services.engine_messages import Ready
+from headwater.services.engine_metrics import collected
+from headwater.services.engine_replica import Replica
+from headwater.services.engine_servicer import EngineServicer
+from headwater.services.engine_settings import EngineSettings
+from headwater.services.manifest import ModelFolderError
+from headwater.services.model_entry import ModelRefused
+from headwater.services.runtime import Lifetime, configure_logging, lifetime, owned_task, run_stage
+from headwater.services.settings import read_settings
+from headwater.services.text_stage import Listener, metrics_served
+
+LAST_WORDS_SECONDS = 2.0
+"""What ended sessions are given to reach their clients."""
+ORPHAN_SECONDS = 1.5
+"""What is left to a process whose supervisor is gone; the core ends with it."""
+
+
+async def serve(settings: EngineSettings) -> None:
+    """From settings to the last token. Raises `CoreFailed`, `ModelFolderError` or `ModelRefused`."""
+    async with lifetime("engine") as life, CoreLink.running(settings) as core:
+        await _first_of(core.settled, life.stopping)
+        if not life.stopping.is_set():
+            await _serve_core(settings, core, await core.ready(), life)
+
+
+async def _serve_core(settings: EngineSettings, core: CoreLink, ready: Ready, life: Lifetime) -> None:
+    replica = Replica(settings, ready)
+    door = Door(core, ready, KvEventLog(replica.incarnation))
+    servicer = EngineServicer(door, replica)
+    listener = Listener(settings.host, settings.port)
+    add_EngineServicer_to_server(servicer, listener.server)
+    replica.address = listener.address
+    await listener.start()
+    try:
+        with metrics_served(settings.host, settings.metrics_port) as metrics, collected(door, replica.model.name):
+            async with owned_task(door.sweep()):
+                async with EngineFacts.published(settings, replica, door) as facts:
+                    door.open(facts.tell)
+                    life.announce(grpc=listener.address, **metrics)
+                    await _first_of(life.stopping, core.gone, servicer.drain_wanted)
+                    if life.orphaned:
+                        asyncio.get_running_loop().call_later(ORPHAN_SECONDS, os._exit, 1)
+                # Index and membership are left: from here on only late requests come.
+                await listener.leave()
+                if not life.orphaned:
+                    await servicer.drain(settings.drain_limit)
+    finally:
+        await listener.server.stop(LAST_WORDS_SECONDS)
+    if core.gone.is_set():
+        raise CoreFailed(f"the engine core ended with status {await core.ended()}")
+
+
+async def _first_of(*events: asyncio.Event) -> None:
+    waits = [asyncio.ensure_future(event.wait()) for event in events]
+    await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    for wait in waits:
+        wait.cancel()
+
+
+def main() -> None:
+    settings = read_settings(EngineSettings, sys.argv[1:], prog="headwater serve engine")
+    configure_logging("engine", settings.log_level)
+    try:
+        run_stage(serve(settings))
+    except (CoreFailed, ModelFolderError, ModelRefused) as fault:
+        structlog.get_logger().error("engine ends", reason=str(fault))
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

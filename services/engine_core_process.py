@@ -1,0 +1,130 @@
+"""The core: the process that steps the engine, launches the device and does nothing else.
+
+Commands come in and reports go out through shared-memory rings; it sleeps on the command ring when there is no work
+and ends when the door is gone. Knows nothing about sessions, gRPC, NATS or Redis.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import signal
+import sys
+import threading
+from typing import assert_never
+
+import msgspec
+
+from headwater.engine_core.config import ConfigError, EngineConfig
+from headwater.engine_core.engine import Engine
+from headwater.engine_core.executors.build import ExecutorOptions, ModelFacts, build_executor
+from headwater.services.engine_messages import (
+    Add,
+    Cancel,
+    Command,
+    Credit,
+    Ends,
+    Failed,
+    Progress,
+    Ready,
+    Step,
+    decode_command,
+    encode,
+)
+from headwater.services.engine_rates import MeasuredExecutor
+from headwater.services.engine_ring import PeerGone, RingReader, RingWriter
+from headwater.services.engine_settings import EngineSettings
+from headwater.services.settings import read_settings
+
+
+def run(engine: Engine, executor: MeasuredExecutor, commands: RingReader, reports: RingWriter) -> None:
+    """Steps until the door closes the command ring."""
+    with contextlib.suppress(PeerGone):
+        while True:
+            if not engine.has_work():
+                commands.wait()
+            for message in commands.read():
+                _apply(engine, decode_command(message))
+            if (output := engine.step()) is not None:
+                reports.write(encode(Step(output, *executor.take())))
+
+
+def _apply(engine: Engine, command: Command) -> None:
+    match command:
+        case Add(request):
+            engine.add(request)
+        case Cancel(keys):
+            for key in keys:
+                engine.cancel(key)
+        case Credit(keys, tokens):
+            for key, more in zip(keys, tokens, strict=True):
+                engine.add_credit(key, more)
+        case _:
+            assert_never(command)
+
+
+def main() -> None:
+    ends = msgspec.json.decode(sys.argv[1], type=Ends)
+    settings = read_settings(EngineSettings, sys.argv[2:], env={})
+    # The door decides when to stop; a terminal's or a supervisor's signal to the group reaches it too.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    threading.Thread(target=_die_with_the_door, args=(ends.lifeline,), daemon=True).start()
+    commands, reports = RingReader(ends.commands), RingWriter(ends.reports)
+    try:
+        executor, config, facts = build_executor(
+            _options(settings), lambda phase, done, total: reports.write(encode(Progress(phase, done, total)))
+        )
+    except ConfigError as error:
+        reports.write(encode(Failed(str(error))))
+        sys.exit(1)
+    measured = MeasuredExecutor(executor)
+    with contextlib.closing(measured):
+        engine = Engine(config, measured)
+        # What stands now stands for good: a collection in a step need not look at it.
+        gc.collect()
+        gc.freeze()
+        reports.write(encode(_ready(engine, config, facts)))
+        run(engine, measured, commands, reports)
+
+
+def _options(settings: EngineSettings) -> ExecutorOptions:
+    return ExecutorOptions(
+        model_folder=settings.model_folder,
+        executor=settings.executor,
+        device=settings.device,
+        dtype=settings.dtype,
+        load_format=settings.load_format,
+        num_threads=settings.threads,
+        block_size=settings.block_size,
+        num_blocks=settings.num_blocks,
+        kv_cache_memory=settings.kv_cache_memory,
+        max_model_len=settings.max_model_len,
+        max_num_seqs=settings.max_num_seqs,
+        max_num_batched_tokens=settings.max_num_batched_tokens,
+        async_depth=settings.async_depth,
+    )
+
+
+def _ready(engine: Engine, config: EngineConfig, facts: ModelFacts) -> Ready:
+    return Ready(
+        dtype=facts.dtype,
+        kv_format=facts.kv_format,
+        vocab_size=facts.vocab_size,
+        numerics_id=facts.numerics_id,
+        block_size=config.block_size,
+        num_blocks=engine.load().num_total_blocks,
+        max_model_len=config.max_model_len,
+        max_num_seqs=config.max_num_seqs,
+    )
+
+
+def _die_with_the_door(lifeline: int) -> None:
+    """At once, also while the model loads or a step computes."""
+    os.read(lifeline, 1)
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    main()

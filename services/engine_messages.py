@@ -1,0 +1,82 @@
+"""What the door and the core say to each other, as they cross the ring."""
+
+from __future__ import annotations
+
+import msgspec
+
+from headwater.engine_core.request import NewRequest
+from headwater.engine_core.step_output import StepOutput
+from headwater.services.engine_ring import RingEnd
+
+
+class Add(msgspec.Struct, tag="add", array_like=True):
+    request: NewRequest
+
+
+class Cancel(msgspec.Struct, tag="cancel", array_like=True):
+    keys: list[int]
+
+
+class Credit(msgspec.Struct, tag="credit", array_like=True):
+    """tokens[i] more for request keys[i]."""
+
+    keys: list[int]
+    tokens: list[int]
+
+
+Command = Add | Cancel | Credit
+
+
+class Progress(msgspec.Struct, tag="progress", array_like=True):
+    """How far the start has come."""
+
+    phase: str
+    done: int
+    total: int
+
+
+class Ready(msgspec.Struct, tag="ready", array_like=True):
+    """The core takes requests. What it serves, as it found it."""
+
+    dtype: str
+    kv_format: str
+    vocab_size: int
+    numerics_id: str
+    block_size: int
+    num_blocks: int
+    max_model_len: int
+    max_num_seqs: int
+
+
+class Failed(msgspec.Struct, tag="failed", array_like=True):
+    """The core cannot start, and why."""
+
+    reason: str
+
+
+class Step(msgspec.Struct, tag="step", array_like=True):
+    """What a step said, and what it cost."""
+
+    output: StepOutput
+    prefill_tokens: int
+    decode_rows: int
+    seconds: float
+    """Since the step before, or since the launch if the core was idle."""
+
+
+Report = Progress | Ready | Failed | Step
+
+
+class Ends(msgspec.Struct):
+    """Descriptors that the core inherits; its first argument, as JSON."""
+
+    commands: RingEnd
+    reports: RingEnd
+    lifeline: int
+    """Reaches end of file when the door is gone."""
+
+
+_encoder = msgspec.msgpack.Encoder()
+encode = _encoder.encode
+decode_command = msgspec.msgpack.Decoder(Command).decode
+decode_report = msgspec.msgpack.Decoder(Report).decode

@@ -1,0 +1,77 @@
+"""What an engine tells Prometheus; names and meanings follow vLLM's. Read from the door when somebody scrapes."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Protocol
+
+from prometheus_client import REGISTRY, Histogram
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from headwater.engine_core.step_output import EngineLoad
+
+_SECONDS = (0.0003, 0.0006, 0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.128, 0.256, 0.512, 1, 2, 4, 8, 16, 32)
+STEP_SECONDS = Histogram("headwater_step_seconds", "Time of an engine step", buckets=_SECONDS)
+QUEUE_SECONDS = Histogram(
+    "headwater_request_queue_time_seconds", "Time that a request waited before its first step", buckets=_SECONDS
+)
+PREFILL_SECONDS = Histogram(
+    "headwater_request_prefill_time_seconds", "Time from a request's first step to its first token", buckets=_SECONDS
+)
+
+
+class Measured(Protocol):
+    """What is read of the door."""
+
+    num_prompt_tokens: int
+
+    @property
+    def num_finished(self) -> Mapping[str, int]: ...
+    @property
+    def totals(self) -> EngineLoad: ...
+
+
+class EngineCollector(Collector):
+    def __init__(self, door: Measured, model_name: str) -> None:
+        self._door, self._model_name = door, model_name
+
+    def collect(self) -> Iterable[Metric]:
+        load = self._door.totals
+        usage = load.num_used_blocks / load.num_total_blocks if load.num_total_blocks else 0.0
+        yield self._gauge("num_requests_running", "Requests being computed", load.num_running)
+        yield self._gauge("num_requests_waiting", "Requests not yet started", load.num_waiting)
+        yield self._gauge("kv_cache_usage_perc", "Share of KV blocks held by requests, 0 to 1", usage)
+        yield self._counter("prefix_cache_queries", "Prompt tokens looked up in the prefix cache", load.prefix_queries)
+        yield self._counter("prefix_cache_hits", "Prompt tokens found in the prefix cache", load.prefix_hits)
+        yield self._counter("num_preemptions", "Requests that gave up their blocks", load.num_preemptions)
+        yield self._counter("prompt_tokens", "Prompt tokens of requests taken", self._door.num_prompt_tokens)
+        yield self._counter("generation_tokens", "Tokens generated", load.num_generated_tokens)
+        finished = CounterMetricFamily(
+            "headwater_request_success", "Streams that ended, by reason", labels=["model_name", "finished_reason"]
+        )
+        for reason, count in self._door.num_finished.items():
+            finished.add_metric([self._model_name, reason], count)
+        yield finished
+
+    def _gauge(self, name: str, text: str, value: float) -> Metric:
+        family = GaugeMetricFamily(f"headwater_{name}", text, labels=["model_name"])
+        family.add_metric([self._model_name], value)
+        return family
+
+    def _counter(self, name: str, text: str, value: float) -> Metric:
+        family = CounterMetricFamily(f"headwater_{name}", text, labels=["model_name"])
+        family.add_metric([self._model_name], value)
+        return family
+
+
+@contextlib.contextmanager
+def collected(door: Measured, model_name: str) -> Iterator[None]:
+    """Shows the door to whoever scrapes this process, for the length of a scope."""
+    collector = EngineCollector(door, model_name)
+    REGISTRY.register(collector)
+    try:
+        yield
+    finally:
+        REGISTRY.unregister(collector)

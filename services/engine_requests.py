@@ -1,0 +1,149 @@
+"""From an Add on the wire to requests of the core: assembly from parts, checks, translation. Knows no session.
+
+The processor has refused what a client may not ask. What is refused here is a fault between stages, told in a sentence
+instead of a crash of the core.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from headwater.engine_core.prefix_hash import HASH_LEN
+from headwater.engine_core.request import NewRequest
+from headwater.engine_core.sampling_params import SamplingParams
+from headwater.proto.common_pb2 import Sampling
+from headwater.proto.engine_pb2 import Add, AddPart
+from headwater.services.errors import BadRequest, ContextTooLong, UnsupportedField
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What a request of this replica must keep."""
+
+    vocab_size: int
+    max_model_len: int
+
+
+class PendingAdd:
+    """An Add and what of it is still to come."""
+
+    def __init__(self, add: Add, limits: Limits) -> None:
+        """Raises `BadRequest` for lengths that cannot be served, so that no more than a context is ever gathered."""
+        if not 1 <= add.num_prompt_tokens <= limits.max_model_len:
+            raise ContextTooLong("num_prompt_tokens", add.num_prompt_tokens, None, limits.max_model_len)
+        if add.num_output_tokens > limits.max_model_len:
+            raise BadRequest.of("num_output_tokens", add.num_output_tokens, f"at most {limits.max_model_len}")
+        if add.grammar:
+            raise UnsupportedField("grammar", "this engine does not enforce structured output")
+        self.add = add
+        self.prompt_ids, self.output_ids = list(add.prompt_ids), list(add.output_ids)
+        self._check_lengths()
+
+    def extend(self, part: AddPart) -> None:
+        """Raises `BadRequest` when more comes than was announced."""
+        if part.grammar:
+            raise UnsupportedField("grammar", "this engine does not enforce structured output")
+        self.prompt_ids += part.prompt_ids
+        self.output_ids += part.output_ids
+        self._check_lengths()
+
+    @property
+    def is_complete(self) -> bool:
+        add = self.add
+        return len(self.prompt_ids) == add.num_prompt_tokens and len(self.output_ids) == add.num_output_tokens
+
+    def _check_lengths(self) -> None:
+        for name, ids, announced in (
+            ("prompt_ids", self.prompt_ids, self.add.num_prompt_tokens),
+            ("output_ids", self.output_ids, self.add.num_output_tokens),
+        ):
+            if len(ids) > announced:
+                raise BadRequest(name, f"{name} has {len(ids)} tokens; allowed: the {announced} that were announced")
+
+
+def requests_of(pending: PendingAdd, limits: Limits, keys: Iterable[int]) -> list[NewRequest]:
+    """One request a choice, under the keys in turn. Raises `BadRequest` for what the core could not run."""
+    add = pending.add
+    _check(pending, limits)
+    sampling = _sampling_of(add)
+    requests = []
+    for i, (_, key) in enumerate(zip(add.stream_ids, keys, strict=False)):
+        if i == 1:
+            # The prompt is scored once, for the first choice.
+            sampling = replace(sampling, num_prompt_logprobs=None)
+        requests.append(
+            NewRequest(
+                key=key,
+                prompt_ids=pending.prompt_ids,
+                output_ids=pending.output_ids,
+                sampling=sampling,
+                choice_index=add.choice_indices[i] if add.choice_indices else i,
+                namespace=add.cache_namespace,
+                credit=add.credit,
+                tier=add.tier,
+                virtual_time=add.virtual_time,
+                tenant=add.tenant,
+                weight=add.weight or 1.0,
+            )
+        )
+    return requests
+
+
+def _check(pending: PendingAdd, limits: Limits) -> None:
+    add, num_prompt_tokens, max_tokens = pending.add, len(pending.prompt_ids), pending.add.sampling.max_tokens
+    if not add.sampling.HasField("max_tokens"):
+        raise BadRequest.of("max_tokens", None, "a number")
+    if num_prompt_tokens + max_tokens > limits.max_model_len:
+        raise ContextTooLong("max_tokens", num_prompt_tokens, max_tokens, limits.max_model_len)
+    if pending.output_ids and (len(add.stream_ids) > 1 or len(pending.output_ids) > max_tokens):
+        raise BadRequest.of(
+            "output_ids", f"{len(pending.output_ids)} tokens", f"those of one choice, at most max_tokens ({max_tokens})"
+        )
+    if len(add.cache_namespace) != HASH_LEN:
+        raise BadRequest.of("cache_namespace", add.cache_namespace, f"{HASH_LEN} bytes")
+    if add.choice_indices and len(add.choice_indices) != len(add.stream_ids):
+        raise BadRequest.of("choice_indices", list(add.choice_indices), "one a stream")
+    if add.lora:
+        raise UnsupportedField("lora", "this engine has no adapters")
+    _check_ids("prompt_ids", pending.prompt_ids, limits)
+    _check_ids("output_ids", pending.output_ids, limits)
+    _check_ids("eos_token_ids", add.eos_token_ids, limits)
+    _check_ids("stop_token_ids", add.sampling.stop_token_ids, limits)
+    _check_ids("allowed_token_ids", add.sampling.allowed_token_ids, limits)
+    _check_ids("logit_bias", list(add.sampling.logit_bias), limits)
+    for word in add.bad_word_ids:
+        _check_ids("bad_word_ids", word.token_ids, limits)
+        if not word.token_ids:
+            raise BadRequest.of("bad_word_ids", [], "at least one token a word")
+
+
+def _check_ids(name: str, ids: Sequence[int], limits: Limits) -> None:
+    if ids and (largest := max(ids)) >= limits.vocab_size:
+        raise BadRequest.of(name, largest, f"token ids below {limits.vocab_size}")
+
+
+def _sampling_of(add: Add) -> SamplingParams:
+    wire: Sampling = add.sampling
+    ends = tuple(add.eos_token_ids)
+    stops = tuple(wire.stop_token_ids)
+    default = SamplingParams()
+    return SamplingParams(
+        temperature=wire.temperature if wire.HasField("temperature") else default.temperature,
+        top_p=wire.top_p if wire.HasField("top_p") else default.top_p,
+        top_k=max(wire.top_k, 0),
+        min_p=wire.min_p,
+        presence_penalty=wire.presence_penalty,
+        frequency_penalty=wire.frequency_penalty,
+        repetition_penalty=wire.repetition_penalty if wire.HasField("repetition_penalty") else 1.0,
+        seed=wire.seed,
+        max_tokens=wire.max_tokens,
+        min_tokens=wire.min_tokens,
+        stop_token_ids=stops if wire.ignore_eos else (*ends, *stops),
+        min_tokens_blocked_ids=(*ends, *stops) if wire.min_tokens else (),
+        bad_words=tuple(tuple(word.token_ids) for word in add.bad_word_ids),
+        allowed_token_ids=tuple(wire.allowed_token_ids),
+        logit_bias=dict(wire.logit_bias),
+        num_logprobs=wire.top_logprobs if wire.logprobs else None,
+        num_prompt_logprobs=wire.prompt_logprobs if wire.HasField("prompt_logprobs") else None,
+    )

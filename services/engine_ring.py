@@ -1,0 +1,195 @@
+"""A bounded byte ring in shared memory, one writer and one reader, in two processes or two threads.
+
+The memory has no name, so that no death leaks it. Two pipes go with it: the writer announces the length of each
+piece, the reader gives bytes back. A pipe wakes its reader (nothing is polled), orders the two sides' view of the
+memory on any processor, and ends when the other side dies. Knows nothing of what the messages mean.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import select
+import struct
+import sys
+import tempfile
+from collections.abc import Iterator
+from typing import NamedTuple
+
+RING_BYTES = 4 << 20
+_LENGTH = struct.Struct("<I")
+_MORE = 1 << 31
+"""Flag of an announced length: the message goes on in the next piece."""
+_RELEASE_EVERY = 256
+"""Pieces after which the reader gives their bytes back at the latest; a pipe of one page holds more announcements."""
+
+
+class PeerGone(Exception):
+    """The other side of the ring has closed it or died."""
+
+
+class RingEnd(NamedTuple):
+    """File descriptors of one side, to be inherited by the process that takes it."""
+
+    memory: int
+    announce: int
+    release: int
+
+    def close(self) -> None:
+        for fd in self:
+            os.close(fd)
+
+
+def create_ring(capacity: int = RING_BYTES) -> tuple[RingEnd, RingEnd]:
+    """The writer's and the reader's end of a new ring. None of the descriptors is inherited unless it is asked for."""
+    memory = _anonymous_memory(capacity)
+    announced, announce = os.pipe()
+    released, release = os.pipe()
+    return RingEnd(memory, announce, released), RingEnd(os.dup(memory), announced, release)
+
+
+class RingWriter:
+    """Puts messages of any length into the ring, in pieces where they are long. Owns its descriptors.
+
+    A full ring is backpressure: `write` waits for the reader, `try_write` says False and changes nothing.
+    """
+
+    def __init__(self, end: RingEnd) -> None:
+        self._end, self._memory = end, _map(end)
+        self._capacity = self._free = len(self._memory)
+        self._at = 0
+
+    def fileno(self) -> int:
+        """Readable when the reader gave bytes back, or is gone."""
+        return self._end.release
+
+    def write(self, message: bytes) -> None:
+        """Returns when the whole message is in the ring; raises `PeerGone`."""
+        for piece, flag in self.pieces(message):
+            while not self.try_write(piece, flag):
+                _wait_readable(self._end.release)
+
+    def pieces(self, message: bytes) -> Iterator[tuple[bytes, int]]:
+        """What `try_write` takes, in order. A piece is at most a quarter of the ring, so it fits when all was read."""
+        size = self._capacity // 4
+        for start in range(0, max(len(message), 1), size):
+            yield message[start : start + size], _MORE if start + size < len(message) else 0
+
+    def try_write(self, piece: bytes, flag: int = 0) -> bool:
+        """Whether there was room; raises `PeerGone`."""
+        if len(piece) > self._free:
+            self._collect()
+        if len(piece) > self._free:
+            return False
+        # The bytes go first: the announcement hands them over.
+        until_wrap = self._capacity - self._at
+        self._memory[self._at : self._at + min(len(piece), until_wrap)] = piece[:until_wrap]
+        if len(piece) > until_wrap:
+            self._memory[: len(piece) - until_wrap] = piece[until_wrap:]
+        try:
+            os.write(self._end.announce, _LENGTH.pack(len(piece) | flag))
+        except BlockingIOError:
+            return False
+        except BrokenPipeError:
+            raise PeerGone from None
+        self._at = (self._at + len(piece)) % self._capacity
+        self._free -= len(piece)
+        return True
+
+    def close(self) -> None:
+        self._memory.close()
+        self._end.close()
+
+    def _collect(self) -> None:
+        for released in _records(self._end.release):
+            self._free += released
+
+
+class RingReader:
+    """Takes messages out of the ring. Owns its descriptors."""
+
+    def __init__(self, end: RingEnd) -> None:
+        self._end, self._memory = end, _map(end)
+        self._capacity = len(self._memory)
+        self._at = 0
+        self._unreleased = self._unreleased_pieces = 0
+        self._partial = bytearray()
+
+    def fileno(self) -> int:
+        """Readable when there is a message, or the writer is gone."""
+        return self._end.announce
+
+    def wait(self) -> None:
+        """Returns when `read` has something to say."""
+        _wait_readable(self._end.announce)
+
+    def read(self) -> list[bytes]:
+        """The messages that are complete now, without waiting; raises `PeerGone` when there will be no more."""
+        messages = []
+        for record in _records(self._end.announce):
+            piece = self._take(record & ~_MORE)
+            if record & _MORE:
+                self._partial += piece
+            elif self._partial:
+                messages.append(bytes(self._partial + piece))
+                self._partial.clear()
+            else:
+                messages.append(piece)
+        return messages
+
+    def close(self) -> None:
+        self._memory.close()
+        self._end.close()
+
+    def _take(self, length: int) -> bytes:
+        until_wrap = self._capacity - self._at
+        piece = self._memory[self._at : self._at + min(length, until_wrap)]
+        if length > until_wrap:
+            piece += self._memory[: length - until_wrap]
+        self._at = (self._at + length) % self._capacity
+        self._unreleased += length
+        self._unreleased_pieces += 1
+        # Rarely, so that the pipe holds every release that the writer has not yet had a reason to collect.
+        if self._unreleased > self._capacity // 8 or self._unreleased_pieces >= _RELEASE_EVERY:
+            self._release()
+        return piece
+
+    def _release(self) -> None:
+        # What a dead writer left is still read; its end shows on the other pipe.
+        with contextlib.suppress(BrokenPipeError):
+            os.write(self._end.release, _LENGTH.pack(self._unreleased))
+        self._unreleased = self._unreleased_pieces = 0
+
+
+def _anonymous_memory(size: int) -> int:
+    if sys.platform == "linux":
+        fd = os.memfd_create("headwater-ring")
+    else:
+        with tempfile.TemporaryFile() as file:
+            fd = os.dup(file.fileno())
+    os.ftruncate(fd, size)
+    return fd
+
+
+def _map(end: RingEnd) -> mmap.mmap:
+    for fd in (end.announce, end.release):
+        os.set_blocking(fd, False)
+    return mmap.mmap(end.memory, os.fstat(end.memory).st_size)
+
+
+def _records(fd: int) -> list[int]:
+    """The numbers that wait in a pipe; raises `PeerGone` at its end."""
+    try:
+        data = os.read(fd, 1 << 16)
+    except BlockingIOError:
+        return []
+    if not data:
+        raise PeerGone
+    return [length for (length,) in _LENGTH.iter_unpack(data)]
+
+
+def _wait_readable(fd: int) -> None:
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    poll.poll()

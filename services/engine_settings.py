@@ -1,0 +1,49 @@
+"""Settings of the engine service; the door hands them to the core as flags."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from headwater.services.settings import SettingError, setting
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineSettings:
+    """A replica of a model: computes token ids, caches prefixes and says what it caches."""
+
+    model_folder: Path | None = setting(None, "converted model to serve")
+    served_model_name: str = setting("", "name that clients ask for; empty: the manifest's")
+    replica_id: str = setting("", "stable name of this replica; empty: host name and port")
+    host: str = setting("127.0.0.1", "address to listen on")
+    port: int = setting(0, "gRPC port; 0: any free one")
+    nats_url: str = setting("", "NATS server for events, load and membership; empty: none")
+    redis_url: str = setting("", "Redis server of the prefix index; empty: none")
+    metrics_port: int = setting(0, "port of /metrics; 0: any, -1: none")
+    log_level: str = setting("info", "debug, info, warning or error")
+    executor: str = setting("single", "what computes: single, or simulated (no weights)")
+    device: str = setting("auto", "cpu, cuda, or auto")
+    dtype: str = setting("auto", "float32, bfloat16, float16, or auto (the folder's)")
+    load_format: str = setting("auto", "auto (the folder's weights) or dummy (random weights)")
+    block_size: int = setting(16, "tokens a KV block: 16, 32, 64 or 128")
+    num_blocks: int = setting(0, "KV blocks; 0: as many as --kv-cache-memory or the device holds")
+    kv_cache_memory: int = setting(0, "bytes of the KV cache; 0: what the device leaves, a fixed share on a CPU")
+    max_model_len: int = setting(0, "tokens of prompt and answer together; 0: the model's")
+    max_num_seqs: int = setting(256, "requests that run at once")
+    max_num_batched_tokens: int = setting(2048, "token budget of a step")
+    async_depth: int = setting(2, "steps in flight, 1…4")
+    threads: int = setting(0, "threads that compute on a CPU; 0: one a core")
+    drain_limit: float = setting(30.0, "seconds that running requests are given to end when the engine leaves")
+
+    def __post_init__(self) -> None:
+        if self.model_folder is None and self.executor != "simulated":
+            raise SettingError("model_folder", None, "the folder of a converted model")
+        if not 0 <= self.port <= 65535:
+            raise SettingError("port", self.port, "0…65535")
+        if not -1 <= self.metrics_port <= 65535:
+            raise SettingError("metrics_port", self.metrics_port, "-1…65535")
+        if self.drain_limit < 0:
+            raise SettingError("drain_limit", self.drain_limit, "0 or more seconds")
+        for name, allowed in (("executor", ("single", "simulated")), ("load_format", ("auto", "dummy"))):
+            if getattr(self, name) not in allowed:
+                raise SettingError(name, getattr(self, name), " or ".join(allowed))
