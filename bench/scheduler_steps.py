@@ -143,11 +143,11 @@ def _steps(engine: Engine, requests: Iterator[NewRequest], num_steps: int) -> in
 
 def _requests(workload: Workload, num_running: int, block_size: int) -> Iterator[NewRequest]:
     """Prompts that share nothing and end anywhere in a block; the first answers are cut to all lengths."""
-    rng = np.random.default_rng(0)
+    text = np.random.default_rng(0).integers(0, VOCAB_SIZE, workload.prompt_len + block_size).tolist()
     for key in count():
         is_first = key < num_running and workload.answer_len < SHORTEST_STEADY
         answer_len = workload.answer_len * (key + 1) // num_running if is_first else workload.answer_len
-        prompt_ids = rng.integers(0, VOCAB_SIZE, workload.prompt_len + key % block_size).tolist()
+        prompt_ids = [key % VOCAB_SIZE, key // VOCAB_SIZE, *text[: workload.prompt_len + key % block_size - 2]]
         sampling = SamplingParams(max_tokens=answer_len, stop_token_ids=(VOCAB_SIZE,))
         yield NewRequest(key=key, prompt_ids=prompt_ids, output_ids=[], sampling=sampling)
 

@@ -34,16 +34,15 @@ class BlockPool:
     def allocate(self, count: int) -> list[int]:
         """Takes the `count` least worthy free blocks, each held once; what they cached is gone."""
         assert count <= self.num_free
+        ref_counts, following, hash_of = self.ref_counts, self._next, self._hash_of
         blocks, block = [], NULL_BLOCK
         for _ in range(count):
-            block = self._next[block]
+            block = following[block]
             blocks.append(block)
-            self.ref_counts[block] = 1
-            if (block_hash := self._hash_of[block]) is not None:
-                self._hash_of[block] = None
-                del self._block_of[block_hash]
-                self._evicted.append(block_hash)
-        self._link(NULL_BLOCK, self._next[block])
+            ref_counts[block] = 1
+            if hash_of[block] is not None:
+                self._evict(block)
+        self._link(NULL_BLOCK, following[block])
         self.num_free -= count
         return blocks
 
@@ -57,15 +56,14 @@ class BlockPool:
 
     def release(self, blocks: Sequence[int]) -> None:
         """Lets go of a sequence's blocks, given from first to last; of those nobody holds the last is evicted first."""
+        ref_counts, hash_of = self.ref_counts, self._hash_of
         for block in reversed(blocks):
-            self.ref_counts[block] -= 1
-            assert self.ref_counts[block] >= 0, f"block {block} freed twice"
-            if self.ref_counts[block] == 0:
-                before = NULL_BLOCK if self._hash_of[block] is None else self._prev[NULL_BLOCK]
-                after = self._next[before]
-                self._link(before, block)
-                self._link(block, after)
-                self.num_free += 1
+            num_holds = ref_counts[block] - 1
+            assert num_holds >= 0, f"block {block} freed twice"
+            ref_counts[block] = num_holds
+            if num_holds == 0:
+                before = NULL_BLOCK if hash_of[block] is None else self._prev[NULL_BLOCK]
+                self._insert(block, before)
 
     def count_unheld(self, blocks: Sequence[int]) -> int:
         """How many of these blocks sharing would take out of the free list."""
@@ -91,6 +89,21 @@ class BlockPool:
         """Hashes that were lost since the last call, in order."""
         evicted, self._evicted = self._evicted, []
         return evicted
+
+    def _evict(self, block: int) -> None:
+        block_hash = self._hash_of[block]
+        assert block_hash is not None
+        self._hash_of[block] = None
+        del self._block_of[block_hash]
+        self._evicted.append(block_hash)
+
+    def _insert(self, block: int, before: int) -> None:
+        """Into the free list, behind `before`."""
+        following, preceding = self._next, self._prev
+        after = following[before]
+        following[before] = preceding[after] = block
+        preceding[block], following[block] = before, after
+        self.num_free += 1
 
     def _link(self, block: int, after: int) -> None:
         self._next[block], self._prev[after] = after, block

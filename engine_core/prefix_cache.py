@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from headwater.engine_core.block_pool import BlockPool
-from headwater.engine_core.prefix_hash import block_hashes
+from headwater.engine_core.prefix_hash import block_hashes, next_block_hash
 from headwater.engine_core.step_output import CacheEvents, StoredChain
 
 
@@ -81,6 +81,14 @@ class PrefixCache:
             extends = is_new
         chain.num_cached = start + len(blocks)
         return stored
+
+    def append(self, chain: HashChain, token_ids: npt.NDArray[np.int32], block: int) -> None:
+        """Hashes, caches and announces the next block of a sequence, which is computed and holds `token_ids`."""
+        block_hash = next_block_hash(chain.tip, token_ids)
+        if self._pool.cache(block, block_hash):
+            self._stored.append(StoredChain(parent=chain.hashes[-1] if chain.hashes else b"", hashes=[block_hash]))
+        chain.hashes.append(block_hash)
+        chain.num_cached += 1
 
     def announce(self, stored: list[StoredChain]) -> None:
         """Lets chains that are computed now go out with the next events."""

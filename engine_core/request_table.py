@@ -65,7 +65,7 @@ class RequestTable:
         self.credit[row] = request.credit
         self.is_alive[row] = True
         self.max_len[row] = request.max_len
-        self.min_len[row] = request.num_prompt_tokens + request.sampling.min_tokens
+        self.min_len[row] = min(request.num_prompt_tokens + request.sampling.min_tokens, NEVER)
         self.stop_ids[row] = NO_TOKEN
         if len(stop_ids) <= NUM_STOP_COLUMNS:
             self.stop_ids[row, : len(stop_ids)] = stop_ids

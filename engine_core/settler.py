@@ -7,7 +7,6 @@ from collections.abc import Callable
 import numpy as np
 
 from headwater.engine_core.executors.executor import Int32Array, StepResult
-from headwater.engine_core.prefix_hash import next_block_hash
 from headwater.engine_core.request import FinishReason, TokenLogprobs
 from headwater.engine_core.request_state import NO_ROW, RequestState
 from headwater.engine_core.scheduler import Scheduler
@@ -24,6 +23,8 @@ class Settler:
         self._table = scheduler.table
         self._cache = scheduler.cache
         self._clock = clock
+        # From the end of a block to its tokens.
+        self._in_block = np.arange(-self._table.block_size, 0)
 
     def settle(self, planned: PlannedStep, result: StepResult, output: StepOutput) -> None:
         """Steps are settled in the order in which they were planned."""
@@ -75,7 +76,8 @@ class Settler:
         table.num_known[rows] = positions + 1
         self.num_generated_tokens += rows.size
         self._say(rows, positions, tokens, logprobs, output)
-        self._cache_full_blocks(rows[table.hash_due[rows] <= positions])
+        if (full_rows := rows[table.hash_due[rows] <= positions]).size:
+            self._cache_full_blocks(full_rows)
         is_stop = table.are_stops(rows, positions, tokens)
         for i in np.flatnonzero(is_stop | (positions + 1 == table.max_len[rows])).tolist():
             request = table.requests[rows[i]]
@@ -103,14 +105,14 @@ class Settler:
     def _cache_full_blocks(self, rows: Rows) -> None:
         """Caches the block that each row's outputs filled; its last KV is computed, so that it can be told at once."""
         table = self._table
-        for row in rows.tolist():
+        ends = table.hash_due[rows]
+        table.hash_due[rows] = ends + table.block_size
+        token_ids = table.token_ids[rows[:, None], ends[:, None] + self._in_block]
+        blocks = table.block_ids[rows, ends // table.block_size - 1].tolist()
+        for i, row in enumerate(rows.tolist()):
             request = table.requests[row]
             assert request is not None
-            chain = request.chain
-            start = chain.num_cached * table.block_size
-            chain.hashes.append(next_block_hash(chain.tip, table.token_ids[row, start : start + table.block_size]))
-            self._cache.announce(self._cache.offer(chain, [int(table.block_ids[row, chain.num_cached])]))
-            table.hash_due[row] += table.block_size
+            self._cache.append(request.chain, token_ids[i], blocks[i])
 
     def _settle_chunk(self, chunk: Chunk, result: StepResult, output: StepOutput) -> None:
         request = chunk.request
