@@ -59,7 +59,11 @@ def plan_splits(starts: Sequence[int], counts: Sequence[int], block_tables: torc
     """
     per_split = SPLIT // block_size
     tables = _whole_splits(block_tables, per_split)
-    decode_tokens, items, item_splits, ends, tiles = [], [], [], [], []
+    decode_tokens: list[int] = []
+    items: list[int] = []
+    item_splits: list[int] = []
+    ends: list[tuple[int, int]] = []
+    tiles: list[Tile] = []
     first = 0
     for i, (start, count) in enumerate(zip(starts, counts, strict=True)):
         if count == 1:
@@ -92,19 +96,19 @@ def split_attention(
     out = torch.empty_like(q)
     num_kv_heads = k_cache.shape[1]
     # [T, Hk, G, D]: the query heads that share a key head are rows of one product.
-    grouped = (q * scale).unflatten(1, (num_kv_heads, -1))
+    grouped = q.view(q.shape[0], num_kv_heads, -1, q.shape[2])
     if len(plan.decode_tokens):
         rows = grouped[plan.decode_tokens[plan.items]]
-        state = _attend(rows, plan.item_blocks, plan.item_hidden[:, None, None], k_cache, v_cache)
+        state = _attend(rows, plan.item_blocks, plan.item_hidden[:, None, None], k_cache, v_cache, scale)
         out[plan.decode_tokens] = _merge_items(state, plan).flatten(1, 2).to(q.dtype)
     for tile in plan.tiles:
         num_tokens, group = tile.tokens.stop - tile.tokens.start, grouped.shape[2]
         rows = grouped[tile.tokens].transpose(0, 1).flatten(1, 2)
         rows = rows.expand(len(tile.blocks), *rows.shape)
         hidden = tile.hidden[:, None].repeat_interleave(group, dim=2)
-        state = _attend(rows, tile.blocks, hidden, k_cache, v_cache)
+        state = _attend(rows, tile.blocks, hidden, k_cache, v_cache, scale)
         merged = _merge([tuple(part[i] for part in state) for i in range(len(tile.blocks))])
-        merged = merged.unflatten(1, (num_tokens, group)).transpose(0, 1)
+        merged = merged.view(num_kv_heads, num_tokens, group, -1).transpose(0, 1)
         out[tile.tokens] = merged.flatten(1, 2).to(q.dtype)
     return out
 
@@ -114,14 +118,19 @@ State = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 def _attend(
-    rows: torch.Tensor, blocks: torch.Tensor, hidden: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor
+    rows: torch.Tensor,
+    blocks: torch.Tensor,
+    hidden: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    scale: float,
 ) -> State:
     """rows [I, Hk, M, D] against the keys of blocks [I, blocks a split]; hidden [I, 1 or Hk, 1 or M, SPLIT]."""
     num_rows = rows.shape[2]
     if rows.dtype == torch.float32 and num_rows < MIN_ROWS:
         rows = torch.nn.functional.pad(rows, (0, 0, 0, MIN_ROWS - num_rows))
     scores = rows @ _gather(k_cache, blocks).transpose(-1, -2)
-    scores = scores[:, :, :num_rows].float().masked_fill_(hidden, float("-inf"))
+    scores = scores[:, :, :num_rows].float().mul_(scale).masked_fill_(hidden, float("-inf"))
     highest = scores.amax(-1, keepdim=True)
     weights = scores.sub_(highest.clamp(min=-1e30)).exp_()
     total = weights.sum(-1, keepdim=True)
@@ -134,12 +143,12 @@ def _attend(
 
 def _gather(cache: torch.Tensor, blocks: torch.Tensor) -> torch.Tensor:
     """[I, Hk, SPLIT, D] of the blocks [I, blocks a split]."""
-    tiles = cache.index_select(0, blocks.flatten()).unflatten(0, blocks.shape)
-    return tiles.transpose(1, 2).flatten(2, 3)
+    tiles = cache.index_select(0, blocks.flatten())
+    return tiles.view(*blocks.shape, *cache.shape[1:]).transpose(1, 2).flatten(2, 3)
 
 
 def _merge_items(state: State, plan: SplitPlan) -> torch.Tensor:
-    """Splits of decode rows to rows, [R, Hk, G, D]; a row with fewer splits than others gets ones that weigh nothing."""
+    """Splits of decode rows to rows, [R, Hk, G, D]; rows with fewer splits than others get ones that weigh nothing."""
     padded = []
     for part, empty in zip(state, (float("-inf"), 0.0, 0.0), strict=True):
         whole = part.new_full((plan.num_splits, len(plan.decode_tokens), *part.shape[1:]), empty)
@@ -153,13 +162,11 @@ def _merge(splits: Sequence[tuple[torch.Tensor, ...]]) -> torch.Tensor:
     highest = splits[0][0]
     for split in splits[1:]:
         highest = torch.maximum(highest, split[0])
-    total = values = None
+    total, values = torch.zeros_like(splits[0][1]), torch.zeros_like(splits[0][2])
     for m, weight_sum, weighted in splits:
         factor = (m - highest).exp()[..., :1]
-        scaled_sum, scaled = weight_sum * factor, weighted * factor
-        total = scaled_sum if total is None else total + scaled_sum
-        values = scaled if values is None else values + scaled
-    assert values is not None
+        total += weight_sum * factor
+        values += weighted * factor
     return values / total
 
 
@@ -184,5 +191,5 @@ def _keys(splits: torch.Tensor) -> torch.Tensor:
 
 def _whole_splits(block_tables: torch.Tensor, per_split: int) -> torch.Tensor:
     """int64 [R, splits, blocks a split], filled up with block 0."""
-    missing = -block_tables.shape[1] % per_split
-    return torch.nn.functional.pad(block_tables, (0, missing)).unflatten(1, (-1, per_split)).long()
+    filled = torch.nn.functional.pad(block_tables, (0, -block_tables.shape[1] % per_split))
+    return filled.view(len(filled), -1, per_split).long()
