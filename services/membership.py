@@ -102,6 +102,9 @@ class Members:
         for entry in list(self._table.values()):
             listener(Change(ChangeKind.JOINED, entry.member))
 
+    def forget_listener(self, listener: Callable[[Change], None]) -> None:
+        self._listeners.remove(listener)
+
     async def wait_for(self, condition: Callable[[Members], bool]) -> None:
         """Returns when the condition holds of the table."""
         while not condition(self):
@@ -151,7 +154,7 @@ class Members:
                 f"member {kind.value}", kind=member.kind.value, replica=member.replica_id, address=member.address
             )
         self._changed.set()
-        for listener in self._listeners:
+        for listener in list(self._listeners):
             listener(Change(kind, member))
 
     async def _read(self, heartbeats: Subscription) -> None:

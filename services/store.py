@@ -78,12 +78,14 @@ class Store:
         """Reads on a request's way are not tried now."""
         return self._client is None or time.monotonic() < self._broken_until
 
-    async def run(self, script: Script, keys: Sequence[bytes | str], args: Sequence[Any] = ()) -> Any:
+    async def run(
+        self, script: Script, keys: Sequence[bytes | str], args: Sequence[Any] = (), *, seconds: float = WRITE_SECONDS
+    ) -> Any:
         """The script's result. Raises `StoreUnavailable`, and `ResponseError` for a fault in the script itself."""
         try:
-            return await self._call("EVALSHA", script.sha, len(keys), *keys, *args)
+            return await self._call("EVALSHA", script.sha, len(keys), *keys, *args, seconds=seconds)
         except NoScriptError:
-            return await self._call("EVAL", script.source, len(keys), *keys, *args)
+            return await self._call("EVAL", script.source, len(keys), *keys, *args, seconds=seconds)
 
     async def command(self, *words: Any) -> Any:
         """The result of one command. Raises `StoreUnavailable`."""

@@ -105,7 +105,7 @@ class Engine(engine_pb2_grpc.EngineServicer):
     def __init__(self, member: Member) -> None:
         self.member = member
 
-    async def Info(  # type: ignore[override] # noqa: N802 (named by the contract)
+    async def Info(  # type: ignore[override]
         self, request: engine_pb2.InfoRequest, context: object
     ) -> events_pb2.Member:
         return self.member.to_pb()
