@@ -1,0 +1,172 @@
+"""An engine service in processes of its own, and a client of its Session, for the tests beside."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections import defaultdict
+from collections.abc import AsyncIterator, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from headwater.engine_core.executors.simulated import SimulatedModel, expected_tokens
+from headwater.engine_core.sampling_params import SamplingParams
+from headwater.proto import engine_pb2 as pb
+from headwater.proto import engine_pb2_grpc
+from headwater.proto.common_pb2 import Sampling
+from headwater.services.runtime import PARENT_FD, READY_FD
+
+VOCAB_SIZE = 49152
+MODEL = SimulatedModel(vocab_size=VOCAB_SIZE, first_token_id=256)
+FLAGS = ("--executor=simulated", "--served-model-name=simulated", "--max-model-len=4096", "--num-blocks=2048")
+
+
+class EngineProcess:
+    """A door and its core. `address` is where the door answers."""
+
+    def __init__(self, *flags: str) -> None:
+        ready_read, ready_write = os.pipe()
+        watched, self._supervisor = os.pipe()
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "headwater.services.engine", *FLAGS, *flags],
+            env={**os.environ, READY_FD: str(ready_write), PARENT_FD: str(watched)},
+            pass_fds=(ready_write, watched),
+            stderr=subprocess.PIPE,
+        )
+        os.close(ready_write)
+        os.close(watched)
+        with os.fdopen(ready_read) as word:
+            line = word.readline()
+        self.addresses: dict[str, str] = json.loads(line)["addresses"] if line else {}
+
+    @property
+    def address(self) -> str:
+        return self.addresses["grpc"]
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    @property
+    def core_pid(self) -> int:
+        return int(Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text())
+
+    def terminate(self) -> None:
+        self.process.send_signal(signal.SIGTERM)
+
+    def lose_supervisor(self) -> None:
+        os.close(self._supervisor)
+        self._supervisor = -1
+
+    def wait(self, seconds: float = 10.0) -> int:
+        return self.process.wait(seconds)
+
+    def close(self) -> str:
+        """Ends it, if it has not ended; returns its log."""
+        if self._supervisor != -1:
+            self.lose_supervisor()
+        _, log = self.process.communicate(timeout=10)
+        return log.decode()
+
+
+@contextlib.contextmanager
+def engine_process(*flags: str) -> Iterator[EngineProcess]:
+    engine = EngineProcess(*flags)
+    try:
+        yield engine
+    finally:
+        engine.close()
+
+
+def is_running(pid: int) -> bool:
+    """False also for a process that has ended and that nobody has asked about yet."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+class Client:
+    """One Session. Gathers what comes, by stream."""
+
+    def __init__(self, channel: grpc.aio.Channel) -> None:
+        self.stub: Any = engine_pb2_grpc.EngineStub(channel)
+        self.call = self.stub.Session()
+        self.frames: list[pb.EngineFrame] = []
+        self.tokens: dict[int, list[int]] = defaultdict(list)
+        self.starts: dict[int, pb.Start] = {}
+        self.finishes: dict[int, pb.Finish] = {}
+
+    async def send(self, *adds: pb.Add, **fields: Any) -> None:
+        await self.call.write(pb.ClientFrame(adds=adds, **fields))
+
+    async def read(self) -> pb.EngineFrame:
+        frame: Any = await self.call.read()
+        assert frame is not grpc.aio.EOF, "the session ended"
+        self.frames.append(frame)
+        start = 0
+        for stream_id, first_index, count in zip(frame.stream_ids, frame.first_index, frame.num_tokens, strict=True):
+            assert stream_id not in self.finishes
+            assert first_index == len(self.tokens[stream_id])
+            self.tokens[stream_id] += frame.token_ids[start : start + count]
+            start += count
+        self.starts |= {start.stream_id: start for start in frame.starts}
+        self.finishes |= {finish.stream_id: finish for finish in frame.finishes}
+        return frame
+
+    async def read_until_finished(self, *stream_ids: int) -> None:
+        async with asyncio.timeout(30):
+            while not self.finishes.keys() >= set(stream_ids):
+                await self.read()
+
+    async def read_tokens(self, stream_id: int, count: int) -> None:
+        async with asyncio.timeout(30):
+            while len(self.tokens[stream_id]) < count:
+                await self.read()
+
+    async def idle_load(self) -> Any:
+        """The engine's load once nothing runs or waits."""
+        async with asyncio.timeout(10):
+            while True:
+                load = await self.stub.GetLoad(pb.LoadRequest())
+                if not (load.num_running or load.num_waiting or load.num_used_blocks):
+                    return load
+                await asyncio.sleep(0.01)
+
+
+@contextlib.asynccontextmanager
+async def client_of(engine: EngineProcess) -> AsyncIterator[Client]:
+    async with grpc.aio.insecure_channel(engine.address) as channel:
+        client = Client(channel)
+        yield client
+        client.call.cancel()
+
+
+def add(stream_id: int, prompt_ids: Sequence[int], max_tokens: int = 16, **fields: Any) -> pb.Add:
+    """A greedy request of one choice, with room for the whole answer unless `credit` says less."""
+    values: dict[str, Any] = {
+        "stream_ids": [stream_id],
+        "num_prompt_tokens": len(prompt_ids),
+        "prompt_ids": prompt_ids,
+        "sampling": Sampling(temperature=0.0, max_tokens=max_tokens),
+        "cache_namespace": bytes(16),
+        "credit": max_tokens,
+    }
+    return pb.Add(**(values | fields))
+
+
+def answer(prompt_ids: Sequence[int], max_tokens: int = 16, **fields: Any) -> list[int]:
+    """What a greedy request is answered."""
+    return expected_tokens(MODEL, prompt_ids, SamplingParams(temperature=0.0, max_tokens=max_tokens), **fields)
+
+
+def prompt(seed: int, length: int = 40) -> list[int]:
+    """A prompt that shares no block with that of another seed."""
+    return [(seed * 7919 + i * 31) % VOCAB_SIZE for i in range(length)]
