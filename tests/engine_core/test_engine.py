@@ -197,14 +197,17 @@ def test_a_choice_waits_for_what_another_is_about_to_compute_and_lets_others_pas
     assert [bench.cached_tokens(key) for key in (1, 2, 3)] == [0, 32, 0]
 
 
-def test_a_follower_goes_on_alone_when_its_leader_is_cancelled(bench: Bench) -> None:
+@pytest.mark.parametrize("depth", [1, 3])
+def test_a_follower_goes_on_alone_when_its_leader_is_cancelled(depth: int) -> None:
+    bench = Bench(replace(CONFIG, long_prefill_chunk=24, async_depth=depth))
     bench.add(1, prompt(200))
     bench.add(2, prompt(200))
-    bench.steps(1)
+    bench.steps(2)
+    assert [plan.counts.tolist() for plan in bench.executor.plans] == [[24], [24]]
     bench.engine.cancel(1)
     bench.run()
     assert bench.tokens(2) == expected_tokens(MODEL, prompt(200), SamplingParams(max_tokens=8, seed=2))
-    assert bench.cached_tokens(2) == 64
+    assert bench.cached_tokens(2) == 48
 
 
 def test_a_cancelled_request_says_nothing_more_and_frees_its_blocks_with_the_steps_in_flight(bench: Bench) -> None:
@@ -254,6 +257,19 @@ def test_when_blocks_run_out_the_latest_is_recomputed_later_and_its_tokens_stay_
         assert bench.tokens(key) == expected_tokens(MODEL, prompt(30, first=key), sampling)
     ends = [finish.key for output in bench.outputs for finish in output.finishes]
     assert ends == [0, 1, 2]
+
+
+def test_nobody_joins_in_a_step_that_preempts() -> None:
+    bench = Bench(replace(CONFIG, num_blocks=14, max_model_len=128, max_num_seqs=3, policy="priority"))
+    for key in range(3):
+        bench.add(key, prompt(30, first=key), max_tokens=60)
+    bench.steps(1)
+    bench.engine.add(replace(request(3, [3], max_tokens=2), tier=-1))
+    while bench.engine.load().num_preemptions == 0:
+        bench.steps(1)
+    assert bench.executor.plans[-1].admitted == []
+    bench.steps(1)
+    assert [admitted.token_ids for admitted in bench.executor.plans[-1].admitted] == [[3]]
 
 
 def test_the_lower_tier_then_the_smaller_virtual_time_runs_first() -> None:
