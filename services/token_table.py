@@ -70,14 +70,14 @@ def _steps(decoder: dict[str, Any]) -> Iterator[dict[str, Any]]:
         yield decoder
 
 
-def _printable_bytes() -> dict[str, int]:
+def printable_bytes() -> dict[str, int]:
     """GPT-2 writes a byte as a printable character: itself where it is one, otherwise the next free one past 255."""
     printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
 
 
-_BYTE_OF = _printable_bytes()
+_BYTE_OF = printable_bytes()
 
 
 def _byte_level(token: str) -> bytes:
