@@ -1,0 +1,104 @@
+"""The gateway process: `python -m headwater.gateway`."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import secrets
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import prometheus_client
+import structlog
+
+from headwater.gateway.admission import Admission
+from headwater.gateway.app import make_app
+from headwater.gateway.cache_namespace import CacheNamespaces
+from headwater.gateway.line import Line
+from headwater.gateway.listeners import GrpcListener, RestListener
+from headwater.gateway.metrics import Metrics
+from headwater.gateway.router.router import Router
+from headwater.gateway.settings import GatewaySettings
+from headwater.gateway.tenants import KeyedTenants, OpenTenants, Tenants
+from headwater.services.bus import Bus
+from headwater.services.heartbeat import Heartbeat
+from headwater.services.index_feed import IndexFeed
+from headwater.services.member import Kind, Member, new_epoch
+from headwater.services.membership import Members
+from headwater.services.runtime import configure_logging, lifetime, run_stage
+from headwater.services.settings import SettingError, read_settings
+from headwater.services.store import Store
+from headwater.services.text_stage import metrics_served
+
+CANCEL_SECONDS = 1.0
+"""What requests that were cut off at the drain limit are given to say so."""
+
+
+async def serve(settings: GatewaySettings) -> None:
+    """From settings to the last answer. Raises `SettingError` for files that cannot be used, `OSError` for ports."""
+    async with contextlib.AsyncExitStack() as stack:
+        life = await stack.enter_async_context(lifetime("gateway"))
+        bus = await stack.enter_async_context(Bus.open(settings.nats_url or None))
+        line = await stack.enter_async_context(line_behind(settings, bus))
+        rest = RestListener(make_app(line, settings), settings.host, settings.port, reuse_port=settings.reuse_port)
+        public = GrpcListener(line, settings.host, settings.grpc_port, reuse_port=settings.reuse_port)
+        rest.start()
+        await public.start()
+        name, epoch = settings.gateway_id or f"gateway-{secrets.token_hex(4)}", new_epoch()
+        member = Member(kind=Kind.GATEWAY, replica_id=name, epoch=epoch, address=public.address)
+        with metrics_served(settings.host, settings.metrics_port) as metrics:
+            async with Heartbeat.running(bus, lambda: member):
+                life.announce(rest=rest.address, grpc=public.address, **metrics)
+                await life.stopping.wait()
+            limit = 0.0 if life.orphaned else settings.drain_limit
+            await asyncio.gather(line.drain(limit), rest.stop(), public.stop(limit + CANCEL_SECONDS))
+
+
+@contextlib.asynccontextmanager
+async def line_behind(settings: GatewaySettings, bus: Bus) -> AsyncIterator[Line]:
+    """What stands behind the door, found over the bus and by the seeds."""
+    seeds = {
+        Kind.PROCESSOR: settings.processor,
+        Kind.OUTPUT_PROCESSOR: settings.output_processor,
+        Kind.ENGINE: settings.replica,
+    }
+    members = Members(bus, seeds.keys(), seeds)
+    async with Store.open(settings.redis_url or None) as store, members.running():
+        feed = IndexFeed(bus, members, store)
+        async with feed.running(), Router(bus, members, feed, registry=prometheus_client.REGISTRY).running() as router:
+            line = Line(
+                tenants=tenants_of(settings),
+                namespaces=CacheNamespaces.read(settings.master_key_file, shared=settings.shared_cache),
+                admission=Admission(settings.max_running, settings.max_queued),
+                router=router,
+                metrics=Metrics(prometheus_client.REGISTRY),
+            )
+            members.on_change(line.follow)
+            try:
+                yield line
+            finally:
+                await line.close()
+
+
+def tenants_of(settings: GatewaySettings) -> Tenants:
+    if settings.api_key_file:
+        return KeyedTenants.read(Path(settings.api_key_file))
+    structlog.get_logger().warning("no --api-key-file: whoever reaches this gateway is served, by any name")
+    return OpenTenants()
+
+
+def main() -> None:
+    try:
+        settings = read_settings(GatewaySettings, sys.argv[1:], prog="headwater serve gateway")
+        configure_logging("gateway", settings.log_level)
+        # What is imported lives as long as the process: the collector need not look at it again.
+        gc.freeze()
+        run_stage(serve(settings))
+    except (SettingError, OSError) as fault:
+        sys.exit(f"headwater gateway: {fault}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,220 @@
+"""The REST surface: which path means what, and the one place where errors become HTTP. An ASGI application."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.metadata
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import prometheus_client
+import structlog
+from starlette.middleware.cors import CORSMiddleware
+from starlette.routing import Route, Router
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from headwater.gateway.caller import Caller
+from headwater.gateway.exchange import Exchange
+from headwater.gateway.line import Line
+from headwater.gateway.openai import models
+from headwater.gateway.openai.answers import Answer, EventStream, Shape
+from headwater.gateway.openai.chat import ChatShape
+from headwater.gateway.openai.completions import CompletionShape
+from headwater.gateway.openai.decode import decode
+from headwater.gateway.openai.document import openapi_document
+from headwater.gateway.openai.errors import MethodNotAllowed
+from headwater.gateway.openai.schema import (
+    Answering,
+    ChatCompletionRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    TokenizeRequest,
+)
+from headwater.gateway.pieces import Gathered
+from headwater.gateway.session import Generation, run_all
+from headwater.gateway.settings import GatewaySettings
+from headwater.services import errors
+
+VERSION = importlib.metadata.version("headwater")
+CONSOLE = Path(__file__).parent / "console"
+MEDIA_TYPES = {".html": b"text/html; charset=utf-8", ".css": b"text/css", ".js": b"text/javascript"}
+CONSOLE_POLICY = (b"content-security-policy", b"default-src 'self'; style-src 'self'; script-src 'self'")
+Handler = Callable[[Exchange], Awaitable[None]]
+
+
+def make_app(line: Line, settings: GatewaySettings) -> ASGIApp:
+    """The application. Error pages and methods are ours, so that every answer has OpenAI's envelope."""
+    surface = RestSurface(line, settings)
+    routes: list[tuple[str, str, Handler]] = [
+        ("POST", "/v1/chat/completions", surface.chat_completions),
+        ("POST", "/v1/completions", surface.completions),
+        ("GET", "/v1/models", surface.list_models),
+        ("GET", "/v1/models/{name:path}", surface.get_model),
+        ("POST", "/tokenize", surface.tokenize),
+        ("POST", "/detokenize", surface.detokenize),
+        ("GET", "/health", surface.health),
+        ("GET", "/ready", surface.ready),
+        ("GET", "/version", surface.version),
+        ("GET", "/metrics", surface.metrics),
+        ("GET", "/openapi.json", surface.openapi),
+        ("GET", "/", surface.console),
+        ("GET", "/console/{file}", surface.console),
+    ]
+    app: ASGIApp = Router(
+        [Route(path, _Endpoint(line, path, method, handler)) for method, path, handler in routes],
+        default=_Endpoint(line, "other", "", surface.unknown_path),
+        redirect_slashes=False,
+    )
+    if settings.allowed_origins:
+        app = CORSMiddleware(app, allow_origins=settings.allowed_origins, allow_methods=["*"], allow_headers=["*"])
+    return app
+
+
+class _Endpoint:
+    """One path: checks the method, runs the handler, turns whatever it raises into an answer, counts."""
+
+    def __init__(self, line: Line, path: str, method: str, handler: Handler) -> None:
+        self._line, self._path, self._method, self._handler = line, path, method, handler
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        exchange = Exchange(scope, receive, send)
+        try:
+            if self._method and exchange.method != self._method:
+                raise MethodNotAllowed(exchange.method, exchange.path, self._method)
+            await self._handler(exchange)
+        except errors.HeadwaterError as error:
+            self._line.metrics.refused.labels(error.code).inc()
+            await exchange.refuse(error)
+        except Exception:
+            structlog.get_logger().exception("unforeseen", method=exchange.method, path=self._path)
+            await exchange.refuse(errors.InternalError("an internal fault; the log has it"))
+        finally:
+            await exchange.close()
+            self._line.metrics.responses.labels(self._path, exchange.status).inc()
+
+
+class RestSurface:
+    """The handlers."""
+
+    def __init__(self, line: Line, settings: GatewaySettings) -> None:
+        self._line, self._settings = line, settings
+
+    async def chat_completions(self, exchange: Exchange) -> None:
+        caller = self._admit(exchange)
+        asked = decode(await exchange.body(self._settings.max_body_bytes), ChatCompletionRequest)
+        await self._answer(exchange, caller, asked, "chatcmpl", ChatShape(asked))
+
+    async def completions(self, exchange: Exchange) -> None:
+        caller = self._admit(exchange)
+        asked = decode(await exchange.body(self._settings.max_body_bytes), CompletionRequest)
+        await self._answer(exchange, caller, asked, "cmpl", CompletionShape(asked))
+
+    async def _answer(self, exchange: Exchange, caller: Caller, asked: Answering, prefix: str, shape: Shape) -> None:
+        """Runs every prompt to its end and answers, whole or in a stream."""
+        caller = caller.with_body(asked.request_id, asked.priority)
+        exchange.request_id = caller.shown_id
+        answer = Answer(
+            id=f"{prefix}-{caller.request_id}", asked=asked, shape=shape, wants_receipt=caller.wants_receipt
+        )
+        stream = EventStream(answer, exchange.open_stream) if asked.stream else None
+        gathered = Gathered()
+        answer.generations = [Generation(self._line, job, stream or gathered) for job in shape.jobs(caller)]
+        monitor = _Silence(stream)
+        async with caller.within_deadline():
+            work = _carry(self._line, answer)
+            await exchange.unless_client_leaves(work, silence=self._settings.sse_keep_alive, on_silence=monitor.tick)
+        if stream is not None:
+            await exchange.end_stream(stream.last_events())
+        else:
+            await exchange.reply_json(answer.reply(gathered))
+
+    async def list_models(self, exchange: Exchange) -> None:
+        self._caller(exchange)
+        await exchange.reply_json(models.list_models(self._line))
+
+    async def get_model(self, exchange: Exchange) -> None:
+        self._caller(exchange)
+        await exchange.reply_json(models.get_model(self._line, exchange.path_params["name"]))
+
+    async def tokenize(self, exchange: Exchange) -> None:
+        self._admit(exchange)
+        asked = decode(await exchange.body(self._settings.max_body_bytes), TokenizeRequest)
+        await exchange.reply_json(await models.tokenize(self._line, asked))
+
+    async def detokenize(self, exchange: Exchange) -> None:
+        self._admit(exchange)
+        asked = decode(await exchange.body(self._settings.max_body_bytes), DetokenizeRequest)
+        await exchange.reply_json(await models.detokenize(self._line, asked))
+
+    async def health(self, exchange: Exchange) -> None:
+        """Alive, whatever stands behind."""
+        await exchange.reply_json(
+            {"status": "draining" if self._line.draining else "ok"}, 503 if self._line.draining else 200
+        )
+
+    async def ready(self, exchange: Exchange) -> None:
+        missing = self._line.missing()
+        await exchange.reply_json({"ready": not missing, "missing": missing}, 503 if missing else 200)
+
+    async def version(self, exchange: Exchange) -> None:
+        await exchange.reply_json({"version": VERSION})
+
+    async def metrics(self, exchange: Exchange) -> None:
+        text = prometheus_client.generate_latest(self._line.metrics.registry)
+        await exchange.reply(text, prometheus_client.CONTENT_TYPE_LATEST.encode())
+
+    async def openapi(self, exchange: Exchange) -> None:
+        await exchange.reply_json(openapi_document(VERSION))
+
+    async def console(self, exchange: Exchange) -> None:
+        path = CONSOLE / exchange.path_params.get("file", "index.html")
+        if path.parent != CONSOLE or path.suffix not in MEDIA_TYPES or not path.is_file():
+            raise errors.NotFound("page", exchange.path)
+        exchange.reply_headers += [CONSOLE_POLICY, (b"cache-control", b"no-cache")]
+        await exchange.reply(await asyncio.to_thread(path.read_bytes), MEDIA_TYPES[path.suffix])
+
+    async def unknown_path(self, exchange: Exchange) -> None:
+        raise errors.NotFound("path", exchange.path)
+
+    def _caller(self, exchange: Exchange) -> Caller:
+        return Caller.of(exchange.headers, self._line.tenants)
+
+    def _admit(self, exchange: Exchange) -> Caller:
+        """Who asks for work; while draining nobody is heard."""
+        if self._line.draining:
+            raise errors.Unavailable("the gateway is shutting down", code="draining")
+        caller = self._caller(exchange)
+        exchange.request_id = caller.shown_id
+        return caller
+
+
+async def _carry(line: Line, answer: Answer) -> None:
+    """Every prompt is checked before any is computed."""
+    try:
+        await asyncio.gather(*(generation.prepare() for generation in answer.generations))
+        await answer.shape.prepared(line, answer.generations)
+    except errors.BadRequest as error:
+        raise _in_words_of(error, answer.shape.renamed) from None
+    await run_all(answer.generations)
+
+
+def _in_words_of(error: errors.BadRequest, renamed: dict[str, str]) -> errors.BadRequest:
+    """The error with the field's name that the client used."""
+    theirs = renamed.get(error.param or "")
+    if theirs is None:
+        return error
+    assert error.param is not None
+    return errors.BadRequest(theirs, error.message.replace(error.param, theirs), code=error.code)
+
+
+class _Silence:
+    """Comments in a stream that said nothing since the last tick."""
+
+    def __init__(self, stream: EventStream | None) -> None:
+        self._stream, self._num_events = stream, -1
+
+    def tick(self) -> None:
+        if self._stream is not None:
+            if self._stream.out.num_events == self._num_events or not self._stream.out.started:
+                self._stream.keep_alive()
+            self._num_events = self._stream.out.num_events

@@ -1,0 +1,63 @@
+"""The root of a request's hash chain: who may hit whose cached prefixes. Knows nothing about blocks."""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from pathlib import Path
+
+import structlog
+
+from headwater.services.served_model import ServedModel
+from headwater.services.settings import SettingError
+
+SHARED_KEY = b"shared"
+MIN_MASTER_KEY_LEN = 16
+NAMESPACE_LEN = 16
+
+
+@dataclass(frozen=True, slots=True)
+class CacheNamespaces:
+    """Derives namespaces from a master key, or, where tenants share, from a word that everyone knows."""
+
+    master_key: bytes | None = field(repr=False)
+    """None: all tenants share."""
+
+    @classmethod
+    def read(cls, master_key_file: str, *, shared: bool) -> CacheNamespaces:
+        """The key of a file; without one a random key, under which this gateway's namespaces are its own."""
+        if shared:
+            return cls(None)
+        if not master_key_file:
+            structlog.get_logger().info("no --master-key-file: prefixes are shared with no other gateway")
+            return cls(secrets.token_bytes(32))
+        key = Path(master_key_file).read_bytes().strip()
+        if len(key) < MIN_MASTER_KEY_LEN:
+            raise SettingError("master_key_file", master_key_file, f"a file with at least {MIN_MASTER_KEY_LEN} bytes")
+        return cls(key)
+
+    def of(self, tenant_id: str, model: ServedModel, *, lora: str = "", cache_salt: str = "") -> bytes:
+        """16 bytes: equal for equal words, and telling nothing about them without the tenant's secret."""
+        secret = SHARED_KEY if self.master_key is None else _tenant_secret(self.master_key, tenant_id)
+        words = {
+            "model": f"{model.name}@{model.revision}",
+            "lora": lora,
+            "cache_salt": cache_salt,
+            "kv_format": model.kv_format,
+            "block_size": str(model.block_size),
+        }
+        parts = [part for tag, value in words.items() for part in (_framed(tag), _framed(value))]
+        return blake2b(b"".join(parts), key=secret, digest_size=NAMESPACE_LEN).digest()
+
+
+def _tenant_secret(master_key: bytes, tenant_id: str) -> bytes:
+    """HKDF-SHA-256 (RFC 5869) of one block, the tenant being the info."""
+    extracted = hmac.digest(b"headwater cache namespace", master_key, "sha256")
+    return hmac.digest(extracted, tenant_id.encode() + b"\x01", "sha256")
+
+
+def _framed(text: str) -> bytes:
+    data = text.encode()
+    return len(data).to_bytes(4, "little") + data

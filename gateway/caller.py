@@ -1,0 +1,91 @@
+"""What the headers of a call say, the same over HTTP and gRPC: who asks, how urgent it is, until when."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import secrets
+import time
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field
+
+from headwater.gateway.tenants import Tenant, Tenants
+from headwater.services import errors
+
+MAX_ID_LEN = 256
+MAX_DEADLINE_MS = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Caller:
+    """Who asks and on what terms."""
+
+    tenant: Tenant
+    request_id: str = field(default_factory=lambda: secrets.token_hex(12))
+    """Ours: keys everything."""
+    client_request_id: str = ""
+    """Theirs: echoed, keys nothing."""
+    priority: int = 0
+    """Added to the tenant's tier: it can only lower."""
+    deadline: float | None = None
+    """On the monotonic clock."""
+    traceparent: str = ""
+    wants_receipt: bool = False
+
+    @classmethod
+    def of(cls, headers: Mapping[str, str], tenants: Tenants, *, remaining: float | None = None) -> Caller:
+        """From lower-case header names; `remaining` is a deadline that the transport itself carries, in seconds."""
+        tenant = tenants.identify(headers.get("authorization", ""), headers.get("x-tenant", ""))
+        asked = headers.get("x-headwater-deadline-ms")
+        if asked is not None:
+            remaining = _whole("x-headwater-deadline-ms", asked, MAX_DEADLINE_MS) / 1e3
+        return cls(
+            tenant=tenant,
+            client_request_id=_printable(headers.get("x-request-id", "")),
+            priority=_whole("x-priority", headers.get("x-priority", "0"), 1000),
+            deadline=None if remaining is None else time.monotonic() + remaining,
+            traceparent=_printable(headers.get("traceparent", "")),
+            wants_receipt=headers.get("x-headwater-receipt", "").lower() in ("1", "true", "yes"),
+        )
+
+    def with_body(self, request_id: str | None, priority: int | None) -> Caller:
+        """With what the request itself says of it: a name if the headers gave none, a priority that only lowers."""
+        return dataclasses.replace(
+            self,
+            client_request_id=self.client_request_id or _printable(request_id or ""),
+            priority=max(self.priority, priority or 0),
+        )
+
+    @property
+    def shown_id(self) -> str:
+        """What `x-request-id` answers."""
+        return self.client_request_id or self.request_id
+
+    @contextlib.asynccontextmanager
+    async def within_deadline(self) -> AsyncIterator[None]:
+        """Raises `DeadlineExceeded` in the scope once the deadline has passed."""
+        try:
+            async with asyncio.timeout(None if self.deadline is None else self.deadline - time.monotonic()):
+                yield
+        except TimeoutError:
+            raise errors.DeadlineExceeded("the deadline of the request has passed") from None
+
+    @property
+    def remaining_ms(self) -> int:
+        """Until the deadline, at least 1; 0: there is none."""
+        if self.deadline is None:
+            return 0
+        return max(1, int((self.deadline - time.monotonic()) * 1e3))
+
+
+def _printable(text: str) -> str:
+    """What may go back into a header and into a log line."""
+    return "".join(char for char in text[:MAX_ID_LEN] if " " < char <= "~")
+
+
+def _whole(name: str, raw: str, limit: int) -> int:
+    # A number that int() would take but a header has no business with (signs, spaces, underscores) is refused too.
+    if not raw.isascii() or not raw.isdigit() or len(raw) > 10 or int(raw) > limit:
+        raise errors.BadRequest.of(name, raw, f"a whole number, 0…{limit}")
+    return int(raw)

@@ -1,0 +1,112 @@
+"""What stands behind the front door, as one thing that REST and gRPC share. Knows nothing about either."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from headwater.gateway.admission import Admission
+from headwater.gateway.cache_namespace import CacheNamespaces
+from headwater.gateway.caller import Caller
+from headwater.gateway.metrics import Metrics
+from headwater.gateway.output_sessions import OutputSessions
+from headwater.gateway.processors import Processors
+from headwater.gateway.router.router import Router
+from headwater.gateway.tenants import Tenants
+from headwater.services import errors
+from headwater.services.member import Kind
+from headwater.services.membership import Change, ChangeKind
+
+if TYPE_CHECKING:
+    from headwater.gateway.session import Generation
+
+
+@dataclass(slots=True, kw_only=True)
+class Line:
+    """The stages behind, who may use them, and the requests that are on their way."""
+
+    tenants: Tenants
+    namespaces: CacheNamespaces
+    admission: Admission
+    router: Router
+    metrics: Metrics
+    processors: Processors = field(default_factory=Processors)
+    outputs: OutputSessions = field(default_factory=OutputSessions)
+    draining: bool = False
+    _running: dict[str, list[Generation]] = field(default_factory=dict)
+    _one_ended: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def __post_init__(self) -> None:
+        self.metrics.running.set_function(lambda: self.admission.num_running)
+        self.metrics.waiting.set_function(lambda: self.admission.num_queued)
+        self.metrics.streams.set_function(lambda: self.outputs.num_streams)
+
+    def missing(self) -> list[str]:
+        """What must be there before a request can be answered and is not; empty when ready."""
+        stages = {
+            "processor": bool(self.processors.models()),
+            "output processor": self.outputs.is_reachable,
+            "engine": self.router.has_replicas,
+        }
+        return ["draining"] * self.draining + [stage for stage, is_there in stages.items() if not is_there]
+
+    @contextlib.contextmanager
+    def running(self, generation: Generation) -> Iterator[None]:
+        """Scopes a request's life, in which `cancel` finds it."""
+        request_id = generation.job.caller.request_id
+        group = self._running.setdefault(request_id, [])
+        group.append(generation)
+        try:
+            yield
+        finally:
+            group.remove(generation)
+            if not group:
+                self._running.pop(request_id, None)
+                self._one_ended.set()
+
+    @property
+    def num_requests(self) -> int:
+        return len(self._running)
+
+    def cancel(self, caller: Caller, request_id: str) -> bool:
+        """Ends a request of the caller's tenant; False when it has ended already.
+
+        Raises `NotFound` for a request of another tenant, as for one that never was.
+        """
+        group = self._running.get(request_id, [])
+        if any(generation.job.caller.tenant.id != caller.tenant.id for generation in group):
+            raise errors.NotFound("request", request_id)
+        for generation in group:
+            generation.cancel(errors.ClientGone("the request was cancelled"))
+        return bool(group)
+
+    async def drain(self, limit: float) -> None:
+        """Takes no new requests, gives those that run `limit` seconds, ends the rest with a retriable error."""
+        self.draining = True
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(limit):
+                while self._running:
+                    self._one_ended.clear()
+                    await self._one_ended.wait()
+        for group in list(self._running.values()):
+            for generation in list(group):
+                generation.cancel(errors.Unavailable("the gateway is shutting down", code="draining"))
+
+    def follow(self, change: Change) -> None:
+        """Keeps the connections to processors and output processors in step with the membership."""
+        pools: dict[Kind, Processors | OutputSessions] = {
+            Kind.PROCESSOR: self.processors,
+            Kind.OUTPUT_PROCESSOR: self.outputs,
+        }
+        pool = pools.get(change.member.kind)
+        if pool is not None and change.kind is ChangeKind.JOINED:
+            pool.join(change.member.address)
+        elif pool is not None and change.kind is ChangeKind.LEFT:
+            pool.leave(change.member.address)
+
+    async def close(self) -> None:
+        await self.processors.close()
+        await self.outputs.close()

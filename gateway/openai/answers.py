@@ -1,0 +1,216 @@
+"""An answer on its way to JSON: whole, or as a stream of chunks. What chat and completions write alike is here."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import msgspec
+
+from headwater.gateway.caller import Caller
+from headwater.gateway.line import Line
+from headwater.gateway.openai.schema import Answering
+from headwater.gateway.openai.sse import DONE, KEEP_ALIVE, SseStream
+from headwater.gateway.output_sessions import Scores
+from headwater.gateway.pieces import Gathered, Held, Piece
+from headwater.gateway.session import Choice, Generation, Job
+
+encode = msgspec.json.Encoder().encode
+_HOLE = "\x00text\x00"
+
+
+class Shape(Protocol):
+    """What tells chat and completions apart in JSON."""
+
+    object: str
+    chunk_object: str
+    renamed: dict[str, str]
+    """The client's name of fields that the contract knows under another."""
+
+    def jobs(self, caller: Caller) -> list[Job]:
+        """The prompts to answer. Raises `BadRequest`."""
+        ...
+
+    async def prepared(self, line: Line, generations: Sequence[Generation]) -> None:
+        """Called between preparing and running, for what the shape needs of the prompt."""
+        ...
+
+    def opening(self, choice: Choice) -> dict[str, Any] | None:
+        """Fields of a choice's first chunk, before any answer."""
+        ...
+
+    def delta(self, text: str) -> dict[str, Any]:
+        """Fields of a chunk with more text."""
+        ...
+
+    def ending(self) -> dict[str, Any]:
+        """Fields of a choice's last chunk."""
+        ...
+
+    def whole(self, choice: Choice, text: str) -> dict[str, Any]:
+        """Fields of a choice that is answered at once."""
+        ...
+
+    def beside(self, generation: Generation) -> dict[str, Any]:
+        """Fields beside the choices, of the prompt that they share."""
+        ...
+
+    def logprobs(self, choice: Choice, tokens: Scores) -> dict[str, Any] | None: ...
+
+
+@dataclass(slots=True, kw_only=True)
+class Answer:
+    """One request's answer: its prompts, its shape, and what was asked to come with it."""
+
+    id: str
+    asked: Answering
+    shape: Shape
+    wants_receipt: bool
+    created: int = field(default_factory=lambda: int(time.time()))
+    generations: Sequence[Generation] = ()
+
+    def usage(self) -> dict[str, Any]:
+        prompt = sum(generation.num_prompt_tokens for generation in self.generations)
+        completion = sum(generation.num_output_tokens for generation in self.generations)
+        return {
+            "prompt_tokens": prompt,
+            "completion_tokens": completion,
+            "total_tokens": prompt + completion,
+            "prompt_tokens_details": {"cached_tokens": sum(each.cached_tokens for each in self.generations)},
+        }
+
+    def receipt(self) -> dict[str, Any]:
+        """One prompt's, or under `prompts` one for each."""
+        receipts = [generation.receipt() for generation in self.generations]
+        return receipts[0] if len(receipts) == 1 else {"prompts": receipts}
+
+    def reply(self, gathered: Gathered) -> dict[str, Any]:
+        """The whole answer, choices in order."""
+        choices = [choice for generation in self.generations for choice in generation.choices]
+        body = {
+            **self._head(self.shape.object),
+            "choices": [self._whole(choice, gathered.of(choice)) for choice in choices],
+            "usage": self.usage(),
+            **self.shape.beside(self.generations[0]),
+        }
+        if self.wants_receipt:
+            body["receipt"] = self.receipt()
+        return body
+
+    def chunk(self, choices: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
+        return {**self._head(self.shape.chunk_object), "choices": choices, **more}
+
+    def _head(self, kind: str) -> dict[str, Any]:
+        return {"id": self.id, "object": kind, "created": self.created, "model": self.asked.model}
+
+    def _whole(self, choice: Choice, piece: Piece) -> dict[str, Any]:
+        rendered = {
+            "index": choice.index,
+            **self.shape.whole(choice, piece.text),
+            "logprobs": self.shape.logprobs(choice, piece.logprobs),
+            "finish_reason": choice.finish_reason,
+            "stop_reason": choice.stop_reason,
+        }
+        if self.asked.return_token_ids:
+            rendered["token_ids"] = piece.token_ids
+        return rendered
+
+
+class EventStream:
+    """A sink that writes an answer as server-sent events, one a step and choice while the client takes them."""
+
+    def __init__(self, answer: Answer, open_stream: Callable[[Callable[[], None]], SseStream]) -> None:
+        self.answer, self.out = answer, open_stream(self._flush)
+        options = answer.asked.stream_options
+        self._include_usage = bool(options and options.include_usage)
+        self._usage_always = bool(options and options.continuous_usage_stats)
+        self._is_plain = not (self._usage_always or answer.asked.return_token_ids)
+        self._held = Held()
+        self._frames: dict[int, tuple[bytes, bytes]] = {}
+
+    def piece(self, choice: Choice, text: str, token_ids: list[int], logprobs: Scores) -> bool:
+        if self.out.blocked:
+            self._held.add(choice, text, token_ids, logprobs)
+            return False
+        # The token path: one string is escaped, the rest of the event was rendered with the choice's first chunk.
+        if self._is_plain and not logprobs:
+            if text:
+                head, tail = self._frames.get(choice.index) or self._begin(choice)
+                self.out.write(head + encode(text) + tail)
+            return True
+        self._write_piece(choice, text, token_ids, logprobs)
+        return True
+
+    def ended(self, choice: Choice) -> None:
+        if (piece := self._held.pop(choice)) is not None:
+            self._write_piece(choice, piece.text, piece.token_ids, piece.logprobs)
+        if choice.index not in self._frames:
+            self._begin(choice)
+        ending: dict[str, Any] = {
+            "index": choice.index,
+            **self.answer.shape.ending(),
+            "logprobs": None,
+            "finish_reason": choice.finish_reason,
+            "stop_reason": choice.stop_reason,
+        }
+        self._write(self.answer.chunk([ending], **self._usage_field()))
+
+    def keep_alive(self) -> None:
+        if not self.out.blocked:
+            self.out.write(KEEP_ALIVE)
+
+    def last_events(self) -> bytes:
+        """Usage and receipt, where they were asked for, and the end mark."""
+        answer, events = self.answer, b""
+        if self._include_usage or answer.wants_receipt:
+            last = answer.chunk([], usage=answer.usage())
+            if answer.wants_receipt:
+                last["receipt"] = answer.receipt()
+            events = _event(last)
+        return events + DONE
+
+    def _begin(self, choice: Choice) -> tuple[bytes, bytes]:
+        """Writes what comes before a choice's answer and renders the frame around each of its texts."""
+        usage = self._usage_field()
+        opening = self.answer.shape.opening(choice)
+        if opening is not None:
+            first: dict[str, Any] = {"index": choice.index, "logprobs": None, **opening, "finish_reason": None}
+            self._write(self.answer.chunk([first], **usage, **self.answer.shape.beside(choice.generation)))
+        part = {"index": choice.index, **self.answer.shape.delta(_HOLE), "logprobs": None, "finish_reason": None}
+        head, _, tail = _event(self.answer.chunk([part], **usage)).partition(encode(_HOLE))
+        self._frames[choice.index] = head, tail
+        return head, tail
+
+    def _write_piece(self, choice: Choice, text: str, token_ids: list[int], logprobs: Scores) -> None:
+        if choice.index not in self._frames:
+            self._begin(choice)
+        if not (text or logprobs or (token_ids and self.answer.asked.return_token_ids)):
+            return
+        part: dict[str, Any] = {
+            "index": choice.index,
+            **self.answer.shape.delta(text),
+            "logprobs": self.answer.shape.logprobs(choice, logprobs) if logprobs else None,
+            "finish_reason": None,
+        }
+        if self.answer.asked.return_token_ids:
+            part["token_ids"] = token_ids
+        self._write(self.answer.chunk([part], **self._usage_field()))
+
+    def _write(self, chunk: dict[str, Any]) -> None:
+        self.out.write(_event(chunk))
+
+    def _usage_field(self) -> dict[str, Any]:
+        if self._usage_always:
+            return {"usage": self.answer.usage()}
+        return {"usage": None} if self._include_usage else {}
+
+    def _flush(self) -> None:
+        """The client takes more: what was held goes out merged, one event a choice."""
+        while not self.out.blocked and (piece := self._held.pop()) is not None:
+            self._write_piece(piece.choice, piece.text, piece.token_ids, piece.logprobs)
+
+
+def _event(chunk: dict[str, Any]) -> bytes:
+    return b"data: " + encode(chunk) + b"\n\n"

@@ -1,0 +1,139 @@
+"""POST /v1/completions: prompts to jobs, and their answers to OpenAI's completion JSON."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+from headwater.gateway.caller import Caller
+from headwater.gateway.line import Line
+from headwater.gateway.openai.logprobs import completion_logprobs, prompt_logprobs
+from headwater.gateway.openai.schema import CompletionRequest
+from headwater.gateway.openai.to_pb import check_stream_options, sampling_to_pb
+from headwater.gateway.output_sessions import Scores
+from headwater.gateway.session import Choice, Generation, Job
+from headwater.proto import common_pb2, processor_pb2
+from headwater.services.errors import BadRequest
+
+MAX_PROMPTS = 1024
+ALLOWED_PROMPT = "a string, a list of strings, token ids, or a list of lists of token ids, none empty"
+
+
+class CompletionShape:
+    """Texts, with the prompt before them on echo."""
+
+    object = "text_completion"
+    chunk_object = "text_completion"
+
+    def __init__(self, asked: CompletionRequest) -> None:
+        self._asked = asked
+        self._as_ids = bool(asked.return_tokens_as_token_ids)
+        self._echoes: dict[Generation, tuple[str, list[common_pb2.TokenLogprob]]] = {}
+        """The prompt's text, and its tokens' log probabilities, the first one's standing for none."""
+        self._offsets: dict[int, int] = {}
+        """Characters of a choice whose log probabilities were told."""
+        self.renamed = {"top_logprobs": "logprobs"}
+
+    def jobs(self, caller: Caller) -> list[Job]:
+        """One a prompt; choice i of prompt p has the index p·n + i. Raises `BadRequest`."""
+        asked = self._asked
+        check_stream_options(asked.stream, asked.stream_options)
+        sampling = sampling_to_pb(asked)
+        if asked.logprobs is not None:
+            sampling.logprobs, sampling.top_logprobs = True, asked.logprobs
+        stream = bool(asked.stream)
+        if asked.echo:
+            sampling.echo = True
+            if asked.logprobs is not None and asked.prompt_logprobs is None:
+                # The contract's rule against streams is about a field that has no place in chunks; these have one.
+                sampling.prompt_logprobs, stream = asked.logprobs, False
+        stride = asked.n or 1
+        return [
+            Job(
+                caller=caller,
+                model=asked.model,
+                prompt=prompt,
+                sampling=sampling,
+                stream=stream,
+                cache_salt=asked.cache_salt or "",
+                first_index=position * stride,
+            )
+            for position, prompt in enumerate(_prompts(asked))
+        ]
+
+    async def prepared(self, line: Line, generations: Sequence[Generation]) -> None:
+        """Finds the prompts' texts, where they are to be echoed."""
+        if self._asked.echo:
+            echoes = await asyncio.gather(*(self._echo(line, generation) for generation in generations))
+            self._echoes = dict(zip(generations, echoes, strict=True))
+
+    async def _echo(self, line: Line, generation: Generation) -> tuple[str, list[common_pb2.TokenLogprob]]:
+        prompt, first = generation.job.prompt, []
+        if self._asked.logprobs is not None:
+            first_id = generation.prepared.prompt_ids[0]
+            spelled = await _text_of(line, self._asked.model, [first_id])
+            first = [common_pb2.TokenLogprob(chosen=common_pb2.TopLogprob(token_id=first_id, token=spelled))]
+        if prompt.WhichOneof("kind") == "text" and self._asked.truncate_prompt_tokens is None:
+            return prompt.text, first
+        return await _text_of(line, self._asked.model, generation.prepared.prompt_ids), first
+
+    def opening(self, choice: Choice) -> dict[str, Any] | None:
+        fields = self._prompt_fields(choice)
+        if self._asked.echo:
+            return {"text": self._echoes[choice.generation][0], "logprobs": self.logprobs(choice, ()), **fields}
+        return {"text": "", **fields} if fields else None
+
+    def delta(self, text: str) -> dict[str, Any]:
+        return {"text": text}
+
+    def ending(self) -> dict[str, Any]:
+        return {"text": ""}
+
+    def whole(self, choice: Choice, text: str) -> dict[str, Any]:
+        fields = self._prompt_fields(choice)
+        if self._asked.prompt_logprobs is not None:
+            fields["prompt_logprobs"] = prompt_logprobs(choice.generation.prompt_logprobs)
+        return {"text": self._echoes[choice.generation][0] + text if self._asked.echo else text, **fields}
+
+    def beside(self, generation: Generation) -> dict[str, Any]:
+        return {}
+
+    def logprobs(self, choice: Choice, tokens: Scores) -> dict[str, Any] | None:
+        """Of the next tokens of a choice; the first time with the prompt's before them, on echo."""
+        if self._asked.logprobs is None:
+            return None
+        is_first, offset = choice.index not in self._offsets, self._offsets.get(choice.index, 0)
+        echoed = [*self._echoes[choice.generation][1], *choice.generation.prompt_logprobs] if self._asked.echo else []
+        scored = [*echoed, *tokens] if is_first else list(tokens)
+        columns, self._offsets[choice.index] = completion_logprobs(scored, offset=offset, as_ids=self._as_ids)
+        if is_first and echoed:
+            columns["token_logprobs"][0] = columns["top_logprobs"][0] = None
+        return columns
+
+    def _prompt_fields(self, choice: Choice) -> dict[str, Any]:
+        if not self._asked.return_token_ids:
+            return {}
+        return {"prompt_token_ids": list(choice.generation.prepared.prompt_ids)}
+
+
+def _prompts(asked: CompletionRequest) -> list[processor_pb2.Prompt]:
+    """Each way in which clients give prompts, told apart by what the list holds."""
+    given: Sequence[Any] = asked.prompt if isinstance(asked.prompt, list) else [asked.prompt]
+    kinds = {type(item) for item in given}
+    if kinds == {int}:
+        given, kinds = [given], {list}
+    if len(kinds) != 1 or not all(given):
+        raise BadRequest.of("prompt", asked.prompt, ALLOWED_PROMPT)
+    if len(given) > MAX_PROMPTS:
+        raise BadRequest("prompt", f"prompt has {len(given)} prompts; allowed: at most {MAX_PROMPTS}")
+    if kinds == {str}:
+        return [processor_pb2.Prompt(text=text, add_special_tokens=asked.add_special_tokens) for text in given]
+    if not all(type(token_id) is int for ids in given for token_id in ids):
+        raise BadRequest.of("prompt", asked.prompt, ALLOWED_PROMPT)
+    return [processor_pb2.Prompt(token_ids=processor_pb2.Prompt.TokenIds(ids=ids)) for ids in given]
+
+
+async def _text_of(line: Line, model: str, token_ids: Sequence[int]) -> str:
+    request = processor_pb2.ProcessorDetokenizeRequest(model=model, token_ids=token_ids)
+    return (await line.processors.detokenize(request)).text

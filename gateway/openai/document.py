@@ -1,0 +1,65 @@
+"""GET /openapi.json: the surface described from the structs that decode it."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import msgspec
+
+from headwater.gateway.openai import schema
+
+_BODIES: dict[str, tuple[type[msgspec.Struct], str]] = {
+    "/v1/chat/completions": (schema.ChatCompletionRequest, "Answer a conversation, whole or in a stream"),
+    "/v1/completions": (schema.CompletionRequest, "Continue prompts, whole or in a stream"),
+    "/tokenize": (schema.TokenizeRequest, "Text or messages to token ids"),
+    "/detokenize": (schema.DetokenizeRequest, "Token ids to text"),
+}
+_READS = {
+    "/v1/models": "What is served",
+    "/v1/models/{name}": "One served model",
+    "/health": "Alive",
+    "/ready": "Able to answer: processor, output processor and engine are there",
+    "/version": "Of the server",
+    "/metrics": "Prometheus text",
+}
+_ERROR = {
+    "type": "object",
+    "properties": {
+        "error": {
+            "type": "object",
+            "properties": {
+                "message": {"type": "string"},
+                "type": {"type": "string"},
+                "param": {"type": ["string", "null"]},
+                "code": {"type": ["string", "null"]},
+            },
+        }
+    },
+}
+_RESPONSES = {
+    "200": {"description": "done"},
+    "default": {"description": "refused", "content": {"application/json": {"schema": _ERROR}}},
+}
+
+
+@cache
+def openapi_document(version: str) -> dict[str, Any]:
+    kinds = [kind for kind, _ in _BODIES.values()]
+    bodies, components = msgspec.json.schema_components(kinds, ref_template="#/components/schemas/{name}")
+    paths: dict[str, Any] = {}
+    for (path, (_, summary)), body in zip(_BODIES.items(), bodies, strict=True):
+        content = {"application/json": {"schema": body}}
+        paths[path] = {
+            "post": {"summary": summary, "requestBody": {"required": True, "content": content}, "responses": _RESPONSES}
+        }
+    for path, summary in _READS.items():
+        names = [{"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}] if "{" in path else []
+        paths[path] = {"get": {"summary": summary, "parameters": names, "responses": _RESPONSES}}
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "Headwater", "version": version},
+        "paths": paths,
+        "components": {"schemas": components, "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}}},
+        "security": [{}, {"key": []}],
+    }

@@ -1,0 +1,60 @@
+"""GET /v1/models, POST /tokenize and /detokenize: what is asked of the processors alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from headwater.gateway.line import Line
+from headwater.gateway.openai.schema import DetokenizeRequest, TokenizeRequest
+from headwater.gateway.openai.to_pb import conversation_to_pb
+from headwater.proto import processor_pb2
+from headwater.services.errors import BadRequest, NotFound
+from headwater.services.served_model import ServedModel
+
+
+def list_models(line: Line) -> dict[str, Any]:
+    return {"object": "list", "data": [_card(model, since) for model, since in line.processors.models().values()]}
+
+
+def get_model(line: Line, name: str) -> dict[str, Any]:
+    """Raises `NotFound`."""
+    served = line.processors.models()
+    if name not in served:
+        raise NotFound("model", name)
+    return _card(*served[name])
+
+
+def _card(model: ServedModel, since: int) -> dict[str, Any]:
+    return {
+        "id": model.name,
+        "object": "model",
+        "created": since,
+        "owned_by": "headwater",
+        "root": model.name,
+        "parent": None,
+        "max_model_len": model.max_model_len,
+    }
+
+
+async def tokenize(line: Line, asked: TokenizeRequest) -> dict[str, Any]:
+    if (asked.prompt is None) == (asked.messages is None):
+        raise BadRequest("prompt", "prompt and messages exclude each other; allowed: exactly one")
+    if asked.prompt is not None:
+        prompt = processor_pb2.Prompt(text=asked.prompt, add_special_tokens=asked.add_special_tokens)
+    else:
+        prompt = conversation_to_pb(asked)
+    wants_text = bool(asked.return_token_strs)
+    reply = await line.processors.tokenize(
+        processor_pb2.ProcessorTokenizeRequest(model=asked.model, prompt=prompt, return_token_strings=wants_text)
+    )
+    return {
+        "count": len(reply.token_ids),
+        "max_model_len": reply.max_model_len,
+        "tokens": list(reply.token_ids),
+        "token_strs": list(reply.token_strings) if wants_text else None,
+    }
+
+
+async def detokenize(line: Line, asked: DetokenizeRequest) -> dict[str, Any]:
+    request = processor_pb2.ProcessorDetokenizeRequest(model=asked.model, token_ids=asked.tokens)
+    return {"prompt": (await line.processors.detokenize(request)).text}

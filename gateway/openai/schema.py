@@ -1,0 +1,167 @@
+"""The JSON that clients send, as typed structs. Types are checked here, ranges by the processor's contract."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from msgspec import Meta, Struct
+
+U32 = 2**32 - 1
+
+
+Whole = Annotated[int, Meta(ge=0, le=U32)]
+Flag = Annotated[bool, Meta(description="true or false")]
+TokenId = Annotated[Whole, Meta(description="a token id")]
+
+
+class Sampling(Struct, kw_only=True):
+    """How tokens are chosen: fields that chat and completions share. Absent ones take the model's defaults."""
+
+    n: Annotated[Whole, Meta(description="a whole number, 1…128")] | None = None
+    temperature: Annotated[float, Meta(description="a number, 0…2")] | None = None
+    top_p: Annotated[float, Meta(description="a number above 0, up to 1")] | None = None
+    top_k: Annotated[int, Meta(ge=-(2**31), le=2**31 - 1, description="a whole number: −1, 0 or at least 1")] | None = (
+        None
+    )
+    min_p: Annotated[float, Meta(description="a number, 0…1")] | None = None
+    presence_penalty: Annotated[float, Meta(description="a number, −2…2")] | None = None
+    frequency_penalty: Annotated[float, Meta(description="a number, −2…2")] | None = None
+    repetition_penalty: Annotated[float, Meta(description="a number above 0")] | None = None
+    seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1, description="a whole number of 64 bits")] | None = None
+    stop: Annotated[str | list[str], Meta(description="a string or up to 16 strings")] | None = None
+    stop_token_ids: Annotated[list[TokenId], Meta(description="token ids")] | None = None
+    bad_words: Annotated[list[str], Meta(description="strings")] | None = None
+    allowed_token_ids: Annotated[list[TokenId], Meta(description="token ids")] | None = None
+    logit_bias: Annotated[dict[str, float], Meta(description="numbers by token id")] | None = None
+    ignore_eos: Flag | None = None
+    min_tokens: Annotated[Whole, Meta(description="a whole number, 0…max_tokens")] | None = None
+    max_tokens: Annotated[Whole, Meta(description="a whole number, at least 1")] | None = None
+    prompt_logprobs: Annotated[Whole, Meta(description="a whole number, 0…20")] | None = None
+    skip_special_tokens: Flag | None = None
+    include_stop_str_in_output: Flag | None = None
+    best_of: Annotated[Whole, Meta(description="a whole number, at least n")] | None = None
+    use_beam_search: Flag | None = None
+    truncate_prompt_tokens: Annotated[Whole, Meta(description="a whole number, at least 1")] | None = None
+
+
+class StreamOptions(Struct, kw_only=True):
+    """What a stream carries besides text."""
+
+    include_usage: Flag | None = None
+    continuous_usage_stats: Flag | None = None
+
+
+class Answering(Sampling, kw_only=True):
+    """What chat and completions have in common beyond sampling."""
+
+    model: Annotated[str, Meta(description="a served model's name")]
+    stream: Flag | None = None
+    stream_options: Annotated[StreamOptions, Meta(description="an object, with stream")] | None = None
+    cache_salt: Annotated[str, Meta(max_length=1024, description="a string of up to 1024 characters")] | None = None
+    priority: Annotated[int, Meta(ge=0, le=1000, description="a whole number, 0…1000")] | None = None
+    request_id: Annotated[str, Meta(max_length=256, description="a string of up to 256 characters")] | None = None
+    return_token_ids: Flag | None = None
+    return_tokens_as_token_ids: Flag | None = None
+
+
+class ContentPart(Struct, kw_only=True):
+    """A part of a message; only text is served."""
+
+    type: str
+    text: str = ""
+
+
+class FunctionCall(Struct, kw_only=True):
+    """The function of a tool call."""
+
+    name: str
+    arguments: str = ""
+
+
+class ToolCall(Struct, kw_only=True):
+    """A call in an assistant's message of the past."""
+
+    function: FunctionCall
+    id: str = ""
+
+
+class Message(Struct, kw_only=True):
+    """One message of a conversation."""
+
+    role: str
+    content: str | list[ContentPart] | None = None
+    name: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None
+
+
+class ChatCompletionRequest(Answering, kw_only=True):
+    """POST /v1/chat/completions"""
+
+    messages: Annotated[list[Message], Meta(description="at least one message")]
+    add_generation_prompt: Flag | None = None
+    continue_final_message: Flag | None = None
+    add_special_tokens: Flag | None = None
+    chat_template_kwargs: Annotated[dict[str, Any], Meta(description="an object")] | None = None
+    max_completion_tokens: Annotated[Whole, Meta(description="a whole number, at least 1")] | None = None
+    logprobs: Flag | None = None
+    top_logprobs: Annotated[Whole, Meta(description="a whole number, 0…20")] | None = None
+
+
+class CompletionRequest(Answering, kw_only=True):
+    """POST /v1/completions"""
+
+    prompt: Annotated[
+        str | list[str | TokenId | list[TokenId]],
+        Meta(description="a string, a list of strings, token ids, or a list of lists of token ids"),
+    ]
+    echo: Flag | None = None
+    logprobs: Annotated[Whole, Meta(description="a whole number, 0…20")] | None = None
+    add_special_tokens: Flag | None = None
+
+
+class TokenizeRequest(Struct, kw_only=True):
+    """POST /tokenize: a prompt or messages."""
+
+    model: Annotated[str, Meta(description="a served model's name")]
+    prompt: Annotated[str, Meta(description="a string")] | None = None
+    messages: Annotated[list[Message], Meta(description="at least one message")] | None = None
+    add_generation_prompt: Flag | None = None
+    continue_final_message: Flag | None = None
+    add_special_tokens: Flag | None = None
+    chat_template_kwargs: Annotated[dict[str, Any], Meta(description="an object")] | None = None
+    return_token_strs: Flag | None = None
+
+
+class DetokenizeRequest(Struct, kw_only=True):
+    """POST /detokenize"""
+
+    model: Annotated[str, Meta(description="a served model's name")]
+    tokens: Annotated[list[TokenId], Meta(description="token ids")]
+
+
+NOT_SERVED = {
+    "tools": "this version calls no tools",
+    "tool_choice": "this version calls no tools",
+    "functions": "this version calls no tools",
+    "function_call": "this version calls no tools",
+    "response_format": "this version has no structured output; allowed: {'type': 'text'}",
+    "structured_outputs": "this version has no structured output",
+    "guided_json": "this version has no structured output",
+    "guided_regex": "this version has no structured output",
+    "guided_choice": "this version has no structured output",
+    "guided_grammar": "this version has no structured output",
+    "structural_tag": "this version has no structured output",
+    "audio": "only text is served",
+    "chat_template": "the operator chooses the template",
+    "documents": "this version renders messages only",
+    "prediction": "this version does not speculate on given text",
+    "web_search_options": "this version searches nothing",
+    "lora": "this version serves no adapters",
+    "suffix": "the models continue a prompt, they do not fill a gap",
+    "reasoning_effort": "this version does not steer reasoning",
+}
+"""Fields that would change the answer if they were served: refused rather than ignored."""
+HARMLESS = {"response_format": {"type": "text"}, "tool_choice": "none", "tools": None, "suffix": ""}
+"""Values of these that ask for nothing."""

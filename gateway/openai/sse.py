@@ -1,0 +1,91 @@
+"""Server-sent events over ASGI without a task a piece. Knows nothing about what the events say."""
+
+from __future__ import annotations
+
+import asyncio
+import types
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine, Generator, MutableMapping
+from typing import Any
+
+Message = MutableMapping[str, Any]
+Send = Callable[[Message], Awaitable[None]]
+DONE = b"data: [DONE]\n\n"
+KEEP_ALIVE = b": keep-alive\n\n"
+
+
+class SseStream:
+    """Writes from anywhere in the loop while the socket takes it; `blocked` while it does not.
+
+    A server's `send` finishes without waiting as long as the socket is writable, so it is driven on the spot. Only when
+    it would wait does a task take it over, and `on_writable` is called when that is done.
+    """
+
+    def __init__(self, send: Send, headers: list[tuple[bytes, bytes]], on_writable: Callable[[], None]) -> None:
+        self._send = send
+        self._headers = [
+            (b"content-type", b"text/event-stream; charset=utf-8"),
+            (b"cache-control", b"no-cache"),
+            *headers,
+        ]
+        self._on_writable = on_writable
+        self._queue: deque[Message] = deque()
+        self._resumer: asyncio.Task[None] | None = None
+        self.started = False
+        self.blocked = False
+        self.num_events = 0
+
+    def write(self, data: bytes) -> None:
+        """One event or several. While `blocked` it is kept: whoever writes much asks first."""
+        if not self.started:
+            self.started = True
+            self._push({"type": "http.response.start", "status": 200, "headers": self._headers})
+        self.num_events += 1
+        self._push({"type": "http.response.body", "body": data, "more_body": True})
+
+    async def close(self, data: bytes) -> None:
+        """The last events; returns when the server has everything."""
+        self.write(data)
+        while self.blocked:
+            assert self._resumer is not None
+            await self._resumer
+        await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def abandon(self) -> None:
+        """Nothing more is written: the client is gone, or the answer is given up."""
+        self._queue.clear()
+        if self._resumer is not None:
+            self._resumer.cancel()
+            await asyncio.gather(self._resumer, return_exceptions=True)
+
+    def _push(self, message: Message) -> None:
+        if self.blocked:
+            self._queue.append(message)
+            return
+        sending: Any = self._send(message)
+        try:
+            waits_for = sending.send(None)
+        except StopIteration:
+            return
+        self.blocked = True
+        self._resumer = asyncio.get_running_loop().create_task(self._resume(sending, waits_for))
+
+    async def _resume(self, sending: Coroutine[Any, Any, None], waits_for: object) -> None:
+        await _rest_of(sending, waits_for)
+        while self._queue:
+            await self._send(self._queue.popleft())
+        self.blocked = False
+        self._on_writable()
+
+
+@types.coroutine
+def _rest_of(coroutine: Coroutine[Any, Any, None], waits_for: object) -> Generator[object, None, None]:
+    """Lets a task finish a coroutine that was begun outside one and waits for `waits_for`."""
+    try:
+        while True:
+            yield waits_for
+            waits_for = coroutine.send(None)
+    except StopIteration:
+        return
+    finally:
+        coroutine.close()

@@ -1,0 +1,65 @@
+"""OpenAI's fields to the line's messages. What a client left out stays absent."""
+
+from __future__ import annotations
+
+import msgspec
+
+from headwater.gateway.openai.schema import (
+    ChatCompletionRequest,
+    ContentPart,
+    Message,
+    Sampling,
+    StreamOptions,
+    TokenizeRequest,
+)
+from headwater.proto import common_pb2, processor_pb2
+from headwater.services.errors import BadRequest
+
+_SCALARS = tuple(name for name in Sampling.__struct_fields__ if name not in ("stop", "logit_bias"))
+MAX_TOKEN_ID = 2**32 - 1
+
+
+def sampling_to_pb(asked: Sampling) -> common_pb2.Sampling:
+    """The fields that chat and completions share."""
+    given = {name: value for name in _SCALARS if (value := getattr(asked, name)) is not None}
+    sampling = common_pb2.Sampling(**given)
+    if asked.stop is not None:
+        sampling.stop.extend([asked.stop] if isinstance(asked.stop, str) else asked.stop)
+    for key, bias in (asked.logit_bias or {}).items():
+        if not (key.isascii() and key.isdigit() and len(key) <= 10 and int(key) <= MAX_TOKEN_ID):
+            raise BadRequest.of("logit_bias", key, "numbers by token id")
+        sampling.logit_bias[int(key)] = bias
+    return sampling
+
+
+def conversation_to_pb(asked: ChatCompletionRequest | TokenizeRequest) -> processor_pb2.Prompt:
+    conversation = processor_pb2.Conversation(
+        messages=[_message_to_pb(message) for message in asked.messages or ()],
+        add_generation_prompt=asked.add_generation_prompt,
+        continue_final_message=asked.continue_final_message,
+    )
+    if asked.chat_template_kwargs is not None:
+        conversation.chat_template_kwargs_json = msgspec.json.encode(asked.chat_template_kwargs).decode()
+    return processor_pb2.Prompt(conversation=conversation, add_special_tokens=asked.add_special_tokens)
+
+
+def _message_to_pb(message: Message) -> common_pb2.ChatMessage:
+    content = message.content
+    parts: list[ContentPart] = content if isinstance(content, list) else []
+    return common_pb2.ChatMessage(
+        role=message.role,
+        content=content if isinstance(content, str) else None,
+        parts=[common_pb2.ContentPart(type=part.type, text=part.text) for part in parts],
+        name=message.name,
+        tool_calls=[
+            common_pb2.ToolCall(id=call.id, name=call.function.name, arguments=call.function.arguments)
+            for call in message.tool_calls or ()
+        ],
+        tool_call_id=message.tool_call_id,
+        reasoning_content=message.reasoning_content,
+    )
+
+
+def check_stream_options(stream: bool | None, options: StreamOptions | None) -> None:
+    if options is not None and not stream:
+        raise BadRequest("stream_options", "stream_options without stream; allowed: with stream")

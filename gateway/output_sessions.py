@@ -1,0 +1,253 @@
+"""One multiplexed session per output processor. Sorts frames to streams; knows nothing about HTTP or JSON."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from hashlib import blake2b
+from typing import Protocol
+
+import grpc
+import structlog
+
+from headwater.proto import common_pb2, engine_pb2, output_processor_pb2, output_processor_pb2_grpc
+from headwater.proto.engine_pb2 import AddPart
+from headwater.proto.output_processor_pb2 import GatewayFrame, Open, OutputFrame
+from headwater.services import errors
+
+CHUNK_TOKENS = 16_384
+"""Of a prompt in one frame: at most 5 bytes a token, so far below the 256 KiB that a frame may have."""
+MAX_HEAD_BYTES = 160 * 1024
+"""Of a request without its prompt."""
+MAX_CREDITS = 4096
+"""In one frame."""
+RECONNECT_SECONDS = 0.2
+Scores = Sequence[common_pb2.TokenLogprob]
+CHANNEL_OPTIONS = (("grpc.initial_reconnect_backoff_ms", 100), ("grpc.max_reconnect_backoff_ms", 1000))
+
+
+class Receiver(Protocol):
+    """A stream's owner: what the session tells it, in order, without waiting for it."""
+
+    def receive(
+        self, first: int, token_ids: list[int], text: str, offset: int, now: float, logprobs: Scores
+    ) -> None: ...
+    def started(self, start: engine_pb2.Start) -> None: ...
+    def prompt_scored(self, part: output_processor_pb2.OutputPromptLogprobs) -> None: ...
+    def finished(self, finish: output_processor_pb2.OutputFinish) -> None: ...
+    def lost(self, error: errors.HeadwaterError) -> None: ...
+
+
+NO_LOGPROBS: tuple[common_pb2.TokenLogprob, ...] = ()
+SessionCall = grpc.aio.StreamStreamCall[GatewayFrame, OutputFrame]
+
+
+class OutputSession:
+    """The stream of frames to and from one output processor, kept up by `run`."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self.connected = asyncio.Event()
+        self.leaving = False
+        """The other side ends the session with its last stream; no new ones come."""
+        self._streams: dict[int, Receiver] = {}
+        self._ids = itertools.count(1)
+        self._cancels: list[engine_pb2.Cancel] = []
+        self._credits: dict[int, int] = {}
+        self._adds: deque[Open | AddPart] = deque()
+        self._wake = asyncio.Event()
+
+    @property
+    def num_streams(self) -> int:
+        return len(self._streams)
+
+    def open(self, request: Open, receivers: Sequence[Receiver]) -> list[int]:
+        """Sends a request whose choices report to `receivers`; returns their stream ids.
+
+        Raises `Unavailable` while the session is down, `BadRequest` when the parameters exceed a frame.
+        """
+        if not self.connected.is_set():
+            raise errors.Unavailable("the output processor is out of reach", code="output_processor_unavailable")
+        ids = [next(self._ids) for _ in receivers]
+        request.add.stream_ids[:] = ids
+        self._adds.extend(_chunked(request))
+        self._streams.update(zip(ids, receivers, strict=True))
+        self._wake.set()
+        return ids
+
+    def cancel(self, stream_id: int, reason: str) -> None:
+        """Ends a stream; nothing more is heard of it. A stream that has ended is left alone."""
+        if self._streams.pop(stream_id, None) is not None:
+            self._credits.pop(stream_id, None)
+            self._cancels.append(engine_pb2.Cancel(stream_id=stream_id, reason=reason))
+            self._wake.set()
+
+    def credit(self, stream_id: int, tokens: int) -> None:
+        """Gives room for more tokens of a stream."""
+        if stream_id in self._streams:
+            self._credits[stream_id] = self._credits.get(stream_id, 0) + tokens
+            self._wake.set()
+
+    async def run(self) -> None:
+        """Connects, carries frames until the session breaks, tells its streams, and starts again unless `leaving`."""
+        while not self.leaving:
+            async with grpc.aio.insecure_channel(self.address, options=CHANNEL_OPTIONS) as channel:
+                await channel.channel_ready()
+                problem = await self._carry(output_processor_pb2_grpc.OutputProcessorStub(channel).Session())
+            structlog.get_logger().warning("output session lost", address=self.address, problem=problem)
+            await asyncio.sleep(RECONNECT_SECONDS)
+
+    async def _carry(self, call: SessionCall) -> str:
+        """One session to its end; returns what ended it."""
+        self.connected.set()
+        writer = asyncio.create_task(self._write(call))
+        try:
+            await self._read(call)
+            return "it ended the session"
+        except grpc.aio.AioRpcError as failure:
+            return failure.details() or failure.code().name
+        finally:
+            self.connected.clear()
+            call.cancel()
+            writer.cancel()
+            await asyncio.gather(writer, return_exceptions=True)
+            self._lose()
+
+    async def _read(self, call: SessionCall) -> None:
+        # The end of the stream is read as a value that is no frame.
+        while isinstance(frame := await call.read(), OutputFrame):
+            self._deliver(frame)
+
+    def _deliver(self, frame: OutputFrame) -> None:
+        """Sorts one frame to its streams. Rows of streams that were cancelled meanwhile are dropped."""
+        now, streams, position, token_ids = time.perf_counter(), self._streams, 0, frame.token_ids[:]
+        for start in frame.starts:
+            if (stream := streams.get(start.stream_id)) is not None:
+                stream.started(start)
+        for part in frame.prompt_logprobs:
+            if (stream := streams.get(part.stream_id)) is not None:
+                stream.prompt_scored(part)
+        scored = {row.row: row.tokens for row in frame.logprobs} if frame.logprobs else None
+        columns = (frame.stream_ids[:], frame.first_index[:], frame.num_tokens[:], frame.texts[:], frame.text_offset[:])
+        for row, (stream_id, first, count, text, offset) in enumerate(zip(*columns, strict=True)):
+            end = position + count
+            if (stream := streams.get(stream_id)) is not None:
+                logprobs = scored.get(row, NO_LOGPROBS) if scored is not None else NO_LOGPROBS
+                stream.receive(first, token_ids[position:end], text, offset, now, logprobs)
+            position = end
+        for finish in frame.finishes:
+            if (stream := streams.pop(finish.stream_id, None)) is not None:
+                self._credits.pop(finish.stream_id, None)
+                stream.finished(finish)
+
+    async def _write(self, call: SessionCall) -> None:
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            while (frame := self._next_frame()) is not None:
+                await call.write(frame)
+
+    def _next_frame(self) -> GatewayFrame | None:
+        """What is to be said now: every cancel, every credit, and one prompt's part behind them."""
+        if not (self._cancels or self._credits or self._adds):
+            return None
+        frame = GatewayFrame(cancels=self._cancels[:MAX_CREDITS])
+        del self._cancels[:MAX_CREDITS]
+        for stream_id in list(itertools.islice(self._credits, MAX_CREDITS)):
+            frame.credits.add(stream_id=stream_id, tokens=self._credits.pop(stream_id))
+        while self._adds and not (frame.opens or frame.parts):
+            self._put(self._adds.popleft(), frame)
+        return frame
+
+    def _put(self, item: Open | AddPart, frame: GatewayFrame) -> None:
+        """Unless it was cancelled while it waited: its cancel goes ahead and must not be overtaken by it."""
+        if isinstance(item, Open):
+            if not self._streams.keys().isdisjoint(item.add.stream_ids):
+                frame.opens.append(item)
+        elif item.stream_id in self._streams:
+            frame.parts.append(item)
+
+    def _lose(self) -> None:
+        streams, self._streams = self._streams, {}
+        self._cancels.clear()
+        self._credits.clear()
+        self._adds.clear()
+        for stream in streams.values():
+            stream.lost(errors.Unavailable("the output processor is gone", code="output_processor_unavailable"))
+
+
+class OutputSessions:
+    """The sessions to all output processors; each engine's requests go through one of them."""
+
+    def __init__(self) -> None:
+        self._sessions: dict[str, OutputSession] = {}
+        self._tasks: dict[OutputSession, asyncio.Task[None]] = {}
+
+    def join(self, address: str) -> None:
+        if address not in self._sessions:
+            session = self._sessions[address] = OutputSession(address)
+            task = self._tasks[session] = asyncio.create_task(session.run())
+            task.add_done_callback(lambda _: self._tasks.pop(session, None))
+
+    def leave(self, address: str) -> None:
+        """Sends nothing more there; streams that run end in their own time, or with the connection."""
+        if (session := self._sessions.pop(address, None)) is not None:
+            session.leaving = True
+            if not session.num_streams:
+                self._tasks[session].cancel()
+
+    def pick(self, engine: str) -> OutputSession:
+        """By rendezvous hash among those within reach, so that an engine speaks to one of them.
+
+        Raises `Unavailable` when there is none.
+        """
+        connected = [session for session in self._sessions.values() if session.connected.is_set()]
+        if not connected:
+            raise errors.Unavailable("no output processor is within reach", code="output_processor_unavailable")
+        return max(connected, key=lambda session: _weight(session.address, engine))
+
+    @property
+    def is_reachable(self) -> bool:
+        return any(session.connected.is_set() for session in self._sessions.values())
+
+    @property
+    def num_streams(self) -> int:
+        return sum(session.num_streams for session in self._tasks)
+
+    async def close(self) -> None:
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _weight(address: str, engine: str) -> bytes:
+    return blake2b(f"{address}|{engine}".encode(), digest_size=8).digest()
+
+
+def _chunked(request: Open) -> Iterator[Open | AddPart]:
+    """The request with the first part of its prompt, then the other parts, each fit for a frame."""
+    prompt_ids, add = request.add.prompt_ids[:], request.add
+    add.num_prompt_tokens = len(prompt_ids)
+    del add.prompt_ids[:]
+    if (size := request.ByteSize()) > MAX_HEAD_BYTES:
+        field, num_items = _longest(add.sampling)
+        raise errors.BadRequest(
+            field, f"{field} has {num_items} entries, {size} bytes with the rest; allowed: {MAX_HEAD_BYTES} bytes"
+        )
+    add.prompt_ids[:] = prompt_ids[:CHUNK_TOKENS]
+    parts = [
+        AddPart(stream_id=add.stream_ids[0], prompt_ids=prompt_ids[start : start + CHUNK_TOKENS])
+        for start in range(CHUNK_TOKENS, len(prompt_ids), CHUNK_TOKENS)
+    ]
+    return iter([request, *parts])
+
+
+def _longest(sampling: common_pb2.Sampling) -> tuple[str, int]:
+    fields = ("allowed_token_ids", "logit_bias", "stop_token_ids", "stop", "bad_words")
+    lengths: Callable[[str], int] = lambda name: len(getattr(sampling, name))  # noqa: E731
+    field = max(fields, key=lengths)
+    return field, lengths(field)

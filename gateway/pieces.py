@@ -1,0 +1,105 @@
+"""Where answers go when they cannot go straight out: gathered whole, or held and merged until there is room."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+
+from headwater.gateway.output_sessions import Scores
+from headwater.gateway.session import Choice
+from headwater.proto.common_pb2 import TokenLogprob
+
+
+@dataclass(slots=True)
+class Piece:
+    """More of one choice."""
+
+    choice: Choice
+    texts: list[str] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+
+    @property
+    def text(self) -> str:
+        return "".join(self.texts)
+
+    def add(self, text: str, token_ids: list[int], logprobs: Scores) -> None:
+        self.texts.append(text)
+        self.token_ids += token_ids
+        self.logprobs += logprobs
+
+
+class Gathered:
+    """A sink that keeps whole answers, by the index of their choice."""
+
+    def __init__(self) -> None:
+        self.answers: dict[int, Piece] = {}
+
+    def piece(self, choice: Choice, text: str, token_ids: list[int], logprobs: Scores) -> bool:
+        self.of(choice).add(text, token_ids, logprobs)
+        return True
+
+    def ended(self, choice: Choice) -> None:
+        self.of(choice)
+
+    def of(self, choice: Choice) -> Piece:
+        if choice.index not in self.answers:
+            self.answers[choice.index] = Piece(choice)
+        return self.answers[choice.index]
+
+
+class Held:
+    """What a reader has not taken yet: one merged piece a choice, as long as its credit allows."""
+
+    def __init__(self) -> None:
+        self._pieces: dict[int, Piece] = {}
+
+    def add(self, choice: Choice, text: str, token_ids: list[int], logprobs: Scores) -> None:
+        piece = self._pieces.get(choice.index)
+        if piece is None:
+            piece = self._pieces[choice.index] = Piece(choice)
+        piece.add(text, token_ids, logprobs)
+
+    def pop(self, choice: Choice | None = None) -> Piece | None:
+        """The oldest piece, or the one of a choice; its tokens count as taken."""
+        index = choice.index if choice is not None else next(iter(self._pieces), None)
+        piece = self._pieces.pop(index, None) if index is not None else None
+        if piece is not None:
+            piece.choice.taken(len(piece.token_ids))
+        return piece
+
+
+class PieceQueue:
+    """A sink that is read by a loop: pieces merge while the reader is busy."""
+
+    def __init__(self) -> None:
+        self._held = Held()
+        self._ended: list[Choice] = []
+        self._news = asyncio.Event()
+
+    def piece(self, choice: Choice, text: str, token_ids: list[int], logprobs: Scores) -> bool:
+        self._held.add(choice, text, token_ids, logprobs)
+        self._news.set()
+        return False
+
+    def ended(self, choice: Choice) -> None:
+        self._ended.append(choice)
+        self._news.set()
+
+    async def read(self, work: asyncio.Task[None]) -> AsyncIterator[Piece | Choice]:
+        """Pieces, and choices that have ended behind their last piece, until `work` is done; raises what it raised."""
+        work.add_done_callback(lambda _: self._news.set())
+        while True:
+            self._news.clear()
+            while (piece := self._held.pop()) is not None:
+                yield piece
+            while self._ended:
+                choice = self._ended.pop(0)
+                if (piece := self._held.pop(choice)) is not None:
+                    yield piece
+                yield choice
+            if work.done() and not self._news.is_set():
+                await work
+                return
+            await self._news.wait()

@@ -1,0 +1,133 @@
+"""The processors that are there and what they serve. Any of them does: they keep nothing between calls."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import grpc
+import structlog
+
+from headwater.proto import processor_pb2, processor_pb2_grpc
+from headwater.services import errors, grpc_errors
+from headwater.services.served_model import ServedModel
+
+CALL_SECONDS = 30.0
+ASK_SECONDS = 2.0
+CHANNEL_OPTIONS = (("grpc.initial_reconnect_backoff_ms", 100), ("grpc.max_reconnect_backoff_ms", 1000))
+ReplyT = TypeVar("ReplyT")
+
+
+@dataclass(slots=True)
+class Processor:
+    """A connection to one processor."""
+
+    address: str
+    channel: grpc.aio.Channel
+    stub: processor_pb2_grpc.ProcessorAsyncStub
+    models: dict[str, ServedModel] = field(default_factory=dict)
+    since: int = 0
+    num_running: int = 0
+
+
+class Processors:
+    """A pool: the least busy one that serves the model, another one if it is out of reach."""
+
+    def __init__(self) -> None:
+        self._pool: dict[str, Processor] = {}
+        self._askers: dict[str, asyncio.Task[None]] = {}
+        self._closing: set[asyncio.Task[None]] = set()
+
+    def join(self, address: str) -> None:
+        if address not in self._pool:
+            channel = grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+            stub = processor_pb2_grpc.ProcessorStub(channel)
+            self._pool[address] = processor = Processor(address, channel, stub, since=int(time.time()))
+            self._askers[address] = asyncio.create_task(_ask_models(processor))
+
+    def leave(self, address: str) -> None:
+        if (processor := self._pool.pop(address, None)) is not None:
+            self._askers.pop(address).cancel()
+            closing = asyncio.create_task(_close(processor))
+            self._closing.add(closing)
+            closing.add_done_callback(self._closing.discard)
+
+    def models(self) -> dict[str, tuple[ServedModel, int]]:
+        """What is served, by name, and since when (seconds since 1970)."""
+        served: dict[str, tuple[ServedModel, int]] = {}
+        for processor in self._pool.values():
+            for name, model in processor.models.items():
+                served.setdefault(name, (model, processor.since))
+        return served
+
+    def model(self, name: str) -> ServedModel:
+        """Raises `NotFound`, or `Unavailable` while no processor is known to ask."""
+        for processor in self._pool.values():
+            if name in processor.models:
+                return processor.models[name]
+        if not any(processor.models for processor in self._pool.values()):
+            raise errors.Unavailable("no processor is within reach", code="processor_unavailable")
+        raise errors.NotFound("model", name)
+
+    async def prepare(self, request: processor_pb2.PrepareRequest) -> processor_pb2.PrepareReply:
+        return await self._call(request.model, lambda stub: stub.Prepare(request, timeout=CALL_SECONDS))
+
+    async def tokenize(self, request: processor_pb2.ProcessorTokenizeRequest) -> processor_pb2.ProcessorTokenizeReply:
+        return await self._call(request.model, lambda stub: stub.Tokenize(request, timeout=CALL_SECONDS))
+
+    async def detokenize(
+        self, request: processor_pb2.ProcessorDetokenizeRequest
+    ) -> processor_pb2.ProcessorDetokenizeReply:
+        return await self._call(request.model, lambda stub: stub.Detokenize(request, timeout=CALL_SECONDS))
+
+    async def _call(
+        self, model: str, send: Callable[[processor_pb2_grpc.ProcessorAsyncStub], Awaitable[ReplyT]]
+    ) -> ReplyT:
+        """The named error of the stage; one that is out of reach is followed by another, since calls keep nothing."""
+        self.model(model)
+        problem = errors.Unavailable("no processor is within reach", code="processor_unavailable")
+        for processor in self._by_load(model):
+            processor.num_running += 1
+            try:
+                return await send(processor.stub)
+            except grpc.aio.AioRpcError as failure:
+                error = grpc_errors.from_rpc_error(failure)
+                if not isinstance(error, errors.Unavailable):
+                    raise error from None
+                structlog.get_logger().warning("processor out of reach", address=processor.address, problem=str(error))
+                problem = errors.Unavailable("the processor is gone", code="processor_unavailable")
+            finally:
+                processor.num_running -= 1
+        raise problem
+
+    def _by_load(self, model: str) -> Iterator[Processor]:
+        serving = [processor for processor in self._pool.values() if model in processor.models]
+        return iter(sorted(serving, key=lambda processor: processor.num_running))
+
+    async def close(self) -> None:
+        for address in list(self._pool):
+            self.leave(address)
+        await asyncio.gather(*self._closing)
+
+
+async def _ask_models(processor: Processor) -> None:
+    """Until it answers: a seed may start after the gateway."""
+    while not processor.models:
+        try:
+            reply = await processor.stub.ListModels(
+                processor_pb2.ProcessorModelsRequest(), timeout=ASK_SECONDS, wait_for_ready=True
+            )
+        except grpc.aio.AioRpcError as failure:
+            structlog.get_logger().debug(
+                "processor does not answer", address=processor.address, code=failure.code().name
+            )
+            await asyncio.sleep(0.1)
+        else:
+            processor.models = {model.name: ServedModel.from_pb(model) for model in reply.models}
+
+
+async def _close(processor: Processor) -> None:
+    await processor.channel.close(grace=CALL_SECONDS if processor.num_running else None)

@@ -1,0 +1,258 @@
+"""The public gRPC surface: OpenAI's semantics in typed messages, over the same life of a request as REST."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+import grpc
+
+from headwater.gateway.caller import Caller
+from headwater.gateway.line import Line
+from headwater.gateway.output_sessions import Scores
+from headwater.gateway.pieces import Gathered, Piece, PieceQueue
+from headwater.gateway.session import Choice, Generation, Job, Sink, run_all
+from headwater.proto import common_pb2, inference_pb2, inference_pb2_grpc, processor_pb2
+from headwater.services import errors
+
+Context = grpc.aio.ServicerContext[Any, Any]
+Asked = inference_pb2.ChatRequest | inference_pb2.CompleteRequest
+_FINISH = {
+    "stop": common_pb2.FINISH_REASON_STOP,
+    "length": common_pb2.FINISH_REASON_LENGTH,
+    "tool_calls": common_pb2.FINISH_REASON_TOOL_CALLS,
+    "content_filter": common_pb2.FINISH_REASON_CONTENT_FILTER,
+}
+
+
+class InferenceService(inference_pb2_grpc.InferenceServicer):
+    """Answers by what the line says; errors leave as named errors, which the interceptor turns into status."""
+
+    def __init__(self, line: Line) -> None:
+        self._line = line
+
+    async def Chat(self, request: inference_pb2.ChatRequest, context: Context) -> inference_pb2.ChatReply:
+        generation, gathered = await self._whole(request, _conversation(request), context)
+        return inference_pb2.ChatReply(
+            choices=[_chat_choice(choice, gathered.of(choice), request) for choice in generation.choices],
+            **_reply_head(generation, request),
+        )
+
+    async def ChatStream(
+        self, request: inference_pb2.ChatRequest, context: Context
+    ) -> AsyncIterator[inference_pb2.ChatChunk]:
+        begun: set[int] = set()
+        async for generation, news in self._pieces(request, _conversation(request), context):
+            chunk = inference_pb2.ChatChunk(**_chunk(generation, news, request, is_first=not begun))
+            if isinstance(news, Piece):
+                chunk.content = news.text
+            if chunk.index not in begun and news is not None:
+                begun.add(chunk.index)
+                chunk.role = "assistant"
+            yield chunk
+
+    async def Complete(self, request: inference_pb2.CompleteRequest, context: Context) -> inference_pb2.CompleteReply:
+        generation, gathered = await self._whole(request, _prompt(request), context)
+        echo = await self._echo(generation) if request.sampling.echo else ""
+        return inference_pb2.CompleteReply(
+            choices=[_complete_choice(choice, gathered.of(choice), request, echo) for choice in generation.choices],
+            **_reply_head(generation, request),
+        )
+
+    async def CompleteStream(
+        self, request: inference_pb2.CompleteRequest, context: Context
+    ) -> AsyncIterator[inference_pb2.CompleteChunk]:
+        begun: set[int] = set()
+        echo: str | None = None
+        async for generation, news in self._pieces(request, _prompt(request), context):
+            chunk = inference_pb2.CompleteChunk(**_chunk(generation, news, request, is_first=not begun))
+            if isinstance(news, Piece):
+                chunk.text = news.text
+            if chunk.index not in begun and news is not None:
+                begun.add(chunk.index)
+                if request.sampling.echo:
+                    echo = await self._echo(generation) if echo is None else echo
+                    chunk.text = echo + chunk.text
+            yield chunk
+
+    async def Tokenize(self, request: inference_pb2.TokenizeRequest, context: Context) -> inference_pb2.TokenizeReply:
+        self._caller(context)
+        asked = processor_pb2.ProcessorTokenizeRequest(model=request.model, prompt=request.prompt)
+        reply = await self._line.processors.tokenize(asked)
+        return inference_pb2.TokenizeReply(token_ids=reply.token_ids, max_model_len=reply.max_model_len)
+
+    async def Detokenize(
+        self, request: inference_pb2.DetokenizeRequest, context: Context
+    ) -> inference_pb2.DetokenizeReply:
+        self._caller(context)
+        asked = processor_pb2.ProcessorDetokenizeRequest(model=request.model, token_ids=request.token_ids)
+        return inference_pb2.DetokenizeReply(text=(await self._line.processors.detokenize(asked)).text)
+
+    async def ListModels(
+        self, request: inference_pb2.ListModelsRequest, context: Context
+    ) -> inference_pb2.ListModelsReply:
+        self._caller(context)
+        cards = [
+            inference_pb2.ModelCard(
+                id=model.name, max_model_len=model.max_model_len, created=since, revision=model.revision
+            )
+            for model, since in self._line.processors.models().values()
+        ]
+        return inference_pb2.ListModelsReply(models=cards)
+
+    async def Cancel(self, request: inference_pb2.CancelRequest, context: Context) -> inference_pb2.CancelReply:
+        return inference_pb2.CancelReply(cancelled=self._line.cancel(self._caller(context), request.request_id))
+
+    async def _whole(
+        self, request: Asked, prompt: processor_pb2.Prompt, context: Context
+    ) -> tuple[Generation, Gathered]:
+        """Runs a request to its end."""
+        caller, gathered = self._admit(request, context), Gathered()
+        async with caller.within_deadline():
+            generation = await self._prepared(request, prompt, caller, gathered, stream=False)
+            await run_all([generation])
+        return generation, gathered
+
+    async def _pieces(
+        self, request: Asked, prompt: processor_pb2.Prompt, context: Context
+    ) -> AsyncIterator[tuple[Generation, Piece | Choice | None]]:
+        """More of a choice, a choice that has ended, and last None. Leaving the loop ends the request."""
+        caller, queue = self._admit(request, context), PieceQueue()
+        async with caller.within_deadline():
+            generation = await self._prepared(request, prompt, caller, queue, stream=True)
+            work = asyncio.create_task(run_all([generation]))
+            try:
+                async for news in queue.read(work):
+                    yield generation, news
+            finally:
+                work.cancel()
+                await asyncio.gather(work, return_exceptions=True)
+            yield generation, None
+
+    async def _prepared(
+        self, request: Asked, prompt: processor_pb2.Prompt, caller: Caller, sink: Sink, *, stream: bool
+    ) -> Generation:
+        job = Job(
+            caller=caller,
+            model=request.model,
+            prompt=prompt,
+            sampling=request.sampling,
+            stream=stream,
+            cache_salt=request.cache_salt,
+        )
+        generation = Generation(self._line, job, sink)
+        await generation.prepare()
+        return generation
+
+    async def _echo(self, generation: Generation) -> str:
+        prompt = generation.job.prompt
+        if prompt.WhichOneof("kind") == "text" and not generation.job.sampling.HasField("truncate_prompt_tokens"):
+            return prompt.text
+        request = processor_pb2.ProcessorDetokenizeRequest(
+            model=generation.job.model, token_ids=generation.prepared.prompt_ids
+        )
+        return (await self._line.processors.detokenize(request)).text
+
+    def _admit(self, request: Asked, context: Context) -> Caller:
+        if self._line.draining:
+            raise errors.Unavailable("the gateway is shutting down", code="draining")
+        if request.priority < 0:
+            raise errors.BadRequest.of("priority", request.priority, "a whole number, 0…1000")
+        return self._caller(context).with_body(request.client_request_id, request.priority)
+
+    def _caller(self, context: Context) -> Caller:
+        headers = {key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)}
+        return Caller.of(headers, self._line.tenants, remaining=context.time_remaining())
+
+
+def _conversation(request: inference_pb2.ChatRequest) -> processor_pb2.Prompt:
+    if request.conversation.tools or request.conversation.HasField("tool_choice"):
+        raise errors.UnsupportedField("tools", "this version calls no tools")
+    return processor_pb2.Prompt(conversation=request.conversation)
+
+
+def _prompt(request: inference_pb2.CompleteRequest) -> processor_pb2.Prompt:
+    if request.WhichOneof("prompt") == "token_ids":
+        return processor_pb2.Prompt(token_ids=request.token_ids)
+    if not request.text:
+        raise errors.BadRequest.of("prompt", request.text, "text or token ids, not empty")
+    return processor_pb2.Prompt(text=request.text)
+
+
+def _reply_head(generation: Generation, request: Asked) -> dict[str, Any]:
+    return {
+        "request_id": generation.job.caller.request_id,
+        "client_request_id": generation.job.caller.client_request_id,
+        "model": request.model,
+        "usage": _usage(generation),
+        "prompt_token_ids": generation.prepared.prompt_ids if request.return_token_ids else (),
+        "receipt_json": _receipt(generation, request),
+    }
+
+
+def _chunk(generation: Generation, news: Piece | Choice | None, request: Asked, *, is_first: bool) -> dict[str, Any]:
+    """The fields that both kinds of chunks share."""
+    fields: dict[str, Any] = {"request_id": generation.job.caller.request_id}
+    if is_first:
+        fields |= {"client_request_id": generation.job.caller.client_request_id, "model": request.model}
+        if request.return_token_ids:
+            fields["prompt_token_ids"] = generation.prepared.prompt_ids
+    if isinstance(news, Piece):
+        fields |= {"index": news.choice.index, "logprobs": news.logprobs}
+        fields["token_ids"] = news.token_ids if request.return_token_ids else ()
+    elif news is not None:
+        fields |= {"index": news.index, "finish_reason": _FINISH[str(news.finish_reason)]}
+        fields["stop_reason"] = _stop_reason(news)
+    else:
+        fields |= {"usage": _usage(generation), "receipt_json": _receipt(generation, request)}
+    return fields
+
+
+def _chat_choice(choice: Choice, piece: Piece, request: Asked) -> inference_pb2.ChatChoice:
+    message = common_pb2.ChatMessage(role="assistant", content=piece.text)
+    return inference_pb2.ChatChoice(message=message, **_choice_fields(choice, piece, request))
+
+
+def _complete_choice(choice: Choice, piece: Piece, request: Asked, echo: str) -> inference_pb2.CompleteChoice:
+    return inference_pb2.CompleteChoice(
+        text=echo + piece.text,
+        prompt_logprobs=_scores(choice.generation.prompt_logprobs),
+        **_choice_fields(choice, piece, request),
+    )
+
+
+def _choice_fields(choice: Choice, piece: Piece, request: Asked) -> dict[str, Any]:
+    return {
+        "index": choice.index,
+        "finish_reason": _FINISH[str(choice.finish_reason)],
+        "stop_reason": _stop_reason(choice),
+        "logprobs": _scores(piece.logprobs),
+        "token_ids": piece.token_ids if request.return_token_ids else (),
+    }
+
+
+def _scores(tokens: Scores) -> Sequence[common_pb2.TokenLogprob]:
+    return tokens
+
+
+def _stop_reason(choice: Choice) -> inference_pb2.StopReason | None:
+    if choice.stop_reason is None:
+        return None
+    if isinstance(choice.stop_reason, str):
+        return inference_pb2.StopReason(text=choice.stop_reason)
+    return inference_pb2.StopReason(token_id=choice.stop_reason)
+
+
+def _usage(generation: Generation) -> common_pb2.Usage:
+    return common_pb2.Usage(
+        prompt_tokens=generation.num_prompt_tokens,
+        completion_tokens=generation.num_output_tokens,
+        cached_tokens=generation.cached_tokens,
+    )
+
+
+def _receipt(generation: Generation, request: Asked) -> str:
+    wanted = request.return_receipt or generation.job.caller.wants_receipt
+    return json.dumps(generation.receipt()) if wanted else ""

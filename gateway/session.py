@@ -1,0 +1,382 @@
+"""One request's life, from its first byte to its last: prepare, admit, route, open, stream, finish or cancel.
+
+The same under REST and gRPC: what comes back goes to a `Sink` as typed pieces, pushed by the session's reader without a
+task in between. Holds what another attempt needs: prompt ids, output ids, delivered bytes, attempt.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import structlog
+
+from headwater.gateway.caller import Caller
+from headwater.gateway.line import Line
+from headwater.gateway.output_sessions import OutputSession, Scores
+from headwater.gateway.router.decision import Decision
+from headwater.gateway.router.router import Dispatch
+from headwater.proto import common_pb2, engine_pb2, output_processor_pb2, processor_pb2
+from headwater.services import errors
+
+CREDIT_TOKENS = 1024
+"""That may be on their way or wait for the client, a choice."""
+CREDIT_BATCH = 256
+"""Tokens that are taken before their credit goes back."""
+MAX_ATTEMPTS = 3
+ENGINE_UNAVAILABLE = "engine_unavailable"
+_BROKEN = (common_pb2.FINISH_REASON_ERROR, common_pb2.FINISH_REASON_CANCELLED)
+_REASONS = {
+    common_pb2.FINISH_REASON_STOP: "stop",
+    common_pb2.FINISH_REASON_LENGTH: "length",
+    common_pb2.FINISH_REASON_TOOL_CALLS: "tool_calls",
+    common_pb2.FINISH_REASON_CONTENT_FILTER: "content_filter",
+}
+
+
+class Sink(Protocol):
+    """Where an answer goes. Neither call may wait."""
+
+    def piece(self, choice: Choice, text: str, token_ids: list[int], logprobs: Scores) -> bool:
+        """Takes more of a choice. False: it is kept and `choice.taken` follows, which holds the engine back."""
+        ...
+
+    def ended(self, choice: Choice) -> None:
+        """The choice has its `finish_reason`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """What a client asks, in the line's words, unchecked."""
+
+    caller: Caller
+    model: str
+    prompt: processor_pb2.Prompt
+    sampling: common_pb2.Sampling
+    stream: bool
+    cache_salt: str = ""
+    first_index: int = 0
+    """Of its choices among those of the whole request."""
+
+
+class Choice:
+    """One answer of a request: receives from the output session, passes on to the sink."""
+
+    def __init__(self, generation: Generation, number: int, sink: Sink) -> None:
+        self.generation, self.number, self.sink = generation, number, sink
+        self.index = generation.job.first_index + number
+        self.output_ids: list[int] = []
+        self.num_output_tokens = 0
+        self.finish_reason: str | None = None
+        self.stop_reason: str | int | None = None
+        self._observe = generation.line.metrics.between_tokens.observe
+        self._session: OutputSession | None = None
+        self._stream_id = 0
+        self._last_time = 0.0
+        self._last_text, self._last_offset = "", 0
+        self._num_taken = 0
+
+    @property
+    def delivered_bytes(self) -> int:
+        """UTF-8 bytes of text so far; a resume starts there."""
+        return self._last_offset + len(self._last_text.encode())
+
+    def opened(self, session: OutputSession, stream_id: int) -> None:
+        self._session, self._stream_id, self._num_taken = session, stream_id, 0
+
+    def receive(self, first: int, token_ids: list[int], text: str, offset: int, now: float, logprobs: Scores) -> None:
+        """The token path: everything here runs once an engine step and stream."""
+        if first != len(self.output_ids):
+            self.generation.broke(
+                errors.InternalError(f"tokens are missing: expected {len(self.output_ids)}, got {first}")
+            )
+            return
+        self.output_ids += token_ids
+        self._last_text, self._last_offset = text, offset
+        if self._last_time:
+            self._observe(now - self._last_time)
+        else:
+            self.generation.first_token(now)
+        self._last_time = now
+        if self.sink.piece(self, text, token_ids, logprobs):
+            self.taken(len(token_ids))
+
+    def taken(self, num_tokens: int) -> None:
+        """The client's side has room again; credit goes back in batches."""
+        self._num_taken += num_tokens
+        if self._num_taken >= CREDIT_BATCH and self._session is not None:
+            self._session.credit(self._stream_id, self._num_taken)
+            self._num_taken = 0
+
+    def started(self, start: engine_pb2.Start) -> None:
+        self.generation.started(start)
+
+    def prompt_scored(self, part: output_processor_pb2.OutputPromptLogprobs) -> None:
+        self.generation.prompt_logprobs.extend(part.tokens)
+
+    def finished(self, finish: output_processor_pb2.OutputFinish) -> None:
+        self._session = None
+        if finish.reason in _BROKEN:
+            self.generation.broke(_error_of(finish))
+        else:
+            stop = finish.WhichOneof("stop_reason")
+            stop_reason = getattr(finish, stop) if stop is not None else None
+            self.end(_REASONS[finish.reason], stop_reason, finish.num_output_tokens)
+
+    def end(self, reason: str, stop_reason: str | int | None, num_output_tokens: int) -> None:
+        self.finish_reason, self.stop_reason, self.num_output_tokens = reason, stop_reason, num_output_tokens
+        self.sink.ended(self)
+        self.generation.choice_ended(self)
+
+    def lost(self, error: errors.HeadwaterError) -> None:
+        self._session = None
+        self.generation.broke(error)
+
+    def cancel(self, reason: str) -> None:
+        """Ends its stream, unless it ended by itself."""
+        if self._session is not None:
+            self._session.cancel(self._stream_id, reason)
+            self._session = None
+
+
+class ScoredChoice(Choice):
+    """The choice of a request for the prompt's log probabilities alone: its one token is not answered."""
+
+    def receive(self, first: int, token_ids: list[int], text: str, offset: int, now: float, logprobs: Scores) -> None:
+        self.generation.first_token(now)
+
+    def end(self, reason: str, stop_reason: str | int | None, num_output_tokens: int) -> None:
+        super().end("length", None, 0)
+
+
+@dataclass(slots=True, eq=False)
+class Generation:
+    """One prompt and its choices. Call `prepare`, then `run` in a task of its own."""
+
+    line: Line
+    job: Job
+    sink: Sink
+    prepared: processor_pb2.PrepareReply = field(default_factory=processor_pb2.PrepareReply)
+    choices: list[Choice] = field(default_factory=list)
+    prompt_logprobs: list[common_pb2.TokenLogprob] = field(default_factory=list)
+    """Of the prompt's tokens from the second on, when asked."""
+    attempt: int = 0
+    cached_tokens: int = 0
+    decision: Decision | None = None
+    _namespace: bytes = b""
+    _arrived: float = field(default_factory=time.perf_counter)
+    _ttft: float | None = None
+    _start: engine_pb2.Start | None = None
+    _ended: asyncio.Future[None] | None = None
+    _num_open: int = 0
+    _dispatch: Dispatch | None = None
+    _task: asyncio.Task[Any] | None = None
+    _cancelled_by: errors.HeadwaterError | None = None
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return len(self.prepared.prompt_ids)
+
+    @property
+    def num_output_tokens(self) -> int:
+        """So far; what counts once a choice has ended is what its engine counted."""
+        return sum(c.num_output_tokens if c.finish_reason else len(c.output_ids) for c in self.choices)
+
+    async def prepare(self) -> None:
+        """Text to tokens, by the contract. Raises `BadRequest`, `NotFound`, `Unavailable`."""
+        job, model = self.job, self.line.processors.model(self.job.model)
+        self._namespace = self.line.namespaces.of(job.caller.tenant.id, model, cache_salt=job.cache_salt)
+        request = processor_pb2.PrepareRequest(
+            model=job.model,
+            prompt=job.prompt,
+            sampling=job.sampling,
+            cache_namespace=self._namespace,
+            stream=job.stream,
+        )
+        self.prepared = await self.line.processors.prepare(request)
+        sampling = self.prepared.sampling
+        if not sampling.HasField("seed"):
+            sampling.seed = secrets.randbits(63)
+        kind = Choice if sampling.max_tokens else ScoredChoice
+        self.choices = [kind(self, number, self.sink) for number in range(sampling.n)]
+
+    async def run(self) -> None:
+        """Waits for a turn and carries the request to its end. Raises the named error that ended it."""
+        self._task = asyncio.current_task()
+        caller, metrics = self.job.caller, self.line.metrics
+        outcome = "error"
+        try:
+            with self.line.running(self):
+                async with self.line.admission.turn(caller.tenant.tier + caller.priority):
+                    metrics.queue_time.observe(time.perf_counter() - self._arrived)
+                    await self._carry()
+            outcome = "done"
+        except asyncio.CancelledError:
+            outcome = "cancelled"
+            if self._cancelled_by is not None:
+                raise self._cancelled_by from None
+            raise
+        finally:
+            metrics.whole.observe(time.perf_counter() - self._arrived)
+            self._log(outcome)
+
+    def cancel(self, error: errors.HeadwaterError) -> None:
+        """Ends the request from outside: `run` raises the error."""
+        if self._task is not None and not self._task.done():
+            self._cancelled_by = error
+            self._task.cancel()
+
+    async def _carry(self) -> None:
+        """Dispatches until an attempt ends well, or badly past its first token, or for the third time."""
+        if not self.prepared.sampling.max_tokens and not self.prepared.sampling.HasField("prompt_logprobs"):
+            self._num_open = len(self.choices)
+            for choice in self.choices:
+                choice.end("length", None, 0)
+            return
+        failed: set[str] = set()
+        while True:
+            self.attempt += 1
+            self.decision = await self._choose(failed)
+            try:
+                await self._attempt(self.decision)
+                return
+            except errors.Unavailable as error:
+                if self._ttft is not None or self.attempt == MAX_ATTEMPTS:
+                    raise
+                if error.code == ENGINE_UNAVAILABLE:
+                    failed.add(self.decision.replica_id)
+                self.line.metrics.retries.inc()
+
+    async def _choose(self, failed: set[str]) -> Decision:
+        """The replica that answers soonest, of those that have not failed this request."""
+        prepared, model_key = self.prepared, self.line.processors.model(self.job.model).key
+        await self.line.router.consult(model_key, prepared.block_hashes)
+        num_prompt_tokens, max_tokens = len(prepared.prompt_ids), prepared.sampling.max_tokens
+        return self.line.router.choose(model_key, prepared.block_hashes, num_prompt_tokens, max_tokens, exclude=failed)
+
+    async def _attempt(self, decision: Decision) -> None:
+        session = self.line.outputs.pick(decision.address)
+        self._ended = asyncio.get_running_loop().create_future()
+        self._num_open = len(self.choices)
+        self._dispatch = self.line.router.dispatched(decision, self.job.caller.request_id)
+        is_fault = False
+        try:
+            ids = session.open(self._open_message(decision), self.choices)
+            for choice, stream_id in zip(self.choices, ids, strict=True):
+                choice.opened(session, stream_id)
+            await self._ended
+        except errors.HeadwaterError as error:
+            is_fault = error.code in (ENGINE_UNAVAILABLE, errors.InternalError.code)
+            raise
+        finally:
+            for choice in self.choices:
+                choice.cancel("client_gone")
+            self.line.router.finished(self._dispatch, failed=is_fault)
+
+    def _open_message(self, decision: Decision) -> output_processor_pb2.Open:
+        caller, prepared = self.job.caller, self.prepared
+        add = engine_pb2.Add(
+            request_id=caller.request_id,
+            attempt=self.attempt,
+            prompt_ids=prepared.prompt_ids,
+            sampling=prepared.sampling,
+            eos_token_ids=prepared.eos_token_ids,
+            bad_word_ids=prepared.bad_word_ids,
+            choice_indices=range(len(self.choices)),
+            tenant=caller.tenant.id,
+            weight=caller.tenant.weight,
+            tier=caller.tenant.tier + caller.priority,
+            deadline_ms=caller.remaining_ms,
+            cache_namespace=self._namespace,
+            traceparent=caller.traceparent,
+            predicted_cached_tokens=decision.predicted_cached_tokens,
+            credit=CREDIT_TOKENS,
+        )
+        if not add.sampling.max_tokens:
+            add.sampling.max_tokens = 1
+        return output_processor_pb2.Open(
+            engine_address=decision.address,
+            replica_id=decision.replica_id,
+            epoch=decision.epoch,
+            model=self.job.model,
+            add=add,
+        )
+
+    def first_token(self, now: float) -> None:
+        if self._ttft is None:
+            self._ttft = now - self._arrived
+            self.line.metrics.first_token.observe(self._ttft)
+
+    def started(self, start: engine_pb2.Start) -> None:
+        """Its choices share one prompt, so the first one's word counts."""
+        if self._start is None:
+            self._start = start
+            self.cached_tokens = start.cached_tokens
+            if self._dispatch is not None:
+                self.line.router.started(self._dispatch, start.cached_tokens)
+
+    def choice_ended(self, choice: Choice) -> None:
+        self.line.metrics.finished.labels(self.job.model, choice.finish_reason).inc()
+        self._num_open -= 1
+        if self._num_open == 0 and self._ended is not None and not self._ended.done():
+            self._ended.set_result(None)
+
+    def broke(self, error: errors.HeadwaterError) -> None:
+        if self._ended is not None and not self._ended.done():
+            self._ended.set_exception(error)
+
+    def receipt(self) -> dict[str, Any]:
+        """Where it was served and why, and how that turned out."""
+        start = self._start or engine_pb2.Start()
+        return {
+            "request_id": self.job.caller.request_id,
+            "attempts": self.attempt,
+            "decision": self.decision.receipt if self.decision is not None else None,
+            "cached_tokens": self.cached_tokens,
+            "engine_queue_seconds": start.queue_seconds,
+            "prefill_seconds": start.prefill_seconds,
+            "ttft_seconds": self._ttft,
+        }
+
+    def _log(self, outcome: str) -> None:
+        metrics, model = self.line.metrics, self.job.model
+        metrics.prompt_tokens.labels(model).inc(self.num_prompt_tokens)
+        metrics.cached_tokens.labels(model).inc(self.cached_tokens)
+        metrics.generation_tokens.labels(model).inc(self.num_output_tokens)
+        structlog.get_logger().info(
+            "request",
+            request_id=self.job.caller.request_id,
+            tenant=self.job.caller.tenant.id,
+            model=model,
+            outcome=outcome,
+            attempt=self.attempt,
+            replica=self.decision.replica_id if self.decision is not None else None,
+            prompt_tokens=self.num_prompt_tokens,
+            cached_tokens=self.cached_tokens,
+            output_tokens=self.num_output_tokens,
+            ttft=self._ttft,
+            seconds=time.perf_counter() - self._arrived,
+        )
+
+
+async def run_all(generations: Sequence[Generation]) -> None:
+    """Runs the prompts of one request together; the first error ends the others."""
+    tasks = [asyncio.create_task(generation.run()) for generation in generations]
+    try:
+        await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _error_of(finish: output_processor_pb2.OutputFinish) -> errors.HeadwaterError:
+    message = finish.error or "the engine ended the request"
+    if finish.retriable or finish.reason == common_pb2.FINISH_REASON_CANCELLED:
+        return errors.Unavailable(message, code=ENGINE_UNAVAILABLE)
+    return errors.InternalError(message)

@@ -1,0 +1,57 @@
+"""What the gateway is told at start, validated once."""
+
+from __future__ import annotations
+
+import ipaddress
+from dataclasses import dataclass
+
+from headwater.services.settings import SettingError, setting
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatewaySettings:
+    """The front door: OpenAI's REST API and public gRPC over processors, output processors and engines."""
+
+    host: str = setting("127.0.0.1", "address to listen on; past loopback only with keys")
+    port: int = setting(8000, "REST port; 0: any")
+    grpc_port: int = setting(8001, "public gRPC port; 0: any")
+    reuse_port: bool = setting(False, "let several gateways share the ports")
+    gateway_id: str = setting("", "stable name among the gateways; default: a random one")
+    nats_url: str = setting("", "NATS server that carries facts; none: seeds only")
+    redis_url: str = setting("", "Redis server that holds the shared index; none: local knowledge only")
+    processor: tuple[str, ...] = setting((), "host:port of a processor (repeatable)")
+    output_processor: tuple[str, ...] = setting((), "host:port of an output processor (repeatable)")
+    replica: tuple[str, ...] = setting((), "host:port of an engine (repeatable)")
+    api_key_file: str = setting("", "file with one `tenant key` a line; none: one open tenant")
+    master_key_file: str = setting("", "file with the secret that separates tenants' caches; equal on all gateways")
+    shared_cache: bool = setting(False, "let all tenants hit one another's cached prefixes")
+    allowed_origins: tuple[str, ...] = setting((), "origin whose web pages may call the API (repeatable); *: any")
+    max_body_bytes: int = setting(4 * 1024 * 1024, "largest request body")
+    max_running: int = setting(4096, "requests that run at once")
+    max_queued: int = setting(4096, "requests that wait for their turn")
+    sse_keep_alive: float = setting(5.0, "seconds of silence after which a stream gets a comment")
+    drain_limit: float = setting(30.0, "seconds that running requests are given at shutdown")
+    metrics_port: int = setting(-1, "port of /metrics for this process alone; 0: any, -1: none")
+    log_level: str = setting("info", "debug, info, warning or error")
+
+    def __post_init__(self) -> None:
+        for name in ("port", "grpc_port"):
+            if not 0 <= getattr(self, name) <= 65535:
+                raise SettingError(name, getattr(self, name), "0…65535")
+        for name in ("max_body_bytes", "max_running", "sse_keep_alive"):
+            if getattr(self, name) <= 0:
+                raise SettingError(name, getattr(self, name), "more than 0")
+        for name in ("max_queued", "drain_limit"):
+            if getattr(self, name) < 0:
+                raise SettingError(name, getattr(self, name), "at least 0")
+        if not self.api_key_file and not is_loopback(self.host):
+            raise SettingError("host", self.host, "a loopback address, unless --api-key-file says who may call")
+
+
+def is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
