@@ -1,0 +1,35 @@
+"""What it would cost to send a request to a replica, in seconds, part by part. Knows nothing about choosing."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+PRESSURE_SECONDS = 0.15
+MAX_FILLED = 0.98
+GUARD_FILLED = 0.95
+"""Share of KV blocks in use above which a replica takes no more, while another one can."""
+
+
+class Parts(NamedTuple):
+    """One candidate's cost."""
+
+    drain: float
+    """Until what is already sent there is prefilled."""
+    own: float
+    """This request's prefill."""
+    pressure: float
+    """Of KV blocks: a replica that runs out preempts."""
+    slow: float
+    """A decode step, with this request in the batch."""
+    matched_tokens: int
+    """Of the prompt, that the replica is believed to have."""
+    num_requests: int
+    """That this gateway has there."""
+    filled: float
+    """Share of KV blocks that would be in use."""
+
+
+def pressure(filled: float) -> float:
+    """Seconds; nothing while there is room, a second at seven eighths."""
+    k = min(MAX_FILLED, filled)
+    return PRESSURE_SECONDS * k / (1 - k)

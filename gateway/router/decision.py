@@ -1,0 +1,97 @@
+"""What the router decided and why. A receipt holds everything that is needed to score the decision again."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from headwater.gateway.router.cost import Parts
+from headwater.services.member import Member
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A replica as the router saw it."""
+
+    replica_id: str
+    parts: Parts
+    cost: float
+    """Seconds, under the policy that decided."""
+    trust: float
+    is_synced: bool
+    """The index had everything that the replica said so far."""
+    load_age: float
+    """Seconds since its last load message; −1: none came yet."""
+    guard: str
+    """Why it was skipped; empty: it was not."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Decision:
+    """The chosen replica. `receipt` is plain data, for logs and for clients that ask."""
+
+    member: Member
+    reason: str
+    """`prefix`, `load`, `spread`, `home` (no index: consistent hash) or `only` (one candidate)."""
+    candidates: list[Candidate]
+    hashes: list[bytes]
+    num_prompt_tokens: int
+    block_size: int
+    predicted_cached_tokens: int
+    predicted_seconds: float
+    """Until the prompt is computed."""
+    actual_cached_tokens: int | None = None
+    """Known when the prompt is computed."""
+
+    @property
+    def replica_id(self) -> str:
+        return self.member.replica_id
+
+    @property
+    def epoch(self) -> int:
+        return self.member.epoch
+
+    @property
+    def address(self) -> str:
+        return self.member.address
+
+    @property
+    def model_key(self) -> str:
+        return self.member.model_key
+
+    @property
+    def num_uncached_tokens(self) -> int:
+        return self.num_prompt_tokens - self.predicted_cached_tokens
+
+    @property
+    def receipt(self) -> dict[str, Any]:
+        return {
+            "replica_id": self.replica_id,
+            "epoch": f"{self.epoch:016x}",
+            "address": self.address,
+            "numerics_id": self.member.numerics_id,
+            "reason": self.reason,
+            "prompt_tokens": self.num_prompt_tokens,
+            "predicted_cached_tokens": self.predicted_cached_tokens,
+            "actual_cached_tokens": self.actual_cached_tokens,
+            "predicted_prefill_seconds": round(self.predicted_seconds, 6),
+            "candidates": [_plain(candidate) for candidate in self.candidates],
+        }
+
+
+def _plain(candidate: Candidate) -> dict[str, Any]:
+    parts = candidate.parts
+    return {
+        "replica_id": candidate.replica_id,
+        "cost_seconds": round(candidate.cost, 6),
+        "drain_seconds": round(parts.drain, 6),
+        "own_seconds": round(parts.own, 6),
+        "pressure_seconds": round(parts.pressure, 6),
+        "slow_seconds": round(parts.slow, 6),
+        "matched_tokens": parts.matched_tokens,
+        "num_requests": parts.num_requests,
+        "trust": round(candidate.trust, 4),
+        "synced": candidate.is_synced,
+        "load_age_seconds": round(candidate.load_age, 4),
+        "guard": candidate.guard,
+    }

@@ -1,0 +1,90 @@
+"""The replicas of every model, kept by membership and load messages. Knows nothing about choosing."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Callable, Mapping
+
+import structlog
+from google.protobuf.message import DecodeError
+
+from headwater.gateway.router.rates import Rates, pooled
+from headwater.gateway.router.replica import Replica
+from headwater.proto import events_pb2
+from headwater.services import subjects
+from headwater.services.bus import Bus, Subscription
+from headwater.services.member import Kind, Member, ReplicaLoad
+from headwater.services.membership import Change, ChangeKind, Members
+from headwater.services.runtime import owned_task
+
+_RATES_SECONDS = 0.25
+
+
+class Fleet:
+    """Use within `running`."""
+
+    def __init__(self, bus: Bus, members: Members, clock: Callable[[], float]) -> None:
+        self._bus, self._members, self._clock = bus, members, clock
+        self._models: dict[str, dict[str, Replica]] = {}
+        self._rates: dict[str, tuple[float, dict[str, Rates]]] = {}
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[Fleet]:
+        """Follows membership and load for the length of a scope."""
+        async with self._bus.subscribe(subjects.EVERY_LOAD) as loads, owned_task(self._read(loads)):
+            self._members.on_change(self._on_change)
+            try:
+                yield self
+            finally:
+                self._members.forget_listener(self._on_change)
+
+    def __bool__(self) -> bool:
+        return any(self._models.values())
+
+    def of(self, model_key: str) -> Mapping[str, Replica]:
+        """Replicas of a model by id."""
+        return self._models.get(model_key, {})
+
+    def replica(self, member: Member) -> Replica:
+        """NOTE: it may have left since it was chosen; what is counted then counts nowhere."""
+        known = self.of(member.model_key).get(member.replica_id)
+        return known if known is not None and known.member.epoch == member.epoch else Replica(member)
+
+    def rates(self, model_key: str, now: float) -> Mapping[str, Rates]:
+        """How fast replicas are, by numerics id; not computed anew for each request."""
+        until, rates = self._rates.get(model_key, (0.0, {}))
+        if now >= until:
+            groups: dict[str, list[ReplicaLoad]] = {}
+            for replica in self.of(model_key).values():
+                groups.setdefault(replica.member.numerics_id, []).append(replica.load.reported)
+            rates = {numerics_id: pooled(loads) for numerics_id, loads in groups.items()}
+            self._rates[model_key] = now + _RATES_SECONDS, rates
+        return rates
+
+    def _on_change(self, change: Change) -> None:
+        member = change.member
+        if member.kind is not Kind.ENGINE or member.model is None:
+            return
+        replicas = self._models.setdefault(member.model_key, {})
+        self._rates.pop(member.model_key, None)
+        if change.kind is ChangeKind.LEFT:
+            replicas.pop(member.replica_id, None)
+            return
+        if change.kind is ChangeKind.JOINED:
+            replicas[member.replica_id] = Replica(member)
+        replica = replicas[member.replica_id]
+        replica.member = member
+        if member.load is not None:
+            replica.load.report(member.load, self._clock())
+
+    async def _read(self, loads: Subscription) -> None:
+        async for message in loads:
+            try:
+                load = events_pb2.Load.FromString(message.payload)
+            except DecodeError as fault:
+                structlog.get_logger().warning("load not understood", subject=message.subject, error=str(fault))
+                continue
+            model_key = message.subject.split(".")[1]
+            replica = self.of(model_key).get(load.incarnation.replica_id)
+            if replica is not None and replica.member.epoch == load.incarnation.epoch:
+                replica.load.report(ReplicaLoad.from_pb(load), self._clock())

@@ -1,0 +1,19 @@
+"""Where a prefix lives while no index says so: rendezvous hashing, the same on every gateway without a word."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from hashlib import blake2b
+
+_HOME_BLOCKS = 2
+"""Their hash names the prefix: enough to tell conversations apart, few enough that their turns stay together."""
+
+
+def prefix_of(hashes: Sequence[bytes]) -> bytes:
+    """Names the prefix that a prompt shares with its relatives; empty for a prompt without a full block."""
+    return hashes[min(_HOME_BLOCKS, len(hashes)) - 1] if hashes else b""
+
+
+def by_distance(prefix: bytes, replica_ids: Sequence[str]) -> list[str]:
+    """The replicas, the prefix's home first; when one leaves, only its own prefixes move."""
+    return sorted(replica_ids, key=lambda replica_id: blake2b(prefix + replica_id.encode(), digest_size=8).digest())

@@ -1,0 +1,98 @@
+"""How busy one replica is: what this gateway sent there, to the token and at once, and what the replica reports.
+
+A report is always a little late, and late reports send every request of a burst to the same replica; what was sent
+from here is therefore counted here, and a report only corrects it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from headwater.services.member import ReplicaLoad
+
+_SETTLED_SECONDS = 1.0
+"""After so long a report speaks of a request for sure."""
+
+
+@dataclass(slots=True, eq=False)
+class InFlight:
+    """A request that this gateway sent to a replica."""
+
+    num_tokens: int
+    """Of its prompt, to be computed as far as known."""
+    num_blocks: int
+    """That it will take."""
+    sent_at: float
+
+
+class Load:
+    """Times are seconds of one monotonic clock, given by the caller."""
+
+    def __init__(self) -> None:
+        self.reported = ReplicaLoad()
+        self.reported_at: float | None = None
+        self.num_requests = 0
+        """From here, on their way or running."""
+        self._unstarted: dict[InFlight, None] = {}
+        self._own_tokens = 0
+        self._own_blocks = 0
+        self._others_tokens = 0.0
+        self._head_since = 0.0
+
+    def add(self, num_tokens: int, num_blocks: int, now: float) -> InFlight:
+        """A request leaves for the replica."""
+        if not self._unstarted:
+            self._head_since = now
+        request = InFlight(num_tokens, num_blocks, now)
+        self._unstarted[request] = None
+        self._own_tokens += num_tokens
+        self._own_blocks += num_blocks
+        self.num_requests += 1
+        return request
+
+    def started(self, request: InFlight, now: float) -> None:
+        """Its prompt is computed; from now on the replica's own reports hold its blocks."""
+        if request in self._unstarted:
+            del self._unstarted[request]
+            self._own_tokens -= request.num_tokens
+            self._own_blocks -= request.num_blocks
+            self._head_since = now
+
+    def ended(self, request: InFlight, now: float) -> None:
+        """It is over, well or not. Call once."""
+        self.started(request, now)
+        self.num_requests -= 1
+
+    def report(self, load: ReplicaLoad, now: float) -> None:
+        """Takes a load message.
+
+        What it counts beyond our own requests belongs to other gateways. What it counts less is done, or on its way:
+        only requests that it must know by now are written off.
+        """
+        self.reported, self.reported_at = load, now
+        own = self._own_pending(now)
+        self._others_tokens = max(0.0, load.num_prefill_tokens - own)
+        if load.num_prefill_tokens == 0 and load.num_waiting == 0:
+            for request in [each for each in self._unstarted if now - each.sent_at > _SETTLED_SECONDS]:
+                self.started(request, now)
+
+    def drain_tokens(self, now: float, tps: float) -> float:
+        """Prompt tokens that wait or run there: what was sent, less what must be computed by now at `tps`."""
+        age = now - self.reported_at if self.reported_at is not None else 0.0
+        return self._own_pending(now, tps) + max(0.0, self._others_tokens - tps * age)
+
+    def used_blocks(self) -> int:
+        """In use there, or soon by requests that the replica has not started."""
+        return self.reported.num_used_blocks + self._own_blocks
+
+    def batch(self) -> int:
+        """Requests that decode together, as reported or as known here."""
+        return max(self.reported.num_running, self.num_requests - len(self._unstarted)) + len(self._unstarted)
+
+    def _own_pending(self, now: float, tps: float = 0.0) -> float:
+        """NOTE: the first request in line is not done before its replica says so, so progress ends short of it."""
+        if not self._unstarted:
+            return 0.0
+        head = next(iter(self._unstarted))
+        progress = min(tps * (now - self._head_since), 0.95 * head.num_tokens)
+        return self._own_tokens - progress

@@ -1,0 +1,25 @@
+"""Which candidate is best: a policy is an expression over the parts of a cost; the lowest value wins."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from headwater.gateway.router.cost import Parts
+
+ALPHA = 2.0
+"""A second of this request's prefill weighs more than one of waiting: it also keeps others waiting."""
+LAMBDA = 1.0
+"""Decode steps by which a slower batch is felt."""
+SPREAD = 0.05
+"""Candidates within so much of the best are equal."""
+
+Policy = Callable[[Parts], float]
+
+
+def seconds(parts: Parts) -> float:
+    return parts.drain + ALPHA * parts.own + parts.pressure + LAMBDA * parts.slow
+
+
+def load_only(parts: Parts) -> float:
+    """As `seconds`, for a request whose prefill costs the same everywhere."""
+    return parts.drain + parts.pressure + LAMBDA * parts.slow

@@ -1,0 +1,56 @@
+"""A replica as the router knows it: who it is, how busy, how reliable, how far its column is believed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from headwater.gateway.router.breaker import Breaker
+from headwater.gateway.router.cost import GUARD_FILLED, Parts, pressure
+from headwater.gateway.router.load import Load
+from headwater.gateway.router.rates import Rates
+from headwater.gateway.router.trust import Trust
+from headwater.services.member import Member
+
+EXPECTED_OUTPUT = 128
+"""Tokens of an answer that room is wanted for; few requests use all that they may."""
+
+
+@dataclass(slots=True, eq=False)
+class Replica:
+    member: Member
+    load: Load = field(default_factory=Load)
+    trust: Trust = field(default_factory=Trust)
+    breaker: Breaker = field(default_factory=Breaker)
+
+    def parts(self, num_prompt_tokens: int, matched_tokens: int, max_tokens: int, rates: Rates, now: float) -> Parts:
+        """What a request costs here, with `matched_tokens` of its prompt in the index."""
+        reported, block_size = self.load.reported, self.block_size
+        believed = min(int(self.trust.value * matched_tokens), num_prompt_tokens - 1)
+        num_uncached = num_prompt_tokens - believed
+        num_blocks = self.load.used_blocks() + (num_uncached + min(max_tokens, EXPECTED_OUTPUT)) // block_size + 1
+        filled = num_blocks / reported.num_total_blocks if reported.num_total_blocks else 0.0
+        return Parts(
+            drain=self.load.drain_tokens(now, rates.prefill_tps) / rates.prefill_tps,
+            own=num_uncached / rates.prefill_tps,
+            pressure=pressure(filled),
+            slow=rates.itl(self.load.batch() + 1),
+            matched_tokens=matched_tokens,
+            num_requests=self.load.num_requests,
+            filled=filled,
+        )
+
+    def guard(self, parts: Parts, now: float) -> str:
+        """Why the replica should not get the request; empty: it may."""
+        if self.member.draining or self.load.reported.draining:
+            return "draining"
+        if self.breaker.is_open(now):
+            return "failing"
+        return "full" if parts.filled > GUARD_FILLED else ""
+
+    def load_age(self, now: float) -> float:
+        return now - self.load.reported_at if self.load.reported_at is not None else -1.0
+
+    @property
+    def block_size(self) -> int:
+        assert self.member.model is not None
+        return self.member.model.block_size

@@ -1,0 +1,229 @@
+"""Chooses the replica that answers soonest: the one that holds the prompt's prefix, unless waiting there costs more.
+
+Knows membership, index and load; knows nothing about sessions, tenants or HTTP. One thread uses it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Callable, Collection
+from dataclasses import dataclass
+
+from prometheus_client import CollectorRegistry
+
+from headwater.gateway.router import home, policy
+from headwater.gateway.router.decision import Candidate, Decision
+from headwater.gateway.router.fleet import Fleet
+from headwater.gateway.router.load import InFlight
+from headwater.gateway.router.metrics import RouterMetrics
+from headwater.gateway.router.policy import Policy
+from headwater.gateway.router.replica import Replica
+from headwater.services.bus import Bus
+from headwater.services.errors import Unavailable
+from headwater.services.index_feed import IndexFeed
+from headwater.services.membership import Members
+
+HASH_LEN = 16
+EXPECT_SECONDS = 2.0
+"""At least so long a request on its way counts as cached where it went."""
+_MAX_PREFIXES = 20_000
+"""Whose last replicas are remembered."""
+_LAST_RESORT = ("full", "failing")
+"""Guards that give way, in this order, when every replica has one."""
+
+
+@dataclass(slots=True)
+class Dispatch:
+    """A request that was sent where a decision said."""
+
+    decision: Decision
+    request_id: str
+    replica: Replica
+    in_flight: InFlight
+    is_over: bool = False
+
+
+class Router:
+    """Use within `running`. A request's life: `consult` (may wait), `choose`, `dispatched`, `started`, `finished`."""
+
+    def __init__(
+        self,
+        bus: Bus,
+        members: Members,
+        feed: IndexFeed,
+        *,
+        registry: CollectorRegistry | None = None,
+        score: Policy = policy.seconds,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._feed, self._score, self._clock = feed, score, clock
+        self._fleet = Fleet(bus, members, clock)
+        self._metrics = RouterMetrics(registry if registry is not None else CollectorRegistry())
+        self._last_served: OrderedDict[bytes, dict[str, float]] = OrderedDict()
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[Router]:
+        """Follows membership and load for the length of a scope."""
+        async with self._fleet.running():
+            yield self
+
+    @property
+    def has_replicas(self) -> bool:
+        return bool(self._fleet)
+
+    async def consult(self, model_key: str, block_hashes: bytes) -> None:
+        """Asks Redis where the local index is not sure of itself; returns at once where it is. Never raises."""
+        await self._feed.consult(model_key, _split(block_hashes))
+
+    def choose(
+        self,
+        model_key: str,
+        block_hashes: bytes,
+        num_prompt_tokens: int,
+        max_tokens: int,
+        exclude: Collection[str] = (),
+    ) -> Decision:
+        """The replica for a prompt whose full blocks hash to `block_hashes` (16 bytes each, one after another).
+
+        `exclude` names replicas that failed this request. Raises `Unavailable` when none is left.
+        """
+        started, now, hashes = time.perf_counter(), self._clock(), _split(block_hashes)
+        seen = self._look(model_key, hashes, num_prompt_tokens, max_tokens, exclude, now)
+        able = _able(seen)
+        if not able:
+            raise _none_left(seen)
+        chosen, reason = self._pick(able, hashes)
+        decision = _decide(
+            self._fleet.of(model_key)[chosen.replica_id], chosen, reason, seen, hashes, num_prompt_tokens
+        )
+        self._metrics.decisions.labels(reason).inc()
+        self._metrics.seconds.observe(time.perf_counter() - started)
+        return decision
+
+    def dispatched(self, decision: Decision, request_id: str) -> Dispatch:
+        """The request leaves for the chosen replica: from here on it counts there, and so do its blocks."""
+        now, replica = self._clock(), self._fleet.replica(decision.member)
+        num_uncached = decision.num_uncached_tokens
+        in_flight = replica.load.add(num_uncached, num_uncached // decision.block_size + 1, now)
+        replica.breaker.sent(now)
+        self._remember(home.prefix_of(decision.hashes), decision.replica_id, now)
+        believed = max(EXPECT_SECONDS, 2 * decision.predicted_seconds)
+        self._feed.index(decision.model_key).expect(decision.replica_id, decision.hashes, believed)
+        return Dispatch(decision, request_id, replica, in_flight)
+
+    def started(self, dispatch: Dispatch, cached_tokens: int) -> None:
+        """The prompt is computed; `cached_tokens` of it were found in the cache."""
+        decision, replica = dispatch.decision, dispatch.replica
+        replica.load.started(dispatch.in_flight, self._clock())
+        replica.breaker.succeeded()
+        if decision.actual_cached_tokens is not None:
+            return
+        decision.actual_cached_tokens = cached_tokens
+        replica.trust.observe(decision.predicted_cached_tokens, cached_tokens)
+        self._metrics.predicted.inc(decision.predicted_cached_tokens)
+        self._metrics.actual.inc(cached_tokens)
+        self._metrics.trust.labels(replica.member.replica_id).set(replica.trust.value)
+        if replica.trust.is_doubted:
+            self._metrics.doubted.labels(replica.member.replica_id).inc()
+
+    def finished(self, dispatch: Dispatch, *, failed: bool = False) -> None:
+        """The request is over there. `failed`: by a fault of the replica, which is then left alone for a while."""
+        if dispatch.is_over:
+            return
+        dispatch.is_over = True
+        now = self._clock()
+        dispatch.replica.load.ended(dispatch.in_flight, now)
+        if failed:
+            dispatch.replica.breaker.failed(now)
+
+    def _look(
+        self,
+        model_key: str,
+        hashes: list[bytes],
+        num_prompt_tokens: int,
+        max_tokens: int,
+        exclude: Collection[str],
+        now: float,
+    ) -> list[Candidate]:
+        """Every replica of the model, scored."""
+        matched = self._feed.index(model_key).lookup(hashes)
+        rates = self._fleet.rates(model_key, now)
+        seen = []
+        for replica_id, replica in self._fleet.of(model_key).items():
+            matched_tokens = matched.get(replica_id, 0) * replica.block_size
+            parts = replica.parts(num_prompt_tokens, matched_tokens, max_tokens, rates[replica.member.numerics_id], now)
+            guard = "failed" if replica_id in exclude else replica.guard(parts, now)
+            synced, age = self._feed.is_synced(replica.member), replica.load_age(now)
+            seen.append(Candidate(replica_id, parts, self._score(parts), replica.trust.value, synced, age, guard))
+        return seen
+
+    def _pick(self, able: list[Candidate], hashes: list[bytes]) -> tuple[Candidate, str]:
+        """The best, and among those as good the one with fewest requests, then the one least lately used."""
+        if len(able) == 1:
+            return able[0], "only"
+        prefix = home.prefix_of(hashes)
+        if prefix and not any(each.is_synced or each.parts.matched_tokens for each in able):
+            return _nearest(able, prefix), "home"
+        best = min(able, key=lambda each: each.cost)
+        limit = best.cost * (1 + policy.SPREAD)
+        served = self._last_served.get(prefix, {})
+        chosen = min(
+            (each for each in able if each.cost <= limit),
+            key=lambda each: (each.parts.num_requests, served.get(each.replica_id, 0.0), each.cost),
+        )
+        if chosen is not best and chosen.cost > best.cost:
+            return chosen, "spread"
+        return chosen, "prefix" if chosen.parts.matched_tokens else "load"
+
+    def _remember(self, prefix: bytes, replica_id: str, now: float) -> None:
+        self._last_served.setdefault(prefix, {})[replica_id] = now
+        self._last_served.move_to_end(prefix)
+        if len(self._last_served) > _MAX_PREFIXES:
+            self._last_served.popitem(last=False)
+
+
+def _split(block_hashes: bytes) -> list[bytes]:
+    return [block_hashes[start : start + HASH_LEN] for start in range(0, len(block_hashes), HASH_LEN)]
+
+
+def _able(seen: list[Candidate]) -> list[Candidate]:
+    """Those without a guard; where there are none, those whose guard gives way."""
+    for allowed in ("", *_LAST_RESORT):
+        able = [each for each in seen if each.guard == allowed]
+        if able:
+            return able
+    return []
+
+
+def _nearest(able: list[Candidate], prefix: bytes) -> Candidate:
+    """The prefix's home, unless waiting there costs more than to compute the prefix elsewhere."""
+    by_id = {each.replica_id: each for each in able}
+    limit = min(policy.load_only(each.parts) + policy.ALPHA * each.parts.own for each in able)
+    order = [by_id[replica_id] for replica_id in home.by_distance(prefix, list(by_id))]
+    return next((each for each in order if policy.load_only(each.parts) <= limit), order[0])
+
+
+def _decide(
+    replica: Replica, chosen: Candidate, reason: str, seen: list[Candidate], hashes: list[bytes], num_prompt_tokens: int
+) -> Decision:
+    block_size, parts = replica.block_size, chosen.parts
+    return Decision(
+        member=replica.member,
+        reason=reason,
+        candidates=seen,
+        hashes=hashes,
+        num_prompt_tokens=num_prompt_tokens,
+        block_size=block_size,
+        # A token is always computed, and only whole blocks are found.
+        predicted_cached_tokens=min(parts.matched_tokens, num_prompt_tokens - 1) // block_size * block_size,
+        predicted_seconds=parts.drain + parts.own,
+    )
+
+
+def _none_left(seen: list[Candidate]) -> Unavailable:
+    if not seen:
+        return Unavailable("no replica of the model is within reach", code="no_replica")
+    reasons = ", ".join(f"{each.replica_id} {each.guard}" for each in seen)
+    return Unavailable(f"no replica can take the request: {reasons}", code="no_replica")

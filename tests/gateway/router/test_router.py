@@ -1,0 +1,244 @@
+from __future__ import annotations
+
+import asyncio
+import json
+import uuid
+from collections.abc import AsyncIterator
+from dataclasses import replace
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from headwater.gateway.router.decision import Decision
+from headwater.gateway.router.router import Dispatch, Router
+from headwater.services import subjects
+from headwater.services.bus import Bus
+from headwater.services.errors import Unavailable
+from headwater.services.index_feed import IndexFeed
+from headwater.services.member import Kind, Member, ReplicaLoad, new_epoch
+from headwater.services.membership import Members
+from headwater.services.served_model import ServedModel
+from headwater.services.store import Store
+
+BLOCK = 16
+IDLE = ReplicaLoad(
+    prefill_tps=1000.0, itl_seconds=0.02, itl_seconds_per_request=0.002, num_total_blocks=10_000, max_running=64
+)
+
+
+def chain(name: str, length: int) -> list[bytes]:
+    return [f"{name}{number}".encode().ljust(16, b".") for number in range(length)]
+
+
+class Cluster:
+    """A router over replicas that exist as members, columns and load messages."""
+
+    def __init__(self, model: ServedModel, names: str) -> None:
+        self.now = 100.0
+        self.model = model
+        self.members = Members(Bus(None), (Kind.ENGINE,))
+        self.feed = IndexFeed(Bus(None), self.members, Store(None))
+        self.registry = CollectorRegistry()
+        self.router = Router(Bus(None), self.members, self.feed, registry=self.registry, clock=lambda: self.now)
+        self.replicas = {
+            name: Member(
+                kind=Kind.ENGINE, replica_id=name, epoch=new_epoch(), address=f"{name}:1", model=model, numerics_id="n"
+            )
+            for name in names
+        }
+
+    def reports(self, name: str, load: ReplicaLoad = IDLE, *, draining: bool = False) -> None:
+        self.replicas[name] = replace(self.replicas[name], load=load, draining=draining)
+        self.members.hear(self.replicas[name], from_bus=True)
+
+    def caches(self, name: str, blocks: list[bytes]) -> None:
+        index, member = self.feed.index(self.model.key), self.replicas[name]
+        column = index.open(name, member.epoch)
+        index.fill(column, blocks)
+        index.publish(column, 1)
+
+    def choose(self, blocks: list[bytes], exclude: tuple[str, ...] = (), extra_tokens: int = 1) -> Decision:
+        num_tokens = len(blocks) * BLOCK + extra_tokens
+        return self.router.choose(self.model.key, b"".join(blocks), num_tokens, 64, exclude=exclude)
+
+    def sends(self, blocks: list[bytes]) -> Dispatch:
+        return self.router.dispatched(self.choose(blocks), uuid.uuid4().hex)
+
+
+@pytest.fixture
+async def cluster(served_model: ServedModel) -> AsyncIterator[Cluster]:
+    """Two idle replicas with empty caches that are known to be empty."""
+    made = Cluster(served_model, "ab")
+    async with made.router.running():
+        for name in "ab":
+            made.reports(name)
+            made.caches(name, [])
+        yield made
+
+
+async def test_the_holder_of_a_prefix_gets_its_continuation(cluster: Cluster) -> None:
+    cluster.caches("b", chain("x", 20))
+    decision = cluster.choose(chain("x", 24))
+    assert (decision.replica_id, decision.address, decision.reason) == ("b", "b:1", "prefix")
+    assert decision.predicted_cached_tokens == 20 * BLOCK
+    assert cluster.choose(chain("x", 20), extra_tokens=0).predicted_cached_tokens == 19 * BLOCK
+
+
+async def test_a_holder_with_a_long_line_loses_to_an_idle_replica(cluster: Cluster) -> None:
+    cluster.caches("b", chain("x", 20))
+    cluster.reports("b", replace(IDLE, num_waiting=4, num_prefill_tokens=600))
+    assert cluster.choose(chain("x", 24)).replica_id == "b"
+    cluster.reports("b", replace(IDLE, num_waiting=8, num_prefill_tokens=700))
+    assert cluster.choose(chain("x", 24)).replica_id == "a"
+
+
+async def test_an_unrelated_prompt_goes_to_the_less_loaded_replica(cluster: Cluster) -> None:
+    first, second, third = (cluster.sends(chain(name, 10)) for name in "xyz")
+    assert {first.replica.member.replica_id, second.replica.member.replica_id} == {"a", "b"}
+    for dispatch in (first, second, third):
+        cluster.router.started(dispatch, 0)
+    cluster.now += 1
+    cluster.router.finished(third)
+    cluster.router.finished(second)
+    assert cluster.choose(chain("w", 10)).replica_id == second.replica.member.replica_id
+
+
+async def test_a_burst_of_one_prefix_follows_its_first_request_and_a_burst_of_many_spreads(cluster: Cluster) -> None:
+    burst = [cluster.sends(chain("same", 100)).replica.member.replica_id for _ in range(5)]
+    assert burst == [burst[0]] * 5
+    spread = [cluster.sends(chain(f"other{number}", 100)).replica.member.replica_id for number in range(20)]
+    assert 8 <= spread.count("a") <= 12
+
+
+async def test_a_prefix_that_all_hold_spreads_over_all(cluster: Cluster) -> None:
+    for name in "ab":
+        cluster.caches(name, chain("hot", 50))
+    chosen = []
+    for _ in range(10):
+        dispatch = cluster.sends(chain("hot", 50))
+        cluster.router.started(dispatch, 800)
+        cluster.router.finished(dispatch)
+        cluster.now += 0.1
+        chosen.append(dispatch.replica.member.replica_id)
+    assert chosen in (["a", "b"] * 5, ["b", "a"] * 5)
+
+
+async def test_draining_full_and_failing_replicas_are_skipped_while_another_can_take_it(cluster: Cluster) -> None:
+    cluster.caches("b", chain("x", 20))
+    cluster.reports("b", draining=True)
+    assert cluster.choose(chain("x", 24)).replica_id == "a"
+    cluster.reports("b", replace(IDLE, num_used_blocks=9_600))
+    assert cluster.choose(chain("x", 24)).replica_id == "a"
+    cluster.reports("b")
+    cluster.router.finished(cluster.sends(chain("x", 24)), failed=True)
+    decision = cluster.choose(chain("x", 24))
+    assert decision.replica_id == "a"
+    assert {each.replica_id: each.guard for each in decision.candidates} == {"a": "", "b": "failing"}
+    cluster.now += 1.1
+    assert cluster.choose(chain("x", 24)).replica_id == "b"
+
+
+async def test_when_every_replica_is_full_the_cheapest_takes_it_and_when_all_drain_nobody(cluster: Cluster) -> None:
+    cluster.reports("a", replace(IDLE, num_used_blocks=9_990))
+    cluster.reports("b", replace(IDLE, num_used_blocks=9_700))
+    assert cluster.choose(chain("x", 4)).replica_id == "b"
+    cluster.reports("a", draining=True)
+    cluster.reports("b", draining=True)
+    with pytest.raises(Unavailable, match="a draining, b draining"):
+        cluster.choose(chain("x", 4))
+
+
+async def test_a_replica_that_failed_the_request_is_not_asked_again(cluster: Cluster) -> None:
+    cluster.caches("b", chain("x", 20))
+    assert cluster.choose(chain("x", 24), exclude=("b",)).replica_id == "a"
+    with pytest.raises(Unavailable):
+        cluster.choose(chain("x", 24), exclude=("a", "b"))
+
+
+async def test_a_model_without_replicas_is_unavailable_with_a_time_to_retry(cluster: Cluster) -> None:
+    with pytest.raises(Unavailable) as caught:
+        cluster.router.choose("0" * 16, b"", 10, 10)
+    assert caught.value.retry_after == 1.0
+    assert caught.value.code == "no_replica"
+
+
+async def test_without_an_index_a_prefix_stays_at_its_home_and_homes_differ(served_model: ServedModel) -> None:
+    cluster = Cluster(served_model, "abcd")
+    async with cluster.router.running():
+        for name in "abcd":
+            cluster.reports(name)
+        homes = {}
+        for number in range(40):
+            short, long = cluster.choose(chain(f"p{number}-", 3)), cluster.choose(chain(f"p{number}-", 9))
+            assert short.replica_id == long.replica_id
+            assert short.reason == "home"
+            homes[number] = short.replica_id
+        assert set(homes.values()) == set("abcd")
+        cluster.members.hear(replace(cluster.replicas["a"], leaving=True), from_bus=True)
+        moved = [number for number in range(40) if cluster.choose(chain(f"p{number}-", 3)).replica_id != homes[number]]
+        assert moved == [number for number in range(40) if homes[number] == "a"]
+
+
+async def test_a_home_with_a_long_line_gives_way(served_model: ServedModel) -> None:
+    cluster = Cluster(served_model, "ab")
+    async with cluster.router.running():
+        for name in "ab":
+            cluster.reports(name)
+        home = cluster.choose(chain("x", 10)).replica_id
+        cluster.reports(home, replace(IDLE, num_prefill_tokens=1000))
+        assert cluster.choose(chain("x", 10)).replica_id != home
+
+
+async def test_hits_that_do_not_come_true_cost_a_replica_its_trust(cluster: Cluster) -> None:
+    cluster.caches("b", chain("x", 20))
+    for _ in range(8):
+        dispatch = cluster.router.dispatched(cluster.choose(chain("x", 24), exclude=("a",)), "r")
+        cluster.router.started(dispatch, 0)
+        cluster.router.finished(dispatch)
+    assert cluster.registry.get_sample_value("headwater_router_trust", {"replica": "b"}) == pytest.approx(0.9**8)
+    assert cluster.registry.get_sample_value("headwater_router_doubted_total", {"replica": "b"}) == 5
+    trust = {each.replica_id: each.trust for each in cluster.choose(chain("x", 24)).candidates}
+    assert trust == {"a": 1.0, "b": pytest.approx(0.9**8)}
+
+
+async def test_a_receipt_is_json_and_says_who_was_seen_at_what_cost(cluster: Cluster) -> None:
+    cluster.caches("b", chain("x", 20))
+    dispatch = cluster.sends(chain("x", 24))
+    cluster.router.started(dispatch, 320)
+    receipt = json.loads(json.dumps(dispatch.decision.receipt))
+    assert receipt["replica_id"] == "b"
+    assert receipt["predicted_cached_tokens"] == receipt["actual_cached_tokens"] == 320
+    costs = {each["replica_id"]: each["cost_seconds"] for each in receipt["candidates"]}
+    assert costs["b"] < costs["a"]
+    # 385 prompt tokens at 1,000 a second, twice; one decode step of two rows; hardly any pressure.
+    assert costs["a"] == pytest.approx(2 * 0.385 + 0.020, abs=0.002)
+
+
+async def test_load_messages_arrive_over_the_bus_and_those_of_another_incarnation_do_not_count(
+    nats_url: str, served_model: ServedModel
+) -> None:
+    async with Bus.open(nats_url) as bus:
+        members = Members(bus, (Kind.ENGINE,))
+        router = Router(bus, members, IndexFeed(bus, members, Store(None)))
+        cluster = Cluster(served_model, "ab")
+        async with router.running():
+            for member in cluster.replicas.values():
+                members.hear(member, from_bus=True)
+            a, b = cluster.replicas["a"], cluster.replicas["b"]
+            await bus.publish(
+                subjects.load(served_model.key, "a"),
+                replace(IDLE, num_prefill_tokens=5000).to_pb("a", a.epoch).SerializeToString(),
+            )
+            await bus.publish(
+                subjects.load(served_model.key, "b"),
+                replace(IDLE, num_prefill_tokens=9000).to_pb("b", b.epoch + 1).SerializeToString(),
+            )
+            async with asyncio.timeout(5):
+                while True:
+                    seen = router.choose(served_model.key, b"", 10, 10).candidates
+                    ages = {each.replica_id: each.load_age for each in seen}
+                    if ages["a"] >= 0:
+                        break
+                    await asyncio.sleep(0.01)
+            assert ages["b"] == -1
+            assert router.choose(served_model.key, b"", 10, 10).replica_id == "b"
