@@ -16,6 +16,7 @@ import structlog
 from headwater.proto import engine_pb2, engine_pb2_grpc
 from headwater.proto.engine_pb2 import Add, AddPart, Cancel, ClientFrame, Credit, EngineFrame
 from headwater.proto.output_processor_pb2 import Open
+from headwater.services import output_metrics
 from headwater.services.output_stream import OutputStream
 from headwater.services.runtime import owned_task
 from headwater.services.token_logprobs import entries_by_position
@@ -122,12 +123,15 @@ class EngineLink:
         except ValueError as failure:
             problem = f"it sent a frame that cannot be read: {failure}"
         finally:
+            output_metrics.ENGINES_LOST.inc()
             structlog.get_logger().warning("engine session lost", engine=self.address, problem=problem)
             self._lose()
 
     def _take(self, frame: EngineFrame) -> None:
         """Sorts one frame to its streams; rows of streams that ended here are dropped."""
         requests, token_ids, position = self._requests, frame.token_ids[:], 0
+        output_metrics.ENGINE_FRAMES.inc()
+        output_metrics.TOKENS.inc(len(token_ids))
         entries = entries_by_position(frame.logprobs) if frame.HasField("logprobs") else None
         for start in frame.starts:
             if (stream := self._stream(start.stream_id)) is not None:

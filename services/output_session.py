@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from headwater.proto import common_pb2
 from headwater.proto.engine_pb2 import AddPart, Cancel
 from headwater.proto.output_processor_pb2 import GatewayFrame, Open, OutputFinish, OutputFrame
+from headwater.services import output_metrics
 from headwater.services.output_engines import EngineLink, EngineLinks, Request
 from headwater.services.output_frames import Outbox
 from headwater.services.output_stream import OutputStream, TextPlan
@@ -69,6 +70,7 @@ class GatewaySession:
                     await self._outbox.filled.wait()
                     self._outbox.filled.clear()
                     for frame in self._outbox.frames():
+                        output_metrics.GATEWAY_FRAMES.inc()
                         yield frame
         finally:
             self._cancel_all("gateway_gone")
@@ -135,6 +137,7 @@ class GatewaySession:
         )
         for number, stream in request.streams.items():
             self._places[stream.stream_id] = _Place(link, number, stream, opened)
+        output_metrics.STREAMS.inc(len(streams))
         self._opened[opened.first] = opened
         self._arrived(opened, output_ids)
 
@@ -180,6 +183,7 @@ class GatewaySession:
 
     def _forget(self, stream: OutputStream) -> None:
         opened = self._places.pop(stream.stream_id).opened
+        output_metrics.STREAMS.dec()
         opened.num_running -= 1
         if not opened.num_running:
             self._opened.pop(opened.first, None)

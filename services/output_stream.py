@@ -9,6 +9,7 @@ from headwater.proto import common_pb2
 from headwater.proto.common_pb2 import FinishReason
 from headwater.proto.engine_pb2 import Add, Finish, PromptLogprobs, Start
 from headwater.proto.output_processor_pb2 import OutputFinish
+from headwater.services import output_metrics
 from headwater.services.detokenizer import Detokenizer
 from headwater.services.output_frames import Outbox
 from headwater.services.stops import StopMatcher, Stops
@@ -233,5 +234,7 @@ class OutputStream:
     def _end(self, ending: OutputFinish) -> None:
         if not self.ended:
             self.ended = True
+            reason = common_pb2.FinishReason.Name(ending.reason).removeprefix("FINISH_REASON_").lower()
+            output_metrics.FINISHES.labels(reason).inc()
             self.outbox.add_finish(ending)
             self._on_end(self)

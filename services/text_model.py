@@ -13,6 +13,7 @@ from headwater.services.served_model import ServedModel
 from headwater.services.settings import SettingError
 from headwater.services.tokenizer import Tokenizer, read_json
 
+BLOCK_SIZES = (16, 32, 64, 128)
 SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 
 
@@ -63,6 +64,8 @@ def load_tokenizer(folder: Path) -> Tokenizer:
 
 def load_text_model(folder: Path, name: str, choices: ServingChoices) -> TextModel:
     """Raises `ModelFolderError`, `TokenizerFilesError`, `ChatTemplateError` or `SettingError`."""
+    if choices.block_size not in BLOCK_SIZES:
+        raise SettingError("block_size", choices.block_size, "16, 32, 64 or 128")
     manifest = ModelManifest.read(folder)
     tokenizer = Tokenizer.from_folder(folder, manifest.vocab_size)
     dtype = choices.dtype or manifest.dtype
@@ -102,6 +105,8 @@ def _generation_config(folder: Path, choice: str) -> dict[str, object]:
 
 
 def _chat_template(tokenizer: Tokenizer, path: str) -> ChatTemplate | None:
+    if path and not Path(path).is_file():
+        raise SettingError("chat_template", path, "a readable file")
     source = Path(path).read_text() if path else _own_template(tokenizer.config.get("chat_template"))
     if source is None:
         return None
