@@ -1,0 +1,113 @@
+"""Measures what the processor does for one long chat: template, tokens, parameters, block hashes.
+
+`python -m headwater.bench.prepare`; in process, on all cores, medians.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from headwater.bench.text_folder import demo_text_folder
+from headwater.engine_core.prefix_hash import block_hashes
+from headwater.proto.common_pb2 import ChatMessage
+from headwater.proto.processor_pb2 import Conversation, PrepareRequest, Prompt
+from headwater.services import conversation
+from headwater.services.manifest import ModelManifest
+from headwater.services.prepare import prepare
+from headwater.services.text_model import ServingChoices, TextModel, load_text_model
+
+ROOT = Path(__file__).resolve().parents[1]
+NAMESPACE = bytes(16)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measurement:
+    """Milliseconds; the whole and its parts."""
+
+    messages: int
+    tokens: int
+    prepare_ms: float
+    template_ms: float
+    tokenize_ms: float
+    hash_ms: float
+
+
+def prose() -> str:
+    """What a chat about this repository would quote."""
+    paths = sorted(path for kind in ("*.md", "*.py") for path in ROOT.rglob(kind) if ".venv" not in path.parts)
+    return "\n".join(path.read_text() for path in paths)
+
+
+def chat(text: str, num_messages: int) -> Conversation:
+    stride = len(text) // num_messages
+    return Conversation(
+        messages=[
+            ChatMessage(role=("user", "assistant")[i % 2], content=text[i * stride : (i + 1) * stride])
+            for i in range(num_messages)
+        ]
+    )
+
+
+def milliseconds(work: Callable[[], object], rounds: int) -> float:
+    times = []
+    for _ in range(rounds):
+        started = time.perf_counter()
+        work()
+        times.append(time.perf_counter() - started)
+    return round(1e3 * median(times), 2)
+
+
+def measure(model: TextModel, num_tokens: int, num_messages: int, rounds: int) -> Measurement:
+    template, tokenizer = model.chat_template, model.tokenizer
+    assert template is not None
+    # Room for the template's own words.
+    num_quoted = num_tokens - 40 - 8 * num_messages
+    quoted = tokenizer.decode(tokenizer.encode(prose(), add_special_tokens=False)[:num_quoted])
+    asked = chat(quoted, num_messages)
+    request = PrepareRequest(model=model.name, prompt=Prompt(conversation=asked), cache_namespace=NAMESPACE)
+    request.sampling.max_tokens = 1
+    rendered = conversation.render(template, asked)
+    token_ids = tokenizer.encode(rendered, add_special_tokens=False)
+    return Measurement(
+        messages=num_messages,
+        tokens=len(token_ids),
+        prepare_ms=milliseconds(lambda: prepare(model, request), rounds),
+        template_ms=milliseconds(lambda: conversation.render(template, asked), rounds),
+        tokenize_ms=milliseconds(lambda: tokenizer.encode(rendered, add_special_tokens=False), rounds),
+        hash_ms=milliseconds(lambda: block_hashes(NAMESPACE, token_ids, model.served.block_size), rounds),
+    )
+
+
+def main(
+    tokens: Annotated[int, typer.Option(help="about so long a chat")] = 8000,
+    rounds: Annotated[int, typer.Option(help="repetitions; the median counts")] = 50,
+    model_folder: Annotated[Path | None, typer.Option(help="a model folder (default: the demo model's text)")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="print JSON instead of a table")] = False,
+) -> None:
+    """Milliseconds to prepare one chat."""
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = model_folder or demo_text_folder(Path(scratch))
+        model = load_text_model(folder, ModelManifest.read(folder).name, ServingChoices())
+        measurements = [measure(model, tokens, num_messages, rounds) for num_messages in (1, 10)]
+    if as_json:
+        print(json.dumps([asdict(measurement) for measurement in measurements], indent=2))
+        return
+    table = Table(*(name.replace("_", " ") for name in asdict(measurements[0])), title="preparing a chat")
+    for measurement in measurements:
+        table.add_row(*(str(value) for value in asdict(measurement).values()))
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    typer.run(main)
