@@ -41,10 +41,7 @@ class Metrics:
         self.waiting = Gauge("headwater_num_requests_waiting", "Requests that wait for their turn", registry=registry)
         self.streams = Gauge("headwater_num_streams", "Choices open at output processors", registry=registry)
         self.responses = Counter(
-            "headwater_responses",
-            "Answers by surface, method and status",
-            ["surface", "method", "status"],
-            registry=registry,
+            "headwater_http_responses", "HTTP answers by path and status", ["path", "status"], registry=registry
         )
         self.finished = Counter(
             "headwater_request_success",
