@@ -23,11 +23,13 @@ from headwater.kernels.online_softmax import (
     merge_states,
     row_sums,
 )
-from headwater.kernels.paged_cache import tile_offsets
+from headwater.kernels.paged_cache import load_tile
 
 MAX_PROGRAMS = 8448
 """64 programs for each of 132 multiprocessors; items beyond them are walked in strides."""
-NUM_STAGES = 3
+DIRECT_ROWS = 4
+"""Up to this many rows programs find their split by arithmetic and load no work list before the first key."""
+NUM_STAGES = 5
 LOG2_E = 1.4426950408889634
 
 
@@ -76,18 +78,27 @@ def decode_attention(
         k_cache.stride(1),
         k_cache.stride(2),
         block_tables.stride(0),
+        num_rows,
         NUM_KV_HEADS=num_kv_heads,
         GROUP=num_q_heads // num_kv_heads,
         HEAD_DIM=head_dim,
         PAGE=block_size,
         SPLIT=SPLIT,
         TILE=TILE,
-        HAS_SCALE=k_scale is not None,
+        FP8=k_scale is not None,
+        MAX_SPLITS=plan.max_splits,
+        DIRECT=is_direct(plan),
+        ON_GPU=q.is_cuda,
         DEPENDENT=dependent,
         num_warps=4,
         num_stages=NUM_STAGES,
         **launch_options(dependent),
     )
+
+
+def is_direct(plan: DecodePlan) -> bool:
+    """Whether decode with this plan needs no work list: `plan_decode` may be left out if nothing is shared."""
+    return plan.max_rows <= DIRECT_ROWS
 
 
 def reduce_splits(
@@ -113,7 +124,9 @@ def reduce_splits(
         HEAD_DIM=head_dim,
         HEADS=heads,
         SPLIT=SPLIT,
-        UNROLL=4,
+        UNROLL=4 if heads > 1 else 16,
+        MAX_SPLITS=plan.max_splits,
+        DIRECT=is_direct(plan),
         HAS_SCALE=v_scale is not None,
         DEPENDENT=dependent,
         num_warps=4 if heads > 1 else 1,
@@ -176,13 +189,17 @@ def _decode_splits(
     stride_head,
     stride_slot,
     stride_table,
+    num_rows,
     NUM_KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     PAGE: tl.constexpr,
     SPLIT: tl.constexpr,
     TILE: tl.constexpr,
-    HAS_SCALE: tl.constexpr,
+    FP8: tl.constexpr,
+    MAX_SPLITS: tl.constexpr,
+    DIRECT: tl.constexpr,
+    ON_GPU: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
     ROWS: tl.constexpr = 16
@@ -193,45 +210,68 @@ def _decode_splits(
     b_head = i_kv * GROUP + o_h
     is_head = o_h < GROUP
     v_scale = 1.0
-    if HAS_SCALE:
+    if FP8:
         qk_scale = qk_scale * tl.load(p_k_scale + i_kv)
         v_scale = tl.load(p_v_scale + i_kv)
     wait_for_inputs(DEPENDENT)
     release_dependents(DEPENDENT)
-    num_whole = tl.load(p_count)
-    num_items = num_whole + tl.load(p_count + 1)
-    p_k += i_kv * stride_head + o_d[:, None]
-    p_v += i_kv * stride_head + o_d[None, :]
+    if DIRECT:
+        num_whole = num_rows * MAX_SPLITS
+        num_items = num_whole
+    else:
+        num_whole = tl.load(p_count)
+        num_items = num_whole + tl.load(p_count + 1)
     for i_item in range(tl.program_id(0), num_items, tl.num_programs(0)):
-        is_whole = i_item < num_whole
-        item = tl.load(p_item + i_item) if is_whole else tl.load(p_tail + i_item - num_whole)
-        i_row = item >> 16
-        i_split = item & 0xFFFF
+        if DIRECT:
+            i_row, i_split = i_item // MAX_SPLITS, i_item % MAX_SPLITS
+        else:
+            item = tl.load(p_item + i_item) if i_item < num_whole else tl.load(p_tail + i_item - num_whole)
+            i_row, i_split = item >> 16, item & 0xFFFF
         seq_len = tl.load(p_seq_len + i_row)
         first = i_split * SPLIT
         end = tl.minimum(first + SPLIT, seq_len)
+        is_split = first < seq_len
         p_row = p_table + tl.load(p_table_row + i_row).to(tl.int64) * stride_table
 
         o_q = (i_row * (NUM_KV_HEADS * GROUP) + b_head) * HEAD_DIM
         b_q = tl.load(p_q + o_q[:, None] + o_d[None, :], mask=is_head[:, None], other=0.0)
+        if FP8:
+            b_q = b_q.to(tl.float16)
         b_m, b_l, b_acc = fresh_state(ROWS, HEAD_DIM)
         for i_n in range(first, end, TILE):
-            o_kv = tile_offsets(p_row, i_n, end, stride_block, stride_slot, PAGE, TILE)
+            b_k, b_v = load_tile(
+                p_k,
+                p_v,
+                p_row,
+                0,
+                i_n,
+                end,
+                i_kv,
+                stride_block,
+                stride_head,
+                stride_slot,
+                NUM_KV_HEADS,
+                HEAD_DIM,
+                PAGE,
+                TILE,
+                False,
+                FP8,
+                ON_GPU,
+            )
             b_visible = (i_n + tl.arange(0, TILE) < end)[None, :]
-            b_k = tl.load(p_k + o_kv[None, :])
-            b_v = tl.load(p_v + o_kv[:, None])
-            b_m, b_l, b_acc = attend_tile(b_q, b_k, b_v, b_visible, qk_scale, b_m, b_l, b_acc, True, TILE)
-        b_sum = row_sums(b_l)
+            b_m, b_l, b_acc = attend_tile(b_q, b_k, b_v, b_visible, qk_scale, b_m, b_l, b_acc, True)
+        b_sum = tl.where(is_split, row_sums(b_l), 1.0)
 
         if seq_len <= SPLIT:
             b_out = finish(b_sum, b_acc, v_scale).to(p_out.dtype.element_ty)
-            tl.store(p_out + o_q[:, None] + o_d[None, :], b_out, mask=is_head[:, None])
+            tl.store(p_out + o_q[:, None] + o_d[None, :], b_out, mask=(is_head & is_split)[:, None])
         else:
-            i_partial = (tl.load(p_first_partial + i_row) + i_split).to(tl.int64)
-            o_partial = i_partial * (NUM_KV_HEADS * GROUP) + b_head
-            tl.store(p_partial_acc + o_partial[:, None] * HEAD_DIM + o_d[None, :], b_acc, mask=is_head[:, None])
-            tl.store(p_partial_ml + o_partial * 2, b_m, mask=is_head)
-            tl.store(p_partial_ml + o_partial * 2 + 1, b_sum, mask=is_head)
+            first_partial = i_row * MAX_SPLITS if DIRECT else tl.load(p_first_partial + i_row)
+            o_partial = (first_partial + i_split).to(tl.int64) * (NUM_KV_HEADS * GROUP) + b_head
+            is_stored = is_head & is_split
+            tl.store(p_partial_acc + o_partial[:, None] * HEAD_DIM + o_d[None, :], b_acc, mask=is_stored[:, None])
+            tl.store(p_partial_ml + o_partial * 2, b_m, mask=is_stored)
+            tl.store(p_partial_ml + o_partial * 2 + 1, b_sum, mask=is_stored)
 
 
 @triton.jit
@@ -248,6 +288,8 @@ def _reduce_splits(
     HEADS: tl.constexpr,
     SPLIT: tl.constexpr,
     UNROLL: tl.constexpr,
+    MAX_SPLITS: tl.constexpr,
+    DIRECT: tl.constexpr,
     HAS_SCALE: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
@@ -258,7 +300,7 @@ def _reduce_splits(
     release_dependents(DEPENDENT)
     num_splits = (tl.load(p_seq_len + i_row) + SPLIT - 1) // SPLIT
     if num_splits > 1:
-        first = tl.load(p_first_partial + i_row).to(tl.int64)
+        first = (i_row * MAX_SPLITS if DIRECT else tl.load(p_first_partial + i_row)).to(tl.int64)
         b_m = tl.full((HEADS,), float("-inf"), tl.float32)
         b_l = tl.zeros((HEADS,), tl.float32)
         b_acc = tl.zeros((HEADS, HEAD_DIM), tl.float32)

@@ -191,7 +191,7 @@ def _filtered_sample(
         inverse_temperature = 1.0 / temperature
         key_0, key_1 = row_keys(tl.load(p_seed + i_row), tl.load(p_choice + i_row), tl.load(p_output + i_row), PURPOSE)
         highest = _row_max(p_row, vocab_size, BLOCK)
-        least = tl.where(min_p > 0.0, highest + tl.log(tl.maximum(min_p, 1e-38)) * temperature, float("-inf"))
+        least = tl.where(min_p > 0.0, highest + tl.log(tl.maximum(min_p, 1e-37)) * temperature, float("-inf"))
         pivot = float("-inf")
         mass = 0.0
         most = tl.where(top_k > 0, top_k, vocab_size)

@@ -28,26 +28,27 @@ class Tiles:
     wide: bool
 
 
-# Measured on an H200 (docs/benchmarks.md, "GPU kernels"); the key is the largest M it serves.
-FEW_ROWS = {
-    16: Tiles(16, 64, 128, 4, 6, wide=True),
-    32: Tiles(32, 64, 128, 4, 5, wide=True),
-    64: Tiles(64, 32, 128, 4, 5, wide=False),
+# Measured on an H200 (docs/benchmarks.md, "GPU kernels"); the first key is the largest M served, the second whether the
+# weights are short (a narrow tile makes programs enough), tall (programs enough without being wide) or between.
+TILES = {
+    (16, "short"): Tiles(16, 16, 512, 2, 6, wide=False),
+    (16, "between"): Tiles(16, 64, 128, 4, 6, wide=True),
+    (16, "tall"): Tiles(16, 64, 128, 2, 4, wide=False),
+    (32, "short"): Tiles(32, 16, 512, 2, 4, wide=False),
+    (32, "between"): Tiles(32, 64, 128, 4, 6, wide=True),
 }
-FEW_ROWS_TALL = Tiles(16, 64, 128, 4, 4, wide=False)
+SHORT = 2048
 TALL = 16_384
-"""Weights with at least this many rows have programs enough without being the wide operand."""
-CUBLAS_FROM_TALL = 33
-CUBLAS_FROM = 65
+DEEP = 8192
+"""From this K on cuBLASLt keeps more bytes in flight at more than 16 rows."""
 
 
-def choose(m: int, n: int) -> Tiles | None:
-    """The tiles for [m, K] x [n, K]; None: cuBLASLt."""
-    if m >= (CUBLAS_FROM_TALL if n >= TALL else CUBLAS_FROM):
+def choose(m: int, n: int, k: int) -> Tiles | None:
+    """The tiles for [m, k] x [n, k]; None: cuBLASLt."""
+    most = 16 if m <= 16 else 32
+    if m > most or (m > 16 and (n >= TALL or k >= DEEP)):
         return None
-    if m <= 16 and n >= TALL:
-        return FEW_ROWS_TALL
-    return next(tiles for most, tiles in FEW_ROWS.items() if m <= most)
+    return TILES[most, "short" if n <= SHORT else "tall" if n >= TALL else "between"]
 
 
 def configure_blas() -> None:
@@ -64,7 +65,7 @@ def linear(
 ) -> torch.Tensor:
     """x [M, K], weight [N, K]; returns out [M, N] in x's dtype, accumulated in float32."""
     out = x.new_empty(x.shape[0], weight.shape[0]) if out is None else out
-    tiles = choose(x.shape[0], weight.shape[0])
+    tiles = choose(x.shape[0], *weight.shape)
     if tiles is None:
         return torch.mm(x, weight.t(), out=out)
     skinny_gemm(x, weight, out, tiles, dependent=dependent)
@@ -78,7 +79,7 @@ def skinny_gemm(
     n = weight.shape[0]
     assert x.stride(1) == weight.stride(1) == out.stride(1) == 1
     # A power of two that divides K spares every load its mask.
-    block_k = tiles.block_k if k % tiles.block_k == 0 else 64
+    block_k = next((size for size in (tiles.block_k, 128, 64) if k % size == 0), 64)
     _skinny_gemm[(triton.cdiv(n, tiles.block_n), triton.cdiv(m, tiles.block_m))](
         x,
         weight,

@@ -1,9 +1,10 @@
 """The one arithmetic of attention: every attention kernel here is these helpers in this order, so that bits agree.
 
-A row walks its keys in splits of 512, a split in tiles of 64 with a state of its own (maximum, sum, weighted values);
+A row walks its keys in splits of 512, a split in tiles of 64 with a state of its own (maximum, sums, weighted values);
 finished splits are merged first to last. Decode gives splits to several programs and merges them in a second kernel,
-prefill keeps both states in registers: the same operations on the same numbers. Sums over keys go through the matrix
-unit, whose order does not depend on how a tile is laid out over threads; a plain sum's would.
+prefill keeps both states in registers: the same operations on the same numbers. Sums over keys, which a compiler would
+order by how a tile lies over its threads, are spelt out: the right half of the columns is added to the left until one
+is left.
 """
 
 from __future__ import annotations
@@ -14,8 +15,6 @@ import triton.language as tl
 SPLIT = 512
 """Keys a split; also the grain at which a shared prefix is shared."""
 TILE = 64
-SUM_WIDTH = 16
-"""Columns of ones that turn a sum into a product; the narrowest the compiler takes on every path."""
 
 
 @triton.jit
@@ -27,24 +26,23 @@ def fresh_state(ROWS: tl.constexpr, HEAD_DIM: tl.constexpr):
 
 
 @triton.jit
-def attend_tile(b_q, b_k, b_v, b_visible, qk_scale, b_m, b_l, b_acc, MASKED: tl.constexpr, TILE: tl.constexpr):
-    """One tile of keys: b_q [ROWS, D], b_k [D, TILE], b_v [TILE, D]; qk_scale holds log2(e). Base-2 exponentials."""
-    b_s = tl.dot(b_q, b_k.to(b_q.dtype))
+def attend_tile(b_q, b_k, b_v, b_visible, qk_scale, b_m, b_l, b_acc, MASKED: tl.constexpr):
+    """One tile of keys: b_q [ROWS, D], b_k [D, 64], b_v [64, D]; qk_scale holds log2(e). Base-2 exponentials."""
+    b_s = tl.dot(b_q, b_k)
     if MASKED:
         b_s = tl.where(b_visible, b_s, float("-inf"))
     b_m_new = tl.maximum(b_m, tl.max(b_s, axis=1) * qk_scale)
-    b_shift = _finite(b_m_new)
-    b_p = tl.exp2(tl.fma(b_s, tl.zeros_like(b_s) + qk_scale, tl.zeros_like(b_s) - b_shift[:, None])).to(b_q.dtype)
-    b_alpha = tl.exp2(b_m - b_shift)
-    b_ones = tl.full((TILE, 16), 1.0, tl.float32).to(b_q.dtype)
-    b_l = tl.dot(b_p, b_ones, b_l * b_alpha[:, None])
-    b_acc = tl.dot(b_p, b_v.to(b_q.dtype), b_acc * b_alpha[:, None])
+    b_shift = _finite(b_m_new)[:, None] + tl.zeros_like(b_s)
+    b_p = tl.exp2(tl.fma(b_s, qk_scale + tl.zeros_like(b_s), -b_shift))
+    b_alpha = tl.exp2(b_m - _finite(b_m_new))[:, None]
+    b_l = tl.fma(b_l, b_alpha + tl.zeros_like(b_l), _fold(_fold(b_p)))
+    b_acc = tl.dot(b_p.to(b_q.dtype), b_v, b_acc * b_alpha)
     return b_m_new, b_l, b_acc
 
 
 @triton.jit
 def merge_states(b_m, b_l, b_acc, b_m_next, b_l_next, b_acc_next):
-    """The state of earlier splits and that of the next one. An empty side changes nothing, to the bit."""
+    """The state of earlier splits and that of the next one, sums [ROWS]. An empty side changes nothing, to the bit."""
     b_m_new = tl.maximum(b_m, b_m_next)
     b_shift = _finite(b_m_new)
     b_old = tl.exp2(b_m - b_shift)
@@ -57,13 +55,22 @@ def merge_states(b_m, b_l, b_acc, b_m_next, b_l_next, b_acc_next):
 
 @triton.jit
 def row_sums(b_l):
-    """[ROWS, 16] equal columns to [ROWS]."""
-    return tl.max(b_l, axis=1)
+    """[ROWS, 16] to [ROWS]."""
+    b_left, b_right = tl.split(_fold(_fold(_fold(b_l))))
+    return b_left + b_right
 
 
 @triton.jit
 def finish(b_l, b_acc, v_scale):
     return b_acc * (v_scale / b_l)[:, None]
+
+
+@triton.jit
+def _fold(b_x):
+    """The left half of the columns plus the right half."""
+    b_halves = tl.reshape(b_x, (b_x.shape[0], 2, b_x.shape[1] // 2))
+    b_left, b_right = tl.split(tl.permute(b_halves, (0, 2, 1)))
+    return b_left + b_right
 
 
 @triton.jit

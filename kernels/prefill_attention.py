@@ -16,7 +16,7 @@ import triton.language as tl
 
 from headwater.kernels.decode_attention import LOG2_E, attention_of_rows
 from headwater.kernels.online_softmax import SPLIT, TILE, attend_tile, finish, fresh_state, merge_states, row_sums
-from headwater.kernels.paged_cache import tile_offsets
+from headwater.kernels.paged_cache import as_operand, bulk_copied, load_tile, page_of
 
 ROWS = 64
 NUM_STAGES = 3
@@ -67,8 +67,8 @@ def prefill_attention(
         return
     _prefill_tiles[(len(tiles), num_kv_heads)](
         q,
-        k_cache,
-        v_cache,
+        as_operand(k_cache),
+        as_operand(v_cache),
         block_tables,
         table_rows,
         query_starts,
@@ -89,14 +89,12 @@ def prefill_attention(
         SPLIT=SPLIT,
         TILE=TILE,
         ROWS=ROWS,
-        HAS_SCALE=k_scale is not None,
-        VARIANT=VARIANT,
+        BULK=bulk_copied(k_cache),
+        FP8=k_scale is not None,
+        ON_GPU=q.is_cuda,
         num_warps=4,
         num_stages=NUM_STAGES,
     )
-
-
-VARIANT = 0
 
 
 def prefill_attention_twin(
@@ -120,8 +118,8 @@ def prefill_attention_twin(
 @triton.jit
 def _prefill_tiles(
     p_q,
-    p_k,
-    p_v,
+    k,
+    v,
     p_table,
     p_table_row,
     p_query_start,
@@ -142,8 +140,9 @@ def _prefill_tiles(
     SPLIT: tl.constexpr,
     TILE: tl.constexpr,
     ROWS: tl.constexpr,
-    HAS_SCALE: tl.constexpr,
-    VARIANT: tl.constexpr,
+    BULK: tl.constexpr,
+    FP8: tl.constexpr,
+    ON_GPU: tl.constexpr,
 ):
     i_tile, i_kv = tl.program_id(0), tl.program_id(1)
     i_seq = tl.load(p_tile + i_tile * 2)
@@ -162,67 +161,79 @@ def _prefill_tiles(
     b_position = context + b_token
     end = context + last_token + 1
     # Every row of the tile sees every key before this one.
-    clear = (context + first_token + 1) // TILE * TILE
+    clear = context + first_token + 1
 
-    if HAS_SCALE:
+    if FP8:
         qk_scale = qk_scale * tl.load(p_k_scale + i_kv)
         v_scale = tl.load(p_v_scale + i_kv)
     else:
         v_scale = 1.0
     p_row = p_table + tl.load(p_table_row + i_seq).to(tl.int64) * stride_table
-    p_k += i_kv * stride_head + o_d[:, None]
-    p_v += i_kv * stride_head + o_d[None, :]
     o_q = (query_start + b_token).to(tl.int64) * (NUM_KV_HEADS * GROUP) + i_kv * GROUP + o_r % GROUP
     o_q = o_q[:, None] * HEAD_DIM + o_d[None, :]
     b_q = tl.load(p_q + o_q, mask=is_row[:, None], other=0.0)
 
-    b_m, b_l, b_acc = fresh_state(ROWS, HEAD_DIM)
-    if VARIANT != 2:
-        b_l = row_sums(b_l)
-    if VARIANT == 0:
-        for first in range(0, end, SPLIT):
-            split_end = tl.minimum(first + SPLIT, end)
-            middle = tl.maximum(tl.minimum(clear, split_end), first)
-            b_ms, b_ls, b_accs = fresh_state(ROWS, HEAD_DIM)
-            for i_n in range(first, middle, TILE):
-                o_kv = tile_offsets(p_row, i_n, end, stride_block, stride_slot, PAGE, TILE)
-                b_k, b_v = tl.load(p_k + o_kv[None, :]), tl.load(p_v + o_kv[:, None])
-                b_ms, b_ls, b_accs = attend_tile(
-                    b_q, b_k, b_v, is_row[:, None], qk_scale, b_ms, b_ls, b_accs, False, TILE
-                )
-            for i_n in range(middle, split_end, TILE):
-                o_kv = tile_offsets(p_row, i_n, end, stride_block, stride_slot, PAGE, TILE)
-                b_visible = i_n + tl.arange(0, TILE)[None, :] <= b_position[:, None]
-                b_k, b_v = tl.load(p_k + o_kv[None, :]), tl.load(p_v + o_kv[:, None])
-                b_ms, b_ls, b_accs = attend_tile(b_q, b_k, b_v, b_visible, qk_scale, b_ms, b_ls, b_accs, True, TILE)
-            b_m, b_l, b_acc = merge_states(b_m, b_l, b_acc, b_ms, row_sums(b_ls), b_accs)
-    elif VARIANT == 1:
-        b_ms, b_ls, b_accs = fresh_state(ROWS, HEAD_DIM)
-        for i_n in range(0, clear, TILE):
-            o_kv = tile_offsets(p_row, i_n, end, stride_block, stride_slot, PAGE, TILE)
-            b_k, b_v = tl.load(p_k + o_kv[None, :]), tl.load(p_v + o_kv[:, None])
-            b_ms, b_ls, b_accs = attend_tile(b_q, b_k, b_v, is_row[:, None], qk_scale, b_ms, b_ls, b_accs, False, TILE)
-            if (i_n + TILE) % SPLIT == 0:
-                b_m, b_l, b_acc = merge_states(b_m, b_l, b_acc, b_ms, row_sums(b_ls), b_accs)
-                b_ms, b_ls, b_accs = fresh_state(ROWS, HEAD_DIM)
-        for i_n in range(clear, end, TILE):
-            o_kv = tile_offsets(p_row, i_n, end, stride_block, stride_slot, PAGE, TILE)
+    if FP8:
+        b_q = b_q.to(tl.float16)
+    b_m, _, b_acc = fresh_state(ROWS, HEAD_DIM)
+    b_l = tl.zeros((ROWS,), tl.float32)
+    whole = clear // SPLIT * SPLIT
+    page = page_of(p_row, 0, end, PAGE)
+    for first in range(0, whole, SPLIT):
+        b_m_split, b_l_split, b_acc_split = fresh_state(ROWS, HEAD_DIM)
+        for i_in in range(0, SPLIT, TILE):
+            i_n = first + i_in
+            b_k, b_v = load_tile(
+                k,
+                v,
+                p_row,
+                page,
+                i_n,
+                end,
+                i_kv,
+                stride_block,
+                stride_head,
+                stride_slot,
+                NUM_KV_HEADS,
+                HEAD_DIM,
+                PAGE,
+                TILE,
+                BULK,
+                FP8,
+                ON_GPU,
+            )
+            page = page_of(p_row, i_n + TILE, end, PAGE)
+            b_m_split, b_l_split, b_acc_split = attend_tile(
+                b_q, b_k, b_v, is_row[:, None], qk_scale, b_m_split, b_l_split, b_acc_split, False
+            )
+        b_m, b_l, b_acc = merge_states(b_m, b_l, b_acc, b_m_split, row_sums(b_l_split), b_acc_split)
+    for first in range(whole, end, SPLIT):
+        b_m_split, b_l_split, b_acc_split = fresh_state(ROWS, HEAD_DIM)
+        for i_n in range(first, tl.minimum(first + SPLIT, end), TILE):
+            b_k, b_v = load_tile(
+                k,
+                v,
+                p_row,
+                page,
+                i_n,
+                end,
+                i_kv,
+                stride_block,
+                stride_head,
+                stride_slot,
+                NUM_KV_HEADS,
+                HEAD_DIM,
+                PAGE,
+                TILE,
+                BULK,
+                FP8,
+                ON_GPU,
+            )
+            page = page_of(p_row, i_n + TILE, end, PAGE)
             b_visible = i_n + tl.arange(0, TILE)[None, :] <= b_position[:, None]
-            b_k, b_v = tl.load(p_k + o_kv[None, :]), tl.load(p_v + o_kv[:, None])
-            b_ms, b_ls, b_accs = attend_tile(b_q, b_k, b_v, b_visible, qk_scale, b_ms, b_ls, b_accs, True, TILE)
-            if (i_n + TILE) % SPLIT == 0:
-                b_m, b_l, b_acc = merge_states(b_m, b_l, b_acc, b_ms, row_sums(b_ls), b_accs)
-                b_ms, b_ls, b_accs = fresh_state(ROWS, HEAD_DIM)
-        b_m, b_l, b_acc = merge_states(b_m, b_l, b_acc, b_ms, row_sums(b_ls), b_accs)
-    else:
-        for i_n in range(0, clear, TILE):
-            o_kv = tile_offsets(p_row, i_n, end, stride_block, stride_slot, PAGE, TILE)
-            b_k, b_v = tl.load(p_k + o_kv[None, :]), tl.load(p_v + o_kv[:, None])
-            b_m, b_l, b_acc = attend_tile(b_q, b_k, b_v, is_row[:, None], qk_scale, b_m, b_l, b_acc, False, TILE)
-        for i_n in range(clear, end, TILE):
-            o_kv = tile_offsets(p_row, i_n, end, stride_block, stride_slot, PAGE, TILE)
-            b_visible = i_n + tl.arange(0, TILE)[None, :] <= b_position[:, None]
-            b_k, b_v = tl.load(p_k + o_kv[None, :]), tl.load(p_v + o_kv[:, None])
-            b_m, b_l, b_acc = attend_tile(b_q, b_k, b_v, b_visible, qk_scale, b_m, b_l, b_acc, True, TILE)
-    b_out = finish(b_l if VARIANT != 2 else row_sums(b_l), b_acc, v_scale)
+            b_m_split, b_l_split, b_acc_split = attend_tile(
+                b_q, b_k, b_v, b_visible, qk_scale, b_m_split, b_l_split, b_acc_split, True
+            )
+        b_m, b_l, b_acc = merge_states(b_m, b_l, b_acc, b_m_split, row_sums(b_l_split), b_acc_split)
+    b_out = finish(b_l, b_acc, v_scale)
     tl.store(p_out + o_q, b_out.to(p_out.dtype.element_ty), mask=is_row[:, None])

@@ -15,7 +15,7 @@ import triton.language as tl
 from headwater.kernels.decode_attention import LOG2_E
 from headwater.kernels.decode_plan import SHARED_ROWS, DecodePlan
 from headwater.kernels.online_softmax import SPLIT, TILE, attend_tile, finish, fresh_state, row_sums
-from headwater.kernels.paged_cache import tile_offsets
+from headwater.kernels.paged_cache import as_operand, bulk_copied, load_tile, page_of
 
 MAX_PROGRAMS = 4224
 NUM_STAGES = 3
@@ -41,8 +41,8 @@ def shared_prefix_attention(
     num_programs = max(min(most, MAX_PROGRAMS // num_kv_heads), 1)
     _shared_splits[(num_programs, num_kv_heads)](
         q,
-        k_cache,
-        v_cache,
+        as_operand(k_cache),
+        as_operand(v_cache),
         block_tables,
         table_rows,
         seq_lens,
@@ -68,7 +68,9 @@ def shared_prefix_attention(
         TILE=TILE,
         ROWS=SHARED_ROWS,
         ROWS_PER_TILE=plan.rows_per_tile,
-        HAS_SCALE=k_scale is not None,
+        BULK=bulk_copied(k_cache),
+        FP8=k_scale is not None,
+        ON_GPU=q.is_cuda,
         num_warps=4,
         num_stages=NUM_STAGES,
     )
@@ -77,8 +79,8 @@ def shared_prefix_attention(
 @triton.jit
 def _shared_splits(
     p_q,
-    p_k,
-    p_v,
+    k,
+    v,
     p_table,
     p_table_row,
     p_seq_len,
@@ -104,18 +106,18 @@ def _shared_splits(
     TILE: tl.constexpr,
     ROWS: tl.constexpr,
     ROWS_PER_TILE: tl.constexpr,
-    HAS_SCALE: tl.constexpr,
+    BULK: tl.constexpr,
+    FP8: tl.constexpr,
+    ON_GPU: tl.constexpr,
 ):
     i_kv = tl.program_id(1)
     o_r = tl.arange(0, ROWS)
     o_d = tl.arange(0, HEAD_DIM)
     b_head = i_kv * GROUP + o_r % GROUP
     v_scale = 1.0
-    if HAS_SCALE:
+    if FP8:
         qk_scale = qk_scale * tl.load(p_k_scale + i_kv)
         v_scale = tl.load(p_v_scale + i_kv)
-    p_k += i_kv * stride_head + o_d[:, None]
-    p_v += i_kv * stride_head + o_d[None, :]
     for i_item in range(tl.program_id(0), tl.load(p_count + 2), tl.num_programs(0)):
         i_split = tl.load(p_shared_split + i_item)
         p_member = p_shared_row + i_item * ROWS_PER_TILE
@@ -125,13 +127,34 @@ def _shared_splits(
 
         o_q = (b_row * (NUM_KV_HEADS * GROUP) + b_head) * HEAD_DIM
         b_q = tl.load(p_q + o_q[:, None] + o_d[None, :], mask=is_row[:, None], other=0.0)
+        if FP8:
+            b_q = b_q.to(tl.float16)
         b_m, b_l, b_acc = fresh_state(ROWS, HEAD_DIM)
-        first = i_split * SPLIT
-        for i_n in range(first, first + SPLIT, TILE):
-            o_kv = tile_offsets(p_row, i_n, first + SPLIT, stride_block, stride_slot, PAGE, TILE)
-            b_k = tl.load(p_k + o_kv[None, :])
-            b_v = tl.load(p_v + o_kv[:, None])
-            b_m, b_l, b_acc = attend_tile(b_q, b_k, b_v, is_row[:, None], qk_scale, b_m, b_l, b_acc, False, TILE)
+        first, end = i_split * SPLIT, i_split * SPLIT + SPLIT
+        page = page_of(p_row, first, end, PAGE)
+        for i_in in range(0, SPLIT, TILE):
+            i_n = first + i_in
+            b_k, b_v = load_tile(
+                k,
+                v,
+                p_row,
+                page,
+                i_n,
+                end,
+                i_kv,
+                stride_block,
+                stride_head,
+                stride_slot,
+                NUM_KV_HEADS,
+                HEAD_DIM,
+                PAGE,
+                TILE,
+                BULK,
+                FP8,
+                ON_GPU,
+            )
+            page = page_of(p_row, i_n + TILE, end, PAGE)
+            b_m, b_l, b_acc = attend_tile(b_q, b_k, b_v, is_row[:, None], qk_scale, b_m, b_l, b_acc, False)
         b_sum = row_sums(b_l)
 
         # A sequence of exactly one split is complete here; the others wait for their merge.

@@ -3,10 +3,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from headwater.kernels.gemm import FEW_ROWS, FEW_ROWS_TALL, Tiles, configure_blas, linear, linear_twin, skinny_gemm
+from headwater.kernels.gemm import TILES, Tiles, configure_blas, linear, linear_twin, skinny_gemm
 from tests.kernels.paging import GPU, POISON, relative_error
 
-ALL_TILES = [*FEW_ROWS.values(), FEW_ROWS_TALL]
+ALL_TILES = list(TILES.values())
 LINEARS = [
     (6144, 4096), (4096, 4096), (24576, 4096), (4096, 12288), (151936, 4096),
     (4096, 1024), (1024, 2048), (6144, 1024), (1024, 3072), (151936, 1024),
