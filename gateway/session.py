@@ -118,6 +118,7 @@ class Choice:
 
     def prompt_scored(self, part: output_processor_pb2.OutputPromptLogprobs) -> None:
         self.generation.prompt_logprobs.extend(part.tokens)
+        self.generation.is_scored |= part.last
 
     def finished(self, finish: output_processor_pb2.OutputFinish) -> None:
         self._session = None
@@ -165,6 +166,8 @@ class Generation:
     choices: list[Choice] = field(default_factory=list)
     prompt_logprobs: list[common_pb2.TokenLogprob] = field(default_factory=list)
     """Of the prompt's tokens from the second on, when asked."""
+    is_scored: bool = False
+    """The last of them is there."""
     attempt: int = 0
     cached_tokens: int = 0
     decision: Decision | None = None
@@ -181,6 +184,10 @@ class Generation:
     @property
     def num_prompt_tokens(self) -> int:
         return len(self.prepared.prompt_ids)
+
+    @property
+    def awaits_scores(self) -> bool:
+        return not self.is_scored and self.prepared.sampling.HasField("prompt_logprobs")
 
     @property
     def num_output_tokens(self) -> int:

@@ -29,6 +29,9 @@ class Shape(Protocol):
     renamed: dict[str, str]
     """The client's name of fields that the contract knows under another."""
 
+    scores_prompt: bool
+    """A stream begins with the prompt's log probabilities."""
+
     def jobs(self, caller: Caller) -> list[Job]:
         """The prompts to answer. Raises `BadRequest`."""
         ...
@@ -126,26 +129,25 @@ class EventStream:
         options = answer.asked.stream_options
         self._include_usage = bool(options and options.include_usage)
         self._usage_always = bool(options and options.continuous_usage_stats)
-        self._is_plain = not (self._usage_always or answer.asked.return_token_ids)
+        self._scores_first = answer.shape.scores_prompt
+        self._is_plain = not (self._usage_always or answer.asked.return_token_ids or self._scores_first)
         self._held = Held()
         self._frames: dict[int, tuple[bytes, bytes]] = {}
 
     def piece(self, choice: Choice, text: str, token_ids: list[int], logprobs: Scores) -> bool:
-        if self.out.blocked:
-            self._held.add(choice, text, token_ids, logprobs)
-            return False
         # The token path: one string is escaped, the rest of the event was rendered with the choice's first chunk.
-        if self._is_plain and not logprobs:
+        if self._is_plain and not logprobs and not self.out.blocked:
             if text:
                 head, tail = self._frames.get(choice.index) or self._begin(choice)
                 self.out.write(head + encode(text) + tail)
             return True
-        self._write_piece(choice, text, token_ids, logprobs)
-        return True
+        self._held.add(choice, text, token_ids, logprobs)
+        if not self.out.blocked and not (self._scores_first and choice.generation.awaits_scores):
+            self._write_held(choice)
+        return False
 
     def ended(self, choice: Choice) -> None:
-        if (piece := self._held.pop(choice)) is not None:
-            self._write_piece(choice, piece.text, piece.token_ids, piece.logprobs)
+        self._write_held(choice)
         if choice.index not in self._frames:
             self._begin(choice)
         ending: dict[str, Any] = {
@@ -183,20 +185,26 @@ class EventStream:
         self._frames[choice.index] = head, tail
         return head, tail
 
-    def _write_piece(self, choice: Choice, text: str, token_ids: list[int], logprobs: Scores) -> None:
+    def _write_held(self, choice: Choice | None = None) -> bool:
+        """Writes what is held of a choice, or of the one that waits longest, as one event; False: there is nothing."""
+        piece = self._held.pop(choice)
+        if piece is None:
+            return False
+        choice, text = piece.choice, piece.text
         if choice.index not in self._frames:
             self._begin(choice)
-        if not (text or logprobs or (token_ids and self.answer.asked.return_token_ids)):
-            return
+        if not (text or piece.logprobs or (piece.token_ids and self.answer.asked.return_token_ids)):
+            return True
         part: dict[str, Any] = {
             "index": choice.index,
             **self.answer.shape.delta(text),
-            "logprobs": self.answer.shape.logprobs(choice, logprobs) if logprobs else None,
+            "logprobs": self.answer.shape.logprobs(choice, piece.logprobs) if piece.logprobs else None,
             "finish_reason": None,
         }
         if self.answer.asked.return_token_ids:
-            part["token_ids"] = token_ids
+            part["token_ids"] = piece.token_ids
         self._write(self.answer.chunk([part], **self._usage_field()))
+        return True
 
     def _write(self, chunk: dict[str, Any]) -> None:
         self.out.write(_event(chunk))
@@ -208,8 +216,8 @@ class EventStream:
 
     def _flush(self) -> None:
         """The client takes more: what was held goes out merged, one event a choice."""
-        while not self.out.blocked and (piece := self._held.pop()) is not None:
-            self._write_piece(piece.choice, piece.text, piece.token_ids, piece.logprobs)
+        while not self.out.blocked and self._write_held():
+            pass
 
 
 def _event(chunk: dict[str, Any]) -> bytes:

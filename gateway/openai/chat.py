@@ -19,6 +19,7 @@ class ChatShape:
 
     object = "chat.completion"
     chunk_object = "chat.completion.chunk"
+    scores_prompt = False
 
     def __init__(self, asked: ChatCompletionRequest) -> None:
         self._asked = asked

@@ -33,6 +33,7 @@ class CompletionShape:
         """The prompt's text, and its tokens' log probabilities, the first one's standing for none."""
         self._offsets: dict[int, int] = {}
         """Characters of a choice whose log probabilities were told."""
+        self.scores_prompt = bool(asked.echo) and asked.logprobs is not None
         self.renamed = {"top_logprobs": "logprobs"}
 
     def jobs(self, caller: Caller) -> list[Job]:

@@ -9,7 +9,7 @@ from headwater.gateway.router.cost import Parts
 from headwater.services.member import Member
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Candidate:
     """A replica as the router saw it."""
 
@@ -36,6 +36,8 @@ class Decision:
     candidates: list[Candidate]
     hashes: list[bytes]
     num_prompt_tokens: int
+    num_matched_blocks: int
+    """Of the prompt, in the index for the chosen replica."""
     block_size: int
     predicted_cached_tokens: int
     predicted_seconds: float

@@ -110,7 +110,8 @@ class Router:
         replica.breaker.sent(now)
         self._remember(home.prefix_of(decision.hashes), decision.replica_id, now)
         believed = max(EXPECT_SECONDS, 2 * decision.predicted_seconds)
-        self._feed.index(decision.model_key).expect(decision.replica_id, decision.hashes, believed)
+        new_blocks = decision.hashes[decision.num_matched_blocks :]
+        self._feed.index(decision.model_key).expect(decision.replica_id, new_blocks, believed)
         return Dispatch(decision, request_id, replica, in_flight)
 
     def started(self, dispatch: Dispatch, cached_tokens: int) -> None:
@@ -148,14 +149,15 @@ class Router:
         now: float,
     ) -> list[Candidate]:
         """Every replica of the model, scored."""
-        matched = self._feed.index(model_key).lookup(hashes)
+        index = self._feed.index(model_key)
+        matched = index.lookup(hashes)
         rates = self._fleet.rates(model_key, now)
         seen = []
         for replica_id, replica in self._fleet.of(model_key).items():
             matched_tokens = matched.get(replica_id, 0) * replica.block_size
             parts = replica.parts(num_prompt_tokens, matched_tokens, max_tokens, rates[replica.member.numerics_id], now)
             guard = "failed" if replica_id in exclude else replica.guard(parts, now)
-            synced, age = self._feed.is_synced(replica.member), replica.load_age(now)
+            synced, age = index.is_synced(replica_id, replica.member.epoch), replica.load_age(now)
             seen.append(Candidate(replica_id, parts, self._score(parts), replica.trust.value, synced, age, guard))
         return seen
 
@@ -215,6 +217,7 @@ def _decide(
         candidates=seen,
         hashes=hashes,
         num_prompt_tokens=num_prompt_tokens,
+        num_matched_blocks=parts.matched_tokens // block_size,
         block_size=block_size,
         # A token is always computed, and only whole blocks are found.
         predicted_cached_tokens=min(parts.matched_tokens, num_prompt_tokens - 1) // block_size * block_size,

@@ -1,0 +1,110 @@
+"""Completions over the whole line: each way to give prompts, echo, log probabilities."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import openai
+
+from tests.gateway.stages import MODEL, Gateway, completion_body
+
+COMPLETIONS = "/v1/completions"
+PROMPT = "Once upon a time"
+
+
+def ids_of(gateway: Gateway, text: str) -> list[int]:
+    tokens: list[int] = gateway.client.post("/tokenize", json={"model": MODEL, "prompt": text}).json()["tokens"]
+    return tokens
+
+
+def text_of(events: list[dict[str, Any]], index: int = 0) -> str:
+    return "".join(choice["text"] for event in events for choice in event["choices"] if choice["index"] == index)
+
+
+def test_a_prompt_may_be_text_or_tokens_alone_or_in_a_list(gateway: Gateway) -> None:
+    ids, other = ids_of(gateway, PROMPT), ids_of(gateway, "Far away")
+    text = gateway.complete(PROMPT)["choices"][0]["text"]
+    assert gateway.complete(ids)["choices"][0]["text"] == text
+    for prompts in ([PROMPT, "Far away"], [ids, other]):
+        choices = gateway.complete(prompts)["choices"]
+        assert [choice["index"] for choice in choices] == [0, 1]
+        assert choices[0]["text"] == text
+        assert choices[1]["text"] == gateway.complete("Far away")["choices"][0]["text"]
+
+
+def test_choices_of_a_batch_are_numbered_prompt_by_prompt(gateway: Gateway) -> None:
+    whole = gateway.complete([PROMPT, "Far away"], n=2, temperature=1, seed=5)
+    assert [choice["index"] for choice in whole["choices"]] == [0, 1, 2, 3]
+    assert whole["usage"]["completion_tokens"] == 32
+    asked = completion_body([PROMPT, "Far away"], n=2, temperature=1, seed=5)
+    events = gateway.events(COMPLETIONS, asked)
+    assert [text_of(events, index) for index in range(4)] == [choice["text"] for choice in whole["choices"]]
+
+
+def test_the_official_client_completes(gateway: Gateway) -> None:
+    with openai.OpenAI(base_url=f"{gateway.rest}/v1", api_key="any", max_retries=0) as client:
+        asked: Any = {"model": MODEL, "prompt": PROMPT, "max_tokens": 8, "temperature": 0}
+        whole = client.completions.create(**asked, logprobs=1)
+        pieces = [chunk.choices[0].text for chunk in client.completions.create(**asked, stream=True)]
+    assert "".join(pieces) == whole.choices[0].text
+    assert whole.choices[0].logprobs is not None
+    assert "".join(whole.choices[0].logprobs.tokens or []) == whole.choices[0].text
+
+
+def test_echo_puts_the_prompt_before_the_answer(gateway: Gateway) -> None:
+    answer = gateway.complete(PROMPT)["choices"][0]["text"]
+    assert gateway.complete(PROMPT, echo=True)["choices"][0]["text"] == PROMPT + answer
+    assert gateway.complete(ids_of(gateway, PROMPT), echo=True)["choices"][0]["text"] == PROMPT + answer
+    assert text_of(gateway.events(COMPLETIONS, completion_body(PROMPT, echo=True))) == PROMPT + answer
+
+
+def test_no_tokens_with_echo_return_the_prompt_alone(gateway: Gateway) -> None:
+    whole = gateway.complete(PROMPT, echo=True, max_tokens=0)
+    assert whole["choices"][0]["text"] == PROMPT
+    assert whole["choices"][0]["finish_reason"] == "length"
+    assert whole["usage"]["completion_tokens"] == 0
+    assert text_of(gateway.events(COMPLETIONS, completion_body(PROMPT, echo=True, max_tokens=0))) == PROMPT
+
+
+def test_echo_with_logprobs_scores_the_prompt_but_for_its_first_token(gateway: Gateway) -> None:
+    ids = ids_of(gateway, PROMPT)
+    for max_tokens in (0, 4):
+        choice = gateway.complete(PROMPT, echo=True, logprobs=2, max_tokens=max_tokens)["choices"][0]
+        scores = choice["logprobs"]
+        assert len(scores["tokens"]) == len(ids) + max_tokens
+        assert scores["token_logprobs"][0] is None
+        assert scores["top_logprobs"][0] is None
+        assert all(logprob <= 0 for logprob in scores["token_logprobs"][1:])
+        assert "".join(scores["tokens"]) == choice["text"]
+        assert scores["text_offset"] == [len("".join(scores["tokens"][:i])) for i in range(len(scores["tokens"]))]
+
+
+def test_echoed_scores_are_the_same_in_a_stream(gateway: Gateway) -> None:
+    whole = gateway.complete(PROMPT, echo=True, logprobs=1, max_tokens=4)["choices"][0]["logprobs"]
+    events = gateway.events(COMPLETIONS, completion_body(PROMPT, echo=True, logprobs=1, max_tokens=4))
+    columns = [event["choices"][0]["logprobs"] for event in events if event["choices"][0]["logprobs"]]
+    for name in ("tokens", "token_logprobs", "text_offset"):
+        assert [value for column in columns for value in column[name]] == whole[name]
+
+
+def test_token_ids_stand_with_each_choice(gateway: Gateway) -> None:
+    choices = gateway.complete([PROMPT, "Far away"], return_token_ids=True)["choices"]
+    assert choices[0]["prompt_token_ids"] == ids_of(gateway, PROMPT)
+    assert [len(choice["token_ids"]) for choice in choices] == [8, 8]
+    events = gateway.events(COMPLETIONS, completion_body(PROMPT, return_token_ids=True))
+    assert events[0]["choices"][0]["prompt_token_ids"] == ids_of(gateway, PROMPT)
+    assert [i for event in events for i in event["choices"][0].get("token_ids", [])] == choices[0]["token_ids"]
+
+
+def test_a_prompt_is_cut_to_its_last_tokens(gateway: Gateway) -> None:
+    ids = ids_of(gateway, PROMPT)
+    whole = gateway.complete(PROMPT, truncate_prompt_tokens=2, return_token_ids=True, echo=True, max_tokens=1)
+    assert whole["choices"][0]["prompt_token_ids"] == ids[-2:]
+    assert whole["choices"][0]["text"].startswith(" a time")
+
+
+def test_a_stop_token_is_named(gateway: Gateway) -> None:
+    token_ids = gateway.complete(PROMPT, return_token_ids=True)["choices"][0]["token_ids"]
+    choice = gateway.complete(PROMPT, stop_token_ids=[token_ids[3]])["choices"][0]
+    assert choice["finish_reason"] == "stop"
+    assert choice["stop_reason"] == token_ids[3]

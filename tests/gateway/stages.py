@@ -1,0 +1,159 @@
+"""Stages as the processes that they are, for the tests beside."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from headwater.services.runtime import PARENT_FD, READY_FD
+
+MODEL = "smollm2-135m-instruct"
+ENGINE_FLAGS = ("--executor=simulated", f"--served-model-name={MODEL}", "--max-model-len=8192", "--num-blocks=8192")
+
+
+class Stage:
+    """One process; it ends with its supervisor's pipe, so with the test whatever happens."""
+
+    def __init__(self, module: str, *flags: str) -> None:
+        ready_read, ready_write = os.pipe()
+        watched, self._supervisor = os.pipe()
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", module, *flags],
+            env={**os.environ, READY_FD: str(ready_write), PARENT_FD: str(watched)},
+            pass_fds=(ready_write, watched),
+            stderr=subprocess.PIPE,
+        )
+        os.close(ready_write)
+        os.close(watched)
+        self._ready = os.fdopen(ready_read)
+        self.addresses: dict[str, str] = {}
+
+    def wait_ready(self) -> Stage:
+        with self._ready:
+            line = self._ready.readline()
+        assert line, self.close()
+        self.addresses = json.loads(line)["addresses"]
+        return self
+
+    @property
+    def address(self) -> str:
+        return self.addresses["grpc"]
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    def terminate(self) -> None:
+        self.process.send_signal(signal.SIGTERM)
+
+    def close(self) -> str:
+        """Ends it, if it has not ended; returns its log."""
+        if self._supervisor != -1:
+            os.close(self._supervisor)
+            self._supervisor = -1
+        _, log = self.process.communicate(timeout=10)
+        return log.decode()
+
+
+@contextlib.contextmanager
+def started(*stages: Stage) -> Iterator[None]:
+    """Starts them side by side, ends them with the scope."""
+    try:
+        for stage in stages:
+            stage.wait_ready()
+        yield
+    finally:
+        for stage in stages:
+            stage.close()
+
+
+def text_stages(folder: Path) -> tuple[Stage, Stage]:
+    """A processor and an output processor of the demo model."""
+    flags = (f"--model-folder={folder}", "--metrics-port=-1", "--log-level=warning")
+    return Stage("headwater.services.processor", *flags), Stage("headwater.services.output_processor", *flags)
+
+
+def engine_stage(*flags: str) -> Stage:
+    return Stage("headwater.services.engine", *ENGINE_FLAGS, "--metrics-port=-1", "--log-level=warning", *flags)
+
+
+def gateway_stage(*flags: str) -> Stage:
+    return Stage("headwater.gateway", "--port=0", "--grpc-port=0", "--log-level=warning", *flags)
+
+
+@dataclass(frozen=True, slots=True)
+class Behind:
+    """The stages behind a gateway."""
+
+    processor: str
+    output_processor: str
+    replicas: tuple[str, ...]
+
+    def flags(self) -> list[str]:
+        seeds = [f"--processor={self.processor}", f"--output-processor={self.output_processor}"]
+        return seeds + [f"--replica={address}" for address in self.replicas]
+
+
+class Gateway:
+    """A gateway and a client of its REST surface."""
+
+    def __init__(self, stage: Stage) -> None:
+        self.stage = stage
+        self.rest, self.grpc = f"http://{stage.addresses['rest']}", stage.addresses["grpc"]
+        self.client = httpx.Client(base_url=self.rest, timeout=30)
+
+    def wait_until(self, condition: Callable[[], bool], seconds: float = 10.0) -> None:
+        end = time.monotonic() + seconds
+        while not condition():
+            assert time.monotonic() < end, "it did not come about in time"
+            time.sleep(0.02)
+
+    def is_ready(self) -> bool:
+        return self.client.get("/ready").status_code == 200
+
+    def metric(self, name: str) -> float:
+        """The sum of a metric over its labels."""
+        lines = [
+            line for line in self.client.get("/metrics").text.splitlines() if line.split("{")[0].split(" ")[0] == name
+        ]
+        return sum(float(line.rsplit(" ", 1)[1]) for line in lines)
+
+    def chat(self, text: str = "Tell me of a river.", **more: Any) -> dict[str, Any]:
+        reply = self.client.post("/v1/chat/completions", json=chat_body(text, **more))
+        assert reply.status_code == 200, reply.text
+        answer: dict[str, Any] = reply.json()
+        return answer
+
+    def complete(self, prompt: Any = "Once upon a time", **more: Any) -> dict[str, Any]:
+        reply = self.client.post("/v1/completions", json=completion_body(prompt, **more))
+        assert reply.status_code == 200, reply.text
+        answer: dict[str, Any] = reply.json()
+        return answer
+
+    def events(self, path: str, body: dict[str, Any]) -> list[dict[str, Any]]:
+        """A whole stream; the end mark is checked and left out."""
+        with self.client.stream("POST", path, json=body | {"stream": True}) as reply:
+            assert reply.status_code == 200, reply.read()
+            assert reply.headers["content-type"] == "text/event-stream; charset=utf-8"
+            lines = [line for line in reply.iter_lines() if line.startswith("data: ")]
+        assert lines.pop() == "data: [DONE]"
+        return [json.loads(line.removeprefix("data: ")) for line in lines]
+
+
+def chat_body(text: str = "Tell me of a river.", **more: Any) -> dict[str, Any]:
+    return {"model": MODEL, "messages": [{"role": "user", "content": text}], "max_tokens": 8, "temperature": 0} | more
+
+
+def completion_body(prompt: Any = "Once upon a time", **more: Any) -> dict[str, Any]:
+    return {"model": MODEL, "prompt": prompt, "max_tokens": 8, "temperature": 0} | more
