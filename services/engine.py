@@ -60,7 +60,7 @@ async def _serve_core(settings: EngineSettings, core: CoreLink, ready: Ready, li
                 if not life.orphaned:
                     await servicer.drain(settings.drain_limit)
     finally:
-        await listener.server.stop(LAST_WORDS_SECONDS)
+        await listener.server.stop(0.0 if life.orphaned else LAST_WORDS_SECONDS)
     if core.gone.is_set():
         raise CoreFailed(f"the engine core ended with status {await core.ended()}")
 

@@ -98,8 +98,10 @@ class RingWriter:
         return True
 
     def close(self) -> None:
-        self._memory.close()
-        self._end.close()
+        """A second time does nothing."""
+        if not self._memory.closed:
+            self._memory.close()
+            self._end.close()
 
     def _collect(self) -> None:
         for released in _records(self._end.release):
@@ -139,8 +141,10 @@ class RingReader:
         return messages
 
     def close(self) -> None:
-        self._memory.close()
-        self._end.close()
+        """A second time does nothing."""
+        if not self._memory.closed:
+            self._memory.close()
+            self._end.close()
 
     def _take(self, length: int) -> bytes:
         until_wrap = self._capacity - self._at

@@ -9,8 +9,9 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections import defaultdict
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -85,12 +86,13 @@ def engine_process(*flags: str) -> Iterator[EngineProcess]:
         engine.close()
 
 
-def is_running(pid: int) -> bool:
-    """False also for a process that has ended and that nobody has asked about yet."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
+def wait_for_end(pid: int, seconds: float) -> None:
+    """Of a process that need not be a child; one that has ended and that nobody has asked about yet counts."""
+    deadline = time.monotonic() + seconds
+    with contextlib.suppress(FileNotFoundError):
+        while Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z":
+            assert time.monotonic() < deadline, f"process {pid} still runs"
+            time.sleep(0.01)
 
 
 class Client:
@@ -133,10 +135,14 @@ class Client:
 
     async def idle_load(self) -> Any:
         """The engine's load once nothing runs or waits."""
+        return await self.load_that(lambda load: not (load.num_running or load.num_waiting or load.num_used_blocks))
+
+    async def load_that(self, condition: Callable[[Any], bool]) -> Any:
+        """The engine's load once the condition holds of it."""
         async with asyncio.timeout(10):
             while True:
                 load = await self.stub.GetLoad(pb.LoadRequest())
-                if not (load.num_running or load.num_waiting or load.num_used_blocks):
+                if condition(load):
                     return load
                 await asyncio.sleep(0.01)
 

@@ -6,9 +6,7 @@ import asyncio
 import contextlib
 import os
 import signal
-import subprocess
 import sys
-import time
 import urllib.request
 from collections.abc import Iterator
 from typing import Any
@@ -33,8 +31,8 @@ from tests.services.engine_process import (
     answer,
     client_of,
     engine_process,
-    is_running,
     prompt,
+    wait_for_end,
 )
 
 CANCELLED, ERROR = common_pb2.FINISH_REASON_CANCELLED, common_pb2.FINISH_REASON_ERROR
@@ -166,9 +164,7 @@ async def test_a_broken_session_takes_its_streams_with_it_and_no_other(engine: E
             await client.send(*(add(i, prompt(i + 10), 1000, credit=3) for i in range(20)))
             await client.read_tokens(19, 3)
             assert (await client.stub.GetLoad(pb.LoadRequest())).num_running == 21
-        async with asyncio.timeout(5):
-            while (await other.stub.GetLoad(pb.LoadRequest())).num_running != 1:
-                await asyncio.sleep(0.01)
+        await other.load_that(lambda load: load.num_running == 1)
         await other.send(credits=[pb.Credit(stream_id=1, tokens=100)])
         await other.read_until_finished(1)
         assert other.tokens[1] == answer(prompt(9), 100)
@@ -191,10 +187,13 @@ asyncio.run(main())
 
 
 async def test_a_client_that_is_killed_leaves_nothing_running(engine: EngineProcess) -> None:
-    with subprocess.Popen([sys.executable, "-c", KILLED_CLIENT, engine.address], stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == b"running\n"
-        process.kill()
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", KILLED_CLIENT, engine.address, stdout=asyncio.subprocess.PIPE
+    )
+    assert process.stdout is not None
+    assert await process.stdout.readline() == b"running\n"
+    process.kill()
+    await process.communicate()
     async with client_of(engine) as client:
         assert (await client.idle_load()).num_used_blocks == 0
 
@@ -364,15 +363,12 @@ async def test_nothing_outlives_a_door(how: str) -> None:
         async with client_of(engine) as client:
             await client.send(add(1, prompt(1), 1000, credit=3))
             await client.read_tokens(1, 3)
-            started = time.monotonic()
             if how == "killed":
                 engine.process.kill()
             else:
                 engine.lose_supervisor()
-            await asyncio.to_thread(engine.wait)
-            while is_running(core):
-                await asyncio.sleep(0.01)
-            assert time.monotonic() - started < 2
+            await asyncio.to_thread(engine.wait, 2)
+            await asyncio.to_thread(wait_for_end, core, 2)
             with contextlib.suppress(grpc.aio.AioRpcError):
                 await client.call.read()
     assert set(os.listdir("/dev/shm")) == shared_memory
@@ -385,9 +381,7 @@ async def test_on_sigterm_what_runs_ends_and_nothing_new_is_taken() -> None:
             await client.send(add(1, prompt(1), 200, credit=3))
             await client.read_tokens(1, 3)
             engine.terminate()
-            async with asyncio.timeout(5):
-                while not (await client.stub.GetLoad(pb.LoadRequest())).draining:
-                    await asyncio.sleep(0.01)
+            await client.load_that(lambda load: load.draining)
             await client.send(add(2, prompt(2)))
             await client.read_until_finished(2)
             refused = client.finishes[2]
@@ -397,7 +391,7 @@ async def test_on_sigterm_what_runs_ends_and_nothing_new_is_taken() -> None:
             assert client.tokens[1] == answer(prompt(1), 200)
             assert await client.call.read() is grpc.aio.EOF
         assert await asyncio.to_thread(engine.wait) == 0
-        assert not is_running(core)
+        wait_for_end(core, 0)
 
 
 async def test_a_drain_over_grpc_cuts_off_what_does_not_end_in_time() -> None:
