@@ -1,0 +1,139 @@
+"""Small random checkpoints of every family, as transformers writes them, and an engine that answers from a folder."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
+
+from headwater.engine_core import weights
+from headwater.engine_core.engine import Engine
+from headwater.engine_core.executors.build import ExecutorOptions, build_executor
+from headwater.engine_core.request import NewRequest, TokenLogprobs
+from headwater.engine_core.sampling_params import SamplingParams
+from headwater.engine_core.step_output import StepOutput
+
+SHAPE = {
+    "vocab_size": 512,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 1024,
+    "tie_word_embeddings": False,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 500_000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 128,
+}
+FAMILIES: dict[str, Any] = {
+    "llama2": lambda: LlamaConfig(**SHAPE | {"num_key_value_heads": 4}),
+    "llama3 with scaled rope": lambda: LlamaConfig(**SHAPE, rope_parameters=LLAMA3_ROPE),
+    "llama with linear rope": lambda: LlamaConfig(
+        **SHAPE, rope_parameters={"rope_type": "linear", "factor": 4.0, "rope_theta": 1e4}
+    ),
+    "smollm2": lambda: LlamaConfig(**SHAPE | {"tie_word_embeddings": True}),
+    "qwen2": lambda: Qwen2Config(**SHAPE),
+    "qwen3": lambda: Qwen3Config(**SHAPE, head_dim=32),
+    "mistral": lambda: MistralConfig(**SHAPE, sliding_window=None),
+}
+
+
+def random_checkpoint(family: str, folder: Path, *, max_shard_size: str = "5GB") -> Any:
+    """Writes one in Hugging Face's layout; returns the transformers model. Norms and biases are random too."""
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(FAMILIES[family](), dtype=torch.float32).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(torch.randn_like(parameter) * 0.3 + (1.0 if parameter.dim() == 1 else 0.0))
+    model.save_pretrained(folder, max_shard_size=max_shard_size)
+    return model
+
+
+def convert(source: Path, folder: Path, dtype: str = "float32") -> Path:
+    folder.mkdir(exist_ok=True)
+    weights.convert(source, folder, dtype=dtype, progress=lambda done, total: None)
+    return folder
+
+
+@dataclass(slots=True)
+class Answer:
+    """What one request was told."""
+
+    token_ids: list[int]
+    logprobs: list[TokenLogprobs]
+    prompt_logprobs: list[TokenLogprobs]
+    cached_tokens: int = 0
+
+
+class SmallEngine:
+    """An engine in this process."""
+
+    def __init__(self, folder: Path, **options: Any) -> None:
+        given = {"num_threads": 1, "num_blocks": 600, "max_num_batched_tokens": 256, "max_num_seqs": 64} | options
+        self.executor, self.config, _ = build_executor(
+            ExecutorOptions(model_folder=folder, **given), lambda phase, done, total: None
+        )
+        self.engine = Engine(self.config, self.executor)
+        self._num_asked = 0
+
+    def answer(self, prompts: Sequence[Sequence[int]], *samplings: SamplingParams) -> list[Answer]:
+        """All prompts at once; one sampling for all, or one each."""
+        first, answers = self._num_asked, {}
+        self._num_asked += len(prompts)
+        for i, prompt in enumerate(prompts):
+            sampling = samplings[i if len(samplings) > 1 else 0]
+            answers[first + i] = Answer([], [], [])
+            self.engine.add(NewRequest(key=first + i, prompt_ids=list(prompt), output_ids=[], sampling=sampling))
+        while self.engine.has_work():
+            if (output := self.engine.step()) is not None:
+                _hear(output, answers)
+        return [answers[first + i] for i in range(len(prompts))]
+
+    def tokens(self, prompts: Sequence[Sequence[int]], *samplings: SamplingParams) -> list[list[int]]:
+        return [answer.token_ids for answer in self.answer(prompts, *samplings)]
+
+    def close(self) -> None:
+        self.executor.close()
+
+
+def _hear(output: StepOutput, answers: dict[int, Answer]) -> None:
+    at = 0
+    for key, num_tokens in zip(output.keys, output.num_tokens, strict=True):
+        answers[key].token_ids += output.token_ids[at : at + num_tokens]
+        answers[key].logprobs += [output.logprobs[i] for i in range(at, at + num_tokens) if i in output.logprobs]
+        at += num_tokens
+    for part in output.prompt_logprobs:
+        answers[part.key].prompt_logprobs += part.entries
+    for start in output.starts:
+        answers[start.key].cached_tokens = start.cached_tokens
+
+
+def greedy(max_tokens: int, **more: Any) -> SamplingParams:
+    return SamplingParams(temperature=0.0, max_tokens=max_tokens, **more)
+
+
+def reference_greedy(model: Any, prompt: Sequence[int], max_tokens: int) -> list[int]:
+    """What transformers answers."""
+    with torch.no_grad():
+        ids = model.generate(
+            torch.tensor([list(prompt)]),
+            attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
+            max_new_tokens=max_tokens,
+            do_sample=False,
+            eos_token_id=None,
+            pad_token_id=0,
+        )
+    answer: list[int] = ids[0, len(prompt) :].tolist()
+    return answer

@@ -1,0 +1,106 @@
+"""The same answer whatever else is in the batch: every request alone, then in company, in each served dtype."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from headwater.engine_core.sampling_params import SamplingParams
+from headwater.kernels.row_stable_linear import row_stable_linear, stable_rows
+from headwater.kernels.split_attention import plan_splits, split_attention
+from tests.engine_core.small_models import SmallEngine, convert, greedy, random_checkpoint
+
+RNG = np.random.default_rng(7)
+PROMPTS = [RNG.integers(3, 512, int(n)).tolist() for n in RNG.integers(1, 400, 64)]
+
+
+@pytest.fixture(scope="module", params=["float32", "bfloat16"])
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    home = tmp_path_factory.mktemp(request.param)
+    random_checkpoint("qwen3", home / "hf")
+    return convert(home / "hf", home / "ours", request.param)
+
+
+def sampled(i: int) -> SamplingParams:
+    """Rows of every kind side by side."""
+    kinds: list[dict[str, object]] = [
+        {},
+        {"top_p": 0.8},
+        {"top_k": 20, "min_p": 0.01},
+        {"repetition_penalty": 1.2, "presence_penalty": 0.5, "frequency_penalty": 0.1},
+    ]
+    return SamplingParams(temperature=0.9, seed=i, max_tokens=16, **kinds[i % len(kinds)])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kind", ["greedy", "sampled"])
+def test_64_streams_at_once_are_each_what_they_are_alone(folder: Path, kind: str) -> None:
+    samplings = [greedy(16) if kind == "greedy" else sampled(i) for i in range(len(PROMPTS))]
+    together, alone = SmallEngine(folder, num_blocks=4000), SmallEngine(folder)
+    batched = together.tokens(PROMPTS, *samplings)
+    assert batched == [alone.tokens([prompt], sampling)[0] for prompt, sampling in zip(PROMPTS, samplings, strict=True)]
+
+
+@pytest.mark.parametrize("chunk", [64, 65, 91])
+def test_chunks_change_nothing(folder: Path, chunk: int) -> None:
+    whole = SmallEngine(folder, num_blocks=4000, max_num_batched_tokens=2048).tokens(PROMPTS[:16], greedy(8))
+    assert SmallEngine(folder, max_num_batched_tokens=chunk).tokens(PROMPTS[:16], greedy(8)) == whole
+
+
+def test_preemption_changes_nothing(folder: Path) -> None:
+    calm = SmallEngine(folder, num_blocks=4000).tokens(PROMPTS[:24], greedy(40))
+    tight = SmallEngine(folder, num_blocks=66)
+    assert tight.tokens(PROMPTS[:24], greedy(40)) == calm
+    assert tight.engine.load().num_preemptions > 0
+
+
+def test_cached_prefixes_change_nothing(folder: Path) -> None:
+    engine = SmallEngine(folder, num_blocks=4000)
+    prompts = [prompt for prompt in PROMPTS if len(prompt) > 40][:12]
+    first, second = engine.answer(prompts, greedy(12)), engine.answer(prompts, greedy(12))
+    assert [answer.token_ids for answer in first] == [answer.token_ids for answer in second]
+    assert [answer.cached_tokens for answer in second] == [(len(prompt) - 1) // 16 * 16 for prompt in prompts]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("shape", [(96, 64), (512, 1536), (1000, 576)], ids=str)
+def test_a_product_gives_a_row_the_same_bits_in_any_company(shape: tuple[int, int], dtype: torch.dtype) -> None:
+    weight, x = torch.randn(shape).to(dtype), torch.randn(300, shape[1]).to(dtype)
+    min_rows = stable_rows(weight)
+    expected = row_stable_linear(x, weight, min_rows)
+    for num_rows in (1, 2, 3, 5, 11, 16, 33, 100, 255):
+        for start in range(0, 300 - num_rows, 37):
+            rows = slice(start, start + num_rows)
+            assert torch.equal(row_stable_linear(x[rows], weight, min_rows), expected[rows])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("block_size", [16, 64, 128])
+def test_attention_gives_a_position_the_same_bits_in_any_chunk(block_size: int, dtype: torch.dtype) -> None:
+    length, num_blocks = 700, 700 // block_size + 4
+    k_cache, v_cache = (torch.randn(num_blocks, 2, block_size, 32).to(dtype) for _ in range(2))
+    q = torch.randn(length, 6, 32).to(dtype)
+    table = torch.randperm(num_blocks - 1).int()[None, : -(-length // block_size)] + 1
+
+    def attend(starts: list[int], counts: list[int], rows: torch.Tensor) -> torch.Tensor:
+        plan = plan_splits(starts, counts, table.expand(len(starts), -1), block_size)
+        return split_attention(rows, k_cache, v_cache, plan, 32**-0.5)
+
+    whole = attend([0], [length], q)
+    for chunk in (1, 7, 128, 300):
+        parts = [attend([s], [min(chunk, length - s)], q[s : s + chunk]) for s in range(0, length, chunk)]
+        assert torch.equal(torch.cat(parts), whole), chunk
+    positions = [3, 255, 256, 699]
+    assert torch.equal(attend(positions, [1] * 4, q[positions]), whole[positions])
+    keys, values = (c[table[0].long()].transpose(1, 2).flatten(0, 1)[:length].double() for c in (k_cache, v_cache))
+    mask = torch.ones(length, length, dtype=torch.bool).tril()
+    expected = torch.nn.functional.scaled_dot_product_attention(
+        q.double().transpose(0, 1),
+        keys.repeat_interleave(3, 1).transpose(0, 1),
+        values.repeat_interleave(3, 1).transpose(0, 1),
+        attn_mask=mask,
+    ).transpose(0, 1)
+    assert torch.dist(whole.double(), expected) < (1e-6 if dtype == torch.float32 else 1e-2) * expected.norm()

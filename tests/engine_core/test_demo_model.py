@@ -1,0 +1,86 @@
+"""The demo model against transformers on varied prompts: the same weights, float32, greedy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from headwater.engine_core.gguf_file import GgufFile
+from headwater.services.demo_model import DEMO_NAME, demo_gguf
+from headwater.services.model_store import default_cache_dir, pull
+from headwater.services.progress import silent
+from headwater.services.text_model import ServingChoices, TextModel, load_text_model
+from tests.engine_core.small_models import SmallEngine, greedy, reference_greedy
+
+TEXTS = [
+    "a",
+    "The capital of France is",
+    "Once upon a time, in a village by the river, there lived",
+    "def fibonacci(n):\n    ",
+    "1, 2, 3, 5, 8, 13,",
+    "Der Himmel ist heute",
+    "今日は天気が",
+    "Привет, как",
+    "🙂🙃 emoji and naïve café —",
+    "    \n\n\t  indented",
+    '{"name": "river", "length_km":',
+    "Q: What is water made of?\nA:",
+    "x" * 300,
+    "The quick brown fox jumps over the lazy dog. " * 20,
+    "Water flows downhill because of gravity. Rivers carry sediment to the sea. " * 30,
+    "SELECT name FROM rivers WHERE",
+    "<html><body><h1>",
+    "مرحبا بالعالم",
+    "In mathematics, a prime number is a natural number greater than 1 that",
+    "To be, or not to be, that is the question:",
+]
+CHATS = [
+    [("user", "Name three rivers.")],
+    [("system", "You are terse."), ("user", "Why is the sky blue?")],
+    [("user", "Hi!"), ("assistant", "Hello! How can I help?"), ("user", "Tell me about headwaters.")],
+    [("user", "2+2?"), ("assistant", "4"), ("user", "times 3?"), ("assistant", "12"), ("user", "minus 5?")],
+]
+
+
+@pytest.fixture(scope="module")
+def folder() -> Path:
+    return pull(DEMO_NAME, cache_dir=default_cache_dir(), progress=silent, dtype="float32")
+
+
+@pytest.fixture(scope="module")
+def text_model(folder: Path) -> TextModel:
+    return load_text_model(folder, DEMO_NAME, ServingChoices())
+
+
+@pytest.fixture(scope="module")
+def reference() -> Any:
+    file = GgufFile(demo_gguf(default_cache_dir(), silent))
+    config = {key: value for key, value in file.hf_config().items() if value is not None and key != "architectures"}
+    model = LlamaForCausalLM(LlamaConfig(**config))
+    model.load_state_dict(dict(file.tensors()), strict=False)
+    model.tie_weights()
+    return model.eval()
+
+
+@pytest.mark.slow
+def test_greedy_answers_are_those_of_transformers(folder: Path, text_model: TextModel, reference: Any) -> None:
+    prompts = [text_model.tokenizer.encode(text, add_special_tokens=True) for text in TEXTS]
+    prompts += [text_model.tokenizer.encode(_render(chat), add_special_tokens=False) for chat in CHATS]
+    engine = SmallEngine(folder, num_blocks=1200, num_threads=2)
+    answers = engine.answer(prompts, greedy(16, num_logprobs=0))
+    engine.close()
+    for prompt, answer in zip(prompts, answers, strict=True):
+        assert answer.token_ids == reference_greedy(reference, prompt, 16)
+    with torch.no_grad():
+        logits = reference(torch.tensor([prompts[2] + answers[2].token_ids])).logits[0].log_softmax(-1)
+    expected = [logits[len(prompts[2]) - 1 + i, token].item() for i, token in enumerate(answers[2].token_ids)]
+    assert [entry.logprob for entry in answers[2].logprobs] == pytest.approx(expected, abs=1e-3)
+
+
+def _render(chat: list[tuple[str, str]]) -> str:
+    turns = "".join(f"<|im_start|>{role}\n{content}<|im_end|>\n" for role, content in chat)
+    return turns + "<|im_start|>assistant\n"

@@ -1,0 +1,46 @@
+"""Each family of models against transformers, in float32, through the real engine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from tests.engine_core.small_models import (
+    FAMILIES,
+    SmallEngine,
+    convert,
+    greedy,
+    random_checkpoint,
+    reference_greedy,
+)
+
+PROMPTS = [np.random.default_rng(n).integers(3, 512, n).tolist() for n in (1, 2, 17, 64, 300)]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_greedy_tokens_and_logprobs_are_those_of_transformers(family: str, tmp_path: Path) -> None:
+    model = random_checkpoint(family, tmp_path / "hf")
+    engine = SmallEngine(convert(tmp_path / "hf", tmp_path / "ours"))
+    answers = engine.answer(PROMPTS, greedy(12, num_logprobs=3, num_prompt_logprobs=0))
+    engine.close()
+    for prompt, answer in zip(PROMPTS, answers, strict=True):
+        assert answer.token_ids == reference_greedy(model, prompt, 12)
+        with torch.no_grad():
+            expected = model(torch.tensor([prompt + answer.token_ids])).logits[0].log_softmax(-1)
+        after = expected[len(prompt) - 1 : -1]
+        chosen = [after[i, token].item() for i, token in enumerate(answer.token_ids)]
+        assert [entry.logprob for entry in answer.logprobs] == pytest.approx(chosen, abs=1e-3)
+        assert [entry.top_ids for entry in answer.logprobs] == after.topk(3).indices.tolist()
+        scored = [expected[i, token].item() for i, token in enumerate(prompt[1:])]
+        assert [entry.logprob for entry in answer.prompt_logprobs] == pytest.approx(scored, abs=1e-3)
+
+
+def test_a_sharded_checkpoint_is_the_same_model(tmp_path: Path) -> None:
+    random_checkpoint("qwen2", tmp_path / "one")
+    random_checkpoint("qwen2", tmp_path / "many", max_shard_size="100KB")
+    assert len(list((tmp_path / "many").glob("*.safetensors"))) > 1
+    one, many = convert(tmp_path / "one", tmp_path / "a"), convert(tmp_path / "many", tmp_path / "b")
+    assert (one / "weights.safetensors").read_bytes() == (many / "weights.safetensors").read_bytes()
