@@ -104,6 +104,8 @@ def _options(settings: EngineSettings) -> ExecutorOptions:
         max_num_seqs=settings.max_num_seqs,
         max_num_batched_tokens=settings.max_num_batched_tokens,
         async_depth=settings.async_depth,
+        simulated_step_seconds=settings.simulated_step_seconds,
+        simulated_prefill_seconds=settings.simulated_prefill_seconds,
     )
 
 

@@ -33,6 +33,8 @@ class EngineSettings:
     max_num_batched_tokens: int = setting(2048, "token budget of a step")
     async_depth: int = setting(2, "steps in flight, 1…4")
     threads: int = setting(0, "threads that compute on a CPU; 0: one a core")
+    simulated_step_seconds: float = setting(0.0, "time of a step of the simulated executor")
+    simulated_prefill_seconds: float = setting(0.0, "what each prompt token adds to it")
     drain_limit: float = setting(30.0, "seconds that running requests are given to end when the engine leaves")
 
     def __post_init__(self) -> None:
@@ -42,8 +44,9 @@ class EngineSettings:
             raise SettingError("port", self.port, "0…65535")
         if not -1 <= self.metrics_port <= 65535:
             raise SettingError("metrics_port", self.metrics_port, "-1…65535")
-        if self.drain_limit < 0:
-            raise SettingError("drain_limit", self.drain_limit, "0 or more seconds")
+        for name in ("drain_limit", "simulated_step_seconds", "simulated_prefill_seconds"):
+            if getattr(self, name) < 0:
+                raise SettingError(name, getattr(self, name), "0 or more seconds")
         for name, allowed in (("executor", ("single", "simulated")), ("load_format", ("auto", "dummy"))):
             if getattr(self, name) not in allowed:
                 raise SettingError(name, getattr(self, name), " or ".join(allowed))

@@ -13,7 +13,7 @@ import torch
 from headwater.engine_core import weights
 from headwater.engine_core.config import ConfigError, EngineConfig
 from headwater.engine_core.executors.executor import Executor
-from headwater.engine_core.executors.simulated import SimulatedExecutor, SimulatedModel
+from headwater.engine_core.executors.simulated import SimulatedExecutor, SimulatedModel, SimulatedTiming
 from headwater.engine_core.executors.single import SingleExecutor
 from headwater.engine_core.model_config import ModelConfig
 from headwater.engine_core.models.decoder import Decoder
@@ -45,6 +45,10 @@ class ExecutorOptions:
     max_num_seqs: int = 256
     max_num_batched_tokens: int = 2048
     async_depth: int = 2
+    simulated_step_seconds: float = 0.0
+    """Time of a simulated step, whatever is in it."""
+    simulated_prefill_seconds: float = 0.0
+    """What each prompt token adds to it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,9 +102,11 @@ def _simulated(options: ExecutorOptions) -> tuple[Executor, EngineConfig, ModelF
         max_model_len = options.max_model_len or model.max_position_embeddings
     options = replace(options, max_model_len=max_model_len, num_blocks=options.num_blocks or 4_096)
     config = _config(options, max_model_len, options.num_blocks)
-    executor = SimulatedExecutor(
-        config, SimulatedModel(vocab_size=vocab_size, first_token_id=min(256, vocab_size // 2))
+    timing = SimulatedTiming(
+        step_seconds=options.simulated_step_seconds, seconds_per_prefill_token=options.simulated_prefill_seconds
     )
+    simulated_model = SimulatedModel(vocab_size=vocab_size, first_token_id=min(256, vocab_size // 2))
+    executor = SimulatedExecutor(config, simulated_model, timing)
     facts = ModelFacts(dtype="simulated", kv_format="simulated", vocab_size=vocab_size, numerics_id="simulated")
     return executor, config, facts
 
