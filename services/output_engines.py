@@ -103,7 +103,15 @@ class EngineLink:
 
     async def run(self) -> None:
         """Connects, carries frames until the session breaks, and tells the streams that are left."""
-        problem = "it ended the session"
+        try:
+            problem = await self._carry()
+        finally:
+            self._lose()
+        output_metrics.ENGINES_LOST.inc()
+        structlog.get_logger().warning("engine session lost", engine=self.address, problem=problem)
+
+    async def _carry(self) -> str:
+        """One session to its end; returns what ended it."""
         try:
             async with grpc.aio.insecure_channel(self.address) as channel:
                 stub = engine_pb2_grpc.EngineStub(channel)
@@ -115,17 +123,14 @@ class EngineLink:
                     while (frame := await call.read()) is not grpc.aio.EOF:
                         assert isinstance(frame, EngineFrame)
                         self._take(frame)
+            return "it ended the session"
         except grpc.aio.AioRpcError as failure:
-            problem = failure.details() or failure.code().name
+            return failure.details() or failure.code().name
         except asyncio.InvalidStateError as failure:
             # What grpc raises for a write on a session that has just ended.
-            problem = str(failure)
+            return str(failure)
         except ValueError as failure:
-            problem = f"it sent a frame that cannot be read: {failure}"
-        finally:
-            output_metrics.ENGINES_LOST.inc()
-            structlog.get_logger().warning("engine session lost", engine=self.address, problem=problem)
-            self._lose()
+            return f"it sent a frame that cannot be read: {failure}"
 
     def _take(self, frame: EngineFrame) -> None:
         """Sorts one frame to its streams; rows of streams that ended here are dropped."""

@@ -100,8 +100,10 @@ async def scripted_engine() -> AsyncIterator[ScriptedEngine]:
 
 @dataclass
 class Heard:
-    """What a gateway has heard of one stream."""
+    """What a gateway has heard of one stream, which began (or was resumed) at `first` and `offset`."""
 
+    first: int
+    offset: int
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
     finish: OutputFinish | None = None
@@ -146,16 +148,15 @@ class ListeningGateway:
         position = 0
         rows = zip(frame.stream_ids, frame.first_index, frame.num_tokens, frame.texts, frame.text_offset, strict=True)
         for stream_id, first, count, text, offset in rows:
-            heard = self.heard.setdefault(stream_id, Heard())
-            if heard.token_ids or heard.text:
-                assert offset == len(heard.text.encode()) or first > 0
-                assert first == len(heard.token_ids) or not count
+            heard = self.heard.setdefault(stream_id, Heard(first, offset))
+            assert first == heard.first + len(heard.token_ids)
+            assert offset == heard.offset + len(heard.text.encode())
             heard.token_ids += frame.token_ids[position : position + count]
             heard.text += text
             position += count
         assert position == len(frame.token_ids)
         for finish in frame.finishes:
-            self.heard.setdefault(finish.stream_id, Heard()).finish = finish
+            self.heard.setdefault(finish.stream_id, Heard(0, 0)).finish = finish
 
     async def finish(self, stream_id: int) -> OutputFinish:
         """Reads until the stream has ended."""

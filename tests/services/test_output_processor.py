@@ -318,6 +318,16 @@ async def test_text_that_was_made_but_not_delivered_comes_first_after_a_resume(l
     assert (list(frame.texts), list(frame.text_offset), list(frame.num_tokens)) == (["e two"], [2], [0])
 
 
+async def test_text_of_any_length_goes_in_frames_below_the_limit(line: Line) -> None:
+    ids = line.ids(" hello") * 15000
+    await line.gateway.send(line.gateway.opening(1, num_output_tokens=30000, output_ids=ids))
+    await line.gateway.send(parts=[AddPart(stream_id=1, output_ids=ids)])
+    line.engine.say_finish((await line.engine.add()).stream_ids[0])
+    await line.gateway.finish(1)
+    assert line.gateway.heard[1].text == " hello" * 30000
+    assert max(len(text) for frame in line.gateway.frames for text in frame.texts) == 8192
+
+
 async def test_a_resume_that_claims_more_text_than_its_tokens_spell_is_refused(line: Line) -> None:
     await line.gateway.send(line.gateway.opening(1, num_output_tokens=1, output_ids=line.ids("one"), delivered=[9]))
     assert "delivered_bytes is 9; allowed: 0…3" in (await line.gateway.finish(1)).error

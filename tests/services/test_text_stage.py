@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 import os
 import signal
@@ -20,6 +21,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from headwater.services.bus import Bus
 from headwater.services.member import Kind
 from headwater.services.membership import Members
+from headwater.services.output_processor import OutputProcessorSettings
+from headwater.services.processor import ProcessorSettings
 from headwater.services.runtime import READY_FD
 
 STAGES = {"headwater.services.processor": Kind.PROCESSOR, "headwater.services.output_processor": Kind.OUTPUT_PROCESSOR}
@@ -48,6 +51,18 @@ async def running(module: str, *flags: str) -> AsyncIterator[tuple[asyncio.subpr
         if process.returncode is None:
             process.kill()
         await process.wait()
+
+
+COMMON = ["host", "port", "replica_id", "nats_url", "redis_url", "model_folder", "served_model_name", "drain_limit"]
+COMMON += ["metrics_port", "log_level"]
+OWN = ["dtype", "kv_format", "block_size", "max_model_len", "chat_template", "generation_config", "threads"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "knobs"), [(ProcessorSettings, COMMON + OWN), (OutputProcessorSettings, COMMON)], ids=STAGES
+)
+def test_a_new_knob_is_a_decision(settings: type, knobs: list[str]) -> None:
+    assert [field.name for field in dataclasses.fields(settings)] == knobs
 
 
 @pytest.mark.parametrize("module", STAGES)
