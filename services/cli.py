@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 import sys
 from collections.abc import Mapping
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import httpx
+import structlog
 import typer
 from rich.console import Console
 from rich.markup import escape
@@ -267,6 +269,8 @@ def _become(module: str, args: list[str]) -> NoReturn:
 
 
 def main() -> None:
+    # What libraries of ours log is for stages; a person gets sentences.
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
     try:
         app()
     except KNOWN_ERRORS as error:

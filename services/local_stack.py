@@ -116,9 +116,11 @@ class LocalStack:
             self._stage(f"engine-{i}", "headwater.services.engine", partial(plan.engine, i), plan.engine_env(i))
             for i in range(settings.replicas)
         ]
-        self._groups["processor"] = [self._stage("processor", "headwater.services.processor", plan.processor)]
+        self._groups["processor"] = [self._stage("processor-0", "headwater.services.processor", plan.processor)]
         self._groups["output-processor"] = [
-            self._stage(f"output-processor-{i}", "headwater.services.output_processor", plan.output_processor)
+            self._stage(
+                f"output-processor-{i}", "headwater.services.output_processor", partial(plan.output_processor, i)
+            )
             for i in range(settings.output_processors)
         ]
         self._groups["gateway"] = [

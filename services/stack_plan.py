@@ -40,13 +40,13 @@ class StackPlan:
 
     def processor(self) -> list[str]:
         settings = self.settings
-        flags = self._behind() + self._length()
+        flags = [*self._behind(), f"--replica-id={self._id('processor', 0)}", *self._length()]
         flags += [f"--chat-template={settings.chat_template}"] if settings.chat_template else []
         flags += [f"--generation-config={settings.generation_config}"] if settings.generation_config else []
         return flags
 
-    def output_processor(self) -> list[str]:
-        return self._behind()
+    def output_processor(self, idx: int) -> list[str]:
+        return [*self._behind(), f"--replica-id={self._id('output-processor', idx)}"]
 
     def engine(self, idx: int) -> list[str]:
         settings = self.settings

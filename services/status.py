@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
 
@@ -52,17 +52,26 @@ def _everyone(members: Members) -> list[Member]:
     return [member for kind in Kind for member in sorted(members.of(kind), key=lambda each: each.replica_id)]
 
 
-def as_table(members: Sequence[Member]) -> Table:
-    """A row a process; the numbers are those of engines."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("stage", "replica", "address", "model", "state"):
-        table.add_column(name)
-    for name in ("running", "waiting", "KV blocks", "prefix hits", "step"):
-        table.add_column(name, justify="right")
+def as_table(members: Sequence[Member]) -> Group:
+    """The engines and how busy they are, then the processes in front of them."""
+    engines = _table("engine", "address", "model", "state")
+    for name in ("running", "waiting", "KV blocks", "hits", "step"):
+        engines.add_column(name, justify="right")
+    front = _table("stage", "name", "address", "state")
     for member in members:
         state = "[yellow]draining[/]" if member.draining else "[green]serving[/]"
-        model = member.model.name if member.model is not None else ""
-        table.add_row(member.kind.value, member.replica_id, member.address, model, state, *_load_cells(member))
+        if member.kind is Kind.ENGINE:
+            model = member.model.name if member.model is not None else ""
+            engines.add_row(member.replica_id, member.address, model, state, *_load_cells(member))
+        else:
+            front.add_row(member.kind.value.replace("_", " "), member.replica_id, member.address, state)
+    return Group(engines, "", front)
+
+
+def _table(*columns: str) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in columns:
+        table.add_column(name, overflow="fold")
     return table
 
 

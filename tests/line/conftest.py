@@ -1,0 +1,195 @@
+"""A running line for whole-system tests: `headwater up` as a newcomer starts it, on free ports, in its own folder."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from headwater.services.line_file import LineRecord, read_line
+from headwater.services.model_store import default_cache_dir
+
+MODEL = "smollm2-135m-instruct"
+PACE = {"HEADWATER_SIMULATED_STEP_SECONDS": "0.01", "HEADWATER_SIMULATED_PREFILL_SECONDS": "0.0001"}
+"""Of engines without a model: slow enough that a test can interfere."""
+
+
+class Line:
+    """One line and what a test does to it."""
+
+    def __init__(self, folder: Path, *flags: str, env: dict[str, str] | None = None, log_name: str = "up.log") -> None:
+        self.state_dir = folder
+        self.log = folder / log_name
+        command = [sys.executable, "-m", "headwater.services.cli", "up", f"--state-dir={folder}"]
+        command += [f"--cache-dir={default_cache_dir()}", "--port=0", "--grpc-port=0", *flags]
+        with self.log.open("wb") as output:
+            self.process = subprocess.Popen(
+                command,
+                stdout=output,
+                stderr=output,
+                env=os.environ | PACE | {"COLUMNS": "200"} | (env or {}),
+                start_new_session=True,
+            )
+        self.wait_for(lambda: read_line(folder) is not None, 120, "the line is not ready")
+        self.client = httpx.Client(base_url=self.record.rest, timeout=60)
+
+    @property
+    def record(self) -> LineRecord:
+        record = read_line(self.state_dir)
+        assert record is not None, self.log.read_text()
+        return record
+
+    def pid_of(self, stage: str) -> int:
+        return next(each.pid for each in self.record.stages if each.name == stage)
+
+    def pids_of(self, stage: str) -> list[int]:
+        """A stage's processes: an engine has two."""
+        return [self.pid_of(stage), *descendants(self.pid_of(stage))]
+
+    def pids(self) -> list[int]:
+        """Every process of the line, grandchildren included."""
+        roots = [self.process.pid, *(stage.pid for stage in self.record.stages)]
+        return sorted({pid for root in roots for pid in [root, *descendants(root)]})
+
+    def addresses(self) -> list[tuple[str, int]]:
+        """Every port that a process of the line listens on, as far as it says so."""
+        record = self.record
+        named = [record.grpc, *(each for stage in record.stages for each in stage.addresses.values())]
+        hosts = [each.rpartition("/")[2].rpartition(":") for each in [*named, record.rest]]
+        return sorted({(host, int(port)) for host, _, port in hosts if host})
+
+    def wait_ended(self, pids: list[int], seconds: float) -> list[int]:
+        """Those of the processes that still run when the time is over."""
+        end = time.monotonic() + seconds
+        while alive(pids) and time.monotonic() < end:
+            time.sleep(0.02)
+        return alive(pids)
+
+    def chat(
+        self, messages: list[dict[str, str]], headers: dict[str, str] | None = None, **more: Any
+    ) -> dict[str, Any]:
+        """A whole answer; greedy unless told otherwise."""
+        body = {"model": MODEL, "messages": messages, "max_tokens": 16, "temperature": 0} | more
+        reply = self.client.post("/v1/chat/completions", json=body, headers=headers)
+        assert reply.status_code == 200, reply.text
+        answer: dict[str, Any] = reply.json()
+        return answer
+
+    def stream(self, prompt: str, **more: Any) -> contextlib.AbstractContextManager[Iterator[dict[str, Any]]]:
+        """Events of a streamed completion, errors among them; leaving the scope early is a client that leaves."""
+        return self._stream("/v1/completions", {"prompt": prompt} | more)
+
+    def stream_chat(
+        self, messages: list[dict[str, str]], **more: Any
+    ) -> contextlib.AbstractContextManager[Iterator[dict[str, Any]]]:
+        return self._stream("/v1/chat/completions", {"messages": messages} | more)
+
+    @contextlib.contextmanager
+    def _stream(self, path: str, body: dict[str, Any]) -> Iterator[Iterator[dict[str, Any]]]:
+        body = {"model": MODEL, "max_tokens": 64, "temperature": 0, "stream": True} | body
+        with self.client.stream("POST", path, json=body) as reply:
+            assert reply.status_code == 200, reply.read()
+            yield (json.loads(line[6:]) for line in reply.iter_lines() if line.startswith("data: {"))
+
+    def metric(self, name: str) -> float:
+        """The sum of a metric of the gateway over its labels."""
+        lines = self.client.get("/metrics").text.splitlines()
+        values = [float(line.rsplit(" ", 1)[1]) for line in lines if line.split("{")[0].split(" ")[0] == name]
+        assert values, f"no metric {name}"
+        return sum(values)
+
+    def loads(self) -> dict[str, dict[str, Any]]:
+        """What each engine says of its load, by replica."""
+        listed = subprocess.run(
+            [sys.executable, "-m", "headwater.services.cli", "status", "--json", f"--state-dir={self.state_dir}"],
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=30,
+        )
+        return {each["replica_id"]: each for each in json.loads(listed.stdout) if each["kind"] == "engine"}
+
+    def wait_for(self, condition: Callable[[], bool], seconds: float, otherwise: str) -> None:
+        end = time.monotonic() + seconds
+        while not condition():
+            if time.monotonic() > end or self.process.poll() is not None:
+                self.kill()
+                raise AssertionError(f"{otherwise}:\n{self.log.read_text()}")
+            time.sleep(0.02)
+
+    def stop(self, number: signal.Signals = signal.SIGINT, seconds: float = 30) -> int:
+        """Ends the line as its terminal would; its exit status."""
+        self.client.close()
+        self.process.send_signal(number)
+        return self.process.wait(seconds)
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+def descendants(pid: int) -> list[int]:
+    """Children of a process, and theirs."""
+    children: list[int] = []
+    for tasks in Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            children += [int(child) for child in tasks.read_text().split()]
+    return [each for child in children for each in [child, *descendants(child)]]
+
+
+def alive(pids: list[int]) -> list[int]:
+    """Those that run; one that ended and waits to be reaped does not."""
+    return [pid for pid in pids if _state(pid) not in ("gone", "Z")]
+
+
+def _state(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return "gone"
+
+
+LineStarter = Callable[..., Line]
+
+
+@pytest.fixture
+def start_line(tmp_path: Path) -> Iterator[LineStarter]:
+    """Starts lines that end with the test, however it ends."""
+    lines: list[Line] = []
+
+    def start(*flags: str, env: dict[str, str] | None = None) -> Line:
+        folder = tmp_path / f"line-{len(lines)}"
+        folder.mkdir()
+        lines.append(Line(folder, *flags, env=env))
+        return lines[-1]
+
+    yield start
+    for line in lines:
+        if line.process.poll() is None:
+            line.kill()
+
+
+@pytest.fixture(scope="session")
+def simulated_line(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Line]:
+    """Two replicas without a model, shared by the tests that leave it as they found it."""
+    line = Line(tmp_path_factory.mktemp("simulated"), "--executor=simulated", "--replicas=2")
+    yield line
+    assert line.stop() == 0, line.log.read_text()
+
+
+@pytest.fixture(scope="session")
+def demo_line(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Line]:
+    """Two replicas of the demo model, shared as above."""
+    line = Line(tmp_path_factory.mktemp("demo"), "--replicas=2")
+    yield line
+    assert line.stop() == 0, line.log.read_text()

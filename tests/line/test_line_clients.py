@@ -1,0 +1,73 @@
+"""Clients that leave, and the clients that people use."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from headwater.services.chat import Chat, ChatError, first_model
+
+
+def everything_is_free(line: Any) -> bool:
+    loads = [engine["load"] for engine in line.loads().values()]
+    idle = all(load["num_running"] == load["num_waiting"] == load["num_used_blocks"] == 0 for load in loads)
+    return idle and line.metric("headwater_num_requests_running") == line.metric("headwater_num_streams") == 0
+
+
+def test_a_client_that_leaves_gives_its_blocks_back(simulated_line: Any) -> None:
+    with simulated_line.stream("Once upon a time", max_tokens=4000, ignore_eos=True) as events:
+        next(events)
+        assert not everything_is_free(simulated_line)
+    simulated_line.wait_for(lambda: everything_is_free(simulated_line), 10, "blocks are still held")
+
+
+@pytest.mark.slow
+def test_two_hundred_streams_that_are_left_leave_everything_at_zero(simulated_line: Any) -> None:
+    def leave_after_one_event(idx: int) -> None:
+        with simulated_line.stream(f"Story number {idx}", max_tokens=4000, ignore_eos=True, n=1 + idx % 2) as events:
+            next(events)
+
+    with ThreadPoolExecutor(16) as clients:
+        list(clients.map(leave_after_one_event, range(200)))
+    simulated_line.wait_for(lambda: everything_is_free(simulated_line), 20, "something is still held")
+
+
+@pytest.mark.slow
+def test_the_official_client_chats_in_streaming_and_not(demo_line: Any) -> None:
+    with openai.OpenAI(base_url=f"{demo_line.record.rest}/v1", api_key="any") as client:
+        model = client.models.list().data[0].id
+        messages: Any = [{"role": "user", "content": "What is the capital of France? Answer in one word."}]
+        asked: dict[str, Any] = {"model": model, "messages": messages, "max_tokens": 12, "temperature": 0}
+        whole = client.chat.completions.create(**asked)
+        pieces = [
+            chunk.choices[0].delta.content or "" for chunk in client.chat.completions.create(**asked, stream=True)
+        ]
+    assert "".join(pieces) == whole.choices[0].message.content
+    assert "Paris" in "".join(pieces)
+
+
+@pytest.mark.slow
+def test_the_terminal_chat_streams_answers_and_keeps_its_history(demo_line: Any) -> None:
+    with httpx.Client(base_url=f"{demo_line.record.rest}/v1", timeout=60) as client:
+        chat = Chat(client, first_model(client), system="Be brief.", options={"temperature": 0, "max_tokens": 20})
+        first = list(chat.ask("My name is Ada. What is two plus two?"))
+        second = chat.ask("And three plus three?")
+        next(second)
+        second.close()
+        assert len(first) > 1
+        assert [each["role"] for each in chat.messages] == ["system", "user", "assistant", "user", "assistant"]
+        assert chat.messages[2]["content"] == "".join(first)
+        list(chat.ask("Go on."))
+        assert chat.usage["prompt_tokens_details"]["cached_tokens"] > 0
+
+
+def test_the_terminal_chat_shows_the_servers_own_sentence(simulated_line: Any) -> None:
+    with httpx.Client(base_url=f"{simulated_line.record.rest}/v1", timeout=60) as client:
+        chat = Chat(client, "nobody", options={})
+        with pytest.raises(ChatError, match="the model 'nobody' does not exist"):
+            list(chat.ask("Hello?"))
+        assert chat.messages == []

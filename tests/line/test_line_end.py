@@ -1,0 +1,91 @@
+"""How a line ends: in order, at once, or without its supervisor. It leaves nothing behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SMALL = ("--executor=simulated", "--replicas=2")
+
+
+def still_listening(addresses: list[tuple[str, int]]) -> list[tuple[str, int]]:
+    listening = []
+    for address in addresses:
+        with socket.socket() as probe:
+            if probe.connect_ex(address) == 0:
+                listening.append(address)
+    return listening
+
+
+def files_under(folder: Path, *, but: Path) -> list[str]:
+    return [str(path) for path in folder.rglob("*") if path.is_file() and but not in path.parents]
+
+
+@pytest.mark.slow
+def test_ctrl_c_leaves_no_process_no_port_and_no_file_outside_its_folders(start_line: Any, tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    for name in ("home", "home/tmp"):
+        (tmp_path / name).mkdir()
+    shared_memory = set(os.listdir("/dev/shm"))
+    line = start_line(*SMALL, env={"HOME": str(home), "TMPDIR": str(home / "tmp"), "PYTHONDONTWRITEBYTECODE": "1"})
+    line.chat([{"role": "user", "content": "Hello?"}])
+    pids, addresses = line.pids(), line.addresses()
+    assert len(pids) >= 9, "supervisor, two keepers with their servers, five stages, two engine cores"
+    assert still_listening(addresses) == addresses
+    assert line.stop(signal.SIGINT) == 0, line.log.read_text()
+    assert line.wait_ended(pids, 0) == []
+    assert still_listening(addresses) == []
+    assert files_under(home, but=line.state_dir) == []
+    assert set(os.listdir("/dev/shm")) <= shared_memory
+    left = {path.name for path in line.state_dir.iterdir()}
+    assert left == {"lock", "logs", "nats", "up.log"}
+
+
+@pytest.mark.slow
+def test_every_process_ends_within_two_seconds_of_the_supervisors_death(start_line: Any) -> None:
+    shared_memory = set(os.listdir("/dev/shm"))
+    line = start_line(*SMALL)
+    with line.stream("Once upon a time", max_tokens=2000, ignore_eos=True) as events:
+        next(events)
+        pids, addresses = line.pids(), line.addresses()
+        line.kill()
+        assert line.wait_ended(pids, 2) == []
+    assert still_listening(addresses) == []
+    assert set(os.listdir("/dev/shm")) <= shared_memory
+
+
+@pytest.mark.slow
+def test_each_stage_drains_on_sigterm_exits_with_status_0_and_is_started_again(start_line: Any) -> None:
+    line = start_line(*SMALL)
+    for stage in line.record.stages:
+        os.kill(stage.pid, signal.SIGTERM)
+        line.wait_for(lambda name=stage.name: f"{name} ended with status 0" in line.log.read_text(), 15, stage.name)
+        line.wait_for(lambda old=stage: line.pid_of(old.name) != old.pid, 15, f"{stage.name} is not back")
+    line.wait_for(lambda: line.client.get("/ready").status_code == 200, 15, "not ready again")
+    line.chat([{"role": "user", "content": "Still there?"}])
+    assert line.stop() == 0
+
+
+@pytest.mark.slow
+def test_a_running_answer_is_finished_while_its_line_drains(start_line: Any) -> None:
+    line = start_line(*SMALL)
+    with line.stream("Once upon a time", max_tokens=150, ignore_eos=True) as events:
+        next(events)
+        line.process.send_signal(signal.SIGINT)
+        received = list(events)
+    assert received[-1]["choices"][0]["finish_reason"] == "length"
+    assert line.process.wait(20) == 0
+
+
+def test_a_second_line_with_the_same_state_folder_is_refused(simulated_line: Any) -> None:
+    command = [sys.executable, "-m", "headwater.services.cli", "up", f"--state-dir={simulated_line.state_dir}"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    assert done.returncode == 1
+    assert "choose another with --state-dir" in done.stderr

@@ -1,0 +1,88 @@
+"""Chats over two replicas of the demo model: each turn goes where its prefix is, and only its tenant hits it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from itertools import takewhile
+from typing import Any
+
+import pytest
+
+from headwater.engine_core.prefix_hash import expected_cached_tokens
+
+BLOCK_SIZE = 16
+
+
+@dataclass
+class Talk:
+    """One chat: what was said, and which token ids the line holds KV for."""
+
+    line: Any
+    system: str
+    tenant: str = "open"
+    messages: list[dict[str, str]] = field(default_factory=list)
+    computed_ids: list[int] = field(default_factory=list)
+    replicas: list[str] = field(default_factory=list)
+    cached_tokens: list[int] = field(default_factory=list)
+    expected: list[int] = field(default_factory=list)
+
+    def ask(self, question: str) -> None:
+        if not self.messages:
+            self.messages.append({"role": "system", "content": self.system})
+        self.messages.append({"role": "user", "content": question})
+        answer = self.line.chat(
+            self.messages,
+            max_tokens=24,
+            return_token_ids=True,
+            headers={"x-headwater-receipt": "1", "x-tenant": self.tenant},
+        )
+        (choice,) = answer["choices"]
+        prompt_ids = answer["prompt_token_ids"]
+        pairs = zip(self.computed_ids, prompt_ids, strict=False)
+        common = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+        self.expected.append(expected_cached_tokens(common, len(prompt_ids), BLOCK_SIZE))
+        self.cached_tokens.append(answer["usage"]["prompt_tokens_details"]["cached_tokens"])
+        self.replicas.append(answer["receipt"]["decision"]["replica_id"])
+        # The last token's KV is computed with the step that would follow it.
+        self.computed_ids = prompt_ids + choice["token_ids"][:-1]
+        self.messages.append({"role": "assistant", "content": choice["message"]["content"]})
+
+
+@pytest.mark.slow
+def test_every_turn_of_a_chat_is_served_where_its_prefix_is_cached(demo_line: Any) -> None:
+    rivers = Talk(
+        demo_line, "You know everything about rivers, streams, springs and lakes, and answer in one sentence."
+    )
+    cooking = Talk(demo_line, "You are a cook in a small harbour town who loves to talk about fish, bread and salt.")
+    for question in ("Where does a river begin?", "And where does it end?", "What lives in between?"):
+        rivers.ask(question)
+        cooking.ask(question)
+    for talk in (rivers, cooking):
+        assert talk.cached_tokens == talk.expected
+        assert talk.cached_tokens[0] == 0
+        assert 0 < talk.cached_tokens[1] < talk.cached_tokens[2]
+        assert len(set(talk.replicas)) == 1
+
+
+@pytest.mark.slow
+def test_an_unrelated_chat_goes_to_the_less_loaded_replica(demo_line: Any) -> None:
+    with demo_line.stream("Count to a thousand: one, two,", max_tokens=400, ignore_eos=True) as events:
+        next(events)
+        (busy,) = (name for name, engine in demo_line.loads().items() if engine["load"]["num_running"])
+        third = Talk(demo_line, "You translate whatever you are told into the language of birds.")
+        third.ask("Good morning, who is there?")
+    assert third.cached_tokens == [0]
+    (other,) = demo_line.loads().keys() - {busy}
+    assert third.replicas == [other]
+
+
+@pytest.mark.slow
+def test_another_tenants_same_prompt_hits_nothing(demo_line: Any) -> None:
+    system = "You keep the secrets of whoever asks you, and of nobody else in the world, for as long as you run."
+    mine, theirs = Talk(demo_line, system, tenant="mine"), Talk(demo_line, system, tenant="theirs")
+    mine.ask("What is my secret?")
+    theirs.ask("What is my secret?")
+    again = Talk(demo_line, system, tenant="mine")
+    again.ask("What is my secret?")
+    assert theirs.cached_tokens == [0]
+    assert again.cached_tokens[0] > 0
