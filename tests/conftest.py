@@ -10,6 +10,8 @@ from pathlib import Path
 # Kernels are interpreted where there is no GPU; Triton decides so when it decorates a function.
 if not Path("/dev/nvidiactl").exists():
     os.environ["TRITON_INTERPRET"] = "1"
+# Threads of several processes share few cores here; one that spins at a barrier keeps another from reaching its own.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import pytest
 import pytest_asyncio
