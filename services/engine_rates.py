@@ -53,45 +53,61 @@ class MeasuredExecutor:
         return taken
 
 
-class Rates:
-    """Learned from steps. A step costs a base, something a decode row, and the time of its prompt tokens."""
+class FadingLine:
+    """A straight line through points (x, y), the last few dozen above all."""
 
     def __init__(self) -> None:
-        self._prefill_tokens = self._prefill_seconds = 0.0
-        # Means over decode steps of rows, seconds, rows², rows · seconds: a line fitted with fading memory.
-        self._rows = self._seconds = self._rows_squared = self._rows_seconds = 0.0
-        self._num_decode_steps = 0
+        self.x = self.y = 0.0
+        """Means."""
+        self._xx = self._xy = 0.0
+        self._num_points = 0
+
+    def observe(self, x: float, y: float) -> None:
+        self._num_points += 1
+        weight = max(WEIGHT, 1 / self._num_points)
+        self.x += weight * (x - self.x)
+        self.y += weight * (y - self.y)
+        self._xx += weight * (x * x - self._xx)
+        self._xy += weight * (x * y - self._xy)
+
+    @property
+    def slope(self) -> float:
+        """0 where it cannot be told, and where y falls with x."""
+        variance = self._xx - self.x**2
+        return max(0.0, (self._xy - self.x * self.y) / variance) if variance > 1e-6 * self._xx else 0.0
+
+    def at(self, x: float) -> float:
+        return self.y + self.slope * (x - self.x)
+
+
+class Rates:
+    """A step has a cost of its own, one for each decode row and one for each prompt token."""
+
+    def __init__(self) -> None:
+        self._decode, self._prefill = FadingLine(), FadingLine()
 
     def observe(self, prefill_tokens: int, decode_rows: int, seconds: float) -> None:
         if prefill_tokens > 0:
-            # What the decode rows of a mixed step would have cost alone is not the prompt's, down to a tenth.
-            own = max(seconds - self.itl(decode_rows), seconds / 10) if decode_rows else seconds
-            self._prefill_tokens += WEIGHT * (prefill_tokens - self._prefill_tokens)
-            self._prefill_seconds += WEIGHT * (own - self._prefill_seconds)
+            # What the decode rows of a mixed step cost alone is not the prompt's, down to a tenth.
+            alone = self.itl(decode_rows) if decode_rows else 0.0
+            self._prefill.observe(prefill_tokens, max(seconds - alone, seconds / 10))
         elif decode_rows > 0:
-            self._observe_decode(decode_rows, seconds)
+            self._decode.observe(decode_rows, seconds)
 
     @property
     def prefill_tps(self) -> float:
-        """Prompt tokens a second; 0 while unknown."""
-        return self._prefill_tokens / self._prefill_seconds if self._prefill_seconds else 0.0
+        """Prompt tokens a second; 0 while unknown. Prompts of different lengths tell the cost of a token from that of
+        a step; before, both count as the token's."""
+        if not self._prefill.y:
+            return 0.0
+        mean = self._prefill.y / self._prefill.x
+        return 1 / min(self._prefill.slope or mean, mean)
 
     @property
     def itl_per_request(self) -> float:
         """Seconds that one more running request adds to a decode step; 0 while unknown."""
-        variance = self._rows_squared - self._rows**2
-        if variance <= 1e-6 * self._rows_squared:
-            return 0.0
-        return max(0.0, (self._rows_seconds - self._rows * self._seconds) / variance)
+        return self._decode.slope
 
     def itl(self, decode_rows: int) -> float:
         """Seconds of a decode step over so many rows; 0 while unknown."""
-        return max(0.0, self._seconds + self.itl_per_request * (decode_rows - self._rows))
-
-    def _observe_decode(self, rows: int, seconds: float) -> None:
-        self._num_decode_steps += 1
-        weight = max(WEIGHT, 1 / self._num_decode_steps)
-        self._rows += weight * (rows - self._rows)
-        self._seconds += weight * (seconds - self._seconds)
-        self._rows_squared += weight * (rows * rows - self._rows_squared)
-        self._rows_seconds += weight * (rows * seconds - self._rows_seconds)
+        return max(0.0, self._decode.at(decode_rows))
