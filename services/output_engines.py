@@ -146,7 +146,7 @@ class EngineLink:
                 stream.add_prompt_logprobs(part)
         for number, first, count in zip(frame.stream_ids[:], frame.first_index[:], frame.num_tokens[:], strict=True):
             end = position + count
-            if (request := requests.get(number)) is not None:
+            if count and (request := requests.get(number)) is not None:
                 stream = request.streams[number]
                 stream.push(first, token_ids[position:end], entries, position)
                 if stream.ended:

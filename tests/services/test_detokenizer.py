@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer as Backend
 
@@ -20,18 +20,21 @@ def pieces_of(table: TokenTable, token_ids: list[int], *, skip_special_tokens: b
     return [*(detokenizer.push(token_id) for token_id in token_ids), detokenizer.flush()]
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(0, len(BYTE_TABLE) - 1), max_size=24))
 def test_pieces_of_any_byte_level_tokens_join_to_the_whole_decode(token_ids: list[int]) -> None:
     whole = BYTE_LEVEL.decode(token_ids, skip_special_tokens=True)
     assert "".join(pieces_of(BYTE_TABLE, token_ids)) == whole
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(0, len(BYTE_TABLE) - 1), max_size=24))
 def test_with_special_tokens_too(token_ids: list[int]) -> None:
     whole = BYTE_LEVEL.decode(token_ids, skip_special_tokens=False)
     assert "".join(pieces_of(BYTE_TABLE, token_ids, skip_special_tokens=False)) == whole
 
 
+@settings(deadline=None)
 @given(st.text(max_size=40))
 def test_no_piece_of_a_real_text_holds_half_a_character(text: str) -> None:
     token_ids = BYTE_LEVEL.encode(text, add_special_tokens=False).ids
@@ -41,6 +44,7 @@ def test_no_piece_of_a_real_text_holds_half_a_character(text: str) -> None:
     assert "".join(pieces) == text
 
 
+@settings(deadline=None)
 @given(st.text(alphabet=st.characters(exclude_categories=["Cs"], exclude_characters="▁\ufffd"), max_size=40))
 def test_byte_fallback_spells_what_no_piece_does(text: str) -> None:
     token_ids = SENTENCEPIECE.encode(text, add_special_tokens=False).ids

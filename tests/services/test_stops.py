@@ -3,7 +3,7 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headwater.services.stops import StopMatcher, Stops
@@ -39,6 +39,7 @@ def matched(pieces: list[str], matcher: StopMatcher, longest: int) -> str:
     return delivered + matcher.flush()
 
 
+@settings(deadline=None)
 @given(letters, stop_strings, st.lists(st.integers(0, 100), max_size=12), st.booleans())
 def test_any_split_of_a_text_ends_where_the_whole_does(
     text: str, strings: list[str], cuts: list[int], include: bool

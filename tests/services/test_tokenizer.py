@@ -3,7 +3,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headwater.services.tokenizer import PIECE_LEN, Tokenizer, TokenizerFilesError
@@ -19,6 +19,7 @@ fragments = st.sampled_from(
 
 
 @pytest.mark.parametrize("family", FAMILIES)
+@settings(max_examples=40, deadline=None)
 @given(parts=st.lists(fragments, min_size=1, max_size=12))
 def test_a_long_text_that_is_cut_into_pieces_has_the_same_ids(family: str, parts: list[str]) -> None:
     backend = FAMILIES[family]
