@@ -13,7 +13,16 @@ from headwater.services.gguf_tokenizer import write_tokenizer
 from headwater.services.manifest import LAYOUT, ModelManifest
 from headwater.services.model_store import default_cache_dir
 from headwater.services.progress import silent
-from tests.gateway.stages import MODEL, Behind, Gateway, engine_stage, gateway_stage, started, text_stages
+from tests.gateway.stages import (
+    MODEL,
+    Behind,
+    Gateway,
+    engine_stage,
+    gateway_stage,
+    output_processor_stage,
+    processor_stage,
+    started,
+)
 
 GatewayStarter = Callable[..., contextlib.AbstractContextManager[Gateway]]
 
@@ -41,7 +50,7 @@ def text_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def behind(text_folder: Path) -> Iterator[Behind]:
     """What the tests share that leave it as they found it."""
-    processor, output_processor = text_stages(text_folder)
+    processor, output_processor = processor_stage(text_folder), output_processor_stage(text_folder)
     engine = engine_stage()
     with started(processor, output_processor, engine):
         yield Behind(processor.address, output_processor.address, (engine.address,))

@@ -19,6 +19,7 @@ import httpx
 from headwater.services.runtime import PARENT_FD, READY_FD
 
 MODEL = "smollm2-135m-instruct"
+QUIET = ("--metrics-port=-1", "--log-level=warning")
 ENGINE_FLAGS = ("--executor=simulated", f"--served-model-name={MODEL}", "--max-model-len=8192", "--num-blocks=8192")
 
 
@@ -78,14 +79,16 @@ def started(*stages: Stage) -> Iterator[None]:
             stage.close()
 
 
-def text_stages(folder: Path) -> tuple[Stage, Stage]:
-    """A processor and an output processor of the demo model."""
-    flags = (f"--model-folder={folder}", "--metrics-port=-1", "--log-level=warning")
-    return Stage("headwater.services.processor", *flags), Stage("headwater.services.output_processor", *flags)
+def processor_stage(folder: Path, *flags: str) -> Stage:
+    return Stage("headwater.services.processor", f"--model-folder={folder}", *QUIET, *flags)
+
+
+def output_processor_stage(folder: Path, *flags: str) -> Stage:
+    return Stage("headwater.services.output_processor", f"--model-folder={folder}", *QUIET, *flags)
 
 
 def engine_stage(*flags: str) -> Stage:
-    return Stage("headwater.services.engine", *ENGINE_FLAGS, "--metrics-port=-1", "--log-level=warning", *flags)
+    return Stage("headwater.services.engine", *ENGINE_FLAGS, *QUIET, *flags)
 
 
 def gateway_stage(*flags: str) -> Stage:

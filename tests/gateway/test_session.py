@@ -1,0 +1,236 @@
+"""One request's life: clients that leave or read slowly, stages that die, deadlines, the queue, shutting down."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import grpc
+import openai
+import pytest
+
+from headwater.proto import engine_pb2, engine_pb2_grpc
+from tests.gateway.conftest import GatewayStarter
+from tests.gateway.stages import (
+    Behind,
+    Gateway,
+    chat_body,
+    completion_body,
+    engine_stage,
+    gateway_stage,
+    output_processor_stage,
+    processor_stage,
+    started,
+)
+
+ENDLESS: dict[str, Any] = {"max_tokens": 8000, "ignore_eos": True, "temperature": 0}
+
+
+def is_idle(gateway: Gateway) -> bool:
+    return gateway.metric("headwater_num_streams") == gateway.metric("headwater_num_requests_running") == 0
+
+
+def used_blocks(address: str) -> int:
+    with grpc.insecure_channel(address) as channel:
+        stub: Any = engine_pb2_grpc.EngineStub(channel)
+        load = stub.GetLoad(engine_pb2.LoadRequest())
+    busy: int = load.num_running + load.num_waiting + load.num_used_blocks
+    return busy
+
+
+@contextlib.contextmanager
+def stream(gateway: Gateway, **more: Any) -> Iterator[Iterator[str]]:
+    """Lines of a stream that has begun; leaving the scope is leaving the line."""
+    with gateway.client.stream(
+        "POST", "/v1/completions", json=completion_body(**(ENDLESS | more), stream=True)
+    ) as reply:
+        lines = (line for line in reply.iter_lines() if line)
+        yield lines
+
+
+def test_a_client_that_leaves_ends_its_streams_and_frees_their_blocks(gateway: Gateway, behind: Behind) -> None:
+    with stream(gateway, n=2, temperature=1) as lines:
+        next(lines)
+        assert gateway.metric("headwater_num_streams") == 2
+        assert used_blocks(behind.replicas[0]) > 0
+    gateway.wait_until(lambda: is_idle(gateway), seconds=2)
+    gateway.wait_until(lambda: used_blocks(behind.replicas[0]) == 0, seconds=2)
+
+
+def test_a_client_that_leaves_before_its_answer_is_whole_ends_it_too(gateway: Gateway, behind: Behind) -> None:
+    with contextlib.suppress(openai.APITimeoutError):
+        openai.OpenAI(base_url=f"{gateway.rest}/v1", api_key="any", max_retries=0, timeout=0.3).completions.create(
+            model="smollm2-135m-instruct", prompt="Once", max_tokens=8000, extra_body={"ignore_eos": True}
+        )
+    gateway.wait_until(lambda: is_idle(gateway), seconds=2)
+    gateway.wait_until(lambda: used_blocks(behind.replicas[0]) == 0, seconds=2)
+
+
+def test_two_hundred_streams_that_are_left_leave_nothing(gateway: Gateway, behind: Behind) -> None:
+    def leave(idx: int) -> None:
+        with stream(gateway, prompt=f"Story {idx}") as lines:
+            next(lines)
+
+    with ThreadPoolExecutor(25) as clients:
+        list(clients.map(leave, range(200)))
+    gateway.wait_until(lambda: is_idle(gateway), seconds=5)
+    gateway.wait_until(lambda: used_blocks(behind.replicas[0]) == 0, seconds=5)
+    assert gateway.metric("headwater_num_requests_waiting") == 0
+
+
+def test_a_slow_reader_stalls_only_itself_and_misses_nothing(gateway: Gateway) -> None:
+    asked = completion_body(max_tokens=6000, ignore_eos=True)
+    whole = gateway.client.post("/v1/completions", json=asked).json()["choices"][0]["text"]
+    body = json.dumps(asked | {"stream": True}).encode()
+    host, _, port = gateway.rest.removeprefix("http://").partition(":")
+    with socket.socket() as slow:
+        # Far less than the answer's events take.
+        slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        slow.connect((host, int(port)))
+        head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {len(body)}\r\n\r\n"
+        slow.sendall(head.encode() + body)
+        time.sleep(1.0)
+        quick = time.monotonic()
+        assert gateway.complete("Far away")["choices"][0]["text"]
+        assert time.monotonic() - quick < 1.0
+        assert gateway.metric("headwater_num_streams") == 1
+        slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 20)
+        received = b"".join(iter(lambda: slow.recv(1 << 20), b""))
+    events = [line[6:] for line in unchunked(received).split(b"\n\n") if line.startswith(b"data: {")]
+    assert len(events) < 6000
+    assert "".join(json.loads(event)["choices"][0]["text"] for event in events) == whole
+
+
+def unchunked(response: bytes) -> bytes:
+    """The body of a response in chunked encoding."""
+    rest, body = response.partition(b"\r\n\r\n")[2], b""
+    while rest:
+        size, _, rest = rest.partition(b"\r\n")
+        body, rest = body + rest[: int(size, 16)], rest[int(size, 16) + 2 :]
+    return body
+
+
+def test_a_deadline_that_passes_is_504_before_the_first_byte_and_an_event_after(gateway: Gateway) -> None:
+    headers = {"x-headwater-deadline-ms": "300"}
+    reply = gateway.client.post("/v1/completions", json=completion_body(**ENDLESS), headers=headers)
+    assert (reply.status_code, reply.json()["error"]["code"]) == (504, "deadline_exceeded")
+    asked = completion_body(**ENDLESS, stream=True)
+    streamed = gateway.client.post("/v1/completions", json=asked, headers=headers)
+    assert streamed.status_code == 200
+    assert "event: error\ndata: " in streamed.text
+    assert not streamed.text.endswith("[DONE]\n\n")
+    gateway.wait_until(lambda: is_idle(gateway))
+
+
+def test_requests_past_the_limit_wait_are_kept_alive_and_past_the_queue_refused(
+    behind: Behind, start_gateway: GatewayStarter
+) -> None:
+    queued: list[str] = []
+
+    def wait_in_line(gateway: Gateway) -> None:
+        with gateway.client.stream("POST", "/v1/completions", json=completion_body(stream=True)) as reply:
+            queued.extend(line for line in reply.iter_lines() if line)
+
+    flags = ("--max-running=1", "--max-queued=1", "--sse-keep-alive=0.2")
+    with start_gateway(behind, *flags) as gateway, ThreadPoolExecutor(1) as clients:
+        with stream(gateway) as running:
+            next(running)
+            waiting = clients.submit(wait_in_line, gateway)
+            gateway.wait_until(lambda: gateway.metric("headwater_num_requests_waiting") == 1)
+            refused = gateway.client.post("/v1/completions", json=completion_body())
+            assert (refused.status_code, refused.json()["error"]["type"]) == (429, "rate_limit_error")
+            assert refused.headers["retry-after"] == "1"
+            time.sleep(0.5)
+        waiting.result(10)
+    assert queued[0] == ": keep-alive"
+    assert queued[-1] == "data: [DONE]"
+
+
+def test_what_waited_runs_when_its_turn_comes(behind: Behind, start_gateway: GatewayStarter) -> None:
+    with start_gateway(behind, "--max-running=1") as gateway, ThreadPoolExecutor(4) as clients:
+        texts = list(clients.map(lambda _: gateway.complete()["choices"][0]["text"], range(8)))
+    assert len(set(texts)) == 1
+
+
+@pytest.mark.slow
+def test_an_engine_that_dies_ends_its_streams_retriably_and_others_take_over(
+    text_folder: Path, start_gateway: GatewayStarter
+) -> None:
+    processor, output_processor = processor_stage(text_folder), output_processor_stage(text_folder)
+    engines = [engine_stage("--replica-id=a"), engine_stage("--replica-id=b")]
+    with started(processor, output_processor, *engines):
+        behind = Behind(processor.address, output_processor.address, tuple(engine.address for engine in engines))
+        with start_gateway(behind) as gateway:
+            with stream(gateway, return_token_ids=True) as lines:
+                next(lines)
+                busy = [used_blocks(engine.address) > 0 for engine in engines]
+                engines[busy.index(True)].kill()
+                last = list(lines)[-2:]
+            assert last[0] == "event: error"
+            error = json.loads(last[1].removeprefix("data: "))["error"]
+            assert (error["type"], error["code"]) == ("server_error", "engine_unavailable")
+            # Nobody has told the gateway yet; what has no token is simply sent to the other one.
+            for _ in range(4):
+                assert gateway.complete()["usage"]["completion_tokens"] == 8
+            engines[busy.index(False)].kill()
+            reply = gateway.client.post("/v1/completions", json=completion_body())
+            assert (reply.status_code, reply.json()["error"]["type"]) == (503, "server_error")
+            assert int(reply.headers["retry-after"]) >= 1
+            gateway.wait_until(lambda: not gateway.is_ready())
+            gateway.wait_until(lambda: is_idle(gateway))
+
+
+@pytest.mark.slow
+def test_an_output_processor_that_dies_and_comes_back_is_found_again(
+    text_folder: Path, behind: Behind, start_gateway: GatewayStarter
+) -> None:
+    first = output_processor_stage(text_folder)
+    with started(first):
+        seeds = Behind(behind.processor, first.address, behind.replicas)
+        with start_gateway(seeds) as gateway:
+            with stream(gateway) as lines:
+                next(lines)
+                first.kill()
+                assert "output_processor_unavailable" in list(lines)[-1]
+            reply = gateway.client.post("/v1/completions", json=completion_body())
+            assert (reply.status_code, reply.json()["error"]["code"]) == (503, "output_processor_unavailable")
+            assert is_idle(gateway)
+            with started(output_processor_stage(text_folder, f"--port={first.address.rpartition(':')[2]}")):
+                gateway.wait_until(gateway.is_ready)
+                assert gateway.complete()["usage"]["completion_tokens"] == 8
+
+
+def test_on_sigterm_a_gateway_finishes_what_runs_and_exits_with_0(behind: Behind) -> None:
+    stage = gateway_stage(*behind.flags(), "--drain-limit=20")
+    with started(stage):
+        gateway = Gateway(stage)
+        gateway.wait_until(gateway.is_ready)
+        with stream(gateway, max_tokens=1500) as lines:
+            next(lines)
+            stage.terminate()
+            assert list(lines)[-1] == "data: [DONE]"
+        assert stage.process.wait(5) == 0
+        gateway.client.close()
+
+
+def test_what_is_not_done_at_the_drain_limit_ends_with_a_retriable_error(behind: Behind) -> None:
+    stage = gateway_stage(*behind.flags(), "--drain-limit=0.3")
+    with started(stage):
+        gateway = Gateway(stage)
+        gateway.wait_until(gateway.is_ready)
+        with stream(gateway) as lines:
+            next(lines)
+            stage.terminate()
+            assert '"code":"draining"' in list(lines)[-1]
+        assert stage.process.wait(5) == 0
+        gateway.client.close()
+
+
+def test_chat_bodies_are_served_beside(gateway: Gateway) -> None:
+    assert gateway.client.post("/v1/chat/completions", json=chat_body(stream=False)).status_code == 200
