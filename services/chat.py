@@ -47,9 +47,9 @@ class Chat:
                         raise ChatError(chunk["error"]["message"])
                     self.usage = chunk.get("usage") or self.usage
                     for choice in chunk.get("choices", ()):
-                        piece = choice["delta"].get("content") or ""
-                        answer += piece
-                        yield piece
+                        if piece := choice["delta"].get("content"):
+                            answer += piece
+                            yield piece
         finally:
             if answer:
                 self.messages.append({"role": "user", "content": question})

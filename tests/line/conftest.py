@@ -22,6 +22,8 @@ from headwater.services.model_store import default_cache_dir
 MODEL = "smollm2-135m-instruct"
 PACE = {"HEADWATER_SIMULATED_STEP_SECONDS": "0.01", "HEADWATER_SIMULATED_PREFILL_SECONDS": "0.0001"}
 """Of engines without a model: slow enough that a test can interfere."""
+KV_CACHE_BYTES = 256 << 20
+"""Of a replica of the demo model."""
 
 
 class Line:
@@ -40,8 +42,9 @@ class Line:
                 env=os.environ | PACE | {"COLUMNS": "200"} | (env or {}),
                 start_new_session=True,
             )
+        self.client = httpx.Client(timeout=60)
         self.wait_for(lambda: read_line(folder) is not None, 120, "the line is not ready")
-        self.client = httpx.Client(base_url=self.record.rest, timeout=60)
+        self.client.base_url = httpx.URL(self.record.rest)
 
     @property
     def record(self) -> LineRecord:
@@ -134,6 +137,8 @@ class Line:
         return self.process.wait(seconds)
 
     def kill(self) -> None:
+        """As a crash would; also how a test's line ends that failed."""
+        self.client.close()
         self.process.kill()
         self.process.wait()
 
@@ -175,8 +180,7 @@ def start_line(tmp_path: Path) -> Iterator[LineStarter]:
 
     yield start
     for line in lines:
-        if line.process.poll() is None:
-            line.kill()
+        line.kill()
 
 
 @pytest.fixture(scope="session")
@@ -190,6 +194,6 @@ def simulated_line(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Line]:
 @pytest.fixture(scope="session")
 def demo_line(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Line]:
     """Two replicas of the demo model, shared as above."""
-    line = Line(tmp_path_factory.mktemp("demo"), "--replicas=2")
+    line = Line(tmp_path_factory.mktemp("demo"), "--replicas=2", env={"HEADWATER_KV_CACHE_MEMORY": str(KV_CACHE_BYTES)})
     yield line
     assert line.stop() == 0, line.log.read_text()

@@ -28,7 +28,9 @@ def test_a_client_that_leaves_gives_its_blocks_back(simulated_line: Any) -> None
 @pytest.mark.slow
 def test_two_hundred_streams_that_are_left_leave_everything_at_zero(simulated_line: Any) -> None:
     def leave_after_one_event(idx: int) -> None:
-        with simulated_line.stream(f"Story number {idx}", max_tokens=4000, ignore_eos=True, n=1 + idx % 2) as events:
+        with simulated_line.stream(
+            f"Story number {idx}", max_tokens=4000, ignore_eos=True, n=1 + idx % 2, temperature=1
+        ) as events:
             next(events)
 
     with ThreadPoolExecutor(16) as clients:
