@@ -60,8 +60,7 @@ class IndexFeed:
 
     def is_synced(self, member: Member) -> bool:
         """The index has everything that the engine said so far."""
-        column = self.index(member.model_key).column(member.replica_id)
-        return column is not None and column.epoch == member.epoch and column.is_synced
+        return self.index(member.model_key).is_synced(member.replica_id, member.epoch)
 
     async def consult(self, model_key: str, hashes: Sequence[bytes]) -> None:
         """Asks Redis about this chain on behalf of columns that are not synced; for a few milliseconds at most."""

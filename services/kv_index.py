@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from heapq import heappop, heappush
 
 from headwater.proto import events_pb2
 
@@ -19,6 +20,7 @@ MAX_BLOCKS = 1_000_000
 """Entries, about 0.2 kB each with their share of the columns; the least recently used go first."""
 _SWEEP_BLOCKS = 512
 """Of dead columns, taken out with each batch."""
+_EXPIRE_REQUESTS = 2
 
 
 class Verdict(Enum):
@@ -64,12 +66,17 @@ class KvIndex:
     def __init__(self, max_blocks: int = MAX_BLOCKS, clock: Callable[[], float] = time.monotonic) -> None:
         self._max_blocks = max_blocks
         self._clock = clock
-        self._bitmaps: OrderedDict[bytes, int] = OrderedDict()
+        self._bitmaps: dict[bytes, int] = {}
+        """What engines said; in the order of last use, as far as eviction may be near."""
+        self._hopes: dict[bytes, int] = {}
+        """What requests on their way will make true. Apart, because it is small and so its look-ups are quick."""
         self._columns: dict[str, Column] = {}
         self._by_number: dict[int, Column] = {}
         self._dying: deque[Column] = deque()
         self._live = 0
-        self._expiries: deque[tuple[float, Column, Sequence[bytes]]] = deque()
+        self._expiries: list[tuple[float, int, Column, Sequence[bytes]]] = []
+        """A heap, by the time until which something is expected."""
+        self._num_expected = itertools.count()
 
     def __len__(self) -> int:
         return len(self._bitmaps)
@@ -77,6 +84,11 @@ class KvIndex:
     def column(self, replica_id: str) -> Column | None:
         """The column that counts for a replica."""
         return self._columns.get(replica_id)
+
+    def is_synced(self, replica_id: str, epoch: int) -> bool:
+        """The column of this incarnation counts and has everything that was said so far."""
+        column = self._columns.get(replica_id)
+        return column is not None and column.epoch == epoch and column.is_synced
 
     def open(self, replica_id: str, epoch: int) -> Column:
         """An empty column that counts nothing until it is published."""
@@ -107,6 +119,9 @@ class KvIndex:
         column = self._columns.pop(replica_id, None)
         if column is not None:
             self._live &= ~column.bit
+            for block in column.expected:
+                _clear_bit(self._hopes, block, column.bit)
+            column.expected.clear()
             self._dying.append(column)
 
     def apply(self, batch: events_pb2.KvEventBatch) -> Verdict:
@@ -135,9 +150,9 @@ class KvIndex:
         """For each replica that holds the start of the chain: how many of its blocks, from the first on, it holds."""
         self._expire()
         matched: dict[str, int] = {}
-        get, bits, length = self._bitmaps.get, self._live, 0
+        fact, hope, bits, length = self._bitmaps.get, self._hopes.get, self._live, 0
         for length, block in enumerate(hashes):
-            still = get(block, 0) & bits
+            still = (fact(block, 0) | hope(block, 0)) & bits
             if still != bits:
                 if length:
                     self._note(matched, bits & ~still, length)
@@ -156,26 +171,22 @@ class KvIndex:
         column = self._columns.get(replica_id)
         if column is None or not hashes:
             return
-        until, bit, bitmaps, expected = self._clock() + seconds, column.bit, self._bitmaps, column.expected
-        for block in reversed(hashes):
-            if block not in column.blocks:
-                expected[block] = until
-                bitmaps[block] = bitmaps.get(block, 0) | bit
-        self._expiries.append((until, column, hashes))
-        self._evict()
+        until, bit, hopes = self._clock() + seconds, column.bit, self._hopes
+        column.expected.update(dict.fromkeys(hashes, until))
+        for block in hashes:
+            hopes[block] = hopes.get(block, 0) | bit
+        heappush(self._expiries, (until, next(self._num_expected), column, hashes))
 
     def sweep(self, num_blocks: int) -> None:
         """Takes up to so many bits of dead columns out; an empty column's number is free again."""
         while self._dying and num_blocks > 0:
             column = self._dying[0]
-            blocks = column.blocks or column.expected.keys()
-            some = list(itertools.islice(blocks, num_blocks))
+            some = list(itertools.islice(column.blocks, num_blocks))
             num_blocks -= len(some)
+            column.blocks.difference_update(some)
             for block in some:
-                column.blocks.discard(block)
-                column.expected.pop(block, None)
-                self._clear_bit(block, column.bit)
-            if not column.blocks and not column.expected:
+                _clear_bit(self._bitmaps, block, column.bit)
+            if not column.blocks:
                 self._dying.popleft()
                 del self._by_number[column.number]
 
@@ -194,59 +205,63 @@ class KvIndex:
             if block in known:
                 known.remove(block)
                 column.xor ^= int.from_bytes(block[:8], "little")
-            column.expected.pop(block, None)
-            self._clear_bit(block, bit)
-
-    def _clear_bit(self, block: bytes, bit: int) -> None:
-        bits = self._bitmaps.get(block)
-        if bits is None:
-            return
-        if bits & ~bit:
-            self._bitmaps[block] = bits & ~bit
-        else:
-            del self._bitmaps[block]
+                _clear_bit(self._bitmaps, block, bit)
+            if column.expected.pop(block, None) is not None:
+                _clear_bit(self._hopes, block, bit)
 
     def _inherit(self, column: Column, before: Column) -> None:
         """What is expected of an incarnation does not change by a resync."""
-        column.expected = before.expected
-        before.expected = {}
-        for block in column.expected:
-            self._clear_bit(block, 0 if block in before.blocks else before.bit)
-            self._bitmaps[block] = self._bitmaps.get(block, 0) | column.bit
-        self._expiries = deque(
-            (until, column if each is before else each, hashes) for until, each, hashes in self._expiries
-        )
+        for block in before.expected:
+            self._hopes[block] |= column.bit
+        column.expected.update(before.expected)
+        self._expiries = [
+            (until, number, column if each is before else each, hashes)
+            for until, number, each, hashes in self._expiries
+        ]
 
     def _expire(self) -> None:
-        """Takes back what was expected and did not come."""
+        """Takes back what was expected, of a few requests at a time: each look-up brings one more at most."""
         now = self._clock()
-        while self._expiries and self._expiries[0][0] <= now:
-            _, column, hashes = self._expiries.popleft()
+        for _ in range(min(_EXPIRE_REQUESTS, len(self._expiries))):
+            if self._expiries[0][0] > now:
+                break
+            _, _, column, hashes = heappop(self._expiries)
+            until, bit = column.expected, column.bit
             for block in hashes:
-                if column.expected.get(block, now + 1) <= now:
-                    del column.expected[block]
-                    if block not in column.blocks:
-                        self._clear_bit(block, column.bit)
+                if until.get(block, now + 1) <= now:
+                    del until[block]
+                    _clear_bit(self._hopes, block, bit)
 
     def _note(self, matched: dict[str, int], bits: int, length: int) -> None:
         for number in _set_bits(bits):
             matched[self._by_number[number].replica_id] = length
 
     def _touch(self, hashes: Sequence[bytes]) -> None:
-        if len(self._bitmaps) * 2 > self._max_blocks:
+        if len(self._bitmaps) > self._max_blocks * 7 // 8:
             for block in reversed(hashes):
-                self._bitmaps.move_to_end(block)
+                if block in self._bitmaps:
+                    self._bitmaps[block] = self._bitmaps.pop(block)
 
     def _evict(self) -> None:
-        while len(self._bitmaps) > self._max_blocks:
-            block, bits = self._bitmaps.popitem(last=False)
-            for number in _set_bits(bits):
+        """NOTE: many at a time, since finding a dict's first entry gets slow behind entries that were deleted."""
+        excess = len(self._bitmaps) - self._max_blocks
+        if excess <= 0:
+            return
+        for block in list(itertools.islice(self._bitmaps, excess + self._max_blocks // 512)):
+            for number in _set_bits(self._bitmaps.pop(block)):
                 column = self._by_number[number]
                 column.is_whole = False
-                column.expected.pop(block, None)
                 if block in column.blocks:
                     column.blocks.remove(block)
                     column.xor ^= int.from_bytes(block[:8], "little")
+
+
+def _clear_bit(bitmaps: dict[bytes, int], block: bytes, bit: int) -> None:
+    bits = bitmaps.get(block, 0) & ~bit
+    if bits:
+        bitmaps[block] = bits
+    else:
+        bitmaps.pop(block, None)
 
 
 def _set_bits(bits: int) -> Iterator[int]:

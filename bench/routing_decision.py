@@ -1,0 +1,164 @@
+"""Measures what a routing decision costs: look-up, scores of all replicas, choice, receipt and accounting.
+
+`python -m headwater.bench.routing_decision`; everything in one process, without network.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Annotated
+
+import numpy as np
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from headwater.engine_core.prefix_hash import block_hashes
+from headwater.gateway.router.router import Router
+from headwater.services.bus import Bus
+from headwater.services.index_feed import IndexFeed
+from headwater.services.member import Kind, Member, ReplicaLoad, new_epoch
+from headwater.services.membership import Members
+from headwater.services.served_model import ServedModel
+from headwater.services.store import Store
+
+MAX_TOKENS = 256
+NUM_SHARED = 16
+"""Documents whose prefixes replicas hold."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measurement:
+    """Microseconds of `choose` and `dispatched` together."""
+
+    case: str
+    block_size: int
+    num_blocks: int
+    num_replicas: int
+    index_blocks: int
+    p50_us: float
+    p99_us: float
+    dispatched_p50_us: float
+    """`dispatched` alone: accounting and speculative entries."""
+
+
+class Bench:
+    """A router over replicas whose caches are filled at random; documents are shared, their tails are not."""
+
+    def __init__(self, *, block_size: int, num_tokens: int, num_replicas: int, blocks_per_replica: int) -> None:
+        self.block_size, self.num_tokens = block_size, num_tokens
+        self.rng = random.Random(0)
+        self.model = ServedModel(
+            name="bench",
+            revision="r",
+            dtype="bfloat16",
+            block_size=block_size,
+            kv_format="bfloat16",
+            max_model_len=131_072,
+            vocab_size=128_256,
+        )
+        members = Members(Bus(None), (Kind.ENGINE,))
+        self.feed = IndexFeed(Bus(None), members, Store(None))
+        self.router = Router(Bus(None), members, self.feed)
+        self.documents = [self.prompt() for _ in range(NUM_SHARED)]
+        self.members = [self._replica(number) for number in range(num_replicas)]
+        for member in self.members:
+            members.hear(member, from_bus=True)
+            self._fill(member, blocks_per_replica)
+
+    def prompt(self) -> list[bytes]:
+        tokens = np.random.default_rng(self.rng.getrandbits(32)).integers(0, 128_256, self.num_tokens)
+        return block_hashes(b"\0" * 16, tokens.astype(np.int32), self.block_size)
+
+    def prompts(self, case: str, number: int) -> Iterator[bytes]:
+        """Prompts of one kind: `cold` (nothing cached), `half` (a shared document's first half), `whole`."""
+        for turn in range(number):
+            document, fresh = self.documents[turn % NUM_SHARED], self.prompt()
+            kept = {"cold": 0, "half": len(document) // 2, "whole": len(document)}[case]
+            yield b"".join(document[:kept] + fresh[kept:])
+
+    def _replica(self, number: int) -> Member:
+        load = ReplicaLoad(
+            num_running=self.rng.randrange(64),
+            num_prefill_tokens=self.rng.randrange(4096),
+            num_used_blocks=self.rng.randrange(5000),
+            num_total_blocks=10_000,
+            prefill_tps=12_000.0,
+            itl_seconds=0.01,
+            itl_seconds_per_request=0.0001,
+        )
+        replica_id, address = f"replica-{number}", f"127.0.0.1:{number}"
+        return Member(
+            kind=Kind.ENGINE, replica_id=replica_id, epoch=new_epoch(), address=address, model=self.model, load=load
+        )
+
+    def _fill(self, member: Member, num_blocks: int) -> None:
+        """Some documents, up to some length, and blocks of nobody else."""
+        index = self.feed.index(self.model.key)
+        column = index.open(member.replica_id, member.epoch)
+        for document in self.documents:
+            if self.rng.random() < 0.7:
+                index.fill(column, document[: self.rng.randrange(1, len(document) + 1)])
+        index.fill(column, (self.rng.randbytes(16) for _ in range(num_blocks - len(column.blocks))))
+        index.publish(column, 1)
+
+    async def measure(self, case: str, num_decisions: int) -> Measurement:
+        both, sending = [], []
+        async with self.router.running():
+            for number, hashes in enumerate(self.prompts(case, num_decisions)):
+                start = time.perf_counter()
+                decision = self.router.choose(self.model.key, hashes, self.num_tokens, MAX_TOKENS)
+                chosen = time.perf_counter()
+                dispatch = self.router.dispatched(decision, str(number))
+                end = time.perf_counter()
+                both.append(end - start)
+                sending.append(end - chosen)
+                self.router.started(dispatch, decision.predicted_cached_tokens)
+                self.router.finished(dispatch)
+        p50, p99 = np.percentile(both, (50, 99)) * 1e6
+        return Measurement(
+            case=case,
+            block_size=self.block_size,
+            num_blocks=self.num_tokens // self.block_size,
+            num_replicas=len(self.members),
+            index_blocks=len(self.feed.index(self.model.key)),
+            p50_us=round(p50, 1),
+            p99_us=round(p99, 1),
+            dispatched_p50_us=round(float(np.median(sending)) * 1e6, 1),
+        )
+
+
+def main(
+    num_tokens: Annotated[int, typer.Option(help="Tokens of a prompt.")] = 8192,
+    num_replicas: Annotated[int, typer.Option(help="Replicas of the model.")] = 32,
+    blocks_per_replica: Annotated[int, typer.Option(help="Blocks that each replica caches.")] = 10_000,
+    decisions: Annotated[int, typer.Option(help="Decisions of each kind.")] = 500,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+) -> None:
+    """Time of a routing decision."""
+    rows = []
+    for block_size in (16, 64):
+        for case in ("cold", "half", "whole"):
+            bench = Bench(
+                block_size=block_size,
+                num_tokens=num_tokens,
+                num_replicas=num_replicas,
+                blocks_per_replica=blocks_per_replica,
+            )
+            rows.append(asyncio.run(bench.measure(case, decisions)))
+    if as_json:
+        typer.echo(json.dumps([asdict(row) for row in rows], indent=2))
+        return
+    table = Table("prompt", "block size", "blocks", "replicas", "index blocks", "p50 µs", "p99 µs", "dispatched p50 µs")
+    for row in rows:
+        table.add_row(*map(str, asdict(row).values()))
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    typer.run(main)
