@@ -38,7 +38,7 @@ from headwater.services import errors
 VERSION = importlib.metadata.version("headwater")
 CONSOLE = Path(__file__).parent / "console"
 MEDIA_TYPES = {".html": b"text/html; charset=utf-8", ".css": b"text/css", ".js": b"text/javascript"}
-CONSOLE_POLICY = (b"content-security-policy", b"default-src 'self'; style-src 'self'; script-src 'self'")
+CONSOLE_POLICY = (b"content-security-policy", b"default-src 'self'; img-src 'self' data:; frame-ancestors 'none'")
 Handler = Callable[[Exchange], Awaitable[None]]
 
 

@@ -20,10 +20,10 @@ from headwater.services import errors
 
 CHUNK_TOKENS = 16_384
 """Of a prompt in one frame: at most 5 bytes a token, so far below the 256 KiB that a frame may have."""
-MAX_HEAD_BYTES = 160 * 1024
+MAX_HEAD_BYTES = 128 * 1024
 """Of a request without its prompt."""
-MAX_CREDITS = 4096
-"""In one frame."""
+MAX_CREDITS = 1024
+"""And as many cancels, in one frame."""
 RECONNECT_SECONDS = 0.2
 Scores = Sequence[common_pb2.TokenLogprob]
 CHANNEL_OPTIONS = (("grpc.initial_reconnect_backoff_ms", 100), ("grpc.max_reconnect_backoff_ms", 1000))
@@ -160,7 +160,7 @@ class OutputSession:
             frame.credits.add(stream_id=stream_id, tokens=self._credits.pop(stream_id))
         while self._adds and not (frame.opens or frame.parts):
             self._put(self._adds.popleft(), frame)
-        return frame
+        return frame if frame.ByteSize() else None
 
     def _put(self, item: Open | AddPart, frame: GatewayFrame) -> None:
         """Unless it was cancelled while it waited: its cancel goes ahead and must not be overtaken by it."""

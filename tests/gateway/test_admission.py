@@ -1,0 +1,70 @@
+"""Turns: so many at once, in order, none lost."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from headwater.gateway.admission import Admission
+from headwater.services.errors import LimitExceeded
+
+
+async def hold(admission: Admission, tier: int, log: list[int], release: asyncio.Event) -> None:
+    async with admission.turn(tier):
+        log.append(tier)
+        await release.wait()
+
+
+async def settle() -> None:
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+async def test_the_lower_tier_goes_first_and_within_one_who_came_first() -> None:
+    admission, log, release = Admission(1, 10), list[int](), asyncio.Event()
+    tasks = [asyncio.create_task(hold(admission, tier, log, release)) for tier in (5, 2, 1, 2, 0)]
+    await settle()
+    assert (log, admission.num_running, admission.num_queued) == ([5], 1, 4)
+    release.set()
+    await asyncio.gather(*tasks)
+    assert log == [5, 0, 1, 2, 2]
+    assert (admission.num_running, admission.num_queued) == (0, 0)
+
+
+async def test_a_full_queue_refuses_and_says_when_to_come_back() -> None:
+    admission, release = Admission(1, 1), asyncio.Event()
+    tasks = [asyncio.create_task(hold(admission, 0, [], release)) for _ in range(2)]
+    await settle()
+    with pytest.raises(LimitExceeded) as refused:
+        async with admission.turn(0):
+            pass
+    assert refused.value.retry_after == 1.0
+    release.set()
+    await asyncio.gather(*tasks)
+
+
+async def test_a_turn_given_to_somebody_who_leaves_in_that_moment_is_passed_on() -> None:
+    admission, log, release = Admission(1, 10), list[int](), asyncio.Event()
+    first, second, third = (asyncio.create_task(hold(admission, tier, log, release)) for tier in (0, 1, 2))
+    await settle()
+    first.cancel()
+    await asyncio.sleep(0)
+    second.cancel()
+    await settle()
+    assert log == [0, 2]
+    release.set()
+    await third
+    assert (admission.num_running, admission.num_queued) == (0, 0)
+
+
+async def test_whoever_leaves_the_queue_takes_no_turn() -> None:
+    admission, log, release = Admission(1, 10), list[int](), asyncio.Event()
+    tasks = [asyncio.create_task(hold(admission, tier, log, release)) for tier in (0, 1, 2)]
+    await settle()
+    tasks[1].cancel()
+    await settle()
+    release.set()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert log == [0, 2]
+    assert admission.num_running == 0

@@ -1,0 +1,99 @@
+"""The gateway as a process: how it starts, what it shares a port with, what a browser finds at its door."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+
+import httpx
+
+from tests.gateway.stages import Behind, Gateway, gateway_stage, started
+
+
+def test_it_is_there_in_moments_even_with_nothing_behind() -> None:
+    began = time.monotonic()
+    stage = gateway_stage()
+    with started(stage):
+        # The design asks for 2 s on a free machine; tests share theirs.
+        assert time.monotonic() - began < 10
+        gateway = Gateway(stage)
+        assert gateway.client.get("/health").json() == {"status": "ok"}
+        ready = gateway.client.get("/ready")
+        assert (ready.status_code, ready.json()["missing"]) == (503, ["processor", "output processor", "engine"])
+        reply = gateway.client.post("/v1/chat/completions", json={"model": "m", "messages": []})
+        assert (reply.status_code, reply.json()["error"]["code"]) == (503, "processor_unavailable")
+        stage.terminate()
+        assert stage.process.wait(5) == 0
+        gateway.client.close()
+
+
+def test_several_share_a_port(behind: Behind) -> None:
+    first = gateway_stage(*behind.flags(), "--reuse-port")
+    with started(first):
+        ports = [first.addresses[name].rpartition(":")[2] for name in ("rest", "grpc")]
+        second = gateway_stage(*behind.flags(), "--reuse-port", f"--port={ports[0]}", f"--grpc-port={ports[1]}")
+        with started(second):
+            assert second.addresses == first.addresses
+            first.terminate()
+            assert first.process.wait(5) == 0
+            gateway = Gateway(second)
+            gateway.wait_until(gateway.is_ready)
+            assert gateway.chat()["choices"]
+            gateway.client.close()
+
+
+def test_what_cannot_be_is_said_in_a_sentence_and_ends_it() -> None:
+    command = [sys.executable, "-m", "headwater.gateway", "--host=0.0.0.0"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    assert done.returncode == 1
+    assert done.stderr.startswith("headwater gateway: --host is '0.0.0.0'; allowed: a loopback address")
+
+
+def test_a_browser_finds_a_chat_page_that_loads_nothing_from_elsewhere(gateway: Gateway) -> None:
+    page = gateway.client.get("/")
+    assert page.headers["content-type"] == "text/html; charset=utf-8"
+    assert "default-src 'self'" in page.headers["content-security-policy"]
+    for file, media_type in (("console.css", "text/css"), ("console.js", "text/javascript")):
+        assert f"console/{file}" in page.text
+        reply = gateway.client.get(f"/console/{file}")
+        assert (reply.status_code, reply.headers["content-type"]) == (200, media_type)
+        assert "http://" not in reply.text
+        assert "https://" not in reply.text
+    for path in ("/console/nothing.js", "/console/..%2fapp.py", "/console/%2e%2e/app.py"):
+        assert gateway.client.get(path).status_code == 404
+
+
+def test_what_is_served_is_described(gateway: Gateway) -> None:
+    document = gateway.client.get("/openapi.json").json()
+    assert "/v1/chat/completions" in document["paths"]
+    fields = document["components"]["schemas"]["ChatCompletionRequest"]["properties"]
+    assert "temperature" in fields
+    assert gateway.client.get("/version").json()["version"]
+    (card,) = gateway.client.get("/v1/models").json()["data"]
+    assert gateway.client.get(f"/v1/models/{card['id']}").json() == card
+    assert card["max_model_len"] == 8192
+
+
+def test_metrics_count_what_happened(gateway: Gateway) -> None:
+    before = {
+        name: gateway.metric(name)
+        for name in ("headwater_generation_tokens_total", "headwater_e2e_request_latency_seconds_count")
+    }
+    gateway.chat(max_tokens=5)
+    assert gateway.metric("headwater_generation_tokens_total") == before["headwater_generation_tokens_total"] + 5
+    assert gateway.metric("headwater_e2e_request_latency_seconds_count") == (
+        before["headwater_e2e_request_latency_seconds_count"] + 1
+    )
+    for name in ("time_to_first_token_seconds", "inter_token_latency_seconds", "request_queue_time_seconds"):
+        assert gateway.metric(f"headwater_{name}_count") > 0
+
+
+def test_pages_of_other_origins_may_call_where_they_are_named(behind: Behind) -> None:
+    stage = gateway_stage(*behind.flags(), "--allowed-origins=https://chat.example")
+    with started(stage):
+        asked = {"origin": "https://chat.example", "access-control-request-method": "POST"}
+        url = f"http://{stage.addresses['rest']}/v1/chat/completions"
+        assert httpx.options(url, headers=asked).headers["access-control-allow-origin"] == "https://chat.example"
+        refused = httpx.options(url, headers=asked | {"origin": "https://evil.example"})
+        assert "access-control-allow-origin" not in refused.headers

@@ -1,0 +1,56 @@
+"""What the gateway can be told, and what it refuses to be told."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from headwater.gateway.settings import GatewaySettings
+from headwater.services.settings import SettingError, read_settings
+
+
+def test_a_new_knob_is_a_decision() -> None:
+    assert [field.name for field in dataclasses.fields(GatewaySettings)] == [
+        "host",
+        "port",
+        "grpc_port",
+        "reuse_port",
+        "gateway_id",
+        "nats_url",
+        "redis_url",
+        "processor",
+        "output_processor",
+        "replica",
+        "api_key_file",
+        "master_key_file",
+        "shared_cache",
+        "allowed_origins",
+        "max_body_bytes",
+        "max_running",
+        "max_queued",
+        "sse_keep_alive",
+        "drain_limit",
+        "metrics_port",
+        "log_level",
+    ]
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.7", "example.org"])
+def test_listening_past_loopback_without_keys_is_refused(host: str) -> None:
+    with pytest.raises(SettingError, match=r"--host is '.*'; allowed: a loopback address, unless --api-key-file"):
+        read_settings(GatewaySettings, [f"--host={host}"], {})
+    assert read_settings(GatewaySettings, [f"--host={host}", "--api-key-file=keys"], {}).host == host
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.8.8.8", "::1", "localhost"])
+def test_listening_on_loopback_needs_no_keys(host: str) -> None:
+    assert GatewaySettings(host=host).host == host
+
+
+@pytest.mark.parametrize(
+    "flag", ["--port=65536", "--grpc-port=-1", "--max-running=0", "--max-queued=-1", "--drain-limit=-1"]
+)
+def test_numbers_out_of_range_are_refused_by_name(flag: str) -> None:
+    with pytest.raises(SettingError, match=flag.partition("=")[0]):
+        read_settings(GatewaySettings, [flag], {})
