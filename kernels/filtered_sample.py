@@ -20,6 +20,7 @@ from headwater.kernels.gumbel import PURPOSE_SAMPLE, row_keys
 from headwater.kernels.sample import Draws, best_token, perturb, scores_twin
 
 BLOCK = 8192
+NUM_WARPS = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +54,7 @@ def filtered_sample(logits: torch.Tensor, draws: Draws, filters: Filters, out: t
         BLOCK=min(BLOCK, triton.next_power_of_2(vocab_size)),
         PURPOSE=PURPOSE_SAMPLE,
         ON_GPU=logits.is_cuda,
-        num_warps=16,
+        num_warps=NUM_WARPS,
     )
 
 
@@ -78,11 +79,12 @@ def filtered_sample_twin(logits: torch.Tensor, draws: Draws, filters: Filters) -
 
 
 @triton.jit
-def _row_max(p_row, vocab_size, BLOCK: tl.constexpr):
+def _lane_maxima(p_row, vocab_size, BLOCK: tl.constexpr):
+    """The highest logit of each lane, that is, of the tokens equal modulo BLOCK."""
     b_max = tl.full((BLOCK,), float("-inf"), tl.float32)
     for i_v in range(0, vocab_size, BLOCK):
         b_max = tl.maximum(b_max, _load_logits(p_row, i_v, vocab_size, BLOCK))
-    return tl.max(b_max, axis=0)
+    return b_max
 
 
 @triton.jit
@@ -129,38 +131,68 @@ def _best_above(
         b_best = tl.where(is_better, b_score, b_best)
         b_id = tl.where(is_better, o_v, b_id)
     _, token = best_token(b_best, b_id)
-    return token
+    return tl.minimum(token, vocab_size - 1)
 
 
 @triton.jit
-def _kth_largest(p_row, vocab_size, least, highest, inverse_temperature, top_k, BLOCK: tl.constexpr):
-    """A bound that the top_k largest logits, ties included, lie strictly above: bisection until the count fits."""
-    low = tl.where(least == float("-inf"), -3.0e38, least - tl.abs(least) * 1e-6 - 1e-30)
-    count, mass = _above(p_row, vocab_size, least, low, highest, inverse_temperature, BLOCK)
-    if count > top_k:
-        # Narrow to where probability lives before halving; a bound with too few above it stays out of reach.
-        high = highest
-        step = 1.0
-        searching = True
-        while searching:
-            middle = highest - step
-            inner_count, inner_mass = _above(p_row, vocab_size, least, middle, highest, inverse_temperature, BLOCK)
-            if inner_count >= top_k:
-                searching = False
-                low = tl.maximum(low, middle)
-                count, mass = inner_count, inner_mass
-            else:
-                high = middle
-                step = step * 4.0
+def _cut_of_lanes(b_max, highest, top_k):
+    """A bound above which at least top_k lanes have their maximum, and hardly more; -3e38 where there are too few."""
+    low = -3.0e38
+    high = highest
+    step = 1.0
+    # Widen from the top to where top_k lanes are, then halve: all in registers.
+    while (tl.sum((b_max > high - step).to(tl.int32), axis=0) < top_k) & (step < 1.0e37):
+        high = high - step
+        step = step * 4.0
+    if step < 1.0e37:
+        low = high - step
         middle = low + (high - low) * 0.5
-        while (count > top_k) & (middle > low) & (middle < high):
-            inner_count, inner_mass = _above(p_row, vocab_size, least, middle, highest, inverse_temperature, BLOCK)
-            if inner_count >= top_k:
+        while (middle > low) & (middle < high):
+            if tl.sum((b_max > middle).to(tl.int32), axis=0) >= top_k:
                 low = middle
-                count, mass = inner_count, inner_mass
             else:
                 high = middle
             middle = low + (high - low) * 0.5
+    return low
+
+
+@triton.jit
+def _least_above(p_row, vocab_size, pivot, BLOCK: tl.constexpr):
+    b_least = tl.full((BLOCK,), float("inf"), tl.float32)
+    for i_v in range(0, vocab_size, BLOCK):
+        b_logit = _load_logits(p_row, i_v, vocab_size, BLOCK)
+        b_least = tl.minimum(b_least, tl.where(b_logit > pivot, b_logit, float("inf")))
+    return tl.min(b_least, axis=0)
+
+
+@triton.jit
+def _cut_after(p_row, vocab_size, b_max, least, highest, inverse_temperature, top_k, BLOCK: tl.constexpr):
+    """A bound that the top_k largest logits, ties included, and no others lie above; and the weight above it.
+
+    The top_k largest lane maxima miss only logits that share a lane with a larger one, so few passes are left: halving
+    while many too many are in, then dropping the least value by value.
+    """
+    low = _cut_of_lanes(b_max, highest, top_k)
+    high = highest
+    count, mass = _above(p_row, vocab_size, least, low, highest, inverse_temperature, BLOCK)
+    middle = low + (high - low) * 0.5
+    while (count > top_k + 4) & (middle > low) & (middle < high):
+        inner_count, inner_mass = _above(p_row, vocab_size, least, middle, highest, inverse_temperature, BLOCK)
+        if inner_count >= top_k:
+            low = middle
+            count, mass = inner_count, inner_mass
+        else:
+            high = middle
+        middle = low + (high - low) * 0.5
+    searching = count > top_k
+    while searching:
+        lowest = _least_above(p_row, vocab_size, tl.maximum(low, least - tl.abs(least) * 1e-6), BLOCK)
+        inner_count, inner_mass = _above(p_row, vocab_size, least, lowest, highest, inverse_temperature, BLOCK)
+        searching = inner_count >= top_k
+        if searching:
+            low = lowest
+            count, mass = inner_count, inner_mass
+            searching = count > top_k
     return low, mass
 
 
@@ -190,14 +222,15 @@ def _filtered_sample(
         p_row = p_logit + i_row * stride_logit
         inverse_temperature = 1.0 / temperature
         key_0, key_1 = row_keys(tl.load(p_seed + i_row), tl.load(p_choice + i_row), tl.load(p_output + i_row), PURPOSE)
-        highest = _row_max(p_row, vocab_size, BLOCK)
+        b_max = _lane_maxima(p_row, vocab_size, BLOCK)
+        highest = tl.max(b_max, axis=0)
         least = tl.where(min_p > 0.0, highest + tl.log(tl.maximum(min_p, 1e-37)) * temperature, float("-inf"))
         pivot = float("-inf")
         mass = 0.0
         most = tl.where(top_k > 0, top_k, vocab_size)
         if top_p < 1.0:
             if top_k > 0:
-                pivot, mass = _kth_largest(p_row, vocab_size, least, highest, inverse_temperature, top_k, BLOCK)
+                pivot, mass = _cut_after(p_row, vocab_size, b_max, least, highest, inverse_temperature, top_k, BLOCK)
             else:
                 _, mass = _above(p_row, vocab_size, least, pivot, highest, inverse_temperature, BLOCK)
         wanted_mass = tl.where(top_p < 1.0, top_p * mass, float("inf"))

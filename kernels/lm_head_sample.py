@@ -112,4 +112,5 @@ def _head_and_best(
     b_best = tl.max(b_score, axis=0)
     b_id = tl.min(tl.where(b_score == b_best[None, :], o_n, 0x7FFFFFFF), axis=0)
     tl.store(p_score + o_m * stride_candidate + i_stretch, b_best, mask=is_m)
+    b_id = tl.where(b_id == 0x7FFFFFFF, i_stretch * BLOCK_N, b_id)
     tl.store(p_id + o_m * stride_candidate + i_stretch, b_id, mask=is_m)

@@ -32,10 +32,11 @@ def attend_tile(b_q, b_k, b_v, b_visible, qk_scale, b_m, b_l, b_acc, MASKED: tl.
     if MASKED:
         b_s = tl.where(b_visible, b_s, float("-inf"))
     b_m_new = tl.maximum(b_m, tl.max(b_s, axis=1) * qk_scale)
-    b_shift = _finite(b_m_new)[:, None] + tl.zeros_like(b_s)
-    b_p = tl.exp2(tl.fma(b_s, qk_scale + tl.zeros_like(b_s), -b_shift))
-    b_alpha = tl.exp2(b_m - _finite(b_m_new))[:, None]
-    b_l = tl.fma(b_l, b_alpha + tl.zeros_like(b_l), _fold(_fold(b_p)))
+    b_shift = _finite(b_m_new)
+    b_scale = tl.full(b_s.shape, 1.0, tl.float32) * qk_scale
+    b_p = tl.exp2(tl.fma(b_s, b_scale, tl.broadcast_to(-b_shift[:, None], b_s.shape)))
+    b_alpha = tl.exp2(b_m - b_shift)[:, None]
+    b_l = tl.fma(b_l, tl.broadcast_to(b_alpha, b_l.shape), _fold(_fold(b_p)))
     b_acc = tl.dot(b_p.to(b_q.dtype), b_v, b_acc * b_alpha)
     return b_m_new, b_l, b_acc
 
@@ -48,8 +49,7 @@ def merge_states(b_m, b_l, b_acc, b_m_next, b_l_next, b_acc_next):
     b_old = tl.exp2(b_m - b_shift)
     b_next = tl.exp2(b_m_next - b_shift)
     b_l = tl.fma(b_l, b_old, b_l_next * b_next)
-    b_old = b_old[:, None] + tl.zeros_like(b_acc)
-    b_acc = tl.fma(b_acc, b_old, b_acc_next * b_next[:, None])
+    b_acc = tl.fma(b_acc, tl.broadcast_to(b_old[:, None], b_acc.shape), b_acc_next * b_next[:, None])
     return b_m_new, b_l, b_acc
 
 

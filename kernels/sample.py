@@ -103,9 +103,10 @@ def perturb(b_logit, o_token, inverse_temperature, key_0, key_1, is_greedy, ON_G
 
 @triton.jit
 def best_token(b_score, b_id):
-    """The highest score of a block and the smallest id that has it."""
+    """The highest score of a block and the smallest id that has it; the smallest of all if scores are no numbers."""
     score = tl.max(b_score, axis=0)
-    return score, tl.min(tl.where(b_score == score, b_id, 0x7FFFFFFF), axis=0)
+    token = tl.min(tl.where(b_score == score, b_id, 0x7FFFFFFF), axis=0)
+    return score, tl.where(token == 0x7FFFFFFF, tl.min(b_id, axis=0), token)
 
 
 @triton.jit

@@ -1,0 +1,179 @@
+"""Operations on an NVIDIA GPU: the Triton kernels, and cuBLASLt where it is faster; what is chosen is chosen here.
+
+Every choice keeps a row's bits independent of its batch; see `kernels.gemm` and `kernels.online_softmax`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from headwater.engine_core.batch import ForwardBatch
+from headwater.engine_core.model_config import ModelConfig
+from headwater.kernels.decode_attention import decode_attention, is_direct, reduce_splits
+from headwater.kernels.decode_plan import DecodePlan, plan_decode
+from headwater.kernels.gemm import configure_blas, linear
+from headwater.kernels.prefill_attention import prefill_attention, prefill_tiles
+from headwater.kernels.qk_norm_rope_store_kv import qk_norm_rope_store_kv
+from headwater.kernels.rms_norm import add_rms_norm, rms_norm
+from headwater.kernels.shared_prefix_attention import shared_prefix_attention
+from headwater.kernels.silu_mul import silu_mul
+
+DEPENDENT_ROWS = 8
+"""Up to this many tokens kernels start while the one before them ends; more make it a loss."""
+SHARING_ROWS = 8
+"""From this many decoding rows on, plans look for blocks that rows share."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionPlan:
+    """The first rows of a batch decode one token each; the others are chunks of any size. Tensors are on the device."""
+
+    num_decodes: int
+    seq_lens: torch.Tensor
+    """int32 [R]: keys each row reads, those of its own tokens included; 0 for a padding row."""
+    table_rows: torch.Tensor
+    """int32 [R] into block_tables."""
+    block_tables: torch.Tensor
+    """int32 [rows, blocks]"""
+    decode: DecodePlan
+    shares: bool
+    query_starts: torch.Tensor
+    """int32 [chunks + 1]: token rows, counted from the first chunk's first."""
+    tiles: torch.Tensor
+    """int32 [tiles, 2] of the chunks."""
+    dependent: bool
+
+
+class CudaPlatform:
+    """See `Platform`. Holds the workspace of decode attention, so one platform serves one stream of launches."""
+
+    def __init__(
+        self, model: ModelConfig, block_size: int, *, max_num_seqs: int, max_model_len: int, device: torch.device
+    ) -> None:
+        configure_blas()
+        self.device = device
+        self._block_size = block_size
+        self._group = model.num_heads // model.num_kv_heads
+        self._decode_plans = [
+            DecodePlan.allocate(
+                max_rows=max_rows,
+                max_seq_len=max_model_len,
+                num_q_heads=model.num_heads,
+                num_kv_heads=model.num_kv_heads,
+                head_dim=model.head_dim,
+                device=device,
+            )
+            for max_rows in sorted({1, max_num_seqs})
+        ]
+
+    def decode_plan(self, num_rows: int) -> DecodePlan:
+        """The workspace for this many decoding rows: a single row has one of its own, which needs no work list."""
+        return next(plan for plan in self._decode_plans if num_rows <= plan.max_rows)
+
+    def plan_attention(self, batch: ForwardBatch) -> AttentionPlan:
+        """Rows of one token at the front of the batch take the decode kernels; one elsewhere is a chunk of one."""
+        longer = np.flatnonzero(batch.counts != 1)
+        num_decodes = int(longer[0]) if len(longer) else len(batch.counts)
+        counts, starts = batch.counts[num_decodes:].tolist(), batch.starts[num_decodes:].tolist()
+        bounds = np.concatenate(([0], np.cumsum(batch.counts[num_decodes:])))
+        plan = AttentionPlan(
+            num_decodes=num_decodes,
+            seq_lens=self._to_device(batch.starts + batch.counts),
+            table_rows=self._to_device(np.arange(len(batch.counts))),
+            block_tables=batch.block_tables,
+            decode=self.decode_plan(num_decodes),
+            shares=num_decodes >= SHARING_ROWS,
+            query_starts=self._to_device(bounds),
+            tiles=prefill_tiles(counts, starts, self._group, self.device),
+            dependent=len(batch.token_ids) <= DEPENDENT_ROWS,
+        )
+        self.refresh(plan)
+        return plan
+
+    def refresh(self, plan: AttentionPlan) -> None:
+        """Launches what follows a change of lengths or block tables; in a graph, it goes before the first layer."""
+        n = plan.num_decodes
+        if n and not is_direct(plan.decode):
+            plan_decode(
+                plan.decode,
+                plan.seq_lens[:n],
+                plan.table_rows[:n],
+                plan.block_tables,
+                self._block_size,
+                share=plan.shares,
+            )
+
+    def linear(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return linear(x, weight, dependent=_is_dependent(x))
+
+    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        return rms_norm(x, weight, eps, dependent=_is_dependent(x))
+
+    def add_rms_norm(self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        return add_rms_norm(x, residual, weight, eps, dependent=_is_dependent(x))
+
+    def qk_norm_rope_store_kv(
+        self,
+        qkv: torch.Tensor,
+        batch: ForwardBatch,
+        cos_sin: torch.Tensor,
+        kv_cache: torch.Tensor,
+        *,
+        bias: torch.Tensor | None,
+        q_norm: torch.Tensor | None,
+        k_norm: torch.Tensor | None,
+        eps: float,
+    ) -> torch.Tensor:
+        num_kv_heads, head_dim = kv_cache.shape[2], kv_cache.shape[4]
+        q = qkv.new_empty(qkv.shape[0], qkv.shape[1] // head_dim - 2 * num_kv_heads, head_dim)
+        qk_norm_rope_store_kv(
+            qkv,
+            batch.positions,
+            batch.slots,
+            cos_sin,
+            kv_cache[0],
+            kv_cache[1],
+            q,
+            bias=bias,
+            q_norm=q_norm,
+            k_norm=k_norm,
+            eps=eps,
+            dependent=_is_dependent(qkv),
+        )
+        return q
+
+    def attention(self, q: torch.Tensor, kv_cache: torch.Tensor, attention_plan: AttentionPlan) -> torch.Tensor:
+        plan, n = attention_plan, attention_plan.num_decodes
+        out = torch.empty_like(q)
+        if n:
+            seq_lens = plan.seq_lens[:n]
+            where = (kv_cache[0], kv_cache[1], seq_lens, plan.table_rows[:n], plan.block_tables, plan.decode, out[:n])
+            if plan.shares:
+                shared_prefix_attention(q[:n], *where)
+            decode_attention(q[:n], *where, dependent=plan.dependent)
+            reduce_splits(seq_lens, plan.decode, out[:n], dependent=plan.dependent)
+        prefill_attention(
+            q[n:],
+            kv_cache[0],
+            kv_cache[1],
+            plan.query_starts,
+            plan.seq_lens[n:],
+            plan.table_rows[n:],
+            plan.block_tables,
+            plan.tiles,
+            out[n:],
+        )
+        return out.flatten(1)
+
+    def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
+        return silu_mul(gate_up, dependent=_is_dependent(gate_up))
+
+    def _to_device(self, values: np.ndarray[tuple[int, ...], np.dtype[np.integer]]) -> torch.Tensor:
+        return torch.from_numpy(values.astype(np.int32)).pin_memory().to(self.device, non_blocking=True)
+
+
+def _is_dependent(x: torch.Tensor) -> bool:
+    return x.shape[0] <= DEPENDENT_ROWS
