@@ -40,7 +40,7 @@ async def serve(settings: EngineSettings) -> None:
 
 async def _serve_core(settings: EngineSettings, core: CoreLink, ready: Ready, life: Lifetime) -> None:
     replica = Replica(settings, ready)
-    door = Door(core, ready, KvEventLog(replica.incarnation))
+    door = Door(core, ready, KvEventLog(replica.incarnation), replica.model.name)
     servicer = EngineServicer(door, replica)
     listener = Listener(settings.host, settings.port)
     add_EngineServicer_to_server(servicer, listener.server)

@@ -17,6 +17,7 @@ from headwater.services.engine_messages import (
     Command,
     Ends,
     Failed,
+    Idle,
     Progress,
     Ready,
     Report,
@@ -47,7 +48,7 @@ class CoreLink:
         self._report_writer, report_reader = create_ring()
         self._commands, self._reports = RingWriter(command_writer), RingReader(report_reader)
         self._start_result: Ready | CoreFailed | None = None
-        self._hear_step: Callable[[Step], None] | None = None
+        self._hear: Callable[[Step | Idle], None] | None = None
         self._hear_end: Callable[[], None] | None = None
         self._backlog: deque[tuple[bytes, int]] = deque()
         self._num_backlog_bytes = 0
@@ -78,9 +79,9 @@ class CoreLink:
             raise self._start_result
         return self._start_result
 
-    def connect(self, hear_step: Callable[[Step], None], hear_end: Callable[[], None]) -> None:
-        """From now on `hear_step` gets every step, on the event loop, and `hear_end` is told when the core dies."""
-        self._hear_step, self._hear_end = hear_step, hear_end
+    def connect(self, hear: Callable[[Step | Idle], None], hear_end: Callable[[], None]) -> None:
+        """From now on `hear` gets every step, on the event loop, and `hear_end` is told when the core dies."""
+        self._hear, self._hear_end = hear, hear_end
 
     def send(self, command: Command) -> None:
         with contextlib.suppress(PeerGone):
@@ -140,7 +141,7 @@ class CoreLink:
     def _on_reports(self) -> None:
         try:
             for message in self._reports.read():
-                self._hear(decode_report(message))
+                self._take(decode_report(message))
         except PeerGone:
             asyncio.get_running_loop().remove_reader(self._reports.fileno())
             self._settle(CoreFailed("the engine core ended before it was ready"))
@@ -148,11 +149,12 @@ class CoreLink:
             if self._hear_end is not None:
                 self._hear_end()
 
-    def _hear(self, report: Report) -> None:
+    def _take(self, report: Report) -> None:
         match report:
-            case Step():
-                assert self._hear_step is not None, "steps follow requests"
-                self._hear_step(report)
+            case Step() | Idle():
+                # A core that has just started is idle before anybody listens.
+                if self._hear is not None:
+                    self._hear(report)
             case Progress():
                 structlog.get_logger().info("loading", phase=report.phase, done=report.done, total=report.total)
             case Ready():

@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 import threading
+from dataclasses import replace
 from typing import assert_never
 
 import msgspec
@@ -26,6 +27,7 @@ from headwater.services.engine_messages import (
     Credit,
     Ends,
     Failed,
+    Idle,
     Progress,
     Ready,
     Step,
@@ -43,6 +45,7 @@ def run(engine: Engine, executor: MeasuredExecutor, commands: RingReader, report
     with contextlib.suppress(PeerGone):
         while True:
             if not engine.has_work():
+                reports.write(encode(Idle(engine.load())))
                 commands.wait()
             for message in commands.read():
                 _apply(engine, decode_command(message))
@@ -81,7 +84,7 @@ def main() -> None:
         sys.exit(1)
     measured = MeasuredExecutor(executor)
     with contextlib.closing(measured):
-        engine = Engine(config, measured)
+        engine = Engine(replace(config, policy=settings.policy), measured)
         # What stands now stands for good: a collection in a step need not look at it.
         gc.collect()
         gc.freeze()

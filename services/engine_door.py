@@ -15,7 +15,7 @@ from headwater.engine_core.step_output import EngineLoad
 from headwater.proto.events_pb2 import KvEventBatch
 from headwater.services.engine_core_link import CoreLink
 from headwater.services.engine_kv_events import KvEventLog
-from headwater.services.engine_messages import Add, Command, Ready, Step
+from headwater.services.engine_messages import Add, Command, Idle, Ready, Step
 from headwater.services.engine_metrics import PREFILL_SECONDS, QUEUE_SECONDS, STEP_SECONDS
 from headwater.services.engine_rates import Rates
 from headwater.services.engine_requests import Limits
@@ -31,7 +31,7 @@ _CONFIRM_SECONDS = 2.0
 class Door:
     """Every session of one core; is a session's `Host`."""
 
-    def __init__(self, core: CoreLink, ready: Ready, events: KvEventLog) -> None:
+    def __init__(self, core: CoreLink, ready: Ready, events: KvEventLog, model_name: str) -> None:
         self.limits = Limits(vocab_size=ready.vocab_size, max_model_len=ready.max_model_len)
         self.keys: Iterator[int] = itertools.count(1)
         self.events = events
@@ -43,6 +43,9 @@ class Door:
         self._is_open = False
         self._core, self._ready = core, ready
         self._rates = Rates()
+        self._step_seconds = STEP_SECONDS.labels(model_name)
+        self._queue_seconds = QUEUE_SECONDS.labels(model_name)
+        self._prefill_seconds = PREFILL_SECONDS.labels(model_name)
         self._sessions: set[EngineSession] = set()
         self._changed = asyncio.Event()
         self._step = 0
@@ -138,7 +141,14 @@ class Door:
                     self._changed.clear()
                     await self._changed.wait()
 
-    def _hear(self, step: Step) -> None:
+    def _hear(self, report: Step | Idle) -> None:
+        if isinstance(report, Step):
+            self._hear_step(report)
+        else:
+            self._load = report.load
+        self.load_changed.set()
+
+    def _hear_step(self, step: Step) -> None:
         output = step.output
         self._step, self._load = output.step, output.load
         for session in self._sessions:
@@ -146,7 +156,6 @@ class Door:
         if output.cache_events is not None:
             self.events.note(output.cache_events)
         self._measure(step)
-        self.load_changed.set()
 
     def _hear_end(self) -> None:
         """The core is gone: every stream and every session ends by it."""
@@ -157,8 +166,8 @@ class Door:
     def _measure(self, step: Step) -> None:
         if step.seconds:
             self._rates.observe(step.prefill_tokens, step.decode_rows, step.seconds)
-            STEP_SECONDS.observe(step.seconds)
+            self._step_seconds.observe(step.seconds)
         for started in step.output.starts:
-            QUEUE_SECONDS.observe(started.queue_seconds)
-            PREFILL_SECONDS.observe(started.prefill_seconds)
+            self._queue_seconds.observe(started.queue_seconds)
+            self._prefill_seconds.observe(started.prefill_seconds)
         self.num_finished.update(finished.reason.value for finished in step.output.finishes)

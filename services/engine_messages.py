@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from headwater.engine_core.request import NewRequest
-from headwater.engine_core.step_output import StepOutput
+from headwater.engine_core.step_output import EngineLoad, StepOutput
 from headwater.services.engine_ring import RingEnd
 
 
@@ -64,7 +64,13 @@ class Step(msgspec.Struct, tag="step", array_like=True):
     """Since the step before, or since the launch if the core was idle."""
 
 
-Report = Progress | Ready | Failed | Step
+class Idle(msgspec.Struct, tag="idle", array_like=True):
+    """Nothing can be done until the next command: nothing runs, or whatever is there waits for credit."""
+
+    load: EngineLoad
+
+
+Report = Progress | Ready | Failed | Step | Idle
 
 
 class Ends(msgspec.Struct):

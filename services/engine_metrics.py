@@ -13,12 +13,18 @@ from prometheus_client.registry import Collector
 from headwater.engine_core.step_output import EngineLoad
 
 _SECONDS = (0.0003, 0.0006, 0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.128, 0.256, 0.512, 1, 2, 4, 8, 16, 32)
-STEP_SECONDS = Histogram("headwater_step_seconds", "Time of an engine step", buckets=_SECONDS)
+STEP_SECONDS = Histogram("headwater_step_seconds", "Time of an engine step", ["model_name"], buckets=_SECONDS)
 QUEUE_SECONDS = Histogram(
-    "headwater_request_queue_time_seconds", "Time that a request waited before its first step", buckets=_SECONDS
+    "headwater_request_queue_time_seconds",
+    "Time that a request waited before its first step",
+    ["model_name"],
+    buckets=_SECONDS,
 )
 PREFILL_SECONDS = Histogram(
-    "headwater_request_prefill_time_seconds", "Time from a request's first step to its first token", buckets=_SECONDS
+    "headwater_request_prefill_time_seconds",
+    "Time from a request's first step to its first token",
+    ["model_name"],
+    buckets=_SECONDS,
 )
 
 

@@ -32,6 +32,7 @@ class EngineSettings:
     max_num_seqs: int = setting(256, "requests that run at once")
     max_num_batched_tokens: int = setting(2048, "token budget of a step")
     async_depth: int = setting(2, "steps in flight, 1…4")
+    policy: str = setting("priority", "order of waiting requests: priority (tier, fair order, arrival) or fcfs")
     threads: int = setting(0, "threads that compute on a CPU; 0: one a core")
     simulated_step_seconds: float = setting(0.0, "time of a step of the simulated executor")
     simulated_prefill_seconds: float = setting(0.0, "what each prompt token adds to it")

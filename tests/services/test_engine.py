@@ -9,6 +9,7 @@ import signal
 import sys
 import urllib.request
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -41,7 +42,7 @@ LENGTH, STOP = common_pb2.FINISH_REASON_LENGTH, common_pb2.FINISH_REASON_STOP
 
 @pytest.fixture(scope="module")
 def engine() -> Iterator[EngineProcess]:
-    with engine_process() as engine:
+    with engine_process("--threads=1") as engine:
         yield engine
 
 
@@ -288,6 +289,37 @@ async def test_metrics_have_the_engines_figures(engine: EngineProcess) -> None:
     assert 'headwater_request_success_total{finished_reason="length",model_name="simulated"}' in text
 
 
+async def test_a_core_that_hangs_holds_up_the_door_for_nobody_and_too_much_for_it_is_refused(
+    engine: EngineProcess,
+) -> None:
+    async with client_of(engine) as client:
+        await client.send(add(0, prompt(0), 1000, credit=1))
+        await client.read_tokens(0, 1)
+        os.kill(engine.core_pid, signal.SIGSTOP)
+        try:
+            # More than the ring and the door's backlog hold.
+            for i in range(1, 3000, 10):
+                await client.send(*(add(j, prompt(j, 4000)) for j in range(i, i + 10)))
+                assert (await client.stub.GetLoad(pb.LoadRequest(), timeout=1)).num_running == 1
+            await client.read()
+        finally:
+            os.kill(engine.core_pid, signal.SIGCONT)
+        refused = next(iter(client.finishes.values()))
+        assert refused.error == "the engine cannot take requests as fast as they come"
+        assert (refused.reason, refused.retriable) == (ERROR, True)
+    async with client_of(engine) as client:
+        await client.idle_load()
+        await client.send(add(1, prompt(1)))
+        await client.read_until_finished(1)
+        assert client.tokens[1] == answer(prompt(1))
+
+
+def test_the_core_computes_with_the_threads_that_it_was_given_and_they_wait_passively(engine: EngineProcess) -> None:
+    environment = Path(f"/proc/{engine.core_pid}/environ").read_bytes().split(b"\0")
+    assert {b"OMP_NUM_THREADS=1", b"MKL_NUM_THREADS=1", b"OMP_WAIT_POLICY=PASSIVE"} <= set(environment)
+    assert not any(entry.startswith(b"HEADWATER_READY_FD") for entry in environment)
+
+
 async def kv_state(client: Any, epoch: int) -> tuple[set[bytes], list[KvEventBatch]]:
     """What replayed events add up to, and the events."""
     cached: set[bytes] = set()
@@ -337,6 +369,19 @@ async def test_the_load_says_what_runs_and_what_steps_cost() -> None:
     assert load.prefix_queries == 640
     assert load.prefill_tps > 1000
     assert 0 < load.itl_seconds < 1
+
+
+async def test_waiting_requests_run_by_tier_then_by_virtual_time_then_as_they_came() -> None:
+    ranks = {1: (1, 0.0), 2: (0, 5.0), 3: (0, 2.0), 4: (0, 2.0), 5: (-1, 9.0)}
+    with engine_process("--max-num-seqs=1") as engine:
+        async with client_of(engine) as client:
+            await client.send(add(0, prompt(0), 50, credit=1))
+            await client.read_tokens(0, 1)
+            await client.send(*(add(i, prompt(i), 2, tier=tier, virtual_time=at) for i, (tier, at) in ranks.items()))
+            await client.load_that(lambda load: load.num_waiting == 5)
+            await client.send(cancels=[pb.Cancel(stream_id=0)])
+            await client.read_until_finished(*ranks)
+    assert list(client.finishes) == [0, 5, 3, 4, 2, 1]
 
 
 async def test_when_the_core_is_killed_streams_end_retriable_and_the_door_ends_too() -> None:
