@@ -116,6 +116,7 @@ writer = RingWriter(RingEnd(*map(int, sys.argv[1:])))
 writer.write(b"whole")
 piece, flag = next(writer.pieces(bytes(10_000)))
 assert writer.try_write(piece, flag)
+print("written", flush=True)
 time.sleep(60)
 """
 
@@ -125,12 +126,13 @@ def test_a_killed_writer_leaves_its_whole_messages_and_no_memory_behind() -> Non
     writer_end, reader_end = create_ring(1024)
     reader = RingReader(reader_end)
     arguments = [str(fd) for fd in writer_end]
-    with subprocess.Popen([sys.executable, "-c", KILLED_WRITER, *arguments], pass_fds=writer_end) as process:
+    command = [sys.executable, "-c", KILLED_WRITER, *arguments]
+    with subprocess.Popen(command, pass_fds=writer_end, stdout=subprocess.PIPE) as process:
         writer_end.close()
-        assert read_all(reader, 1) == [b"whole"]
-        reader.wait()
-        reader.read()
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"written\n"
         process.send_signal(signal.SIGKILL)
+    assert reader.read() == [b"whole"]
     with pytest.raises(PeerGone):
         reader.read()
     reader.close()
