@@ -19,6 +19,8 @@ MIN_ROWS = 8
 """float32 products of fewer rows are summed in another order than those of more (see `row_stable_linear`)."""
 LANES = 16
 """Transcendentals may treat the rest of a vector register otherwise than a whole one; tensors end on whole ones."""
+HIDDEN = -1e30
+"""Added to the score of a hidden key. Finite, so that a split of nothing but hidden keys stays a number."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,8 +31,8 @@ class Tile:
     """Rows of the query."""
     blocks: torch.Tensor
     """int64 [splits, blocks a split]"""
-    hidden: torch.Tensor
-    """bool [splits, tokens, SPLIT]: keys after the position."""
+    bias: torch.Tensor
+    """float32 [splits, 1, tokens, SPLIT]: `HIDDEN` for keys after the position, else 0."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,8 +49,8 @@ class SplitPlan:
     """The most of any decode row."""
     item_blocks: torch.Tensor
     """int64 [I, blocks a split]"""
-    item_hidden: torch.Tensor
-    """bool [I, SPLIT]: keys after the position."""
+    item_bias: torch.Tensor
+    """float32 [I, 1, 1, SPLIT]: `HIDDEN` for keys after the position, else 0."""
     tiles: list[Tile]
 
 
@@ -84,7 +86,7 @@ def plan_splits(starts: Sequence[int], counts: Sequence[int], block_tables: torc
         item_splits=splits,
         num_splits=max(item_splits, default=-1) + 1,
         item_blocks=tables[rows, splits] if ends else tables[:0, 0],
-        item_hidden=_keys(splits) > positions[:, None],
+        item_bias=_bias(_keys(splits) > positions[:, None])[:, None, None],
         tiles=tiles,
     )
 
@@ -99,14 +101,14 @@ def split_attention(
     grouped = q.view(q.shape[0], num_kv_heads, -1, q.shape[2])
     if len(plan.decode_tokens):
         rows = grouped[plan.decode_tokens[plan.items]]
-        state = _attend(rows, plan.item_blocks, plan.item_hidden[:, None, None], k_cache, v_cache, scale)
+        state = _attend(rows, plan.item_blocks, plan.item_bias, k_cache, v_cache, scale)
         out[plan.decode_tokens] = _merge_items(state, plan).flatten(1, 2).to(q.dtype)
     for tile in plan.tiles:
         num_tokens, group = tile.tokens.stop - tile.tokens.start, grouped.shape[2]
         rows = grouped[tile.tokens].transpose(0, 1).flatten(1, 2)
         rows = rows.expand(len(tile.blocks), *rows.shape)
-        hidden = tile.hidden[:, None].repeat_interleave(group, dim=2)
-        state = _attend(rows, tile.blocks, hidden, k_cache, v_cache, scale)
+        bias = tile.bias.repeat_interleave(group, dim=2)
+        state = _attend(rows, tile.blocks, bias, k_cache, v_cache, scale)
         merged = _merge([tuple(part[i] for part in state) for i in range(len(tile.blocks))])
         merged = merged.view(num_kv_heads, num_tokens, group, -1).transpose(0, 1)
         out[tile.tokens] = merged.flatten(1, 2).to(q.dtype)
@@ -114,26 +116,28 @@ def split_attention(
 
 
 State = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
-"""Of a stretch of keys: highest score [..., LANES] (equal lanes), sum of weights [..., 1], weighted values [..., D]."""
+"""Of a split: its highest score [..., LANES] (equal lanes), the sum of exp(score − highest) [..., 1], and the values
+weighted by the softmax over the split [..., D]."""
 
 
 def _attend(
     rows: torch.Tensor,
     blocks: torch.Tensor,
-    hidden: torch.Tensor,
+    bias: torch.Tensor,
     k_cache: torch.Tensor,
     v_cache: torch.Tensor,
     scale: float,
 ) -> State:
-    """rows [I, Hk, M, D] against the keys of blocks [I, blocks a split]; hidden [I, 1 or Hk, 1 or M, SPLIT]."""
+    """rows [I, Hk, M, D] against the keys of blocks [I, blocks a split]; bias [I, 1, 1 or M, SPLIT]."""
     num_rows = rows.shape[2]
     if rows.dtype == torch.float32 and num_rows < MIN_ROWS:
         rows = torch.nn.functional.pad(rows, (0, 0, 0, MIN_ROWS - num_rows))
     scores = rows @ _gather(k_cache, blocks).transpose(-1, -2)
-    scores = scores[:, :, :num_rows].float().mul_(scale).masked_fill_(hidden, float("-inf"))
+    scores = scores[:, :, :num_rows].float().mul_(scale).add_(bias)
     highest = scores.amax(-1, keepdim=True)
-    weights = scores.sub_(highest.clamp(min=-1e30)).exp_()
-    total = weights.sum(-1, keepdim=True)
+    # One fused pass; the sum comes back from it, since the highest score's weight is 1 / sum.
+    weights = scores.softmax(-1)
+    total = weights.amax(-1, keepdim=True).reciprocal_()
     weights = weights.to(rows.dtype)
     if num_rows < rows.shape[2]:
         weights = torch.nn.functional.pad(weights, (0, 0, 0, rows.shape[2] - num_rows))
@@ -150,7 +154,7 @@ def _gather(cache: torch.Tensor, blocks: torch.Tensor) -> torch.Tensor:
 def _merge_items(state: State, plan: SplitPlan) -> torch.Tensor:
     """Splits of decode rows to rows, [R, Hk, G, D]; rows with fewer splits than others get ones that weigh nothing."""
     padded = []
-    for part, empty in zip(state, (float("-inf"), 0.0, 0.0), strict=True):
+    for part, empty in zip(state, (HIDDEN, 0.0, 0.0), strict=True):
         whole = part.new_full((plan.num_splits, len(plan.decode_tokens), *part.shape[1:]), empty)
         whole[plan.item_splits, plan.items] = part
         padded.append(whole)
@@ -158,16 +162,21 @@ def _merge_items(state: State, plan: SplitPlan) -> torch.Tensor:
 
 
 def _merge(splits: Sequence[tuple[torch.Tensor, ...]]) -> torch.Tensor:
-    """One split after another, each product and sum rounded by itself, so that absent splits change nothing."""
+    """One split after another, each product and sum rounded by itself; a split that weighs nothing changes nothing,
+    and one that weighs everything is taken as it is."""
+    if len(splits) == 1:
+        return splits[0][2]
     highest = splits[0][0]
     for split in splits[1:]:
         highest = torch.maximum(highest, split[0])
-    total, values = torch.zeros_like(splits[0][1]), torch.zeros_like(splits[0][2])
-    for m, weight_sum, weighted in splits:
-        factor = (m - highest).exp()[..., :1]
-        total += weight_sum * factor
-        values += weighted * factor
-    return values / total
+    masses = [weight_sum * (m - highest).exp()[..., :1] for m, weight_sum, _ in splits]
+    total = masses[0]
+    for mass in masses[1:]:
+        total = total + mass
+    values = torch.zeros_like(splits[0][2])
+    for mass, (_, _, weighted) in zip(masses, splits, strict=True):
+        values += weighted * (mass / total)
+    return values
 
 
 def _tiles(first: int, start: int, count: int, table: torch.Tensor) -> list[Tile]:
@@ -179,9 +188,13 @@ def _tiles(first: int, start: int, count: int, table: torch.Tensor) -> list[Tile
         num_splits = (start + offset + num_tokens - 1) // SPLIT + 1
         keys = _keys(torch.arange(num_splits))
         tokens = slice(first + offset, first + offset + num_tokens)
-        hidden = keys[:, None, :] > positions[None, :, None]
-        tiles.append(Tile(tokens=tokens, blocks=table[:num_splits], hidden=hidden))
+        bias = _bias(keys[:, None, None, :] > positions[:, None])
+        tiles.append(Tile(tokens=tokens, blocks=table[:num_splits], bias=bias))
     return tiles
+
+
+def _bias(hidden: torch.Tensor) -> torch.Tensor:
+    return torch.zeros(hidden.shape).masked_fill_(hidden, HIDDEN)
 
 
 def _keys(splits: torch.Tensor) -> torch.Tensor:

@@ -30,7 +30,7 @@ ROOMS_SEEN = {
     "services": {"services", "proto", "engine_core"},
     "engine_core": {"engine_core", "kernels"},
     "kernels": {"kernels"},
-    "bench": {"bench", "proto", "gateway", "engine_core", "services"},
+    "bench": {"bench", "proto", "gateway", "engine_core", "services", "kernels"},
 }
 TORCH_FREE_CORE = {"headwater.engine_core.prefix_hash", "headwater.engine_core.sampling_params"}
 
