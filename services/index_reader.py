@@ -33,7 +33,7 @@ class IndexReader:
         holders, start, num_blocks = set(live), 0, _FIRST_BLOCKS
         while holders and start < len(hashes):
             keys = [prefix + block for block in hashes[start : start + num_blocks]]
-            for bitmap in await self._store.read("MGET", *keys, seconds=_left(deadline)):
+            for bitmap in await self._store.command("MGET", *keys, seconds=_left(deadline)):
                 holders = {slot for slot in holders if _has_bit(bitmap or b"", slot)}
                 for slot in holders:
                     lengths[slot] += 1

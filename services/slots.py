@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from headwater.services.store import WRITE_SECONDS, Script, Store
+from headwater.services.store import Script, Store
 
 LEASE_MS = 5000
 
@@ -127,8 +127,8 @@ class SlotTable:
         """Hides the column for good and leaves it to the reaper. False as for `renew`."""
         return bool(await self._store.run(_RETIRE, self._keys, (slot, epoch_text(epoch))))
 
-    async def read(self, *, seconds: float = WRITE_SECONDS) -> list[Slot]:
-        """Every slot that has a number, in order. `seconds` is what it may take."""
+    async def read(self, *, seconds: float | None = None) -> list[Slot]:
+        """Every slot that has a number, in order; `seconds` as for `Store.run`."""
         now, flat = await self._store.run(_READ, self._keys, seconds=seconds)
         fields = {field.decode(): value for field, value in zip(flat[::2], flat[1::2], strict=True)}
         numbers = sorted(int(field.partition(":")[0]) for field in fields if field.endswith(":epoch"))

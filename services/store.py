@@ -29,9 +29,10 @@ from redis.exceptions import (
 
 READ_SECONDS = 0.003
 """What a read may take while a request waits for it."""
-WRITE_SECONDS = 2.0
+_PATIENCE_SECONDS = 2.0
+"""What anything else may take."""
 _BREAK_SECONDS = 0.5
-"""How long reads on a request's way leave the store alone after it failed one."""
+"""How long whoever is in a hurry leaves the store alone after it failed one."""
 _CANNOT_SERVE = (ClusterDownError, MasterDownError, OutOfMemoryError, ReadOnlyError, TryAgainError)
 """Answers that say the server is there and yet no help."""
 _CLUSTER_SCHEME = "redis+cluster://"
@@ -62,6 +63,7 @@ class Store:
         self.url = url
         self._client = _client(url) if url else None
         self._broken_until = 0.0
+        self._hurried: set[asyncio.Task[Any]] = set()
 
     @classmethod
     @contextlib.asynccontextmanager
@@ -70,42 +72,63 @@ class Store:
         try:
             yield store
         finally:
+            for task in store._hurried:
+                task.cancel()
+            await asyncio.gather(*store._hurried, return_exceptions=True)
             if store._client is not None:
                 await store._client.aclose()
 
     @property
     def broken(self) -> bool:
-        """Reads on a request's way are not tried now."""
+        """Whoever is in a hurry need not ask now."""
         return self._client is None or time.monotonic() < self._broken_until
 
     async def run(
-        self, script: Script, keys: Sequence[bytes | str], args: Sequence[Any] = (), *, seconds: float = WRITE_SECONDS
+        self, script: Script, keys: Sequence[bytes | str], args: Sequence[Any] = (), *, seconds: float | None = None
     ) -> Any:
-        """The script's result. Raises `StoreUnavailable`, and `ResponseError` for a fault in the script itself."""
+        """The script's result. Raises `StoreUnavailable`, and `ResponseError` for a fault in the script itself.
+
+        `seconds`, here and below: a request waits for it, so give up after that time and rest a while. By default the
+        store may take its time.
+        """
         try:
             return await self._call("EVALSHA", script.sha, len(keys), *keys, *args, seconds=seconds)
         except NoScriptError:
             return await self._call("EVAL", script.source, len(keys), *keys, *args, seconds=seconds)
 
-    async def command(self, *words: Any) -> Any:
+    async def command(self, *words: Any, seconds: float | None = None) -> Any:
         """The result of one command. Raises `StoreUnavailable`."""
-        return await self._call(*words)
+        return await self._call(*words, seconds=seconds)
 
-    async def read(self, *words: Any, seconds: float = READ_SECONDS) -> Any:
-        """As `command`, for whoever holds a request meanwhile: gives up after `seconds`, then rests a while."""
+    async def _call(self, *words: Any, seconds: float | None) -> Any:
+        if seconds is None:
+            return await self._execute(words)
         if self.broken:
             raise StoreUnavailable("left alone after a failure")
-        try:
-            return await self._call(*words, seconds=seconds)
-        except StoreUnavailable:
-            self._broken_until = time.monotonic() + _BREAK_SECONDS
-            raise
+        # Who gives up leaves the call to end by itself: cut off, it would take its connection along, and the next one
+        # would spend its time on connecting.
+        task = asyncio.create_task(self._execute(words))
+        self._hurried.add(task)
+        task.add_done_callback(self._hurried_ended)
+        done, _ = await asyncio.wait({task}, timeout=seconds)
+        if not done:
+            self._rest()
+            raise StoreUnavailable(f"no answer within {seconds * 1000:.1f} ms")
+        return task.result()
 
-    async def _call(self, *words: Any, seconds: float = WRITE_SECONDS) -> Any:
+    def _hurried_ended(self, task: asyncio.Task[Any]) -> None:
+        self._hurried.discard(task)
+        if not task.cancelled() and isinstance(task.exception(), StoreUnavailable):
+            self._rest()
+
+    def _rest(self) -> None:
+        self._broken_until = time.monotonic() + _BREAK_SECONDS
+
+    async def _execute(self, words: tuple[Any, ...]) -> Any:
         if self._client is None:
             raise StoreUnavailable("no store is configured")
         try:
-            async with asyncio.timeout(seconds):
+            async with asyncio.timeout(_PATIENCE_SECONDS):
                 return await self._client.execute_command(*words)
         except (RedisError, OSError, TimeoutError) as failure:
             if isinstance(failure, ResponseError) and not isinstance(failure, _CANNOT_SERVE):

@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+
+import pytest
+from redis.exceptions import ResponseError
+
+from headwater.services.embedded import start_valkey
+from headwater.services.store import READ_SECONDS, Script, Store, StoreUnavailable
+
+ECHO = Script("return {KEYS[1], ARGV[1]}")
+
+
+async def test_a_script_runs_whether_or_not_the_server_knows_it(redis_url: str) -> None:
+    async with Store.open(redis_url) as store:
+        await store.command("SCRIPT", "FLUSH")
+        for _ in range(2):
+            assert await store.run(ECHO, [b"k\xff"], [b"\x00v"]) == [b"k\xff", b"\x00v"]
+
+
+async def test_a_faulty_script_is_our_fault_and_no_outage(redis_url: str) -> None:
+    async with Store.open(redis_url) as store:
+        with pytest.raises(ResponseError, match="no such thing"):
+            await store.run(Script("return redis.error_reply('no such thing')"), ["k"])
+        assert not store.broken
+
+
+async def test_without_a_url_the_store_is_unavailable(redis_url: str) -> None:
+    async with Store.open(None) as store:
+        with pytest.raises(StoreUnavailable):
+            await store.command("GET", "x")
+        assert store.broken
+
+
+async def test_a_slow_store_costs_a_request_three_milliseconds_and_the_next_ones_nothing(redis_url: str) -> None:
+    async with Store.open(redis_url) as store:
+        await store.command("PING")
+        started = time.monotonic()
+        with pytest.raises(StoreUnavailable, match=r"no answer within 3\.0 ms"):
+            await store.command("BLPOP", "never", "0.3", seconds=READ_SECONDS)
+        assert time.monotonic() - started < 0.15
+        assert store.broken
+        started = time.monotonic()
+        for _ in range(100):
+            with pytest.raises(StoreUnavailable, match="left alone"):
+                await store.command("GET", "x", seconds=READ_SECONDS)
+        assert time.monotonic() - started < 0.15
+        # Whoever has time is served all along, and the hurried come back after a while.
+        assert await store.command("GET", "x") is None
+        await asyncio.sleep(0.6)
+        assert not store.broken
+        assert await store.command("GET", "x", seconds=1.0) is None
+
+
+async def test_a_store_that_was_killed_serves_again_after_its_restart(free_dir: Path) -> None:
+    server = await start_valkey(free_dir)
+    async with Store.open(server.url) as store:
+        await store.command("SET", "x", "1")
+        await server.kill()
+        for _ in range(5):
+            with pytest.raises(StoreUnavailable):
+                await store.command("GET", "x")
+        server = await start_valkey(free_dir, port=server.port)
+        assert await store.command("GET", "x") is None
+        assert await store.run(ECHO, ["k"], ["v"]) == [b"k", b"v"]
+    await server.stop()
+
+
+async def test_a_server_that_cannot_serve_is_an_outage_too(free_dir: Path) -> None:
+    server = await start_valkey(free_dir)
+    async with Store.open(server.url) as store:
+        await store.command("CONFIG", "SET", "maxmemory", "1")
+        with pytest.raises(StoreUnavailable):
+            await store.command("SET", "x", "1")
+        with pytest.raises(StoreUnavailable):
+            await store.run(Script("return redis.call('SET', KEYS[1], 1)"), ["x"])
+    await server.stop()
