@@ -11,6 +11,7 @@ BENCHMARKS = {
     "serve": ("serve", "Drive an OpenAI-compatible server and tell what its users would feel."),
     "stub": ("stub_server", "A server that answers at once: the ceiling of the load generator."),
     "scheduler": ("scheduler_steps", "Host time of an engine step with the simulated executor."),
+    "sse": ("sse_path", "What a token costs between an engine's frame and the client's socket."),
     "kernels": ("gpu_kernels", "Time and check the kernels on a GPU."),
 }
 """Name → module and one line of help."""

@@ -1,7 +1,8 @@
-"""Measures what a token costs the gateway between an output processor's frame and the client's socket.
+"""Measures what a token costs between an engine's frame and the client's socket: output processor and gateway.
 
-`python -m headwater.bench.sse_path`: a real gateway process, fed by a synthetic output processor (one row a stream
-and step, as fast as credit allows) and read by a client that only counts. Their CPU is not the gateway's.
+`python -m headwater.bench.sse_path`: real processes of both, fed by a synthetic engine (one row a stream and step, as
+fast as credit allows) and read by a client that only counts. With `--gateway-only` the output processor is synthetic
+too. The CPU of what is synthetic is not counted.
 """
 
 from __future__ import annotations
@@ -10,11 +11,13 @@ import asyncio
 import contextlib
 import json
 import os
+import random
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Annotated, Any, cast
 
 import grpc
@@ -23,130 +26,177 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from rich.console import Console
 from rich.table import Table
 
-from headwater.proto import engine_pb2, engine_pb2_grpc, events_pb2, processor_pb2, processor_pb2_grpc
-from headwater.proto import output_processor_pb2 as out_pb2
-from headwater.proto import output_processor_pb2_grpc as out_pb2_grpc
+from headwater.proto import engine_pb2, events_pb2, output_processor_pb2, processor_pb2
+from headwater.services.demo_model import DEMO_NAME
+from headwater.services.manifest import ModelManifest
+from headwater.services.model_store import default_cache_dir, pull
+from headwater.services.progress import silent
 from headwater.services.runtime import READY_FD, run_stage
 from headwater.services.served_model import ServedModel
 
-MODEL = ServedModel(
-    name="synthetic",
-    revision="r0",
-    dtype="bfloat16",
-    block_size=16,
-    kv_format="bfloat16",
-    max_model_len=1 << 20,
-    vocab_size=49152,
-)
+REPLICA = "synthetic"
 WORDS = (" the", " river", " runs", " “down”", " to", "\n", " sea", ",")
 WARM_UP_SECONDS = 1.0
+LONG = 10**6
+"""Tokens: no stream ends while it is measured."""
+Frame = Any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measurement:
-    """Rates are over the whole measured time."""
+    """Rates are over the whole measured time; an event carries one token."""
 
     num_streams: int
-    tokens_per_second: float
-    events_per_second: float
+    tokens_per_second: int
     gateway_cpu_seconds_per_1000_tokens: float
-    tokens_per_gateway_cpu_second: float
+    output_processor_cpu_seconds_per_1000_tokens: float | None
+    tokens_per_cpu_second: int
+    """Of both together."""
 
 
-class Stages(
-    processor_pb2_grpc.ProcessorServicer, out_pb2_grpc.OutputProcessorServicer, engine_pb2_grpc.EngineServicer
-):
-    """Everything behind the gateway, without text or model."""
+class Streams:
+    """What a session's other end asked for, and how far each stream is."""
 
-    def __init__(self, steps_per_second: float) -> None:
-        self.address = ""
-        self._pause = 1 / steps_per_second if steps_per_second else 0.0
+    def __init__(self) -> None:
+        self.credit: dict[int, int] = {}
+        self.sent: dict[int, int] = {}
 
-    async def ListModels(self, request: Any, context: Any) -> processor_pb2.ProcessorModelsReply:
-        return processor_pb2.ProcessorModelsReply(models=[MODEL.to_pb()])
+    async def follow(self, frames: AsyncIterator[Any]) -> None:
+        async for frame in frames:
+            for add in [opened.add for opened in frame.opens] if hasattr(frame, "opens") else frame.adds:
+                for stream_id in add.stream_ids:
+                    self.credit[stream_id], self.sent[stream_id] = add.credit, 0
+            for more in frame.credits:
+                if more.stream_id in self.credit:
+                    self.credit[more.stream_id] += more.tokens
+            for cancel in frame.cancels:
+                self.credit.pop(cancel.stream_id, None)
+                self.sent.pop(cancel.stream_id, None)
 
-    async def Prepare(self, request: processor_pb2.PrepareRequest, context: Any) -> processor_pb2.PrepareReply:
-        request.sampling.n = 1
-        request.sampling.max_tokens = request.sampling.max_tokens or 16
-        return processor_pb2.PrepareReply(prompt_ids=range(16), sampling=request.sampling, block_size=16)
-
-    async def Info(self, request: Any, context: Any) -> events_pb2.Member:
-        return events_pb2.Member(
-            kind=events_pb2.Member.KIND_ENGINE,
-            incarnation=events_pb2.Incarnation(replica_id="synthetic", epoch=1),
-            address=self.address,
-            model=MODEL.to_pb(),
-            model_key=MODEL.key,
-            load=events_pb2.Load(num_total_blocks=1 << 20),
-        )
-
-    async def KvSnapshot(self, request: Any, context: Any) -> AsyncIterator[engine_pb2.KvSnapshotPart]:
-        incarnation = events_pb2.Incarnation(replica_id="synthetic", epoch=1)
-        yield engine_pb2.KvSnapshotPart(incarnation=incarnation, last=True)
-
-    async def KvEvents(self, request: Any, context: Any) -> AsyncIterator[events_pb2.KvEventBatch]:
-        for _ in ():
-            yield events_pb2.KvEventBatch()
-
-    async def Session(self, request_iterator: Any, context: Any) -> AsyncIterator[out_pb2.OutputFrame]:
-        """NOTE: both session services have a method of this name; only the output processor's is registered."""
-        credit: dict[int, int] = {}
-        sent: dict[int, int] = {}
-        reader = asyncio.create_task(_read(request_iterator, credit, sent))
-        try:
-            for step in range(sys.maxsize):
-                began = time.perf_counter()
-                if (frame := _frame(step, credit, sent)) is not None:
-                    yield frame
-                await asyncio.sleep(max(0.0, self._pause - (time.perf_counter() - began)) if sent else 0.001)
-        finally:
-            reader.cancel()
+    def advance(self) -> tuple[list[int], list[int]]:
+        """A token for every stream that has credit: the streams and the tokens' indices."""
+        rows = [stream_id for stream_id, left in self.credit.items() if left > 0]
+        first = [self.sent[stream_id] for stream_id in rows]
+        for stream_id in rows:
+            self.credit[stream_id] -= 1
+            self.sent[stream_id] += 1
+        return rows, first
 
 
-async def _read(frames: Any, credit: dict[int, int], sent: dict[int, int]) -> None:
-    async for frame in frames:
-        for opened in frame.opens:
-            for stream_id in opened.add.stream_ids:
-                credit[stream_id], sent[stream_id] = opened.add.credit, 0
-        for more in frame.credits:
-            if more.stream_id in credit:
-                credit[more.stream_id] += more.tokens
-        for cancel in frame.cancels:
-            credit.pop(cancel.stream_id, None)
-            sent.pop(cancel.stream_id, None)
-
-
-def _frame(step: int, credit: dict[int, int], sent: dict[int, int]) -> out_pb2.OutputFrame | None:
-    rows = [stream_id for stream_id, left in credit.items() if left > 0]
-    if not rows:
-        return None
-    first = [sent[stream_id] for stream_id in rows]
-    for stream_id in rows:
-        credit[stream_id] -= 1
-        sent[stream_id] += 1
-    word = WORDS[step % len(WORDS)]
-    return out_pb2.OutputFrame(
+def text_frame(step: int, rows: list[int], first: list[int]) -> Frame:
+    """As an output processor sends it."""
+    return output_processor_pb2.OutputFrame(
         stream_ids=rows,
         first_index=first,
         num_tokens=[1] * len(rows),
-        token_ids=[step % 49152] * len(rows),
-        texts=[word] * len(rows),
+        token_ids=[step % 1000] * len(rows),
+        texts=[WORDS[step % len(WORDS)]] * len(rows),
         text_offset=first,
     )
 
 
-async def serve_stages(steps_per_second: float) -> None:
+def token_frame(step: int, rows: list[int], first: list[int]) -> Frame:
+    """As an engine sends it."""
+    token_ids = random.choices(range(300, 20_000), k=len(rows))
+    return engine_pb2.EngineFrame(
+        step=step, stream_ids=rows, first_index=first, num_tokens=[1] * len(rows), token_ids=token_ids
+    )
+
+
+def session(make: Callable[[int, list[int], list[int]], Frame]) -> Callable[[Any, Any], AsyncIterator[Frame]]:
+    """A Session's handler that sends frames as fast as they are taken."""
+
+    async def carry(incoming: AsyncIterator[Any], context: Any) -> AsyncIterator[Frame]:
+        streams = Streams()
+        reader = asyncio.create_task(streams.follow(incoming))
+        try:
+            for step in range(sys.maxsize):
+                rows, first = streams.advance()
+                if rows:
+                    yield make(step, rows, first)
+                await asyncio.sleep(0 if rows else 0.001)
+        finally:
+            reader.cancel()
+
+    return carry
+
+
+class Stages:
+    """Everything behind the gateway, without text or model."""
+
+    def __init__(self, model: ServedModel) -> None:
+        self._model, self.address = model, ""
+
+    async def list_models(self, request: Any, context: Any) -> processor_pb2.ProcessorModelsReply:
+        return processor_pb2.ProcessorModelsReply(models=[self._model.to_pb()])
+
+    async def prepare(self, request: processor_pb2.PrepareRequest, context: Any) -> processor_pb2.PrepareReply:
+        request.sampling.n = 1
+        return processor_pb2.PrepareReply(prompt_ids=range(16), sampling=request.sampling, block_size=16)
+
+    async def info(self, request: Any, context: Any) -> events_pb2.Member:
+        return events_pb2.Member(
+            kind=events_pb2.Member.KIND_ENGINE,
+            incarnation=events_pb2.Incarnation(replica_id=REPLICA, epoch=1),
+            address=self.address,
+            model=self._model.to_pb(),
+            model_key=self._model.key,
+            load=events_pb2.Load(num_total_blocks=1 << 20),
+        )
+
+    async def kv_snapshot(self, request: Any, context: Any) -> AsyncIterator[engine_pb2.KvSnapshotPart]:
+        incarnation = events_pb2.Incarnation(replica_id=REPLICA, epoch=1)
+        yield engine_pb2.KvSnapshotPart(incarnation=incarnation, last=True)
+
+    def add_to(self, server: grpc.aio.Server) -> None:
+        """NOTE: generic handlers, since two of the services have a method of one name."""
+        unary, stream, both = (
+            grpc.unary_unary_rpc_method_handler,
+            grpc.unary_stream_rpc_method_handler,
+            grpc.stream_stream_rpc_method_handler,
+        )
+        services: dict[str, dict[str, tuple[Any, Any, Any]]] = {
+            "Processor": {
+                "ListModels": (unary, self.list_models, processor_pb2.ProcessorModelsRequest),
+                "Prepare": (unary, self.prepare, processor_pb2.PrepareRequest),
+            },
+            "OutputProcessor": {"Session": (both, session(text_frame), output_processor_pb2.GatewayFrame)},
+            "Engine": {
+                "Session": (both, session(token_frame), engine_pb2.ClientFrame),
+                "Info": (unary, self.info, engine_pb2.InfoRequest),
+                "KvSnapshot": (stream, self.kv_snapshot, engine_pb2.KvSnapshotRequest),
+            },
+        }
+        for name, methods in services.items():
+            handlers = {
+                method: kind(handler, request.FromString, lambda reply: reply.SerializeToString())
+                for method, (kind, handler, request) in methods.items()
+            }
+            server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(f"headwater.v1.{name}", handlers),))
+
+
+async def serve_stages(model: ServedModel) -> None:
     """The role `stages`: writes its address to standard output and serves until it is killed."""
-    server, stages, healthy = grpc.aio.server(), Stages(steps_per_second), health.aio.HealthServicer()
-    processor_pb2_grpc.add_ProcessorServicer_to_server(stages, server)
-    engine_pb2_grpc.add_EngineServicer_to_server(stages, server)
-    out_pb2_grpc.add_OutputProcessorServicer_to_server(stages, server)
+    server, stages, healthy = grpc.aio.server(), Stages(model), health.aio.HealthServicer()
+    stages.add_to(server)
     health_pb2_grpc.add_HealthServicer_to_server(healthy, server)
     stages.address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     await server.start()
     await healthy.set("", health_pb2.HealthCheckResponse.SERVING)
     print(stages.address, flush=True)
     await server.wait_for_termination()
+
+
+def served(name: str) -> ServedModel:
+    return ServedModel(
+        name=name,
+        revision="r0",
+        dtype="bfloat16",
+        block_size=16,
+        kv_format="bfloat16",
+        max_model_len=2 * LONG,
+        vocab_size=49152,
+    )
 
 
 class Counter(asyncio.Protocol):
@@ -164,10 +214,10 @@ class Counter(asyncio.Protocol):
         Counter.num_events += data.count(b"data: ")
 
 
-async def read_streams(address: str, num_streams: int, seconds: float) -> None:
+async def read_streams(model: str, address: str, num_streams: int, seconds: float) -> None:
     """The role `client`: opens the streams and writes the rate of events as JSON."""
     body = json.dumps(
-        {"model": MODEL.name, "messages": [{"role": "user", "content": "go"}], "stream": True, "max_tokens": 10**6}
+        {"model": model, "messages": [{"role": "user", "content": "go"}], "stream": True, "max_tokens": LONG}
     )
     lines = ("POST /v1/chat/completions HTTP/1.1", "Host: bench", "Content-Type: application/json")
     head = "\r\n".join((*lines, f"Content-Length: {len(body)}"))
@@ -182,32 +232,50 @@ async def read_streams(address: str, num_streams: int, seconds: float) -> None:
     print(json.dumps((Counter.num_events - events) / (time.perf_counter() - began)), flush=True)
 
 
-def measure(num_streams: int, seconds: float, steps_per_second: float) -> Measurement:
-    """Starts the three processes, measures, ends them."""
+def measure(model: str, folder: Path | None, num_streams: int, seconds: float) -> Measurement:
+    """Starts the processes, measures, ends them. `folder`: the real output processor's tokenizer; None: synthetic."""
     with contextlib.ExitStack() as running:
-        stages = _start(running, [sys.executable, "-m", __spec__.name, "stages", str(steps_per_second)])
-        behind = _line(stages)
-        read_end, write_end = os.pipe()
-        command = [sys.executable, "-m", "headwater.gateway", "--port=0", "--grpc-port=0", "--log-level=warning"]
-        command += [f"--{flag}={behind}" for flag in ("processor", "output-processor", "replica")]
-        gateway = _start(running, command, pass_fds=(write_end,), env=os.environ | {READY_FD: str(write_end)})
-        os.close(write_end)
-        with os.fdopen(read_end) as ready:
-            rest = json.loads(ready.readline())["addresses"]["rest"]
+        behind = _line(_start(running, _role("stages", model)))
+        text, output_processor = behind, None
+        if folder is not None:
+            flags = [f"--model-folder={folder}", "--metrics-port=-1", "--log-level=warning"]
+            output_processor, addresses = _stage(running, "headwater.services.output_processor", flags)
+            text = addresses["grpc"]
+        flags = ["--port=0", "--grpc-port=0", "--log-level=warning"]
+        flags += [f"--processor={behind}", f"--output-processor={text}", f"--replica={behind}"]
+        gateway, addresses = _stage(running, "headwater.gateway", flags)
         time.sleep(WARM_UP_SECONDS)
-        client = _start(running, [sys.executable, "-m", __spec__.name, "client", rest, str(num_streams), str(seconds)])
+        client = _start(running, _role("client", model, addresses["rest"], num_streams, seconds))
         _line(client)
-        cpu, began = _cpu_seconds(gateway.pid), time.perf_counter()
-        events_per_second = float(_line(client))
-        cpu, elapsed = _cpu_seconds(gateway.pid) - cpu, time.perf_counter() - began
-    tokens = events_per_second * elapsed
+        counted = [process.pid for process in (gateway, output_processor) if process is not None]
+        before, began = [_cpu_seconds(pid) for pid in counted], time.perf_counter()
+        rate = float(_line(client))
+        elapsed = time.perf_counter() - began
+        cpu = [_cpu_seconds(pid) - spent for pid, spent in zip(counted, before, strict=True)]
+    per_thousand = [round(spent / (rate * elapsed) * 1000, 5) for spent in cpu]
     return Measurement(
         num_streams=num_streams,
-        tokens_per_second=round(events_per_second),
-        events_per_second=round(events_per_second),
-        gateway_cpu_seconds_per_1000_tokens=round(cpu / tokens * 1000, 5),
-        tokens_per_gateway_cpu_second=round(tokens / cpu),
+        tokens_per_second=round(rate),
+        gateway_cpu_seconds_per_1000_tokens=per_thousand[0],
+        output_processor_cpu_seconds_per_1000_tokens=per_thousand[1] if folder is not None else None,
+        tokens_per_cpu_second=round(rate * elapsed / sum(cpu)),
     )
+
+
+def _role(name: str, *arguments: object) -> list[str]:
+    return [sys.executable, "-m", __spec__.name, name, *map(str, arguments)]
+
+
+def _stage(
+    running: contextlib.ExitStack, module: str, flags: list[str]
+) -> tuple[subprocess.Popen[str], dict[str, str]]:
+    """A real stage and where it answers."""
+    read_end, write_end = os.pipe()
+    command, env = [sys.executable, "-m", module, *flags], os.environ | {READY_FD: str(write_end)}
+    process = _start(running, command, pass_fds=(write_end,), env=env)
+    os.close(write_end)
+    with os.fdopen(read_end) as ready:
+        return process, json.loads(ready.readline())["addresses"]
 
 
 def _start(running: contextlib.ExitStack, command: list[str], **how: Any) -> subprocess.Popen[str]:
@@ -231,26 +299,29 @@ def main(
     num_streams: Annotated[int, typer.Option("--streams", help="streams that run at once")] = 256,
     seconds: Annotated[float, typer.Option(help="of each round")] = 5.0,
     rounds: Annotated[int, typer.Option(help="the median round is shown")] = 3,
-    steps_per_second: Annotated[float, typer.Option(help="0: as fast as the gateway reads")] = 0.0,
+    gateway_only: Annotated[bool, typer.Option("--gateway-only", help="with a synthetic output processor")] = False,
+    model: Annotated[str, typer.Option(help="whose tokenizer makes the text")] = DEMO_NAME,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON instead of a table")] = False,
 ) -> None:
-    """What a token costs the gateway between an output processor's frame and the client's socket."""
-    taken = [measure(num_streams, seconds, steps_per_second) for _ in range(rounds)]
-    median = sorted(taken, key=lambda each: each.gateway_cpu_seconds_per_1000_tokens)[rounds // 2]
+    """What a token costs between an engine's frame and the client's socket."""
+    folder = None if gateway_only else pull(model, cache_dir=default_cache_dir(), progress=silent)
+    name = model if folder is None else ModelManifest.read(folder).name
+    taken = [measure(name, folder, num_streams, seconds) for _ in range(rounds)]
+    median = sorted(taken, key=lambda each: each.tokens_per_cpu_second)[rounds // 2]
     if as_json:
         print(json.dumps(asdict(median)))
         return
-    table = Table("figure", "value", title="engine frames to SSE bytes: the gateway's share")
-    for name, value in asdict(median).items():
-        table.add_row(name.replace("_", " "), f"{value:,}")
+    table = Table("figure", "value", title="from engine frames to SSE bytes")
+    for field, value in asdict(median).items():
+        table.add_row(field.replace("_", " "), "–" if value is None else f"{value:,}")
     Console().print(table)
 
 
 if __name__ == "__main__":
     match sys.argv[1:]:
-        case ["stages", rate]:
-            run_stage(serve_stages(float(rate)))
-        case ["client", address, streams, duration]:
-            run_stage(read_streams(address, int(streams), float(duration)))
+        case ["stages", name]:
+            run_stage(serve_stages(served(name)))
+        case ["client", name, address, streams, duration]:
+            run_stage(read_streams(name, address, int(streams), float(duration)))
         case _:
             typer.run(main)
