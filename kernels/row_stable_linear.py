@@ -2,11 +2,13 @@
 
 Libraries choose a kernel by the number of rows, and few rows may be summed in another order than many. Measured on a
 Zen 5 CPU with torch 2.13, 2026-11-21: bfloat16 products agree from 2 rows on (a single row of 1,536 or more differs
-once in 6,000 results), float32 ones from 12 rows on. `stable_rows` finds the bound for a machine and a shape; products
-of fewer rows are padded up to it.
+once in 6,000 results), float32 ones from 12 rows on. `row_rule` finds the bound for a machine and a shape: products of
+fewer rows are padded up to it. Where there is none, every product is made of pieces of one number of rows.
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import torch
 from torch.nn.functional import linear, pad
@@ -17,32 +19,35 @@ NUM_ROWS, NUM_OUTPUTS = 128, 2048
 """Of a probe. Bits that differ rarely need many results to show."""
 
 
-class NoStableRowsError(RuntimeError):
-    """No bound was found from which on a row's bits are its own."""
-
-    def __init__(self, shape: tuple[int, ...], dtype: torch.dtype) -> None:
-        super().__init__(f"the CPU library's {dtype} product with weights {shape} depends on the number of rows")
+FIXED_ROWS = 32
 
 
-def stable_rows(weight: torch.Tensor) -> int:
-    """The least number of rows from which on a row's bits are equal whatever their number; weight [N, K]."""
+class RowRule(NamedTuple):
+    """How many rows a product may have: at least so many, or, where `is_exact`, so many and no others."""
+
+    num_rows: int
+    is_exact: bool = False
+
+
+def row_rule(weight: torch.Tensor) -> RowRule:
+    """What keeps a row's bits its own in products with weight [N, K] on this machine."""
     x = torch.randn(NUM_ROWS, weight.shape[1], generator=torch.Generator().manual_seed(0)).to(weight.dtype)
     some = weight[:NUM_OUTPUTS]
     expected = linear(x, some)
     unstable = [rows for rows in PROBED_ROWS if not _agrees(x, some, rows, expected)]
     least = max(unstable, default=0) + 1
-    for candidate in CANDIDATES:
-        if candidate >= least:
-            return candidate
-    raise NoStableRowsError(tuple(weight.shape), weight.dtype)
+    return next((RowRule(rows) for rows in CANDIDATES if rows >= least), RowRule(FIXED_ROWS, is_exact=True))
 
 
-def row_stable_linear(x: torch.Tensor, weight: torch.Tensor, min_rows: int) -> torch.Tensor:
+def row_stable_linear(x: torch.Tensor, weight: torch.Tensor, rule: RowRule) -> torch.Tensor:
     """x [T, K], weight [N, K]; returns [T, N]."""
-    num_rows = x.shape[0]
-    if num_rows >= min_rows:
-        return linear(x, weight)
-    return linear(pad(x, (0, 0, 0, min_rows - num_rows)), weight)[:num_rows]
+    if rule.is_exact:
+        return torch.cat([_padded(part, weight, rule.num_rows) for part in x.split(rule.num_rows)])
+    return linear(x, weight) if x.shape[0] >= rule.num_rows else _padded(x, weight, rule.num_rows)
+
+
+def _padded(x: torch.Tensor, weight: torch.Tensor, num_rows: int) -> torch.Tensor:
+    return linear(pad(x, (0, 0, 0, num_rows - x.shape[0])), weight)[: x.shape[0]]
 
 
 def _agrees(x: torch.Tensor, weight: torch.Tensor, num_rows: int, expected: torch.Tensor) -> bool:

@@ -6,7 +6,7 @@ import torch
 from torch.nn import functional
 
 from headwater.engine_core.batch import ForwardBatch
-from headwater.kernels.row_stable_linear import row_stable_linear, stable_rows
+from headwater.kernels.row_stable_linear import RowRule, row_rule, row_stable_linear
 from headwater.kernels.split_attention import SplitPlan, plan_splits, split_attention
 
 
@@ -17,16 +17,16 @@ class CpuPlatform:
 
     def __init__(self, block_size: int) -> None:
         self._block_size = block_size
-        self._min_rows: dict[tuple[torch.dtype, tuple[int, ...]], int] = {}
+        self._row_rules: dict[tuple[torch.dtype, tuple[int, ...]], RowRule] = {}
 
     def plan_attention(self, batch: ForwardBatch) -> SplitPlan:
         return plan_splits(batch.starts.tolist(), batch.counts.tolist(), batch.block_tables, self._block_size)
 
     def linear(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         kind = (weight.dtype, tuple(weight.shape))
-        if kind not in self._min_rows:
-            self._min_rows[kind] = stable_rows(weight)
-        return row_stable_linear(x, weight, self._min_rows[kind])
+        if kind not in self._row_rules:
+            self._row_rules[kind] = row_rule(weight)
+        return row_stable_linear(x, weight, self._row_rules[kind])
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         return functional.rms_norm(x, weight.shape, weight, eps)

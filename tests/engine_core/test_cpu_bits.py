@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from headwater.engine_core.sampling_params import SamplingParams
-from headwater.kernels.row_stable_linear import row_stable_linear, stable_rows
+from headwater.kernels.row_stable_linear import RowRule, row_rule, row_stable_linear
 from headwater.kernels.split_attention import plan_splits, split_attention
 from tests.engine_core.small_models import SmallEngine, convert, greedy, random_checkpoint
 
@@ -69,12 +69,16 @@ def test_cached_prefixes_change_nothing(folder: Path) -> None:
 @pytest.mark.parametrize("shape", [(96, 64), (512, 1536), (1000, 576)], ids=str)
 def test_a_product_gives_a_row_the_same_bits_in_any_company(shape: tuple[int, int], dtype: torch.dtype) -> None:
     weight, x = torch.randn(shape).to(dtype), torch.randn(300, shape[1]).to(dtype)
-    min_rows = stable_rows(weight)
-    expected = row_stable_linear(x, weight, min_rows)
+    for rule in (row_rule(weight), RowRule(32, is_exact=True)):
+        _assert_rows_are_their_own(x, weight, rule)
+
+
+def _assert_rows_are_their_own(x: torch.Tensor, weight: torch.Tensor, rule: RowRule) -> None:
+    expected = row_stable_linear(x, weight, rule)
     for num_rows in (1, 2, 3, 5, 11, 16, 33, 100, 255):
         for start in range(0, 300 - num_rows, 37):
             rows = slice(start, start + num_rows)
-            assert torch.equal(row_stable_linear(x[rows], weight, min_rows), expected[rows])
+            assert torch.equal(row_stable_linear(x[rows], weight, rule), expected[rows])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
