@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from headwater.services.served_model import ServedModel
 from headwater.services.slots import Slot, SlotTable, block_prefix, shard_of
@@ -18,28 +18,35 @@ Incarnation = tuple[str, int]
 
 
 class IndexReader:
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, *, seconds: float = READ_SECONDS) -> None:
+        """`seconds` is what one look-up may take."""
         self._store = store
+        self._seconds = seconds
         self._slots: dict[tuple[str, int], tuple[float, dict[int, Incarnation]]] = {}
 
     async def matched(self, model: ServedModel, hashes: Sequence[bytes]) -> dict[Incarnation, int]:
         """For each incarnation that holds the start of the chain: how many of its blocks. Raises `StoreUnavailable`."""
-        if self._store.broken or not hashes:
+        if not hashes:
             return {}
-        deadline = time.monotonic() + READ_SECONDS
+        deadline = time.monotonic() + self._seconds
         shard = shard_of(hashes[0], model.num_shards)
         live = await self._live_slots(model.key, shard, deadline)
-        lengths, prefix = dict.fromkeys(live, 0), block_prefix(model.key, shard)
-        holders, start, num_blocks = set(live), 0, _FIRST_BLOCKS
+        width = max(live, default=0) // 8 + 1
+        prefix, holders, matched = block_prefix(model.key, shard), _bits(live, width), dict[Incarnation, int]()
+        start, num_blocks = 0, _FIRST_BLOCKS
         while holders and start < len(hashes):
             keys = [prefix + block for block in hashes[start : start + num_blocks]]
-            for bitmap in await self._store.command("MGET", *keys, seconds=_left(deadline)):
-                holders = {slot for slot in holders if _has_bit(bitmap or b"", slot)}
-                for slot in holders:
-                    lengths[slot] += 1
+            bitmaps = await self._store.command("MGET", *keys, seconds=_left(deadline))
+            for length, bitmap in enumerate(bitmaps, start):
+                still = holders & int.from_bytes((bitmap or b"")[:width].ljust(width, b"\0"), "big")
+                if still != holders:
+                    matched |= {
+                        live[slot]: length for slot in live if length and (holders & ~still) & _bits([slot], width)
+                    }
+                    holders = still
             # Most prompts share either little or nearly everything: look at twice as much each time.
             start, num_blocks = start + num_blocks, 2 * num_blocks
-        return {live[slot]: length for slot, length in lengths.items() if length}
+        return matched | {live[slot]: len(hashes) for slot in live if holders & _bits([slot], width)}
 
     async def _live_slots(self, model_key: str, shard: int, deadline: float) -> dict[int, Incarnation]:
         until, live = self._slots.get((model_key, shard), (0.0, {}))
@@ -57,5 +64,6 @@ def _left(deadline: float) -> float:
     return left
 
 
-def _has_bit(bitmap: bytes, slot: int) -> bool:
-    return slot < 8 * len(bitmap) and bool(bitmap[slot >> 3] & (128 >> (slot & 7)))
+def _bits(slots: Iterable[int], width: int) -> int:
+    """Slots as Redis writes them in a bitmap of `width` bytes: slot 0 is the highest bit."""
+    return sum(1 << (8 * width - 1 - slot) for slot in slots)
