@@ -32,8 +32,8 @@ from headwater.services.settings import SettingError, read_settings
 from headwater.services.store import Store
 from headwater.services.text_stage import metrics_served
 
-CANCEL_SECONDS = 1.0
-"""What requests that were cut off at the drain limit are given to say so."""
+LAST_WORDS = 1.0
+"""Seconds that requests which were cut off at the drain limit are given to say so."""
 
 
 async def serve(settings: GatewaySettings) -> None:
@@ -53,7 +53,7 @@ async def serve(settings: GatewaySettings) -> None:
                 life.announce(rest=rest.address, grpc=public.address, **metrics)
                 await life.stopping.wait()
             limit = 0.0 if life.orphaned else settings.drain_limit
-            await asyncio.gather(line.drain(limit), rest.stop(), public.stop(limit + CANCEL_SECONDS))
+            await line.drain(limit, asyncio.gather(rest.stop(limit + LAST_WORDS), public.stop(limit + LAST_WORDS)))
 
 
 @contextlib.asynccontextmanager
@@ -70,7 +70,9 @@ async def line_behind(settings: GatewaySettings, bus: Bus) -> AsyncIterator[Line
         async with feed.running(), Router(bus, members, feed, registry=prometheus_client.REGISTRY).running() as router:
             line = Line(
                 tenants=tenants_of(settings),
-                namespaces=CacheNamespaces.read(settings.master_key_file, shared=settings.shared_cache),
+                namespaces=CacheNamespaces.read(
+                    settings.master_key, settings.master_key_file, shared=settings.shared_cache
+                ),
                 admission=Admission(settings.max_running, settings.max_queued),
                 router=router,
                 metrics=Metrics(prometheus_client.REGISTRY),

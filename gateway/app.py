@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from headwater.gateway.caller import Caller
 from headwater.gateway.exchange import Exchange
-from headwater.gateway.line import Line
+from headwater.gateway.line import Line, shutting_down
 from headwater.gateway.openai import models
 from headwater.gateway.openai.answers import Answer, EventStream, Shape
 from headwater.gateway.openai.chat import ChatShape
@@ -39,6 +39,7 @@ VERSION = importlib.metadata.version("headwater")
 CONSOLE = Path(__file__).parent / "console"
 MEDIA_TYPES = {".html": b"text/html; charset=utf-8", ".css": b"text/css", ".js": b"text/javascript"}
 CONSOLE_POLICY = (b"content-security-policy", b"default-src 'self'; img-src 'self' data:; frame-ancestors 'none'")
+EXPOSED = ["x-request-id", "retry-after"]
 Handler = Callable[[Exchange], Awaitable[None]]
 
 
@@ -66,7 +67,13 @@ def make_app(line: Line, settings: GatewaySettings) -> ASGIApp:
         redirect_slashes=False,
     )
     if settings.allowed_origins:
-        app = CORSMiddleware(app, allow_origins=settings.allowed_origins, allow_methods=["*"], allow_headers=["*"])
+        app = CORSMiddleware(
+            app,
+            allow_origins=settings.allowed_origins,
+            allow_methods=["*"],
+            allow_headers=["*"],
+            expose_headers=EXPOSED,
+        )
     return app
 
 
@@ -79,7 +86,7 @@ class _Endpoint:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange = Exchange(scope, receive, send)
         try:
-            if self._method and exchange.method != self._method:
+            if self._method and exchange.method not in (self._method, "HEAD" if self._method == "GET" else ""):
                 raise MethodNotAllowed(exchange.method, exchange.path, self._method)
             await self._handler(exchange)
         except errors.HeadwaterError as error:
@@ -182,7 +189,7 @@ class RestSurface:
     def _admit(self, exchange: Exchange) -> Caller:
         """Who asks for work; while draining nobody is heard."""
         if self._line.draining:
-            raise errors.Unavailable("the gateway is shutting down", code="draining")
+            raise shutting_down()
         caller = self._caller(exchange)
         exchange.request_id = caller.shown_id
         return caller

@@ -26,16 +26,16 @@ class CacheNamespaces:
     """None: all tenants share."""
 
     @classmethod
-    def read(cls, master_key_file: str, *, shared: bool) -> CacheNamespaces:
-        """The key of a file; without one a random key, under which this gateway's namespaces are its own."""
+    def read(cls, master_key: str, master_key_file: str, *, shared: bool) -> CacheNamespaces:
+        """The key as given, or of a file; with neither a random one, so that this gateway's namespaces are its own."""
         if shared:
             return cls(None)
-        if not master_key_file:
-            structlog.get_logger().info("no --master-key-file: prefixes are shared with no other gateway")
+        if not (master_key or master_key_file):
+            structlog.get_logger().info("no master key: prefixes are shared with no other gateway")
             return cls(secrets.token_bytes(32))
-        key = Path(master_key_file).read_bytes().strip()
+        key = master_key.encode() or Path(master_key_file).read_bytes().strip()
         if len(key) < MIN_MASTER_KEY_LEN:
-            raise SettingError("master_key_file", master_key_file, f"a file with at least {MIN_MASTER_KEY_LEN} bytes")
+            raise SettingError("master_key", "***", f"at least {MIN_MASTER_KEY_LEN} bytes, given or in a file")
         return cls(key)
 
     def of(self, tenant_id: str, model: ServedModel, *, lora: str = "", cache_salt: str = "") -> bytes:

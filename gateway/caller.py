@@ -76,7 +76,7 @@ class Caller:
         """Until the deadline, at least 1; 0: there is none."""
         if self.deadline is None:
             return 0
-        return max(1, int((self.deadline - time.monotonic()) * 1e3))
+        return min(max(1, int((self.deadline - time.monotonic()) * 1e3)), MAX_DEADLINE_MS)
 
 
 def _printable(text: str) -> str:

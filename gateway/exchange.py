@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable, Coroutine, MutableMapping
 from typing import Any
 
@@ -76,8 +77,12 @@ class Exchange:
 
     async def end_stream(self, last_events: bytes) -> None:
         assert self.stream is not None
+        try:
+            await self.stream.close(last_events)
+        except errors.ClientGone:
+            self._client_left = True
+            raise
         self.status = 200
-        await self.stream.close(last_events)
 
     async def refuse(self, error: errors.HeadwaterError) -> None:
         """By status and envelope; by an event, where a stream has already begun; not at all, where nobody listens."""
@@ -85,7 +90,8 @@ class Exchange:
         if self._client_left:
             return
         if self.stream is not None and self.stream.started:
-            await self.stream.close(http_errors.error_event(error))
+            with contextlib.suppress(errors.ClientGone):
+                await self.stream.close(http_errors.error_event(error))
         else:
             self.reply_headers += http_errors.headers_of(error)
             await self.reply(msgspec.json.encode(http_errors.envelope(error)), JSON, self.status)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Awaitable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -36,8 +36,10 @@ class Line:
     processors: Processors = field(default_factory=Processors)
     outputs: OutputSessions = field(default_factory=OutputSessions)
     draining: bool = False
+    """No new requests are taken."""
+    is_cut_off: bool = False
+    """None is carried any longer."""
     _running: dict[str, list[Generation]] = field(default_factory=dict)
-    _one_ended: asyncio.Event = field(default_factory=asyncio.Event)
 
     def __post_init__(self) -> None:
         self.metrics.running.set_function(lambda: self.admission.num_running)
@@ -55,7 +57,9 @@ class Line:
 
     @contextlib.contextmanager
     def running(self, generation: Generation) -> Iterator[None]:
-        """Scopes a request's life, in which `cancel` finds it."""
+        """Scopes a request's life, in which `cancel` finds it. Raises `Unavailable` when none is carried any longer."""
+        if self.is_cut_off:
+            raise shutting_down()
         request_id = generation.job.caller.request_id
         group = self._running.setdefault(request_id, [])
         group.append(generation)
@@ -65,7 +69,6 @@ class Line:
             group.remove(generation)
             if not group:
                 self._running.pop(request_id, None)
-                self._one_ended.set()
 
     @property
     def num_requests(self) -> int:
@@ -83,17 +86,16 @@ class Line:
             generation.cancel(errors.ClientGone("the request was cancelled"))
         return bool(group)
 
-    async def drain(self, limit: float) -> None:
-        """Takes no new requests, gives those that run `limit` seconds, ends the rest with a retriable error."""
+    async def drain(self, limit: float, closing: Awaitable[object]) -> None:
+        """Takes no new requests while the doors close; what still runs after `limit` seconds ends with an error."""
         self.draining = True
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(limit):
-                while self._running:
-                    self._one_ended.clear()
-                    await self._one_ended.wait()
+        doors = asyncio.ensure_future(closing)
+        await asyncio.wait((doors,), timeout=limit)
+        self.is_cut_off = True
         for group in list(self._running.values()):
             for generation in list(group):
-                generation.cancel(errors.Unavailable("the gateway is shutting down", code="draining"))
+                generation.cancel(shutting_down())
+        await doors
 
     def follow(self, change: Change) -> None:
         """Keeps the connections to processors and output processors in step with the membership."""
@@ -110,3 +112,7 @@ class Line:
     async def close(self) -> None:
         await self.processors.close()
         await self.outputs.close()
+
+
+def shutting_down() -> errors.Unavailable:
+    return errors.Unavailable("the gateway is shutting down", code="draining")

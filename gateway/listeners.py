@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import socket
 from collections.abc import Iterator
 
@@ -33,7 +34,7 @@ class _Server(uvicorn.Server):
 
 
 class RestListener:
-    """`address` from the start; `stop` closes the door and waits for what runs."""
+    """`address` from the start."""
 
     def __init__(self, app: ASGIApp, host: str, port: int, *, reuse_port: bool) -> None:
         self._socket = _bound(host, port, reuse_port)
@@ -57,8 +58,11 @@ class RestListener:
     def start(self) -> None:
         self._task = asyncio.create_task(self._server.serve(sockets=[self._socket]))
 
-    async def stop(self) -> None:
+    async def stop(self, grace: float) -> None:
+        """Accepts nothing more; what runs gets `grace` seconds."""
         assert self._task is not None
+        # NOTE: uvicorn's own limit is whole seconds by its type, and read when the shutdown begins.
+        self._server.config.timeout_graceful_shutdown = math.ceil(grace)
         self._server.should_exit = True
         await self._task
 

@@ -10,7 +10,7 @@ from typing import Any
 import grpc
 
 from headwater.gateway.caller import Caller
-from headwater.gateway.line import Line
+from headwater.gateway.line import Line, shutting_down
 from headwater.gateway.output_sessions import Scores
 from headwater.gateway.pieces import Gathered, Piece, PieceQueue
 from headwater.gateway.session import Choice, Generation, Job, Sink, run_all
@@ -157,7 +157,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
 
     def _admit(self, request: Asked, context: Context) -> Caller:
         if self._line.draining:
-            raise errors.Unavailable("the gateway is shutting down", code="draining")
+            raise shutting_down()
         if request.priority < 0:
             raise errors.BadRequest.of("priority", request.priority, "a whole number, 0…1000")
         return self._caller(context).with_body(request.client_request_id, request.priority)

@@ -23,7 +23,10 @@ class GatewaySettings:
     output_processor: tuple[str, ...] = setting((), "host:port of an output processor (repeatable)")
     replica: tuple[str, ...] = setting((), "host:port of an engine (repeatable)")
     api_key_file: str = setting("", "file with one `tenant key` a line; none: one open tenant")
-    master_key_file: str = setting("", "file with the secret that separates tenants' caches; equal on all gateways")
+    master_key: str = setting("", "secret that separates tenants' caches, equal on all gateways; for the environment")
+    master_key_file: str = setting(
+        "", "file with that secret; neither: a random one, so that no gateway shares prefixes"
+    )
     shared_cache: bool = setting(False, "let all tenants hit one another's cached prefixes")
     allowed_origins: tuple[str, ...] = setting((), "origin whose web pages may call the API (repeatable); *: any")
     max_body_bytes: int = setting(4 * 1024 * 1024, "largest request body")

@@ -8,6 +8,10 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Generator, MutableMapping
 from typing import Any
 
+from headwater.services import errors
+
+PATIENCE_SECONDS = 30.0
+"""With a client that reads nothing of an answer that has ended."""
 Message = MutableMapping[str, Any]
 Send = Callable[[Message], Awaitable[None]]
 DONE = b"data: [DONE]\n\n"
@@ -26,6 +30,7 @@ class SseStream:
         self._headers = [
             (b"content-type", b"text/event-stream; charset=utf-8"),
             (b"cache-control", b"no-cache"),
+            (b"x-accel-buffering", b"no"),
             *headers,
         ]
         self._on_writable = on_writable
@@ -44,11 +49,15 @@ class SseStream:
         self._push({"type": "http.response.body", "body": data, "more_body": True})
 
     async def close(self, data: bytes) -> None:
-        """The last events; returns when the server has everything."""
+        """The last events; returns when the server has them. Raises `ClientGone` for a client that reads nothing."""
         self.write(data)
-        while self.blocked:
-            assert self._resumer is not None
-            await self._resumer
+        try:
+            async with asyncio.timeout(PATIENCE_SECONDS):
+                while self.blocked:
+                    assert self._resumer is not None
+                    await self._resumer
+        except TimeoutError:
+            raise errors.ClientGone("the client does not read its answer") from None
         await self._send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def abandon(self) -> None:

@@ -46,9 +46,11 @@ def test_another_master_key_makes_other_namespaces_and_sharing_makes_them_one() 
 def test_gateways_with_one_key_file_agree(tmp_path: Path) -> None:
     path = tmp_path / "master"
     path.write_bytes(KEY + b"\n")
-    first, second = (CacheNamespaces.read(str(path), shared=False) for _ in range(2))
+    first, second = (CacheNamespaces.read("", str(path), shared=False) for _ in range(2))
     assert first.of("t", MODEL) == second.of("t", MODEL) == CacheNamespaces(KEY).of("t", MODEL)
-    assert CacheNamespaces.read("", shared=False).of("t", MODEL) != first.of("t", MODEL)
-    path.write_bytes(b"short")
-    with pytest.raises(SettingError, match="master-key-file"):
-        CacheNamespaces.read(str(path), shared=False)
+    assert CacheNamespaces.read(KEY.decode(), "", shared=False).of("t", MODEL) == first.of("t", MODEL)
+    assert CacheNamespaces.read("", "", shared=False).of("t", MODEL) != first.of("t", MODEL)
+    for key, file in (("short", ""), ("", str(path))):
+        path.write_bytes(b"short")
+        with pytest.raises(SettingError, match=r"--master-key is '\*\*\*'"):
+            CacheNamespaces.read(key, file, shared=False)

@@ -23,6 +23,7 @@ def test_a_new_knob_is_a_decision() -> None:
         "output_processor",
         "replica",
         "api_key_file",
+        "master_key",
         "master_key_file",
         "shared_cache",
         "allowed_origins",
