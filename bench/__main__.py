@@ -11,6 +11,10 @@ BENCHMARKS = {
     "serve": ("serve", "Drive an OpenAI-compatible server and tell what its users would feel."),
     "stub": ("stub_server", "A server that answers at once: the ceiling of the load generator."),
     "scheduler": ("scheduler_steps", "Host time of an engine step with the simulated executor."),
+    "routing": ("routing_decision", "Time of a routing decision."),
+    "prefix-index": ("prefix_index", "What the prefix index in Redis takes and gives."),
+    "prepare": ("prepare", "Time to prepare a prompt: template, tokens, hashes."),
+    "output": ("output_path", "What the output processor makes of engine frames."),
     "sse": ("sse_path", "What a token costs between an engine's frame and the client's socket."),
     "kernels": ("gpu_kernels", "Time and check the kernels on a GPU."),
 }
