@@ -40,7 +40,7 @@ class Subscription:
 
     def __init__(self, subject: str) -> None:
         self.subject = subject
-        self.num_dropped = 0
+        self._num_dropped = 0
         self._server_side: ServerSubscription | None = None
         self._messages: deque[Message] = deque()
         self._arrived = asyncio.Event()
@@ -57,7 +57,9 @@ class Subscription:
     async def _take(self, message: Msg) -> None:
         if len(self._messages) == _QUEUE_LEN:
             self._messages.popleft()
-            self.num_dropped += 1
+            if self._num_dropped % _QUEUE_LEN == 0:
+                structlog.get_logger().warning("reader fell behind, facts dropped", subject=self.subject)
+            self._num_dropped += 1
         self._messages.append(Message(message.subject, message.data))
         self._arrived.set()
 

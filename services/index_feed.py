@@ -62,6 +62,10 @@ class IndexFeed:
         """The index has everything that the engine said so far."""
         return self.index(member.model_key).is_synced(member.replica_id, member.epoch)
 
+    def is_sure(self, model_key: str) -> bool:
+        """Every replica's column is synced, so that Redis knows nothing more."""
+        return all(self.is_synced(each) for each in self._members.of(Kind.ENGINE, model_key))
+
     async def consult(self, model_key: str, hashes: Sequence[bytes]) -> None:
         """Asks Redis about this chain on behalf of columns that are not synced; for a few milliseconds at most."""
         unsure = {

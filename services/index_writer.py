@@ -69,12 +69,6 @@ class IndexWriter:
                 column.add(block)
         self._wanted.set()
 
-    def rewrite(self) -> None:
-        """Makes every column anew: a router found that it does not say what the cache holds."""
-        for column in self._columns:
-            column.rewrite()
-        self._wanted.set()
-
     @property
     def slots(self) -> list[int | None]:
         """The published slot of each shard; None where the engine is not in the index."""

@@ -1,7 +1,7 @@
 """Who is there: a live table of processes by kind, from heartbeats on the bus and from seeds asked over gRPC.
 
-A process leaves by its last heartbeat, or by silence while the bus can be read. While it cannot, whoever answers over
-gRPC stays. Knows nothing about what the processes do.
+A process leaves by its last heartbeat, or when it is silent on the bus, or the bus is away, and it does not answer over
+gRPC either. Knows nothing about what the processes do.
 """
 
 from __future__ import annotations
@@ -188,15 +188,20 @@ class Members:
                 self._expire(now, self._readable_since)
 
     def _expire(self, now: float, readable_since: float) -> None:
-        for key, entry in list(self._table.items()):
+        """Whoever is silent on the bus is asked from now on, and gone when it does not answer the first time."""
+        for entry in self._table.values():
             if entry.from_bus and now - max(entry.seen, readable_since) > EXPIRY_SECONDS:
-                self._remove(key)
+                entry.from_bus = False
+                entry.num_failures = _PROBE_FAILURES - 1
 
     async def _probe(self, prober: Prober) -> None:
-        """Asks every seed, and everyone else too while the bus is away."""
+        """Asks every seed and every member that the bus does not bring; while it is away, that is everyone."""
         asked = {target for target in self._seeds if not self._is_heard(*target)}
-        if not self._bus.connected:
-            asked |= {(entry.member.kind, entry.member.address) for entry in self._table.values()}
+        asked |= {
+            (entry.member.kind, entry.member.address)
+            for entry in self._table.values()
+            if not (entry.from_bus and self._bus.connected)
+        }
         answers = await asyncio.gather(*(prober.probe(kind, address) for kind, address in asked))
         for (kind, address), answer in zip(asked, answers, strict=True):
             known = self._at(kind, address)

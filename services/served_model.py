@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from functools import lru_cache
 from hashlib import blake2b
 
 from headwater.proto import events_pb2
@@ -25,7 +26,7 @@ class ServedModel:
     @property
     def key(self) -> str:
         """Hex, for NATS subjects and Redis keys, since names contain `.` and `/`."""
-        return blake2b(self.name.encode(), digest_size=8).hexdigest()
+        return _key(self.name)
 
     def mismatch(self, other: ServedModel) -> str | None:
         """The first field in which two entries of one name differ, as a sentence; None when they agree."""
@@ -41,3 +42,8 @@ class ServedModel:
     @classmethod
     def from_pb(cls, message: events_pb2.ServedModel) -> ServedModel:
         return cls(**{field.name: getattr(message, field.name) for field in dataclasses.fields(cls)})
+
+
+@lru_cache(maxsize=256)
+def _key(name: str) -> str:
+    return blake2b(name.encode(), digest_size=8).hexdigest()

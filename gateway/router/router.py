@@ -75,7 +75,8 @@ class Router:
 
     async def consult(self, model_key: str, block_hashes: bytes) -> None:
         """Asks Redis where the local index is not sure of itself; returns at once where it is. Never raises."""
-        await self._feed.consult(model_key, _split(block_hashes))
+        if not self._feed.is_sure(model_key):
+            await self._feed.consult(model_key, _split(block_hashes))
 
     def choose(
         self,

@@ -174,7 +174,7 @@ async def test_a_resync_under_writes_ends_with_exactly_what_is_cached(store: Sto
         old_slot = writer.slots[0]
         for turn in range(100):
             if turn == 10:
-                writer.rewrite()
+                writer._columns[0].rewrite()
             new = stored(*range(10_000 + 20 * turn, 10_020 + 20 * turn))
             gone = rng.sample(sorted(cached), 20)
             cached = (cached - set(gone)) | set(new.stored[0].block_hashes)

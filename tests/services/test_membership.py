@@ -101,6 +101,16 @@ async def test_silence_on_a_readable_bus_expires_and_a_word_brings_back(
         await wait_for(members, engine)
 
 
+async def test_an_engine_that_is_silent_on_the_bus_stays_while_it_answers(
+    nats_url: str, served: Member, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(membership, "EXPIRY_SECONDS", 0.2)
+    async with Bus.open(nats_url) as bus, Members(bus, ENGINES).running() as members:
+        members.hear(served, from_bus=True)
+        await asyncio.sleep(2.5)
+        assert members.of(Kind.ENGINE) == [served]
+
+
 class Engine(engine_pb2_grpc.EngineServicer):
     def __init__(self, member: Member) -> None:
         self.member = member
