@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
+from headwater.gateway.choice import Choice
 from headwater.gateway.output_sessions import Scores
-from headwater.gateway.session import Choice
 from headwater.proto.common_pb2 import TokenLogprob
 
 

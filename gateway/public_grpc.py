@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc
 
 from headwater.gateway.caller import Caller
+from headwater.gateway.choice import Choice, Sink
 from headwater.gateway.line import Line, shutting_down
-from headwater.gateway.output_sessions import Scores
 from headwater.gateway.pieces import Gathered, Piece, PieceQueue
-from headwater.gateway.session import Choice, Generation, Job, Sink, run_all
+from headwater.gateway.session import Generation, Job, run_all
 from headwater.proto import common_pb2, inference_pb2, inference_pb2_grpc, processor_pb2
 from headwater.services import errors
 
@@ -218,7 +218,7 @@ def _chat_choice(choice: Choice, piece: Piece, request: Asked) -> inference_pb2.
 def _complete_choice(choice: Choice, piece: Piece, request: Asked, echo: str) -> inference_pb2.CompleteChoice:
     return inference_pb2.CompleteChoice(
         text=echo + piece.text,
-        prompt_logprobs=_scores(choice.generation.prompt_logprobs),
+        prompt_logprobs=choice.generation.prompt_logprobs,
         **_choice_fields(choice, piece, request),
     )
 
@@ -228,13 +228,9 @@ def _choice_fields(choice: Choice, piece: Piece, request: Asked) -> dict[str, An
         "index": choice.index,
         "finish_reason": _FINISH[str(choice.finish_reason)],
         "stop_reason": _stop_reason(choice),
-        "logprobs": _scores(piece.logprobs),
+        "logprobs": piece.logprobs,
         "token_ids": piece.token_ids if request.return_token_ids else (),
     }
-
-
-def _scores(tokens: Scores) -> Sequence[common_pb2.TokenLogprob]:
-    return tokens
 
 
 def _stop_reason(choice: Choice) -> inference_pb2.StopReason | None:

@@ -10,12 +10,13 @@ from typing import Any, Protocol
 import msgspec
 
 from headwater.gateway.caller import Caller
+from headwater.gateway.choice import Choice
 from headwater.gateway.line import Line
 from headwater.gateway.openai.schema import Answering
 from headwater.gateway.openai.sse import DONE, KEEP_ALIVE, SseStream
 from headwater.gateway.output_sessions import Scores
 from headwater.gateway.pieces import Gathered, Held, Piece
-from headwater.gateway.session import Choice, Generation, Job
+from headwater.gateway.session import Generation, Job
 
 encode = msgspec.json.Encoder().encode
 _HOLE = "\x00text\x00"

@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from headwater.gateway.caller import Caller
+from headwater.gateway.choice import Choice
 from headwater.gateway.line import Line
 from headwater.gateway.openai.logprobs import chat_logprobs, prompt_logprobs
 from headwater.gateway.openai.schema import ChatCompletionRequest
 from headwater.gateway.openai.to_pb import check_stream_options, conversation_to_pb, sampling_to_pb
 from headwater.gateway.output_sessions import Scores
-from headwater.gateway.session import Choice, Generation, Job
+from headwater.gateway.session import Generation, Job
 
 
 class ChatShape:

@@ -20,7 +20,6 @@ from tests.gateway.conftest import GatewayStarter
 from tests.gateway.stages import (
     Behind,
     Gateway,
-    chat_body,
     completion_body,
     engine_stage,
     gateway_stage,
@@ -230,7 +229,3 @@ def test_what_is_not_done_at_the_drain_limit_ends_with_a_retriable_error(behind:
             assert '"code":"draining"' in list(lines)[-1]
         assert stage.process.wait(5) == 0
         gateway.client.close()
-
-
-def test_chat_bodies_are_served_beside(gateway: Gateway) -> None:
-    assert gateway.client.post("/v1/chat/completions", json=chat_body(stream=False)).status_code == 200

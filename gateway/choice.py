@@ -1,0 +1,135 @@
+"""One answer of a request: what its stream says, in order, on its way to where the answer goes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+from headwater.gateway.output_sessions import OutputSession, Scores
+from headwater.proto import common_pb2, engine_pb2, output_processor_pb2
+from headwater.services import errors
+
+if TYPE_CHECKING:
+    from headwater.gateway.session import Generation
+
+CREDIT_TOKENS = 1024
+"""That may be on their way or wait for the client, a choice."""
+CREDIT_BATCH = 256
+"""Tokens that are taken before their credit goes back."""
+ENGINE_UNAVAILABLE = "engine_unavailable"
+_BROKEN = (common_pb2.FINISH_REASON_ERROR, common_pb2.FINISH_REASON_CANCELLED)
+_REASONS = {
+    common_pb2.FINISH_REASON_STOP: "stop",
+    common_pb2.FINISH_REASON_LENGTH: "length",
+    common_pb2.FINISH_REASON_TOOL_CALLS: "tool_calls",
+    common_pb2.FINISH_REASON_CONTENT_FILTER: "content_filter",
+}
+
+
+class Sink(Protocol):
+    """Where an answer goes. Neither call may wait."""
+
+    def piece(self, choice: Choice, text: str, token_ids: list[int], logprobs: Scores) -> bool:
+        """Takes more of a choice. False: it is kept and `choice.taken` follows, which holds the engine back."""
+        ...
+
+    def ended(self, choice: Choice) -> None:
+        """The choice has its `finish_reason`."""
+        ...
+
+
+class Choice:
+    """One answer of a request: receives from the output session, passes on to the sink."""
+
+    def __init__(self, generation: Generation, number: int, sink: Sink) -> None:
+        self.generation, self.number, self.sink = generation, number, sink
+        self.index = generation.job.first_index + number
+        self.output_ids: list[int] = []
+        self.num_output_tokens = 0
+        self.finish_reason: str | None = None
+        self.stop_reason: str | int | None = None
+        self._observe = generation.line.metrics.between_tokens.observe
+        self._session: OutputSession | None = None
+        self._stream_id = 0
+        self._last_time = 0.0
+        self._last_text, self._last_offset = "", 0
+        self._num_taken = 0
+
+    @property
+    def delivered_bytes(self) -> int:
+        """UTF-8 bytes of text so far; a resume starts there."""
+        return self._last_offset + len(self._last_text.encode())
+
+    def opened(self, session: OutputSession, stream_id: int) -> None:
+        self._session, self._stream_id, self._num_taken = session, stream_id, 0
+
+    def receive(self, first: int, token_ids: list[int], text: str, offset: int, now: float, logprobs: Scores) -> None:
+        """The token path: everything here runs once an engine step and stream."""
+        if first != len(self.output_ids):
+            self.generation.broke(
+                errors.InternalError(f"tokens are missing: expected {len(self.output_ids)}, got {first}")
+            )
+            return
+        self.output_ids += token_ids
+        self._last_text, self._last_offset = text, offset
+        if self._last_time:
+            self._observe(now - self._last_time)
+        else:
+            self.generation.first_token(now)
+        self._last_time = now
+        if self.sink.piece(self, text, token_ids, logprobs):
+            self.taken(len(token_ids))
+
+    def taken(self, num_tokens: int) -> None:
+        """The client's side has room again; credit goes back in batches."""
+        self._num_taken += num_tokens
+        if self._num_taken >= CREDIT_BATCH and self._session is not None:
+            self._session.credit(self._stream_id, self._num_taken)
+            self._num_taken = 0
+
+    def started(self, start: engine_pb2.Start) -> None:
+        self.generation.started(start)
+
+    def prompt_scored(self, part: output_processor_pb2.OutputPromptLogprobs) -> None:
+        self.generation.prompt_logprobs.extend(part.tokens)
+        self.generation.is_scored |= part.last
+
+    def finished(self, finish: output_processor_pb2.OutputFinish) -> None:
+        self._session = None
+        if finish.reason in _BROKEN:
+            self.generation.broke(_error_of(finish))
+        else:
+            stop = finish.WhichOneof("stop_reason")
+            stop_reason = getattr(finish, stop) if stop is not None else None
+            self.end(_REASONS[finish.reason], stop_reason, finish.num_output_tokens)
+
+    def end(self, reason: str, stop_reason: str | int | None, num_output_tokens: int) -> None:
+        self.finish_reason, self.stop_reason, self.num_output_tokens = reason, stop_reason, num_output_tokens
+        self.sink.ended(self)
+        self.generation.choice_ended(self)
+
+    def lost(self, error: errors.HeadwaterError) -> None:
+        self._session = None
+        self.generation.broke(error)
+
+    def cancel(self, reason: str) -> None:
+        """Ends its stream, unless it ended by itself."""
+        if self._session is not None:
+            self._session.cancel(self._stream_id, reason)
+            self._session = None
+
+
+class ScoredChoice(Choice):
+    """The choice of a request for the prompt's log probabilities alone: its one token is not answered."""
+
+    def receive(self, first: int, token_ids: list[int], text: str, offset: int, now: float, logprobs: Scores) -> None:
+        self.generation.first_token(now)
+
+    def end(self, reason: str, stop_reason: str | int | None, num_output_tokens: int) -> None:
+        super().end("length", None, 0)
+
+
+def _error_of(finish: output_processor_pb2.OutputFinish) -> errors.HeadwaterError:
+    message = finish.error or "the engine ended the request"
+    if finish.retriable or finish.reason == common_pb2.FINISH_REASON_CANCELLED:
+        return errors.Unavailable(message, code=ENGINE_UNAVAILABLE)
+    return errors.InternalError(message)
