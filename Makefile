@@ -60,9 +60,9 @@ $(VENV)/.torch: deploy/install_torch.sh | $(BIN)/python
 	@touch $@
 
 $(VENV)/.run: pyproject.toml $(VENV)/.torch
-	$(BIN)/python -m pip install -q -e '.[engine,embedded]'
+	PYTHONWARNINGS=ignore $(BIN)/python -m pip install -e '.[engine,embedded]'
 	@touch $@
 
 $(VENV)/.dev: pyproject.toml $(VENV)/.torch
-	$(BIN)/python -m pip install -q -e '.[dev]'
+	PYTHONWARNINGS=ignore $(BIN)/python -m pip install -e '.[dev]'
 	@touch $@ $(VENV)/.run

@@ -10,6 +10,7 @@ import typer
 BENCHMARKS = {
     "serve": ("serve", "Drive an OpenAI-compatible server and tell what its users would feel."),
     "stub": ("stub_server", "A server that answers at once: the ceiling of the load generator."),
+    "start": ("line_start", "Seconds from `headwater up` to the first token, and of each stage to be ready."),
     "scheduler": ("scheduler_steps", "Host time of an engine step with the simulated executor."),
     "routing": ("routing_decision", "Time of a routing decision."),
     "prefix-index": ("prefix_index", "What the prefix index in Redis takes and gives."),

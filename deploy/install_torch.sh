@@ -5,7 +5,7 @@ set -euo pipefail
 python=$1
 if "$python" -c 'import torch' 2>/dev/null; then exit 0; fi
 if command -v nvidia-smi >/dev/null && nvidia-smi -L >/dev/null 2>&1; then
-  "$python" -m pip install -q 'torch>=2.11'
+  "$python" -m pip install 'torch>=2.11'
 else
-  "$python" -m pip install -q ${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"} 'torch==2.13.0'
+  "$python" -m pip install ${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"} 'torch==2.13.0'
 fi

@@ -1,0 +1,109 @@
+"""Measures how long a line takes from `headwater up` to its first streamed token, and each of its stages to be ready.
+
+`python -m headwater.bench.line_start`; starts and ends a line of its own on free ports. The model is converted before.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated
+
+import httpx
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from headwater.services.line_file import LineRecord, StageRecord, read_line
+
+LIMIT_SECONDS = 120.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """One start, in seconds."""
+
+    ready: float
+    """From the command to a line that is ready."""
+    first_token: float
+    """From the command to the first piece of a streamed answer."""
+    stages: dict[str, float]
+    """From a stage's process start to its own word that it is ready."""
+
+
+def main(
+    rounds: Annotated[int, typer.Option(help="Starts; medians count.")] = 3,
+    replicas: Annotated[int, typer.Option(help="Engines.")] = 2,
+    executor: Annotated[str, typer.Option(help="single or simulated.")] = "single",
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+) -> None:
+    """Seconds from nothing to the first token."""
+    with Console(stderr=True).status("starting lines"):
+        starts = [measure("--replicas", str(replicas), "--executor", executor) for _ in range(rounds)]
+    if as_json:
+        typer.echo(json.dumps([asdict(start) for start in starts], indent=2))
+        return
+    table = Table("what", "median s", "least", "most")
+    rows = {"up to ready": [each.ready for each in starts], "up to first token": [each.first_token for each in starts]}
+    rows |= {f"{name} to ready": [each.stages[name] for each in starts] for name in starts[0].stages}
+    for name, values in rows.items():
+        table.add_row(name, *(f"{value:.2f}" for value in (statistics.median(values), min(values), max(values))))
+    Console().print(table)
+
+
+def measure(*flags: str) -> Start:
+    with tempfile.TemporaryDirectory(prefix="headwater-start-") as name:
+        folder, began = Path(name), time.monotonic()
+        command = [sys.executable, "-m", "headwater.services.cli", "up", f"--state-dir={folder}"]
+        with (folder / "up.log").open("wb") as log:
+            line = subprocess.Popen([*command, "--port=0", "--grpc-port=0", *flags], stdout=log, stderr=log)
+        try:
+            record = _wait_for(folder, line)
+            ready = time.monotonic() - began
+            _first_piece(record)
+            first_token = time.monotonic() - began
+            stages = {each.name: _to_ready(each, folder / "logs") for each in record.stages if "grpc" in each.addresses}
+        finally:
+            line.send_signal(signal.SIGINT)
+            line.wait()
+    return Start(ready=ready, first_token=first_token, stages=stages)
+
+
+def _wait_for(folder: Path, line: subprocess.Popen[bytes]) -> LineRecord:
+    end = time.monotonic() + LIMIT_SECONDS
+    while (record := read_line(folder)) is None:
+        if line.poll() is not None or time.monotonic() > end:
+            raise SystemExit((folder / "up.log").read_text())
+        time.sleep(0.005)
+    return record
+
+
+def _first_piece(record: LineRecord) -> None:
+    body = {"model": record.model, "messages": [{"role": "user", "content": "What is a headwater?"}], "stream": True}
+    with httpx.stream("POST", f"{record.rest}/v1/chat/completions", json=body, timeout=60) as reply:
+        for line in reply.iter_lines():
+            if '"content":"' in line and '"content":""' not in line:
+                return
+
+
+def _to_ready(stage: StageRecord, logs: Path) -> float:
+    """From the kernel's word on when the process began to the stage's `ready` line."""
+    ticks = int(Path(f"/proc/{stage.pid}/stat").read_text().rsplit(")", 1)[1].split()[19])
+    uptime = float(Path("/proc/uptime").read_text().split()[0])
+    born = time.time() - uptime + ticks / os.sysconf("SC_CLK_TCK")
+    lines = (json.loads(line) for line in (logs / f"{stage.name}.log").read_text().splitlines() if line[:1] == "{")
+    said = next(line["timestamp"] for line in lines if line["event"] == "ready")
+    return datetime.fromisoformat(said).timestamp() - born
+
+
+if __name__ == "__main__":
+    typer.run(main)
