@@ -2,8 +2,9 @@
 
 Libraries choose a kernel by the number of rows, and few rows may be summed in another order than many. Measured on a
 Zen 5 CPU with torch 2.13, 2026-11-21: bfloat16 products agree from 2 rows on (a single row of 1,536 or more differs
-once in 6,000 results), float32 ones from 12 rows on. `row_rule` finds the bound for a machine and a shape: products of
-fewer rows are padded up to it. Where there is none, every product is made of pieces of one number of rows.
+once in 6,000 results), float32 ones from 12 rows on, packed float32 ones from 2. `row_rule` finds the bound for a
+machine and a shape: products of fewer rows are padded up to it. Where there is none, every product is made of pieces of
+one number of rows.
 """
 
 from __future__ import annotations
@@ -11,14 +12,14 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
-from torch.nn.functional import linear, pad
+from torch.nn.functional import pad
+
+from headwater.kernels.packed_linear import is_packed, linear, pack
 
 CANDIDATES = (1, 2, 4, 8, 16, 32)
 PROBED_ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 15, 16, 17, 24, 31, 33, 48, 64, 100)
 NUM_ROWS, NUM_OUTPUTS = 128, 2048
 """Of a probe. Bits that differ rarely need many results to show."""
-
-
 FIXED_ROWS = 32
 
 
@@ -30,9 +31,12 @@ class RowRule(NamedTuple):
 
 
 def row_rule(weight: torch.Tensor) -> RowRule:
-    """What keeps a row's bits its own in products with weight [N, K] on this machine."""
-    x = torch.randn(NUM_ROWS, weight.shape[1], generator=torch.Generator().manual_seed(0)).to(weight.dtype)
-    some = weight[:NUM_OUTPUTS]
+    """What keeps a row's bits its own in products with weights like this one, [N, K], packed or plain."""
+    num_outputs, num_inputs = min(weight.shape[0], NUM_OUTPUTS), weight.shape[1]
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(NUM_ROWS, num_inputs, generator=generator).to(weight.dtype)
+    some = torch.randn(num_outputs, num_inputs, generator=generator).to(weight.dtype)
+    some = pack(some) if is_packed(weight) else some
     expected = linear(x, some)
     unstable = [rows for rows in PROBED_ROWS if not _agrees(x, some, rows, expected)]
     least = max(unstable, default=0) + 1

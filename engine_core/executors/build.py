@@ -6,6 +6,7 @@ import hashlib
 import platform as machine
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -17,6 +18,7 @@ from headwater.engine_core.executors.simulated import SimulatedExecutor, Simulat
 from headwater.engine_core.executors.single import SingleExecutor
 from headwater.engine_core.model_config import ModelConfig
 from headwater.engine_core.models.decoder import Decoder
+from headwater.engine_core.packed_weights import with_packed_matrices
 from headwater.engine_core.platforms.cpu import CpuPlatform
 from headwater.engine_core.runner import Runner
 
@@ -83,6 +85,8 @@ def build_executor(options: ExecutorOptions, progress: Progress) -> tuple[Execut
     else:
         tensors = weights.load(options.model_folder, model, device)
     progress("loading weights", 1, 1)
+    folder = options.model_folder if options.load_format == "auto" else None
+    tensors = with_packed_matrices(tensors, folder, partial(progress, "packing weights"))
     decoder = Decoder(model, tensors, platform, config.max_model_len)
     runner = Runner(decoder, config, weights.DTYPES[dtype])
     facts = ModelFacts(

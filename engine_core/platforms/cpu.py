@@ -6,6 +6,7 @@ import torch
 from torch.nn import functional
 
 from headwater.engine_core.batch import ForwardBatch
+from headwater.kernels.packed_linear import is_packed
 from headwater.kernels.row_stable_linear import RowRule, row_rule, row_stable_linear
 from headwater.kernels.split_attention import SplitPlan, plan_splits, split_attention
 
@@ -17,13 +18,13 @@ class CpuPlatform:
 
     def __init__(self, block_size: int) -> None:
         self._block_size = block_size
-        self._row_rules: dict[tuple[torch.dtype, tuple[int, ...]], RowRule] = {}
+        self._row_rules: dict[tuple[torch.dtype, tuple[int, ...], bool], RowRule] = {}
 
     def plan_attention(self, batch: ForwardBatch) -> SplitPlan:
         return plan_splits(batch.starts.tolist(), batch.counts.tolist(), batch.block_tables, self._block_size)
 
     def linear(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        kind = (weight.dtype, tuple(weight.shape))
+        kind = (weight.dtype, tuple(weight.shape), is_packed(weight))
         if kind not in self._row_rules:
             self._row_rules[kind] = row_rule(weight)
         return row_stable_linear(x, weight, self._row_rules[kind])

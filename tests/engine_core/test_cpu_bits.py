@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from headwater.engine_core.sampling_params import SamplingParams
+from headwater.kernels.packed_linear import can_pack, pack
 from headwater.kernels.row_stable_linear import RowRule, row_rule, row_stable_linear
 from headwater.kernels.split_attention import plan_splits, split_attention
 from tests.engine_core.small_models import SmallEngine, convert, greedy, random_checkpoint
@@ -67,8 +68,15 @@ def test_cached_prefixes_change_nothing(folder: Path) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("shape", [(96, 64), (512, 1536), (1000, 576)], ids=str)
-def test_a_product_gives_a_row_the_same_bits_in_any_company(shape: tuple[int, int], dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("is_packed", [False, True], ids=["plain", "packed"])
+def test_a_product_gives_a_row_the_same_bits_in_any_company(
+    shape: tuple[int, int], dtype: torch.dtype, is_packed: bool
+) -> None:
     weight, x = torch.randn(shape).to(dtype), torch.randn(300, shape[1]).to(dtype)
+    if is_packed:
+        if not can_pack(dtype):
+            pytest.skip("not on this CPU")
+        weight = pack(weight)
     for rule in (row_rule(weight), RowRule(32, is_exact=True)):
         _assert_rows_are_their_own(x, weight, rule)
 
