@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any
 
 # Kernels are interpreted where there is no GPU; Triton decides so when it decorates a function.
 if not Path("/dev/nvidiactl").exists():
@@ -18,28 +19,38 @@ import pytest_asyncio
 from redis.asyncio import Redis
 
 from headwater.services.embedded import start_nats, start_valkey
+from headwater.services.kept_child import keeper_command
 from headwater.services.served_model import ServedModel
 
 
+@pytest.fixture(scope="session")
+def kept() -> Iterator[dict[str, Any]]:
+    """Arguments that tie a server to this process: it ends even when the test run is killed."""
+    watched, held = os.pipe()
+    yield {"launcher": keeper_command(pipe=watched, limit=2.0), "pass_fds": [watched]}
+    os.close(held)
+    os.close(watched)
+
+
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
-async def nats_url(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[str]:
+async def nats_url(tmp_path_factory: pytest.TempPathFactory, kept: dict[str, Any]) -> AsyncIterator[str]:
     """A NATS server that the whole test run shares; subjects of a test carry names of its own."""
     if url := os.environ.get("HEADWATER_NATS_URL"):
         yield url
         return
     folder = tmp_path_factory.mktemp("nats")
-    server = await start_nats(folder, jetstream=folder / "streams")
+    server = await start_nats(folder, jetstream=folder / "streams", **kept)
     yield server.url
     await server.stop()
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
-async def shared_redis_url(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[str]:
+async def shared_redis_url(tmp_path_factory: pytest.TempPathFactory, kept: dict[str, Any]) -> AsyncIterator[str]:
     """The server behind `redis_url`."""
     if url := os.environ.get("HEADWATER_REDIS_URL"):
         yield url
         return
-    server = await start_valkey(tmp_path_factory.mktemp("valkey"))
+    server = await start_valkey(tmp_path_factory.mktemp("valkey"), **kept)
     yield server.url
     await server.stop()
 
@@ -54,9 +65,9 @@ async def redis_url(shared_redis_url: str) -> AsyncIterator[str]:
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
-async def cluster_url(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[str]:
+async def cluster_url(tmp_path_factory: pytest.TempPathFactory, kept: dict[str, Any]) -> AsyncIterator[str]:
     """A cluster of one node, which refuses commands whose keys lie in different hash slots."""
-    server = await start_valkey(tmp_path_factory.mktemp("valkey-cluster"), cluster=True)
+    server = await start_valkey(tmp_path_factory.mktemp("valkey-cluster"), cluster=True, **kept)
     yield server.url
     await server.stop()
 
