@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import errno
 import os
+import secrets
 import shutil
 import socket
 import sys
@@ -63,7 +64,16 @@ class LocalStack:
         shutil.rmtree(self._logs, ignore_errors=True)
         self._logs.mkdir(parents=True)
         nats_url, redis_url = await self._start_servers(report)
-        plan = StackPlan(settings, self._model_folder, self._served_name, port, grpc_port, nats_url, redis_url)
+        plan = StackPlan(
+            settings,
+            self._model_folder,
+            self._served_name,
+            port,
+            grpc_port,
+            nats_url,
+            redis_url,
+            master_key=secrets.token_hex(32),
+        )
         await self._start_stages(plan, report)
         host = f"[{settings.host}]" if ":" in settings.host else settings.host
         self.record = LineRecord(
@@ -124,7 +134,7 @@ class LocalStack:
             for i in range(settings.output_processors)
         ]
         self._groups["gateway"] = [
-            self._stage(f"gateway-{i}", "headwater.gateway", partial(self._gateway_flags, plan, i))
+            self._stage(f"gateway-{i}", "headwater.gateway", partial(self._gateway_flags, plan, i), plan.gateway_env())
             for i in range(settings.gateways)
         ]
         kinds = ("engine", "processor", "output-processor", "gateway")

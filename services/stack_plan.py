@@ -25,6 +25,8 @@ class StackPlan:
     grpc_port: int
     nats_url: str
     redis_url: str
+    master_key: str
+    """Separates tenants' caches; the same for every gateway, restarted ones included."""
 
     def gateway(self, idx: int, addresses: Mapping[str, Sequence[str]]) -> list[str]:
         """`addresses`: what is known of the stages behind, so that a restarted gateway needs no NATS to find them."""
@@ -37,6 +39,11 @@ class StackPlan:
         for kind, flag in (("processor", "processor"), ("output-processor", "output-processor"), ("engine", "replica")):
             flags += [f"--{flag}={address}" for address in addresses.get(kind, ())]
         return flags + self._facts()
+
+    def gateway_env(self) -> dict[str, str]:
+        """A secret is no flag, which everyone on the machine could read. One that is set already stays."""
+        is_set = {"HEADWATER_MASTER_KEY", "HEADWATER_MASTER_KEY_FILE"} & os.environ.keys()
+        return {} if is_set else {"HEADWATER_MASTER_KEY": self.master_key}
 
     def processor(self) -> list[str]:
         settings = self.settings

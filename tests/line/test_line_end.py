@@ -64,12 +64,20 @@ def test_every_process_ends_within_two_seconds_of_the_supervisors_death(start_li
 @pytest.mark.slow
 def test_each_stage_drains_on_sigterm_exits_with_status_0_and_is_started_again(start_line: Any) -> None:
     line = start_line(*SMALL)
+    *_, last = line.record.stages
+    assert last.name == "gateway-0"
+    question = [
+        {"role": "user", "content": "Is this prompt long enough to fill a block or two of the cache? Let us see."}
+    ]
     for stage in line.record.stages:
+        if stage == last:
+            line.chat(question)
         os.kill(stage.pid, signal.SIGTERM)
         line.wait_for(lambda name=stage.name: f"{name} ended with status 0" in line.log.read_text(), 15, stage.name)
         line.wait_for(lambda old=stage: line.pid_of(old.name) != old.pid, 15, f"{stage.name} is not back")
     line.wait_for(lambda: line.client.get("/ready").status_code == 200, 15, "not ready again")
-    line.chat([{"role": "user", "content": "Still there?"}])
+    details = line.chat(question)["usage"]["prompt_tokens_details"]
+    assert details["cached_tokens"] > 0, "a gateway that comes back keeps its tenants' namespaces"
     assert line.stop() == 0
 
 
