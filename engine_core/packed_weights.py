@@ -15,7 +15,8 @@ from tempfile import NamedTemporaryFile
 
 import torch
 
-from headwater.engine_core.weights import WEIGHTS_NAME, Weights
+from headwater.engine_core.model_config import ModelConfig
+from headwater.engine_core.weights import WEIGHTS_NAME, Weights, load
 from headwater.kernels.packed_linear import PackedLayout, can_pack, copy_packed, pack, packed_view
 
 ALIGNMENT = 4096
@@ -43,6 +44,11 @@ def with_packed_matrices(weights: Weights, folder: Path | None, progress: Progre
     for tensor in packed.values():
         tensor.memory = memory  # type: ignore[attr-defined]
     return weights | packed
+
+
+def pack_folder(folder: Path, progress: Progress) -> None:
+    """Packs a converted model before anybody serves it, for machines on which the engines may not write its folder."""
+    with_packed_matrices(load(folder, ModelConfig.read(folder), torch.device("cpu")), folder, progress)
 
 
 def _mapped(

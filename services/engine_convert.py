@@ -9,10 +9,12 @@ import json
 import shutil
 import sys
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from headwater.engine_core import weights
+from headwater.engine_core.packed_weights import pack_folder
 from headwater.services.gguf_tokenizer import write_tokenizer
 from headwater.services.manifest import LAYOUT, ModelManifest
 from headwater.services.settings import SettingError, read_settings, setting
@@ -31,6 +33,7 @@ class ConvertSettings:
     name: str = setting("", "name of the model")
     revision: str = setting("", "revision of the weights")
     dtype: str = setting("float32", "float32, bfloat16 or float16")
+    device: str = setting("cpu", "what will compute: for a cpu, matrices are packed too as its library wants them")
     origin: str = setting("", "where the source came from, for people")
 
     def __post_init__(self) -> None:
@@ -44,13 +47,10 @@ def convert(settings: ConvertSettings) -> None:
         _copy_tokenizer(settings.source, settings.folder)
     else:
         write_tokenizer(settings.source, settings.folder)
-    what = f"converting {settings.name} to {settings.dtype}"
-    weights.convert(
-        settings.source,
-        settings.folder,
-        dtype=settings.dtype,
-        progress=lambda done, total: _report(what, done, total),
-    )
+    converting = partial(_report, f"converting {settings.name} to {settings.dtype}")
+    weights.convert(settings.source, settings.folder, dtype=settings.dtype, progress=converting)
+    if settings.device == "cpu":
+        pack_folder(settings.folder, partial(_report, f"packing {settings.name}"))
     _manifest(settings).write(settings.folder)
     for path in settings.folder.iterdir():
         path.chmod(READ_ONLY)

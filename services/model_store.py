@@ -73,14 +73,15 @@ def pull(
     if (Path(model) / MANIFEST_NAME).is_file():
         return Path(model).resolve()
     source = find_source(model, revision=revision, cache_dir=cache_dir, progress=progress)
-    dtype = resolve_dtype(dtype, resolve_device(device))
+    device = resolve_device(device)
+    dtype = resolve_dtype(dtype, device)
     home = cache_dir / source.name.replace("/", "--")
     folder = home / f"{source.revision}-{dtype}-{LAYOUT}"
     if not folder.exists():
         home.mkdir(parents=True, exist_ok=True)
         with _locked(home / ".lock"):
             if not folder.exists():
-                _convert(source, source.obtain(progress), folder, dtype, progress)
+                _convert(source, source.obtain(progress), folder, dtype, device, progress)
     return folder
 
 
@@ -128,7 +129,7 @@ def _locked(path: Path) -> Iterator[None]:
         yield
 
 
-def _convert(source: Source, path: Path, folder: Path, dtype: str, progress: Report) -> None:
+def _convert(source: Source, path: Path, folder: Path, dtype: str, device: str, progress: Report) -> None:
     """Writes beside the folder and renames, so that a folder is there whole or not at all."""
     for leftover in folder.parent.glob(".partial-*"):
         shutil.rmtree(leftover)
@@ -136,7 +137,7 @@ def _convert(source: Source, path: Path, folder: Path, dtype: str, progress: Rep
     partial.mkdir()
     command = [sys.executable, "-m", "headwater.services.engine_convert"]
     command += [f"--source={path}", f"--folder={partial}", f"--name={source.name}", f"--revision={source.revision}"]
-    command += [f"--dtype={dtype}", f"--origin={source.origin}"]
+    command += [f"--dtype={dtype}", f"--device={device}", f"--origin={source.origin}"]
     last_words = "it said nothing"
     with kept_child(command) as converter:
         for line in converter:

@@ -23,7 +23,7 @@ def private_bytes_of_weights(pid: int) -> int:
     for row in Path(f"/proc/{pid}/smaps").read_text().splitlines():
         first = row.split()[0]
         if not first.endswith(":"):
-            is_weights = row.endswith("weights.safetensors")
+            is_weights = row.endswith((".safetensors", ".bin"))
         elif is_weights and first == "Private_Dirty:":
             dirty += int(row.split()[1]) << 10
     return dirty
