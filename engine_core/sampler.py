@@ -44,7 +44,7 @@ class Sampler:
         self._seeds[row], self._choices[row] = params.seed, admitted.choice_index
         self._temperatures[row] = 0.0 if params.is_greedy else params.temperature
         self._top_ks[row], self._top_ps[row], self._min_ps[row] = max(params.top_k, 0), params.top_p, params.min_p
-        self._is_edited[row] = _edits_logits(params)
+        self._is_edited[row] = edits_logits(params)
         self._num_logprobs[row] = -1 if params.num_logprobs is None else params.num_logprobs
 
     def sample(
@@ -57,7 +57,7 @@ class Sampler:
             logits = logits.clone() if logits is raw else logits
             for i in np.flatnonzero(self._is_edited[rows]).tolist():
                 row = int(rows[i])
-                _edit(logits[i], self._params[row], int(output_indices[i]), *known(row))
+                edit(logits[i], self._params[row], int(output_indices[i]), *known(row))
         tokens = self._draw(logits, rows, output_indices)
         wanted = np.flatnonzero(self._num_logprobs[rows] >= 0)
         if not wanted.size:
@@ -114,7 +114,7 @@ def score(logits: torch.Tensor, token_ids: torch.Tensor, num_tops: list[int]) ->
     ]
 
 
-def _edits_logits(params: SamplingParams) -> bool:
+def edits_logits(params: SamplingParams) -> bool:
     return bool(
         params.allowed_token_ids
         or params.bad_words
@@ -124,7 +124,7 @@ def _edits_logits(params: SamplingParams) -> bool:
     )
 
 
-def _edit(
+def edit(
     logits: torch.Tensor, params: SamplingParams, output_index: int, prompt_ids: torch.Tensor, output_ids: torch.Tensor
 ) -> None:
     """One row, float32 [V], in place."""
@@ -138,7 +138,7 @@ def _edit(
     if output_index < params.min_tokens:
         logits[list(params.min_tokens_blocked_ids)] = float("-inf")
     if params.logit_bias:
-        logits[list(params.logit_bias)] += torch.tensor(list(params.logit_bias.values()))
+        logits[list(params.logit_bias)] += torch.tensor(list(params.logit_bias.values()), device=logits.device)
     if params.has_penalties:
         _penalize(logits, params, prompt_ids, output_ids)
 
@@ -148,6 +148,6 @@ def _penalize(logits: torch.Tensor, params: SamplingParams, prompt_ids: torch.Te
     in_prompt = torch.zeros_like(counts, dtype=torch.bool)
     in_prompt[prompt_ids.long()] = True
     strengths = (params.repetition_penalty, params.presence_penalty, params.frequency_penalty)
-    repetition, presence, frequency = (torch.tensor([strength]) for strength in strengths)
+    repetition, presence, frequency = (torch.tensor([strength], device=logits.device) for strength in strengths)
     penalized = penalize_twin(logits[None], counts[None], in_prompt[None], repetition, presence, frequency)
     logits.copy_(penalized[0])

@@ -47,6 +47,8 @@ class ExecutorOptions:
     max_num_seqs: int = 256
     max_num_batched_tokens: int = 2048
     async_depth: int = 2
+    gpu_memory_utilization: float = 0.9
+    """Share of a GPU's memory that weights, activations and KV cache may take."""
     simulated_step_seconds: float = 0.0
     """Time of a simulated step, whatever is in it."""
     simulated_prefill_seconds: float = 0.0
@@ -77,25 +79,37 @@ def build_executor(options: ExecutorOptions, progress: Progress) -> tuple[Execut
     dtype = stored if options.dtype == "auto" else options.dtype
     if options.load_format == "auto" and dtype != stored:
         raise ConfigError("dtype", dtype, f"{stored}, as the model folder was converted")
-    config = _engine_config(options, model, weights.DTYPES[dtype])
-    platform = CpuPlatform(config.block_size)
+    config = _engine_config(options, model, weights.DTYPES[dtype], device)
     progress("loading weights", 0, 1)
     if options.load_format == "dummy":
         tensors = weights.dummy(model, weights.DTYPES[dtype], device)
     else:
         tensors = weights.load(options.model_folder, model, device)
     progress("loading weights", 1, 1)
-    folder = options.model_folder if options.load_format == "auto" else None
-    tensors = with_packed_matrices(tensors, folder, partial(progress, "packing weights"))
-    decoder = Decoder(model, tensors, platform, config.max_model_len)
-    runner = Runner(decoder, config, weights.DTYPES[dtype])
     facts = ModelFacts(
         dtype=dtype,
         kv_format=dtype,
         vocab_size=model.vocab_size,
         numerics_id=_numerics_id(options, model, dtype, device),
     )
-    return SingleExecutor(runner), config, facts
+    if device.type == "cuda":
+        # Imported here: a machine without a GPU may lack what it needs.
+        from headwater.engine_core.executors.build_cuda import build_cuda_executor  # noqa: PLC0415
+
+        on_gpu, config = build_cuda_executor(
+            model,
+            tensors,
+            config,
+            device,
+            kv_cache_memory=options.kv_cache_memory,
+            gpu_memory_utilization=options.gpu_memory_utilization,
+            is_sized=bool(options.num_blocks),
+        )
+        return on_gpu, config, facts
+    folder = options.model_folder if options.load_format == "auto" else None
+    tensors = with_packed_matrices(tensors, folder, partial(progress, "packing weights"))
+    decoder = Decoder(model, tensors, CpuPlatform(config.block_size), config.max_model_len)
+    return SingleExecutor(Runner(decoder, config, weights.DTYPES[dtype])), config, facts
 
 
 def _simulated(options: ExecutorOptions) -> tuple[Executor, EngineConfig, ModelFacts]:
@@ -115,12 +129,17 @@ def _simulated(options: ExecutorOptions) -> tuple[Executor, EngineConfig, ModelF
     return executor, config, facts
 
 
-def _engine_config(options: ExecutorOptions, model: ModelConfig, dtype: torch.dtype) -> EngineConfig:
+def _engine_config(
+    options: ExecutorOptions, model: ModelConfig, dtype: torch.dtype, device: torch.device
+) -> EngineConfig:
     max_model_len = options.max_model_len or model.max_position_embeddings
     if max_model_len > model.max_position_embeddings:
         raise ConfigError("max_model_len", max_model_len, f"at most {model.max_position_embeddings}")
     block_bytes = model.kv_elements_per_token * options.block_size * dtype.itemsize
     num_blocks = options.num_blocks or (options.kv_cache_memory or CPU_KV_CACHE_BYTES) // block_bytes
+    if device.type == "cuda" and not options.num_blocks:
+        # The least that will do; how many there are is known when weights and the largest step are in memory.
+        num_blocks = -(-max_model_len // options.block_size) + 1
     return _config(options, max_model_len, num_blocks)
 
 
@@ -136,9 +155,13 @@ def _config(options: ExecutorOptions, max_model_len: int, num_blocks: int) -> En
 
 
 def _device(name: str) -> torch.device:
-    if name not in ("auto", "cpu"):
-        raise ConfigError("device", name, "cpu or auto")
-    return torch.device("cpu")
+    """`auto` is the GPU where there is one."""
+    has_gpu = torch.cuda.is_available()
+    if name == "cuda" and not has_gpu:
+        raise ConfigError("device", name, "cpu or auto on a machine without a GPU")
+    if name not in ("auto", "cpu", "cuda"):
+        raise ConfigError("device", name, "cpu, cuda or auto")
+    return torch.device("cuda" if has_gpu and name != "cpu" else "cpu")
 
 
 def _stored_dtype(folder: Path) -> str:
@@ -149,7 +172,8 @@ def _stored_dtype(folder: Path) -> str:
 def _numerics_id(options: ExecutorOptions, model: ModelConfig, dtype: str, device: torch.device) -> str:
     """Hash of everything that a bit of a logit depends on."""
     assert options.model_folder is not None
-    kind = machine.processor() or machine.machine()
+    is_gpu = device.type == "cuda"
+    kind = torch.cuda.get_device_name() if is_gpu else machine.processor() or machine.machine()
     source = options.model_folder.name if options.load_format == "auto" else "dummy"
     what = (source, model, dtype, device.type, kind, torch.__version__, torch.backends.cpu.get_cpu_capability())
     return hashlib.blake2b(repr(what).encode(), digest_size=8).hexdigest()

@@ -38,15 +38,15 @@ class Decoder:
     def __init__(self, config: ModelConfig, weights: Weights, platform: Platform, max_model_len: int) -> None:
         self.config = config
         self._platform = platform
-        self._embed, self._final_norm, self._lm_head = weights["embed"], weights["final_norm"], weights["lm_head"]
+        self._embed, self._final_norm, self.lm_head = weights["embed"], weights["final_norm"], weights["lm_head"]
         self._layers = [_layer(weights, f"layers.{i}.") for i in range(config.num_layers)]
         self._cos_sin = cos_sin_table(config, max_model_len).to(platform.device)
 
-    def forward(self, batch: ForwardBatch, kv_cache: torch.Tensor) -> torch.Tensor:
+    def forward(self, batch: ForwardBatch, kv_cache: torch.Tensor, attention_plan: Any = None) -> torch.Tensor:
         """Normed hidden states [T, H]. kv_cache [layers, 2, num_blocks, Hk, block_size, D] takes the batch's keys and
-        values."""
+        values. The attention plan is the platform's, made here when it is not given."""
         platform, eps = self._platform, self.config.rms_norm_eps
-        attention_plan = platform.plan_attention(batch)
+        attention_plan = attention_plan or platform.plan_attention(batch)
         residual = self._embed[batch.token_ids]
         x = platform.rms_norm(residual, self._layers[0].input_norm, eps)
         for i, layer in enumerate(self._layers):
@@ -59,7 +59,7 @@ class Decoder:
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """hidden [S, H] → [S, V] in the weights' dtype."""
-        return self._platform.linear(hidden, self._lm_head)
+        return self._platform.linear(hidden, self.lm_head)
 
     def _attend(
         self, layer: Layer, x: torch.Tensor, batch: ForwardBatch, kv_cache: torch.Tensor, attention_plan: Any

@@ -1,0 +1,156 @@
+"""`headwater bench offline`: a workload through the engine in this process, best of several runs after a warm-up."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from itertools import count
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import typer
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from headwater.bench.workloads import MODELS, WORKLOADS, Workload, uniform
+from headwater.engine_core.engine import Engine
+from headwater.engine_core.executors.build import ExecutorOptions, build_executor
+from headwater.engine_core.model_config import ModelConfig
+from headwater.engine_core.request import NewRequest
+from headwater.engine_core.sampling_params import SamplingParams
+
+TEMPERATURE = 0.6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measurement:
+    """The best run."""
+
+    workload: str
+    model: str
+    seconds: float
+    output_tokens_per_second: float
+    steps: int
+    start_seconds: float
+    """From nothing to an engine that is ready, shared by workloads of one model."""
+    runs: list[float]
+
+
+class Bench:
+    """One engine, and prompts that no run before has had."""
+
+    def __init__(self, folder: Path, options: dict[str, object]) -> None:
+        start = time.perf_counter()
+        self._model = ModelConfig.read(folder)
+        executor, config, _ = build_executor(
+            ExecutorOptions(model_folder=folder, **options),  # type: ignore[arg-type]  # flags, checked by typer
+            lambda phase, done, total: None,
+        )
+        self.executor = executor
+        self.engine = Engine(config, executor)
+        self.start_seconds = time.perf_counter() - start
+        self._rng, self._keys = np.random.default_rng(0), count()
+
+    def run(self, workload: Workload) -> tuple[float, int]:
+        """Seconds and steps."""
+        requests = list(self._requests(workload))
+        waiting = {request.key for request in requests}
+        start, steps, num_left = time.perf_counter(), 0, len(requests)
+        for request in requests:
+            self.engine.add(request)
+        while num_left:
+            output = self.engine.step()
+            steps += 1
+            if output is None:
+                continue
+            num_left -= len(output.finishes)
+            if waiting:
+                waiting.difference_update(started.key for started in output.starts)
+                if not waiting and workload.prefill_before_timing:
+                    start, steps = time.perf_counter(), 0
+        seconds = time.perf_counter() - start
+        while self.engine.has_work():
+            self.engine.step()
+        return seconds, steps
+
+    def _requests(self, workload: Workload) -> Iterator[NewRequest]:
+        high = min(self._model.vocab_size, 151_000)
+        prefix = self._rng.integers(10, high, workload.shared_prefix_len).tolist()
+        for prompt_len, output_len in zip(workload.prompt_lens, workload.output_lens, strict=True):
+            key = next(self._keys)
+            prompt_ids = prefix + self._rng.integers(10, high, prompt_len).tolist()
+            sampling = SamplingParams(temperature=TEMPERATURE, seed=key, max_tokens=output_len)
+            yield NewRequest(key=key, prompt_ids=prompt_ids, output_ids=[], sampling=sampling)
+
+
+def measure(
+    names: dict[str, Workload], folder: Path, options: dict[str, object], *, runs: int, quiet: bool
+) -> Iterator[Measurement]:
+    """Workloads of one model."""
+    bench = Bench(folder, options)
+    for name, workload in names.items():
+        rounds = [bench.run(workload) for _ in track(range(runs + 1), name, disable=quiet)][1:]
+        seconds, steps = min(rounds)
+        yield Measurement(
+            workload=name,
+            model=workload.model,
+            seconds=round(seconds, 4),
+            output_tokens_per_second=round(sum(workload.output_lens) / seconds, 1),
+            steps=steps,
+            start_seconds=round(bench.start_seconds, 2),
+            runs=[round(each, 4) for each, _ in rounds],
+        )
+    bench.executor.close()
+
+
+def run(
+    workload: Annotated[list[str] | None, typer.Option(help="ids, O1 … O9; repeatable")] = None,
+    model_folder: Annotated[Path | None, typer.Option(help="a converted model, with the lengths below")] = None,
+    num_requests: Annotated[int, typer.Option(help="with --model-folder")] = 16,
+    prompt_len: Annotated[int, typer.Option(help="with --model-folder")] = 128,
+    output_len: Annotated[int, typer.Option(help="with --model-folder")] = 128,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda")] = "auto",
+    block_size: Annotated[int, typer.Option(help="tokens a KV block")] = 64,
+    max_num_seqs: Annotated[int, typer.Option(help="requests that run at once")] = 512,
+    max_num_batched_tokens: Annotated[int, typer.Option(help="token budget of a step")] = 8192,
+    async_depth: Annotated[int, typer.Option(help="steps in flight")] = 2,
+    threads: Annotated[int, typer.Option(help="of a CPU; 0: torch decides")] = 0,
+    runs: Annotated[int, typer.Option(help="measured runs after one that is not")] = 2,
+    as_json: Annotated[bool, typer.Option("--json", help="print JSON only")] = False,
+) -> None:
+    """Measure the engine without a line around it."""
+    options: dict[str, object] = {
+        "device": device,
+        "block_size": block_size,
+        "max_num_seqs": max_num_seqs,
+        "max_num_batched_tokens": max_num_batched_tokens,
+        "async_depth": async_depth,
+        "num_threads": threads,
+    }
+    rows: list[Measurement] = []
+    if model_folder is not None:
+        custom = uniform(model_folder.name, num_requests, prompt_len, output_len)
+        rows += measure({"custom": custom}, model_folder, options, runs=runs, quiet=as_json)
+    chosen = {name: WORKLOADS[name] for name in workload or ()}
+    for model in dict.fromkeys(each.model for each in chosen.values()):
+        with tempfile.TemporaryDirectory() as folder:
+            Path(folder, "config.json").write_text(json.dumps(MODELS[model]))
+            those = {name: each for name, each in chosen.items() if each.model == model}
+            dummy = options | {"load_format": "dummy", "max_model_len": MODELS[model]["max_position_embeddings"]}
+            rows += measure(those, Path(folder), dummy, runs=runs, quiet=as_json)
+    if not as_json:
+        table = Table("workload", "model", "seconds", "output tok/s", "steps", "start s")
+        for row in rows:
+            cells = (row.workload, row.model, row.seconds, row.output_tokens_per_second, row.steps, row.start_seconds)
+            table.add_row(*map(str, cells))
+        Console().print(table)
+    typer.echo(json.dumps([asdict(row) for row in rows]))
+
+
+if __name__ == "__main__":
+    typer.run(run)

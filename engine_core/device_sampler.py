@@ -1,0 +1,133 @@
+"""From hidden states to tokens on a GPU, in the order of `sampler`. Plain and filtered draws are launches only; rows
+that edit logits or want log probabilities take extra launches of torch, row by row."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from headwater.engine_core.executors.executor import AdmittedRow, Int32Array
+from headwater.engine_core.models.decoder import Decoder
+from headwater.engine_core.sampler import edit, edits_logits
+from headwater.engine_core.sampling_params import SamplingParams
+from headwater.kernels.filtered_sample import Filters, filtered_sample
+from headwater.kernels.lm_head_sample import MAX_ROWS, lm_head_sample
+from headwater.kernels.logprobs import logprobs
+from headwater.kernels.sample import Candidates, Draws, sample
+from headwater.kernels.step_rows import load_draws
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scores:
+    """Log probabilities on the device: of the chosen tokens [N], and of the likeliest [N, top] with their ids."""
+
+    chosen: torch.Tensor
+    top_ids: torch.Tensor
+    top_logprobs: torch.Tensor
+
+
+class DeviceSampler:
+    """Holds the workspace of sampling and, on the host, what is special about each row of the request table."""
+
+    def __init__(self, decoder: Decoder, num_rows: int, device: torch.device) -> None:
+        self._decoder = decoder
+        self._candidates = Candidates.allocate(num_rows, decoder.config.vocab_size, device)
+        self.tokens = torch.zeros(num_rows, dtype=torch.int32, device=device)
+        self._draws = Draws(
+            temperatures=torch.zeros(num_rows, device=device),
+            seeds=torch.zeros(num_rows, dtype=torch.int64, device=device),
+            choice_indices=torch.zeros(num_rows, dtype=torch.int32, device=device),
+            output_indices=torch.zeros(num_rows, dtype=torch.int32, device=device),
+        )
+        self._filters = Filters(
+            top_ks=torch.zeros(num_rows, dtype=torch.int32, device=device),
+            top_ps=torch.ones(num_rows, device=device),
+            min_ps=torch.zeros(num_rows, device=device),
+        )
+        self.params = [SamplingParams()] * num_rows
+        self._is_filtered = np.zeros(num_rows, np.bool_)
+        self._is_edited = np.zeros(num_rows, np.bool_)
+        self._num_logprobs = np.full(num_rows, -1, np.int32)
+
+    def admit(self, admitted: AdmittedRow) -> None:
+        row, params = admitted.row, admitted.sampling
+        self.params[row] = params
+        filters = params.top_k > 0 or params.top_p < 1 or params.min_p > 0
+        self._is_filtered[row] = filters and not params.is_greedy
+        self._is_edited[row] = edits_logits(params)
+        self._num_logprobs[row] = -1 if params.num_logprobs is None else params.num_logprobs
+
+    def is_plain(self, rows: Int32Array) -> bool:
+        """Whether `draw` is all that these rows need."""
+        special = self._is_filtered[rows] | self._is_edited[rows] | (self._num_logprobs[rows] >= 0)
+        return not special.any()
+
+    def draw(
+        self, hidden: torch.Tensor, table_params: torch.Tensor, rows: torch.Tensor, output_indices: torch.Tensor
+    ) -> torch.Tensor:
+        """One token for each row of hidden [S, H], int32 [S]; launches only, so that a graph can hold it."""
+        draws, _ = self._load(table_params, rows, output_indices)
+        tokens = self.tokens[: len(rows)]
+        if len(rows) <= MAX_ROWS:
+            lm_head_sample(hidden, self._decoder.lm_head, draws, self._candidates, tokens)
+        else:
+            sample(self._decoder.logits(hidden), draws, self._candidates, tokens)
+        return tokens
+
+    def draw_special(
+        self,
+        hidden: torch.Tensor,
+        table_params: torch.Tensor,
+        rows: torch.Tensor,
+        output_indices: torch.Tensor,
+        host: tuple[Int32Array, Int32Array],
+        known: list[tuple[torch.Tensor, torch.Tensor]],
+    ) -> tuple[torch.Tensor, dict[int, int], Scores | None]:
+        """As `draw`, under filters and edits; host holds rows and output indices, known each row's prompt and answer.
+        Returns also the index of each scored row among the scores."""
+        draws, filters = self._load(table_params, rows, output_indices)
+        tokens = self.tokens[: len(rows)]
+        raw = self._decoder.logits(hidden)
+        logits = raw
+        if self._is_edited[host[0]].any():
+            logits = raw.float()
+            for i in np.flatnonzero(self._is_edited[host[0]]).tolist():
+                edit(logits[i], self.params[host[0][i]], int(host[1][i]), *known[i])
+        sample(logits, draws, self._candidates, tokens)
+        if self._is_filtered[host[0]].any():
+            filtered_sample(logits, draws, filters, tokens)
+        wanted = np.flatnonzero(self._num_logprobs[host[0]] >= 0).tolist()
+        if not wanted:
+            return tokens, {}, None
+        num_top = int(self._num_logprobs[host[0]].max())
+        return tokens, {j: i for i, j in enumerate(wanted)}, score(raw[wanted], tokens[wanted], num_top)
+
+    def num_logprobs(self, row: int) -> int:
+        return int(self._num_logprobs[row])
+
+    def _load(
+        self, table_params: torch.Tensor, rows: torch.Tensor, output_indices: torch.Tensor
+    ) -> tuple[Draws, Filters]:
+        n, every, filters = len(rows), self._draws, self._filters
+        draws = Draws(
+            temperatures=every.temperatures[:n],
+            seeds=every.seeds[:n],
+            choice_indices=every.choice_indices[:n],
+            output_indices=output_indices,
+        )
+        some = Filters(top_ks=filters.top_ks[:n], top_ps=filters.top_ps[:n], min_ps=filters.min_ps[:n])
+        load_draws(table_params, rows, draws, some)
+        return draws, some
+
+
+def score(logits: torch.Tensor, token_ids: torch.Tensor, num_top: int) -> Scores:
+    num_rows = len(token_ids)
+    scores = Scores(
+        chosen=torch.empty(num_rows, device=logits.device),
+        top_ids=torch.empty(num_rows, num_top, dtype=torch.int32, device=logits.device),
+        top_logprobs=torch.empty(num_rows, num_top, device=logits.device),
+    )
+    logprobs(logits, token_ids, scores.chosen, scores.top_ids, scores.top_logprobs)
+    return scores

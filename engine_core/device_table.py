@@ -1,0 +1,59 @@
+"""The request table of a GPU: token ids, block ids and sampling state as words that one kernel updates a step."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from headwater.engine_core.config import EngineConfig
+from headwater.engine_core.executors.executor import AdmittedRow, Int32Array, StepPlan
+from headwater.kernels.step_rows import PARAM_WORDS, scatter_words
+
+
+class DeviceTable:
+    """All parts are views of one int32 tensor, so that a step's changes are one list of (index, value)."""
+
+    def __init__(self, config: EngineConfig, device: torch.device) -> None:
+        rows, max_blocks = config.max_num_seqs, -(-config.max_model_len // config.block_size)
+        # A position more than a request has: a sampled token is written even when it is the last.
+        self._token_stride, self._block_stride = config.max_model_len + 1, max_blocks
+        sizes = [rows * self._token_stride, rows * max_blocks, rows * PARAM_WORDS]
+        self._words = torch.zeros(sum(sizes), dtype=torch.int32, device=device)
+        tokens, blocks, params = torch.split(self._words, sizes)
+        self._first_block, self._first_param = sizes[0], sizes[0] + sizes[1]
+        self.token_ids, self.block_ids = tokens.view(rows, -1), blocks.view(rows, -1)
+        self.params = params.view(rows, -1)
+        self._device = device
+
+    def update(self, plan: StepPlan) -> None:
+        indices: list[Int32Array] = []
+        values: list[Int32Array] = []
+        for admitted in plan.admitted:
+            first = admitted.row * self._token_stride
+            indices.append(np.arange(first, first + len(admitted.token_ids), dtype=np.int32))
+            values.append(np.array(admitted.token_ids, np.int32))
+            first = self._first_param + admitted.row * PARAM_WORDS
+            indices.append(np.arange(first, first + PARAM_WORDS, dtype=np.int32))
+            values.append(_param_words(admitted))
+        if plan.block_rows.size:
+            indices.append(self._first_block + plan.block_rows * self._block_stride + plan.block_indices)
+            values.append(plan.block_ids)
+        if indices:
+            changes = upload(np.stack((np.concatenate(indices), np.concatenate(values))), self._device)
+            scatter_words(self._words, changes[0], changes[1])
+
+
+def upload(values: Int32Array, device: torch.device) -> torch.Tensor:
+    """Through pinned memory, without waiting; the allocator of pinned memory keeps it until the copy is done."""
+    return torch.from_numpy(values.astype(np.int32, copy=False)).pin_memory().to(device, non_blocking=True)
+
+
+def _param_words(admitted: AdmittedRow) -> Int32Array:
+    params = admitted.sampling
+    words = np.zeros(PARAM_WORDS, np.int32)
+    words[:2] = np.array([params.seed], np.int64).view(np.int32)
+    words[2], words[4] = admitted.choice_index, max(params.top_k, 0)
+    words[[3, 5, 6]] = np.array(
+        [0.0 if params.is_greedy else params.temperature, params.top_p, params.min_p], np.float32
+    ).view(np.int32)
+    return words

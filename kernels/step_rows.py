@@ -1,0 +1,164 @@
+"""The request table on the device: what a step reads of it, and what sampling writes back. Knows nothing about models.
+
+Row -1 pads a graph: its token is 0, its slot is negative, its length is 0, and nothing is written for it.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from headwater.kernels.filtered_sample import Filters
+from headwater.kernels.sample import Draws
+
+PARAM_WORDS = 8
+"""32-bit words of a row's sampling state: seed (two), choice, temperature, top-k, top-p, min-p, unused."""
+_BLOCK = 256
+
+
+def scatter_words(words: torch.Tensor, indices: torch.Tensor, values: torch.Tensor) -> None:
+    """words int32 [N], indices and values int32 [U]."""
+    num_updates = len(indices)
+    _scatter_words[(triton.cdiv(num_updates, _BLOCK),)](words, indices, values, num_updates, BLOCK=_BLOCK)
+
+
+def load_tokens(
+    rows: torch.Tensor,
+    positions: torch.Tensor,
+    token_table: torch.Tensor,
+    block_table: torch.Tensor,
+    block_size: int,
+    token_ids: torch.Tensor,
+    slots: torch.Tensor,
+) -> None:
+    """rows and positions int32 [T], tables int32 [rows, …]; writes int32 [T] each."""
+    num_tokens = len(rows)
+    _load_tokens[(triton.cdiv(num_tokens, _BLOCK),)](
+        rows,
+        positions,
+        token_table,
+        block_table,
+        token_ids,
+        slots,
+        token_table.stride(0),
+        block_table.stride(0),
+        num_tokens,
+        PAGE=block_size,
+        BLOCK=_BLOCK,
+    )
+
+
+def load_lengths(rows: torch.Tensor, positions: torch.Tensor, seq_lens: torch.Tensor, table_rows: torch.Tensor) -> None:
+    """Of decoding rows int32 [R]: keys that each reads, and the row of the block table that names them."""
+    _load_lengths[(triton.cdiv(len(rows), _BLOCK),)](rows, positions, seq_lens, table_rows, len(rows), BLOCK=_BLOCK)
+
+
+def load_draws(params: torch.Tensor, rows: torch.Tensor, draws: Draws, filters: Filters) -> None:
+    """params int32 [rows, PARAM_WORDS], rows int32 [S]; fills all but the output indices. Padding rows are greedy."""
+    _load_draws[(triton.cdiv(len(rows), _BLOCK),)](
+        params,
+        rows,
+        draws.temperatures,
+        draws.seeds,
+        draws.choice_indices,
+        filters.top_ks,
+        filters.top_ps,
+        filters.min_ps,
+        len(rows),
+        WORDS=PARAM_WORDS,
+        BLOCK=_BLOCK,
+    )
+
+
+def store_tokens(
+    rows: torch.Tensor, positions: torch.Tensor, token_ids: torch.Tensor, token_table: torch.Tensor
+) -> None:
+    """Each row's sampled token, int32 [S], goes after its last position."""
+    _store_tokens[(triton.cdiv(len(rows), _BLOCK),)](
+        rows, positions, token_ids, token_table, token_table.stride(0), len(rows), BLOCK=_BLOCK
+    )
+
+
+@triton.jit
+def _scatter_words(p_word, p_index, p_value, num_updates, BLOCK: tl.constexpr):
+    o_u = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = o_u < num_updates
+    tl.store(p_word + tl.load(p_index + o_u, mask=inside, other=0), tl.load(p_value + o_u, mask=inside), mask=inside)
+
+
+@triton.jit
+def _load_tokens(
+    p_row,
+    p_position,
+    p_token,
+    p_block,
+    p_token_id,
+    p_slot,
+    stride_token,
+    stride_block,
+    num_tokens,
+    PAGE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    o_t = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = o_t < num_tokens
+    b_row = tl.load(p_row + o_t, mask=inside, other=-1)
+    b_position = tl.load(p_position + o_t, mask=inside, other=0)
+    is_row = b_row >= 0
+    b_token = tl.load(p_token + b_row.to(tl.int64) * stride_token + b_position, mask=is_row, other=0)
+    b_block = tl.load(p_block + b_row.to(tl.int64) * stride_block + b_position // PAGE, mask=is_row, other=0)
+    tl.store(p_token_id + o_t, b_token, mask=inside)
+    tl.store(p_slot + o_t, tl.where(is_row, b_block * PAGE + b_position % PAGE, -1), mask=inside)
+
+
+@triton.jit
+def _load_lengths(p_row, p_position, p_seq_len, p_table_row, num_rows, BLOCK: tl.constexpr):
+    o_r = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = o_r < num_rows
+    b_row = tl.load(p_row + o_r, mask=inside, other=-1)
+    b_position = tl.load(p_position + o_r, mask=inside, other=0)
+    tl.store(p_seq_len + o_r, tl.where(b_row >= 0, b_position + 1, 0), mask=inside)
+    tl.store(p_table_row + o_r, tl.maximum(b_row, 0), mask=inside)
+
+
+@triton.jit
+def _load_draws(
+    p_param,
+    p_row,
+    p_temperature,
+    p_seed,
+    p_choice,
+    p_top_k,
+    p_top_p,
+    p_min_p,
+    num_rows,
+    WORDS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    o_r = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = o_r < num_rows
+    b_row = tl.load(p_row + o_r, mask=inside, other=-1)
+    is_row = b_row >= 0
+    p_words = p_param + b_row * WORDS
+    b_low = tl.load(p_words, mask=is_row, other=0).to(tl.int64) & 0xFFFFFFFF
+    b_high = tl.load(p_words + 1, mask=is_row, other=0).to(tl.int64)
+    tl.store(p_seed + o_r, (b_high << 32) | b_low, mask=inside)
+    tl.store(p_choice + o_r, tl.load(p_words + 2, mask=is_row, other=0), mask=inside)
+    b_temperature = tl.load(p_words + 3, mask=is_row, other=0).to(tl.float32, bitcast=True)
+    tl.store(p_temperature + o_r, b_temperature, mask=inside)
+    tl.store(p_top_k + o_r, tl.load(p_words + 4, mask=is_row, other=0), mask=inside)
+    b_top_p = tl.load(p_words + 5, mask=is_row, other=0x3F800000).to(tl.float32, bitcast=True)
+    tl.store(p_top_p + o_r, b_top_p, mask=inside)
+    b_min_p = tl.load(p_words + 6, mask=is_row, other=0).to(tl.float32, bitcast=True)
+    tl.store(p_min_p + o_r, b_min_p, mask=inside)
+
+
+@triton.jit
+def _store_tokens(p_row, p_position, p_token, p_table, stride_table, num_rows, BLOCK: tl.constexpr):
+    o_r = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    b_row = tl.load(p_row + o_r, mask=o_r < num_rows, other=-1)
+    is_row = b_row >= 0
+    b_position = tl.load(p_position + o_r, mask=is_row, other=0)
+    b_token = tl.load(p_token + o_r, mask=is_row, other=0)
+    tl.store(p_table + b_row.to(tl.int64) * stride_table + b_position + 1, b_token, mask=is_row)

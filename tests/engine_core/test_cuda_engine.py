@@ -1,0 +1,100 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from headwater.engine_core.sampling_params import SamplingParams
+from tests.engine_core.small_models import FAMILIES, SHAPE, SmallEngine, convert, greedy, random_checkpoint
+
+pytestmark = pytest.mark.gpu
+
+ROOMY = {"num_blocks": 400, "max_num_batched_tokens": 1024}
+SEEDED = [SamplingParams(temperature=0.9, seed=i, max_tokens=40) for i in range(24)]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    source = tmp_path_factory.mktemp("source")
+    random_checkpoint("qwen3", source)
+    return convert(source, tmp_path_factory.mktemp("model"), "bfloat16")
+
+
+def engine(folder: Path, **options: Any) -> SmallEngine:
+    return SmallEngine(folder, **{"device": "cuda", "block_size": 64} | ROOMY | options)
+
+
+def prompts(num_prompts: int, shared: int = 0) -> list[list[int]]:
+    torch.manual_seed(1)
+    prefix = torch.randint(3, SHAPE["vocab_size"], (shared,)).tolist()
+    lens = [3 + 29 * i % 300 for i in range(num_prompts)]
+    return [prefix + torch.randint(3, SHAPE["vocab_size"], (n,)).tolist() for n in lens]
+
+
+def alone(folder: Path, asked: list[list[int]], samplings: list[SamplingParams]) -> list[list[int]]:
+    one = engine(folder)
+    answers = [one.tokens([prompt], sampling)[0] for prompt, sampling in zip(asked, samplings, strict=True)]
+    one.close()
+    return answers
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_greedy_answers_follow_the_likeliest_tokens_of_transformers(family: str, tmp_path: Path) -> None:
+    (source := tmp_path / "source").mkdir()
+    # The reference has the weights that are served.
+    model = random_checkpoint(family, source).bfloat16().float().cuda()
+    one = engine(convert(source, tmp_path / "model", "bfloat16"))
+    asked = prompts(6)
+    answers = one.tokens(asked, greedy(16))
+    one.close()
+    gaps = []
+    for prompt, answer in zip(asked, answers, strict=True):
+        with torch.no_grad():
+            logits = model(torch.tensor([prompt + answer]).cuda()).logits[0, len(prompt) - 1 : -1].double()
+        chosen = logits.gather(1, torch.tensor(answer).cuda()[:, None])[:, 0]
+        gaps.append((logits.amax(1) - chosen) / logits.std(1))
+    # bf16 may choose another of two tokens that are nearly equal.
+    assert torch.cat(gaps).max() < 0.3
+    assert (torch.cat(gaps) == 0).double().mean() > 0.85
+
+
+@pytest.mark.parametrize("options", [{}, {"max_num_batched_tokens": 67}, {"async_depth": 4}, {"num_blocks": 30}])
+def test_an_answer_does_not_depend_on_batch_chunks_depth_or_preemption(folder: Path, options: dict[str, int]) -> None:
+    asked = prompts(24)
+    together = engine(folder, **options)
+    answers = together.tokens(asked, *SEEDED)
+    together.close()
+    assert answers == alone(folder, asked, SEEDED)
+
+
+def test_an_answer_after_a_prefix_hit_and_beside_sharers_is_the_same(folder: Path) -> None:
+    asked = prompts(24, shared=576)
+    one = engine(folder)
+    first = one.tokens(asked, *SEEDED)
+    again = one.answer(asked, *SEEDED)
+    one.close()
+    assert first == [answer.token_ids for answer in again] == alone(folder, asked, SEEDED)
+    assert all(answer.cached_tokens >= 576 for answer in again)
+
+
+def test_filters_penalties_and_log_probabilities_are_served(folder: Path) -> None:
+    special = SamplingParams(
+        temperature=0.8,
+        seed=3,
+        top_k=5,
+        top_p=0.9,
+        repetition_penalty=1.3,
+        logit_bias={7: 2.0, 9: -1.0},
+        num_logprobs=3,
+        num_prompt_logprobs=2,
+        max_tokens=12,
+    )
+    one, asked = engine(folder), prompts(5)
+    answers = one.answer(asked, special)
+    assert [answer.token_ids for answer in answers] == [one.tokens([prompt], special)[0] for prompt in asked]
+    one.close()
+    for prompt, answer in zip(asked, answers, strict=True):
+        assert len(answer.logprobs) == 12
+        assert len(answer.prompt_logprobs) == len(prompt) - 1
