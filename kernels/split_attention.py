@@ -95,10 +95,12 @@ def split_attention(
     q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, plan: SplitPlan, scale: float
 ) -> torch.Tensor:
     """q [T, Hq, D], caches [num_blocks, Hk, block_size, D]; returns [T, Hq, D] in q's dtype."""
-    out = torch.empty_like(q)
     num_kv_heads = k_cache.shape[1]
     # [T, Hk, G, D]: the query heads that share a key head are rows of one product.
     grouped = q.view(q.shape[0], num_kv_heads, -1, q.shape[2])
+    if not plan.tiles and plan.num_splits == 1:
+        return _attend(grouped, plan.item_blocks, plan.item_bias, k_cache, v_cache, scale)[2].flatten(1, 2).to(q.dtype)
+    out = torch.empty_like(q)
     if len(plan.decode_tokens):
         rows = grouped[plan.decode_tokens[plan.items]]
         state = _attend(rows, plan.item_blocks, plan.item_bias, k_cache, v_cache, scale)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch.nn import functional
 
@@ -9,6 +11,18 @@ from headwater.engine_core.batch import ForwardBatch
 from headwater.kernels.packed_linear import is_packed
 from headwater.kernels.row_stable_linear import RowRule, row_rule, row_stable_linear
 from headwater.kernels.split_attention import SplitPlan, plan_splits, split_attention
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Where a batch's tokens stand: in their sequence and in the KV cache."""
+
+    batch: ForwardBatch
+    cos: torch.Tensor
+    """float32 [T, 1, D / 2]"""
+    sin: torch.Tensor
+    lines: torch.Tensor
+    """int64 [T x Hk] into a layer's keys or values seen as [num_blocks x Hk x block_size, D]."""
 
 
 class CpuPlatform:
@@ -19,6 +33,7 @@ class CpuPlatform:
     def __init__(self, block_size: int) -> None:
         self._block_size = block_size
         self._row_rules: dict[tuple[torch.dtype, tuple[int, ...], bool], RowRule] = {}
+        self._places: Places | None = None
 
     def plan_attention(self, batch: ForwardBatch) -> SplitPlan:
         return plan_splits(batch.starts.tolist(), batch.counts.tolist(), batch.block_tables, self._block_size)
@@ -48,7 +63,7 @@ class CpuPlatform:
         k_norm: torch.Tensor | None,
         eps: float,
     ) -> torch.Tensor:
-        _, _, num_kv_heads, block_size, head_dim = kv_cache.shape
+        _, _, num_kv_heads, _, head_dim = kv_cache.shape
         if bias is not None:
             qkv = qkv + bias
         heads = qkv.view(qkv.shape[0], -1, head_dim)
@@ -57,13 +72,25 @@ class CpuPlatform:
         if q_norm is not None and k_norm is not None:
             q = functional.rms_norm(q, (head_dim,), q_norm, eps)
             k = functional.rms_norm(k, (head_dim,), k_norm, eps)
-            rotated = _rotate(torch.cat((q, k), dim=1), cos_sin[batch.positions])
+            unrotated = torch.cat((q, k), dim=1)
         else:
-            rotated = _rotate(heads[:, : num_q_heads + num_kv_heads], cos_sin[batch.positions])
-        blocks, offsets = batch.slots // block_size, batch.slots % block_size
-        kv_cache[0, blocks, :, offsets] = rotated[:, num_q_heads:]
-        kv_cache[1, blocks, :, offsets] = v
+            unrotated = heads[:, : num_q_heads + num_kv_heads]
+        places = self._places_of(batch, cos_sin, num_kv_heads)
+        rotated = _rotate(unrotated, places.cos, places.sin)
+        lines = kv_cache.view(2, -1, head_dim)
+        lines[0].index_copy_(0, places.lines, rotated[:, num_q_heads:].reshape(-1, head_dim))
+        lines[1].index_copy_(0, places.lines, v.reshape(-1, head_dim))
         return rotated[:, :num_q_heads].contiguous()
+
+    def _places_of(self, batch: ForwardBatch, cos_sin: torch.Tensor, num_kv_heads: int) -> Places:
+        """Made at the first layer of a batch, used by all."""
+        if self._places is None or self._places.batch is not batch:
+            cos, sin = cos_sin[batch.positions].unsqueeze(1).chunk(2, dim=-1)
+            blocks, offsets = batch.slots // self._block_size, batch.slots % self._block_size
+            heads = blocks[:, None] * num_kv_heads + torch.arange(num_kv_heads)
+            lines = (heads * self._block_size + offsets[:, None]).flatten()
+            self._places = Places(batch, cos, sin, lines)
+        return self._places
 
     def attention(self, q: torch.Tensor, kv_cache: torch.Tensor, attention_plan: SplitPlan) -> torch.Tensor:
         out = split_attention(q, kv_cache[0], kv_cache[1], attention_plan, q.shape[2] ** -0.5)
@@ -74,8 +101,7 @@ class CpuPlatform:
         return functional.silu(gate).mul_(up)
 
 
-def _rotate(x: torch.Tensor, cos_sin: torch.Tensor) -> torch.Tensor:
-    """x [T, heads, D], cos_sin float32 [T, D]; computed in float32, rounded once."""
-    cos, sin = cos_sin.unsqueeze(1).chunk(2, dim=-1)
+def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """x [T, heads, D], cos and sin float32 [T, 1, D / 2]; computed in float32, rounded once."""
     low, high = x.float().chunk(2, dim=-1)
     return torch.cat((low * cos - high * sin, high * cos + low * sin), dim=-1).to(x.dtype)
