@@ -54,6 +54,7 @@ class Settler:
                 num_output_tokens=num_known - request.num_prompt_tokens,
                 stop_token_id=stop_token_id,
                 error=error,
+                work=request.work,
             )
         )
 
@@ -143,6 +144,8 @@ class Settler:
         """Entry i scores the prompt token at position start + i + 1; those out before a preemption are left away."""
         request = chunk.request
         end = chunk.start + len(entries)
+        if end <= request.num_scored_tokens:
+            return
         fresh = entries[request.num_scored_tokens - chunk.start :]
         first_position, request.num_scored_tokens = request.num_scored_tokens + 1, end
         is_last = end == request.num_prompt_tokens - 1

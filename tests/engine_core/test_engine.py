@@ -272,6 +272,19 @@ def test_nobody_joins_in_a_step_that_preempts() -> None:
     assert [admitted.token_ids for admitted in bench.executor.plans[-1].admitted] == [[3]]
 
 
+def test_a_prompt_is_scored_once_though_a_preemption_computes_it_twice() -> None:
+    config = replace(CONFIG, num_blocks=12, max_model_len=128, max_num_seqs=2, max_num_batched_tokens=3, policy="fcfs")
+    bench = Bench(config)
+    bench.add(0, prompt(70), max_tokens=58)
+    bench.add(1, prompt(80, first=100), max_tokens=1, num_prompt_logprobs=0)
+    bench.run()
+    assert bench.engine.load().num_preemptions > 0
+    parts = [part for output in bench.outputs for part in output.prompt_logprobs]
+    positions = [part.first_position + i for part in parts for i in range(len(part.entries))]
+    assert positions == list(range(1, 80))
+    assert [part.last for part in parts] == [False] * (len(parts) - 1) + [True]
+
+
 def test_the_lower_tier_then_the_smaller_virtual_time_runs_first() -> None:
     bench = Bench(replace(CONFIG, policy="priority", max_num_seqs=1))
     ranks = {1: (0, 9.0), 2: (1, 0.0), 3: (0, 2.0)}
