@@ -91,6 +91,7 @@ class Add(_message.Message):
     CREDIT_FIELD_NUMBER: _builtins.int
     GRAMMAR_FIELD_NUMBER: _builtins.int
     BAD_WORD_IDS_FIELD_NUMBER: _builtins.int
+    POOLING_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """the gateway's"""
     attempt: _builtins.int
@@ -123,6 +124,8 @@ class Add(_message.Message):
     """tokens that may be sent before the first Credit, a choice"""
     grammar: _builtins.bytes
     """the structured output's compiled form"""
+    pooling: _common_pb2.Pooling.ValueType
+    """embed the prompt: no token is sampled"""
     @_builtins.property
     def stream_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """one a choice; unique within the session"""
@@ -177,10 +180,11 @@ class Add(_message.Message):
         credit: _builtins.int = ...,
         grammar: _builtins.bytes = ...,
         bad_word_ids: _abc.Iterable[_common_pb2.TokenSequence] | None = ...,
+        pooling: _common_pb2.Pooling.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "bad_word_ids", b"bad_word_ids", "cache_namespace", b"cache_namespace", "choice_indices", b"choice_indices", "credit", b"credit", "deadline_ms", b"deadline_ms", "eos_token_ids", b"eos_token_ids", "grammar", b"grammar", "lora", b"lora", "num_output_tokens", b"num_output_tokens", "num_prompt_tokens", b"num_prompt_tokens", "numerics_id", b"numerics_id", "output_ids", b"output_ids", "predicted_cached_tokens", b"predicted_cached_tokens", "prompt_ids", b"prompt_ids", "request_id", b"request_id", "sampling", b"sampling", "stream_ids", b"stream_ids", "tenant", b"tenant", "tier", b"tier", "traceparent", b"traceparent", "virtual_time", b"virtual_time", "weight", b"weight"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "bad_word_ids", b"bad_word_ids", "cache_namespace", b"cache_namespace", "choice_indices", b"choice_indices", "credit", b"credit", "deadline_ms", b"deadline_ms", "eos_token_ids", b"eos_token_ids", "grammar", b"grammar", "lora", b"lora", "num_output_tokens", b"num_output_tokens", "num_prompt_tokens", b"num_prompt_tokens", "numerics_id", b"numerics_id", "output_ids", b"output_ids", "pooling", b"pooling", "predicted_cached_tokens", b"predicted_cached_tokens", "prompt_ids", b"prompt_ids", "request_id", b"request_id", "sampling", b"sampling", "stream_ids", b"stream_ids", "tenant", b"tenant", "tier", b"tier", "traceparent", b"traceparent", "virtual_time", b"virtual_time", "weight", b"weight"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -291,6 +295,7 @@ class EngineFrame(_message.Message):
     STARTS_FIELD_NUMBER: _builtins.int
     FINISHES_FIELD_NUMBER: _builtins.int
     PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
+    EMBEDDINGS_FIELD_NUMBER: _builtins.int
     step: _builtins.int
     """of the engine"""
     @_builtins.property
@@ -325,6 +330,10 @@ class EngineFrame(_message.Message):
     def prompt_logprobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___PromptLogprobs]:
         """of requests that asked"""
 
+    @_builtins.property
+    def embeddings(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Embedding]:
+        """of requests that asked; their finish follows"""
+
     def __init__(
         self,
         *,
@@ -337,10 +346,11 @@ class EngineFrame(_message.Message):
         starts: _abc.Iterable[Global___Start] | None = ...,
         finishes: _abc.Iterable[Global___Finish] | None = ...,
         prompt_logprobs: _abc.Iterable[Global___PromptLogprobs] | None = ...,
+        embeddings: _abc.Iterable[_common_pb2.Embedding] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["logprobs", b"logprobs"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["finishes", b"finishes", "first_index", b"first_index", "logprobs", b"logprobs", "num_tokens", b"num_tokens", "prompt_logprobs", b"prompt_logprobs", "starts", b"starts", "step", b"step", "stream_ids", b"stream_ids", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["embeddings", b"embeddings", "finishes", b"finishes", "first_index", b"first_index", "logprobs", b"logprobs", "num_tokens", b"num_tokens", "prompt_logprobs", b"prompt_logprobs", "starts", b"starts", "step", b"step", "stream_ids", b"stream_ids", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -440,6 +450,7 @@ class Finish(_message.Message):
     NUM_OUTPUT_TOKENS_FIELD_NUMBER: _builtins.int
     ERROR_FIELD_NUMBER: _builtins.int
     RETRIABLE_FIELD_NUMBER: _builtins.int
+    WORK_FIELD_NUMBER: _builtins.int
     stream_id: _builtins.int
     """which"""
     reason: _common_pb2.FinishReason.ValueType
@@ -452,6 +463,10 @@ class Finish(_message.Message):
     """what went wrong"""
     retriable: _builtins.bool
     """another replica may do better"""
+    @_builtins.property
+    def work(self) -> Global___Work:
+        """what it took; absent for a stream that the core never had"""
+
     def __init__(
         self,
         *,
@@ -461,16 +476,47 @@ class Finish(_message.Message):
         num_output_tokens: _builtins.int = ...,
         error: _builtins.str = ...,
         retriable: _builtins.bool = ...,
+        work: Global___Work | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_stop_token_id", b"_stop_token_id", "stop_token_id", b"stop_token_id"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_stop_token_id", b"_stop_token_id", "stop_token_id", b"stop_token_id", "work", b"work"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_stop_token_id", b"_stop_token_id", "error", b"error", "num_output_tokens", b"num_output_tokens", "reason", b"reason", "retriable", b"retriable", "stop_token_id", b"stop_token_id", "stream_id", b"stream_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_stop_token_id", b"_stop_token_id", "error", b"error", "num_output_tokens", b"num_output_tokens", "reason", b"reason", "retriable", b"retriable", "stop_token_id", b"stop_token_id", "stream_id", b"stream_id", "work", b"work"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__stop_token_id: _TypeAlias = _typing.Literal["stop_token_id"]  # noqa: Y015
     _WhichOneofArgType__stop_token_id: _TypeAlias = _typing.Literal["_stop_token_id", b"_stop_token_id"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType__stop_token_id) -> _WhichOneofReturnType__stop_token_id | None: ...
 
 Global___Finish: _TypeAlias = Finish  # noqa: Y015
+
+@_typing.final
+class Work(_message.Message):
+    """What the engine did for a stream, from its first step to its last."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PREEMPTIONS_FIELD_NUMBER: _builtins.int
+    STEPS_FIELD_NUMBER: _builtins.int
+    MEAN_BATCH_FIELD_NUMBER: _builtins.int
+    preemptions: _builtins.int
+    """times it gave up its blocks and began again"""
+    steps: _builtins.int
+    """engine steps while it held a row"""
+    mean_batch: _builtins.float
+    """requests that were computed in one of these, on average"""
+    def __init__(
+        self,
+        *,
+        preemptions: _builtins.int = ...,
+        steps: _builtins.int = ...,
+        mean_batch: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["mean_batch", b"mean_batch", "preemptions", b"preemptions", "steps", b"steps"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Work: _TypeAlias = Work  # noqa: Y015
 
 @_typing.final
 class PromptLogprobs(_message.Message):

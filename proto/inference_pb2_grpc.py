@@ -54,6 +54,11 @@ class InferenceStub:
                 request_serializer=headwater_dot_proto_dot_inference__pb2.CompleteRequest.SerializeToString,
                 response_deserializer=headwater_dot_proto_dot_inference__pb2.CompleteChunk.FromString,
                 _registered_method=True)
+        self.Embed = channel.unary_unary(
+                '/headwater.v1.Inference/Embed',
+                request_serializer=headwater_dot_proto_dot_inference__pb2.EmbedRequest.SerializeToString,
+                response_deserializer=headwater_dot_proto_dot_inference__pb2.EmbedReply.FromString,
+                _registered_method=True)
         self.Tokenize = channel.unary_unary(
                 '/headwater.v1.Inference/Tokenize',
                 request_serializer=headwater_dot_proto_dot_inference__pb2.TokenizeRequest.SerializeToString,
@@ -102,6 +107,13 @@ class InferenceServicer:
 
     def CompleteStream(self, request, context):
         """Continues a prompt, piece by piece.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Embed(self, request, context):
+        """Texts to vectors.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -157,6 +169,11 @@ def add_InferenceServicer_to_server(servicer, server):
                     servicer.CompleteStream,
                     request_deserializer=headwater_dot_proto_dot_inference__pb2.CompleteRequest.FromString,
                     response_serializer=headwater_dot_proto_dot_inference__pb2.CompleteChunk.SerializeToString,
+            ),
+            'Embed': grpc.unary_unary_rpc_method_handler(
+                    servicer.Embed,
+                    request_deserializer=headwater_dot_proto_dot_inference__pb2.EmbedRequest.FromString,
+                    response_serializer=headwater_dot_proto_dot_inference__pb2.EmbedReply.SerializeToString,
             ),
             'Tokenize': grpc.unary_unary_rpc_method_handler(
                     servicer.Tokenize,
@@ -287,6 +304,33 @@ class Inference:
             '/headwater.v1.Inference/CompleteStream',
             headwater_dot_proto_dot_inference__pb2.CompleteRequest.SerializeToString,
             headwater_dot_proto_dot_inference__pb2.CompleteChunk.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Embed(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/headwater.v1.Inference/Embed',
+            headwater_dot_proto_dot_inference__pb2.EmbedRequest.SerializeToString,
+            headwater_dot_proto_dot_inference__pb2.EmbedReply.FromString,
             options,
             channel_credentials,
             insecure,

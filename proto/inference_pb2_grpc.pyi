@@ -42,6 +42,8 @@ class InferenceStub:
     """Continues a prompt, whole."""
     CompleteStream: _grpc.UnaryStreamMultiCallable[_inference_pb2.CompleteRequest, _inference_pb2.CompleteChunk]
     """Continues a prompt, piece by piece."""
+    Embed: _grpc.UnaryUnaryMultiCallable[_inference_pb2.EmbedRequest, _inference_pb2.EmbedReply]
+    """Texts to vectors."""
     Tokenize: _grpc.UnaryUnaryMultiCallable[_inference_pb2.TokenizeRequest, _inference_pb2.TokenizeReply]
     """Text or messages to token ids."""
     Detokenize: _grpc.UnaryUnaryMultiCallable[_inference_pb2.DetokenizeRequest, _inference_pb2.DetokenizeReply]
@@ -62,6 +64,8 @@ class InferenceAsyncStub(InferenceStub):
     """Continues a prompt, whole."""
     CompleteStream: _aio.UnaryStreamMultiCallable[_inference_pb2.CompleteRequest, _inference_pb2.CompleteChunk]  # type: ignore[assignment]
     """Continues a prompt, piece by piece."""
+    Embed: _aio.UnaryUnaryMultiCallable[_inference_pb2.EmbedRequest, _inference_pb2.EmbedReply]  # type: ignore[assignment]
+    """Texts to vectors."""
     Tokenize: _aio.UnaryUnaryMultiCallable[_inference_pb2.TokenizeRequest, _inference_pb2.TokenizeReply]  # type: ignore[assignment]
     """Text or messages to token ids."""
     Detokenize: _aio.UnaryUnaryMultiCallable[_inference_pb2.DetokenizeRequest, _inference_pb2.DetokenizeReply]  # type: ignore[assignment]
@@ -103,6 +107,14 @@ class InferenceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_inference_pb2.CompleteChunk], _abc.AsyncIterator[_inference_pb2.CompleteChunk]]:
         """Continues a prompt, piece by piece."""
+
+    @_abc_1.abstractmethod
+    def Embed(
+        self,
+        request: _inference_pb2.EmbedRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_inference_pb2.EmbedReply, _abc.Awaitable[_inference_pb2.EmbedReply]]:
+        """Texts to vectors."""
 
     @_abc_1.abstractmethod
     def Tokenize(

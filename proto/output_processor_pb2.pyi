@@ -74,6 +74,7 @@ class Open(_message.Message):
     MODEL_FIELD_NUMBER: _builtins.int
     ADD_FIELD_NUMBER: _builtins.int
     DELIVERED_BYTES_FIELD_NUMBER: _builtins.int
+    ANSWER_FORMAT_FIELD_NUMBER: _builtins.int
     engine_address: _builtins.str
     """host:port of the chosen engine"""
     replica_id: _builtins.str
@@ -90,6 +91,10 @@ class Open(_message.Message):
     def delivered_bytes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """resume: bytes of text already delivered, a choice"""
 
+    @_builtins.property
+    def answer_format(self) -> _common_pb2.AnswerFormat:
+        """how the text is read; absent: it is all content"""
+
     def __init__(
         self,
         *,
@@ -99,10 +104,11 @@ class Open(_message.Message):
         model: _builtins.str = ...,
         add: _engine_pb2.Add | None = ...,
         delivered_bytes: _abc.Iterable[_builtins.int] | None = ...,
+        answer_format: _common_pb2.AnswerFormat | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["add", b"add"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["add", b"add", "answer_format", b"answer_format"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["add", b"add", "delivered_bytes", b"delivered_bytes", "engine_address", b"engine_address", "epoch", b"epoch", "model", b"model", "replica_id", b"replica_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["add", b"add", "answer_format", b"answer_format", "delivered_bytes", b"delivered_bytes", "engine_address", b"engine_address", "epoch", b"epoch", "model", b"model", "replica_id", b"replica_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -124,6 +130,8 @@ class OutputFrame(_message.Message):
     STARTS_FIELD_NUMBER: _builtins.int
     FINISHES_FIELD_NUMBER: _builtins.int
     PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
+    PARTS_FIELD_NUMBER: _builtins.int
+    EMBEDDINGS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def stream_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """a row a stream"""
@@ -164,6 +172,14 @@ class OutputFrame(_message.Message):
     def prompt_logprobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___OutputPromptLogprobs]:
         """of requests that asked"""
 
+    @_builtins.property
+    def parts(self) -> _containers.RepeatedCompositeFieldContainer[Global___RowParts]:
+        """of rows of which not all is content"""
+
+    @_builtins.property
+    def embeddings(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Embedding]:
+        """of requests that asked; their finish follows"""
+
     def __init__(
         self,
         *,
@@ -177,10 +193,12 @@ class OutputFrame(_message.Message):
         starts: _abc.Iterable[_engine_pb2.Start] | None = ...,
         finishes: _abc.Iterable[Global___OutputFinish] | None = ...,
         prompt_logprobs: _abc.Iterable[Global___OutputPromptLogprobs] | None = ...,
+        parts: _abc.Iterable[Global___RowParts] | None = ...,
+        embeddings: _abc.Iterable[_common_pb2.Embedding] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["finishes", b"finishes", "first_index", b"first_index", "logprobs", b"logprobs", "num_tokens", b"num_tokens", "prompt_logprobs", b"prompt_logprobs", "starts", b"starts", "stream_ids", b"stream_ids", "text_offset", b"text_offset", "texts", b"texts", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["embeddings", b"embeddings", "finishes", b"finishes", "first_index", b"first_index", "logprobs", b"logprobs", "num_tokens", b"num_tokens", "parts", b"parts", "prompt_logprobs", b"prompt_logprobs", "starts", b"starts", "stream_ids", b"stream_ids", "text_offset", b"text_offset", "texts", b"texts", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -215,6 +233,42 @@ class RowLogprobs(_message.Message):
 Global___RowLogprobs: _TypeAlias = RowLogprobs  # noqa: Y015
 
 @_typing.final
+class RowParts(_message.Message):
+    """What a row has besides content. Of such a row `texts` has the content alone."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROW_FIELD_NUMBER: _builtins.int
+    NUM_BYTES_FIELD_NUMBER: _builtins.int
+    REASONING_FIELD_NUMBER: _builtins.int
+    TOOL_CALLS_FIELD_NUMBER: _builtins.int
+    row: _builtins.int
+    """of the frame"""
+    num_bytes: _builtins.int
+    """UTF-8 bytes of the row's whole text, which text_offset counts"""
+    reasoning: _builtins.str
+    """more thoughts"""
+    @_builtins.property
+    def tool_calls(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.ToolCallDelta]:
+        """more calls"""
+
+    def __init__(
+        self,
+        *,
+        row: _builtins.int = ...,
+        num_bytes: _builtins.int = ...,
+        reasoning: _builtins.str = ...,
+        tool_calls: _abc.Iterable[_common_pb2.ToolCallDelta] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["num_bytes", b"num_bytes", "reasoning", b"reasoning", "row", b"row", "tool_calls", b"tool_calls"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RowParts: _TypeAlias = RowParts  # noqa: Y015
+
+@_typing.final
 class OutputFinish(_message.Message):
     """A stream ended."""
 
@@ -227,6 +281,7 @@ class OutputFinish(_message.Message):
     NUM_OUTPUT_TOKENS_FIELD_NUMBER: _builtins.int
     ERROR_FIELD_NUMBER: _builtins.int
     RETRIABLE_FIELD_NUMBER: _builtins.int
+    WORK_FIELD_NUMBER: _builtins.int
     stream_id: _builtins.int
     """which"""
     reason: _common_pb2.FinishReason.ValueType
@@ -241,6 +296,10 @@ class OutputFinish(_message.Message):
     """what went wrong"""
     retriable: _builtins.bool
     """another replica may do better"""
+    @_builtins.property
+    def work(self) -> _engine_pb2.Work:
+        """of the engine; absent when a stop string ended the stream"""
+
     def __init__(
         self,
         *,
@@ -251,10 +310,11 @@ class OutputFinish(_message.Message):
         num_output_tokens: _builtins.int = ...,
         error: _builtins.str = ...,
         retriable: _builtins.bool = ...,
+        work: _engine_pb2.Work | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["stop_reason", b"stop_reason", "stop_string", b"stop_string", "stop_token_id", b"stop_token_id"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["stop_reason", b"stop_reason", "stop_string", b"stop_string", "stop_token_id", b"stop_token_id", "work", b"work"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "num_output_tokens", b"num_output_tokens", "reason", b"reason", "retriable", b"retriable", "stop_reason", b"stop_reason", "stop_string", b"stop_string", "stop_token_id", b"stop_token_id", "stream_id", b"stream_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "num_output_tokens", b"num_output_tokens", "reason", b"reason", "retriable", b"retriable", "stop_reason", b"stop_reason", "stop_string", b"stop_string", "stop_token_id", b"stop_token_id", "stream_id", b"stream_id", "work", b"work"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_stop_reason: _TypeAlias = _typing.Literal["stop_string", "stop_token_id"]  # noqa: Y015
     _WhichOneofArgType_stop_reason: _TypeAlias = _typing.Literal["stop_reason", b"stop_reason"]  # noqa: Y015

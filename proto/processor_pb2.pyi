@@ -32,6 +32,9 @@ class Conversation(_message.Message):
     CONTINUE_FINAL_MESSAGE_FIELD_NUMBER: _builtins.int
     CHAT_TEMPLATE_KWARGS_JSON_FIELD_NUMBER: _builtins.int
     TOOL_CHOICE_FIELD_NUMBER: _builtins.int
+    PARALLEL_TOOL_CALLS_FIELD_NUMBER: _builtins.int
+    INCLUDE_REASONING_FIELD_NUMBER: _builtins.int
+    REASONING_EFFORT_FIELD_NUMBER: _builtins.int
     add_generation_prompt: _builtins.bool
     """default true"""
     continue_final_message: _builtins.bool
@@ -40,6 +43,12 @@ class Conversation(_message.Message):
     """more variables of the template, as JSON"""
     tool_choice: _builtins.str
     """auto, none, required or a function's name"""
+    parallel_tool_calls: _builtins.bool
+    """several calls in one answer; default true"""
+    include_reasoning: _builtins.bool
+    """deliver the thoughts; default true"""
+    reasoning_effort: _builtins.str
+    """variable of the template; none: it is told not to think"""
     @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.ChatMessage]:
         """at least one"""
@@ -57,21 +66,36 @@ class Conversation(_message.Message):
         continue_final_message: _builtins.bool | None = ...,
         chat_template_kwargs_json: _builtins.str = ...,
         tool_choice: _builtins.str | None = ...,
+        parallel_tool_calls: _builtins.bool | None = ...,
+        include_reasoning: _builtins.bool | None = ...,
+        reasoning_effort: _builtins.str | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_add_generation_prompt", b"_add_generation_prompt", "_continue_final_message", b"_continue_final_message", "_tool_choice", b"_tool_choice", "add_generation_prompt", b"add_generation_prompt", "continue_final_message", b"continue_final_message", "tool_choice", b"tool_choice"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_add_generation_prompt", b"_add_generation_prompt", "_continue_final_message", b"_continue_final_message", "_include_reasoning", b"_include_reasoning", "_parallel_tool_calls", b"_parallel_tool_calls", "_reasoning_effort", b"_reasoning_effort", "_tool_choice", b"_tool_choice", "add_generation_prompt", b"add_generation_prompt", "continue_final_message", b"continue_final_message", "include_reasoning", b"include_reasoning", "parallel_tool_calls", b"parallel_tool_calls", "reasoning_effort", b"reasoning_effort", "tool_choice", b"tool_choice"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_add_generation_prompt", b"_add_generation_prompt", "_continue_final_message", b"_continue_final_message", "_tool_choice", b"_tool_choice", "add_generation_prompt", b"add_generation_prompt", "chat_template_kwargs_json", b"chat_template_kwargs_json", "continue_final_message", b"continue_final_message", "messages", b"messages", "tool_choice", b"tool_choice", "tools", b"tools"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_add_generation_prompt", b"_add_generation_prompt", "_continue_final_message", b"_continue_final_message", "_include_reasoning", b"_include_reasoning", "_parallel_tool_calls", b"_parallel_tool_calls", "_reasoning_effort", b"_reasoning_effort", "_tool_choice", b"_tool_choice", "add_generation_prompt", b"add_generation_prompt", "chat_template_kwargs_json", b"chat_template_kwargs_json", "continue_final_message", b"continue_final_message", "include_reasoning", b"include_reasoning", "messages", b"messages", "parallel_tool_calls", b"parallel_tool_calls", "reasoning_effort", b"reasoning_effort", "tool_choice", b"tool_choice", "tools", b"tools"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__add_generation_prompt: _TypeAlias = _typing.Literal["add_generation_prompt"]  # noqa: Y015
     _WhichOneofArgType__add_generation_prompt: _TypeAlias = _typing.Literal["_add_generation_prompt", b"_add_generation_prompt"]  # noqa: Y015
     _WhichOneofReturnType__continue_final_message: _TypeAlias = _typing.Literal["continue_final_message"]  # noqa: Y015
     _WhichOneofArgType__continue_final_message: _TypeAlias = _typing.Literal["_continue_final_message", b"_continue_final_message"]  # noqa: Y015
+    _WhichOneofReturnType__include_reasoning: _TypeAlias = _typing.Literal["include_reasoning"]  # noqa: Y015
+    _WhichOneofArgType__include_reasoning: _TypeAlias = _typing.Literal["_include_reasoning", b"_include_reasoning"]  # noqa: Y015
+    _WhichOneofReturnType__parallel_tool_calls: _TypeAlias = _typing.Literal["parallel_tool_calls"]  # noqa: Y015
+    _WhichOneofArgType__parallel_tool_calls: _TypeAlias = _typing.Literal["_parallel_tool_calls", b"_parallel_tool_calls"]  # noqa: Y015
+    _WhichOneofReturnType__reasoning_effort: _TypeAlias = _typing.Literal["reasoning_effort"]  # noqa: Y015
+    _WhichOneofArgType__reasoning_effort: _TypeAlias = _typing.Literal["_reasoning_effort", b"_reasoning_effort"]  # noqa: Y015
     _WhichOneofReturnType__tool_choice: _TypeAlias = _typing.Literal["tool_choice"]  # noqa: Y015
     _WhichOneofArgType__tool_choice: _TypeAlias = _typing.Literal["_tool_choice", b"_tool_choice"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__add_generation_prompt) -> _WhichOneofReturnType__add_generation_prompt | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__continue_final_message) -> _WhichOneofReturnType__continue_final_message | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__include_reasoning) -> _WhichOneofReturnType__include_reasoning | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__parallel_tool_calls) -> _WhichOneofReturnType__parallel_tool_calls | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__reasoning_effort) -> _WhichOneofReturnType__reasoning_effort | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__tool_choice) -> _WhichOneofReturnType__tool_choice | None: ...
 
@@ -151,12 +175,15 @@ class PrepareRequest(_message.Message):
     SAMPLING_FIELD_NUMBER: _builtins.int
     CACHE_NAMESPACE_FIELD_NUMBER: _builtins.int
     STREAM_FIELD_NUMBER: _builtins.int
+    POOLING_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """served name"""
     cache_namespace: _builtins.bytes
     """16 bytes: root of the hash chain"""
     stream: _builtins.bool
     """some fields exclude streaming"""
+    pooling: _common_pb2.Pooling.ValueType
+    """embed the prompt instead of answering it"""
     @_builtins.property
     def prompt(self) -> Global___Prompt:
         """what to answer"""
@@ -173,10 +200,11 @@ class PrepareRequest(_message.Message):
         sampling: _common_pb2.Sampling | None = ...,
         cache_namespace: _builtins.bytes = ...,
         stream: _builtins.bool = ...,
+        pooling: _common_pb2.Pooling.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["prompt", b"prompt", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_namespace", b"cache_namespace", "model", b"model", "prompt", b"prompt", "sampling", b"sampling", "stream", b"stream"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_namespace", b"cache_namespace", "model", b"model", "pooling", b"pooling", "prompt", b"prompt", "sampling", b"sampling", "stream", b"stream"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -193,6 +221,7 @@ class PrepareReply(_message.Message):
     BLOCK_HASHES_FIELD_NUMBER: _builtins.int
     BLOCK_SIZE_FIELD_NUMBER: _builtins.int
     GRAMMAR_FIELD_NUMBER: _builtins.int
+    ANSWER_FORMAT_FIELD_NUMBER: _builtins.int
     block_hashes: _builtins.bytes
     """of the full blocks, 16 bytes each, one after another"""
     block_size: _builtins.int
@@ -215,6 +244,10 @@ class PrepareReply(_message.Message):
     def bad_word_ids(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.TokenSequence]:
         """bad words as token sequences"""
 
+    @_builtins.property
+    def answer_format(self) -> _common_pb2.AnswerFormat:
+        """how the answer's text is read; absent: it is all content"""
+
     def __init__(
         self,
         *,
@@ -225,10 +258,11 @@ class PrepareReply(_message.Message):
         block_hashes: _builtins.bytes = ...,
         block_size: _builtins.int = ...,
         grammar: _builtins.bytes = ...,
+        answer_format: _common_pb2.AnswerFormat | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["answer_format", b"answer_format", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bad_word_ids", b"bad_word_ids", "block_hashes", b"block_hashes", "block_size", b"block_size", "eos_token_ids", b"eos_token_ids", "grammar", b"grammar", "prompt_ids", b"prompt_ids", "sampling", b"sampling"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer_format", b"answer_format", "bad_word_ids", b"bad_word_ids", "block_hashes", b"block_hashes", "block_size", b"block_size", "eos_token_ids", b"eos_token_ids", "grammar", b"grammar", "prompt_ids", b"prompt_ids", "sampling", b"sampling"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
