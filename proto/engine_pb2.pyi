@@ -92,6 +92,7 @@ class Add(_message.Message):
     GRAMMAR_FIELD_NUMBER: _builtins.int
     BAD_WORD_IDS_FIELD_NUMBER: _builtins.int
     POOLING_FIELD_NUMBER: _builtins.int
+    NUM_GRAMMAR_BYTES_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """the gateway's"""
     attempt: _builtins.int
@@ -123,9 +124,11 @@ class Add(_message.Message):
     credit: _builtins.int
     """tokens that may be sent before the first Credit, a choice"""
     grammar: _builtins.bytes
-    """the structured output's compiled form"""
+    """what the answer must match, in llguidance's words (UTF-8), or its first part"""
     pooling: _common_pb2.Pooling.ValueType
     """embed the prompt: no token is sampled"""
+    num_grammar_bytes: _builtins.int
+    """length of the whole grammar; 0: the answer is free"""
     @_builtins.property
     def stream_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """one a choice; unique within the session"""
@@ -181,10 +184,11 @@ class Add(_message.Message):
         grammar: _builtins.bytes = ...,
         bad_word_ids: _abc.Iterable[_common_pb2.TokenSequence] | None = ...,
         pooling: _common_pb2.Pooling.ValueType = ...,
+        num_grammar_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "bad_word_ids", b"bad_word_ids", "cache_namespace", b"cache_namespace", "choice_indices", b"choice_indices", "credit", b"credit", "deadline_ms", b"deadline_ms", "eos_token_ids", b"eos_token_ids", "grammar", b"grammar", "lora", b"lora", "num_output_tokens", b"num_output_tokens", "num_prompt_tokens", b"num_prompt_tokens", "numerics_id", b"numerics_id", "output_ids", b"output_ids", "pooling", b"pooling", "predicted_cached_tokens", b"predicted_cached_tokens", "prompt_ids", b"prompt_ids", "request_id", b"request_id", "sampling", b"sampling", "stream_ids", b"stream_ids", "tenant", b"tenant", "tier", b"tier", "traceparent", b"traceparent", "virtual_time", b"virtual_time", "weight", b"weight"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "bad_word_ids", b"bad_word_ids", "cache_namespace", b"cache_namespace", "choice_indices", b"choice_indices", "credit", b"credit", "deadline_ms", b"deadline_ms", "eos_token_ids", b"eos_token_ids", "grammar", b"grammar", "lora", b"lora", "num_grammar_bytes", b"num_grammar_bytes", "num_output_tokens", b"num_output_tokens", "num_prompt_tokens", b"num_prompt_tokens", "numerics_id", b"numerics_id", "output_ids", b"output_ids", "pooling", b"pooling", "predicted_cached_tokens", b"predicted_cached_tokens", "prompt_ids", b"prompt_ids", "request_id", b"request_id", "sampling", b"sampling", "stream_ids", b"stream_ids", "tenant", b"tenant", "tier", b"tier", "traceparent", b"traceparent", "virtual_time", b"virtual_time", "weight", b"weight"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -227,7 +227,7 @@ class PrepareReply(_message.Message):
     block_size: _builtins.int
     """tokens a block"""
     grammar: _builtins.bytes
-    """of structured output"""
+    """what the answer must match, in llguidance's words (UTF-8); empty: it is free"""
     @_builtins.property
     def prompt_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """to compute"""
