@@ -11,6 +11,7 @@ from headwater.engine_core.executors.executor import Int32Array
 from headwater.engine_core.prefix_cache import HashChain
 from headwater.engine_core.request import NewRequest
 from headwater.engine_core.sampling_params import SamplingParams
+from headwater.engine_core.step_output import Work
 
 Rank = tuple[int, float, int]
 NO_ROW = -1
@@ -45,6 +46,11 @@ class RequestState:
     scheduled_at: float | None = None
     has_started: bool = False
     has_finished: bool = False
+    num_preemptions: int = 0
+    num_steps: int = 0
+    """Planned while it held a row, up to when it last gave it up."""
+    num_step_rows: int = 0
+    """Requests in these steps, itself included."""
 
     @classmethod
     def enter(cls, new: NewRequest, config: EngineConfig, *, arrival: int, now: float) -> RequestState:
@@ -65,6 +71,11 @@ class RequestState:
     @property
     def num_tokens(self) -> int:
         return len(self.token_ids)
+
+    @property
+    def work(self) -> Work:
+        mean = self.num_step_rows / self.num_steps if self.num_steps else 0.0
+        return Work(num_preemptions=self.num_preemptions, num_steps=self.num_steps, mean_batch=mean)
 
     @property
     def wants_prompt_logprobs(self) -> bool:

@@ -40,6 +40,8 @@ class Scheduler:
         self._clock = clock
         self._max_chunk = config.long_prefill_chunk or config.max_num_batched_tokens
         self._planned_step = self._retired_step = 0
+        self._num_planned_rows = 0
+        """Of all steps so far: requests that each computed, added up."""
         self._leaving: deque[tuple[int, RequestState]] = deque()
         self._released_rows: list[int] = []
         # Found too few blocks; not looked at again until some are released.
@@ -56,6 +58,7 @@ class Scheduler:
         if draft.is_empty:
             return None
         self._planned_step += 1
+        self._num_planned_rows += draft.num_requests
         released, self._released_rows = self._released_rows, []
         return draft.compose(self._planned_step, self.table, released)
 
@@ -208,6 +211,8 @@ class Scheduler:
             request.scheduled_at = self._clock()
             request.num_cached_tokens = min(request.num_computed, request.num_prompt_tokens)
             self.cache.count(request.num_prompt_tokens, request.num_cached_tokens)
+        request.num_steps -= self._planned_step
+        request.num_step_rows -= self._num_planned_rows
         row = self.table.seat(request, blocks)
         self.running[request.key] = self.prefilling[request.key] = request
         draft.set_blocks(np.full(len(blocks), row), np.arange(len(blocks), dtype=np.int32), blocks)
@@ -226,10 +231,14 @@ class Scheduler:
     def _preempt(self, request: RequestState) -> None:
         """Takes row and blocks from a request; it waits again, with what steps in flight sample for it."""
         self.num_preemptions += 1
+        request.num_preemptions += 1
         self._leave(request)
 
     def _leave(self, request: RequestState) -> None:
         del self.running[request.key]
+        # Seating took off what had been planned before.
+        request.num_steps += self._planned_step
+        request.num_step_rows += self._num_planned_rows
         if self.prefilling.pop(request.key, None) is not None:
             self.waiting.leader_left(request)
         self.table.stop_decoding(request.row)

@@ -58,6 +58,10 @@ class StepDraft:
     def is_empty(self) -> bool:
         return not self.chunks and not self.decode_rows.size
 
+    @property
+    def num_requests(self) -> int:
+        return self.decode_rows.size + len(self.chunks)
+
     def set_blocks(self, rows: Rows, indices: Int32Array, blocks: list[int]) -> None:
         self.block_updates.append((rows.astype(np.int32), indices, np.array(blocks, np.int32)))
 

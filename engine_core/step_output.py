@@ -18,6 +18,16 @@ class Started:
 
 
 @dataclass(slots=True, kw_only=True)
+class Work:
+    """What a request took, over all the times it held a row. Overshoot that was planned past its end is in it."""
+
+    num_preemptions: int
+    num_steps: int
+    mean_batch: float
+    """Requests computed in one of these steps."""
+
+
+@dataclass(slots=True, kw_only=True)
 class Finished:
     """A request ended; its tokens, if any, are in the same or earlier outputs."""
 
@@ -26,6 +36,8 @@ class Finished:
     num_output_tokens: int
     stop_token_id: int | None = None
     error: str = ""
+    work: Work | None = field(default=None, compare=False)
+    """How it was answered; None for a request that never was in the queue."""
 
 
 @dataclass(slots=True, kw_only=True)

@@ -136,6 +136,7 @@ class KvEventBatch(_message.Message):
     CLEARED_FIELD_NUMBER: _builtins.int
     INDEX_COUNT_FIELD_NUMBER: _builtins.int
     INDEX_XOR_FIELD_NUMBER: _builtins.int
+    PUBLISHED_AT_FIELD_NUMBER: _builtins.int
     seq: _builtins.int
     """one more than the batch before"""
     cleared: _builtins.bool
@@ -144,6 +145,8 @@ class KvEventBatch(_message.Message):
     """blocks cached after this batch"""
     index_xor: _builtins.int
     """xor of the first 8 bytes (little-endian) of their hashes"""
+    published_at: _builtins.float
+    """seconds since 1970 on the engine's clock; 0: replayed"""
     @_builtins.property
     def incarnation(self) -> Global___Incarnation:
         """whose cache"""
@@ -166,10 +169,11 @@ class KvEventBatch(_message.Message):
         cleared: _builtins.bool = ...,
         index_count: _builtins.int = ...,
         index_xor: _builtins.int = ...,
+        published_at: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cleared", b"cleared", "incarnation", b"incarnation", "index_count", b"index_count", "index_xor", b"index_xor", "removed", b"removed", "seq", b"seq", "stored", b"stored"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cleared", b"cleared", "incarnation", b"incarnation", "index_count", b"index_count", "index_xor", b"index_xor", "published_at", b"published_at", "removed", b"removed", "seq", b"seq", "stored", b"stored"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -14,7 +14,7 @@ from typing import Protocol
 import structlog
 
 from headwater.engine_core.request import FinishReason, NewRequest
-from headwater.engine_core.step_output import Finished, PromptLogprobsPart, Started, StepOutput
+from headwater.engine_core.step_output import Finished, PromptLogprobsPart, Started, StepOutput, Work
 from headwater.proto import common_pb2
 from headwater.proto import engine_pb2 as pb
 from headwater.services.engine_frames import MAX_ERROR_CHARS, Rows, prompt_logprob_frames, step_frames
@@ -261,6 +261,7 @@ class EngineSession:
             num_output_tokens=finished.num_output_tokens,
             error=error[:MAX_ERROR_CHARS],
             retriable=stream.cancel_reason == DRAINING,
+            work=_work_of(finished.work) if finished.work is not None else None,
         )
 
     def _queue_chunks(self, step: int, part: PromptLogprobsPart) -> None:
@@ -309,3 +310,7 @@ class EngineSession:
         if keys := [self._forget(stream_id).key for stream_id in list(self._streams)]:
             self._host.send(Cancel(keys))
         self._host.session_changed()
+
+
+def _work_of(work: Work) -> pb.Work:
+    return pb.Work(preemptions=work.num_preemptions, steps=work.num_steps, mean_batch=work.mean_batch)

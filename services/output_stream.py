@@ -204,6 +204,8 @@ class OutputStream:
             return
         ending = self._ending(finish.reason)
         ending.error, ending.retriable = finish.error[:MAX_ERROR_CHARS], finish.retriable
+        if finish.HasField("work"):
+            ending.work.CopyFrom(finish.work)
         if finish.stop_token_id in self._plan.reported_ids and finish.HasField("stop_token_id"):
             ending.stop_token_id = finish.stop_token_id
         self._end(ending)

@@ -257,6 +257,11 @@ def test_when_blocks_run_out_the_latest_is_recomputed_later_and_its_tokens_stay_
         assert bench.tokens(key) == expected_tokens(MODEL, prompt(30, first=key), sampling)
     ends = [finish.key for output in bench.outputs for finish in output.finishes]
     assert ends == [0, 1, 2]
+    works = [work for key in range(3) if (work := bench.finish(key).work) is not None]
+    assert sum(work.num_preemptions for work in works) == bench.engine.load().num_preemptions
+    assert works[0].num_preemptions == 0
+    assert works[0].num_steps == 60
+    assert 1 < works[0].mean_batch < 3
 
 
 def test_nobody_joins_in_a_step_that_preempts() -> None:
