@@ -1,0 +1,113 @@
+"""What an answer's text is told apart into, as it comes: content, thoughts, calls. Knows no model's way to write them.
+
+Whoever reads text piece by piece here keeps one rule: what has been said after some text depends on that text alone,
+not on how it was cut into pieces. A resume relies on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+
+@dataclass(slots=True)
+class CallDelta:
+    """More of a call: its name comes once, first; the arguments are JSON in pieces."""
+
+    index: int
+    name: str = ""
+    arguments: str = ""
+
+
+@dataclass(slots=True)
+class Parts:
+    """What some text made certain."""
+
+    content: str = ""
+    reasoning: str = ""
+    calls: list[CallDelta] = field(default_factory=list)
+
+    def add(self, more: Parts) -> None:
+        self.content += more.content
+        self.reasoning += more.reasoning
+        for delta in more.calls:
+            self.add_call(delta)
+
+    def add_call(self, delta: CallDelta) -> None:
+        """Joins what belongs to the same call."""
+        if self.calls and self.calls[-1].index == delta.index:
+            self.calls[-1].name += delta.name
+            self.calls[-1].arguments += delta.arguments
+        elif delta.name or delta.arguments:
+            self.calls.append(delta)
+
+    @property
+    def is_plain(self) -> bool:
+        """Nothing but content."""
+        return not (self.reasoning or self.calls)
+
+    def within(self, limit: int) -> Iterator[Parts]:
+        """The same in parts of at most `limit` characters each, names and one empty part excepted."""
+        for start in range(0, max(len(self.content), len(self.reasoning), 1), limit):
+            yield Parts(self.content[start : start + limit], self.reasoning[start : start + limit])
+        for call in self.calls:
+            for start in range(0, max(len(call.arguments), 1), limit):
+                name = call.name if start == 0 else ""
+                yield Parts(calls=[CallDelta(call.index, name, call.arguments[start : start + limit])])
+
+
+class PartsParser(Protocol):
+    """Reads a stream of text."""
+
+    def push(self, text: str) -> Parts:
+        """What the text makes certain."""
+
+    def flush(self) -> Parts:
+        """What the end of the text makes certain; nothing is pushed after it."""
+
+
+class Margin:
+    """Passes text on without the white space beside what is cut out of it."""
+
+    __slots__ = ("_held", "_is_beside")
+
+    def __init__(self, *, is_beside: bool = False) -> None:
+        self._is_beside = is_beside
+        """Nothing but white space came since a cut."""
+        self._held = ""
+
+    def push(self, text: str) -> str:
+        text = self._held + text
+        if self._is_beside:
+            text = text.lstrip()
+        body = text.rstrip()
+        self._held = text[len(body) :]
+        self._is_beside = self._is_beside and not body
+        return body
+
+    def cut(self) -> None:
+        """Something is cut out here."""
+        self._held, self._is_beside = "", True
+
+    def flush(self) -> str:
+        held, self._held = self._held, ""
+        return held
+
+
+def split_at(text: str, markers: Sequence[str]) -> tuple[str, str, str]:
+    """The text before the first marker, the marker, the text behind it.
+
+    Without one: what is certain to be before any, nothing, and the end that may yet become one.
+    """
+    found = min(((at, marker) for marker in markers if (at := text.find(marker)) >= 0), default=None)
+    if found is not None:
+        at, marker = found
+        return text[:at], marker, text[at + len(marker) :]
+    num_held = max((_overlap(text, marker) for marker in markers), default=0)
+    return text[: len(text) - num_held], "", text[len(text) - num_held :]
+
+
+def _overlap(text: str, marker: str) -> int:
+    """Characters at the end of the text that begin the marker."""
+    return next((n for n in range(min(len(text), len(marker) - 1), 0, -1) if marker.startswith(text[-n:])), 0)
