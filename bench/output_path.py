@@ -29,6 +29,7 @@ from headwater.proto.common_pb2 import Sampling
 from headwater.proto.engine_pb2 import Add, ClientFrame, EngineFrame, InfoRequest, LogprobColumns
 from headwater.proto.events_pb2 import Incarnation, Member
 from headwater.proto.output_processor_pb2 import GatewayFrame, Open, OutputFrame
+from headwater.services.channel import server_options
 from headwater.services.manifest import ModelManifest
 from headwater.services.runtime import READY_FD
 
@@ -127,7 +128,10 @@ def cpu_seconds(pid: int) -> float:
 
 async def measure(folder: Path, kind: str, sampling: Sampling, num_streams: int, num_steps: int) -> Measurement:
     manifest = ModelManifest.read(folder)
-    engine, server = Steps(num_streams, num_steps, manifest.vocab_size, sampling.logprobs), grpc.aio.server()
+    engine, server = (
+        Steps(num_streams, num_steps, manifest.vocab_size, sampling.logprobs),
+        grpc.aio.server(options=server_options()),
+    )
     engine.add_to(server)
     address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     await server.start()

@@ -27,6 +27,7 @@ from rich.console import Console
 from rich.table import Table
 
 from headwater.proto import engine_pb2, events_pb2, output_processor_pb2, processor_pb2
+from headwater.services.channel import server_options
 from headwater.services.demo_model import DEMO_NAME
 from headwater.services.manifest import ModelManifest
 from headwater.services.model_store import default_cache_dir, pull
@@ -177,7 +178,7 @@ class Stages:
 
 async def serve_stages(model: ServedModel) -> None:
     """The role `stages`: writes its address to standard output and serves until it is killed."""
-    server, stages, healthy = grpc.aio.server(), Stages(model), health.aio.HealthServicer()
+    server, stages, healthy = grpc.aio.server(options=server_options()), Stages(model), health.aio.HealthServicer()
     stages.add_to(server)
     health_pb2_grpc.add_HealthServicer_to_server(healthy, server)
     stages.address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"

@@ -22,6 +22,18 @@ from headwater.services.grpc_errors import ErrorInterceptor
 
 BACKLOG = 2048
 KEEP_ALIVE_SECONDS = 60
+SILENCE_SECONDS = 20
+"""After which a client is asked whether it is there: one that vanished without a word holds no blocks for long."""
+PATIENCE_SECONDS = 10
+"""With its answer."""
+PING_OPTIONS = (
+    ("grpc.keepalive_time_ms", SILENCE_SECONDS * 1000),
+    ("grpc.keepalive_timeout_ms", PATIENCE_SECONDS * 1000),
+    ("grpc.http2.ping_timeout_ms", PATIENCE_SECONDS * 1000),
+    # Clients may ping as well, within reason.
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.min_ping_interval_without_data_ms", 5000),
+)
 SERVICE = inference_pb2.DESCRIPTOR.services_by_name["Inference"].full_name
 
 
@@ -73,6 +85,11 @@ def _bound(host: str, port: int, reuse_port: bool) -> socket.socket:
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     if reuse_port:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    # Accepted connections inherit these.
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    if hasattr(socket, "TCP_USER_TIMEOUT"):
+        bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, SILENCE_SECONDS)
+        bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, (SILENCE_SECONDS + PATIENCE_SECONDS) * 1000)
     bound.bind(address)
     bound.listen(BACKLOG)
     bound.setblocking(False)
@@ -83,7 +100,7 @@ class GrpcListener:
     """The public service; `address` from the start."""
 
     def __init__(self, line: Line, host: str, port: int, *, reuse_port: bool) -> None:
-        options = [("grpc.so_reuseport", int(reuse_port))]
+        options = (("grpc.so_reuseport", int(reuse_port)), *PING_OPTIONS)
         self._server = grpc.aio.server(interceptors=[ErrorInterceptor()], options=options)
         self._health = health.aio.HealthServicer()
         inference_pb2_grpc.add_InferenceServicer_to_server(InferenceService(line), self._server)

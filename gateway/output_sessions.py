@@ -17,6 +17,7 @@ from headwater.proto import common_pb2, engine_pb2, output_processor_pb2, output
 from headwater.proto.engine_pb2 import AddPart
 from headwater.proto.output_processor_pb2 import GatewayFrame, Open, OutputFrame
 from headwater.services import errors
+from headwater.services.channel import open_channel
 
 CHUNK_TOKENS = 16_384
 """Of a prompt in one frame: at most 5 bytes a token, so far below the 256 KiB that a frame may have."""
@@ -26,7 +27,6 @@ MAX_CREDITS = 1024
 """And as many cancels, in one frame."""
 RECONNECT_SECONDS = 0.2
 Scores = Sequence[common_pb2.TokenLogprob]
-CHANNEL_OPTIONS = (("grpc.initial_reconnect_backoff_ms", 100), ("grpc.max_reconnect_backoff_ms", 1000))
 
 
 class Receiver(Protocol):
@@ -94,7 +94,7 @@ class OutputSession:
     async def run(self) -> None:
         """Connects, carries frames until the session breaks, tells its streams, and starts again unless `leaving`."""
         while not self.leaving:
-            async with grpc.aio.insecure_channel(self.address, options=CHANNEL_OPTIONS) as channel:
+            async with open_channel(self.address) as channel:
                 await channel.channel_ready()
                 problem = await self._carry(output_processor_pb2_grpc.OutputProcessorStub(channel).Session())
             structlog.get_logger().warning("output session lost", address=self.address, problem=problem)

@@ -14,6 +14,7 @@ import structlog
 
 from headwater.proto import engine_pb2, engine_pb2_grpc, events_pb2
 from headwater.services.bus import Bus
+from headwater.services.channel import open_channel
 from headwater.services.kv_index import KvIndex, Verdict
 from headwater.services.member import Member
 
@@ -66,7 +67,7 @@ class Follower:
         self.catch_up()
 
     async def run(self) -> None:
-        async with grpc.aio.insecure_channel(self._member.address) as channel:
+        async with open_channel(self._member.address) as channel:
             engine: Any = engine_pb2_grpc.EngineStub(channel)
             while True:
                 await self._wait_until_wanted()

@@ -17,6 +17,7 @@ from headwater.proto import engine_pb2, engine_pb2_grpc
 from headwater.proto.engine_pb2 import Add, AddPart, Cancel, ClientFrame, Credit, EngineFrame
 from headwater.proto.output_processor_pb2 import Open
 from headwater.services import output_metrics
+from headwater.services.channel import open_channel
 from headwater.services.output_stream import OutputStream
 from headwater.services.runtime import owned_task
 from headwater.services.token_logprobs import entries_by_position
@@ -113,7 +114,7 @@ class EngineLink:
     async def _carry(self) -> str:
         """One session to its end; returns what ended it."""
         try:
-            async with grpc.aio.insecure_channel(self.address) as channel:
+            async with open_channel(self.address) as channel:
                 stub = engine_pb2_grpc.EngineStub(channel)
                 # Before Info: should the engine be replaced between the two, the session breaks.
                 call = stub.Session()

@@ -10,11 +10,10 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from headwater.proto import engine_pb2, engine_pb2_grpc
+from headwater.services.channel import open_channel
 from headwater.services.member import Kind, Member
 
 PROBE_SECONDS = 1.0
-# A seed that comes back is found within a second, not after the library's two minutes.
-_OPTIONS = (("grpc.initial_reconnect_backoff_ms", 200), ("grpc.max_reconnect_backoff_ms", 1000))
 
 
 class Prober:
@@ -45,7 +44,7 @@ class Prober:
         """
         channel = self._channels.get(address)
         if channel is None:
-            channel = self._channels[address] = grpc.aio.insecure_channel(address, options=_OPTIONS)
+            channel = self._channels[address] = open_channel(address)
         try:
             if kind is Kind.ENGINE:
                 return await self._introduction(channel, address)

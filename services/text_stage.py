@@ -14,6 +14,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from headwater.services.advertise import advertised
 from headwater.services.bus import Bus
+from headwater.services.channel import server_options
 from headwater.services.grpc_errors import ErrorInterceptor
 from headwater.services.heartbeat import Heartbeat
 from headwater.services.member import Kind, Member, new_epoch
@@ -50,7 +51,7 @@ class Listener:
     """A gRPC server with health; `address` once it listens."""
 
     def __init__(self, host: str, port: int) -> None:
-        self.server = grpc.aio.server(interceptors=[ErrorInterceptor()], options=[("grpc.so_reuseport", 0)])
+        self.server = grpc.aio.server(interceptors=[ErrorInterceptor()], options=server_options())
         self._health = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.server)
         self.address = advertised(host, self.server.add_insecure_port(f"{host}:{port}"))

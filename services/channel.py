@@ -1,0 +1,44 @@
+"""gRPC between stages: the options of every channel and server, in one place.
+
+Both ends ping, so that a peer that fell silent (a cable, a paused machine, a firewall that drops) counts as gone within
+seconds, as one that closed its connection does at once.
+"""
+
+from __future__ import annotations
+
+import grpc
+
+PING_SECONDS = 3.0
+"""Between two pings of a connection on which nothing else is heard."""
+PONG_SECONDS = 5.0
+"""What the answer may take: a busy machine is slow before it is gone."""
+_RECONNECT_MS = (200, 1000)
+"""Least and longest pause before a peer is tried again: one that comes back is found within a second."""
+MAX_TEXT_BYTES = 64 << 20
+"""Of one answer of a processor: a prompt in a body within its limit has fewer tokens than that."""
+
+Options = tuple[tuple[str, int], ...]
+
+
+def open_channel(address: str, *options: tuple[str, int]) -> grpc.aio.Channel:
+    """A channel to a stage at host:port; connects when it is used."""
+    first, longest = _RECONNECT_MS
+    pauses = (("grpc.initial_reconnect_backoff_ms", first), ("grpc.max_reconnect_backoff_ms", longest))
+    return grpc.aio.insecure_channel(address, options=(*_keepalive(), *pauses, *options))
+
+
+def server_options() -> Options:
+    """Of a stage's server. NOTE: without the last one it would take the pings of idle clients for an attack."""
+    return (("grpc.so_reuseport", 0), *_keepalive(), ("grpc.http2.max_ping_strikes", 0))
+
+
+def _keepalive() -> Options:
+    """NOTE: a ping's own timeout is a minute unless it is set, whatever the one of keepalive says."""
+    ping, pong = int(PING_SECONDS * 1000), int(PONG_SECONDS * 1000)
+    return (
+        ("grpc.keepalive_time_ms", ping),
+        ("grpc.keepalive_timeout_ms", pong),
+        ("grpc.http2.ping_timeout_ms", pong),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.max_pings_without_data", 0),
+    )
