@@ -19,6 +19,7 @@ from headwater.gateway.cache_namespace import CacheNamespaces
 from headwater.gateway.line import Line
 from headwater.gateway.listeners import GrpcListener, RestListener
 from headwater.gateway.metrics import Metrics
+from headwater.gateway.roads import Roads
 from headwater.gateway.router.router import Router
 from headwater.gateway.settings import GatewaySettings
 from headwater.gateway.tenants import KeyedTenants, OpenTenants, Tenants
@@ -31,6 +32,7 @@ from headwater.services.runtime import configure_logging, lifetime, run_stage
 from headwater.services.settings import SettingError, read_settings
 from headwater.services.store import Store
 from headwater.services.text_stage import metrics_served
+from headwater.services.tracing import Tracing, tracing_to
 
 LAST_WORDS = 1.0
 """Seconds that requests which were cut off at the drain limit are given to say so."""
@@ -41,12 +43,13 @@ async def serve(settings: GatewaySettings) -> None:
     async with contextlib.AsyncExitStack() as stack:
         life = await stack.enter_async_context(lifetime("gateway"))
         bus = await stack.enter_async_context(Bus.open(settings.nats_url or None))
-        line = await stack.enter_async_context(line_behind(settings, bus))
+        name, epoch = settings.gateway_id or f"gateway-{secrets.token_hex(4)}", new_epoch()
+        tracing = stack.enter_context(tracing_to(settings.otlp_endpoint, "gateway", name))
+        line = await stack.enter_async_context(line_behind(settings, bus, name, tracing))
         rest = RestListener(make_app(line, settings), settings.host, settings.port, reuse_port=settings.reuse_port)
         public = GrpcListener(line, settings.host, settings.grpc_port, reuse_port=settings.reuse_port)
         rest.start()
         await public.start()
-        name, epoch = settings.gateway_id or f"gateway-{secrets.token_hex(4)}", new_epoch()
         member = Member(kind=Kind.GATEWAY, replica_id=name, epoch=epoch, address=public.address)
         with metrics_served(settings.host, settings.metrics_port) as metrics:
             async with Heartbeat.running(bus, lambda: member):
@@ -57,7 +60,7 @@ async def serve(settings: GatewaySettings) -> None:
 
 
 @contextlib.asynccontextmanager
-async def line_behind(settings: GatewaySettings, bus: Bus) -> AsyncIterator[Line]:
+async def line_behind(settings: GatewaySettings, bus: Bus, gateway_id: str, tracing: Tracing) -> AsyncIterator[Line]:
     """What stands behind the door, found over the bus and by the seeds."""
     seeds = {
         Kind.PROCESSOR: settings.processor,
@@ -67,7 +70,8 @@ async def line_behind(settings: GatewaySettings, bus: Bus) -> AsyncIterator[Line
     members = Members(bus, seeds.keys(), seeds)
     async with Store.open(settings.redis_url or None) as store, members.running():
         feed = IndexFeed(bus, members, store)
-        async with feed.running(), Router(bus, members, feed, registry=prometheus_client.REGISTRY).running() as router:
+        router = Router(bus, members, feed, registry=prometheus_client.REGISTRY)
+        async with feed.running(), router.running(), Roads(bus, gateway_id).running() as roads:
             line = Line(
                 tenants=tenants_of(settings),
                 namespaces=CacheNamespaces.read(
@@ -76,6 +80,8 @@ async def line_behind(settings: GatewaySettings, bus: Bus) -> AsyncIterator[Line
                 admission=Admission(settings.max_running, settings.max_queued),
                 router=router,
                 metrics=Metrics(prometheus_client.REGISTRY),
+                roads=roads,
+                tracing=tracing,
             )
             members.on_change(line.follow)
             try:

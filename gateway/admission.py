@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import heapq
 import itertools
+from collections import Counter
 from collections.abc import AsyncIterator
 
 from headwater.services import errors
@@ -19,6 +20,7 @@ class Admission:
         self.num_running = 0
         self.num_queued = 0
         self._queue: list[tuple[int, int, asyncio.Future[None]]] = []
+        self.queued_by_tier: Counter[int] = Counter()
         self._arrivals = itertools.count()
 
     @contextlib.asynccontextmanager
@@ -39,6 +41,7 @@ class Admission:
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         heapq.heappush(self._queue, (tier, next(self._arrivals), turn))
         self.num_queued += 1
+        self.queued_by_tier[tier] += 1
         try:
             await turn
         except asyncio.CancelledError:
@@ -48,6 +51,9 @@ class Admission:
             raise
         finally:
             self.num_queued -= 1
+            self.queued_by_tier[tier] -= 1
+            if not self.queued_by_tier[tier]:
+                del self.queued_by_tier[tier]
 
     def _pass_on(self) -> None:
         """The turn goes to the next one who still waits, or is free again."""

@@ -53,6 +53,7 @@ def make_app(line: Line, settings: GatewaySettings) -> ASGIApp:
         ("GET", "/v1/models/{name:path}", surface.get_model),
         ("POST", "/tokenize", surface.tokenize),
         ("POST", "/detokenize", surface.detokenize),
+        ("GET", "/v1/requests/{id}/explain", surface.explain),
         ("GET", "/health", surface.health),
         ("GET", "/ready", surface.ready),
         ("GET", "/version", surface.version),
@@ -153,6 +154,12 @@ class RestSurface:
         asked = decode(await exchange.body(self._settings.max_body_bytes), DetokenizeRequest)
         await exchange.reply_json(await models.detokenize(self._line, asked))
 
+    async def explain(self, exchange: Exchange) -> None:
+        """By our id, with or without the prefix that an answer's id has."""
+        request_id = exchange.path_params["id"].rpartition("-")[2].rpartition("_")[2]
+        known = await self._line.explain(self._caller(exchange), request_id)
+        await exchange.reply_json(known)
+
     async def health(self, exchange: Exchange) -> None:
         """Alive, whatever stands behind."""
         await exchange.reply_json(
@@ -190,7 +197,7 @@ class RestSurface:
         """Who asks for work; while draining nobody is heard."""
         if self._line.draining:
             raise shutting_down()
-        caller = self._caller(exchange)
+        caller = self._line.traced(self._caller(exchange), f"{exchange.method} {exchange.path}")
         exchange.request_id = caller.shown_id
         return caller
 

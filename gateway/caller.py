@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from headwater.gateway.tenants import Tenant, Tenants
 from headwater.services import errors
+from headwater.services.tracing import NoSpan, Span
 
 MAX_ID_LEN = 256
 MAX_DEADLINE_MS = 2**31 - 1
@@ -31,6 +32,8 @@ class Caller:
     deadline: float | None = None
     """On the monotonic clock."""
     traceparent: str = ""
+    """As the client sent it; what stages are told is the span's."""
+    span: Span = field(default_factory=NoSpan)
     wants_receipt: bool = False
 
     @classmethod
@@ -64,12 +67,20 @@ class Caller:
 
     @contextlib.asynccontextmanager
     async def within_deadline(self) -> AsyncIterator[None]:
-        """Raises `DeadlineExceeded` in the scope once the deadline has passed."""
+        """The request's work: raises `DeadlineExceeded` once the deadline has passed; its span ends with it."""
+        fault = "cancelled"
         try:
             async with asyncio.timeout(None if self.deadline is None else self.deadline - time.monotonic()):
                 yield
+            fault = ""
         except TimeoutError:
+            fault = errors.DeadlineExceeded.code
             raise errors.DeadlineExceeded("the deadline of the request has passed") from None
+        except errors.HeadwaterError as error:
+            fault = error.code
+            raise
+        finally:
+            self.span.end(fault)
 
     @property
     def remaining_ms(self) -> int:

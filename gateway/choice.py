@@ -47,7 +47,9 @@ class Choice:
         self.num_output_tokens = 0
         self.finish_reason: str | None = None
         self.stop_reason: str | int | None = None
-        self._observe = generation.line.metrics.between_tokens.observe
+        self.work: engine_pb2.Work | None = None
+        """What the engine did for it, once it has said so."""
+        self._observe = generation.line.metrics.between_tokens.of(generation.job.model)
         self._session: OutputSession | None = None
         self._stream_id = 0
         self._last_time = 0.0
@@ -95,6 +97,7 @@ class Choice:
 
     def finished(self, finish: output_processor_pb2.OutputFinish) -> None:
         self._session = None
+        self.work = finish.work if finish.HasField("work") else None
         if finish.reason in _BROKEN:
             self.generation.broke(_error_of(finish))
         else:

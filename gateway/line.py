@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 from collections.abc import Awaitable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
+
+import msgspec
+import structlog
 
 from headwater.gateway.admission import Admission
 from headwater.gateway.cache_namespace import CacheNamespaces
@@ -14,11 +18,13 @@ from headwater.gateway.caller import Caller
 from headwater.gateway.metrics import Metrics
 from headwater.gateway.output_sessions import OutputSessions
 from headwater.gateway.processors import Processors
+from headwater.gateway.roads import Explanation, Roads
 from headwater.gateway.router.router import Router
 from headwater.gateway.tenants import Tenants
 from headwater.services import errors
 from headwater.services.member import Kind
 from headwater.services.membership import Change, ChangeKind
+from headwater.services.tracing import NoTracing, Tracing
 
 if TYPE_CHECKING:
     from headwater.gateway.session import Generation
@@ -34,6 +40,8 @@ class Line:
     router: Router
     metrics: Metrics
     processors: Processors = field(default_factory=Processors)
+    roads: Roads
+    tracing: Tracing = field(default_factory=NoTracing)
     outputs: OutputSessions = field(default_factory=OutputSessions)
     draining: bool = False
     """No new requests are taken."""
@@ -42,6 +50,7 @@ class Line:
     _running: dict[str, list[Generation]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        self.metrics.queue.read = lambda: self.admission.queued_by_tier
         self.metrics.running.set_function(lambda: self.admission.num_running)
         self.metrics.waiting.set_function(lambda: self.admission.num_queued)
         self.metrics.streams.set_function(lambda: self.outputs.num_streams)
@@ -85,6 +94,28 @@ class Line:
         for generation in group:
             generation.cancel(errors.ClientGone("the request was cancelled"))
         return bool(group)
+
+    def traced(self, caller: Caller, name: str) -> Caller:
+        """With the span that the request's own hang on; whatever is logged from here on says whose it is."""
+        tenant, request_id = caller.tenant.id, caller.request_id
+        told = {"headwater.request_id": request_id, "headwater.tenant": tenant}
+        span = self.tracing.begin(name, caller.traceparent, **told)
+        structlog.contextvars.bind_contextvars(request_id=request_id, tenant=tenant, trace_id=span.context.trace_id)
+        return dataclasses.replace(caller, span=span)
+
+    async def explain(self, caller: Caller, request_id: str) -> Explanation:
+        """The road of a request of the caller's tenant, on whichever gateway it was. Raises `NotFound`."""
+        tenant = caller.tenant.id
+        known = self.roads.find(request_id, tenant)
+        group = [each for each in self._running.get(request_id, ()) if each.job.caller.tenant.id == tenant]
+        if group:
+            ended = known.prompts if known is not None else []
+            running = [msgspec.Raw(msgspec.json.encode(each.explained())) for each in group]
+            known = msgspec.structs.replace(known or group[0].explanation(), prompts=[*ended, *running])
+        known = known or await self.roads.ask_others(request_id, tenant)
+        if known is None:
+            raise errors.NotFound("request", request_id)
+        return known
 
     async def drain(self, limit: float, closing: Awaitable[object]) -> None:
         """Takes no new requests while the doors close; what still runs after `limit` seconds ends with an error."""

@@ -160,7 +160,8 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
             raise shutting_down()
         if request.priority < 0:
             raise errors.BadRequest.of("priority", request.priority, "a whole number, 0…1000")
-        return self._caller(context).with_body(request.client_request_id, request.priority)
+        caller = self._caller(context).with_body(request.client_request_id, request.priority)
+        return self._line.traced(caller, f"Inference/{request.DESCRIPTOR.name.removesuffix('Request')}")
 
     def _caller(self, context: Context) -> Caller:
         headers = {key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)}

@@ -18,6 +18,8 @@ import structlog
 from headwater.gateway.caller import Caller
 from headwater.gateway.choice import CREDIT_TOKENS, ENGINE_UNAVAILABLE, Choice, ScoredChoice, Sink
 from headwater.gateway.line import Line
+from headwater.gateway.road import Attempt, Road
+from headwater.gateway.roads import Explanation
 from headwater.gateway.router.decision import Decision
 from headwater.gateway.router.router import Dispatch
 from headwater.proto import common_pb2, engine_pb2, output_processor_pb2, processor_pb2
@@ -57,9 +59,7 @@ class Generation:
     cached_tokens: int = 0
     decision: Decision | None = None
     _namespace: bytes = b""
-    _arrived: float = field(default_factory=time.perf_counter)
-    _ttft: float | None = None
-    _start: engine_pb2.Start | None = None
+    road: Road = field(default_factory=Road)
     _ended: asyncio.Future[None] | None = None
     _num_open: int = 0
     _dispatch: Dispatch | None = None
@@ -90,7 +90,8 @@ class Generation:
             cache_namespace=self._namespace,
             stream=job.stream,
         )
-        self.prepared = await self.line.processors.prepare(request)
+        self.prepared = await self.line.processors.prepare(request, job.caller.span)
+        self.road.prepared_at = time.perf_counter()
         sampling = self.prepared.sampling
         if not sampling.HasField("seed"):
             sampling.seed = secrets.randbits(63)
@@ -100,12 +101,14 @@ class Generation:
     async def run(self) -> None:
         """Waits for a turn and carries the request to its end. Raises the named error that ended it."""
         self._task = asyncio.current_task()
-        caller, metrics = self.job.caller, self.line.metrics
+        caller, road, model = self.job.caller, self.road, self.job.model
         outcome = "error"
         try:
             with self.line.running(self):
                 async with self.line.admission.turn(caller.tenant.tier + caller.priority):
-                    metrics.queue_time.observe(time.perf_counter() - self._arrived)
+                    road.admitted_at = time.perf_counter()
+                    waited = road.admitted_at - (road.prepared_at or road.arrived_at)
+                    self.line.metrics.queue_time.labels(model).observe(waited)
                     await self._carry()
             outcome = "done"
         except asyncio.CancelledError:
@@ -114,8 +117,8 @@ class Generation:
                 raise self._cancelled_by from None
             raise
         finally:
-            metrics.whole.observe(time.perf_counter() - self._arrived)
-            self._log(outcome)
+            road.outcome, road.ended_at = outcome, time.perf_counter()
+            self._tell()
 
     def cancel(self, error: errors.HeadwaterError) -> None:
         """Ends the request from outside: `run` raises the error."""
@@ -133,16 +136,24 @@ class Generation:
         failed: set[str] = set()
         while True:
             self.attempt += 1
+            asked_at = time.perf_counter()
             self.decision = await self._choose(failed)
+            attempt = Attempt(decision=self.decision, asked_at=asked_at, dispatched_at=time.perf_counter())
+            self.road.attempts.append(attempt)
             try:
                 await self._attempt(self.decision)
                 return
-            except errors.Unavailable as error:
-                if self._ttft is not None or self.attempt == MAX_ATTEMPTS:
+            except errors.HeadwaterError as error:
+                attempt.error = error.message
+                if not isinstance(error, errors.Unavailable):
+                    raise
+                if self.road.ttft is not None or self.attempt == MAX_ATTEMPTS:
                     raise
                 if error.code == ENGINE_UNAVAILABLE:
                     failed.add(self.decision.replica_id)
                 self.line.metrics.retries.inc()
+            finally:
+                attempt.ended_at = time.perf_counter()
 
     async def _choose(self, failed: set[str]) -> Decision:
         """The replica that answers soonest, of those that have not failed this request."""
@@ -185,7 +196,7 @@ class Generation:
             tier=caller.tenant.tier + caller.priority,
             deadline_ms=caller.remaining_ms,
             cache_namespace=self._namespace,
-            traceparent=caller.traceparent,
+            traceparent=caller.span.context.traceparent,
             predicted_cached_tokens=decision.predicted_cached_tokens,
             credit=CREDIT_TOKENS,
         )
@@ -200,14 +211,15 @@ class Generation:
         )
 
     def first_token(self, now: float) -> None:
-        if self._ttft is None:
-            self._ttft = now - self._arrived
-            self.line.metrics.first_token.observe(self._ttft)
+        if self.road.first_token_at is None:
+            self.road.first_token_at = now
+            self.line.metrics.first_token.labels(self.job.model).observe(now - self.road.arrived_at)
 
     def started(self, start: engine_pb2.Start) -> None:
         """Its choices share one prompt, so the first one's word counts."""
-        if self._start is None:
-            self._start = start
+        attempt = self.road.attempts[-1]
+        if attempt.start is None:
+            attempt.start = start
             self.cached_tokens = start.cached_tokens
             if self._dispatch is not None:
                 self.line.router.started(self._dispatch, start.cached_tokens)
@@ -224,7 +236,7 @@ class Generation:
 
     def receipt(self) -> dict[str, Any]:
         """Where it was served and why, and how that turned out."""
-        start = self._start or engine_pb2.Start()
+        start = (self.road.attempts[-1].start if self.road.attempts else None) or engine_pb2.Start()
         return {
             "request_id": self.job.caller.request_id,
             "attempts": self.attempt,
@@ -232,27 +244,42 @@ class Generation:
             "cached_tokens": self.cached_tokens,
             "engine_queue_seconds": start.queue_seconds,
             "prefill_seconds": start.prefill_seconds,
-            "ttft_seconds": self._ttft,
+            "ttft_seconds": self.road.ttft,
         }
 
-    def _log(self, outcome: str) -> None:
-        metrics, model = self.line.metrics, self.job.model
-        metrics.prompt_tokens.labels(model).inc(self.num_prompt_tokens)
-        metrics.cached_tokens.labels(model).inc(self.cached_tokens)
-        metrics.generation_tokens.labels(model).inc(self.num_output_tokens)
+    def explanation(self) -> Explanation:
+        """Of the request that it belongs to, without its prompts."""
+        caller = self.job.caller
+        trace_id = caller.span.context.trace_id
+        return self.line.roads.begin(
+            caller.request_id, caller.tenant.id, self.job.model, caller.client_request_id, trace_id
+        )
+
+    def explained(self) -> dict[str, Any]:
+        return self.road.explained(self)
+
+    def _tell(self) -> None:
+        """Whoever wants to know how it went: metrics, the collector of spans, those who ask later, the log."""
+        self.line.metrics.count(self)
+        self.road.to_spans(self.job.caller.span)
+        self.line.roads.keep(self.explanation(), self.explained())
+        self._log()
+
+    def _log(self) -> None:
         structlog.get_logger().info(
             "request",
             request_id=self.job.caller.request_id,
             tenant=self.job.caller.tenant.id,
-            model=model,
-            outcome=outcome,
+            trace_id=self.job.caller.span.context.trace_id,
+            model=self.job.model,
+            outcome=self.road.outcome,
             attempt=self.attempt,
             replica=self.decision.replica_id if self.decision is not None else None,
             prompt_tokens=self.num_prompt_tokens,
             cached_tokens=self.cached_tokens,
             output_tokens=self.num_output_tokens,
-            ttft=self._ttft,
-            seconds=time.perf_counter() - self._arrived,
+            ttft=self.road.ttft,
+            seconds=self.road.seconds,
         )
 
 

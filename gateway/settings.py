@@ -35,6 +35,7 @@ class GatewaySettings:
     sse_keep_alive: float = setting(5.0, "seconds of silence after which a stream gets a comment")
     drain_limit: float = setting(30.0, "seconds that running requests are given at shutdown")
     metrics_port: int = setting(-1, "port of /metrics for this process alone; 0: any, -1: none")
+    otlp_endpoint: str = setting("", "OpenTelemetry collector that gets spans, http://host:port (gRPC); none: no spans")
     log_level: str = setting("info", "debug, info, warning or error")
 
     def __post_init__(self) -> None:

@@ -146,7 +146,7 @@ class KvEventBatch(_message.Message):
     index_xor: _builtins.int
     """xor of the first 8 bytes (little-endian) of their hashes"""
     published_at: _builtins.float
-    """seconds since 1970 on the engine's clock; 0: replayed"""
+    """seconds since 1970 on the engine's clock"""
     @_builtins.property
     def incarnation(self) -> Global___Incarnation:
         """whose cache"""

@@ -29,6 +29,8 @@ _QUEUE_LEN = 65536
 class Message:
     subject: str
     payload: bytes
+    reply: str = ""
+    """Where an answer is awaited; empty: nowhere."""
 
 
 class Subscription:
@@ -60,7 +62,7 @@ class Subscription:
             if self._num_dropped % _QUEUE_LEN == 0:
                 structlog.get_logger().warning("reader fell behind, facts dropped", subject=self.subject)
             self._num_dropped += 1
-        self._messages.append(Message(message.subject, message.data))
+        self._messages.append(Message(message.subject, message.data, message.reply))
         self._arrived.set()
 
 
@@ -123,6 +125,15 @@ class Bus:
             await self._client.publish(subject, payload)
         except _FAILURES as failure:
             structlog.get_logger().warning("fact not published", subject=subject, error=repr(failure))
+
+    async def ask(self, subject: str, payload: bytes, *, seconds: float) -> bytes | None:
+        """The first answer of whoever listens to `subject`; None when nobody says anything in time."""
+        if not self.connected:
+            return None
+        try:
+            return (await self._client.request(subject, payload, timeout=seconds)).data
+        except _FAILURES:
+            return None
 
     @contextlib.asynccontextmanager
     async def subscribe(self, subject: str) -> AsyncIterator[Subscription]:

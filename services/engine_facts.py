@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections import deque
 from collections.abc import AsyncIterator
 
@@ -70,7 +71,9 @@ class EngineFacts:
         subject = subjects.kv_events(self._replica.model.key, self._replica.replica_id)
         while True:
             while self._batches:
-                await self._bus.publish(subject, self._batches.popleft().SerializeToString())
+                batch = self._batches.popleft()
+                batch.published_at = time.time()
+                await self._bus.publish(subject, batch.SerializeToString())
             self._batch_waits.clear()
             await self._batch_waits.wait()
 

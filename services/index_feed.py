@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Sequence
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
 
 import structlog
 from google.protobuf.message import DecodeError
@@ -37,6 +38,8 @@ class IndexFeed:
         self._indexes: dict[str, KvIndex] = {}
         self._followers: dict[str, tuple[Follower, asyncio.Task[None]]] = {}
         self._ended: set[asyncio.Task[None]] = set()
+        self.on_lag: Callable[[float], None] = _unheard
+        """Told how old each batch of events is when it comes, in seconds."""
         self._snapshots = asyncio.Semaphore(_SNAPSHOTS_AT_A_TIME)
 
     @contextlib.asynccontextmanager
@@ -100,6 +103,7 @@ class IndexFeed:
             except DecodeError as fault:
                 structlog.get_logger().warning("batch not understood", subject=message.subject, error=str(fault))
                 continue
+            self.on_lag(max(0.0, time.time() - batch.published_at))
             followed = self._followers.get(batch.incarnation.replica_id)
             if followed is not None:
                 followed[0].take(batch)
@@ -128,6 +132,10 @@ class IndexFeed:
             task.cancel()
             self._ended.add(task)
             task.add_done_callback(self._ended.discard)
+
+
+def _unheard(seconds: float) -> None:
+    pass
 
 
 def _report(task: asyncio.Task[None]) -> None:

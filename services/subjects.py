@@ -6,6 +6,8 @@ from hashlib import blake2b
 
 HELLO = "ctl.hello"
 """Asks every process for a heartbeat now."""
+EXPLAIN = "ctl.explain"
+"""Asks every gateway what it knows of a request."""
 EVERY_MEMBER = "member.>"
 EVERY_LOAD = "load.>"
 EVERY_KV_EVENT = "kv.>"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import cache
 from typing import Any
 
@@ -18,6 +19,7 @@ _BODIES: dict[str, tuple[type[msgspec.Struct], str]] = {
 _READS = {
     "/v1/models": "What is served",
     "/v1/models/{name}": "One served model",
+    "/v1/requests/{id}/explain": "Where a request waited, where it was routed and why, what it took",
     "/health": "Alive",
     "/ready": "Able to answer: processor, output processor and engine are there",
     "/version": "Of the server",
@@ -54,7 +56,10 @@ def openapi_document(version: str) -> dict[str, Any]:
             "post": {"summary": summary, "requestBody": {"required": True, "content": content}, "responses": _RESPONSES}
         }
     for path, summary in _READS.items():
-        names = [{"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}] if "{" in path else []
+        names = [
+            {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+            for name in re.findall(r"{(\w+)}", path)
+        ]
         paths[path] = {"get": {"summary": summary, "parameters": names, "responses": _RESPONSES}}
     return {
         "openapi": "3.1.0",

@@ -21,6 +21,12 @@ class RouterMetrics:
         self.actual = Counter(
             "headwater_router_actual_cached_tokens", "Of the same requests, found cached", registry=registry
         )
+        self.event_lag = Histogram(
+            "headwater_router_event_lag_seconds",
+            "From an engine's telling what it caches to its being known here, by both clocks",
+            buckets=(0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 1, 5),
+            registry=registry,
+        )
         self.trust = Gauge(
             "headwater_router_trust", "How far a replica's column is believed, 0 to 1", ["replica"], registry=registry
         )

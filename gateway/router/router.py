@@ -61,6 +61,7 @@ class Router:
         self._feed, self._score, self._clock = feed, score, clock
         self._fleet = Fleet(bus, members, clock)
         self._metrics = RouterMetrics(registry if registry is not None else CollectorRegistry())
+        feed.on_lag = self._metrics.event_lag.observe
         self._last_served: OrderedDict[bytes, dict[str, float]] = OrderedDict()
 
     @contextlib.asynccontextmanager

@@ -33,6 +33,7 @@ def test_a_new_knob_is_a_decision() -> None:
         "sse_keep_alive",
         "drain_limit",
         "metrics_port",
+        "otlp_endpoint",
         "log_level",
     ]
 

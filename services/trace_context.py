@@ -1,0 +1,46 @@
+"""W3C trace context: which trace a request belongs to. Pure; knows nothing about spans or who collects them."""
+
+from __future__ import annotations
+
+import re
+import secrets
+from dataclasses import dataclass
+
+_TRACEPARENT = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
+
+
+@dataclass(frozen=True, slots=True)
+class TraceContext:
+    """A span, named so that other processes can have it as parent."""
+
+    trace_id: str
+    """32 hex digits."""
+    span_id: str
+    """16 hex digits."""
+    is_sampled: bool = False
+
+    @classmethod
+    def parse(cls, traceparent: str) -> TraceContext | None:
+        """None for what is no traceparent of W3C's version 00, or of a later one that begins like it."""
+        match = _TRACEPARENT.fullmatch(traceparent)
+        if match is None:
+            return None
+        version, trace_id, span_id, flags, more = match.groups()
+        if version == "ff" or (version == "00" and more) or not int(trace_id, 16) or not int(span_id, 16):
+            return None
+        return cls(trace_id, span_id, bool(int(flags, 16) & 1))
+
+    @classmethod
+    def fresh(cls) -> TraceContext:
+        """Of a trace that nobody collects: its id joins log lines all the same."""
+        return cls(secrets.token_hex(16), secrets.token_hex(8))
+
+    @property
+    def traceparent(self) -> str:
+        return f"00-{self.trace_id}-{self.span_id}-{'01' if self.is_sampled else '00'}"
+
+
+def trace_id_of(traceparent: str) -> str:
+    """For log lines; empty where there is none."""
+    context = TraceContext.parse(traceparent)
+    return context.trace_id if context is not None else ""

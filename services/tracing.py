@@ -1,0 +1,124 @@
+"""Spans of one process, sent to an OpenTelemetry collector. Off, nothing of OpenTelemetry is imported or called.
+
+Times are seconds of `time.perf_counter`, which is what stages measure with.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from headwater.services.settings import SettingError
+from headwater.services.trace_context import TraceContext
+
+FLUSH_MILLISECONDS = 2000
+"""What the last spans get to reach the collector when the process leaves."""
+
+
+class Span(Protocol):
+    """A stretch of a request's road in one process."""
+
+    @property
+    def context(self) -> TraceContext:
+        """What the next stage is told, so that its spans hang on this one."""
+        ...
+
+    def part(self, name: str, began: float, ended: float, **attributes: Any) -> None:
+        """Something within it that is over."""
+        ...
+
+    def end(self, error: str = "", **attributes: Any) -> None: ...
+
+
+class Tracing(Protocol):
+    def begin(self, name: str, traceparent: str, **attributes: Any) -> Span:
+        """A span that begins now, within the one that `traceparent` names, or as the root of a trace."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class NoSpan:
+    """Passes on whose trace it is and collects nothing."""
+
+    context: TraceContext = field(default_factory=TraceContext.fresh)
+
+    def part(self, name: str, began: float, ended: float, **attributes: Any) -> None: ...
+    def end(self, error: str = "", **attributes: Any) -> None: ...
+
+
+class NoTracing:
+    """Nobody collects."""
+
+    def begin(self, name: str, traceparent: str, **attributes: Any) -> NoSpan:
+        context = TraceContext.parse(traceparent)
+        return NoSpan(context) if context is not None else NoSpan()
+
+
+class CollectedSpan:
+    def __init__(self, tracer: Any, name: str, parent: Any, attributes: dict[str, Any]) -> None:
+        from opentelemetry import trace  # noqa: PLC0415 (an extra, wanted only where spans are)
+
+        self._trace, self._tracer = trace, tracer
+        # The clocks drift apart over days: they are compared once a span.
+        self._epoch_ns = time.time_ns() - time.perf_counter_ns()
+        self._span = tracer.start_span(name, context=parent, attributes=attributes)
+
+    @property
+    def context(self) -> TraceContext:
+        own = self._span.get_span_context()
+        return TraceContext(f"{own.trace_id:032x}", f"{own.span_id:016x}", own.trace_flags.sampled)
+
+    def part(self, name: str, began: float, ended: float, **attributes: Any) -> None:
+        parent = self._trace.set_span_in_context(self._span)
+        child = self._tracer.start_span(name, context=parent, start_time=self._ns(began), attributes=attributes)
+        child.end(self._ns(ended))
+
+    def end(self, error: str = "", **attributes: Any) -> None:
+        self._span.set_attributes(attributes)
+        if error:
+            self._span.set_status(self._trace.StatusCode.ERROR, error)
+        self._span.end()
+
+    def _ns(self, seconds: float) -> int:
+        return self._epoch_ns + int(seconds * 1e9)
+
+
+class CollectedTracing:
+    def __init__(self, tracer: Any) -> None:
+        self._tracer = tracer
+
+    def begin(self, name: str, traceparent: str, **attributes: Any) -> CollectedSpan:
+        from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator  # noqa: PLC0415
+
+        parent = TraceContextTextMapPropagator().extract({"traceparent": traceparent}) if traceparent else None
+        return CollectedSpan(self._tracer, name, parent, attributes)
+
+
+@contextlib.contextmanager
+def tracing_to(endpoint: str, stage: str, replica_id: str) -> Iterator[Tracing]:
+    """Spans to the OTLP collector at `endpoint` (http://host:port, gRPC) for the length of a scope; empty: none.
+
+    How many traces are sampled is OpenTelemetry's own setting (OTEL_TRACES_SAMPLER). Raises `SettingError` where the
+    extra `tracing` is not installed.
+    """
+    if not endpoint:
+        yield NoTracing()
+        return
+    try:
+        from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter  # noqa: PLC0415 (as above)
+        from opentelemetry.sdk.resources import Resource  # noqa: PLC0415
+        from opentelemetry.sdk.trace import TracerProvider  # noqa: PLC0415
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor  # noqa: PLC0415
+    except ImportError:
+        raise SettingError("otlp_endpoint", endpoint, "none, or `pip install headwater[tracing]` first") from None
+    resource = Resource.create({"service.name": f"headwater-{stage}", "service.instance.id": replica_id})
+    provider = TracerProvider(resource=resource, shutdown_on_exit=False)
+    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=endpoint)))
+    try:
+        yield CollectedTracing(provider.get_tracer("headwater"))
+    finally:
+        provider.force_flush(FLUSH_MILLISECONDS)
+        provider.shutdown()
