@@ -15,6 +15,7 @@ from headwater.proto import processor_pb2, processor_pb2_grpc
 from headwater.services import errors, grpc_errors
 from headwater.services.channel import MAX_TEXT_BYTES, open_channel
 from headwater.services.served_model import ServedModel
+from headwater.services.tracing import Span
 
 CALL_SECONDS = 30.0
 ASK_SECONDS = 2.0
@@ -72,8 +73,11 @@ class Processors:
             raise errors.Unavailable("no processor is within reach", code="processor_unavailable")
         raise errors.NotFound("model", name)
 
-    async def prepare(self, request: processor_pb2.PrepareRequest) -> processor_pb2.PrepareReply:
-        return await self._call(request.model, lambda stub: stub.Prepare(request, timeout=CALL_SECONDS))
+    async def prepare(self, request: processor_pb2.PrepareRequest, span: Span) -> processor_pb2.PrepareReply:
+        metadata = (("traceparent", span.context.traceparent),)
+        return await self._call(
+            request.model, lambda stub: stub.Prepare(request, timeout=CALL_SECONDS, metadata=metadata)
+        )
 
     async def tokenize(self, request: processor_pb2.ProcessorTokenizeRequest) -> processor_pb2.ProcessorTokenizeReply:
         return await self._call(request.model, lambda stub: stub.Tokenize(request, timeout=CALL_SECONDS))
