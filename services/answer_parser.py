@@ -90,6 +90,14 @@ class AnswerParser:
         return Parts(read.content, reasoning, read.calls)
 
 
+def unknown_parser(answer_format: AnswerFormat) -> str | None:
+    """The parser that is asked for and does not exist, if so."""
+    for name, known in ((answer_format.tool_parser, TOOL_PARSERS), (answer_format.reasoning_parser, REASONING_FORMATS)):
+        if name and name not in known:
+            return name
+    return None
+
+
 def markers_of(answer_format: AnswerFormat) -> tuple[str, ...]:
     """Tokens that must be spelled for the parsers, also where special tokens are not."""
     tools = MARKERS.get(answer_format.tool_parser, ())

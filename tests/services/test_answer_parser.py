@@ -1,7 +1,9 @@
 """Answers as models write them, cut in every way: what is told of them is the same, and arguments are valid JSON."""
+# ruff: noqa: E501 (answers stand here as models write them)
 
 from __future__ import annotations
 
+import itertools
 import json
 from dataclasses import dataclass, field
 from typing import Any
@@ -54,7 +56,7 @@ def heard_of(answer_format: AnswerFormat, pieces: list[str]) -> Heard:
 
 def cut(text: str, places: list[int]) -> list[str]:
     bounds = [0, *sorted(place % (len(text) + 1) for place in places), len(text)]
-    return [text[start:end] for start, end in zip(bounds, bounds[1:], strict=False)]
+    return [text[start:end] for start, end in itertools.pairwise(bounds)]
 
 
 CASES: list[tuple[str, str, str, list[tuple[str, Any]]]] = [
