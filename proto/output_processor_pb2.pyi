@@ -281,6 +281,7 @@ class OutputFinish(_message.Message):
     NUM_OUTPUT_TOKENS_FIELD_NUMBER: _builtins.int
     ERROR_FIELD_NUMBER: _builtins.int
     RETRIABLE_FIELD_NUMBER: _builtins.int
+    NUM_REASONING_TOKENS_FIELD_NUMBER: _builtins.int
     WORK_FIELD_NUMBER: _builtins.int
     stream_id: _builtins.int
     """which"""
@@ -296,6 +297,8 @@ class OutputFinish(_message.Message):
     """what went wrong"""
     retriable: _builtins.bool
     """another replica may do better"""
+    num_reasoning_tokens: _builtins.int
+    """of these, thoughts"""
     @_builtins.property
     def work(self) -> _engine_pb2.Work:
         """of the engine; absent when a stop string ended the stream"""
@@ -310,11 +313,12 @@ class OutputFinish(_message.Message):
         num_output_tokens: _builtins.int = ...,
         error: _builtins.str = ...,
         retriable: _builtins.bool = ...,
+        num_reasoning_tokens: _builtins.int = ...,
         work: _engine_pb2.Work | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["stop_reason", b"stop_reason", "stop_string", b"stop_string", "stop_token_id", b"stop_token_id", "work", b"work"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "num_output_tokens", b"num_output_tokens", "reason", b"reason", "retriable", b"retriable", "stop_reason", b"stop_reason", "stop_string", b"stop_string", "stop_token_id", b"stop_token_id", "stream_id", b"stream_id", "work", b"work"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "num_output_tokens", b"num_output_tokens", "num_reasoning_tokens", b"num_reasoning_tokens", "reason", b"reason", "retriable", b"retriable", "stop_reason", b"stop_reason", "stop_string", b"stop_string", "stop_token_id", b"stop_token_id", "stream_id", b"stream_id", "work", b"work"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_stop_reason: _TypeAlias = _typing.Literal["stop_string", "stop_token_id"]  # noqa: Y015
     _WhichOneofArgType_stop_reason: _TypeAlias = _typing.Literal["stop_reason", b"stop_reason"]  # noqa: Y015

@@ -18,9 +18,10 @@ class Detokenizer:
 
     __slots__ = ("_bytes_of", "_decoder", "_is_open", "_text_of")
 
-    def __init__(self, table: TokenTable, *, skip_special_tokens: bool = True) -> None:
-        self._text_of = table.visible_text_of if skip_special_tokens else table.text_of
-        self._bytes_of = table.visible_bytes_of if skip_special_tokens else table.bytes_of
+    def __init__(self, table: TokenTable, *, skip_special_tokens: bool = True, shown: tuple[str, ...] = ()) -> None:
+        """`shown` are special tokens that are spelled nevertheless."""
+        visible = table.visible(shown) if skip_special_tokens else (table.text_of, table.bytes_of)
+        self._text_of, self._bytes_of = visible
         self._decoder = _new_decoder("replace")
         self._is_open = False
         """A character is unfinished."""

@@ -11,7 +11,13 @@ from collections.abc import Iterable, Sequence
 
 from headwater.proto.common_pb2 import TokenLogprob
 from headwater.proto.engine_pb2 import Start
-from headwater.proto.output_processor_pb2 import OutputFinish, OutputFrame, OutputPromptLogprobs, RowLogprobs
+from headwater.proto.output_processor_pb2 import (
+    OutputFinish,
+    OutputFrame,
+    OutputPromptLogprobs,
+    RowLogprobs,
+    RowParts,
+)
 
 FULL_FRAME_BYTES = 192 * 1024
 """A frame takes nothing more from this size on; no item is larger than the rest of the 256 KiB that it may have."""
@@ -28,6 +34,7 @@ class _Columns:
         "logprobs",
         "num_bytes",
         "num_tokens",
+        "parts",
         "starts",
         "stream_ids",
         "text_offset",
@@ -43,6 +50,7 @@ class _Columns:
         self.texts: list[str] = []
         self.text_offset: list[int] = []
         self.logprobs: list[RowLogprobs] = []
+        self.parts: list[RowParts] = []
         self.starts: list[Start] = []
         self.finishes: list[OutputFinish] = []
         self.num_bytes = 0
@@ -56,6 +64,7 @@ class _Columns:
             texts=self.texts,
             text_offset=self.text_offset,
             logprobs=self.logprobs,
+            parts=self.parts,
             starts=self.starts,
             finishes=self.finishes,
         )
@@ -92,6 +101,13 @@ class Outbox:
         row = RowLogprobs(row=len(columns.stream_ids) - 1, tokens=tokens)
         columns.logprobs.append(row)
         columns.num_bytes += row.ByteSize() + _ROW_BYTES
+
+    def add_parts(self, parts: RowParts) -> None:
+        """Of the row that was added last."""
+        columns = self._frames[-1]
+        parts.row = len(columns.stream_ids) - 1
+        columns.parts.append(parts)
+        columns.num_bytes += parts.ByteSize()
 
     def add_start(self, start: Start) -> None:
         columns = self._open_columns()

@@ -9,9 +9,11 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 
 from headwater.proto import common_pb2
+from headwater.proto.common_pb2 import AnswerFormat
 from headwater.proto.engine_pb2 import AddPart, Cancel
 from headwater.proto.output_processor_pb2 import GatewayFrame, Open, OutputFinish, OutputFrame
 from headwater.services import output_metrics
+from headwater.services.answer_parser import unknown_parser
 from headwater.services.output_engines import EngineLink, EngineLinks, Request
 from headwater.services.output_frames import Outbox
 from headwater.services.output_stream import OutputStream, TextPlan
@@ -111,13 +113,20 @@ class GatewaySession:
             self._refuse([each for each in stream_ids if each not in self._places], "stream ids are taken")
         elif self._refusal is not None:
             self._refuse(stream_ids, self._refusal, retriable=True)
+        elif (unknown := unknown_parser(opening.answer_format)) is not None:
+            self._refuse(stream_ids, f"the parser {unknown!r} is not known here")
         elif (tokenizer := self._tokenizers.get(opening.model)) is None:
             self._refuse(stream_ids, f"the model {opening.model!r} has no tokenizer here")
+        elif add.choice_indices and len(add.choice_indices) != len(stream_ids):
+            self._refuse(stream_ids, "choice_indices are not one a stream")
         elif add.num_output_tokens and len(stream_ids) > 1:
             self._refuse(stream_ids, "output_ids belong to one choice; allowed: one stream")
         else:
-            plan = TextPlan.of(add, tokenizer.table)
-            streams = [OutputStream(each, plan, self._outbox, add.credit, self._forget) for each in stream_ids]
+            plan = TextPlan.of(add, tokenizer.table, _format_of(opening))
+            streams = [
+                OutputStream(each, plan, self._outbox, add.credit, self._forget, choice_index)
+                for each, choice_index in zip(stream_ids, add.choice_indices or range(len(stream_ids)), strict=True)
+            ]
             link = self._links.to(opening.engine_address)
             self._expect(link, opening, streams)
 
@@ -189,3 +198,7 @@ class GatewaySession:
             self._opened.pop(opened.first, None)
         if self._refusal is not None and not self._places:
             self.end()
+
+
+def _format_of(opening: Open) -> AnswerFormat | None:
+    return opening.answer_format if opening.HasField("answer_format") else None

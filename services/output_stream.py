@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from headwater.proto import common_pb2
-from headwater.proto.common_pb2 import FinishReason
+from headwater.proto.common_pb2 import AnswerFormat, FinishReason, ToolCallDelta
 from headwater.proto.engine_pb2 import Add, Finish, PromptLogprobs, Start
-from headwater.proto.output_processor_pb2 import OutputFinish
+from headwater.proto.output_processor_pb2 import OutputFinish, RowParts
 from headwater.services import output_metrics
+from headwater.services.answer_parser import AnswerParser, call_id, markers_of
+from headwater.services.answer_parts import CallDelta, Parts
 from headwater.services.detokenizer import Detokenizer
 from headwater.services.output_frames import Outbox
 from headwater.services.stops import StopMatcher, Stops
@@ -40,9 +42,12 @@ class TextPlan:
     """Ids that are named when they end the answer: those asked for, not the plain end of sequence."""
     wants_logprobs: bool
     max_row_tokens: int
+    request_id: str
+    answer_format: AnswerFormat | None
+    """None: all of the text is content."""
 
     @classmethod
-    def of(cls, add: Add, table: TokenTable) -> TextPlan:
+    def of(cls, add: Add, table: TokenTable, answer_format: AnswerFormat | None = None) -> TextPlan:
         sampling = add.sampling
         eos = frozenset[int]() if sampling.ignore_eos else frozenset(add.eos_token_ids)
         asked = frozenset(sampling.stop_token_ids)
@@ -56,19 +61,28 @@ class TextPlan:
             reported_ids=asked - eos,
             wants_logprobs=sampling.logprobs,
             max_row_tokens=MAX_SCORED_ROW_TOKENS if sampling.logprobs else MAX_ROW_TOKENS,
+            request_id=add.request_id,
+            answer_format=answer_format,
         )
+
+    def new_detokenizer(self) -> Detokenizer:
+        shown = markers_of(self.answer_format) if self.answer_format is not None else ()
+        return Detokenizer(self.table, skip_special_tokens=self.skip_special_tokens, shown=shown)
 
 
 class OutputStream:
     """Reports to `outbox` under the gateway's `stream_id`, calls `on_end` when it ends and says nothing more then."""
 
     __slots__ = (
+        "_choice_index",
         "_detokenizer",
         "_granted",
         "_matcher",
         "_next_index",
+        "_num_reasoning_tokens",
         "_offset",
         "_on_end",
+        "_parser",
         "_plan",
         "_replayed",
         "ended",
@@ -77,12 +91,20 @@ class OutputStream:
     )
 
     def __init__(
-        self, stream_id: int, plan: TextPlan, outbox: Outbox, credit: int, on_end: Callable[[OutputStream], None]
+        self,
+        stream_id: int,
+        plan: TextPlan,
+        outbox: Outbox,
+        credit: int,
+        on_end: Callable[[OutputStream], None],
+        choice_index: int = 0,
     ) -> None:
         self.stream_id, self.outbox = stream_id, outbox
-        self._plan, self._on_end = plan, on_end
-        self._detokenizer = Detokenizer(plan.table, skip_special_tokens=plan.skip_special_tokens)
+        self._plan, self._on_end, self._choice_index = plan, on_end, choice_index
+        self._detokenizer = plan.new_detokenizer()
         self._matcher = StopMatcher(plan.stops) if plan.stops is not None else None
+        self._parser = AnswerParser(plan.answer_format) if plan.answer_format is not None else None
+        self._num_reasoning_tokens = 0
         self._next_index = 0
         self._offset = 0
         """UTF-8 bytes of text so far."""
@@ -116,7 +138,7 @@ class OutputStream:
         if entries is not None and self._plan.wants_logprobs:
             self._send_logprobs(used, entries, position)
         if self.is_stopped:
-            self._end_by_stop_string()
+            self._end_early()
         elif self._next_index > self._granted:
             self.fail(f"{self._next_index} tokens came for a credit of {self._granted - CREDIT_SLACK}", retriable=True)
 
@@ -138,15 +160,43 @@ class OutputStream:
 
     def _send(self, token_ids: Sequence[int], text: str) -> None:
         """A row; what of a long text does not fit goes ahead of its tokens."""
+        if self._parser is not None:
+            parts = self._parser.push(text)
+            self._num_reasoning_tokens += len(token_ids) if self._parser.is_reasoning else 0
+            self._send_parts(token_ids, parts, _num_bytes(text))
+            return
         while len(text) > MAX_TEXT_CHARS:
             self._send_row((), text[:MAX_TEXT_CHARS])
             text = text[MAX_TEXT_CHARS:]
         self._send_row(token_ids, text)
 
     def _send_row(self, token_ids: Sequence[int], text: str) -> None:
-        num_bytes = len(text) if text.isascii() else len(text.encode())
+        num_bytes = _num_bytes(text)
         self.outbox.add_row(self.stream_id, self._next_index, token_ids, text, self._offset, num_bytes)
         self._offset += num_bytes
+
+    def _send_parts(self, token_ids: Sequence[int], parts: Parts, num_bytes: int) -> None:
+        """What a text of so many bytes was told apart into. Rows before the last one stand for none of it."""
+        *ahead, last = parts.within(MAX_TEXT_CHARS)
+        for part in ahead:
+            self._send_part((), part, 0)
+        self._send_part(token_ids, last, num_bytes)
+
+    def _send_part(self, token_ids: Sequence[int], part: Parts, num_bytes: int) -> None:
+        content_bytes = _num_bytes(part.content)
+        self.outbox.add_row(self.stream_id, self._next_index, token_ids, part.content, self._offset, content_bytes)
+        self._offset += num_bytes
+        if not part.is_plain or content_bytes != num_bytes:
+            calls = list(self._named(part.calls))
+            self.outbox.add_parts(RowParts(num_bytes=num_bytes, reasoning=part.reasoning, tool_calls=calls))
+
+    def _named(self, calls: Sequence[CallDelta]) -> Iterator[ToolCallDelta]:
+        plan = self._plan
+        assert plan.answer_format is not None
+        for call in calls:
+            # A call begins with its name.
+            name_of = call_id(plan.answer_format, plan.request_id, self._choice_index, call.index) if call.name else ""
+            yield ToolCallDelta(index=call.index, id=name_of, name=call.name, arguments=call.arguments)
 
     def _send_logprobs(self, token_ids: Sequence[int], entries: Mapping[int, Entry], position: int) -> None:
         """Of the row that was sent last."""
@@ -175,10 +225,13 @@ class OutputStream:
             self.fail(f"delivered_bytes is {delivered_bytes}; allowed: 0…{len(spelled)}, what output_ids spell")
             return
         self._offset = delivered_bytes
+        if self._parser is not None:
+            # The gateway has had whatever was told of that text.
+            self._parser.push(spelled[:delivered_bytes].decode(errors="ignore"))
         if missing := spelled[delivered_bytes:].decode(errors="ignore"):
             self._send((), missing)
         if self.is_stopped:
-            self._end_by_stop_string()
+            self._end_early()
 
     def grant(self, tokens: int) -> None:
         self._granted += tokens
@@ -200,9 +253,12 @@ class OutputStream:
         if tail:
             self._send((), tail)
         if self.is_stopped:
-            self._end_by_stop_string()
+            self._end_early()
             return
-        ending = self._ending(finish.reason)
+        if finish.reason in (common_pb2.FINISH_REASON_STOP, common_pb2.FINISH_REASON_LENGTH):
+            # Of a stream that broke the rest may yet come, from another engine.
+            self._flush_parser()
+        ending = self._ending(self._reason_after_calls(finish.reason))
         ending.error, ending.retriable = finish.error[:MAX_ERROR_CHARS], finish.retriable
         if finish.HasField("work"):
             ending.work.CopyFrom(finish.work)
@@ -220,18 +276,37 @@ class OutputStream:
 
     @property
     def is_stopped(self) -> bool:
-        """A stop string is complete."""
-        return self._matcher is not None and self._matcher.hit is not None
+        """A stop string is complete, or the only call that was allowed."""
+        return (self._matcher is not None and self._matcher.hit is not None) or (
+            self._parser is not None and self._parser.is_over
+        )
 
-    def _end_by_stop_string(self) -> None:
-        assert self._matcher is not None
-        assert self._matcher.hit is not None
-        ending = self._ending(common_pb2.FINISH_REASON_STOP)
-        ending.stop_string = self._matcher.hit
+    def _end_early(self) -> None:
+        """By what the text says, whatever the engine would go on with."""
+        self._flush_parser()
+        ending = self._ending(self._reason_after_calls(common_pb2.FINISH_REASON_STOP))
+        if self._matcher is not None and self._matcher.hit is not None:
+            ending.stop_string = self._matcher.hit
         self._end(ending)
 
+    def _flush_parser(self) -> None:
+        if self._parser is not None and (parts := self._parser.flush()) != Parts():
+            self._send_parts((), parts, 0)
+
+    def _reason_after_calls(self, reason: FinishReason.ValueType) -> FinishReason.ValueType:
+        parser, plan = self._parser, self._plan
+        if reason != common_pb2.FINISH_REASON_STOP or parser is None or not parser.has_called:
+            return reason
+        assert plan.answer_format is not None
+        return reason if plan.answer_format.named_call else common_pb2.FINISH_REASON_TOOL_CALLS
+
     def _ending(self, reason: FinishReason.ValueType) -> OutputFinish:
-        return OutputFinish(stream_id=self.stream_id, reason=reason, num_output_tokens=self._next_index)
+        return OutputFinish(
+            stream_id=self.stream_id,
+            reason=reason,
+            num_output_tokens=self._next_index,
+            num_reasoning_tokens=self._num_reasoning_tokens,
+        )
 
     def _end(self, ending: OutputFinish) -> None:
         if not self.ended:
@@ -240,3 +315,7 @@ class OutputStream:
             output_metrics.FINISHES.labels(reason).inc()
             self.outbox.add_finish(ending)
             self._on_end(self)
+
+
+def _num_bytes(text: str) -> int:
+    return len(text) if text.isascii() else len(text.encode())

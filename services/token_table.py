@@ -36,9 +36,22 @@ class TokenTable:
         """The same with special tokens spelling nothing."""
         for token_id in self.special_ids:
             self.visible_bytes_of[token_id], self.visible_text_of[token_id] = b"", ""
+        self._shown: dict[tuple[str, ...], tuple[list[str | None], list[bytes]]] = {}
 
     def __len__(self) -> int:
         return len(self.bytes_of)
+
+    def visible(self, shown: tuple[str, ...] = ()) -> tuple[list[str | None], list[bytes]]:
+        """Text and bytes by id, special tokens spelling nothing, except those of `shown`."""
+        if not shown:
+            return self.visible_text_of, self.visible_bytes_of
+        if shown not in self._shown:
+            texts, spelled = list(self.visible_text_of), list(self.visible_bytes_of)
+            for token_id in self.special_ids:
+                if self.text_of[token_id] in shown:
+                    texts[token_id], spelled[token_id] = self.text_of[token_id], self.bytes_of[token_id]
+            self._shown[shown] = texts, spelled
+        return self._shown[shown]
 
 
 def _whole(spelled: bytes) -> str | None:

@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 
 from headwater.proto import engine_pb2_grpc, output_processor_pb2_grpc
-from headwater.proto.common_pb2 import FINISH_REASON_LENGTH, FinishReason, Sampling
+from headwater.proto.common_pb2 import FINISH_REASON_LENGTH, FinishReason, Sampling, ToolCallDelta
 from headwater.proto.engine_pb2 import Add, AddPart, ClientFrame, Credit, EngineFrame, Finish
 from headwater.proto.events_pb2 import Incarnation, Member
 from headwater.proto.output_processor_pb2 import GatewayFrame, Open, OutputFinish, OutputFrame
@@ -106,6 +106,10 @@ class Heard:
     offset: int
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
+    num_bytes: int = 0
+    """Of the text, content or not."""
+    reasoning: str = ""
+    calls: list[ToolCallDelta] = field(default_factory=list)
     finish: OutputFinish | None = None
 
 
@@ -119,7 +123,7 @@ class ListeningGateway:
         self._engine_address, self._model = engine_address, model
 
     def opening(self, *stream_ids: int, epoch: int = EPOCH, delivered: Sequence[int] = (), **add: Any) -> Open:
-        sampling = add.pop("sampling", Sampling())
+        sampling, answer_format = add.pop("sampling", Sampling()), add.pop("answer_format", None)
         prompt_ids = add.pop("prompt_ids", [5, 6])
         fields = {"num_prompt_tokens": len(prompt_ids), "credit": 1 << 20, "eos_token_ids": [2, 0], **add}
         request = Add(stream_ids=stream_ids, prompt_ids=prompt_ids, sampling=sampling, **fields)
@@ -130,6 +134,7 @@ class ListeningGateway:
             model=self._model,
             add=request,
             delivered_bytes=delivered,
+            answer_format=answer_format,
         )
 
     async def send(self, *opens: Open, **columns: Any) -> None:
@@ -145,14 +150,18 @@ class ListeningGateway:
 
     def _take(self, frame: OutputFrame) -> None:
         self.frames.append(frame)
-        position = 0
+        position, parts = 0, {part.row: part for part in frame.parts}
         rows = zip(frame.stream_ids, frame.first_index, frame.num_tokens, frame.texts, frame.text_offset, strict=True)
-        for stream_id, first, count, text, offset in rows:
+        for row, (stream_id, first, count, text, offset) in enumerate(rows):
             heard = self.heard.setdefault(stream_id, Heard(first, offset))
             assert first == heard.first + len(heard.token_ids)
-            assert offset == heard.offset + len(heard.text.encode())
+            assert offset == heard.offset + heard.num_bytes
             heard.token_ids += frame.token_ids[position : position + count]
             heard.text += text
+            heard.num_bytes += parts[row].num_bytes if row in parts else len(text.encode())
+            if row in parts:
+                heard.reasoning += parts[row].reasoning
+                heard.calls += parts[row].tool_calls
             position += count
         assert position == len(frame.token_ids)
         for finish in frame.finishes:
