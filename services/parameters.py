@@ -108,8 +108,6 @@ def _has(sampling: common_pb2.Sampling, name: str) -> bool:
 def _refuse_unsupported(asked: common_pb2.Sampling) -> None:
     if asked.use_beam_search:
         raise UnsupportedField("use_beam_search", "this version samples or takes the likeliest token")
-    if _has(asked, "structured_output"):
-        raise UnsupportedField("structured_output", "this version has no grammars")
 
 
 def _check_combinations(checked: common_pb2.Sampling, stream: bool) -> None:
@@ -126,6 +124,8 @@ def _check_combinations(checked: common_pb2.Sampling, stream: bool) -> None:
         raise BadRequest(
             "top_logprobs", f"top_logprobs is {checked.top_logprobs} without logprobs; allowed: with logprobs"
         )
+    if _has(checked, "structured_output") and checked.ignore_eos:
+        raise BadRequest("ignore_eos", "ignore_eos is true with structured output; allowed: false, a match has an end")
     if _has(checked, "prompt_logprobs") and stream:
         raise BadRequest("prompt_logprobs", "prompt_logprobs with stream; allowed: without stream")
     if _has(checked, "max_tokens") and checked.max_tokens == 0 and not checked.echo:

@@ -17,6 +17,8 @@ def prepare(model: TextModel, request: processor_pb2.PrepareRequest) -> processo
     sampling = check_sampling(request.sampling, model.limits, stream=request.stream)
     token_ids = prompt_ids(model, request.prompt)
     token_ids = fit_context(sampling, token_ids, model.limits, prompt_name=prompt_name(request.prompt))
+    # What it must match goes on as a grammar.
+    sampling.ClearField("structured_output")
     block_size = model.served.block_size
     return processor_pb2.PrepareReply(
         prompt_ids=token_ids,

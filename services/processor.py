@@ -15,13 +15,16 @@ from typing import Any, TypeVar
 import grpc
 import prometheus_client
 
-from headwater.proto import processor_pb2, processor_pb2_grpc
-from headwater.services.errors import NotFound
+from headwater.proto import common_pb2, processor_pb2, processor_pb2_grpc
+from headwater.services.errors import BadRequest, NotFound
+from headwater.services.grammar_checker import GrammarChecker
+from headwater.services.grammars import GrammarError
 from headwater.services.member import Kind
 from headwater.services.parameters import check_vocabulary
 from headwater.services.prepare import prepare, prompt_ids
 from headwater.services.runtime import configure_logging, run_stage
 from headwater.services.settings import read_settings, setting
+from headwater.services.structured_output import grammar_of, param_of
 from headwater.services.text_model import ServingChoices, TextModel, load_text_model, names_of
 from headwater.services.text_stage import TextStageSettings, serve_stage
 
@@ -60,15 +63,17 @@ class ProcessorSettings(TextStageSettings):
 class Processor(processor_pb2_grpc.ProcessorServicer):
     """Answers each call by itself."""
 
-    def __init__(self, models: Sequence[TextModel], pool: ThreadPoolExecutor) -> None:
+    def __init__(self, models: Sequence[TextModel], pool: ThreadPoolExecutor, checker: GrammarChecker) -> None:
         self._models = {model.name: model for model in models}
-        self._pool = pool
+        self._pool, self._checker = pool, checker
 
     async def Prepare(
         self, request: processor_pb2.PrepareRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> processor_pb2.PrepareReply:
         model = self._model(request.model)
+        grammar = await self._grammar(model, request.sampling)
         reply = await self._work("Prepare", request.ByteSize(), functools.partial(prepare, model, request))
+        reply.grammar = grammar
         PROMPT_TOKENS.labels(model.name).inc(len(reply.prompt_ids))
         return reply
 
@@ -88,6 +93,20 @@ class Processor(processor_pb2_grpc.ProcessorServicer):
         self, request: processor_pb2.ProcessorModelsRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> processor_pb2.ProcessorModelsReply:
         return processor_pb2.ProcessorModelsReply(models=[model.served.to_pb() for model in self._models.values()])
+
+    async def _grammar(self, model: TextModel, sampling: common_pb2.Sampling) -> bytes:
+        """What the answer must match, known to compile; empty where it is free. Raises `BadRequest`."""
+        if not sampling.HasField("structured_output"):
+            return b""
+        asked = sampling.structured_output
+        grammar = grammar_of(asked, model.tokenizer.special_texts)
+        try:
+            await self._checker.check(model.folder, grammar)
+        except GrammarError as fault:
+            raise BadRequest(
+                param_of(asked), f"{param_of(asked)} cannot be followed: {fault}", code="invalid_grammar"
+            ) from None
+        return grammar.encode()
 
     def _model(self, name: str) -> TextModel:
         if name not in self._models:
@@ -126,9 +145,10 @@ async def serve(settings: ProcessorSettings) -> None:
     folders = names_of(settings.model_folder, settings.served_model_name)
     models = [load_text_model(path, name, settings.choices) for path, name in folders]
     with ThreadPoolExecutor(settings.threads or os.cpu_count(), "text") as pool:
-        servicer = Processor(models, pool)
-        add = functools.partial(processor_pb2_grpc.add_ProcessorServicer_to_server, servicer)
-        await serve_stage(settings, Kind.PROCESSOR, [model.served for model in models], add)
+        async with GrammarChecker() as checker:
+            servicer = Processor(models, pool, checker)
+            add = functools.partial(processor_pb2_grpc.add_ProcessorServicer_to_server, servicer)
+            await serve_stage(settings, Kind.PROCESSOR, [model.served for model in models], add)
 
 
 def main() -> None:

@@ -22,6 +22,7 @@ class TextModel:
     """One served model."""
 
     served: ServedModel
+    folder: Path
     tokenizer: Tokenizer
     chat_template: ChatTemplate | None
     eos_token_ids: tuple[int, ...]
@@ -81,6 +82,7 @@ def load_text_model(folder: Path, name: str, choices: ServingChoices) -> TextMod
     defaults = model_defaults(_generation_config(folder, choices.generation_config))
     return TextModel(
         served=served,
+        folder=folder,
         tokenizer=tokenizer,
         chat_template=_chat_template(tokenizer, choices.chat_template),
         eos_token_ids=manifest.eos_token_ids,

@@ -80,6 +80,11 @@ class Tokenizer:
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
         return str(self._backend.decode(token_ids, skip_special_tokens=skip_special_tokens))
 
+    @functools.cached_property
+    def special_texts(self) -> frozenset[str]:
+        """Texts that stand for tokens of their own and mean something to the model, not to a reader."""
+        return frozenset(token.content for token in self._backend.get_added_tokens_decoder().values() if token.special)
+
     def special_token(self, name: str) -> str | None:
         """The text of `bos_token`, `eos_token`, … as `tokenizer_config.json` names it."""
         token = self.config.get(name)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from headwater.proto.common_pb2 import Sampling, StructuredOutput
+from headwater.proto.common_pb2 import Sampling
 from headwater.services.errors import BadRequest, ContextTooLong, UnsupportedField
 from headwater.services.parameters import (
     ModelLimits,
@@ -137,8 +137,6 @@ def test_the_contract_refuses_and_names_field_value_and_rule(asked: dict[str, An
     [
         ({"use_beam_search": True}, "use_beam_search"),
         ({"best_of": 4, "n": 2}, "best_of"),
-        ({"structured_output": StructuredOutput(json_object=True)}, "structured_output"),
-        ({"structured_output": StructuredOutput(regex="a+")}, "structured_output"),
     ],
 )
 def test_what_this_version_lacks_is_refused_as_unsupported(asked: dict[str, Any], param: str) -> None:

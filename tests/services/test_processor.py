@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import json
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 
 from headwater.engine_core.prefix_hash import block_hashes
 from headwater.proto import processor_pb2_grpc
-from headwater.proto.common_pb2 import ChatMessage, Sampling
+from headwater.proto.common_pb2 import ChatMessage, Sampling, StructuredOutput
 from headwater.proto.processor_pb2 import (
     Conversation,
     PrepareRequest,
@@ -23,6 +24,7 @@ from headwater.proto.processor_pb2 import (
 )
 from headwater.services import errors
 from headwater.services.demo_model import DEMO_NAME
+from headwater.services.grammar_checker import GrammarChecker
 from headwater.services.grpc_errors import from_rpc_error
 from headwater.services.processor import Processor
 from headwater.services.settings import SettingError
@@ -38,12 +40,14 @@ async def processor(demo_model: TextModel) -> AsyncIterator[processor_pb2_grpc.P
         demo_model, served=dataclasses.replace(demo_model.served, name="bare"), chat_template=None
     )
     with ThreadPoolExecutor(2) as pool:
-        listener = Listener("127.0.0.1", 0)
-        processor_pb2_grpc.add_ProcessorServicer_to_server(Processor([demo_model, bare], pool), listener.server)
-        await listener.start()
-        async with grpc.aio.insecure_channel(listener.address) as channel:
-            yield processor_pb2_grpc.ProcessorStub(channel)
-        await listener.server.stop(grace=0)
+        async with GrammarChecker() as checker:
+            listener = Listener("127.0.0.1", 0)
+            servicer = Processor([demo_model, bare], pool, checker)
+            processor_pb2_grpc.add_ProcessorServicer_to_server(servicer, listener.server)
+            await listener.start()
+            async with grpc.aio.insecure_channel(listener.address) as channel:
+                yield processor_pb2_grpc.ProcessorStub(channel)
+            await listener.server.stop(grace=0)
 
 
 def chat(*contents: str) -> Prompt:
@@ -207,3 +211,30 @@ def test_folders_and_names_go_in_pairs(demo_folder: Path) -> None:
         names_of([folder, folder], [])
     with pytest.raises(SettingError, match="at least once"):
         names_of([], [])
+
+
+async def test_what_an_answer_must_match_goes_on_as_a_grammar(
+    processor: processor_pb2_grpc.ProcessorAsyncStub,
+) -> None:
+    asked = StructuredOutput(json_schema='{"type": "integer"}')
+    reply = await processor.Prepare(request(Prompt(text="a"), structured_output=asked))
+    assert b'{"type": "integer", "x-guidance": ' in reply.grammar
+    assert not reply.sampling.HasField("structured_output")
+
+
+async def test_a_grammar_that_cannot_be_followed_is_refused_and_one_that_explodes_holds_up_nobody(
+    processor: processor_pb2_grpc.ProcessorAsyncStub,
+) -> None:
+    async def prepare(**structured: Any) -> str:
+        try:
+            await processor.Prepare(request(Prompt(text="a"), structured_output=StructuredOutput(**structured)))
+        except grpc.aio.AioRpcError as fault:
+            return from_rpc_error(fault).message
+        return "good"
+
+    patterns = {f"^[a-z]{{{i},{i + 1}}}x{i}.*y$": {} for i in range(300)}
+    exploding = asyncio.create_task(prepare(json_schema=json.dumps({"patternProperties": patterns})))
+    assert await prepare(regex="a+") == "good"
+    assert "unclosed group" in await prepare(regex="(a")
+    assert not exploding.done()
+    assert await exploding == "structured_output.json_schema cannot be followed: compiling it takes more than 2 seconds"

@@ -1,0 +1,79 @@
+"""What of JSON Schema is held to here, told of a schema before it is compiled. Knows no grammar."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from headwater.services.errors import BadRequest
+
+MAX_NESTING = 64
+NOT_ENFORCED = frozenset(
+    [
+        *("not", "if", "then", "else", "dependentSchemas", "dependentRequired", "dependencies"),
+        *("uniqueItems", "contains", "minContains", "maxContains", "unevaluatedItems"),
+        *("propertyNames", "unevaluatedProperties", "$dynamicRef", "$recursiveRef"),
+    ]
+)
+"""Keywords that narrow what is valid and that a grammar cannot express."""
+_MAPS = ("properties", "patternProperties", "$defs", "definitions")
+_LISTS = ("allOf", "anyOf", "oneOf", "prefixItems")
+_SINGLE = ("items", "additionalProperties", "additionalItems")
+
+
+def parse_json(param: str, text: str) -> Any:
+    """Raises `BadRequest` for what is no JSON, or is nested too deeply."""
+    try:
+        value = msgspec.json.decode(text)
+    except (msgspec.DecodeError, RecursionError) as fault:
+        raise BadRequest(param, f"{param} is not valid JSON: {fault}") from None
+    if _nesting(value) > MAX_NESTING:
+        raise BadRequest(param, f"{param} is nested {_nesting(value)} deep; allowed: at most {MAX_NESTING}")
+    return value
+
+
+def check_schema(param: str, schema: object) -> None:
+    """Raises `BadRequest` naming the first keyword that would be accepted but not held to, and where it stands."""
+    if not isinstance(schema, dict):
+        raise BadRequest.of(param, schema, "a JSON Schema that is an object")
+    for path, part in _subschemas(schema, ""):
+        for keyword in part:
+            if keyword in NOT_ENFORCED and part[keyword] is not False:
+                raise _not_enforced(param, path, keyword, "no grammar can hold an answer to it")
+        # Keys that are not listed may come twice, and twice the same key is one property.
+        least = part.get("minProperties", 0)
+        if isinstance(least, int) and least > 1 + len(part.get("required") or ()):
+            raise _not_enforced(param, path, "minProperties", "at most one more than `required` can be held to")
+
+
+def _not_enforced(param: str, path: str, keyword: str, why: str) -> BadRequest:
+    where = path or "the top level"
+    message = f"{param} uses the keyword {keyword!r} at {where}, which is not supported: {why}"
+    return BadRequest(param, message, code="unsupported_schema")
+
+
+def _subschemas(schema: dict[str, Any], path: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    yield path, schema
+    for keyword, value in schema.items():
+        if keyword in _MAPS and isinstance(value, dict):
+            members = [(f"{path}/{keyword}/{name}", member) for name, member in value.items()]
+        elif (keyword in _LISTS or keyword == "items") and isinstance(value, list):
+            members = [(f"{path}/{keyword}/{i}", member) for i, member in enumerate(value)]
+        elif keyword in _SINGLE:
+            members = [(f"{path}/{keyword}", value)]
+        else:
+            continue
+        for where, member in members:
+            if isinstance(member, dict):
+                yield from _subschemas(member, where)
+
+
+def _nesting(value: Any) -> int:
+    """Of lists and objects, counted without recursion."""
+    depth, level = 0, [value]
+    while level := [each for each in level if isinstance(each, dict | list)]:
+        depth += 1
+        level = [inner for each in level for inner in (each.values() if isinstance(each, dict) else each)]
+    return depth
