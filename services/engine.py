@@ -23,6 +23,7 @@ from headwater.services.model_entry import ModelRefused
 from headwater.services.runtime import Lifetime, configure_logging, lifetime, owned_task, run_stage
 from headwater.services.settings import read_settings
 from headwater.services.text_stage import Listener, metrics_served
+from headwater.services.tracing import Tracing, tracing_to
 
 LAST_WORDS_SECONDS = 2.0
 """What ended sessions are given to reach their clients."""
@@ -40,7 +41,14 @@ async def serve(settings: EngineSettings) -> None:
 
 async def _serve_core(settings: EngineSettings, core: CoreLink, ready: Ready, life: Lifetime) -> None:
     replica = Replica(settings, ready)
-    door = Door(core, ready, KvEventLog(replica.incarnation), replica.model.name)
+    with tracing_to(settings.otlp_endpoint, "engine", replica.replica_id) as tracing:
+        await _serve_door(settings, core, ready, replica, tracing, life)
+
+
+async def _serve_door(
+    settings: EngineSettings, core: CoreLink, ready: Ready, replica: Replica, tracing: Tracing, life: Lifetime
+) -> None:
+    door = Door(core, ready, KvEventLog(replica.incarnation), replica.model.name, tracing)
     servicer = EngineServicer(door, replica)
     listener = Listener(settings.host, settings.port)
     add_EngineServicer_to_server(servicer, listener.server)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import time
 from collections import Counter as Tally
 from collections.abc import Callable, Iterator
 
@@ -16,12 +17,19 @@ from headwater.proto.events_pb2 import KvEventBatch
 from headwater.services.engine_core_link import CoreLink
 from headwater.services.engine_kv_events import KvEventLog
 from headwater.services.engine_messages import Add, Command, Idle, Ready, Step
-from headwater.services.engine_metrics import PREFILL_SECONDS, QUEUE_SECONDS, STEP_SECONDS
+from headwater.services.engine_metrics import (
+    DECODE_SECONDS,
+    PREFILL_SECONDS,
+    QUEUE_SECONDS,
+    STEP_SECONDS,
+    STEP_TOKENS,
+)
 from headwater.services.engine_rates import Rates
 from headwater.services.engine_requests import Limits
 from headwater.services.engine_session import DRAINING, EngineSession
 from headwater.services.errors import Unavailable
 from headwater.services.member import ReplicaLoad
+from headwater.services.tracing import NO_TRACING, Tracing
 
 _SWEEP_SECONDS = 1.0
 _CONFIRM_SECONDS = 2.0
@@ -31,7 +39,10 @@ _CONFIRM_SECONDS = 2.0
 class Door:
     """Every session of one core; is a session's `Host`."""
 
-    def __init__(self, core: CoreLink, ready: Ready, events: KvEventLog, model_name: str) -> None:
+    def __init__(
+        self, core: CoreLink, ready: Ready, events: KvEventLog, model_name: str, tracing: Tracing = NO_TRACING
+    ) -> None:
+        self.tracing = tracing
         self.limits = Limits(vocab_size=ready.vocab_size, max_model_len=ready.max_model_len)
         self.keys: Iterator[int] = itertools.count(1)
         self.events = events
@@ -46,6 +57,10 @@ class Door:
         self._step_seconds = STEP_SECONDS.labels(model_name)
         self._queue_seconds = QUEUE_SECONDS.labels(model_name)
         self._prefill_seconds = PREFILL_SECONDS.labels(model_name)
+        self._decode_seconds = DECODE_SECONDS.labels(model_name)
+        self._step_tokens = STEP_TOKENS.labels(model_name)
+        self._started_at: dict[int, float] = {}
+        """When the first token of a running stream came, by the core's key."""
         self._sessions: set[EngineSession] = set()
         self._changed = asyncio.Event()
         self._step = 0
@@ -167,7 +182,13 @@ class Door:
         if step.seconds:
             self._rates.observe(step.prefill_tokens, step.decode_rows, step.seconds)
             self._step_seconds.observe(step.seconds)
+            self._step_tokens.observe(step.prefill_tokens + step.decode_rows)
+        now = time.perf_counter()
         for started in step.output.starts:
+            self._started_at[started.key] = now
             self._queue_seconds.observe(started.queue_seconds)
             self._prefill_seconds.observe(started.prefill_seconds)
+        for finished in step.output.finishes:
+            if (started_at := self._started_at.pop(finished.key, None)) is not None:
+                self._decode_seconds.observe(now - started_at)
         self.num_finished.update(finished.reason.value for finished in step.output.finishes)

@@ -26,6 +26,18 @@ PREFILL_SECONDS = Histogram(
     ["model_name"],
     buckets=_SECONDS,
 )
+DECODE_SECONDS = Histogram(
+    "headwater_request_decode_time_seconds",
+    "Time from a stream's first token to its last",
+    ["model_name"],
+    buckets=_SECONDS,
+)
+STEP_TOKENS = Histogram(
+    "headwater_iteration_tokens_total",
+    "Tokens computed in a step",
+    ["model_name"],
+    buckets=tuple(2**power for power in range(0, 17, 2)),
+)
 
 
 class Measured(Protocol):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import operator
+import time
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -23,6 +24,7 @@ from headwater.services.engine_outbox import Outbox
 from headwater.services.engine_requests import Limits, PendingAdd, requests_of
 from headwater.services.errors import BadRequest, HeadwaterError, Unavailable
 from headwater.services.runtime import owned_task
+from headwater.services.tracing import Span, Tracing
 
 SLOW_READER_SECONDS = 30.0
 """A stream that has no credit for so long is cancelled: it holds blocks that others could use."""
@@ -42,6 +44,7 @@ class Host(Protocol):
     """What a session needs of the door."""
 
     limits: Limits
+    tracing: Tracing
     keys: Iterator[int]
     """Names of choices between door and core, never the same twice."""
 
@@ -62,7 +65,10 @@ class Stream:
     """Output index up to which the reader has room."""
     prompt_ids: list[int]
     deadline: asyncio.TimerHandle | None
+    span: Span
     cancel_reason: str = ""
+    started_at: float | None = None
+    """When its first token came, on `time.perf_counter`."""
     starved_since: float | None = None
 
 
@@ -217,15 +223,18 @@ class EngineSession:
         requests = requests_of(pending, self._host.limits, self._host.keys)
         del self._pending[first_stream]
         for stream_id, request in zip(add.stream_ids, requests, strict=True):
-            self._enter(stream_id, request, add.deadline_ms)
+            self._enter(stream_id, request, add)
 
-    def _enter(self, stream_id: int, request: NewRequest, deadline_ms: int) -> None:
+    def _enter(self, stream_id: int, request: NewRequest, add: pb.Add) -> None:
         deadline = None
-        if deadline_ms:
+        if add.deadline_ms:
             loop = asyncio.get_running_loop()
-            deadline = loop.call_later(deadline_ms / 1000, self.cancel, stream_id, "deadline_exceeded")
-        first_index = len(request.output_ids)
-        self._streams[stream_id] = Stream(request.key, first_index + request.credit, request.prompt_ids, deadline)
+            deadline = loop.call_later(add.deadline_ms / 1000, self.cancel, stream_id, "deadline_exceeded")
+        told = {"headwater.request_id": add.request_id, "attempt": add.attempt, "choice": request.choice_index}
+        span = self._host.tracing.begin("engine", add.traceparent, **told)
+        structlog.get_logger().debug("stream entered", trace_id=span.context.trace_id, tenant=add.tenant, **told)
+        first_index, granted = len(request.output_ids), len(request.output_ids) + request.credit
+        self._streams[stream_id] = Stream(request.key, granted, request.prompt_ids, deadline, span)
         self._stream_ids[request.key] = stream_id
         self._next_index[stream_id] = first_index
         self._host.send(Add(request))
@@ -241,8 +250,13 @@ class EngineSession:
             self._host.send(Credit([key for key, _ in granted], [tokens for _, tokens in granted]))
 
     def _start_of(self, started: Started) -> pb.Start:
+        stream_id, now = self._stream_ids[started.key], time.perf_counter()
+        stream = self._streams[stream_id]
+        stream.started_at, scheduled_at = now, now - started.prefill_seconds
+        stream.span.part("queue", scheduled_at - started.queue_seconds, scheduled_at)
+        stream.span.part("prefill", scheduled_at, now, cached_tokens=started.cached_tokens)
         return pb.Start(
-            stream_id=self._stream_ids[started.key],
+            stream_id=stream_id,
             cached_tokens=started.cached_tokens,
             queue_seconds=started.queue_seconds,
             prefill_seconds=started.prefill_seconds,
@@ -251,7 +265,11 @@ class EngineSession:
     def _finish_of(self, finished: Finished) -> pb.Finish:
         stream_id = self._stream_ids[finished.key]
         stream = self._forget(stream_id)
-        error = finished.error
+        error, work = finished.error, finished.work
+        if stream.started_at is not None:
+            stream.span.part("decode", stream.started_at, time.perf_counter(), output_tokens=finished.num_output_tokens)
+        if work is not None:
+            stream.span.end(error, steps=work.num_steps, batch=work.mean_batch, preemptions=work.num_preemptions)
         if finished.reason is FinishReason.CANCELLED:
             error = error or stream.cancel_reason
         return pb.Finish(
@@ -307,8 +325,11 @@ class EngineSession:
     def abandon(self) -> None:
         """Nobody listens any more: the core drops what is left."""
         self._pending.clear()
-        if keys := [self._forget(stream_id).key for stream_id in list(self._streams)]:
-            self._host.send(Cancel(keys))
+        streams = [self._forget(stream_id) for stream_id in list(self._streams)]
+        for stream in streams:
+            stream.span.end("abandoned")
+        if streams:
+            self._host.send(Cancel([stream.key for stream in streams]))
         self._host.session_changed()
 
 

@@ -20,6 +20,7 @@ class EngineSettings:
     nats_url: str = setting("", "NATS server for events, load and membership; empty: none")
     redis_url: str = setting("", "Redis server of the prefix index; empty: none")
     metrics_port: int = setting(0, "port of /metrics; 0: any, -1: none")
+    otlp_endpoint: str = setting("", "OpenTelemetry collector that gets spans, http://host:port (gRPC); none: no spans")
     log_level: str = setting("info", "debug, info, warning or error")
     executor: str = setting("single", "what computes: single, or simulated (no weights)")
     device: str = setting("auto", "cpu, cuda, or auto")

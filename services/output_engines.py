@@ -123,7 +123,8 @@ class EngineLink:
                 async with owned_task(self._write(call)):
                     while (frame := await call.read()) is not grpc.aio.EOF:
                         assert isinstance(frame, EngineFrame)
-                        self._take(frame)
+                        with output_metrics.FRAME_SECONDS.time():
+                            self._take(frame)
             return "it ended the session"
         except grpc.aio.AioRpcError as failure:
             return failure.details() or failure.code().name

@@ -19,6 +19,7 @@ from headwater.services.settings import read_settings
 from headwater.services.text_model import load_tokenizer, names_of
 from headwater.services.text_stage import TextStageSettings, serve_stage
 from headwater.services.tokenizer import Tokenizer
+from headwater.services.tracing import NO_TRACING, Tracing, tracing_to
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,8 +30,8 @@ class OutputProcessorSettings(TextStageSettings):
 class OutputProcessor(output_processor_pb2_grpc.OutputProcessorServicer):
     """A session a gateway; all of them share one session with each engine."""
 
-    def __init__(self, tokenizers: Mapping[str, Tokenizer], links: EngineLinks) -> None:
-        self._tokenizers, self._links = tokenizers, links
+    def __init__(self, tokenizers: Mapping[str, Tokenizer], links: EngineLinks, tracing: Tracing = NO_TRACING) -> None:
+        self._tokenizers, self._links, self._tracing = tokenizers, links, tracing
         self._sessions: set[GatewaySession] = set()
 
     async def Session(
@@ -38,7 +39,7 @@ class OutputProcessor(output_processor_pb2_grpc.OutputProcessorServicer):
         request_iterator: AsyncIterator[output_processor_pb2.GatewayFrame],
         context: grpc.aio.ServicerContext[Any, Any],
     ) -> AsyncIterator[output_processor_pb2.OutputFrame]:
-        session = GatewaySession(self._tokenizers, self._links)
+        session = GatewaySession(self._tokenizers, self._links, self._tracing)
         self._sessions.add(session)
         try:
             async for frame in session.run(request_iterator):
@@ -59,10 +60,11 @@ async def serve(settings: OutputProcessorSettings) -> None:
     for tokenizer in tokenizers.values():
         # Built now, so that the first request does not wait for it.
         assert len(tokenizer.table)
-    async with EngineLinks() as links:
-        servicer = OutputProcessor(tokenizers, links)
-        add = functools.partial(output_processor_pb2_grpc.add_OutputProcessorServicer_to_server, servicer)
-        await serve_stage(settings, Kind.OUTPUT_PROCESSOR, [None], add, servicer.leave)
+    with tracing_to(settings.otlp_endpoint, "output-processor", settings.replica_id) as tracing:
+        async with EngineLinks() as links:
+            servicer = OutputProcessor(tokenizers, links, tracing)
+            add = functools.partial(output_processor_pb2_grpc.add_OutputProcessorServicer_to_server, servicer)
+            await serve_stage(settings, Kind.OUTPUT_PROCESSOR, [None], add, servicer.leave)
 
 
 def main() -> None:

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 
+import structlog
+
 from headwater.proto import common_pb2
 from headwater.proto.common_pb2 import AnswerFormat
 from headwater.proto.engine_pb2 import AddPart, Cancel
@@ -19,6 +21,7 @@ from headwater.services.output_frames import Outbox
 from headwater.services.output_stream import OutputStream, TextPlan
 from headwater.services.runtime import owned_task
 from headwater.services.tokenizer import Tokenizer
+from headwater.services.tracing import NO_TRACING, Span, Tracing
 
 
 @dataclass(slots=True)
@@ -44,13 +47,14 @@ class _Opened:
     num_missing_output: int
     resumed: OutputStream | None
     delivered_bytes: int
+    span: Span
 
 
 class GatewaySession:
     """`tokenizers` by the names of the models that they belong to."""
 
-    def __init__(self, tokenizers: Mapping[str, Tokenizer], links: EngineLinks) -> None:
-        self._tokenizers, self._links = tokenizers, links
+    def __init__(self, tokenizers: Mapping[str, Tokenizer], links: EngineLinks, tracing: Tracing = NO_TRACING) -> None:
+        self._tokenizers, self._links, self._tracing = tokenizers, links, tracing
         self._places: dict[int, _Place] = {}
         """By the gateway's stream id."""
         self._opened: dict[int, _Opened] = {}
@@ -133,6 +137,12 @@ class GatewaySession:
     def _expect(self, link: EngineLink, opening: Open, streams: list[OutputStream]) -> None:
         """What an `Open` lacks comes in parts; what it resumes is replayed as it comes."""
         add, output_ids = opening.add, list(opening.add.output_ids)
+        told = {"headwater.request_id": add.request_id, "attempt": add.attempt, "engine": opening.replica_id}
+        span = self._tracing.begin("output", add.traceparent, **told)
+        add.traceparent = span.context.traceparent
+        structlog.get_logger().debug(
+            "stream opened", trace_id=span.context.trace_id, tenant=add.tenant, model=opening.model, **told
+        )
         request = link.open(opening, streams)
         opened = _Opened(
             link=link,
@@ -143,6 +153,7 @@ class GatewaySession:
             num_missing_output=add.num_output_tokens,
             resumed=streams[0] if add.num_output_tokens else None,
             delivered_bytes=opening.delivered_bytes[0] if opening.delivered_bytes else 0,
+            span=span,
         )
         for number, stream in request.streams.items():
             self._places[stream.stream_id] = _Place(link, number, stream, opened)
@@ -196,6 +207,7 @@ class GatewaySession:
         opened.num_running -= 1
         if not opened.num_running:
             self._opened.pop(opened.first, None)
+            opened.span.end()
         if self._refusal is not None and not self._places:
             self.end()
 

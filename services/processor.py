@@ -27,6 +27,7 @@ from headwater.services.settings import read_settings, setting
 from headwater.services.structured_output import grammar_of, param_of
 from headwater.services.text_model import ServingChoices, TextModel, load_text_model, names_of
 from headwater.services.text_stage import TextStageSettings, serve_stage
+from headwater.services.tracing import tracing_to
 
 ReplyT = TypeVar("ReplyT")
 
@@ -144,11 +145,14 @@ async def serve(settings: ProcessorSettings) -> None:
     """From settings to the last answer."""
     folders = names_of(settings.model_folder, settings.served_model_name)
     models = [load_text_model(path, name, settings.choices) for path, name in folders]
-    with ThreadPoolExecutor(settings.threads or os.cpu_count(), "text") as pool:
+    with (
+        tracing_to(settings.otlp_endpoint, "processor", settings.replica_id) as tracing,
+        ThreadPoolExecutor(settings.threads or os.cpu_count(), "text") as pool,
+    ):
         async with GrammarChecker() as checker:
             servicer = Processor(models, pool, checker)
             add = functools.partial(processor_pb2_grpc.add_ProcessorServicer_to_server, servicer)
-            await serve_stage(settings, Kind.PROCESSOR, [model.served for model in models], add)
+            await serve_stage(settings, Kind.PROCESSOR, [model.served for model in models], add, tracing=tracing)
 
 
 def main() -> None:

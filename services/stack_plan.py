@@ -33,7 +33,8 @@ class StackPlan:
         settings = self.settings
         flags = [f"--host={settings.host}", f"--port={self.port}", f"--grpc-port={self.grpc_port}"]
         flags += [f"--gateway-id={self._id('gateway', idx)}", f"--drain-limit={settings.drain_limit}"]
-        flags += ["--reuse-port"] if settings.gateways > 1 else []
+        # Behind a shared port /metrics would be anyone's: each gateway has an address for its own.
+        flags += ["--reuse-port", "--metrics-port=0"] if settings.gateways > 1 else []
         flags += [f"--api-key-file={settings.api_key_file}"] if settings.api_key_file else []
         flags += [f"--allowed-origins={origin}" for origin in settings.allowed_origins]
         for kind, flag in (("processor", "processor"), ("output-processor", "output-processor"), ("engine", "replica")):

@@ -21,6 +21,8 @@ from headwater.services.member import Kind, Member, new_epoch
 from headwater.services.runtime import lifetime
 from headwater.services.served_model import ServedModel
 from headwater.services.settings import SettingError, setting
+from headwater.services.trace_interceptor import TraceInterceptor
+from headwater.services.tracing import NO_TRACING, Tracing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +38,7 @@ class TextStageSettings:
     served_model_name: tuple[str, ...] = setting((), "name of the folder at the same place (default: its own)")
     drain_limit: float = setting(30.0, "seconds that running requests are given at shutdown")
     metrics_port: int = setting(0, "port of /metrics; 0: any, -1: none")
+    otlp_endpoint: str = setting("", "OpenTelemetry collector that gets spans, http://host:port (gRPC); none: no spans")
     log_level: str = setting("info", "debug, info, warning or error")
 
     def __post_init__(self) -> None:
@@ -50,8 +53,11 @@ class TextStageSettings:
 class Listener:
     """A gRPC server with health; `address` once it listens."""
 
-    def __init__(self, host: str, port: int) -> None:
-        self.server = grpc.aio.server(interceptors=[ErrorInterceptor()], options=server_options())
+    def __init__(self, host: str, port: int, tracing: Tracing = NO_TRACING) -> None:
+        interceptors: list[grpc.aio.ServerInterceptor] = [ErrorInterceptor()]
+        if tracing is not NO_TRACING:
+            interceptors.append(TraceInterceptor(tracing))
+        self.server = grpc.aio.server(interceptors=interceptors, options=server_options())
         self._health = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.server)
         self.address = advertised(host, self.server.add_insecure_port(f"{host}:{port}"))
@@ -71,10 +77,11 @@ async def serve_stage(
     models: Sequence[ServedModel | None],
     add_servicer: Callable[[grpc.aio.Server], None],
     leave: Callable[[], None] = lambda: None,
+    tracing: Tracing = NO_TRACING,
 ) -> None:
     """The life of a stage: ready, told to stop, `leave` (end what need not go on), the rest within the drain limit."""
     async with lifetime(kind.value.replace("_", "-")) as life, Bus.open(settings.nats_url or None) as bus:
-        listener = Listener(settings.host, settings.port)
+        listener = Listener(settings.host, settings.port, tracing)
         add_servicer(listener.server)
         await listener.start()
         name, epoch = settings.replica_id or f"{kind.value}-{secrets.token_hex(4)}", new_epoch()

@@ -57,6 +57,9 @@ class NoTracing:
         return NoSpan(context) if context is not None else NoSpan()
 
 
+NO_TRACING = NoTracing()
+
+
 class CollectedSpan:
     def __init__(self, tracer: Any, name: str, parent: Any, attributes: dict[str, Any]) -> None:
         from opentelemetry import trace  # noqa: PLC0415 (an extra, wanted only where spans are)
@@ -105,7 +108,7 @@ def tracing_to(endpoint: str, stage: str, replica_id: str) -> Iterator[Tracing]:
     extra `tracing` is not installed.
     """
     if not endpoint:
-        yield NoTracing()
+        yield NO_TRACING
         return
     try:
         from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter  # noqa: PLC0415 (as above)
@@ -116,7 +119,9 @@ def tracing_to(endpoint: str, stage: str, replica_id: str) -> Iterator[Tracing]:
         raise SettingError("otlp_endpoint", endpoint, "none, or `pip install headwater[tracing]` first") from None
     resource = Resource.create({"service.name": f"headwater-{stage}", "service.instance.id": replica_id})
     provider = TracerProvider(resource=resource, shutdown_on_exit=False)
-    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=endpoint)))
+    provider.add_span_processor(
+        BatchSpanProcessor(OTLPSpanExporter(endpoint=endpoint, timeout=FLUSH_MILLISECONDS / 1000))
+    )
     try:
         yield CollectedTracing(provider.get_tracer("headwater"))
     finally:

@@ -12,6 +12,7 @@ from headwater.services.engine_messages import Add, Cancel, Command, Credit
 from headwater.services.engine_requests import Limits
 from headwater.services.engine_session import EngineSession
 from headwater.services.errors import Unavailable
+from headwater.services.tracing import NO_TRACING
 from tests.services.engine_process import add
 
 
@@ -20,6 +21,7 @@ class Recorder:
 
     def __init__(self) -> None:
         self.limits = Limits(vocab_size=1000, max_model_len=100)
+        self.tracing = NO_TRACING
         self.keys: Iterator[int] = itertools.count(1)
         self.commands: list[Command] = []
 

@@ -1,0 +1,48 @@
+"""A span for each unary call of a gRPC server, within the one that the caller names in its metadata."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import grpc
+
+from headwater.services import errors
+from headwater.services.tracing import Tracing
+
+
+class TraceInterceptor(grpc.aio.ServerInterceptor):
+    """Sessions, which carry many requests, are left alone: their streams have spans of their own."""
+
+    def __init__(self, tracing: Tracing) -> None:
+        self._tracing = tracing
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any] | None]],
+        details: grpc.HandlerCallDetails,
+    ) -> grpc.RpcMethodHandler[Any, Any] | None:
+        handler = await continuation(details)
+        metadata = dict(details.invocation_metadata or ())
+        if handler is None or handler.unary_unary is None or "traceparent" not in metadata:
+            return handler
+        behavior: Any = handler.unary_unary
+        method, traceparent = str(details.method).rpartition("/")[2], str(metadata["traceparent"])
+
+        async def traced(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
+            span, error = self._tracing.begin(method, traceparent), "cancelled"
+            try:
+                reply = await behavior(request, context)
+                error = ""
+            except errors.HeadwaterError as fault:
+                error = fault.code
+                raise
+            finally:
+                span.end(error)
+            return reply
+
+        return grpc.unary_unary_rpc_method_handler(
+            traced,
+            request_deserializer=handler.request_deserializer,
+            response_serializer=handler.response_serializer,
+        )
