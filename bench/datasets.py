@@ -71,13 +71,17 @@ class Shape:
     vocab_size: int
     model: str
     temperature: float = 0.6
+    as_text: bool = False
+    """Words instead of token ids, about one a token, and OpenAI's fields only: for servers that take no others."""
 
     def body(self, token_ids: list[int], output_len: int | None = None) -> dict[str, Any]:
-        return {"prompt": token_ids, "max_tokens": output_len or self.output_len, **self.parameters}
+        prompt = " ".join(str(_WORDS[token % len(_WORDS)]) for token in token_ids) if self.as_text else token_ids
+        return {"prompt": prompt, "max_tokens": output_len or self.output_len, **self.parameters}
 
     @property
     def parameters(self) -> dict[str, Any]:
-        return {"model": self.model, "temperature": self.temperature, "ignore_eos": True}
+        plain = {"model": self.model, "temperature": self.temperature}
+        return plain if self.as_text else plain | {"ignore_eos": True}
 
 
 def random_prompts(num_requests: int, shape: Shape, rng: np.random.Generator) -> Iterator[Dialogue]:

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from headwater.bench.sse_client import Outcome
 
-PERCENTILES = (50, 90, 99)
+PERCENTILES = (50, 90, 95, 99)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +48,8 @@ def summarize(outcomes: Sequence[Outcome], wall_seconds: float, objective: Objec
         "output_tokens_per_s": round(output_tokens / wall_seconds, 1),
         "prompt_tokens_per_s": round(sum(outcome.prompt_tokens for outcome in good) / wall_seconds, 1),
         "cached_prompt_share": _share([o.cached_tokens for o in good], [o.prompt_tokens for o in good]),
-        "goodput_requests_per_s": round(sum(map(objective.kept_by, good)) / wall_seconds, 2),
+        "goodput_requests_per_s": round((num_kept := sum(map(objective.kept_by, good))) / wall_seconds, 2),
+        "goodput_share": round(num_kept / max(1, len(outcomes)), 4),
     }
     for name, values_of in METRICS.items():
         values = np.array([value for outcome in good for value in values_of(outcome)] or [0.0]) * 1000
@@ -56,6 +57,13 @@ def summarize(outcomes: Sequence[Outcome], wall_seconds: float, objective: Objec
             f"p{percentile}": round(float(np.percentile(values, percentile)), 3) for percentile in PERCENTILES
         }
     return report
+
+
+def samples(outcomes: Sequence[Outcome]) -> dict[str, list[float]]:
+    """Seconds of every request that did not fail, for plots."""
+    good = [outcome for outcome in outcomes if not outcome.error]
+    names = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2e": "end to end"}
+    return {names[name]: [value for each in good for value in of(each)] for name, of in METRICS.items()}
 
 
 def as_table(report: dict[str, Any], title: str) -> Table:

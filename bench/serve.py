@@ -25,7 +25,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedCo
 
 from headwater.bench import arrivals, datasets
 from headwater.bench.datasets import Dialogue, Shape
-from headwater.bench.latency_report import Objective, as_table, summarize
+from headwater.bench.latency_report import Objective, as_table, samples, summarize
+from headwater.bench.plot import check_plot, plot_latencies
 from headwater.bench.sse_client import Outcome, ServerLostError, SseConnection
 
 API_KEY = "HEADWATER_API_KEY"
@@ -82,6 +83,7 @@ def run(
     arrival: Annotated[Arrival, typer.Option(help="how requests arrive")] = Arrival.closed,
     concurrency: Annotated[int, typer.Option(help="requests under way in a closed loop")] = 16,
     rate: Annotated[float, typer.Option(help="requests a second of poisson and gamma; first rate of a ramp")] = 4.0,
+    speed: Annotated[float, typer.Option(help="how much faster than it was recorded a trace is replayed")] = 1.0,
     last_rate: Annotated[float, typer.Option(help="last rate of a ramp")] = 16.0,
     burstiness: Annotated[float, typer.Option(help="shape of gamma gaps; below 1 makes bursts")] = 0.5,
     slo_ttft_ms: Annotated[float | None, typer.Option(help="objective: time to first token")] = None,
@@ -90,12 +92,18 @@ def run(
     workers: Annotated[int, typer.Option(help="client processes; 0: half the cores")] = 0,
     warmup: Annotated[int, typer.Option(help="random requests sent first and not counted")] = 0,
     seed: Annotated[int, typer.Option(help="of prompts and arrivals")] = 0,
+    as_text: Annotated[
+        bool, typer.Option(help="send words and OpenAI's fields only, for servers without others")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON only")] = False,
     output: Annotated[Path | None, typer.Option(help="also write the JSON here")] = None,
+    plot: Annotated[Path | None, typer.Option(help="also plot latencies: a .png, .svg, .pdf or .html file")] = None,
 ) -> None:
     """Measure a server: throughput, TTFT, TPOT, ITL, goodput."""
+    told = dict(locals())
+    check_plot(plot)
     rng = np.random.default_rng(seed)
-    shape = Shape(prompt_len=prompt_len, output_len=output_len, vocab_size=vocab_size, model=model)
+    shape = Shape(prompt_len=prompt_len, output_len=output_len, vocab_size=vocab_size, model=model, as_text=as_text)
     workers = workers or max(1, (os.cpu_count() or 2) // 2)
     if dataset in (Dataset.trace, Dataset.jsonl) and path is None:
         raise typer.BadParameter(f"--dataset {dataset.value} needs --path")
@@ -112,21 +120,30 @@ def run(
     if dataset is Dataset.trace:
         assert path is not None
         timed = list(datasets.trace(path, shape))[:num_requests]
-        offsets, dialogues = [at for at, _ in timed], [dialogue for _, dialogue in timed]
+        offsets, dialogues = [at / speed for at, _ in timed], [dialogue for _, dialogue in timed]
     else:
         dialogues = list(_dialogues(dataset, num_requests, shape, rng, path, prefix_len, num_groups, num_turns))
         offsets = _offsets(arrival, len(dialogues), rate, last_rate, burstiness, rng)
     outcomes, wall_seconds = drive(base_url, dialogues, offsets, concurrency, workers, quiet=as_json)
     objective = Objective(ttft_ms=slo_ttft_ms, tpot_ms=slo_tpot_ms, e2e_ms=slo_e2e_ms)
     report = summarize(outcomes, wall_seconds, objective)
+    load = f"{concurrency} at once" if offsets is None else f"{arrival.value} {rate:g}/s"
+    title = f"{dataset.value}, {f'trace at {speed:g}×' if dataset is Dataset.trace else load}"
+    figures = json.dumps({"settings": {name: _plain(value) for name, value in told.items()}, **report}, indent=1)
     if output is not None:
-        output.write_text(json.dumps(report, indent=1) + "\n")
+        output.write_text(figures + "\n")
+    if plot is not None:
+        limits = {"TTFT": slo_ttft_ms, "TPOT": slo_tpot_ms, "end to end": slo_e2e_ms}
+        plot_latencies(plot, samples(outcomes), limits, f"{model}: {title}", figures)
     if as_json:
         print(json.dumps(report))
     else:
-        load = f"{concurrency} at once" if offsets is None else f"{arrival.value} {rate:g}/s"
-        Console().print(as_table(report, f"{dataset.value}, {load}"))
+        Console().print(as_table(report, title))
     raise typer.Exit(1 if report["failed"] else 0)
+
+
+def _plain(value: object) -> object:
+    return str(value) if isinstance(value, (Path, StrEnum)) else value
 
 
 def drive(

@@ -64,24 +64,26 @@ class SseConnection(asyncio.Protocol):
         self._tail = b""
         self._body = bytearray()
         self._keep_body = False
+        self._host = self._prefix = ""
 
     @classmethod
     async def open(cls, base_url: str) -> SseConnection:
+        """`base_url` with or without the /v1 that clients of OpenAI's give."""
         url = urlsplit(base_url)
+        is_tls = url.scheme == "https"
         _, connection = await asyncio.get_running_loop().create_connection(
-            cls, url.hostname or "127.0.0.1", url.port or 80
+            cls, url.hostname or "127.0.0.1", url.port or (443 if is_tls else 80), ssl=is_tls or None
         )
         connection._host = url.netloc
+        connection._prefix = url.path.rstrip("/").removesuffix("/v1")
         return connection
-
-    _host = ""
 
     async def call(
         self, path: str, body: Mapping[str, Any], headers: Mapping[str, str], *, keep_reply: bool = False
     ) -> Outcome:
         """Streams one answer. Raises `ServerLostError`; HTTP and SSE errors are told in the outcome."""
         payload = json.dumps({**body, "stream": True, "stream_options": {"include_usage": True}}).encode()
-        lines = [f"POST {path} HTTP/1.1", f"host: {self._host}", "content-type: application/json"]
+        lines = [f"POST {self._prefix}{path} HTTP/1.1", f"host: {self._host}", "content-type: application/json"]
         lines += [f"{name}: {value}" for name, value in headers.items()]
         lines.append(f"content-length: {len(payload)}\r\n\r\n")
         self._parser = httptools.HttpResponseParser(self)
@@ -141,6 +143,9 @@ class SseConnection(asyncio.Protocol):
                 outcome.cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0)
             if "error" in event:
                 outcome.error = str(event["error"])
+        if not outcome.completion_tokens and outcome.first_at:
+            # A server that tells no usage: one token an event is the best guess.
+            outcome.completion_tokens = len(outcome.gaps) + 1
         if not self._tail.rstrip().endswith(b"data: [DONE]") and not outcome.error:
             outcome.error = "the stream ended without [DONE]"
         if self._keep_body:

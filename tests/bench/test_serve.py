@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import sys
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import numpy as np
 import pytest
+import typer
 
 from headwater.bench import arrivals, datasets
 from headwater.bench.datasets import Chat, Shape
 from headwater.bench.latency_report import Objective, summarize
+from headwater.bench.plot import check_plot
 from headwater.bench.serve import drive
 from headwater.bench.sse_client import Outcome, SseConnection
 from headwater.bench.stub_server import StubConnection
@@ -79,3 +84,34 @@ def test_equal_hash_ids_of_a_trace_become_equal_tokens(tmp_path: object) -> None
     assert two is not None
     assert (at, len(one["prompt"]), one["prompt"][:512] == two["prompt"][:512]) == (1.5, 700, True)
     assert one["prompt"][512:] != two["prompt"][512:]
+
+
+def test_words_instead_of_ids_ask_for_nothing_that_openai_does_not_know() -> None:
+    shape = Shape(prompt_len=8, output_len=5, vocab_size=100, model="stub", as_text=True)
+    (dialogue,) = datasets.random_prompts(1, shape, np.random.default_rng(0))
+    body = dialogue.next_body(None)
+    assert body is not None
+    assert body.keys() == {"prompt", "max_tokens", "model", "temperature"}
+    assert len(body["prompt"].split()) == 8
+
+
+@pytest.mark.parametrize("suffix", ["png", "html"])
+async def test_a_run_leaves_its_figures_and_a_plot(stub_url: str, tmp_path: Path, suffix: str) -> None:
+    plot, output = tmp_path / f"plot.{suffix}", tmp_path / "run.json"
+    command = [sys.executable, "-m", "headwater.bench.serve", f"--base-url={stub_url}/v1", "--num-requests=8", "--json"]
+    command += ["--workers=1", "--slo-ttft-ms=5000", f"--plot={plot}", f"--output={output}", "--output-len=4"]
+    command += ["--arrival=poisson", "--rate=100", "--warmup=2"]
+    run = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
+    printed, _ = await run.communicate()
+    report, kept = json.loads(printed), json.loads(output.read_text())
+    assert run.returncode == 0
+    assert kept == {"settings": kept["settings"], **report}
+    assert (report["requests"], report["goodput_share"], kept["settings"]["rate"]) == (8, 1.0, 100.0)
+    assert {"p50", "p90", "p95", "p99"} < report["itl_ms"].keys()
+    begins = plot.read_bytes()[:15]
+    assert begins == b"<!doctype html>" if suffix == "html" else begins.startswith(b"\x89PNG")
+
+
+def test_a_plot_of_an_unknown_kind_is_refused_before_anything_is_measured(tmp_path: Path) -> None:
+    with pytest.raises(typer.BadParameter, match=r"a plot is one of .png, .svg, .pdf, .html; got 'plot.gif'"):
+        check_plot(tmp_path / "plot.gif")

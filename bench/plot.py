@@ -1,0 +1,79 @@
+"""Plots of what was measured, as PNG, SVG, PDF or a page of HTML. Knows nothing about how it was measured."""
+
+from __future__ import annotations
+
+import html
+import io
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import typer
+
+SUFFIXES = (".png", ".svg", ".pdf", ".html")
+
+
+def check_plot(path: Path | None) -> None:
+    """Before anything is measured. Raises `typer.BadParameter` for a format that cannot be written."""
+    if path is None:
+        return
+    if path.suffix not in SUFFIXES:
+        raise typer.BadParameter(f"a plot is one of {', '.join(SUFFIXES)}; got {path.name!r}")
+    try:
+        import matplotlib  # noqa: F401, PLC0415 (an extra, wanted only by whoever plots)
+    except ImportError:
+        raise typer.BadParameter("plots need `pip install headwater[plots]`") from None
+
+
+def plot_latencies(
+    path: Path, seconds: Mapping[str, Sequence[float]], limits: Mapping[str, float | None], title: str, figures: str
+) -> None:
+    """Cumulative shares of requests by latency, one panel a metric, objectives (ms) as lines."""
+    figure = _figure(width=4 * len(seconds), height=3.6)
+    for panel, (name, values) in zip(figure.subplots(1, len(seconds), squeeze=False)[0], seconds.items(), strict=True):
+        ordered = np.sort(np.asarray(values or [0.0])) * 1000
+        panel.plot(ordered, np.arange(1, ordered.size + 1) / ordered.size * 100, drawstyle="steps-post")
+        if (limit := limits.get(name)) is not None:
+            panel.axvline(limit, linestyle="--", color="tab:red", label=f"objective {limit:g} ms")
+            panel.legend(loc="lower right")
+        panel.set(xlabel=f"{name} (ms)", ylabel="% of samples", ylim=(0, 101), xlim=(0, None))
+        panel.grid(alpha=0.3)
+    figure.suptitle(title)
+    _save(figure, path, title, figures)
+
+
+def plot_front(
+    path: Path, points: Sequence[tuple[float, float, str, bool]], front: Sequence[tuple[float, float]], figures: str
+) -> None:
+    """Trials as (latency ms, tokens a second, name, keeps the objective), and the best of both as a line."""
+    figure = _figure(width=7, height=4.5)
+    panel = figure.subplots()
+    for keeps, color, label in ((True, "tab:green", "keeps the objective"), (False, "tab:gray", "does not")):
+        those = [point for point in points if point[3] is keeps]
+        panel.scatter([each[0] for each in those], [each[1] for each in those], color=color, label=label)
+    panel.plot([x for x, _ in front], [y for _, y in front], drawstyle="steps-post", color="tab:blue", label="front")
+    for latency, rate, name, _ in points:
+        panel.annotate(name, (latency, rate), fontsize=6, xytext=(3, 3), textcoords="offset points")
+    panel.set(xlabel="latency (ms)", ylabel="output tokens a second", title="Throughput against latency")
+    panel.grid(alpha=0.3)
+    panel.legend()
+    _save(figure, path, "Throughput against latency", figures)
+
+
+def _figure(width: float, height: float) -> Any:
+    # The figure alone, without pyplot's global state or a display.
+    from matplotlib.figure import Figure  # noqa: PLC0415 (as above)
+
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def _save(figure: Any, path: Path, title: str, figures: str) -> None:
+    if path.suffix != ".html":
+        figure.savefig(path, dpi=144)
+        return
+    drawn = io.StringIO()
+    figure.savefig(drawn, format="svg")
+    svg = drawn.getvalue()
+    page = f"<!doctype html><meta charset=utf-8><title>{html.escape(title)}</title>"
+    path.write_text(f"{page}{svg[svg.index('<svg') :]}<pre>{html.escape(figures)}</pre>\n")
