@@ -109,6 +109,8 @@ class OutputSession:
             return "it ended the session"
         except grpc.aio.AioRpcError as failure:
             return failure.details() or failure.code().name
+        except ValueError as failure:
+            return f"it sent a frame that cannot be read: {failure}"
         finally:
             self.connected.clear()
             call.cancel()

@@ -61,6 +61,11 @@ class Held:
             piece = self._pieces[choice.index] = Piece(choice)
         piece.add(text, token_ids, logprobs)
 
+    @property
+    def waits_for_scores(self) -> bool:
+        """What is held belongs behind the prompt's log probabilities, and these are still coming."""
+        return any(piece.choice.generation.awaits_scores for piece in self._pieces.values())
+
     def pop(self, choice: Choice | None = None) -> Piece | None:
         """The oldest piece, or the one of a choice; its tokens count as taken."""
         index = choice.index if choice is not None else next(iter(self._pieces), None)
@@ -92,7 +97,7 @@ class PieceQueue:
         work.add_done_callback(lambda _: self._news.set())
         while True:
             self._news.clear()
-            while (piece := self._held.pop()) is not None:
+            while not self._held.waits_for_scores and (piece := self._held.pop()) is not None:
                 yield piece
             while self._ended:
                 choice = self._ended.pop(0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import grpc
@@ -19,6 +19,8 @@ from headwater.services import errors
 
 Context = grpc.aio.ServicerContext[Any, Any]
 Asked = inference_pb2.ChatRequest | inference_pb2.CompleteRequest
+SCORES_PER_CHUNK = 256
+"""Prompt tokens with their alternatives in one chunk: a few hundred kilobytes at most."""
 _FINISH = {
     "stop": common_pb2.FINISH_REASON_STOP,
     "length": common_pb2.FINISH_REASON_LENGTH,
@@ -37,6 +39,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         generation, gathered = await self._whole(request, _conversation(request), context)
         return inference_pb2.ChatReply(
             choices=[_chat_choice(choice, gathered.of(choice), request) for choice in generation.choices],
+            prompt_logprobs=generation.prompt_logprobs,
             **_reply_head(generation, request),
         )
 
@@ -75,13 +78,19 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
                 if request.sampling.echo:
                     echo = await self._echo(generation) if echo is None else echo
                     chunk.text = echo + chunk.text
+                for scores in _score_chunks(generation, chunk):
+                    yield scores
             yield chunk
 
     async def Tokenize(self, request: inference_pb2.TokenizeRequest, context: Context) -> inference_pb2.TokenizeReply:
         self._caller(context)
-        asked = processor_pb2.ProcessorTokenizeRequest(model=request.model, prompt=request.prompt)
+        asked = processor_pb2.ProcessorTokenizeRequest(
+            model=request.model, prompt=request.prompt, return_token_strings=request.return_token_strings
+        )
         reply = await self._line.processors.tokenize(asked)
-        return inference_pb2.TokenizeReply(token_ids=reply.token_ids, max_model_len=reply.max_model_len)
+        return inference_pb2.TokenizeReply(
+            token_ids=reply.token_ids, max_model_len=reply.max_model_len, token_strings=reply.token_strings
+        )
 
     async def Detokenize(
         self, request: inference_pb2.DetokenizeRequest, context: Context
@@ -134,11 +143,15 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
     async def _prepared(
         self, request: Asked, prompt: processor_pb2.Prompt, caller: Caller, sink: Sink, *, stream: bool
     ) -> Generation:
+        sampling = request.sampling
+        if sampling.echo and sampling.logprobs and not sampling.HasField("prompt_logprobs"):
+            # The contract's rule against streams is about a field that has no place in chunks; these have one.
+            sampling.prompt_logprobs, stream = sampling.top_logprobs, False
         job = Job(
             caller=caller,
             model=request.model,
             prompt=prompt,
-            sampling=request.sampling,
+            sampling=sampling,
             stream=stream,
             cache_salt=request.cache_salt,
         )
@@ -171,7 +184,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
 def _conversation(request: inference_pb2.ChatRequest) -> processor_pb2.Prompt:
     if request.conversation.tools or request.conversation.HasField("tool_choice"):
         raise errors.UnsupportedField("tools", "this version calls no tools")
-    return processor_pb2.Prompt(conversation=request.conversation)
+    return processor_pb2.Prompt(conversation=request.conversation, add_special_tokens=_adds_special_tokens(request))
 
 
 def _prompt(request: inference_pb2.CompleteRequest) -> processor_pb2.Prompt:
@@ -179,7 +192,11 @@ def _prompt(request: inference_pb2.CompleteRequest) -> processor_pb2.Prompt:
         return processor_pb2.Prompt(token_ids=request.token_ids)
     if not request.text:
         raise errors.BadRequest.of("prompt", request.text, "text or token ids, not empty")
-    return processor_pb2.Prompt(text=request.text)
+    return processor_pb2.Prompt(text=request.text, add_special_tokens=_adds_special_tokens(request))
+
+
+def _adds_special_tokens(request: Asked) -> bool | None:
+    return request.add_special_tokens if request.HasField("add_special_tokens") else None
 
 
 def _reply_head(generation: Generation, request: Asked) -> dict[str, Any]:
@@ -209,6 +226,18 @@ def _chunk(generation: Generation, news: Piece | Choice | None, request: Asked, 
     else:
         fields |= {"usage": _usage(generation), "receipt_json": _receipt(generation, request)}
     return fields
+
+
+def _score_chunks(generation: Generation, first: inference_pb2.CompleteChunk) -> Iterator[inference_pb2.CompleteChunk]:
+    """What goes ahead of a choice's first chunk: the prompt's log probabilities, in parts that any client takes."""
+    scores = generation.prompt_logprobs
+    for start in range(0, len(scores), SCORES_PER_CHUNK):
+        chunk = inference_pb2.CompleteChunk(request_id=first.request_id, index=first.index)
+        chunk.prompt_logprobs.extend(scores[start : start + SCORES_PER_CHUNK])
+        if not start:
+            chunk.client_request_id, chunk.model = first.client_request_id, first.model
+            chunk.prompt_token_ids.extend(first.prompt_token_ids)
+        yield chunk
 
 
 def _chat_choice(choice: Choice, piece: Piece, request: Asked) -> inference_pb2.ChatChoice:

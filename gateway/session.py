@@ -166,6 +166,8 @@ class Generation:
         session = self.line.outputs.pick(decision.address)
         self._ended = asyncio.get_running_loop().create_future()
         self._num_open = len(self.choices)
+        # An attempt that failed may have scored a part of the prompt.
+        self.prompt_logprobs, self.is_scored = [], False
         self._dispatch = self.line.router.dispatched(decision, self.job.caller.request_id)
         is_fault = False
         try:

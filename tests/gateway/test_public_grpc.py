@@ -87,6 +87,31 @@ def test_completions_take_text_or_tokens_and_echo_the_prompt(stub: Any) -> None:
     assert stub.Complete(asked).choices[0].text == text
 
 
+def test_an_echo_is_scored_whole_and_streamed_as_over_rest(gateway: Gateway, stub: Any) -> None:
+    prompt = "Once upon a time there was a river that forgot its own name. " * 40
+    (choice,) = stub.Complete(complete(prompt, echo=True, logprobs=True, top_logprobs=1)).choices
+    chunks = list(stub.CompleteStream(complete(prompt, echo=True, logprobs=True, top_logprobs=1, n=1)))
+    scores = [score for chunk in chunks for score in chunk.prompt_logprobs]
+    assert scores == list(choice.prompt_logprobs)
+    assert sum(bool(chunk.prompt_logprobs) for chunk in chunks) > 1
+    assert "".join(chunk.text for chunk in chunks) == choice.text
+    assert [score for chunk in chunks for score in chunk.logprobs] == list(choice.logprobs)
+    assert chunks[0].model == MODEL
+    over_rest = gateway.complete(prompt, echo=True, logprobs=1)["choices"][0]["logprobs"]
+    assert [None, *(pytest.approx(score.chosen.logprob) for score in [*scores, *choice.logprobs])] == (
+        over_rest["token_logprobs"]
+    )
+
+
+def test_a_chats_prompt_is_scored_and_tokens_are_spelled(gateway: Gateway, stub: Any) -> None:
+    whole = stub.Chat(chat(sampling={"prompt_logprobs": 0}))
+    assert len(whole.prompt_logprobs) == whole.usage.prompt_tokens - 1
+    asked = inference_pb2.TokenizeRequest(
+        model=MODEL, prompt=processor_pb2.Prompt(text="Once upon"), return_token_strings=True
+    )
+    assert "".join(stub.Tokenize(asked).token_strings) == "Once upon"
+
+
 def test_a_stop_string_is_named(stub: Any) -> None:
     text = stub.Complete(complete()).choices[0].text
     choice = stub.Complete(complete(stop=[text[5:9]])).choices[0]
