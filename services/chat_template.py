@@ -12,7 +12,7 @@ from datetime import datetime
 from typing import Any, NoReturn
 
 import jinja2
-from jinja2 import nodes
+from jinja2 import meta, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -45,11 +45,18 @@ class ChatTemplate:
     """A compiled template and the special tokens that it may name."""
 
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
+        environment = _environment()
         try:
-            self._template = _environment().from_string(source)
+            self._template = environment.from_string(source)
         except jinja2.TemplateSyntaxError as error:
             raise ChatTemplateError(error) from None
         self._special_tokens = dict(special_tokens)
+        self.source = source
+        self.reads_tools = "tools" in meta.find_undeclared_variables(environment.parse(source))
+        """Whether it would show the assistant its tools."""
+
+    def mentions(self, word: str) -> bool:
+        return word in self.source
 
     def render(
         self,

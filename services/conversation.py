@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import msgspec
 
 from headwater.proto import common_pb2, processor_pb2
+from headwater.services import plain_tools
+from headwater.services.answer_format import may_call
 from headwater.services.chat_template import ChatTemplate
 from headwater.services.errors import BadRequest
 
+Message = dict[str, Any]
+EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
+_TOOL_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 ROLES = ("system", "developer", "user", "assistant", "tool")
 _RESERVED = ("messages", "tools", "add_generation_prompt", "continue_final_message")
 
@@ -22,13 +28,46 @@ def render(template: ChatTemplate, conversation: processor_pb2.Conversation) -> 
     if goes_on and conversation.HasField("add_generation_prompt") and conversation.add_generation_prompt:
         raise BadRequest("continue_final_message", "continue_final_message excludes add_generation_prompt")
     _check_tool_choice(conversation)
+    _check_tool_names(conversation)
+    messages = [_message(message, i) for i, message in enumerate(conversation.messages)]
+    tools = [_tool(tool, i) for i, tool in enumerate(conversation.tools)] if may_call(conversation) else None
     return template.render(
-        [_message(message, i) for i, message in enumerate(conversation.messages)],
-        tools=[_tool(tool, i) for i, tool in enumerate(conversation.tools)] or None,
+        _understood(template, messages, tools),
+        tools=tools,
         add_generation_prompt=not conversation.HasField("add_generation_prompt") or conversation.add_generation_prompt,
         continue_final_message=goes_on,
-        variables=_variables(conversation.chat_template_kwargs_json),
+        variables=_effort(conversation) | _variables(conversation.chat_template_kwargs_json),
     )
+
+
+def _understood(template: ChatTemplate, messages: list[Message], tools: list[dict[str, Any]] | None) -> list[Message]:
+    """The messages in words that the template has: not every one knows developers, tools and calls."""
+    if not template.mentions("developer"):
+        messages = [m | {"role": "system"} if m["role"] == "developer" else m for m in messages]
+    if template.reads_tools or template.mentions("tool_calls"):
+        return messages
+    messages = plain_tools.told(messages)
+    return plain_tools.offered(messages, tools) if tools else messages
+
+
+def _effort(conversation: processor_pb2.Conversation) -> dict[str, Any]:
+    """How much to think, in the words of those templates that can be told."""
+    effort = conversation.reasoning_effort
+    if effort and effort not in EFFORTS:
+        raise BadRequest.of("reasoning_effort", effort, ", ".join(EFFORTS))
+    if not effort:
+        return {}
+    return {"reasoning_effort": effort, "enable_thinking": effort != "none", "thinking": effort != "none"}
+
+
+def _check_tool_names(conversation: processor_pb2.Conversation) -> None:
+    names: set[str] = set()
+    for i, tool in enumerate(conversation.tools):
+        if not _TOOL_NAME.fullmatch(tool.name):
+            raise BadRequest.of(f"tools[{i}].function.name", tool.name, "1 to 64 letters, digits, _, - and .")
+        if tool.name in names:
+            raise BadRequest.of(f"tools[{i}].function.name", tool.name, "names that differ")
+        names.add(tool.name)
 
 
 def _check_tool_choice(conversation: processor_pb2.Conversation) -> None:

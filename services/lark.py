@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable, Mapping
 
 from llguidance import regex_to_lark
 
@@ -22,14 +22,16 @@ def alternatives(texts: Iterable[str]) -> str:
     return " | ".join(map(quoted, texts))
 
 
-def literal(text: str, special_tokens: Collection[str]) -> str:
+def literal(text: str, special_tokens: Mapping[str, int]) -> str:
     """The text, with tokens of its own for the special ones in it: these are no text to a grammar."""
     special = [token for token in special_tokens if token in text]
     if not special:
         return quoted(text)
     longest_first = sorted(map(re.escape, special), key=len, reverse=True)
     pieces = re.split(f"({'|'.join(longest_first)})", text)
-    return " ".join(piece if piece in special else quoted(piece) for piece in pieces if piece)
+    return " ".join(
+        f"<[{special_tokens[piece]}]>" if piece in special_tokens else quoted(piece) for piece in pieces if piece
+    )
 
 
 def expression(param: str, regex: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import functools
 import os
 import sys
@@ -15,7 +16,8 @@ from typing import Any, TypeVar
 import grpc
 import prometheus_client
 
-from headwater.proto import common_pb2, processor_pb2, processor_pb2_grpc
+from headwater.proto import processor_pb2, processor_pb2_grpc
+from headwater.services.answer_grammar import answer_grammar
 from headwater.services.errors import BadRequest, NotFound
 from headwater.services.grammar_checker import GrammarChecker
 from headwater.services.grammars import GrammarError
@@ -24,7 +26,7 @@ from headwater.services.parameters import check_vocabulary
 from headwater.services.prepare import prepare, prompt_ids
 from headwater.services.runtime import configure_logging, run_stage
 from headwater.services.settings import read_settings, setting
-from headwater.services.structured_output import grammar_of, param_of
+from headwater.services.structured_output import param_of
 from headwater.services.text_model import ServingChoices, TextModel, load_text_model, names_of
 from headwater.services.text_stage import TextStageSettings, serve_stage
 from headwater.services.tracing import tracing_to
@@ -53,11 +55,13 @@ class ProcessorSettings(TextStageSettings):
     max_model_len: int = setting(0, "tokens of prompt and answer together (default: the model's)")
     chat_template: str = setting("", "file with a chat template (default: the model's)")
     generation_config: str = setting("auto", "auto (the model's), none, or a file with sampling defaults")
+    tool_parser: str = setting("auto", "auto (by the chat template), none, hermes, llama3_json, mistral or pythonic")
+    reasoning_parser: str = setting("auto", "auto (by the chat template), none, think, qwen3, deepseek_r1 or magistral")
     threads: int = setting(0, "threads for long texts; 0: as many as cores")
 
     @property
     def choices(self) -> ServingChoices:
-        names = ("dtype", "kv_format", "block_size", "max_model_len", "chat_template", "generation_config")
+        names = [field.name for field in dataclasses.fields(ServingChoices)]
         return ServingChoices(**{name: getattr(self, name) for name in names})
 
 
@@ -72,9 +76,8 @@ class Processor(processor_pb2_grpc.ProcessorServicer):
         self, request: processor_pb2.PrepareRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> processor_pb2.PrepareReply:
         model = self._model(request.model)
-        grammar = await self._grammar(model, request.sampling)
         reply = await self._work("Prepare", request.ByteSize(), functools.partial(prepare, model, request))
-        reply.grammar = grammar
+        reply.grammar = await self._grammar(model, request, reply)
         PROMPT_TOKENS.labels(model.name).inc(len(reply.prompt_ids))
         return reply
 
@@ -95,18 +98,19 @@ class Processor(processor_pb2_grpc.ProcessorServicer):
     ) -> processor_pb2.ProcessorModelsReply:
         return processor_pb2.ProcessorModelsReply(models=[model.served.to_pb() for model in self._models.values()])
 
-    async def _grammar(self, model: TextModel, sampling: common_pb2.Sampling) -> bytes:
+    async def _grammar(
+        self, model: TextModel, request: processor_pb2.PrepareRequest, reply: processor_pb2.PrepareReply
+    ) -> bytes:
         """What the answer must match, known to compile; empty where it is free. Raises `BadRequest`."""
-        if not sampling.HasField("structured_output"):
+        grammar = answer_grammar(model, request, reply)
+        if not grammar:
             return b""
-        asked = sampling.structured_output
-        grammar = grammar_of(asked, model.tokenizer.special_texts)
         try:
             await self._checker.check(model.folder, grammar)
         except GrammarError as fault:
-            raise BadRequest(
-                param_of(asked), f"{param_of(asked)} cannot be followed: {fault}", code="invalid_grammar"
-            ) from None
+            is_asked = request.sampling.HasField("structured_output")
+            param = param_of(request.sampling.structured_output) if is_asked else "tools"
+            raise BadRequest(param, f"{param} cannot be followed: {fault}", code="invalid_grammar") from None
         return grammar.encode()
 
     def _model(self, name: str) -> TextModel:

@@ -7,7 +7,7 @@ below `"format"` (the words are xgrammar's, and so vLLM's and SGLang's).
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from headwater.services.errors import BadRequest
@@ -21,7 +21,7 @@ Whitespaced = Callable[[object], dict[str, Any]]
 
 
 def structural_tag_grammar(
-    param: str, tag: object, special_tokens: Collection[str], whitespaced: Whitespaced
+    param: str, tag: object, special_tokens: Mapping[str, int], whitespaced: Whitespaced
 ) -> list[dict[str, Any]]:
     """The grammar and those that it refers to; `whitespaced` prepares a schema. Raises `BadRequest`."""
     if not isinstance(tag, dict):
@@ -50,7 +50,7 @@ def _from_structures(tag: dict[str, Any]) -> dict[str, Any]:
 class _Writer:
     """Writes one rule a format; `at` is the place in the client's JSON."""
 
-    def __init__(self, param: str, special_tokens: Collection[str], whitespaced: Whitespaced) -> None:
+    def __init__(self, param: str, special_tokens: Mapping[str, int], whitespaced: Whitespaced) -> None:
         self._param, self._special, self._whitespaced = param, special_tokens, whitespaced
         self._rules: list[str] = []
         self._others: list[dict[str, Any]] = []
@@ -140,7 +140,7 @@ class _Writer:
         if not end:
             return ANY_TEXT
         if end in self._special:
-            return f"{ANY_TEXT} {end}"
+            return f"{ANY_TEXT} {self._literal(end)}"
         return self._define(ANY_TEXT, f"[suffix={quoted(end)}]")
 
     def _triggered(self, form: Any, triggers: list[Any], tags: list[Any], at: str) -> str:

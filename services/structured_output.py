@@ -7,7 +7,7 @@ how long, is for `grammar_checker` to find out.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection
+from collections.abc import Mapping
 from typing import Any
 
 from headwater.proto.common_pb2 import StructuredOutput
@@ -30,8 +30,8 @@ def param_of(asked: StructuredOutput) -> str:
     return f"structured_output.{asked.WhichOneof('kind') or 'kind'}"
 
 
-def grammar_of(asked: StructuredOutput, special_tokens: Collection[str]) -> str:
-    """`special_tokens` are texts that the model has tokens of their own for. Raises `BadRequest`."""
+def grammar_of(asked: StructuredOutput, special_tokens: Mapping[str, int]) -> str:
+    """`special_tokens` are ids of tokens that are no text, by what they are written as. Raises `BadRequest`."""
     param, kind = param_of(asked), asked.WhichOneof("kind")
     if (size := asked.ByteSize()) > MAX_BYTES:
         raise BadRequest(param, f"{param} has {size} bytes; allowed: at most {MAX_BYTES}")

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from headwater.services.answer_format import reasoning_format_of
 from headwater.services.chat_template import ChatTemplate
 from headwater.services.manifest import ModelManifest
 from headwater.services.parameters import ModelLimits, model_defaults
+from headwater.services.reasoning_parser import REASONING_FORMATS
 from headwater.services.served_model import ServedModel
 from headwater.services.settings import SettingError
 from headwater.services.tokenizer import Tokenizer, read_json
+from headwater.services.tool_formats import TOOL_FORMATS, format_of_template
 
 BLOCK_SIZES = (16, 32, 64, 128)
 SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
@@ -27,6 +30,10 @@ class TextModel:
     chat_template: ChatTemplate | None
     eos_token_ids: tuple[int, ...]
     limits: ModelLimits
+    tool_format: str = ""
+    """The way in which it writes calls; empty: they are not looked for."""
+    reasoning_format: str = ""
+    """The way in which it writes thoughts; empty: they are not looked for."""
 
     @property
     def name(self) -> str:
@@ -43,6 +50,8 @@ class ServingChoices:
     max_model_len: int = 0
     chat_template: str = ""
     generation_config: str = "auto"
+    tool_parser: str = "auto"
+    reasoning_parser: str = "auto"
 
 
 def names_of(folders: Sequence[str], served_names: Sequence[str]) -> list[tuple[Path, str]]:
@@ -80,14 +89,26 @@ def load_text_model(folder: Path, name: str, choices: ServingChoices) -> TextMod
         vocab_size=manifest.vocab_size,
     )
     defaults = model_defaults(_generation_config(folder, choices.generation_config))
+    template = _chat_template(tokenizer, choices.chat_template)
+    source = template.source if template is not None else None
     return TextModel(
         served=served,
         folder=folder,
         tokenizer=tokenizer,
-        chat_template=_chat_template(tokenizer, choices.chat_template),
+        chat_template=template,
         eos_token_ids=manifest.eos_token_ids,
         limits=ModelLimits(vocab_size=served.vocab_size, max_model_len=served.max_model_len, defaults=defaults),
+        tool_format=_parser("tool_parser", choices.tool_parser, TOOL_FORMATS, format_of_template(source)),
+        reasoning_format=_parser(
+            "reasoning_parser", choices.reasoning_parser, REASONING_FORMATS, reasoning_format_of(source)
+        ),
     )
+
+
+def _parser(setting: str, choice: str, known: Collection[str], detected: str) -> str:
+    if choice not in ("auto", "none", *known):
+        raise SettingError(setting, choice, ", ".join(("auto", "none", *known)))
+    return {"auto": detected, "none": ""}.get(choice, choice)
 
 
 def _max_model_len(asked: int, trained: int) -> int:

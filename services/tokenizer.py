@@ -81,9 +81,18 @@ class Tokenizer:
         return str(self._backend.decode(token_ids, skip_special_tokens=skip_special_tokens))
 
     @functools.cached_property
-    def special_texts(self) -> frozenset[str]:
-        """Texts that stand for tokens of their own and mean something to the model, not to a reader."""
-        return frozenset(token.content for token in self._backend.get_added_tokens_decoder().values() if token.special)
+    def special_texts(self) -> dict[str, int]:
+        """Tokens that are no text to a grammar: special ones, and all that are added and written as a tag.
+
+        The compiler of grammars sees tags so, whether or not the tokenizer calls them special.
+        """
+        added = self._backend.get_added_tokens_decoder().items()
+        return {token.content: i for i, token in added if token.special or re.fullmatch("<.*>", token.content)}
+
+    def id_of(self, text: str) -> int | None:
+        """The one token that spells the text, if there is one."""
+        token_id: int | None = self._backend.token_to_id(text)
+        return token_id
 
     def special_token(self, name: str) -> str | None:
         """The text of `bos_token`, `eos_token`, … as `tokenizer_config.json` names it."""

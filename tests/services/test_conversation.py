@@ -111,3 +111,34 @@ def test_a_conversation_that_cannot_be_rendered_is_refused_by_field(
         render(SHOW, conversation)
     assert caught.value.param == param
     assert sentence in caught.value.message
+
+
+PLAIN = ChatTemplate("{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endfor %}", {})
+
+
+def test_a_template_that_knows_no_tools_shows_them_as_text() -> None:
+    call = ToolCall(id="c1", name="weather", arguments='{"city": "Ulm"}')
+    results = [ChatMessage(role="tool", content=text, tool_call_id="c1") for text in ("3 °C", "rain")]
+    messages = [
+        ChatMessage(role="developer", content="Be brief."),
+        USER,
+        ChatMessage(role="assistant", tool_calls=[call]),
+    ]
+    text = render(PLAIN, Conversation(messages=[*messages, *results], tools=[WEATHER]))
+    assert text.startswith("[system] Be brief.\n\nYou can call functions.")
+    assert '{"name": "weather", "description": "now", "parameters": {"type": "object"}}' in text
+    assert '[assistant] <tool_call>\n{"name": "weather", "arguments": {"city": "Ulm"}}\n</tool_call>\n' in text
+    assert text.count("[user]") == 2
+    assert "[user] <tool_response>\n3 °C\n</tool_response>\n<tool_response>\nrain\n</tool_response>\n" in text
+    assert "call functions" not in render(PLAIN, Conversation(messages=[USER], tools=[WEATHER], tool_choice="none"))
+    assert render(PLAIN, Conversation(messages=[USER], tools=[WEATHER])).startswith("[system] You can call functions.")
+
+
+def test_effort_is_told_to_templates_that_ask_for_it() -> None:
+    template = ChatTemplate("{{ messages | length }} {{ reasoning_effort }} {{ enable_thinking }}", {})
+    assert render(template, Conversation(messages=[USER], reasoning_effort="low")) == "1 low True"
+    assert render(template, Conversation(messages=[USER], reasoning_effort="none")) == "1 none False"
+    overruled = Conversation(
+        messages=[USER], reasoning_effort="low", chat_template_kwargs_json='{"enable_thinking": false}'
+    )
+    assert render(template, overruled) == "1 low False"

@@ -14,7 +14,7 @@ from headwater.services.structured_output import grammar_of
 from headwater.services.text_model import TextModel
 
 CHOICES = StructuredOutput.Choices
-SPECIAL = ["<|im_start|>", "<|im_end|>"]
+SPECIAL = {"<|im_start|>": 1, "<|im_end|>": 2}
 X = {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]}
 FOO: dict[str, Any] = {
     "type": "tag",

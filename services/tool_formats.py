@@ -1,0 +1,185 @@
+"""How families of models write calls, as grammars, and which family a chat template belongs to.
+
+The parsers that read what comes of it are in `tool_parsers` and `pythonic_parser`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+Form = dict[str, Any]
+"""A format in the words of structural tags."""
+ANY_ARGUMENTS: Form = {"type": "object"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OfferedTool:
+    """A function that the answer may call."""
+
+    name: str
+    parameters: dict[str, Any]
+    """JSON Schema of its arguments."""
+    is_strict: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolFormat:
+    """One family's way to write calls."""
+
+    signs: tuple[str, ...]
+    """Texts of which one stands in the chat templates of the family."""
+    calls: Callable[[Sequence[OfferedTool], bool], Form]
+    """An answer of nothing but calls; of exactly one where the second argument says so."""
+    free: Callable[[Sequence[OfferedTool], bool], Form]
+    """An answer that calls or does not, and whose calls are as they must be."""
+
+
+def format_of_template(template: str | None) -> str:
+    """The name of the family by what its chat template says; Hermes' way where it says nothing."""
+    found = (name for name, form in TOOL_FORMATS.items() if any(sign in (template or "") for sign in form.signs))
+    return next(found, "hermes")
+
+
+def _tag(tool: OfferedTool, begin: str, end: str, key: str = "arguments") -> Form:
+    opening = f'{begin}{{"name": {json.dumps(tool.name)}, "{key}": '
+    content = {"type": "json_schema", "json_schema": tool.parameters}
+    return {"type": "tag", "begin": opening, "content": content, "end": f"}}{end}"}
+
+
+def _list(tags: list[Form], separator: str, single: bool) -> Form:
+    return {
+        "type": "tags_with_separator",
+        "tags": tags,
+        "separator": separator,
+        "at_least_one": True,
+        "stop_after_first": single,
+    }
+
+
+def _or_text(calls: Form, openings: str) -> Form:
+    """Calls, or an answer that begins otherwise."""
+    text = {"type": "regex", "pattern": rf"([^\s{openings}](?s:.*))?"}
+    return {"type": "or", "elements": [calls, text]}
+
+
+def _hermes_tags(tools: Sequence[OfferedTool]) -> list[Form]:
+    return [_tag(tool, "<tool_call>\n", "\n</tool_call>") for tool in tools]
+
+
+def _hermes_calls(tools: Sequence[OfferedTool], single: bool) -> Form:
+    return _list(_hermes_tags(tools), "\n", single)
+
+
+def _hermes_free(tools: Sequence[OfferedTool], single: bool) -> Form:
+    return {
+        "type": "triggered_tags",
+        "triggers": ["<tool_call>"],
+        "tags": _hermes_tags(tools),
+        "stop_after_first": single,
+    }
+
+
+def _llama_calls(tools: Sequence[OfferedTool], single: bool) -> Form:
+    return _list([_tag(tool, "", "", "parameters") for tool in tools], "; ", single)
+
+
+def _llama_free(tools: Sequence[OfferedTool], single: bool) -> Form:
+    return _or_text(_llama_calls(tools, single), "{")
+
+
+def _mistral_calls(tools: Sequence[OfferedTool], single: bool) -> Form:
+    calls = _list([_tag(tool, "", "") for tool in tools], ", ", single)
+    return _sequence(_const("[TOOL_CALLS]["), calls, _const("]"))
+
+
+def _mistral_free(tools: Sequence[OfferedTool], single: bool) -> Form:
+    return _or_text(_mistral_calls(tools, single), r"\[")
+
+
+def _named_mistral_calls(tools: Sequence[OfferedTool], single: bool) -> Form:
+    tags = [
+        {
+            "type": "tag",
+            "begin": f"[TOOL_CALLS]{tool.name}[ARGS]",
+            "content": {"type": "json_schema", "json_schema": tool.parameters},
+            "end": "",
+        }
+        for tool in tools
+    ]
+    return _list(tags, "", single)
+
+
+def _named_mistral_free(tools: Sequence[OfferedTool], single: bool) -> Form:
+    return _or_text(_named_mistral_calls(tools, single), r"\[")
+
+
+def _pythonic_calls(tools: Sequence[OfferedTool], single: bool) -> Form:
+    one = _one_of([_pythonic_call(tool) for tool in tools])
+    more = {"type": "tag", "begin": ", ", "content": one, "end": ""}
+    others = {"type": "tags_with_separator", "tags": [more], "separator": "", "at_least_one": False}
+    elements = [_const("["), one, *([] if single else [others]), _const("]")]
+    return _sequence(*elements)
+
+
+def _pythonic_free(tools: Sequence[OfferedTool], single: bool) -> Form:
+    return _or_text(_pythonic_calls(tools, single), r"\[")
+
+
+def _pythonic_call(tool: OfferedTool) -> Form:
+    """Arguments by name, in the schema's order: those required, then any of the others."""
+    properties: Mapping[str, Any] = tool.parameters.get("properties", {})
+    required = [name for name in properties if name in tool.parameters.get("required", [])]
+    optional = [name for name in properties if name not in required]
+    values = {
+        name: _sequence(
+            _const(f"{name}="), {"type": "json_schema", "json_schema": _inside(properties[name], tool.parameters)}
+        )
+        for name in properties
+    }
+    fixed: list[Form] = []
+    for name in required:
+        fixed += [*([_const(", ")] if fixed else []), values[name]]
+    tail = _optional_arguments([values[name] for name in optional], is_first=not required)
+    return _sequence(_const(f"{tool.name}("), *fixed, *([tail] if tail else []), _const(")"))
+
+
+def _optional_arguments(values: list[Form], *, is_first: bool) -> Form | None:
+    """Any of the values, in order, each behind a comma unless nothing stands before it."""
+    if not values:
+        return None
+    rest = _optional_arguments(values[1:], is_first=False)
+    taken = [*([] if is_first else [_const(", ")]), values[0], *([rest] if rest else [])]
+    left_out = _optional_arguments(values[1:], is_first=is_first)
+    return {"type": "or", "elements": [_sequence(*taken), left_out or {"type": "regex", "pattern": "()"}]}
+
+
+def _inside(schema: Any, whole: Mapping[str, Any]) -> Any:
+    """A part of a schema with the definitions that it may refer to."""
+    shared = {key: whole[key] for key in ("$defs", "definitions") if key in whole}
+    return schema | shared if isinstance(schema, dict) and shared else schema
+
+
+def _const(text: str) -> Form:
+    return {"type": "const_string", "value": text}
+
+
+def _sequence(*elements: Form) -> Form:
+    return {"type": "sequence", "elements": list(elements)}
+
+
+def _one_of(elements: list[Form]) -> Form:
+    return {"type": "or", "elements": elements}
+
+
+TOOL_FORMATS: Mapping[str, ToolFormat] = {
+    "mistral": ToolFormat(signs=("[TOOL_CALLS]",), calls=_mistral_calls, free=_mistral_free),
+    "hermes": ToolFormat(signs=("<tool_call>",), calls=_hermes_calls, free=_hermes_free),
+    "pythonic": ToolFormat(signs=("<|python_start|>", "func_name1("), calls=_pythonic_calls, free=_pythonic_free),
+    "llama3_json": ToolFormat(
+        signs=("<|python_tag|>", '"parameters": dictionary'), calls=_llama_calls, free=_llama_free
+    ),
+}
+"""In the order in which they are looked for."""

@@ -1,0 +1,47 @@
+"""Model folders for tests of text: the demo model's, with tokens and a template as models have that think and call."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+MARKS = {8: "<think>", 9: "</think>", 11: "<tool_call>", 12: "</tool_call>"}
+"""Ordinary tokens, as Qwen has them, in the place of special ones that no test needs."""
+SPECIAL_MARKS = {13: "[TOOL_CALLS]", 14: "<|python_tag|>"}
+THINKING_TEMPLATE = """\
+{%- if tools %}<|im_start|>system
+Tools: {{ tools | tojson }}, called by <tool_call>{"name": …, "arguments": …}</tool_call><|im_end|>
+{% endif %}
+{%- for message in messages %}<|im_start|>{{ message.role }}
+{{ message.content }}
+{%- for call in message.tool_calls or [] %}<tool_call>{{ call.function | tojson }}</tool_call>{% endfor %}<|im_end|>
+{% endfor %}
+{%- if add_generation_prompt %}<|im_start|>assistant
+{% if enable_thinking is defined and not enable_thinking %}<think>
+
+</think>
+
+{% elif opens_thoughts is defined %}<think>
+{% endif %}{% endif %}"""
+
+
+def make_thinking_folder(plain: Path, folder: Path, *, name: str, template: str = THINKING_TEMPLATE) -> Path:
+    """A copy of `plain`, weights left out, for a model that thinks and calls."""
+    folder.mkdir(parents=True)
+    tokenizer = json.loads((plain / "tokenizer.json").read_text())
+    for token in tokenizer["added_tokens"]:
+        mark = MARKS.get(token["id"]) or SPECIAL_MARKS.get(token["id"])
+        if mark is not None:
+            vocab = tokenizer["model"]["vocab"]
+            del vocab[token["content"]]
+            vocab[mark] = token["id"]
+            token.update(content=mark, special=token["id"] in SPECIAL_MARKS)
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    config = json.loads((plain / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(json.dumps(config | {"chat_template": template}))
+    manifest = json.loads((plain / "model.json").read_text())
+    (folder / "model.json").write_text(json.dumps(manifest | {"name": name}))
+    if (plain / "generation_config.json").exists():
+        shutil.copy(plain / "generation_config.json", folder)
+    return folder
