@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import sys
 
 import structlog
@@ -27,8 +26,6 @@ from headwater.services.tracing import Tracing, tracing_to
 
 LAST_WORDS_SECONDS = 2.0
 """What ended sessions are given to reach their clients."""
-ORPHAN_SECONDS = 1.5
-"""What is left to a process whose supervisor is gone; the core ends with it."""
 
 
 async def serve(settings: EngineSettings) -> None:
@@ -61,8 +58,6 @@ async def _serve_door(
                     door.open(facts.tell)
                     life.announce(grpc=listener.address, **metrics)
                     await _first_of(life.stopping, core.gone, servicer.drain_wanted)
-                    if life.orphaned:
-                        asyncio.get_running_loop().call_later(ORPHAN_SECONDS, os._exit, 1)
                 # Index and membership are left: from here on only late requests come.
                 await listener.leave()
                 if not life.orphaned:

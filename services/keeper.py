@@ -14,6 +14,8 @@ import subprocess
 import sys
 
 PR_SET_PDEATHSIG = 1
+ORPHAN_SECONDS = 1.0
+"""What the program is given at most when the supervisor is gone."""
 
 
 def main() -> int:
@@ -30,7 +32,9 @@ def main() -> int:
         while program.poll() is None:
             events = {key.fd for key, _ in selector.select()}
             signals = os.read(woken, 64) if woken in events else b""
-            if supervisor in events or signal.SIGTERM in signals or signal.SIGINT in signals:
+            if supervisor in events:
+                return _end(program, min(limit, ORPHAN_SECONDS))
+            if signal.SIGTERM in signals or signal.SIGINT in signals:
                 return _end(program, limit)
     return _status(program.returncode)
 

@@ -18,6 +18,8 @@ READY_FD = "HEADWATER_READY_FD"
 """File descriptor on which a stage writes one JSON line when it is ready: {"stage", "addresses", "pid"}."""
 PARENT_FD = "HEADWATER_PARENT_FD"
 """File descriptor that reaches end of file when the supervisor is gone."""
+ORPHAN_SECONDS = 1.5
+"""What a process has left when its supervisor is gone; then the system ends it, whatever it does."""
 
 
 class Lifetime:
@@ -50,6 +52,7 @@ async def lifetime(stage: str) -> AsyncIterator[Lifetime]:
     def lost_supervisor() -> None:
         if os.read(parent, 1) == b"":  # type: ignore[arg-type]
             loop.remove_reader(parent)  # type: ignore[arg-type]
+            signal.setitimer(signal.ITIMER_REAL, ORPHAN_SECONDS)
             life.orphaned = True
             life.stopping.set()
 
