@@ -19,6 +19,8 @@ class BlockPool:
         assert num_blocks > 1
         self.num_usable = self.num_free = num_blocks - 1
         self.ref_counts = [0] * num_blocks
+        self.num_shared = 0
+        """Blocks held more than once."""
         # A ring through the free blocks; NULL_BLOCK's links are its two ends. Lists, because single elements are read
         # several times faster than from numpy arrays.
         self._next = [*range(1, num_blocks), NULL_BLOCK]
@@ -52,6 +54,8 @@ class BlockPool:
             if self.ref_counts[block] == 0:
                 self._link(self._prev[block], self._next[block])
                 self.num_free -= 1
+            elif self.ref_counts[block] == 1:
+                self.num_shared += 1
             self.ref_counts[block] += 1
 
     def release(self, blocks: Sequence[int]) -> None:
@@ -61,7 +65,9 @@ class BlockPool:
             num_holds = ref_counts[block] - 1
             assert num_holds >= 0, f"block {block} freed twice"
             ref_counts[block] = num_holds
-            if num_holds == 0:
+            if num_holds == 1:
+                self.num_shared -= 1
+            elif num_holds == 0:
                 before = NULL_BLOCK if hash_of[block] is None else self._prev[NULL_BLOCK]
                 self._insert(block, before)
 

@@ -1,63 +1,59 @@
-"""Decode steps as CUDA graphs, one for each number of rows. Knows what a decode step launches, not who asks for it."""
+"""Launches as CUDA graphs, by a key that stands for all that is fixed in them. Knows nothing about steps."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch
 
-SIZES = (1, 2, 4, 8, *range(16, 129, 16), *range(160, 513, 32))
+T = TypeVar("T")
 # What the collector of garbage or another thread gives back to CUDA meanwhile is no part of the graph.
 _MODE = "relaxed"
 
 
 @dataclass(frozen=True, slots=True)
-class StepGraph:
-    """Forward and sampling are two graphs, so that rows which need more than a plain draw gate the sampling alone."""
+class Captured(Generic[T]):
+    """Replaying it writes the result anew, in the same place."""
 
-    forward: torch.cuda.CUDAGraph
-    hidden: torch.Tensor
-    draw: torch.cuda.CUDAGraph
+    graph: torch.cuda.CUDAGraph
+    result: T
 
 
-class DecodeGraphs:
-    """Captured when a size is first asked for, or ahead by `capture_all`."""
+class Graphs:
+    """All share one pool of memory: a result lasts until another graph is replayed that was captured before it."""
 
-    def __init__(
-        self,
-        max_rows: int,
-        forward: Callable[[int], torch.Tensor],
-        draw: Callable[[int, torch.Tensor], object],
-        stream: torch.cuda.Stream,
-    ) -> None:
-        self._sizes = sorted({size for size in SIZES if size < max_rows} | {max_rows})
-        self._forward, self._draw, self._stream = forward, draw, stream
-        self._graphs: dict[int, StepGraph] = {}
+    def __init__(self) -> None:
+        self._captured: dict[Hashable, Captured[Any]] = {}
+        self._seen: set[Hashable] = set()
         self._pool: Any = None
 
-    def size_for(self, num_rows: int) -> int:
-        return next(size for size in self._sizes if size >= num_rows)
+    def __contains__(self, key: Hashable) -> bool:
+        return key in self._captured
 
-    def of(self, size: int) -> StepGraph:
-        if size not in self._graphs:
-            self._graphs[size] = self._capture(size)
-        return self._graphs[size]
+    def run(self, key: Hashable, launch: Callable[[], T]) -> T:
+        """Launches, for the first time as it is, the second time capturing; on the current stream."""
+        if key in self._captured or key in self._seen:
+            return self.replay(key, launch)
+        self._seen.add(key)
+        return launch()
 
-    def capture_all(self) -> None:
-        # Large ones first: the small then fit into the memory that those left.
-        for size in reversed(self._sizes):
-            self.of(size)
+    def replay(self, key: Hashable, launch: Callable[[], T]) -> T:
+        """As `run`, captured by now at the latest. What a launch reads and writes must not be one another's."""
+        if key not in self._captured:
+            self._captured[key] = self._capture(launch)
+        captured = self._captured[key]
+        captured.graph.replay()
+        result: T = captured.result
+        return result
 
-    def _capture(self, size: int) -> StepGraph:
+    def _capture(self, launch: Callable[[], T]) -> Captured[T]:
         # Once outside a graph, so that kernels are compiled and libraries have their handles.
-        self._draw(size, self._forward(size))
-        self._stream.synchronize()
-        forward, draw = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
-        with torch.cuda.graph(forward, pool=self._pool, stream=self._stream, capture_error_mode=_MODE):
-            hidden = self._forward(size)
-        self._pool = forward.pool()
-        with torch.cuda.graph(draw, pool=self._pool, stream=self._stream, capture_error_mode=_MODE):
-            self._draw(size, hidden)
-        return StepGraph(forward, hidden, draw)
+        launch()
+        graph = torch.cuda.CUDAGraph()
+        graph.capture_begin(pool=self._pool, capture_error_mode=_MODE)
+        result = launch()
+        graph.capture_end()
+        self._pool = graph.pool()
+        return Captured(graph, result)

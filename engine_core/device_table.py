@@ -23,9 +23,9 @@ class DeviceTable:
         self._first_block, self._first_param = sizes[0], sizes[0] + sizes[1]
         self.token_ids, self.block_ids = tokens.view(rows, -1), blocks.view(rows, -1)
         self.params = params.view(rows, -1)
-        self._device = device
 
-    def update(self, plan: StepPlan) -> None:
+    def changes(self, plan: StepPlan) -> Int32Array:
+        """Which words a plan changes, and to what: [2, U]."""
         indices: list[Int32Array] = []
         values: list[Int32Array] = []
         for admitted in plan.admitted:
@@ -38,14 +38,21 @@ class DeviceTable:
         if plan.block_rows.size:
             indices.append(self._first_block + plan.block_rows * self._block_stride + plan.block_indices)
             values.append(plan.block_ids)
-        if indices:
-            changes = upload(np.stack((np.concatenate(indices), np.concatenate(values))), self._device)
-            scatter_words(self._words, changes[0], changes[1])
+        if not indices:
+            return NO_CHANGES
+        return np.stack((np.concatenate(indices), np.concatenate(values)))
+
+    def apply(self, changes: torch.Tensor) -> None:
+        """int32 [2, U] on the device."""
+        scatter_words(self._words, changes[0], changes[1])
+
+
+NO_CHANGES: Int32Array = np.empty((2, 0), np.int32)
 
 
 def upload(values: Int32Array, device: torch.device) -> torch.Tensor:
     """Through pinned memory, without waiting; the allocator of pinned memory keeps it until the copy is done."""
-    return torch.from_numpy(values.astype(np.int32, copy=False)).pin_memory().to(device, non_blocking=True)
+    return torch.from_numpy(values).pin_memory().to(device, non_blocking=True)
 
 
 def _param_words(admitted: AdmittedRow) -> Int32Array:

@@ -60,7 +60,7 @@ class Scheduler:
         self._planned_step += 1
         self._num_planned_rows += draft.num_requests
         released, self._released_rows = self._released_rows, []
-        return draft.compose(self._planned_step, self.table, released)
+        return draft.compose(self._planned_step, self.table, released, shares=self.pool.num_shared > 0)
 
     def enqueue(self, request: RequestState) -> None:
         """Lets a request wait that has known tokens to compute."""

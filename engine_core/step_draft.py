@@ -65,7 +65,7 @@ class StepDraft:
     def set_blocks(self, rows: Rows, indices: Int32Array, blocks: list[int]) -> None:
         self.block_updates.append((rows.astype(np.int32), indices, np.array(blocks, np.int32)))
 
-    def compose(self, step: int, table: RequestTable, released: list[int]) -> PlannedStep:
+    def compose(self, step: int, table: RequestTable, released: list[int], *, shares: bool) -> PlannedStep:
         """The plan of what was drafted; decode rows advance in the table by the token that they will get."""
         rows = self.decode_rows
         starts = table.num_computed[rows]
@@ -91,6 +91,7 @@ class StepDraft:
             counts=counts,
             samples=samples,
             output_indices=starts + counts - table.num_prompt[plan_rows],
+            shares=shares,
             prompt_logprob_rows=[chunk.row for chunk in self.chunks if chunk.scores_prompt],
         )
         sampled_rows = plan_rows[samples] if self.chunks else rows

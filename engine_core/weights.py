@@ -77,13 +77,22 @@ def convert(source: Path, folder: Path, *, dtype: str, progress: Callable[[int, 
     progress(names + 1, names + 1)
 
 
-def load(folder: Path, config: ModelConfig, device: torch.device) -> Weights:
+def load(
+    folder: Path,
+    config: ModelConfig,
+    device: torch.device,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> Weights:
     """Tensors of a converted folder. On the CPU they are the file's own pages, mapped read-only and shared by all
-    processes that map it; on a GPU they are streamed there."""
+    processes that map it; on a GPU they are streamed there. Progress is told in bytes."""
     weights = {}
+    done, total = 0, (folder / WEIGHTS_NAME).stat().st_size
     with safe_open(folder / WEIGHTS_NAME, framework="pt", device=str(device)) as file:
         for name in file.keys():  # noqa: SIM118 (not a dict)
-            weights[name] = file.get_tensor(name)
+            weights[name] = tensor = file.get_tensor(name)
+            done += tensor.nbytes
+            progress(done, total)
+    progress(total, total)
     return _tied(weights, config)
 
 

@@ -10,6 +10,8 @@ import itertools
 import math
 from collections.abc import Sequence
 
+import numpy as np
+import numpy.typing as npt
 import torch
 import triton
 import triton.language as tl
@@ -18,24 +20,24 @@ from headwater.kernels.decode_attention import LOG2_E, attention_of_rows
 from headwater.kernels.online_softmax import SPLIT, TILE, attend_tile, finish, fresh_state, merge_states, row_sums
 from headwater.kernels.paged_cache import as_operand, bulk_copied, load_tile, page_of
 
+Ints = npt.NDArray[np.int32]
 ROWS = 64
 NUM_STAGES = 3
 
 
-def prefill_tiles(counts: Sequence[int], starts: Sequence[int], group: int, device: torch.device) -> torch.Tensor:
-    """Work list of a step, int32 [tiles, 2]: sequence and first token of the tile within its chunk, longest first.
+def list_tiles(counts: Sequence[int] | Ints, starts: Sequence[int] | Ints, per_tile: int) -> Ints:
+    """Work list of a step on the host, [tiles, 2]: sequence and first token of the tile within its chunk, longest
+    first. counts and starts: tokens computed of each sequence and position of the first."""
+    num_tiles = -(-np.asarray(counts, np.int64) // per_tile)
+    sequences = np.repeat(np.arange(len(num_tiles)), num_tiles)
+    firsts = (np.arange(len(sequences)) - np.repeat(np.cumsum(num_tiles) - num_tiles, num_tiles)) * per_tile
+    order = np.argsort(-(np.asarray(starts, np.int64)[sequences] + firsts), kind="stable")
+    return np.stack((sequences, firsts), axis=1)[order].astype(np.int32)
 
-    counts and starts: tokens computed of each sequence and position of the first. A tile whose sequence is negative is
-    skipped, for lists of fixed size.
-    """
-    per_tile = ROWS // group
-    tiles = [
-        (start + first, sequence, first)
-        for sequence, (count, start) in enumerate(zip(counts, starts, strict=True))
-        for first in range(0, count, per_tile)
-    ]
-    tiles.sort(key=lambda tile: -tile[0])
-    host = torch.tensor([tile[1:] for tile in tiles], dtype=torch.int32).reshape(-1, 2)
+
+def prefill_tiles(counts: Sequence[int], starts: Sequence[int], group: int, device: torch.device) -> torch.Tensor:
+    """`list_tiles` on the device, int32. A tile whose sequence is negative is skipped, for lists of fixed size."""
+    host = torch.from_numpy(list_tiles(counts, starts, ROWS // group))
     return host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else host
 
 

@@ -1,6 +1,6 @@
 """The request table on the device: what a step reads of it, and what sampling writes back. Knows nothing about models.
 
-Row -1 pads a graph: its token is 0, its slot is negative, its length is 0, and nothing is written for it.
+Row -1 pads a graph: its token is 0, its slot is negative, and nothing is written for it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def load_tokens(
     token_ids: torch.Tensor,
     slots: torch.Tensor,
 ) -> None:
-    """rows and positions int32 [T], tables int32 [rows, …]; writes int32 [T] each."""
+    """rows and positions int32 [T], tables int32 [rows, …]; writes token_ids and slots, integers [T]."""
     num_tokens = len(rows)
     _load_tokens[(triton.cdiv(num_tokens, _BLOCK),)](
         rows,
@@ -47,11 +47,6 @@ def load_tokens(
         PAGE=block_size,
         BLOCK=_BLOCK,
     )
-
-
-def load_lengths(rows: torch.Tensor, positions: torch.Tensor, seq_lens: torch.Tensor, table_rows: torch.Tensor) -> None:
-    """Of decoding rows int32 [R]: keys that each reads, and the row of the block table that names them."""
-    _load_lengths[(triton.cdiv(len(rows), _BLOCK),)](rows, positions, seq_lens, table_rows, len(rows), BLOCK=_BLOCK)
 
 
 def load_draws(params: torch.Tensor, rows: torch.Tensor, draws: Draws, filters: Filters) -> None:
@@ -72,15 +67,65 @@ def load_draws(params: torch.Tensor, rows: torch.Tensor, draws: Draws, filters: 
 
 
 def store_tokens(
-    rows: torch.Tensor, positions: torch.Tensor, token_ids: torch.Tensor, token_table: torch.Tensor
+    rows: torch.Tensor,
+    positions: torch.Tensor,
+    token_ids: torch.Tensor,
+    token_table: torch.Tensor,
+    results: torch.Tensor,
+    first_result: torch.Tensor,
 ) -> None:
-    """Each row's sampled token, int32 [S], goes after its last position."""
+    """Each row's sampled token, int32 [S], goes after its last position, and in order into results int32 [N] from
+    first_result, int32 [1], on: memory of the host that is pinned, so that no copy has to follow."""
     _store_tokens[(triton.cdiv(len(rows), _BLOCK),)](
-        rows, positions, token_ids, token_table, token_table.stride(0), len(rows), BLOCK=_BLOCK
+        rows,
+        positions,
+        token_ids,
+        token_table,
+        results,
+        first_result,
+        token_table.stride(0),
+        len(rows),
+        BLOCK=_BLOCK,
     )
 
 
-@triton.jit
+def load_tokens_twin(
+    rows: torch.Tensor,
+    positions: torch.Tensor,
+    token_table: torch.Tensor,
+    block_table: torch.Tensor,
+    block_size: int,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Token ids and slots [T] in plain torch."""
+    is_row, at, position = rows >= 0, rows.long().clamp(min=0), positions.long()
+    slots = block_table[at, position // block_size] * block_size + positions % block_size
+    return torch.where(is_row, token_table[at, position], 0), torch.where(is_row, slots, -1)
+
+
+def load_draws_twin(params: torch.Tensor, rows: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Temperatures, seeds, choice indices, top-k, top-p and min-p [S] in plain torch."""
+    padding = torch.zeros(1, PARAM_WORDS, dtype=torch.int32, device=params.device)
+    padding[0, 5] = torch.tensor(1.0).view(torch.int32)
+    words = torch.cat((params, padding))[rows.long()]
+    floats = words.view(torch.float32)
+    return floats[:, 3], words[:, :2].contiguous().view(torch.int64)[:, 0], words[:, 2], words[:, 4], *floats[:, 5:7].T
+
+
+def store_tokens_twin(
+    rows: torch.Tensor,
+    positions: torch.Tensor,
+    token_ids: torch.Tensor,
+    token_table: torch.Tensor,
+    results: torch.Tensor,
+    first_result: torch.Tensor,
+) -> None:
+    kept = rows >= 0
+    token_table[rows[kept].long(), positions[kept].long() + 1] = token_ids[kept]
+    results[int(first_result) + torch.arange(len(rows), device=rows.device)[kept]] = token_ids[kept]
+
+
+# As many as there are, wherever they lie: one kernel.
+@triton.jit(do_not_specialize=["num_updates"], do_not_specialize_on_alignment=["p_index", "p_value"])
 def _scatter_words(p_word, p_index, p_value, num_updates, BLOCK: tl.constexpr):
     o_u = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = o_u < num_updates
@@ -110,16 +155,6 @@ def _load_tokens(
     b_block = tl.load(p_block + b_row.to(tl.int64) * stride_block + b_position // PAGE, mask=is_row, other=0)
     tl.store(p_token_id + o_t, b_token, mask=inside)
     tl.store(p_slot + o_t, tl.where(is_row, b_block * PAGE + b_position % PAGE, -1), mask=inside)
-
-
-@triton.jit
-def _load_lengths(p_row, p_position, p_seq_len, p_table_row, num_rows, BLOCK: tl.constexpr):
-    o_r = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    inside = o_r < num_rows
-    b_row = tl.load(p_row + o_r, mask=inside, other=-1)
-    b_position = tl.load(p_position + o_r, mask=inside, other=0)
-    tl.store(p_seq_len + o_r, tl.where(b_row >= 0, b_position + 1, 0), mask=inside)
-    tl.store(p_table_row + o_r, tl.maximum(b_row, 0), mask=inside)
 
 
 @triton.jit
@@ -155,10 +190,13 @@ def _load_draws(
 
 
 @triton.jit
-def _store_tokens(p_row, p_position, p_token, p_table, stride_table, num_rows, BLOCK: tl.constexpr):
+def _store_tokens(
+    p_row, p_position, p_token, p_table, p_result, p_first_result, stride_table, num_rows, BLOCK: tl.constexpr
+):
     o_r = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     b_row = tl.load(p_row + o_r, mask=o_r < num_rows, other=-1)
     is_row = b_row >= 0
     b_position = tl.load(p_position + o_r, mask=is_row, other=0)
     b_token = tl.load(p_token + o_r, mask=is_row, other=0)
     tl.store(p_table + b_row.to(tl.int64) * stride_table + b_position + 1, b_token, mask=is_row)
+    tl.store(p_result + tl.load(p_first_result) + o_r, b_token, mask=is_row)

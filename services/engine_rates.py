@@ -43,6 +43,9 @@ class MeasuredExecutor:
     def is_ready(self, handle: int) -> bool:
         return self._executor.is_ready(handle)
 
+    def prepare(self) -> bool:
+        return self._executor.prepare()
+
     def close(self) -> None:
         self._executor.close()
 

@@ -24,6 +24,7 @@ from headwater.engine_core.runner import Runner
 
 CPU_KV_CACHE_BYTES = 512 << 20
 """KV cache on a CPU when neither its size nor its blocks are given."""
+KV_DTYPES = weights.DTYPES | {"fp8": torch.float8_e4m3fn}
 Progress = Callable[[str, int, int], None]
 """(phase, done, total)"""
 
@@ -46,9 +47,12 @@ class ExecutorOptions:
     max_model_len: int = 0
     max_num_seqs: int = 256
     max_num_batched_tokens: int = 2048
+    long_prefill_chunk: int = 0
     async_depth: int = 2
     gpu_memory_utilization: float = 0.9
     """Share of a GPU's memory that weights, activations and KV cache may take."""
+    kv_cache_dtype: str = "auto"
+    """`auto`: that of the weights; `fp8`, on a GPU."""
     simulated_step_seconds: float = 0.0
     """Time of a simulated step, whatever is in it."""
     simulated_prefill_seconds: float = 0.0
@@ -79,18 +83,19 @@ def build_executor(options: ExecutorOptions, progress: Progress) -> tuple[Execut
     dtype = stored if options.dtype == "auto" else options.dtype
     if options.load_format == "auto" and dtype != stored:
         raise ConfigError("dtype", dtype, f"{stored}, as the model folder was converted")
+    kv_format = _kv_format(options.kv_cache_dtype, dtype, device)
     config = _engine_config(options, model, weights.DTYPES[dtype], device)
-    progress("loading weights", 0, 1)
+    loading = partial(progress, "loading weights")
     if options.load_format == "dummy":
         tensors = weights.dummy(model, weights.DTYPES[dtype], device)
+        loading(1, 1)
     else:
-        tensors = weights.load(options.model_folder, model, device)
-    progress("loading weights", 1, 1)
+        tensors = weights.load(options.model_folder, model, device, loading)
     facts = ModelFacts(
         dtype=dtype,
-        kv_format=dtype,
+        kv_format=kv_format,
         vocab_size=model.vocab_size,
-        numerics_id=_numerics_id(options, model, dtype, device),
+        numerics_id=_numerics_id(options, model, dtype, kv_format, device),
     )
     if device.type == "cuda":
         # Imported here: a machine without a GPU may lack what it needs.
@@ -101,6 +106,7 @@ def build_executor(options: ExecutorOptions, progress: Progress) -> tuple[Execut
             tensors,
             config,
             device,
+            kv_dtype=KV_DTYPES[kv_format],
             kv_cache_memory=options.kv_cache_memory,
             gpu_memory_utilization=options.gpu_memory_utilization,
             is_sized=bool(options.num_blocks),
@@ -150,6 +156,7 @@ def _config(options: ExecutorOptions, max_model_len: int, num_blocks: int) -> En
         max_model_len=max_model_len,
         max_num_seqs=options.max_num_seqs,
         max_num_batched_tokens=options.max_num_batched_tokens,
+        long_prefill_chunk=options.long_prefill_chunk,
         async_depth=options.async_depth,
     )
 
@@ -164,16 +171,33 @@ def _device(name: str) -> torch.device:
     return torch.device("cuda" if has_gpu and name != "cpu" else "cpu")
 
 
+def _kv_format(kv_cache_dtype: str, dtype: str, device: torch.device) -> str:
+    if kv_cache_dtype not in ("auto", "fp8"):
+        raise ConfigError("kv_cache_dtype", kv_cache_dtype, "auto or fp8")
+    if kv_cache_dtype == "fp8" and device.type != "cuda":
+        raise ConfigError("kv_cache_dtype", kv_cache_dtype, "auto on a CPU")
+    return dtype if kv_cache_dtype == "auto" else kv_cache_dtype
+
+
 def _stored_dtype(folder: Path) -> str:
     dtype = weights.stored_dtype(folder)
     return next(name for name, known in weights.DTYPES.items() if known is dtype)
 
 
-def _numerics_id(options: ExecutorOptions, model: ModelConfig, dtype: str, device: torch.device) -> str:
+def _numerics_id(options: ExecutorOptions, model: ModelConfig, dtype: str, kv_format: str, device: torch.device) -> str:
     """Hash of everything that a bit of a logit depends on."""
     assert options.model_folder is not None
     is_gpu = device.type == "cuda"
     kind = torch.cuda.get_device_name() if is_gpu else machine.processor() or machine.machine()
     source = options.model_folder.name if options.load_format == "auto" else "dummy"
-    what = (source, model, dtype, device.type, kind, torch.__version__, torch.backends.cpu.get_cpu_capability())
+    what = (
+        source,
+        model,
+        dtype,
+        kv_format,
+        device.type,
+        kind,
+        torch.__version__,
+        torch.backends.cpu.get_cpu_capability(),
+    )
     return hashlib.blake2b(repr(what).encode(), digest_size=8).hexdigest()

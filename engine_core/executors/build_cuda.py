@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -14,12 +14,33 @@ from headwater.engine_core.config import ConfigError, EngineConfig
 from headwater.engine_core.executors.cuda import CudaExecutor
 from headwater.engine_core.model_config import ModelConfig
 from headwater.engine_core.models.decoder import Decoder
-from headwater.engine_core.platforms.cuda import AttentionPlan, CudaPlatform
-from headwater.kernels.prefill_attention import prefill_tiles
+from headwater.engine_core.platforms.cuda import CudaPlatform
 
 log = logging.getLogger(__name__)
 SPARE_BYTES = 2 << 30
 """For graphs, kernels and libraries."""
+GB = 1e9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Memory:
+    """Bytes of a GPU and who has them before there is a KV cache."""
+
+    total: int
+    others: int
+    """Other processes, and what CUDA itself takes."""
+    weights: int
+    """With the request table and workspaces."""
+    step: int
+    """Activations of the largest step; twice, since a graph has memory of its own."""
+
+    def left(self, utilization: float) -> int:
+        return int(self.total * utilization) - self.others - self.weights - 2 * self.step - SPARE_BYTES
+
+    def __str__(self) -> str:
+        parts = {"weights and tables": self.weights, "largest step": 2 * self.step, "others": self.others}
+        said = ", ".join(f"{name} {size / GB:.1f}" for name, size in parts.items())
+        return f"{self.total / GB:.1f} GB in all: {said}, kept for graphs {SPARE_BYTES / GB:.1f}"
 
 
 def build_cuda_executor(
@@ -28,27 +49,47 @@ def build_cuda_executor(
     config: EngineConfig,
     device: torch.device,
     *,
+    kv_dtype: torch.dtype,
     kv_cache_memory: int,
     gpu_memory_utilization: float,
     is_sized: bool,
 ) -> tuple[CudaExecutor, EngineConfig]:
-    """With `is_sized` the config's number of blocks stands; otherwise memory decides."""
-    dtype = tensors["final_norm"].dtype
+    """With `is_sized` the config's number of blocks stands; otherwise memory decides. Raises `ConfigError` with what
+    would fit."""
     platform = CudaPlatform(
         model, config.block_size, max_num_seqs=config.max_num_seqs, max_model_len=config.max_model_len, device=device
     )
     decoder = Decoder(model, tensors, platform, config.max_model_len)
+    block_bytes = model.kv_elements_per_token * config.block_size * kv_dtype.itemsize
+    memory = _measure(decoder, config, kv_dtype, device)
+    log.info("gpu memory: %s", memory)
+    num_blocks = config.num_blocks
     if not is_sized:
-        block_bytes = model.kv_elements_per_token * config.block_size * dtype.itemsize
-        free = kv_cache_memory or _free_bytes(decoder, platform, config, dtype, gpu_memory_utilization)
-        needed = -(-config.max_model_len // config.block_size) + 1
-        if free < needed * block_bytes:
-            allowed = f"at most {free // block_bytes * config.block_size} with the memory there is"
-            raise ConfigError("max_model_len", config.max_model_len, allowed)
-        config = replace(config, num_blocks=free // block_bytes)
-        log.info("kv cache: %d blocks of %d tokens, %.1f GB", config.num_blocks, config.block_size, free / 1e9)
-    kv_cache = _kv_cache(model, config.num_blocks, config.block_size, dtype, device)
-    return CudaExecutor(decoder, platform, config, kv_cache, graphs=True), config
+        free = kv_cache_memory or memory.left(gpu_memory_utilization)
+        num_blocks = max(free, 0) // block_bytes
+    _check(num_blocks, config, memory, block_bytes, gpu_memory_utilization)
+    config = replace(config, num_blocks=num_blocks)
+    num_bytes, num_tokens = num_blocks * block_bytes, num_blocks * config.block_size
+    log.info("kv cache: %d blocks, %d tokens of %s, %.1f GB", num_blocks, num_tokens, kv_dtype, num_bytes / GB)
+    kv_cache = _kv_cache(model, num_blocks, config.block_size, kv_dtype, device)
+    return CudaExecutor(decoder, platform, config, kv_cache), config
+
+
+def _check(num_blocks: int, config: EngineConfig, memory: Memory, block_bytes: int, utilization: float) -> None:
+    needed = -(-config.max_model_len // config.block_size) + 1
+    if num_blocks < needed:
+        most_len = max(num_blocks - 1, 0) * config.block_size
+        share = utilization + (needed - num_blocks) * block_bytes / memory.total
+        raise ConfigError(
+            "max_model_len",
+            config.max_model_len,
+            f"at most {most_len} in a KV cache of {num_blocks * block_bytes / GB:.1f} GB"
+            + (f", or gpu_memory_utilization from {share:.3f} on" if share < 1 else "")
+            + f" ({memory})",
+        )
+    most = (memory.total - memory.others - memory.weights - 2 * memory.step - SPARE_BYTES) // block_bytes
+    if num_blocks > most:
+        raise ConfigError("num_blocks", num_blocks, f"at most {most} blocks of {block_bytes} bytes ({memory})")
 
 
 def _kv_cache(
@@ -59,45 +100,27 @@ def _kv_cache(
 
 
 @torch.inference_mode()
-def _free_bytes(
-    decoder: Decoder, platform: CudaPlatform, config: EngineConfig, dtype: torch.dtype, utilization: float
-) -> int:
-    """What the largest step leaves: it is run once, over a cache of one block."""
-    device, num_tokens = platform.device, min(config.max_num_batched_tokens, config.max_model_len)
-    cache = _kv_cache(decoder.config, 1, config.block_size, dtype, device)
-
-    def ints(*values: int) -> torch.Tensor:
-        return torch.tensor(values, dtype=torch.int32, device=device)
-
+def _measure(decoder: Decoder, config: EngineConfig, kv_dtype: torch.dtype, device: torch.device) -> Memory:
+    """Runs the largest step once, over a cache of one block."""
+    num_tokens = min(config.max_num_batched_tokens, config.max_model_len)
+    cache = _kv_cache(decoder.config, 1, config.block_size, kv_dtype, device)
     zeros = torch.zeros(num_tokens, dtype=torch.int32, device=device)
-    counts = np.array([num_tokens], np.int32)
-    group = decoder.config.num_heads // decoder.config.num_kv_heads
-    attention = AttentionPlan(
-        num_decodes=0,
-        seq_lens=ints(num_tokens),
-        table_rows=ints(0),
-        block_tables=zeros[None, :],
-        decode=platform.decode_plan(0),
-        shares=False,
-        query_starts=ints(0, num_tokens),
-        tiles=prefill_tiles([num_tokens], [0], group, device),
-        dependent=False,
-    )
     batch = ForwardBatch(
-        token_ids=zeros,
+        token_ids=zeros.long(),
         positions=zeros,
         slots=zeros - 1,
-        starts=counts * 0,
-        counts=counts,
+        starts=np.zeros(1, np.int32),
+        counts=np.array([num_tokens], np.int32),
         block_tables=zeros[None, :],
         sampled=zeros[:0],
     )
-    hidden = decoder.forward(batch, cache, attention)
+    before = torch.cuda.memory_allocated(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    hidden = decoder.forward(batch, cache)
     decoder.logits(hidden[: config.max_num_seqs]).float()
     torch.cuda.synchronize(device)
-    reserved = torch.cuda.memory_reserved(device)
+    step = torch.cuda.max_memory_allocated(device) - before
+    del hidden, batch
+    torch.cuda.empty_cache()
     free, total = torch.cuda.mem_get_info(device)
-    others = total - free - reserved
-    left = int(total * utilization) - others - reserved - SPARE_BYTES
-    log.info("gpu memory: %.1f GB, %.1f with weights and the largest step", total / 1e9, (others + reserved) / 1e9)
-    return left
+    return Memory(total=total, others=total - free - torch.cuda.memory_reserved(device), weights=before, step=step)

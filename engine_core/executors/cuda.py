@@ -4,24 +4,28 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 import torch
 
 from headwater.engine_core.batch import ForwardBatch
 from headwater.engine_core.config import EngineConfig
-from headwater.engine_core.cuda_graphs import DecodeGraphs
+from headwater.engine_core.cuda_graphs import Graphs
 from headwater.engine_core.device_sampler import DeviceSampler, Scores, score
 from headwater.engine_core.device_table import DeviceTable, upload
-from headwater.engine_core.executors.executor import StepPlan, StepResult
+from headwater.engine_core.executors.executor import Int32Array, StepPlan, StepResult
 from headwater.engine_core.models.decoder import Decoder
-from headwater.engine_core.platforms.cuda import DEPENDENT_ROWS, SHARING_ROWS, AttentionPlan, CudaPlatform
+from headwater.engine_core.platforms.cuda import DEPENDENT_ROWS, AttentionPlan, CudaPlatform
 from headwater.engine_core.request import TokenLogprobs
-from headwater.kernels.prefill_attention import prefill_tiles
-from headwater.kernels.step_rows import load_lengths, load_tokens, store_tokens
+from headwater.engine_core.step_inbox import StepInbox
+from headwater.engine_core.step_shapes import StepShape, StepShapes
+from headwater.kernels.step_rows import load_tokens, store_tokens
 
 SCORED_AT_ONCE = 256
 """Prompt positions whose logits exist at the same time."""
+_UNUSED: Int32Array = np.empty(0, np.int32)
+"""What only a CPU reads of a batch."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -30,7 +34,7 @@ class Flight:
 
     step: int
     tokens: torch.Tensor
-    """Pinned; filled when `done`."""
+    """Pinned; there when `done`."""
     done: torch.cuda.Event
     scored: dict[int, int] = field(default_factory=dict)
     """From the index of a sampled row to its row of `scores`."""
@@ -41,29 +45,30 @@ class Flight:
 
 class CudaExecutor:
     """See `Executor`. The token of a decode row is read from the table on the device, where sampling wrote it, so a
-    plan is launched before the tokens of the one before it are known here."""
+    plan is launched before the tokens of the one before it are known here.
 
-    def __init__(
-        self, decoder: Decoder, platform: CudaPlatform, config: EngineConfig, kv_cache: torch.Tensor, *, graphs: bool
-    ) -> None:
+    Forward and sampling are launched apart, so that rows which need more than a plain draw gate the sampling alone.
+    """
+
+    def __init__(self, decoder: Decoder, platform: CudaPlatform, config: EngineConfig, kv_cache: torch.Tensor) -> None:
         self._decoder, self._platform, self._config, self._kv_cache = decoder, platform, config, kv_cache
         device = self._device = platform.device
+        num_rows = config.max_num_seqs
         self._table = DeviceTable(config, device)
-        self._sampler = DeviceSampler(decoder, config.max_num_seqs, device)
-        self._num_prompt = np.zeros(config.max_num_seqs, np.int32)
+        self._sampler = DeviceSampler(decoder, num_rows, device)
+        self._num_prompt = np.zeros(num_rows, np.int32)
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch ships it so
         self._flights: deque[Flight] = deque()
-        self._results = [
-            torch.zeros(config.max_num_seqs, dtype=torch.int32, pin_memory=True) for _ in range(config.async_depth + 1)
-        ]
-        # What a decode graph reads: rows, positions and output indices, and what it derives from them.
-        self._inbox = torch.zeros(3, config.max_num_seqs, dtype=torch.int32, device=device)
-        self._inbox[0] = -1
-        self._derived = torch.zeros(4, config.max_num_seqs, dtype=torch.int32, device=device)
-        self._graphs = DecodeGraphs(config.max_num_seqs, self._decode, self._draw, self._stream)
-        if graphs:
-            with torch.inference_mode(), torch.cuda.stream(self._stream):
-                self._graphs.capture_all()
+        self._shapes = StepShapes(config, platform)
+        self._inbox = StepInbox(config, self._shapes.max_tiles, device)
+        # Written by the device; a part is read before it is taken again, by as many steps and draws as may be in flight.
+        self._results = torch.zeros((2 * config.async_depth + 1) * num_rows, dtype=torch.int32, pin_memory=True)
+        self._done = [torch.cuda.Event() for _ in range(2 * config.async_depth + 1)]  # type: ignore[no-untyped-call]  # torch ships it so
+        # Hidden states after which a step samples, where they are not all of them.
+        self._chosen = torch.zeros(num_rows, decoder.config.hidden_size, dtype=decoder.dtype, device=device)
+        self._graphs = Graphs()
+        self._uncaptured = deque(self._shapes.likely())
+        self._capture(self._shapes.num_first)
         torch.cuda.synchronize(device)
 
     @torch.inference_mode()
@@ -72,16 +77,14 @@ class CudaExecutor:
             for admitted in plan.admitted:
                 self._sampler.admit(admitted)
                 self._num_prompt[admitted.row] = admitted.num_prompt_tokens
-            self._table.update(plan)
+            turn, num_draws = plan.step % len(self._done), int(np.count_nonzero(plan.samples))
+            first_result = turn * self._config.max_num_seqs
             flight = Flight(
                 step=plan.step,
-                tokens=self._results[plan.step % len(self._results)][: int(plan.samples.sum())],
-                done=torch.cuda.Event(),  # type: ignore[no-untyped-call]  # torch ships it so
+                tokens=self._results[first_result : first_result + num_draws],
+                done=self._done[turn],
             )
-            if (plan.counts == 1).all() and plan.samples.all() and not plan.prompt_logprob_rows:
-                self._run_decode(plan, flight)
-            else:
-                self._run_mixed(plan, flight)
+            self._launch(plan, flight, num_draws)
             flight.done.record(self._stream)
         self._flights.append(flight)
         return plan.step
@@ -104,145 +107,105 @@ class CudaExecutor:
         assert self._flights[0].step == handle
         return bool(self._flights[0].done.query())  # type: ignore[no-untyped-call]  # torch ships it so
 
+    def prepare(self) -> bool:
+        """Captures the next shape that steps are likely to have."""
+        self._capture(1)
+        return bool(self._uncaptured)
+
     def close(self) -> None:
         torch.cuda.synchronize(self._device)
         self._flights.clear()
 
-    # Decode steps.
+    @torch.inference_mode()
+    def _capture(self, count: int) -> None:
+        with torch.cuda.stream(self._stream):
+            for _ in range(min(count, len(self._uncaptured))):
+                shape = self._uncaptured.popleft()
+                num_draws = self._shapes.num_rows(shape.num_decodes or 1)
+                self._inbox.clear(shape, num_draws)
+                hidden = self._graphs.replay(shape, partial(self._forward, shape))
+                if shape.is_decode:
+                    self._graphs.replay((shape, "draw"), partial(self._draw, hidden))
+                    self._graphs.replay(num_draws, partial(self._draw, self._chosen[:num_draws]))
 
-    def _run_decode(self, plan: StepPlan, flight: Flight) -> None:
-        num_rows = len(plan.rows)
-        size = self._graphs.size_for(num_rows)
-        staged = np.zeros((3, size), np.int32)
-        staged[0, num_rows:] = -1
-        staged[:, :num_rows] = plan.rows, plan.starts, plan.output_indices
-        self._inbox[:, :size].copy_(torch.from_numpy(staged).pin_memory(), non_blocking=True)
-        graph = self._graphs.of(size)
-        graph.forward.replay()
-        if self._sampler.is_plain(plan.rows):
-            graph.draw.replay()
-            flight.tokens.copy_(self._sampler.tokens[:num_rows], non_blocking=True)
+    def _launch(self, plan: StepPlan, flight: Flight, num_draws: int) -> None:
+        shape, tiles = self._shapes.of(plan)
+        padded_draws = self._shapes.num_rows(num_draws) if num_draws else 0
+        changes = self._table.changes(plan)
+        sent = self._inbox.send(plan, shape, tiles, padded_draws, changes)
+        if changes.size:
+            self._table.apply(upload(changes, self._device) if sent is None else sent)
+        launch = partial(self._forward, shape)
+        if shape.is_decode:
+            hidden = self._graphs.replay(shape, launch)
+        elif self._shapes.recurs(shape):
+            hidden = self._graphs.run(shape, launch)
         else:
-            rows, positions, outputs = self._inbox[:, :num_rows].unbind()
-            self._sample(plan, flight, graph.hidden[:num_rows], rows, positions, outputs)
-
-    def _decode(self, size: int) -> torch.Tensor:
-        rows, positions = self._inbox[0, :size], self._inbox[1, :size]
-        token_ids, slots, seq_lens, table_rows = self._derived[:, :size].unbind()
-        load_lengths(rows, positions, seq_lens, table_rows)
-        attention = AttentionPlan(
-            num_decodes=size,
-            seq_lens=seq_lens,
-            table_rows=table_rows,
-            block_tables=self._table.block_ids,
-            decode=self._platform.decode_plan(size),
-            shares=size >= SHARING_ROWS,
-            query_starts=seq_lens[:0],
-            tiles=seq_lens[:0],
-            dependent=size <= DEPENDENT_ROWS,
-        )
-        self._platform.refresh(attention)
-        ones = np.ones(size, np.int32)
-        return self._forward(rows, positions, token_ids, slots, attention, ones)
-
-    def _draw(self, size: int, hidden: torch.Tensor) -> None:
-        rows, positions, outputs = self._inbox[:, :size].unbind()
-        tokens = self._sampler.draw(hidden, self._table.params, rows, outputs)
-        store_tokens(rows, positions, tokens, self._table.token_ids)
-
-    # Steps with prompt chunks.
-
-    def _run_mixed(self, plan: StepPlan, flight: Flight) -> None:
-        ends = plan.starts + plan.counts
-        last = np.cumsum(plan.counts)
-        first = last - plan.counts
-        longer = np.flatnonzero(plan.counts != 1)
-        num_decodes = int(longer[0]) if len(longer) else len(plan.rows)
-        bounds = np.concatenate((first[num_decodes:], last[-1:])) - num_decodes
-        sampled = plan.samples
-        parts = (
-            np.repeat(plan.rows, plan.counts),
-            np.arange(last[-1]) + np.repeat(plan.starts - first, plan.counts),
-            plan.rows,
-            ends,
-            bounds,
-            plan.rows[sampled],
-            ends[sampled] - 1,
-            plan.output_indices[sampled],
-            last[sampled] - 1,
-        )
-        staged = upload(np.concatenate(parts).astype(np.int32), self._device)
-        rows, positions, table_rows, seq_lens, query_starts, *drawn, at = torch.split(
-            staged, [len(part) for part in parts]
-        )
-        token_ids, slots = torch.empty_like(rows), torch.empty_like(rows)
-        attention = AttentionPlan(
-            num_decodes=num_decodes,
-            seq_lens=seq_lens,
-            table_rows=table_rows,
-            block_tables=self._table.block_ids,
-            decode=self._platform.decode_plan(num_decodes),
-            shares=num_decodes >= SHARING_ROWS,
-            query_starts=query_starts,
-            tiles=prefill_tiles(
-                plan.counts[num_decodes:].tolist(),
-                plan.starts[num_decodes:].tolist(),
-                self._decoder.config.num_heads // self._decoder.config.num_kv_heads,
-                self._device,
-            ),
-            dependent=len(rows) <= DEPENDENT_ROWS,
-        )
-        self._platform.refresh(attention)
-        hidden = self._forward(rows, positions, token_ids, slots, attention, plan.counts)
+            hidden = launch()
         for row in plan.prompt_logprob_rows:
             self._score_prompt(plan, flight, hidden, row)
-        if sampled.any():
-            self._sample(plan, flight, hidden[at.long()], *drawn)
+        if not num_draws:
+            return
+        samples_all = shape.is_decode and num_draws == len(plan.rows)
+        if not samples_all:
+            hidden = torch.index_select(hidden, 0, self._inbox.draws[3, :padded_draws], out=self._chosen[:padded_draws])
+        if not self._sampler.is_plain(plan.rows[plan.samples]):
+            self._draw_special(plan, flight, hidden[:num_draws])
+        elif samples_all:
+            self._graphs.replay((shape, "draw"), partial(self._draw, hidden))
+        else:
+            self._graphs.run(padded_draws, partial(self._draw, hidden))
 
-    def _forward(
-        self,
-        rows: torch.Tensor,
-        positions: torch.Tensor,
-        token_ids: torch.Tensor,
-        slots: torch.Tensor,
-        attention: AttentionPlan,
-        counts: np.ndarray[tuple[int], np.dtype[np.int32]],
-    ) -> torch.Tensor:
-        table = self._table
-        load_tokens(rows, positions, table.token_ids, table.block_ids, self._config.block_size, token_ids, slots)
+    def _forward(self, shape: StepShape) -> torch.Tensor:
+        """Hidden states of the step that the inbox holds, [num_tokens, H]."""
+        words, table = self._inbox.words(shape), self._table
+        token_ids = torch.empty(shape.num_tokens, dtype=torch.int64, device=self._device)
+        slots = torch.empty(shape.num_tokens, dtype=torch.int32, device=self._device)
+        block_size = self._config.block_size
+        load_tokens(words.rows, words.positions, table.token_ids, table.block_ids, block_size, token_ids, slots)
+        attention = AttentionPlan(
+            num_decodes=shape.num_decodes,
+            seq_lens=words.seq_lens,
+            table_rows=words.table_rows,
+            block_tables=table.block_ids,
+            decode=self._platform.decode_plan(shape.num_decodes),
+            shares=shape.shares,
+            chunk_lens=words.chunk_lens,
+            chunk_rows=words.chunk_rows,
+            query_starts=words.query_starts,
+            tiles=words.tiles.view(-1, 2),
+            dependent=shape.num_tokens <= DEPENDENT_ROWS,
+        )
+        self._platform.refresh(attention)
         batch = ForwardBatch(
             token_ids=token_ids,
-            positions=positions,
+            positions=words.positions,
             slots=slots,
-            starts=counts,
-            counts=counts,
+            starts=_UNUSED,
+            counts=_UNUSED,
             block_tables=table.block_ids,
-            sampled=positions[:0],
+            sampled=slots[:0],
         )
         return self._decoder.forward(batch, self._kv_cache, attention)
 
-    def _sample(
-        self,
-        plan: StepPlan,
-        flight: Flight,
-        hidden: torch.Tensor,
-        rows: torch.Tensor,
-        positions: torch.Tensor,
-        outputs: torch.Tensor,
-    ) -> None:
-        on_host = plan.rows[plan.samples]
-        if self._sampler.is_plain(on_host):
-            tokens = self._sampler.draw(hidden, self._table.params, rows, outputs)
-        else:
-            ends = (plan.starts + plan.counts)[plan.samples]
-            known = [self._known(int(row), int(end)) for row, end in zip(on_host, ends, strict=True)]
-            host = on_host, plan.output_indices[plan.samples]
-            tokens, flight.scored, flight.scores = self._sampler.draw_special(
-                hidden, self._table.params, rows, outputs, host, known
-            )
-            flight.num_tops = {j: self._sampler.num_logprobs(on_host[j]) for j in flight.scored}
-        store_tokens(rows, positions, tokens, self._table.token_ids)
-        flight.tokens.copy_(tokens, non_blocking=True)
+    def _draw(self, hidden: torch.Tensor) -> None:
+        rows, positions, outputs, _ = self._inbox.draws[:, : len(hidden)].unbind()
+        tokens = self._sampler.draw(hidden, self._table.params, rows, outputs)
+        self._store(rows, positions, tokens)
+
+    def _draw_special(self, plan: StepPlan, flight: Flight, hidden: torch.Tensor) -> None:
+        rows, positions, outputs, _ = self._inbox.draws[:, : len(hidden)].unbind()
+        on_host, ends = plan.rows[plan.samples], (plan.starts + plan.counts)[plan.samples]
+        known = [self._known(int(row), int(end)) for row, end in zip(on_host, ends, strict=True)]
+        host = on_host, plan.output_indices[plan.samples]
+        tokens, flight.scored, flight.scores = self._sampler.draw_special(
+            hidden, self._table.params, rows, outputs, host, known
+        )
+        flight.num_tops = {j: self._sampler.num_logprobs(on_host[j]) for j in flight.scored}
+        self._store(rows, positions, tokens)
+
+    def _store(self, rows: torch.Tensor, positions: torch.Tensor, tokens: torch.Tensor) -> None:
+        store_tokens(rows, positions, tokens, self._table.token_ids, self._results, self._inbox.first_result)
 
     def _known(self, row: int, length: int) -> tuple[torch.Tensor, torch.Tensor]:
         num_prompt = int(self._num_prompt[row])

@@ -59,6 +59,8 @@ class StepPlan:
     """[R] whether a token is sampled after the last one (false for a prompt chunk that is not the last)."""
     output_indices: Int32Array
     """[R] output index of the sampled token; enters its noise. The token is written at position starts + counts."""
+    shares: bool = True
+    """Whether rows may hold blocks in common; if not, nobody need look for them."""
     prompt_logprob_rows: list[int] = field(default_factory=list)
     """Table rows whose log probabilities are wanted for the prompt positions computed in this step."""
 
@@ -91,6 +93,9 @@ class Executor(Protocol):
 
     def is_ready(self, handle: int) -> bool:
         """Whether `retire` would return without waiting."""
+
+    def prepare(self) -> bool:
+        """Makes later steps faster while nothing is in flight; takes well under a second. Whether more is left."""
 
     def close(self) -> None:
         """Gives back memory, threads and devices."""

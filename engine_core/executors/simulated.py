@@ -146,6 +146,9 @@ class SimulatedExecutor:
         step.polls_left -= 1
         return step.polls_left < 0 and step.ready_at <= self._clock()
 
+    def prepare(self) -> bool:
+        return False
+
     def close(self) -> None:
         self._in_flight.clear()
 

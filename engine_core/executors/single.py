@@ -31,5 +31,8 @@ class SingleExecutor:
         assert step == handle
         return result.done()
 
+    def prepare(self) -> bool:
+        return False
+
     def close(self) -> None:
         self._thread.shutdown()

@@ -36,7 +36,7 @@ class Decoder:
     """Holds weights; the KV cache is the caller's."""
 
     def __init__(self, config: ModelConfig, weights: Weights, platform: Platform, max_model_len: int) -> None:
-        self.config = config
+        self.config, self.dtype = config, weights["final_norm"].dtype
         self._platform = platform
         self._embed, self._final_norm, self.lm_head = weights["embed"], weights["final_norm"], weights["lm_head"]
         self._layers = [_layer(weights, f"layers.{i}.") for i in range(config.num_layers)]

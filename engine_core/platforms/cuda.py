@@ -11,11 +11,12 @@ import numpy as np
 import torch
 
 from headwater.engine_core.batch import ForwardBatch
+from headwater.engine_core.executors.executor import Int32Array
 from headwater.engine_core.model_config import ModelConfig
 from headwater.kernels.decode_attention import decode_attention, is_direct, reduce_splits
 from headwater.kernels.decode_plan import DecodePlan, plan_decode
 from headwater.kernels.gemm import configure_blas, linear
-from headwater.kernels.prefill_attention import prefill_attention, prefill_tiles
+from headwater.kernels.prefill_attention import ROWS, list_tiles, prefill_attention
 from headwater.kernels.qk_norm_rope_store_kv import qk_norm_rope_store_kv
 from headwater.kernels.rms_norm import add_rms_norm, rms_norm
 from headwater.kernels.shared_prefix_attention import shared_prefix_attention
@@ -29,21 +30,29 @@ SHARING_ROWS = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionPlan:
-    """The first rows of a batch decode one token each; the others are chunks of any size. Tensors are on the device."""
+    """The first tokens of a batch decode, one a request; the others are chunks of any size. Tensors are on the device.
+
+    A plan of fixed size serves many steps: a decode of length 0 and a tile of a negative chunk are nobody's, and the
+    tokens that they name are left to others.
+    """
 
     num_decodes: int
     seq_lens: torch.Tensor
-    """int32 [R]: keys each row reads, those of its own tokens included; 0 for a padding row."""
+    """int32 [num_decodes]: keys that each reads, its own included."""
     table_rows: torch.Tensor
-    """int32 [R] into block_tables."""
+    """int32 [num_decodes] into block_tables."""
     block_tables: torch.Tensor
     """int32 [rows, blocks]"""
     decode: DecodePlan
     shares: bool
+    chunk_lens: torch.Tensor
+    """int32 [chunks]: keys that the last token of each reads."""
+    chunk_rows: torch.Tensor
+    """int32 [chunks] into block_tables."""
     query_starts: torch.Tensor
-    """int32 [chunks + 1]: token rows, counted from the first chunk's first."""
+    """int32 [chunks + 1] into the tokens of the batch."""
     tiles: torch.Tensor
-    """int32 [tiles, 2] of the chunks."""
+    """int32 [tiles, 2] of the chunks, as `list_tiles` makes them."""
     dependent: bool
 
 
@@ -56,7 +65,10 @@ class CudaPlatform:
         configure_blas()
         self.device = device
         self._block_size = block_size
-        self._group = model.num_heads // model.num_kv_heads
+        # Of an fp8 cache, for each head: what is stored is value / scale. Keys and values of the models served lie well
+        # within the range of e4m3, whose precision is the same at every scale.
+        self._kv_scale = torch.ones(model.num_kv_heads, device=device)
+        self._tokens_per_tile = ROWS * model.num_kv_heads // model.num_heads
         self._decode_plans = [
             DecodePlan.allocate(
                 max_rows=max_rows,
@@ -76,22 +88,31 @@ class CudaPlatform:
     def plan_attention(self, batch: ForwardBatch) -> AttentionPlan:
         """Rows of one token at the front of the batch take the decode kernels; one elsewhere is a chunk of one."""
         longer = np.flatnonzero(batch.counts != 1)
-        num_decodes = int(longer[0]) if len(longer) else len(batch.counts)
-        counts, starts = batch.counts[num_decodes:].tolist(), batch.starts[num_decodes:].tolist()
-        bounds = np.concatenate(([0], np.cumsum(batch.counts[num_decodes:])))
+        n = int(longer[0]) if len(longer) else len(batch.counts)
+        seq_lens, table_rows = batch.starts + batch.counts, np.arange(len(batch.counts))
         plan = AttentionPlan(
-            num_decodes=num_decodes,
-            seq_lens=self._to_device(batch.starts + batch.counts),
-            table_rows=self._to_device(np.arange(len(batch.counts))),
+            num_decodes=n,
+            seq_lens=self._to_device(seq_lens[:n]),
+            table_rows=self._to_device(table_rows[:n]),
             block_tables=batch.block_tables,
-            decode=self.decode_plan(num_decodes),
-            shares=num_decodes >= SHARING_ROWS,
-            query_starts=self._to_device(bounds),
-            tiles=prefill_tiles(counts, starts, self._group, self.device),
+            decode=self.decode_plan(n),
+            shares=n >= SHARING_ROWS,
+            chunk_lens=self._to_device(seq_lens[n:]),
+            chunk_rows=self._to_device(table_rows[n:]),
+            query_starts=self._to_device(n + np.concatenate(([0], np.cumsum(batch.counts[n:])))),
+            tiles=self._to_device(self.list_tiles(batch.counts[n:], batch.starts[n:])),
             dependent=len(batch.token_ids) <= DEPENDENT_ROWS,
         )
         self.refresh(plan)
         return plan
+
+    def list_tiles(self, counts: Int32Array, starts: Int32Array) -> Int32Array:
+        """The work list of prompt chunks, on the host: [tiles, 2]."""
+        return list_tiles(counts, starts, self._tokens_per_tile)
+
+    def max_tiles(self, num_tokens: int, num_chunks: int) -> int:
+        """The longest work list of so many chunks with so many tokens in all."""
+        return num_tokens // self._tokens_per_tile + num_chunks
 
     def refresh(self, plan: AttentionPlan) -> None:
         """Launches what follows a change of lengths or block tables; in a graph, it goes before the first layer."""
@@ -99,8 +120,8 @@ class CudaPlatform:
         if n and not is_direct(plan.decode):
             plan_decode(
                 plan.decode,
-                plan.seq_lens[:n],
-                plan.table_rows[:n],
+                plan.seq_lens,
+                plan.table_rows,
                 plan.block_tables,
                 self._block_size,
                 share=plan.shares,
@@ -141,35 +162,43 @@ class CudaPlatform:
             q_norm=q_norm,
             k_norm=k_norm,
             eps=eps,
+            **self._scales(kv_cache),
             dependent=_is_dependent(qkv),
         )
         return q
 
     def attention(self, q: torch.Tensor, kv_cache: torch.Tensor, attention_plan: AttentionPlan) -> torch.Tensor:
         plan, n = attention_plan, attention_plan.num_decodes
-        out = torch.empty_like(q)
+        scales, out = self._scales(kv_cache), torch.empty_like(q)
+        k_scale, v_scale = scales.get("k_scale"), scales.get("v_scale")
         if n:
-            seq_lens = plan.seq_lens[:n]
-            where = (kv_cache[0], kv_cache[1], seq_lens, plan.table_rows[:n], plan.block_tables, plan.decode, out[:n])
+            where = kv_cache[0], kv_cache[1], plan.seq_lens, plan.table_rows, plan.block_tables, plan.decode, out[:n]
             if plan.shares:
-                shared_prefix_attention(q[:n], *where)
-            decode_attention(q[:n], *where, dependent=plan.dependent)
-            reduce_splits(seq_lens, plan.decode, out[:n], dependent=plan.dependent)
-        prefill_attention(
-            q[n:],
-            kv_cache[0],
-            kv_cache[1],
-            plan.query_starts,
-            plan.seq_lens[n:],
-            plan.table_rows[n:],
-            plan.block_tables,
-            plan.tiles,
-            out[n:],
-        )
+                shared_prefix_attention(q[:n], *where, k_scale=k_scale, v_scale=v_scale)
+            decode_attention(q[:n], *where, k_scale=k_scale, v_scale=v_scale, dependent=plan.dependent)
+            reduce_splits(plan.seq_lens, plan.decode, out[:n], v_scale=v_scale, dependent=plan.dependent)
+        if len(plan.tiles):
+            prefill_attention(
+                q,
+                kv_cache[0],
+                kv_cache[1],
+                plan.query_starts,
+                plan.chunk_lens,
+                plan.chunk_rows,
+                plan.block_tables,
+                plan.tiles,
+                out,
+                k_scale=k_scale,
+                v_scale=v_scale,
+            )
         return out.flatten(1)
 
     def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
         return silu_mul(gate_up, dependent=_is_dependent(gate_up))
+
+    def _scales(self, kv_cache: torch.Tensor) -> dict[str, torch.Tensor]:
+        is_fp8 = kv_cache.dtype == torch.float8_e4m3fn
+        return {"k_scale": self._kv_scale, "v_scale": self._kv_scale} if is_fp8 else {}
 
     def _to_device(self, values: np.ndarray[tuple[int, ...], np.dtype[np.integer]]) -> torch.Tensor:
         return torch.from_numpy(values.astype(np.int32)).pin_memory().to(self.device, non_blocking=True)

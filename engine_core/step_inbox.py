@@ -1,0 +1,136 @@
+"""What a step tells the GPU: words that are staged in pinned memory, copied at once, and read by all its launches."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+import torch
+
+from headwater.engine_core.config import EngineConfig
+from headwater.engine_core.executors.executor import Int32Array, StepPlan
+from headwater.engine_core.step_shapes import StepShape, aligned, num_decodes
+
+NUM_UPDATES = 4096
+"""Words of the request table that a step changes through here; more are copied by themselves."""
+_HEAD = 4
+"""Words before the draws; the first says where results go."""
+
+
+@dataclass(frozen=True, slots=True)
+class Words:
+    """Integers of one step, as slices of one buffer: torch's on the device, numpy's in pinned memory."""
+
+    rows: Any
+    """[T] of the request table."""
+    positions: Any
+    """[T]"""
+    seq_lens: Any
+    """[decodes] keys that each reads."""
+    table_rows: Any
+    """[decodes] of the request table."""
+    chunk_lens: Any
+    """[chunks] keys that the last token of each reads."""
+    chunk_rows: Any
+    """[chunks] of the request table."""
+    query_starts: Any
+    """[chunks + 1] into the tokens."""
+    tiles: Any
+    """[2 tiles]"""
+
+
+class StepInbox:
+    """One buffer on the device, and a pinned one for each step in flight."""
+
+    def __init__(self, config: EngineConfig, max_tiles: int, device: torch.device) -> None:
+        self._max_draws, self._draw_stride = config.max_num_seqs, aligned(config.max_num_seqs)
+        num_tokens = max(config.max_num_batched_tokens, config.max_num_seqs)
+        most = StepShape(
+            num_tokens=num_tokens,
+            num_decodes=config.max_num_seqs,
+            num_chunks=config.max_num_seqs,
+            num_tiles=max_tiles,
+        )
+        self._first_word = _HEAD + 4 * self._draw_stride
+        size = self._first_word + most.num_words + 2 * NUM_UPDATES
+        self._words = torch.zeros(size, dtype=torch.int32, device=device)
+        self._pinned = [
+            torch.zeros(size, dtype=torch.int32, pin_memory=device.type == "cuda")
+            for _ in range(2 * config.async_depth + 1)
+        ]
+        self._staged: list[Int32Array] = [each.numpy() for each in self._pinned]
+        self.first_result = self._words[:1]
+        # A row of each: table rows, positions, output indices, and which tokens of the step are sampled after.
+        self.draws = self._words[_HEAD : self._first_word].view(4, -1)
+
+    def words(self, shape: StepShape) -> Words:
+        """Where the launches of this shape find their step."""
+        return self._split(self._words, shape)
+
+    def send(
+        self, plan: StepPlan, shape: StepShape, tiles: Int32Array, num_draws: int, updates: Int32Array
+    ) -> torch.Tensor | None:
+        """Copies a step to the device, padded to the shape and to `num_draws`; updates are int32 [2, U]. Returns them
+        on the device, if they went along."""
+        turn = plan.step % len(self._staged)
+        staged = self._staged[turn]
+        staged[0] = turn * self._max_draws
+        _stage_draws(plan, staged[_HEAD : self._first_word].reshape(4, -1), num_draws)
+        _stage(plan, shape, tiles, self._split(staged, shape))
+        end = first = self._first_word + shape.num_words
+        if updates.shape[1] <= NUM_UPDATES:
+            end += updates.size
+            staged[first:end] = updates.reshape(-1)
+        self._words[:end].copy_(self._pinned[turn][:end], non_blocking=True)
+        return self._words[first:end].view(2, -1) if end > first else None
+
+    def clear(self, shape: StepShape, num_draws: int) -> None:
+        """A step of this shape that is all padding."""
+        words = self.words(shape)
+        for field in fields(Words):
+            getattr(words, field.name).zero_()
+        words.rows.fill_(-1)
+        words.tiles.fill_(-1)
+        self.draws[:, :num_draws].zero_()
+        self.draws[0, :num_draws].fill_(-1)
+        self.first_result.zero_()
+
+    def _split(self, words: Any, shape: StepShape) -> Words:
+        first, columns = self._first_word, []
+        for size in shape.sizes:
+            columns.append(words[first : first + size])
+            first += aligned(size)
+        return Words(*columns)
+
+
+def _stage(plan: StepPlan, shape: StepShape, tiles: Int32Array, words: Words) -> None:
+    n = num_decodes(plan)
+    ends = plan.starts + plan.counts
+    last = np.cumsum(plan.counts)
+    num_tokens = int(last[-1])
+    if n == num_tokens:
+        words.rows[:n], words.positions[:n] = plan.rows, plan.starts
+    else:
+        words.rows[:num_tokens] = np.repeat(plan.rows, plan.counts)
+        words.positions[:num_tokens] = np.arange(num_tokens) - np.repeat(last - ends, plan.counts)
+    words.rows[num_tokens:], words.positions[num_tokens:] = -1, 0
+    words.seq_lens[:n], words.seq_lens[n:] = ends[:n], 0
+    words.table_rows[:n], words.table_rows[n:] = plan.rows[:n], 0
+    if shape.num_chunks:
+        count = len(plan.rows) - n
+        words.chunk_lens[:count], words.chunk_rows[:count] = ends[n:], plan.rows[n:]
+        words.query_starts[0], words.query_starts[1 : count + 1] = n, last[n:]
+        words.tiles[: tiles.size], words.tiles[tiles.size :] = tiles.reshape(-1), -1
+
+
+def _stage_draws(plan: StepPlan, draws: Int32Array, num_draws: int) -> None:
+    sampled = plan.samples
+    ends = plan.starts + plan.counts
+    count = int(sampled.sum())
+    draws[0, count:num_draws] = -1
+    draws[1:, count:num_draws] = 0
+    draws[0, :count] = plan.rows[sampled]
+    draws[1, :count] = ends[sampled] - 1
+    draws[2, :count] = plan.output_indices[sampled]
+    draws[3, :count] = (np.cumsum(plan.counts) - 1)[sampled]

@@ -1,0 +1,131 @@
+"""Which sizes launches are made for, so that a few graphs serve all steps. Knows what a step computes, not how."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from headwater.engine_core.config import EngineConfig
+from headwater.engine_core.executors.executor import Int32Array, StepPlan
+from headwater.engine_core.platforms.cuda import SHARING_ROWS, CudaPlatform
+
+ROWS = (1, 2, 4, 8, *range(16, 129, 16), *range(160, 513, 32))
+"""Numbers of rows that decode steps are padded to."""
+FIRST_ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+"""Of these, what an engine has before it serves, beside the most."""
+FEW = 64
+"""Decoding rows or chunks beside which a step with prompt tokens has room for few or for all."""
+MOST_PADDED = 2048
+"""Tokens up to which the time to launch a step without a graph shows; past it only the largest step recurs."""
+NO_TILES: Int32Array = np.empty((0, 2), np.int32)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepShape:
+    """What launches are made for. A step fills part of it; the rest is padding: rows -1, lengths 0, tiles -1."""
+
+    num_tokens: int
+    num_decodes: int
+    """Tokens at the front that decode; those of them that do not are tokens of chunks."""
+    num_chunks: int = 0
+    num_tiles: int = 0
+    shares: bool = False
+    """Whether requests may hold blocks in common."""
+
+    @property
+    def is_decode(self) -> bool:
+        return not self.num_tiles
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Of the columns of `step_inbox.Words`."""
+        chunks, decodes = self.num_chunks, self.num_decodes
+        return self.num_tokens, self.num_tokens, decodes, decodes, chunks, chunks, chunks + 1, 2 * self.num_tiles
+
+    @property
+    def num_words(self) -> int:
+        return sum(map(aligned, self.sizes))
+
+
+class StepShapes:
+    """The shapes of one engine's steps."""
+
+    def __init__(self, config: EngineConfig, platform: CudaPlatform) -> None:
+        self._platform = platform
+        self._most_rows, self._most_tokens = config.max_num_seqs, config.max_num_batched_tokens
+        self._rows = sorted({size for size in ROWS if size < self._most_rows} | {self._most_rows})
+        self._num_rows_for = np.array([next(r for r in self._rows if r >= n) for n in range(self._most_rows + 1)])
+        self.max_tiles = platform.max_tiles(self._most_tokens, self._most_rows)
+        first = [size for size in self._rows if size in FIRST_ROWS or size == self._most_rows]
+        # Large ones first: the small then fit into the memory that those left.
+        self._ordered = first[::-1] + [size for size in self._rows[::-1] if size not in first]
+        self.num_first = len(first)
+
+    def num_rows(self, count: int) -> int:
+        """So many rows, padded."""
+        return int(self._num_rows_for[count])
+
+    def of(self, plan: StepPlan) -> tuple[StepShape, Int32Array]:
+        """The shape of a plan, and its prompt chunks' work list."""
+        n = num_decodes(plan)
+        shares = plan.shares and n >= SHARING_ROWS
+        if n == len(plan.rows):
+            size = self.num_rows(n)
+            return StepShape(num_tokens=size, num_decodes=size, shares=shares), NO_TILES
+        tiles = self._platform.list_tiles(plan.counts[n:], plan.starts[n:])
+        num_tokens, num_chunks = plan.num_tokens, len(plan.rows) - n
+        if MOST_PADDED < num_tokens < self._most_tokens:
+            exact = StepShape(
+                num_tokens=num_tokens, num_decodes=n, num_chunks=num_chunks, num_tiles=len(tiles), shares=shares
+            )
+            return exact, tiles
+        return self._mixed(num_tokens, n, num_chunks, shares=shares), tiles
+
+    def recurs(self, shape: StepShape) -> bool:
+        """Whether other steps are likely to have this shape too."""
+        return shape.is_decode or shape.num_tokens <= MOST_PADDED or shape.num_tokens == self._most_tokens
+
+    def likely(self) -> Iterator[StepShape]:
+        """What steps will have, `num_first` of them before the engine serves."""
+        for size in self._ordered:
+            yield StepShape(num_tokens=size, num_decodes=size)
+        for num_decodes in (0, 1, FEW + 1):
+            for num_tokens in (16, *range(32, 257, 32), *range(320, 513, 64), *range(640, MOST_PADDED + 1, 128)):
+                if num_decodes < num_tokens <= self._most_tokens and num_decodes <= self._most_rows:
+                    yield self._mixed(num_tokens, num_decodes, 1, shares=False)
+            yield self._mixed(self._most_tokens, min(num_decodes, self._most_rows), 1, shares=False)
+        for size in self._ordered:
+            if size >= SHARING_ROWS:
+                yield StepShape(num_tokens=size, num_decodes=size, shares=True)
+
+    def _mixed(self, num_tokens: int, num_decodes: int, num_chunks: int, *, shares: bool) -> StepShape:
+        num_tokens = min(_padded(num_tokens), self._most_tokens)
+        num_chunks = min(FEW if num_chunks <= FEW else self._most_rows, num_tokens)
+        if num_decodes:
+            num_decodes = min(FEW if num_decodes <= FEW else self._most_rows, self._most_rows, num_tokens)
+        return StepShape(
+            num_tokens=num_tokens,
+            num_decodes=num_decodes,
+            num_chunks=num_chunks,
+            num_tiles=self._platform.max_tiles(num_tokens, num_chunks),
+            shares=shares,
+        )
+
+
+def num_decodes(plan: StepPlan) -> int:
+    """Rows of one token at the front of a plan; one of one token elsewhere is a chunk."""
+    longer = np.flatnonzero(plan.counts != 1)
+    return int(longer[0]) if len(longer) else len(plan.rows)
+
+
+def aligned(num_words: int) -> int:
+    """To 16 bytes, for which kernels are compiled."""
+    return -(-num_words // 4) * 4
+
+
+def _padded(num_tokens: int) -> int:
+    """Up by an eighth at most, where it is not very small."""
+    grain = max(16, (1 << (num_tokens - 1).bit_length()) // 16)
+    return -(-num_tokens // grain) * grain if num_tokens <= MOST_PADDED else num_tokens

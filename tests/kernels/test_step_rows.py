@@ -1,0 +1,92 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from headwater.kernels.filtered_sample import Filters
+from headwater.kernels.sample import Draws
+from headwater.kernels.step_rows import (
+    PARAM_WORDS,
+    load_draws,
+    load_draws_twin,
+    load_tokens,
+    load_tokens_twin,
+    scatter_words,
+    store_tokens,
+    store_tokens_twin,
+)
+from tests.kernels.paging import GPU, POISON
+
+NUM_ROWS, NUM_BLOCKS, BLOCK_SIZE = 37, 5, 16
+SIZES = [1, 3, 36, 257, pytest.param(8192, marks=GPU)]
+
+
+def ints(generator: torch.Generator, low: int, high: int, *shape: int) -> torch.Tensor:
+    return torch.randint(low, high, shape, generator=generator, device=generator.device, dtype=torch.int32)
+
+
+def padded_rows(generator: torch.Generator, size: int) -> torch.Tensor:
+    """Each row once at most, like those of a step; -1 for the others."""
+    rows = torch.full((size,), -1, dtype=torch.int32, device=generator.device)
+    count = min(size, NUM_ROWS) * 3 // 4 + 1
+    rows[:count] = torch.randperm(NUM_ROWS, generator=generator, device=generator.device)[:count].int()
+    return rows
+
+
+@pytest.mark.parametrize("num_updates", [1, 4, 300])
+def test_scattered_words_stand_where_they_were_sent_and_nowhere_else(
+    num_updates: int, generator: torch.Generator
+) -> None:
+    words = ints(generator, -9, 9, 1000)
+    indices = torch.randperm(1000, generator=generator, device=words.device)[:num_updates].int()
+    values, expected = ints(generator, -(2**31), 2**31 - 1, num_updates), words.clone()
+    expected[indices.long()] = values
+    scatter_words(words, indices, values)
+    assert torch.equal(words, expected)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_tokens_and_slots_of_a_step_are_those_of_the_tables(size: int, generator: torch.Generator) -> None:
+    rows = ints(generator, -1, NUM_ROWS, size)
+    positions = ints(generator, 0, NUM_BLOCKS * BLOCK_SIZE, size)
+    tokens, blocks = ints(generator, 0, 99, NUM_ROWS, 100), ints(generator, 0, 999, NUM_ROWS, NUM_BLOCKS)
+    token_ids = torch.full((size,), int(POISON), dtype=torch.int64, device=rows.device)
+    slots = torch.full((size,), int(POISON), dtype=torch.int32, device=rows.device)
+    load_tokens(rows, positions, tokens, blocks, BLOCK_SIZE, token_ids, slots)
+    expected_ids, expected_slots = load_tokens_twin(rows, positions, tokens, blocks, BLOCK_SIZE)
+    assert torch.equal(token_ids, expected_ids.long())
+    assert torch.equal(slots, expected_slots)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_sampling_state_is_unpacked_from_its_words_to_the_bit(size: int, generator: torch.Generator) -> None:
+    params = ints(generator, -(2**31), 2**31 - 1, NUM_ROWS, PARAM_WORDS)
+    # Words that are read as floats are some.
+    floats = torch.rand(NUM_ROWS, PARAM_WORDS, generator=generator, device=params.device)
+    params[:, [3, 5, 6]] = floats.view(torch.int32)[:, [3, 5, 6]]
+    rows = ints(generator, -1, NUM_ROWS, size)
+    draws = Draws(
+        temperatures=floats.new_full((size,), POISON),
+        seeds=torch.zeros(size, dtype=torch.int64, device=rows.device),
+        choice_indices=rows.clone(),
+        output_indices=rows.clone(),
+    )
+    filters = Filters(top_ks=rows.clone(), top_ps=draws.temperatures.clone(), min_ps=draws.temperatures.clone())
+    load_draws(params, rows, draws, filters)
+    loaded = draws.temperatures, draws.seeds, draws.choice_indices, filters.top_ks, filters.top_ps, filters.min_ps
+    for mine, twin in zip(loaded, load_draws_twin(params, rows), strict=True):
+        assert torch.equal(mine, twin)
+
+
+@pytest.mark.parametrize("size", [1, 36, 300])
+def test_sampled_tokens_go_behind_their_rows_and_into_the_results(size: int, generator: torch.Generator) -> None:
+    rows, positions = padded_rows(generator, size), ints(generator, 0, 98, size)
+    token_ids, table = ints(generator, 0, 999, size), ints(generator, 0, 99, NUM_ROWS, 100)
+    # The device writes into the host's memory, as it does for an engine.
+    results = torch.full((2000,), -7, dtype=torch.int32, pin_memory=rows.is_cuda)
+    first = torch.tensor([640], dtype=torch.int32, device=rows.device)
+    expected_table, expected = table.clone(), results.to(rows.device).clone()
+    store_tokens_twin(rows, positions, token_ids, expected_table, expected, first)
+    store_tokens(rows, positions, token_ids, table, results, first)
+    assert torch.equal(table, expected_table)
+    assert torch.equal(results.to(rows.device), expected)
