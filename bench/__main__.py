@@ -9,6 +9,7 @@ import typer
 
 BENCHMARKS = {
     "serve": ("serve", "Drive an OpenAI-compatible server and tell what its users would feel."),
+    "tune": ("tune", "Find the engine settings with the best throughput that keeps an objective."),
     "offline": ("offline", "Run a workload through the engine in this process."),
     "stub": ("stub_server", "A server that answers at once: the ceiling of the load generator."),
     "start": ("line_start", "Seconds from `headwater up` to the first token, and of each stage to be ready."),

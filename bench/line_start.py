@@ -7,11 +7,7 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import statistics
-import subprocess
-import sys
-import tempfile
 import time
 from dataclasses import asdict, dataclass
 from datetime import datetime
@@ -23,9 +19,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from headwater.services.line_file import LineRecord, StageRecord, read_line
-
-LIMIT_SECONDS = 120.0
+from headwater.bench.own_line import own_line
+from headwater.services.line_file import LineRecord, StageRecord
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,30 +56,13 @@ def main(
 
 
 def measure(*flags: str) -> Start:
-    with tempfile.TemporaryDirectory(prefix="headwater-start-") as name:
-        folder, began = Path(name), time.monotonic()
-        command = [sys.executable, "-m", "headwater.services.cli", "up", f"--state-dir={folder}"]
-        with (folder / "up.log").open("wb") as log:
-            line = subprocess.Popen([*command, "--port=0", "--grpc-port=0", *flags], stdout=log, stderr=log)
-        try:
-            record = _wait_for(folder, line)
-            ready = time.monotonic() - began
-            _first_piece(record)
-            first_token = time.monotonic() - began
-            stages = {each.name: _to_ready(each, folder / "logs") for each in record.stages if "grpc" in each.addresses}
-        finally:
-            line.send_signal(signal.SIGINT)
-            line.wait()
+    began = time.monotonic()
+    with own_line(flags) as (record, folder):
+        ready = time.monotonic() - began
+        _first_piece(record)
+        first_token = time.monotonic() - began
+        stages = {each.name: _to_ready(each, folder / "logs") for each in record.stages if "grpc" in each.addresses}
     return Start(ready=ready, first_token=first_token, stages=stages)
-
-
-def _wait_for(folder: Path, line: subprocess.Popen[bytes]) -> LineRecord:
-    end = time.monotonic() + LIMIT_SECONDS
-    while (record := read_line(folder)) is None:
-        if line.poll() is not None or time.monotonic() > end:
-            raise SystemExit((folder / "up.log").read_text())
-        time.sleep(0.005)
-    return record
 
 
 def _first_piece(record: LineRecord) -> None:

@@ -44,7 +44,11 @@ def plot_latencies(
 
 
 def plot_front(
-    path: Path, points: Sequence[tuple[float, float, str, bool]], front: Sequence[tuple[float, float]], figures: str
+    path: Path,
+    points: Sequence[tuple[float, float, str, bool]],
+    front: Sequence[tuple[float, float]],
+    latency: str,
+    figures: str,
 ) -> None:
     """Trials as (latency ms, tokens a second, name, keeps the objective), and the best of both as a line."""
     figure = _figure(width=7, height=4.5)
@@ -53,9 +57,9 @@ def plot_front(
         those = [point for point in points if point[3] is keeps]
         panel.scatter([each[0] for each in those], [each[1] for each in those], color=color, label=label)
     panel.plot([x for x, _ in front], [y for _, y in front], drawstyle="steps-post", color="tab:blue", label="front")
-    for latency, rate, name, _ in points:
-        panel.annotate(name, (latency, rate), fontsize=6, xytext=(3, 3), textcoords="offset points")
-    panel.set(xlabel="latency (ms)", ylabel="output tokens a second", title="Throughput against latency")
+    for place, rate, name, _ in points:
+        panel.annotate(name, (place, rate), fontsize=6, xytext=(3, 3), textcoords="offset points")
+    panel.set(xlabel=f"{latency} (ms)", ylabel="output tokens a second", title="Throughput against latency")
     panel.grid(alpha=0.3)
     panel.legend()
     _save(figure, path, "Throughput against latency", figures)

@@ -28,6 +28,7 @@ from headwater.services.line_file import read_line
 from headwater.services.local_stack import StackError
 from headwater.services.manifest import ModelFolderError
 from headwater.services.model_store import ConversionFailed, ModelNotFound
+from headwater.services.profile import Profile
 from headwater.services.progress import ProgressBars
 from headwater.services.settings import SettingError
 from headwater.services.stack_settings import StackSettings
@@ -47,6 +48,7 @@ STAGES = {
     "output-processor": ("headwater.services.output_processor", "Tokens to text, stop strings, logprobs."),
     "engine": ("headwater.services.engine", "A replica of a model."),
 }
+DEFAULT_REPLICAS = 2
 PASS_ON: Mapping[str, Any] = {"allow_extra_args": True, "ignore_unknown_options": True}
 
 console = Console(stderr=True)
@@ -98,8 +100,12 @@ def up(
     *,
     model: Model = DEMO_NAME,
     replicas: Annotated[
-        int, typer.Option(envvar="HEADWATER_REPLICAS", help="Engines; they share the cores or the GPUs.")
-    ] = 2,
+        int | None,
+        typer.Option(envvar="HEADWATER_REPLICAS", show_default="2", help="Engines; they share the cores or the GPUs."),
+    ] = None,
+    profile: Annotated[
+        Path | None, typer.Option(envvar="HEADWATER_PROFILE", help="Settings that `headwater bench tune` found.")
+    ] = None,
     host: Annotated[
         str, typer.Option(envvar="HEADWATER_HOST", help="Address to listen on; past loopback only with keys.")
     ] = "127.0.0.1",
@@ -158,6 +164,8 @@ def up(
     """
     given = dict(locals())
     given["allowed_origins"] = tuple(allowed_origins or ())
+    tuned = Profile.read(profile).replicas if profile is not None else None
+    given["replicas"] = replicas if replicas is not None else tuned or DEFAULT_REPLICAS
     given["state_dir"], given["cache_dir"] = state_dir.expanduser().resolve(), cache_dir.expanduser().resolve()
     raise typer.Exit(run_line(StackSettings(**given), Console()))
 

@@ -106,6 +106,7 @@ def _options(settings: EngineSettings) -> ExecutorOptions:
         max_model_len=settings.max_model_len,
         max_num_seqs=settings.max_num_seqs,
         max_num_batched_tokens=settings.max_num_batched_tokens,
+        long_prefill_chunk=settings.long_prefill_chunk,
         async_depth=settings.async_depth,
         simulated_step_seconds=settings.simulated_step_seconds,
         simulated_prefill_seconds=settings.simulated_prefill_seconds,

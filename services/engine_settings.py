@@ -32,6 +32,7 @@ class EngineSettings:
     max_model_len: int = setting(0, "tokens of prompt and answer together; 0: the model's")
     max_num_seqs: int = setting(256, "requests that run at once")
     max_num_batched_tokens: int = setting(2048, "token budget of a step")
+    long_prefill_chunk: int = setting(0, "the most prompt tokens one request gets a step; 0: the whole budget")
     async_depth: int = setting(2, "steps in flight, 1…4")
     policy: str = setting("priority", "order of waiting requests: priority (tier, fair order, arrival) or fcfs")
     threads: int = setting(0, "threads that compute on a CPU; 0: one a core")

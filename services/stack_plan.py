@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from headwater.services.hardware import gpu_names, num_cores, resolve_device
+from headwater.services.profile import Profile
 from headwater.services.stack_settings import StackSettings
 
 BEHIND_HOST = "127.0.0.1"
@@ -60,6 +61,7 @@ class StackPlan:
         settings = self.settings
         flags = [*self._behind(), f"--replica-id={self._id('engine', idx)}", f"--executor={settings.executor}"]
         flags += [f"--device={self.device}", f"--threads={self.threads}"]
+        flags += Profile.read(settings.profile).engine_flags(os.environ) if settings.profile else []
         return flags + self._length()
 
     def engine_env(self, idx: int) -> dict[str, str]:

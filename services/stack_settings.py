@@ -25,6 +25,7 @@ class StackSettings:
     max_model_len: int | None
     chat_template: Path | None
     generation_config: str | None
+    profile: Path | None
     replicas: int
     gateways: int
     output_processors: int
@@ -51,7 +52,7 @@ class StackSettings:
         for name, allowed in (("dtype", DTYPES), ("device", DEVICES), ("executor", EXECUTORS)):
             if getattr(self, name) not in allowed:
                 raise SettingError(name, getattr(self, name), ", ".join(allowed))
-        for name in ("chat_template", "api_key_file"):
+        for name in ("chat_template", "api_key_file", "profile"):
             path = getattr(self, name)
             if path is not None and not path.is_file():
                 raise SettingError(name, str(path), "an existing file")

@@ -24,7 +24,7 @@ def test_the_flags_of_up_are_the_settings_of_a_line() -> None:
     assert set(inspect.signature(cli.up).parameters) == fields
     assert fields == {
         *("model", "revision", "served_model_name", "dtype", "device", "max_model_len"),
-        *("chat_template", "generation_config", "replicas", "gateways", "output_processors"),
+        *("chat_template", "generation_config", "profile", "replicas", "gateways", "output_processors"),
         *("host", "port", "grpc_port", "api_key_file", "allowed_origins", "state_dir", "cache_dir"),
         *("nats_url", "redis_url", "executor", "drain_limit", "log_level"),
     }

@@ -1,0 +1,199 @@
+"""`headwater bench tune`: finds the engine settings with the best throughput that keeps an objective, on this machine.
+
+Each trial is a line of its own under the same load; successive halving spends most requests on the promising ones.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import numpy as np
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from headwater.bench import arrivals, datasets
+from headwater.bench.datasets import Shape
+from headwater.bench.halving import Trial, pareto_front, successive_halving, winner
+from headwater.bench.latency_report import Objective, summarize
+from headwater.bench.own_line import LineFailed, own_line
+from headwater.bench.plot import check_plot, plot_front
+from headwater.bench.serve import drive
+from headwater.services.profile import EngineProfile, Profile
+
+KEPT_SHARE = 0.95
+"""Of the requests, that keep the objective where a setting is said to keep it."""
+
+
+def run(
+    model: Annotated[str, typer.Option(help="as for `headwater up`")] = "smollm2-135m-instruct",
+    executor: Annotated[str, typer.Option(help="single, or simulated")] = "single",
+    token_budget: Annotated[str, typer.Option(help="max_num_batched_tokens to try")] = "512,1024,2048,4096",
+    max_seqs: Annotated[str, typer.Option(help="max_num_seqs to try")] = "32,64,128,256",
+    chunk: Annotated[str, typer.Option(help="long_prefill_chunk to try; 0: the whole budget")] = "0,256",
+    replicas: Annotated[str, typer.Option(help="replicas to try")] = "1,2",
+    num_candidates: Annotated[int, typer.Option(help="of all combinations, drawn at random; 0: all")] = 9,
+    eta: Annotated[int, typer.Option(help="one in so many goes on to the next rung")] = 3,
+    num_requests: Annotated[int, typer.Option(help="requests of a trial in the first rung")] = 32,
+    prompt_len: Annotated[int, typer.Option(help="tokens of a prompt")] = 256,
+    output_len: Annotated[int, typer.Option(help="tokens of an answer")] = 64,
+    concurrency: Annotated[int, typer.Option(help="requests under way in a closed loop")] = 32,
+    rate: Annotated[
+        float, typer.Option(help="requests a second, Poisson, instead of the closed loop; 0: closed")
+    ] = 0.0,
+    slo_ttft_ms: Annotated[float | None, typer.Option(help="objective: time to first token")] = None,
+    slo_tpot_ms: Annotated[float | None, typer.Option(help="objective: time per output token")] = None,
+    slo_e2e_ms: Annotated[float | None, typer.Option(help="objective: whole request")] = None,
+    seed: Annotated[int, typer.Option(help="of candidates, prompts and arrivals")] = 0,
+    profile: Annotated[Path, typer.Option(help="where the best settings go, for `headwater up --profile`")] = Path(
+        "headwater-profile.json"
+    ),
+    plot: Annotated[Path | None, typer.Option(help="also plot the trials and their Pareto front")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="print JSON only")] = False,
+) -> None:
+    """Search engine settings for the best throughput under an objective."""
+    check_plot(plot)
+    objective = Objective(ttft_ms=slo_ttft_ms, tpot_ms=slo_tpot_ms, e2e_ms=slo_e2e_ms)
+    rng, console = np.random.default_rng(seed), Console(stderr=True, quiet=as_json)
+    candidates = _drawn(_grid(_ints(token_budget), _ints(max_seqs), _ints(chunk), _ints(replicas)), num_candidates, rng)
+
+    def measure(candidate: Profile, budget: int) -> dict[str, Any]:
+        console.print(f"{_name(candidate)}: {budget} requests")
+        load = np.random.default_rng(seed)
+        try:
+            with _tuned_line(candidate, model, executor) as (line, _):
+                shape = Shape(prompt_len=prompt_len, output_len=output_len, vocab_size=49152, model=line.model)
+                dialogues = list(datasets.random_prompts(budget, shape, load))
+                offsets = list(arrivals.poisson(budget, rate, load)) if rate else None
+                warm_up = list(datasets.random_prompts(min(8, concurrency), shape, np.random.default_rng(seed + 1)))
+                drive(line.rest, warm_up, None, concurrency, 1, quiet=True)
+                outcomes, wall = drive(line.rest, dialogues, offsets, concurrency, _workers(), quiet=True)
+        except LineFailed as failure:
+            console.print(f"[yellow]it does not start: {str(failure)[-300:]}")
+            return {"failed_to_start": str(failure)[-1000:]}
+        return summarize(outcomes, wall, objective)
+
+    trials = successive_halving(candidates, measure, _score, budget=num_requests, eta=eta)
+    best = winner(trials)
+    if "failed_to_start" in best.report:
+        raise SystemExit(f"no setting could be started; the last one said:\n{best.report['failed_to_start']}")
+    _keep(best, objective, profile)
+    latency = next((name for name in ("ttft", "tpot", "e2e") if getattr(objective, f"{name}_ms") is not None), "e2e")
+    if plot is not None:
+        _plot(plot, trials, latency)
+    if as_json:
+        print(json.dumps([_plain(trial) for trial in trials]))
+    else:
+        Console().print(_table(trials, best, latency))
+        Console().print(f"best: {_name(best.candidate)}; run it with `headwater up --profile {profile}`")
+
+
+def _score(report: dict[str, Any]) -> float:
+    """Requests a second that keep the objective; a setting that keeps it for too few counts for little."""
+    if "failed_to_start" in report:
+        return -1.0
+    kept: float = report["goodput_requests_per_s"]
+    return kept if report["goodput_share"] >= KEPT_SHARE else kept * report["goodput_share"] * 0.5
+
+
+def _grid(budgets: Sequence[int], seqs: Sequence[int], chunks: Sequence[int], replicas: Sequence[int]) -> list[Profile]:
+    """Combinations that an engine takes."""
+    return [
+        Profile(
+            replicas=count,
+            engine=EngineProfile(max_num_batched_tokens=budget, max_num_seqs=num_seqs, long_prefill_chunk=chunk),
+        )
+        for budget, num_seqs, chunk, count in itertools.product(budgets, seqs, chunks, replicas)
+        if num_seqs <= budget and chunk < budget
+    ]
+
+
+def _drawn(grid: list[Profile], count: int, rng: np.random.Generator) -> list[Profile]:
+    if not grid:
+        raise typer.BadParameter("no combination is left: max_num_seqs and long_prefill_chunk stay within the budget")
+    if not 0 < count < len(grid):
+        return grid
+    return [grid[i] for i in sorted(rng.choice(len(grid), count, replace=False))]
+
+
+def _tuned_line(candidate: Profile, model: str, executor: str) -> Any:
+    """A line with the candidate's settings, handed over as a user would."""
+    with tempfile.NamedTemporaryFile(prefix="headwater-profile-", suffix=".json", delete=False) as file:
+        candidate.write(Path(file.name))
+    flags = [f"--model={model}", f"--executor={executor}", f"--profile={file.name}", "--log-level=warning"]
+    return own_line(flags)
+
+
+def _keep(best: Trial[Profile], objective: Objective, path: Path) -> None:
+    names = ("output_tokens_per_s", "goodput_requests_per_s", "goodput_share", "ttft_ms", "tpot_ms", "e2e_ms")
+    measured = {name: best.report[name] for name in names}
+    limits = {name: getattr(objective, name) for name in ("ttft_ms", "tpot_ms", "e2e_ms")}
+    measured["objective"] = {name: limit for name, limit in limits.items() if limit is not None}
+    msgspec.structs.replace(best.candidate, measured=measured).write(path)
+
+
+def _plot(path: Path, trials: Sequence[Trial[Profile]], latency: str) -> None:
+    started = [trial for trial in trials if "failed_to_start" not in trial.report]
+    place: Callable[[Trial[Profile]], tuple[float, float]] = lambda trial: (  # noqa: E731
+        trial.report[f"{latency}_ms"]["p95"],
+        trial.report["output_tokens_per_s"],
+    )
+    points = [(*place(trial), _name(trial.candidate), trial.report["goodput_share"] >= KEPT_SHARE) for trial in started]
+    figures = json.dumps([_plain(trial) for trial in trials], indent=1)
+    plot_front(path, points, pareto_front([place(trial) for trial in started]), f"p95 {latency}", figures)
+
+
+def _table(trials: Sequence[Trial[Profile]], best: Trial[Profile], latency: str) -> Table:
+    table = Table("rung", "settings", "requests", "output tok/s", f"p95 {latency} ms", "kept", "good req/s")
+    for trial in trials:
+        report = trial.report
+        style = "bold green" if trial is best else None
+        if "failed_to_start" in report:
+            table.add_row(str(trial.rung), _name(trial.candidate), "does not start", "", "", "", "", style="red")
+            continue
+        cells = (
+            trial.rung,
+            _name(trial.candidate),
+            trial.budget,
+            report["output_tokens_per_s"],
+            report[f"{latency}_ms"]["p95"],
+            f"{report['goodput_share']:.0%}",
+            report["goodput_requests_per_s"],
+        )
+        table.add_row(*map(str, cells), style=style)
+    return table
+
+
+def _plain(trial: Trial[Profile]) -> dict[str, Any]:
+    settings = msgspec.to_builtins(trial.candidate)
+    return {"rung": trial.rung, "budget": trial.budget, "score": trial.score, "settings": settings, **trial.report}
+
+
+def _name(candidate: Profile) -> str:
+    engine = candidate.engine
+    return (
+        f"{candidate.replicas}× budget {engine.max_num_batched_tokens} seqs {engine.max_num_seqs}"
+        f" chunk {engine.long_prefill_chunk}"
+    )
+
+
+def _ints(text: str) -> list[int]:
+    try:
+        return [int(each) for each in text.split(",")]
+    except ValueError:
+        raise typer.BadParameter(f"{text!r}; allowed: whole numbers with commas between them") from None
+
+
+def _workers() -> int:
+    return max(1, (os.cpu_count() or 2) // 4)
+
+
+if __name__ == "__main__":
+    typer.run(run)
