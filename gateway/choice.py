@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from headwater.gateway.output_sessions import OutputSession, Scores
 from headwater.proto import common_pb2, engine_pb2, output_processor_pb2
+from headwater.proto.output_processor_pb2 import RowParts
 from headwater.services import errors
 
 if TYPE_CHECKING:
@@ -28,8 +29,11 @@ _REASONS = {
 class Sink(Protocol):
     """Where an answer goes. Neither call may wait."""
 
-    def piece(self, choice: Choice, text: str, token_ids: list[int], logprobs: Scores) -> bool:
-        """Takes more of a choice. False: it is kept and `choice.taken` follows, which holds the engine back."""
+    def piece(self, choice: Choice, text: str, token_ids: list[int], logprobs: Scores, parts: RowParts | None) -> bool:
+        """Takes more of a choice: its content, and what there is beside it.
+
+        False: it is kept and `choice.taken` follows, which holds the engine back.
+        """
         ...
 
     def ended(self, choice: Choice) -> None:
@@ -54,17 +58,29 @@ class Choice:
         self._stream_id = 0
         self._last_time = 0.0
         self._last_text, self._last_offset = "", 0
+        self._last_parts: RowParts | None = None
+        self.num_reasoning_tokens = 0
         self._num_taken = 0
 
     @property
     def delivered_bytes(self) -> int:
-        """UTF-8 bytes of text so far; a resume starts there."""
-        return self._last_offset + len(self._last_text.encode())
+        """UTF-8 bytes of text so far, content or not; a resume starts there."""
+        last = len(self._last_text.encode()) if self._last_parts is None else self._last_parts.num_bytes
+        return self._last_offset + last
 
     def opened(self, session: OutputSession, stream_id: int) -> None:
         self._session, self._stream_id, self._num_taken = session, stream_id, 0
 
-    def receive(self, first: int, token_ids: list[int], text: str, offset: int, now: float, logprobs: Scores) -> None:
+    def receive(
+        self,
+        first: int,
+        token_ids: list[int],
+        text: str,
+        offset: int,
+        now: float,
+        logprobs: Scores,
+        parts: RowParts | None,
+    ) -> None:
         """The token path: everything here runs once an engine step and stream."""
         if first != len(self.output_ids):
             self.generation.broke(
@@ -72,13 +88,13 @@ class Choice:
             )
             return
         self.output_ids += token_ids
-        self._last_text, self._last_offset = text, offset
+        self._last_text, self._last_offset, self._last_parts = text, offset, parts
         if self._last_time:
             self._observe(now - self._last_time)
         else:
             self.generation.first_token(now)
         self._last_time = now
-        if self.sink.piece(self, text, token_ids, logprobs):
+        if self.sink.piece(self, text, token_ids, logprobs, parts):
             self.taken(len(token_ids))
 
     def taken(self, num_tokens: int) -> None:
@@ -103,6 +119,7 @@ class Choice:
         else:
             stop = finish.WhichOneof("stop_reason")
             stop_reason = getattr(finish, stop) if stop is not None else None
+            self.num_reasoning_tokens = finish.num_reasoning_tokens
             self.end(_REASONS[finish.reason], stop_reason, finish.num_output_tokens)
 
     def end(self, reason: str, stop_reason: str | int | None, num_output_tokens: int) -> None:
@@ -124,7 +141,16 @@ class Choice:
 class ScoredChoice(Choice):
     """The choice of a request for the prompt's log probabilities alone: its one token is not answered."""
 
-    def receive(self, first: int, token_ids: list[int], text: str, offset: int, now: float, logprobs: Scores) -> None:
+    def receive(
+        self,
+        first: int,
+        token_ids: list[int],
+        text: str,
+        offset: int,
+        now: float,
+        logprobs: Scores,
+        parts: RowParts | None,
+    ) -> None:
         self.generation.first_token(now)
 
     def end(self, reason: str, stop_reason: str | int | None, num_output_tokens: int) -> None:

@@ -15,7 +15,7 @@ import structlog
 
 from headwater.proto import common_pb2, engine_pb2, output_processor_pb2, output_processor_pb2_grpc
 from headwater.proto.engine_pb2 import AddPart
-from headwater.proto.output_processor_pb2 import GatewayFrame, Open, OutputFrame
+from headwater.proto.output_processor_pb2 import GatewayFrame, Open, OutputFrame, RowParts
 from headwater.services import errors
 from headwater.services.channel import open_channel
 
@@ -33,7 +33,14 @@ class Receiver(Protocol):
     """A stream's owner: what the session tells it, in order, without waiting for it."""
 
     def receive(
-        self, first: int, token_ids: list[int], text: str, offset: int, now: float, logprobs: Scores
+        self,
+        first: int,
+        token_ids: list[int],
+        text: str,
+        offset: int,
+        now: float,
+        logprobs: Scores,
+        parts: RowParts | None,
     ) -> None: ...
     def started(self, start: engine_pb2.Start) -> None: ...
     def prompt_scored(self, part: output_processor_pb2.OutputPromptLogprobs) -> None: ...
@@ -133,12 +140,14 @@ class OutputSession:
             if (stream := streams.get(part.stream_id)) is not None:
                 stream.prompt_scored(part)
         scored = {row.row: row.tokens for row in frame.logprobs} if frame.logprobs else None
+        parts = {row.row: row for row in frame.parts} if frame.parts else None
         columns = (frame.stream_ids[:], frame.first_index[:], frame.num_tokens[:], frame.texts[:], frame.text_offset[:])
         for row, (stream_id, first, count, text, offset) in enumerate(zip(*columns, strict=True)):
             end = position + count
             if (stream := streams.get(stream_id)) is not None:
                 logprobs = scored.get(row, NO_LOGPROBS) if scored is not None else NO_LOGPROBS
-                stream.receive(first, token_ids[position:end], text, offset, now, logprobs)
+                beside = parts.get(row) if parts is not None else None
+                stream.receive(first, token_ids[position:end], text, offset, now, logprobs, beside)
             position = end
         for finish in frame.finishes:
             if (stream := streams.pop(finish.stream_id, None)) is not None:

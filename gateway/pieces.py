@@ -8,7 +8,18 @@ from dataclasses import dataclass, field
 
 from headwater.gateway.choice import Choice
 from headwater.gateway.output_sessions import Scores
-from headwater.proto.common_pb2 import TokenLogprob
+from headwater.proto.common_pb2 import TokenLogprob, ToolCallDelta
+from headwater.proto.output_processor_pb2 import RowParts
+
+
+@dataclass(slots=True)
+class CallPiece:
+    """More of one call; `id` and `name` are empty unless it begins here."""
+
+    index: int
+    id: str
+    name: str
+    arguments: list[str]
 
 
 @dataclass(slots=True)
@@ -17,6 +28,8 @@ class Piece:
 
     choice: Choice
     texts: list[str] = field(default_factory=list)
+    thoughts: list[str] = field(default_factory=list)
+    calls: list[CallPiece] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
 
@@ -24,10 +37,27 @@ class Piece:
     def text(self) -> str:
         return "".join(self.texts)
 
-    def add(self, text: str, token_ids: list[int], logprobs: Scores) -> None:
+    @property
+    def reasoning(self) -> str:
+        return "".join(self.thoughts)
+
+    def add(self, text: str, token_ids: list[int], logprobs: Scores, parts: RowParts | None) -> None:
         self.texts.append(text)
         self.token_ids += token_ids
         self.logprobs += logprobs
+        if parts is not None:
+            self.thoughts.append(parts.reasoning)
+            for delta in parts.tool_calls:
+                self._add_call(delta)
+
+    def _add_call(self, delta: ToolCallDelta) -> None:
+        """What belongs to the same call is joined; a piece has few calls, each in many deltas."""
+        for call in self.calls:
+            if call.index == delta.index:
+                call.arguments.append(delta.arguments)
+                call.id, call.name = call.id or delta.id, call.name or delta.name
+                return
+        self.calls.append(CallPiece(delta.index, delta.id, delta.name, [delta.arguments]))
 
 
 class Gathered:
@@ -36,8 +66,8 @@ class Gathered:
     def __init__(self) -> None:
         self.answers: dict[int, Piece] = {}
 
-    def piece(self, choice: Choice, text: str, token_ids: list[int], logprobs: Scores) -> bool:
-        self.of(choice).add(text, token_ids, logprobs)
+    def piece(self, choice: Choice, text: str, token_ids: list[int], logprobs: Scores, parts: RowParts | None) -> bool:
+        self.of(choice).add(text, token_ids, logprobs, parts)
         return True
 
     def ended(self, choice: Choice) -> None:
@@ -55,11 +85,11 @@ class Held:
     def __init__(self) -> None:
         self._pieces: dict[int, Piece] = {}
 
-    def add(self, choice: Choice, text: str, token_ids: list[int], logprobs: Scores) -> None:
+    def add(self, choice: Choice, text: str, token_ids: list[int], logprobs: Scores, parts: RowParts | None) -> None:
         piece = self._pieces.get(choice.index)
         if piece is None:
             piece = self._pieces[choice.index] = Piece(choice)
-        piece.add(text, token_ids, logprobs)
+        piece.add(text, token_ids, logprobs, parts)
 
     @property
     def waits_for_scores(self) -> bool:
@@ -83,8 +113,8 @@ class PieceQueue:
         self._ended: list[Choice] = []
         self._news = asyncio.Event()
 
-    def piece(self, choice: Choice, text: str, token_ids: list[int], logprobs: Scores) -> bool:
-        self._held.add(choice, text, token_ids, logprobs)
+    def piece(self, choice: Choice, text: str, token_ids: list[int], logprobs: Scores, parts: RowParts | None) -> bool:
+        self._held.add(choice, text, token_ids, logprobs, parts)
         self._news.set()
         return False
 

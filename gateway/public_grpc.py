@@ -12,7 +12,7 @@ import grpc
 from headwater.gateway.caller import Caller
 from headwater.gateway.choice import Choice, Sink
 from headwater.gateway.line import Line, shutting_down
-from headwater.gateway.pieces import Gathered, Piece, PieceQueue
+from headwater.gateway.pieces import CallPiece, Gathered, Piece, PieceQueue
 from headwater.gateway.session import Generation, Job, run_all
 from headwater.proto import common_pb2, inference_pb2, inference_pb2_grpc, processor_pb2
 from headwater.services import errors
@@ -50,7 +50,8 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         async for generation, news in self._pieces(request, _conversation(request), context):
             chunk = inference_pb2.ChatChunk(**_chunk(generation, news, request, is_first=not begun))
             if isinstance(news, Piece):
-                chunk.content = news.text
+                chunk.content, chunk.reasoning_content = news.text, news.reasoning
+                chunk.tool_calls.extend(_call_delta(call) for call in news.calls)
             if chunk.index not in begun and news is not None:
                 begun.add(chunk.index)
                 chunk.role = "assistant"
@@ -182,8 +183,6 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
 
 
 def _conversation(request: inference_pb2.ChatRequest) -> processor_pb2.Prompt:
-    if request.conversation.tools or request.conversation.HasField("tool_choice"):
-        raise errors.UnsupportedField("tools", "this version calls no tools")
     return processor_pb2.Prompt(conversation=request.conversation, add_special_tokens=_adds_special_tokens(request))
 
 
@@ -242,7 +241,16 @@ def _score_chunks(generation: Generation, first: inference_pb2.CompleteChunk) ->
 
 def _chat_choice(choice: Choice, piece: Piece, request: Asked) -> inference_pb2.ChatChoice:
     message = common_pb2.ChatMessage(role="assistant", content=piece.text)
+    if reasoning := piece.reasoning:
+        message.reasoning_content = reasoning
+    for call in piece.calls:
+        message.tool_calls.add(id=call.id, name=call.name, arguments="".join(call.arguments))
     return inference_pb2.ChatChoice(message=message, **_choice_fields(choice, piece, request))
+
+
+def _call_delta(call: CallPiece) -> common_pb2.ToolCallDelta:
+    arguments = "".join(call.arguments)
+    return common_pb2.ToolCallDelta(index=call.index, id=call.id, name=call.name, arguments=arguments)
 
 
 def _complete_choice(choice: Choice, piece: Piece, request: Asked, echo: str) -> inference_pb2.CompleteChoice:
@@ -276,6 +284,7 @@ def _usage(generation: Generation) -> common_pb2.Usage:
         prompt_tokens=generation.num_prompt_tokens,
         completion_tokens=generation.num_output_tokens,
         cached_tokens=generation.cached_tokens,
+        reasoning_tokens=generation.num_reasoning_tokens,
     )
 
 

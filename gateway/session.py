@@ -79,6 +79,11 @@ class Generation:
         """So far; what counts once a choice has ended is what its engine counted."""
         return sum(c.num_output_tokens if c.finish_reason else len(c.output_ids) for c in self.choices)
 
+    @property
+    def num_reasoning_tokens(self) -> int:
+        """Thoughts of the choices that have ended."""
+        return sum(choice.num_reasoning_tokens for choice in self.choices)
+
     async def prepare(self) -> None:
         """Text to tokens, by the contract. Raises `BadRequest`, `NotFound`, `Unavailable`."""
         job, model = self.job, self.line.processors.model(self.job.model)
@@ -210,6 +215,7 @@ class Generation:
             epoch=decision.epoch,
             model=self.job.model,
             add=add,
+            answer_format=prepared.answer_format if prepared.HasField("answer_format") else None,
         )
 
     def first_token(self, now: float) -> None:

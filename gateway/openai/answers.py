@@ -17,6 +17,7 @@ from headwater.gateway.openai.sse import DONE, KEEP_ALIVE, SseStream
 from headwater.gateway.output_sessions import Scores
 from headwater.gateway.pieces import Gathered, Held, Piece
 from headwater.gateway.session import Generation, Job
+from headwater.proto.output_processor_pb2 import RowParts
 
 encode = msgspec.json.Encoder().encode
 _HOLE = "\x00text\x00"
@@ -49,11 +50,15 @@ class Shape(Protocol):
         """Fields of a chunk with more text."""
         ...
 
+    def delta_of(self, piece: Piece) -> dict[str, Any]:
+        """Fields of a chunk with whatever a piece has; none where it has nothing."""
+        ...
+
     def ending(self) -> dict[str, Any]:
         """Fields of a choice's last chunk."""
         ...
 
-    def whole(self, choice: Choice, text: str) -> dict[str, Any]:
+    def whole(self, choice: Choice, piece: Piece) -> dict[str, Any]:
         """Fields of a choice that is answered at once."""
         ...
 
@@ -83,7 +88,15 @@ class Answer:
             "completion_tokens": completion,
             "total_tokens": prompt + completion,
             "prompt_tokens_details": {"cached_tokens": sum(each.cached_tokens for each in self.generations)},
+            **self._reasoning_usage(),
         }
+
+    def _reasoning_usage(self) -> dict[str, Any]:
+        """Where thoughts are told from the answer, how many tokens they took."""
+        if not any(generation.prepared.answer_format.reasoning_parser for generation in self.generations):
+            return {}
+        num_tokens = sum(generation.num_reasoning_tokens for generation in self.generations)
+        return {"completion_tokens_details": {"reasoning_tokens": num_tokens}}
 
     def receipt(self) -> dict[str, Any]:
         """One prompt's, or under `prompts` one for each."""
@@ -112,7 +125,7 @@ class Answer:
     def _whole(self, choice: Choice, piece: Piece) -> dict[str, Any]:
         rendered = {
             "index": choice.index,
-            **self.shape.whole(choice, piece.text),
+            **self.shape.whole(choice, piece),
             "logprobs": self.shape.logprobs(choice, piece.logprobs),
             "finish_reason": choice.finish_reason,
             "stop_reason": choice.stop_reason,
@@ -135,14 +148,14 @@ class EventStream:
         self._held = Held()
         self._frames: dict[int, tuple[bytes, bytes]] = {}
 
-    def piece(self, choice: Choice, text: str, token_ids: list[int], logprobs: Scores) -> bool:
+    def piece(self, choice: Choice, text: str, token_ids: list[int], logprobs: Scores, parts: RowParts | None) -> bool:
         # The token path: one string is escaped, the rest of the event was rendered with the choice's first chunk.
-        if self._is_plain and not logprobs and not self.out.blocked:
+        if self._is_plain and not logprobs and parts is None and not self.out.blocked:
             if text:
                 head, tail = self._frames.get(choice.index) or self._begin(choice)
                 self.out.write(head + encode(text) + tail)
             return True
-        self._held.add(choice, text, token_ids, logprobs)
+        self._held.add(choice, text, token_ids, logprobs, parts)
         if not self.out.blocked and not (self._scores_first and choice.generation.awaits_scores):
             self._write_held(choice)
         return False
@@ -191,14 +204,15 @@ class EventStream:
         piece = self._held.pop(choice)
         if piece is None:
             return False
-        choice, text = piece.choice, piece.text
+        choice = piece.choice
         if choice.index not in self._frames:
             self._begin(choice)
-        if not (text or piece.logprobs or (piece.token_ids and self.answer.asked.return_token_ids)):
+        delta = self.answer.shape.delta_of(piece)
+        if not (delta or piece.logprobs or (piece.token_ids and self.answer.asked.return_token_ids)):
             return True
         part: dict[str, Any] = {
             "index": choice.index,
-            **self.answer.shape.delta(text),
+            **(delta or self.answer.shape.delta("")),
             "logprobs": self.answer.shape.logprobs(choice, piece.logprobs) if piece.logprobs else None,
             "finish_reason": None,
         }

@@ -12,6 +12,7 @@ from headwater.gateway.openai.logprobs import chat_logprobs, prompt_logprobs
 from headwater.gateway.openai.schema import ChatCompletionRequest
 from headwater.gateway.openai.to_pb import check_stream_options, conversation_to_pb, sampling_to_pb
 from headwater.gateway.output_sessions import Scores
+from headwater.gateway.pieces import CallPiece, Piece
 from headwater.gateway.session import Generation, Job
 
 
@@ -52,11 +53,27 @@ class ChatShape:
     def delta(self, text: str) -> dict[str, Any]:
         return {"delta": {"content": text}}
 
+    def delta_of(self, piece: Piece) -> dict[str, Any]:
+        delta: dict[str, Any] = {}
+        if reasoning := piece.reasoning:
+            delta["reasoning_content"] = reasoning
+        if text := piece.text:
+            delta["content"] = text
+        if piece.calls:
+            delta["tool_calls"] = [_call_delta(call) for call in piece.calls]
+        return {"delta": delta} if delta else {}
+
     def ending(self) -> dict[str, Any]:
         return {"delta": {}}
 
-    def whole(self, choice: Choice, text: str) -> dict[str, Any]:
-        return {"message": {"role": "assistant", "content": text, "refusal": None}}
+    def whole(self, choice: Choice, piece: Piece) -> dict[str, Any]:
+        message: dict[str, Any] = {"role": "assistant", "content": piece.text, "refusal": None}
+        if choice.generation.prepared.answer_format.reasoning_parser:
+            message["reasoning_content"] = piece.reasoning or None
+        if piece.calls:
+            message["content"] = piece.text or None
+            message["tool_calls"] = [_whole_call(call) for call in piece.calls]
+        return {"message": message}
 
     def beside(self, generation: Generation) -> dict[str, Any]:
         fields: dict[str, Any] = {}
@@ -68,3 +85,14 @@ class ChatShape:
 
     def logprobs(self, choice: Choice, tokens: Scores) -> dict[str, Any] | None:
         return chat_logprobs(tokens, as_ids=self._as_ids) if self._asked.logprobs else None
+
+
+def _whole_call(call: CallPiece) -> dict[str, Any]:
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": "".join(call.arguments)}}
+
+
+def _call_delta(call: CallPiece) -> dict[str, Any]:
+    """A call's first delta names it, the others have arguments only."""
+    if call.name:
+        return {"index": call.index, **_whole_call(call)}
+    return {"index": call.index, "function": {"arguments": "".join(call.arguments)}}

@@ -13,6 +13,7 @@ from headwater.gateway.openai.logprobs import completion_logprobs, prompt_logpro
 from headwater.gateway.openai.schema import CompletionRequest
 from headwater.gateway.openai.to_pb import check_stream_options, sampling_to_pb
 from headwater.gateway.output_sessions import Scores
+from headwater.gateway.pieces import Piece
 from headwater.gateway.session import Generation, Job
 from headwater.proto import common_pb2, processor_pb2
 from headwater.services.errors import BadRequest
@@ -89,11 +90,14 @@ class CompletionShape:
     def delta(self, text: str) -> dict[str, Any]:
         return {"text": text}
 
+    def delta_of(self, piece: Piece) -> dict[str, Any]:
+        return {"text": piece.text} if piece.text else {}
+
     def ending(self) -> dict[str, Any]:
         return {"text": ""}
 
-    def whole(self, choice: Choice, text: str) -> dict[str, Any]:
-        fields = self._prompt_fields(choice)
+    def whole(self, choice: Choice, piece: Piece) -> dict[str, Any]:
+        text, fields = piece.text, self._prompt_fields(choice)
         if self._asked.prompt_logprobs is not None:
             fields["prompt_logprobs"] = prompt_logprobs(choice.generation.prompt_logprobs)
         return {"text": self._echoes[choice.generation][0] + text if self._asked.echo else text, **fields}

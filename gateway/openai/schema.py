@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
@@ -42,6 +42,7 @@ class Sampling(Struct, kw_only=True):
     best_of: Annotated[Whole, Meta(description="a whole number, at least n")] | None = None
     use_beam_search: Flag | None = None
     truncate_prompt_tokens: Annotated[Whole, Meta(description="a whole number, at least 1")] | None = None
+    thinking_token_budget: Annotated[Whole, Meta(description="a whole number of tokens")] | None = None
 
 
 class StreamOptions(Struct, kw_only=True):
@@ -94,16 +95,54 @@ class Message(Struct, kw_only=True):
     tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
     reasoning_content: str | None = None
+    reasoning: str | None = None
+    """The same under another name."""
+
+
+class Function(Struct, kw_only=True):
+    """What a tool does."""
+
+    name: Annotated[str, Meta(description="1 to 64 letters, digits, _, - and .")]
+    description: str | None = None
+    parameters: Annotated[dict[str, Any], Meta(description="a JSON Schema of an object")] | None = None
+    strict: Flag | None = None
+
+
+class Tool(Struct, kw_only=True):
+    """A function that the answer may call."""
+
+    function: Annotated[Function, Meta(description="an object with a name")]
+    type: Annotated[Literal["function"], Meta(description="function")] = "function"
+
+
+class FunctionName(Struct, kw_only=True):
+    """The function that is to be called."""
+
+    name: str
+
+
+class NamedTool(Struct, kw_only=True):
+    """The tool that is to be called."""
+
+    function: FunctionName
+    type: Annotated[Literal["function"], Meta(description="function")] = "function"
 
 
 class ChatCompletionRequest(Answering, kw_only=True):
     """POST /v1/chat/completions"""
 
     messages: Annotated[list[Message], Meta(description="at least one message")]
+    tools: Annotated[list[Tool], Meta(min_length=1, description="at least one tool")] | None = None
     add_generation_prompt: Flag | None = None
     continue_final_message: Flag | None = None
     add_special_tokens: Flag | None = None
     chat_template_kwargs: Annotated[dict[str, Any], Meta(description="an object")] | None = None
+    tool_choice: (
+        Annotated[str | NamedTool, Meta(description="auto, none, required, or an object that names a function")] | None
+    ) = None
+    parallel_tool_calls: Flag | None = None
+    include_reasoning: Flag | None = None
+    reasoning_effort: str | None = None
     max_completion_tokens: Annotated[Whole, Meta(description="a whole number, at least 1")] | None = None
     logprobs: Flag | None = None
     top_logprobs: Annotated[Whole, Meta(description="a whole number, 0…20")] | None = None
@@ -127,6 +166,7 @@ class TokenizeRequest(Struct, kw_only=True):
     model: Annotated[str, Meta(description="a served model's name")]
     prompt: Annotated[str, Meta(description="a string")] | None = None
     messages: Annotated[list[Message], Meta(description="at least one message")] | None = None
+    tools: Annotated[list[Tool], Meta(min_length=1, description="at least one tool")] | None = None
     add_generation_prompt: Flag | None = None
     continue_final_message: Flag | None = None
     add_special_tokens: Flag | None = None
@@ -142,10 +182,8 @@ class DetokenizeRequest(Struct, kw_only=True):
 
 
 NOT_SERVED = {
-    "tools": "this version calls no tools",
-    "tool_choice": "this version calls no tools",
-    "functions": "this version calls no tools",
-    "function_call": "this version calls no tools",
+    "functions": "it has become `tools`",
+    "function_call": "it has become `tool_choice`",
     "response_format": "this version has no structured output; allowed: {'type': 'text'}",
     "structured_outputs": "this version has no structured output",
     "guided_json": "this version has no structured output",
@@ -160,8 +198,7 @@ NOT_SERVED = {
     "web_search_options": "this version searches nothing",
     "lora": "this version serves no adapters",
     "suffix": "the models continue a prompt, they do not fill a gap",
-    "reasoning_effort": "this version does not steer reasoning",
 }
 """Fields that would change the answer if they were served: refused rather than ignored."""
-HARMLESS = {"response_format": {"type": "text"}, "tool_choice": "none", "tools": None, "suffix": ""}
+HARMLESS = {"response_format": {"type": "text"}, "suffix": ""}
 """Values of these that ask for nothing."""

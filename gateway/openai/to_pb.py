@@ -8,15 +8,18 @@ from headwater.gateway.openai.schema import (
     ChatCompletionRequest,
     ContentPart,
     Message,
+    NamedTool,
     Sampling,
     StreamOptions,
     TokenizeRequest,
+    Tool,
 )
 from headwater.proto import common_pb2, processor_pb2
 from headwater.services.errors import BadRequest
 
 _SCALARS = tuple(name for name in Sampling.__struct_fields__ if name not in ("stop", "logit_bias"))
 MAX_TOKEN_ID = 2**32 - 1
+TOOL_CHOICES = ("auto", "none", "required")
 
 
 def sampling_to_pb(asked: Sampling) -> common_pb2.Sampling:
@@ -37,10 +40,44 @@ def conversation_to_pb(asked: ChatCompletionRequest | TokenizeRequest) -> proces
         messages=[_message_to_pb(message) for message in asked.messages or ()],
         add_generation_prompt=asked.add_generation_prompt,
         continue_final_message=asked.continue_final_message,
+        tools=[_tool_to_pb(tool) for tool in asked.tools or ()],
     )
+    if isinstance(asked, ChatCompletionRequest):
+        conversation.MergeFrom(_answering_to_pb(asked))
     if asked.chat_template_kwargs is not None:
         conversation.chat_template_kwargs_json = msgspec.json.encode(asked.chat_template_kwargs).decode()
     return processor_pb2.Prompt(conversation=conversation, add_special_tokens=asked.add_special_tokens)
+
+
+def _answering_to_pb(asked: ChatCompletionRequest) -> processor_pb2.Conversation:
+    """How the conversation is to be answered."""
+    return processor_pb2.Conversation(
+        tool_choice=_tool_choice(asked),
+        parallel_tool_calls=asked.parallel_tool_calls,
+        include_reasoning=asked.include_reasoning,
+        reasoning_effort=asked.reasoning_effort,
+    )
+
+
+def _tool_choice(asked: ChatCompletionRequest) -> str | None:
+    """A function's name, or a word; the contract tells them apart, so a word must be one of its own."""
+    choice = asked.tool_choice
+    if isinstance(choice, NamedTool):
+        return choice.function.name
+    if choice is not None and choice not in TOOL_CHOICES:
+        raise BadRequest.of("tool_choice", choice, "auto, none, required, or an object that names a function")
+    return choice
+
+
+def _tool_to_pb(tool: Tool) -> common_pb2.Tool:
+    function = tool.function
+    parameters = "" if function.parameters is None else msgspec.json.encode(function.parameters).decode()
+    return common_pb2.Tool(
+        name=function.name,
+        description=function.description or "",
+        parameters_json=parameters,
+        strict=function.strict,
+    )
 
 
 def _message_to_pb(message: Message) -> common_pb2.ChatMessage:
@@ -56,7 +93,7 @@ def _message_to_pb(message: Message) -> common_pb2.ChatMessage:
             for call in message.tool_calls or ()
         ],
         tool_call_id=message.tool_call_id,
-        reasoning_content=message.reasoning_content,
+        reasoning_content=message.reasoning_content or message.reasoning,
     )
 
 

@@ -107,7 +107,16 @@ JSON_ROWS: list[tuple[str, dict[str, Any], int, str | None]] = [
     (CHAT, {"cache_salt": 5}, 400, "cache_salt"),
     (CHAT, {"priority": -1}, 400, "priority"),
     (CHAT, {"tools": []}, 400, "tools"),
+    (CHAT, {"tools": [{"type": "function"}]}, 400, "tools[0].function"),
+    (CHAT, {"tools": [{"function": {"name": "a b"}}]}, 400, "tools[0].function.name"),
+    (CHAT, {"tools": [{"type": "custom", "function": {"name": "f"}}]}, 400, "tools[0].type"),
+    (CHAT, {"tools": [{"function": {"name": "f"}}], "tool_choice": "g"}, 400, "tool_choice"),
+    (CHAT, {"tools": [{"function": {"name": "f"}}], "tool_choice": {"function": {"name": "g"}}}, 400, "tool_choice"),
+    (CHAT, {"tools": [{"function": {"name": "f"}}], "tool_choice": {"name": "g"}}, 400, "tool_choice.function"),
     (CHAT, {"tool_choice": "auto"}, 400, "tool_choice"),
+    (CHAT, {"functions": [{"name": "f"}]}, 400, "functions"),
+    (CHAT, {"reasoning_effort": "some"}, 400, "reasoning_effort"),
+    (CHAT, {"thinking_token_budget": 8}, 400, "thinking_token_budget"),
     (CHAT, {"response_format": {"type": "json_object"}}, 400, "response_format"),
     (CHAT, {"guided_regex": "a+"}, 400, "guided_regex"),
     (CHAT, {"chat_template_kwargs": {"messages": []}}, 400, "chat_template_kwargs"),
@@ -233,10 +242,10 @@ GRPC_ROWS: list[tuple[str, Any, grpc.StatusCode, str]] = [
     (
         "Chat",
         inference_pb2.ChatRequest(
-            model=MODEL, conversation={"messages": [{"role": "user", "content": "x"}], "tools": [{"name": "f"}]}
+            model=MODEL, conversation={"messages": [{"role": "user", "content": "x"}], "tools": [{"name": "f g"}]}
         ),
         grpc.StatusCode.INVALID_ARGUMENT,
-        "tools",
+        "tools[0].function.name",
     ),
     (
         "Chat",

@@ -47,7 +47,7 @@ class Heard:
         self.ends: list[OutputFinish | HeadwaterError] = []
         self.ended = asyncio.Event()
 
-    def receive(self, first: int, token_ids: list[int], text: str, offset: int, now: float, logprobs: Any) -> None:
+    def receive(self, first: int, token_ids: list[int], text: str, *_: Any) -> None:
         assert first == len(self.token_ids)
         self.texts.append(text)
         self.token_ids += token_ids
