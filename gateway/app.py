@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib.metadata
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 
 import prometheus_client
@@ -62,9 +62,12 @@ def make_app(line: Line, settings: GatewaySettings) -> ASGIApp:
         ("GET", "/", surface.console),
         ("GET", "/console/{file}", surface.console),
     ]
+    handlers: dict[str, dict[str, Handler]] = {}
+    for method, path, handler in routes:
+        handlers.setdefault(path, {})[method] = handler
     app: ASGIApp = Router(
-        [Route(path, _Endpoint(line, path, method, handler)) for method, path, handler in routes],
-        default=_Endpoint(line, "other", "", surface.unknown_path),
+        [Route(path, _Endpoint(line, path, methods)) for path, methods in handlers.items()],
+        default=_Endpoint(line, "other", {}, surface.unknown_path),
         redirect_slashes=False,
     )
     if settings.allowed_origins:
@@ -79,17 +82,20 @@ def make_app(line: Line, settings: GatewaySettings) -> ASGIApp:
 
 
 class _Endpoint:
-    """One path: checks the method, runs the handler, turns whatever it raises into an answer, counts."""
+    """One path: finds the method's handler, runs it, turns whatever it raises into an answer, counts."""
 
-    def __init__(self, line: Line, path: str, method: str, handler: Handler) -> None:
-        self._line, self._path, self._method, self._handler = line, path, method, handler
+    def __init__(
+        self, line: Line, path: str, handlers: Mapping[str, Handler], otherwise: Handler | None = None
+    ) -> None:
+        self._line, self._path, self._handlers, self._otherwise = line, path, handlers, otherwise
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange = Exchange(scope, receive, send)
         try:
-            if self._method and exchange.method not in (self._method, "HEAD" if self._method == "GET" else ""):
-                raise MethodNotAllowed(exchange.method, exchange.path, self._method)
-            await self._handler(exchange)
+            handler = self._handlers.get("GET" if exchange.method == "HEAD" else exchange.method, self._otherwise)
+            if handler is None:
+                raise MethodNotAllowed(exchange.method, exchange.path, ", ".join(self._handlers))
+            await handler(exchange)
         except errors.HeadwaterError as error:
             self._line.metrics.refused.labels(error.code).inc()
             await exchange.refuse(error)
@@ -191,7 +197,7 @@ class RestSurface:
         raise errors.NotFound("path", exchange.path)
 
     def _caller(self, exchange: Exchange) -> Caller:
-        return Caller.of(exchange.headers, self._line.tenants)
+        return Caller.of(exchange.headers, exchange.tenants or self._line.tenants)
 
     def _admit(self, exchange: Exchange) -> Caller:
         """Who asks for work; while draining nobody is heard."""

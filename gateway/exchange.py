@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Coroutine, MutableMapping
-from typing import Any
+import urllib.parse
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, MutableMapping
+from typing import IO, Any
 
 import msgspec
 
 from headwater.gateway.openai import errors as http_errors
 from headwater.gateway.openai.sse import SseStream
+from headwater.gateway.tenants import KnownTenant
 from headwater.services import errors
 
 Message = MutableMapping[str, Any]
 JSON = b"application/json"
+KNOWN_TENANT = "headwater.known_tenant"
+"""Key of the scope."""
+FILE_PIECE_BYTES = 256 * 1024
 DISCARD_FACTOR = 16
 """A refused body up to so many limits is read over; of a longer one the connection is closed."""
 
@@ -30,6 +35,9 @@ class Exchange:
         self.path: str = scope["path"]
         self.path_params: dict[str, str] = scope.get("path_params", {})
         self.headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+        self.query = dict(urllib.parse.parse_qsl(scope.get("query_string", b"").decode("latin-1")))
+        self.tenants: KnownTenant | None = scope.get(KNOWN_TENANT)
+        """Set for a request of the gateway's own; no server sets it."""
         self.reply_headers: list[tuple[bytes, bytes]] = []
         self.request_id = ""
         """Answered as `x-request-id`."""
@@ -47,19 +55,24 @@ class Exchange:
             if int(declared) > DISCARD_FACTOR * limit:
                 self.reply_headers.append((b"connection", b"close"))
             raise errors.BodyTooLarge(limit)
-        chunks, size = [], 0
+        return b"".join([chunk async for chunk in self.chunks(limit)])
+
+    async def chunks(self, limit: int) -> AsyncGenerator[bytes, None]:
+        """The body as it comes. Raises `BodyTooLarge` past the limit, `ClientGone` when no more of it comes."""
+        size = 0
         while True:
             message = await self._receive()
             if message["type"] == "http.disconnect":
                 self._client_left = True
                 raise errors.ClientGone("the client left before its request was whole")
-            chunks.append(message.get("body", b""))
-            size += len(chunks[-1])
+            chunk = message.get("body", b"")
+            size += len(chunk)
             if size > limit:
                 self.reply_headers.append((b"connection", b"close"))
                 raise errors.BodyTooLarge(limit)
+            yield chunk
             if not message.get("more_body", False):
-                return b"".join(chunks)
+                return
 
     async def reply_json(self, content: Any, status: int = 200) -> None:
         await self.reply(msgspec.json.encode(content), JSON, status)
@@ -69,6 +82,20 @@ class Exchange:
         self.status = status
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
         await self._send({"type": "http.response.body", "body": body, "more_body": False})
+
+    async def reply_file(self, file: IO[bytes], num_bytes: int) -> None:
+        """What lies in a file, from its start, a piece at a time."""
+        headers = [
+            (b"content-type", b"application/octet-stream"),
+            (b"content-length", b"%d" % num_bytes),
+            *self._headers(),
+        ]
+        self.status = 200
+        await self._send({"type": "http.response.start", "status": 200, "headers": headers})
+        file.seek(0)
+        while piece := await asyncio.to_thread(file.read, FILE_PIECE_BYTES):
+            await self._send({"type": "http.response.body", "body": piece, "more_body": True})
+        await self._send({"type": "http.response.body", "body": b"", "more_body": False})
 
     def open_stream(self, on_writable: Callable[[], None]) -> SseStream:
         """A stream of events; its response begins with the first of them."""
