@@ -60,7 +60,13 @@ class Choice:
         self._last_text, self._last_offset = "", 0
         self._last_parts: RowParts | None = None
         self.num_reasoning_tokens = 0
+        self._sum_logprob = 0.0
         self._num_taken = 0
+
+    @property
+    def mean_logprob(self) -> float:
+        """A token's, of those that came with theirs."""
+        return self._sum_logprob / max(len(self.output_ids), 1)
 
     @property
     def delivered_bytes(self) -> int:
@@ -88,6 +94,8 @@ class Choice:
             )
             return
         self.output_ids += token_ids
+        if logprobs:
+            self._sum_logprob += sum(token.chosen.logprob for token in logprobs)
         self._last_text, self._last_offset, self._last_parts = text, offset, parts
         if self._last_time:
             self._observe(now - self._last_time)

@@ -61,10 +61,10 @@ class Piece:
 
 
 class Gathered:
-    """A sink that keeps whole answers, by the index of their choice."""
+    """A sink that keeps whole answers."""
 
     def __init__(self) -> None:
-        self.answers: dict[int, Piece] = {}
+        self.answers: dict[Choice, Piece] = {}
 
     def piece(self, choice: Choice, text: str, token_ids: list[int], logprobs: Scores, parts: RowParts | None) -> bool:
         self.of(choice).add(text, token_ids, logprobs, parts)
@@ -74,9 +74,9 @@ class Gathered:
         self.of(choice)
 
     def of(self, choice: Choice) -> Piece:
-        if choice.index not in self.answers:
-            self.answers[choice.index] = Piece(choice)
-        return self.answers[choice.index]
+        if choice not in self.answers:
+            self.answers[choice] = Piece(choice)
+        return self.answers[choice]
 
 
 class Held:

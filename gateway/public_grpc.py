@@ -38,7 +38,10 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
     async def Chat(self, request: inference_pb2.ChatRequest, context: Context) -> inference_pb2.ChatReply:
         generation, gathered = await self._whole(request, _conversation(request), context)
         return inference_pb2.ChatReply(
-            choices=[_chat_choice(choice, gathered.of(choice), request) for choice in generation.choices],
+            choices=[
+                _chat_choice(index, choice, gathered.of(choice), request)
+                for index, choice in enumerate(generation.answered)
+            ],
             prompt_logprobs=generation.prompt_logprobs,
             **_reply_head(generation, request),
         )
@@ -61,7 +64,10 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         generation, gathered = await self._whole(request, _prompt(request), context)
         echo = await self._echo(generation) if request.sampling.echo else ""
         return inference_pb2.CompleteReply(
-            choices=[_complete_choice(choice, gathered.of(choice), request, echo) for choice in generation.choices],
+            choices=[
+                _complete_choice(index, choice, gathered.of(choice), request, echo)
+                for index, choice in enumerate(generation.answered)
+            ],
             **_reply_head(generation, request),
         )
 
@@ -239,13 +245,13 @@ def _score_chunks(generation: Generation, first: inference_pb2.CompleteChunk) ->
         yield chunk
 
 
-def _chat_choice(choice: Choice, piece: Piece, request: Asked) -> inference_pb2.ChatChoice:
+def _chat_choice(index: int, choice: Choice, piece: Piece, request: Asked) -> inference_pb2.ChatChoice:
     message = common_pb2.ChatMessage(role="assistant", content=piece.text)
     if reasoning := piece.reasoning:
         message.reasoning_content = reasoning
     for call in piece.calls:
         message.tool_calls.add(id=call.id, name=call.name, arguments="".join(call.arguments))
-    return inference_pb2.ChatChoice(message=message, **_choice_fields(choice, piece, request))
+    return inference_pb2.ChatChoice(message=message, **_choice_fields(index, choice, piece, request))
 
 
 def _call_delta(call: CallPiece) -> common_pb2.ToolCallDelta:
@@ -253,20 +259,22 @@ def _call_delta(call: CallPiece) -> common_pb2.ToolCallDelta:
     return common_pb2.ToolCallDelta(index=call.index, id=call.id, name=call.name, arguments=arguments)
 
 
-def _complete_choice(choice: Choice, piece: Piece, request: Asked, echo: str) -> inference_pb2.CompleteChoice:
+def _complete_choice(
+    index: int, choice: Choice, piece: Piece, request: Asked, echo: str
+) -> inference_pb2.CompleteChoice:
     return inference_pb2.CompleteChoice(
         text=echo + piece.text,
         prompt_logprobs=choice.generation.prompt_logprobs,
-        **_choice_fields(choice, piece, request),
+        **_choice_fields(index, choice, piece, request),
     )
 
 
-def _choice_fields(choice: Choice, piece: Piece, request: Asked) -> dict[str, Any]:
+def _choice_fields(index: int, choice: Choice, piece: Piece, request: Asked) -> dict[str, Any]:
     return {
-        "index": choice.index,
+        "index": index,
         "finish_reason": _FINISH[str(choice.finish_reason)],
         "stop_reason": _stop_reason(choice),
-        "logprobs": piece.logprobs,
+        "logprobs": piece.logprobs if request.sampling.logprobs else (),
         "token_ids": piece.token_ids if request.return_token_ids else (),
     }
 

@@ -100,8 +100,20 @@ class Generation:
         sampling = self.prepared.sampling
         if not sampling.HasField("seed"):
             sampling.seed = secrets.randbits(63)
+        num_choices = max(sampling.n, sampling.best_of)
+        if num_choices > sampling.n:
+            # The best are found by their tokens' log probabilities, whether or not the client wants to see these.
+            sampling.logprobs = True
         kind = Choice if sampling.max_tokens else ScoredChoice
-        self.choices = [kind(self, number, self.sink) for number in range(sampling.n)]
+        self.choices = [kind(self, number, self.sink) for number in range(num_choices)]
+
+    @property
+    def answered(self) -> list[Choice]:
+        """The choices that a client gets: of more than it wanted, those whose tokens were likeliest on average."""
+        num_wanted = self.prepared.sampling.n
+        if len(self.choices) <= num_wanted:
+            return self.choices
+        return sorted(self.choices, key=lambda choice: choice.mean_logprob, reverse=True)[:num_wanted]
 
     async def run(self) -> None:
         """Waits for a turn and carries the request to its end. Raises the named error that ended it."""

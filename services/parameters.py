@@ -42,6 +42,7 @@ RANGES: Mapping[str, Range] = {
     "presence_penalty": _between(-2, 2),
     "frequency_penalty": _between(-2, 2),
     "repetition_penalty": Range(lambda value: 0 < value < math.inf, "a finite number above 0"),
+    "best_of": _between(1, MAX_CHOICES),
     "top_logprobs": _between(0, MAX_TOP_LOGPROBS),
     "prompt_logprobs": _between(0, MAX_TOP_LOGPROBS),
 }
@@ -111,15 +112,18 @@ def _refuse_unsupported(asked: common_pb2.Sampling) -> None:
 
 
 def _check_combinations(checked: common_pb2.Sampling, stream: bool) -> None:
-    if checked.n > 1 and checked.temperature < GREEDY_TEMPERATURE:
-        raise BadRequest(
-            "n", f"n is {checked.n} with temperature {checked.temperature:g}; allowed: 1, greedy is one answer"
-        )
+    for name in ("n", "best_of"):
+        num_choices = getattr(checked, name)
+        if num_choices > 1 and checked.temperature < GREEDY_TEMPERATURE:
+            raise BadRequest(
+                name,
+                f"{name} is {num_choices} with temperature {checked.temperature:g}; allowed: 1, greedy is one answer",
+            )
     if _has(checked, "best_of"):
         if checked.best_of < checked.n:
             raise BadRequest.of("best_of", checked.best_of, f"at least n ({checked.n})")
-        if checked.best_of > checked.n:
-            raise UnsupportedField("best_of", f"this version returns every choice that it computes: n is {checked.n}")
+        if checked.best_of > checked.n and stream:
+            raise BadRequest("best_of", f"best_of is {checked.best_of} with stream; allowed: n, which is {checked.n}")
     if _has(checked, "top_logprobs") and not checked.logprobs:
         raise BadRequest(
             "top_logprobs", f"top_logprobs is {checked.top_logprobs} without logprobs; allowed: with logprobs"

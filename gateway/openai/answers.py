@@ -105,10 +105,14 @@ class Answer:
 
     def reply(self, gathered: Gathered) -> dict[str, Any]:
         """The whole answer, choices in order."""
-        choices = [choice for generation in self.generations for choice in generation.choices]
+        choices = [
+            self._whole(choice, gathered.of(choice), generation.job.first_index + rank)
+            for generation in self.generations
+            for rank, choice in enumerate(generation.answered)
+        ]
         body = {
             **self._head(self.shape.object),
-            "choices": [self._whole(choice, gathered.of(choice)) for choice in choices],
+            "choices": choices,
             "usage": self.usage(),
             **self.shape.beside(self.generations[0]),
         }
@@ -122,9 +126,9 @@ class Answer:
     def _head(self, kind: str) -> dict[str, Any]:
         return {"id": self.id, "object": kind, "created": self.created, "model": self.asked.model}
 
-    def _whole(self, choice: Choice, piece: Piece) -> dict[str, Any]:
+    def _whole(self, choice: Choice, piece: Piece, index: int) -> dict[str, Any]:
         rendered = {
-            "index": choice.index,
+            "index": index,
             **self.shape.whole(choice, piece),
             "logprobs": self.shape.logprobs(choice, piece.logprobs),
             "finish_reason": choice.finish_reason,

@@ -33,7 +33,7 @@ class CompletionShape:
         self._as_ids = bool(asked.return_tokens_as_token_ids)
         self._echoes: dict[Generation, tuple[str, list[common_pb2.TokenLogprob]]] = {}
         """The prompt's text, and its tokens' log probabilities, the first one's standing for none."""
-        self._offsets: dict[int, int] = {}
+        self._offsets: dict[Choice, int] = {}
         """Characters of a choice whose log probabilities were told."""
         self.scores_prompt = bool(asked.echo) and asked.logprobs is not None
         self.renamed = {"top_logprobs": "logprobs"}
@@ -109,10 +109,10 @@ class CompletionShape:
         """Of the next tokens of a choice; the first time with the prompt's before them, on echo."""
         if self._asked.logprobs is None:
             return None
-        is_first, offset = choice.index not in self._offsets, self._offsets.get(choice.index, 0)
+        is_first, offset = choice not in self._offsets, self._offsets.get(choice, 0)
         echoed = [*self._echoes[choice.generation][1], *choice.generation.prompt_logprobs] if self._asked.echo else []
         scored = [*echoed, *tokens] if is_first else list(tokens)
-        columns, self._offsets[choice.index] = completion_logprobs(scored, offset=offset, as_ids=self._as_ids)
+        columns, self._offsets[choice] = completion_logprobs(scored, offset=offset, as_ids=self._as_ids)
         if is_first and echoed:
             columns["token_logprobs"][0] = columns["top_logprobs"][0] = None
         return columns

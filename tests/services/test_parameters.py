@@ -63,6 +63,7 @@ ACCEPTED: list[dict[str, Any]] = [
     {"logprobs": True, "top_logprobs": 20},
     {"prompt_logprobs": 20},
     {"best_of": 3, "n": 3},
+    {"best_of": 4, "n": 2},
     {"use_beam_search": False},
     {"truncate_prompt_tokens": 1},
     {"truncate_prompt_tokens": 100},
@@ -111,6 +112,9 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"prompt_logprobs": 21}, "prompt_logprobs", "prompt_logprobs is 21; allowed: 0…20"),
     ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs", "prompt_logprobs with stream; allowed: without stream"),
     ({"best_of": 1, "n": 2}, "best_of", "best_of is 1; allowed: at least n (2)"),
+    ({"best_of": 129}, "best_of", "best_of is 129; allowed: 1…128"),
+    ({"best_of": 4, "stream": True}, "best_of", "best_of is 4 with stream; allowed: n, which is 1"),
+    ({"best_of": 2, "temperature": 0}, "best_of", "best_of is 2 with temperature 0; allowed: 1, greedy is one answer"),
     ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens", "truncate_prompt_tokens is 0; allowed: at least 1"),
     ({"truncate_prompt_tokens": 101}, "truncate_prompt_tokens", "truncate_prompt_tokens is 101; allowed: 1…100"),
 ]
@@ -136,7 +140,6 @@ def test_the_contract_refuses_and_names_field_value_and_rule(asked: dict[str, An
     ("asked", "param"),
     [
         ({"use_beam_search": True}, "use_beam_search"),
-        ({"best_of": 4, "n": 2}, "best_of"),
     ],
 )
 def test_what_this_version_lacks_is_refused_as_unsupported(asked: dict[str, Any], param: str) -> None:

@@ -108,3 +108,15 @@ def test_a_stop_token_is_named(gateway: Gateway) -> None:
     choice = gateway.complete(PROMPT, stop_token_ids=[token_ids[3]])["choices"][0]
     assert choice["finish_reason"] == "stop"
     assert choice["stop_reason"] == token_ids[3]
+
+
+def test_the_best_of_several_are_those_that_are_likeliest_on_average(gateway: Gateway) -> None:
+    sampled = {"temperature": 1, "seed": 11, "logprobs": 0, "max_tokens": 6}
+    every = gateway.complete(["One", "Two"], n=5, **sampled)
+    best = gateway.complete(["One", "Two"], n=2, best_of=5, **sampled)
+    means = [sum(choice["logprobs"]["token_logprobs"]) for choice in every["choices"]]
+    expected = [sorted(range(start, start + 5), key=lambda i: -means[i])[:2] for start in (0, 5)]
+    assert [choice["index"] for choice in best["choices"]] == [0, 1, 2, 3]
+    assert [choice["text"] for choice in best["choices"]] == [every["choices"][i]["text"] for i in sum(expected, [])]
+    assert best["usage"]["completion_tokens"] == every["usage"]["completion_tokens"] == 60
+    assert gateway.complete("One", best_of=3, temperature=1)["choices"][0]["logprobs"] is None
