@@ -123,7 +123,7 @@ class Follower:
 
     async def _copy(self, engine: Any) -> None:
         """Fills a new column from a snapshot and swaps it in."""
-        column = self._index.open(self._member.replica_id, self._member.epoch)
+        column, is_published = self._index.open(self._member.replica_id, self._member.epoch), False
         try:
             async for part in engine.KvSnapshot(engine_pb2.KvSnapshotRequest(), timeout=_CALL_SECONDS):
                 if part.incarnation.epoch != self._member.epoch:
@@ -132,6 +132,8 @@ class Follower:
                 self._index.fill(column, part.block_hashes)
                 if part.last:
                     self._index.publish(column, part.seq)
+                    is_published = True
         finally:
-            if self._index.column(self._member.replica_id) is not column:
+            # A published one may be out of the index again: its engine left while the call was ending.
+            if not is_published:
                 self._index.abandon(column)

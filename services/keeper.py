@@ -14,7 +14,7 @@ import subprocess
 import sys
 
 PR_SET_PDEATHSIG = 1
-ORPHAN_SECONDS = 1.0
+ORPHAN_SECONDS = 0.8
 """What the program is given at most when the supervisor is gone."""
 
 

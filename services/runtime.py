@@ -18,7 +18,7 @@ READY_FD = "HEADWATER_READY_FD"
 """File descriptor on which a stage writes one JSON line when it is ready: {"stage", "addresses", "pid"}."""
 PARENT_FD = "HEADWATER_PARENT_FD"
 """File descriptor that reaches end of file when the supervisor is gone."""
-ORPHAN_SECONDS = 1.5
+ORPHAN_SECONDS = 1.0
 """What a process has left when its supervisor is gone; then the system ends it, whatever it does."""
 
 

@@ -34,6 +34,9 @@ class Engine(engine_pb2_grpc.EngineServicer):
         self.model, self.replica_id, self.address = model, replica_id, ""
         self.calls: list[str] = []
         self.unpublished: list[events_pb2.KvEventBatch] = []
+        self.may_end = asyncio.Event()
+        """Calls for a snapshot."""
+        self.may_end.set()
         self.restart()
 
     def restart(self) -> None:
@@ -75,6 +78,7 @@ class Engine(engine_pb2_grpc.EngineServicer):
         half = len(hashes) // 2
         yield engine_pb2.KvSnapshotPart(incarnation=incarnation, seq=seq, block_hashes=hashes[:half])
         yield engine_pb2.KvSnapshotPart(incarnation=incarnation, seq=seq, block_hashes=hashes[half:], last=True)
+        await self.may_end.wait()
 
 
 @pytest.fixture
@@ -152,6 +156,21 @@ async def test_a_checksum_that_disagrees_brings_one_snapshot_and_not_a_storm(nat
             await asyncio.sleep(0.05)
         assert engine.calls == ["snapshot", "snapshot"]
         assert index.lookup(chain(0, 10)) == {"a": 10}
+
+
+async def test_an_engine_that_leaves_as_its_snapshot_ends_is_forgotten_once(nats_url: str, engine: Engine) -> None:
+    engine.stores(chain(0, 100))
+    engine.may_end.clear()
+    async with Bus.open(nats_url) as bus, Store.open(None) as nowhere, feeding(bus, nowhere) as (feed, members):
+        members.hear(engine.member, from_bus=True)
+        index = feed.index(engine.model.key)
+        await eventually(lambda: index.lookup(chain(0, 100)) == {"a": 100})
+        members.hear(dataclasses.replace(engine.member, leaving=True), from_bus=True)
+        engine.may_end.set()
+        await asyncio.sleep(0.05)
+        index.sweep(1000)
+        assert index.lookup(chain(0, 100)) == {}
+        assert len(index) == 0
 
 
 async def test_a_restarted_engine_has_none_of_its_old_blocks(nats_url: str, engine: Engine) -> None:
