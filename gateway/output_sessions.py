@@ -18,6 +18,7 @@ from headwater.proto.engine_pb2 import AddPart
 from headwater.proto.output_processor_pb2 import GatewayFrame, Open, OutputFrame, RowParts
 from headwater.services import errors
 from headwater.services.channel import open_channel
+from headwater.services.runtime import log_failure
 
 CHUNK_TOKENS = 16_384
 """Of a prompt in one frame: at most 5 bytes a token, so far below the 256 KiB that a frame may have."""
@@ -201,6 +202,7 @@ class OutputSessions:
         if address not in self._sessions:
             session = self._sessions[address] = OutputSession(address)
             task = self._tasks[session] = asyncio.create_task(session.run())
+            task.add_done_callback(log_failure)
             task.add_done_callback(lambda _: self._tasks.pop(session, None))
 
     def leave(self, address: str) -> None:

@@ -21,7 +21,7 @@ from headwater.services.index_reader import IndexReader
 from headwater.services.kv_index import MAX_BLOCKS, KvIndex
 from headwater.services.member import Kind, Member
 from headwater.services.membership import Change, ChangeKind, Members
-from headwater.services.runtime import owned_task
+from headwater.services.runtime import log_failure, owned_task
 from headwater.services.store import Store, StoreUnavailable
 
 _SNAPSHOTS_AT_A_TIME = 4
@@ -123,7 +123,7 @@ class IndexFeed:
             return
         follower = Follower(self._bus, self.index(member.model_key), member, self._snapshots)
         task = asyncio.create_task(follower.run())
-        task.add_done_callback(_report)
+        task.add_done_callback(log_failure)
         self._followers[member.replica_id] = follower, task
 
     def _unfollow(self, replica_id: str) -> None:
@@ -136,9 +136,3 @@ class IndexFeed:
 
 def _unheard(seconds: float) -> None:
     pass
-
-
-def _report(task: asyncio.Task[None]) -> None:
-    """A follower ends by being cancelled, and else by a fault that must not stay unseen."""
-    if not task.cancelled() and task.exception() is not None:
-        structlog.get_logger().error("follower failed", exc_info=task.exception())

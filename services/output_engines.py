@@ -6,6 +6,7 @@ Reading never waits for a stream. Knows nothing about text.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -19,7 +20,7 @@ from headwater.proto.output_processor_pb2 import Open
 from headwater.services import output_metrics
 from headwater.services.channel import open_channel
 from headwater.services.output_stream import OutputStream
-from headwater.services.runtime import owned_task
+from headwater.services.runtime import log_failure, owned_task
 from headwater.services.token_logprobs import entries_by_position
 
 INTRODUCTION_SECONDS = 3.0
@@ -128,9 +129,6 @@ class EngineLink:
             return "it ended the session"
         except grpc.aio.AioRpcError as failure:
             return failure.details() or failure.code().name
-        except asyncio.InvalidStateError as failure:
-            # What grpc raises for a write on a session that has just ended.
-            return str(failure)
         except ValueError as failure:
             return f"it sent a frame that cannot be read: {failure}"
 
@@ -164,11 +162,13 @@ class EngineLink:
         return request.streams[number] if request is not None else None
 
     async def _write(self, call: grpc.aio.StreamStreamCall[ClientFrame, EngineFrame]) -> None:
-        while True:
-            for frame in self._frames():
-                await call.write(frame)
-            await self._wake.wait()
-            self._wake.clear()
+        # A call that has ended refuses what is written; why it ended is the reader's to say.
+        with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            while True:
+                for frame in self._frames():
+                    await call.write(frame)
+                await self._wake.wait()
+                self._wake.clear()
 
     def _frames(self) -> Iterator[ClientFrame]:
         """Empties the queues: cancels overtake requests that wait, except those of the request itself."""
@@ -250,6 +250,7 @@ class EngineLinks:
         if (link := self._links.get(address)) is None:
             link = self._links[address] = EngineLink(address)
             task = asyncio.ensure_future(self._run(link))
+            task.add_done_callback(log_failure)
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
         return link

@@ -69,14 +69,24 @@ async def lifetime(stage: str) -> AsyncIterator[Lifetime]:
 
 @contextlib.asynccontextmanager
 async def owned_task(coroutine: Coroutine[Any, Any, None]) -> AsyncIterator[asyncio.Task[None]]:
-    """Runs a background task for the length of a scope; leaving cancels and awaits it, a failure of it is raised."""
+    """Runs a background task for the length of a scope; leaving cancels and awaits it.
+
+    A failure of it is logged when it happens, and raised on leaving.
+    """
     task = asyncio.ensure_future(coroutine)
+    task.add_done_callback(log_failure)
     try:
         yield task
     finally:
         task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await task
+
+
+def log_failure(task: asyncio.Task[Any]) -> None:
+    """For tasks that end by being cancelled: another end is a fault that must not stay unseen."""
+    if not task.cancelled() and (failure := task.exception()) is not None:
+        structlog.get_logger().error("background task failed", task=task.get_name(), exc_info=failure)
 
 
 def configure_logging(stage: str, level: str = "info") -> None:
