@@ -19,6 +19,8 @@ BENCHMARKS = {
     "prepare": ("prepare", "Time to prepare a prompt: template, tokens, hashes."),
     "output": ("output_path", "What the output processor makes of engine frames."),
     "sse": ("sse_path", "What a token costs between an engine's frame and the client's socket."),
+    "dummy-model": ("dummy_model", "Write a model folder without weights, in the shape of a workload's model."),
+    "gpu": ("gpu_suite", "Test and measure everything on a GPU: correctness, then the table of workloads."),
     "kernels": ("gpu_kernels", "Time and check the kernels on a GPU."),
 }
 """Name → module and one line of help."""

@@ -37,13 +37,12 @@ class Start:
 
 def main(
     rounds: Annotated[int, typer.Option(help="Starts; medians count.")] = 3,
-    replicas: Annotated[int, typer.Option(help="Engines.")] = 2,
-    executor: Annotated[str, typer.Option(help="single or simulated.")] = "single",
+    flags: Annotated[list[str] | None, typer.Argument(help="For `headwater up`, after --.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
-    """Seconds from nothing to the first token."""
+    """Seconds from nothing to the first token: `headwater bench start -- --replicas 1 --device cuda`."""
     with Console(stderr=True).status("starting lines"):
-        starts = [measure("--replicas", str(replicas), "--executor", executor) for _ in range(rounds)]
+        starts = [measure(*(flags or ())) for _ in range(rounds)]
     if as_json:
         typer.echo(json.dumps([asdict(start) for start in starts], indent=2))
         return

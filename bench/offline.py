@@ -54,6 +54,8 @@ class Bench:
         self.executor = executor
         self.engine = Engine(config, executor)
         self.start_seconds = time.perf_counter() - start
+        while executor.prepare():
+            pass
         self._rng, self._keys = np.random.default_rng(0), count()
 
     def run(self, workload: Workload) -> tuple[float, int]:

@@ -88,6 +88,9 @@ class TimedExecutor:
     def is_ready(self, handle: int) -> bool:
         return self._executor.is_ready(handle)
 
+    def prepare(self) -> bool:
+        return self._executor.prepare()
+
     def close(self) -> None:
         self._executor.close()
 

@@ -10,8 +10,6 @@ import itertools
 import math
 from collections.abc import Sequence
 
-import numpy as np
-import numpy.typing as npt
 import torch
 import triton
 import triton.language as tl
@@ -20,24 +18,25 @@ from headwater.kernels.decode_attention import LOG2_E, attention_of_rows
 from headwater.kernels.online_softmax import SPLIT, TILE, attend_tile, finish, fresh_state, merge_states, row_sums
 from headwater.kernels.paged_cache import as_operand, bulk_copied, load_tile, page_of
 
-Ints = npt.NDArray[np.int32]
 ROWS = 64
 NUM_STAGES = 3
 
 
-def list_tiles(counts: Sequence[int] | Ints, starts: Sequence[int] | Ints, per_tile: int) -> Ints:
-    """Work list of a step on the host, [tiles, 2]: sequence and first token of the tile within its chunk, longest
+def list_tiles(counts: Sequence[int], starts: Sequence[int], per_tile: int) -> torch.Tensor:
+    """Work list of a step on the host, int32 [tiles, 2]: sequence and first token of the tile within its chunk, longest
     first. counts and starts: tokens computed of each sequence and position of the first."""
-    num_tiles = -(-np.asarray(counts, np.int64) // per_tile)
-    sequences = np.repeat(np.arange(len(num_tiles)), num_tiles)
-    firsts = (np.arange(len(sequences)) - np.repeat(np.cumsum(num_tiles) - num_tiles, num_tiles)) * per_tile
-    order = np.argsort(-(np.asarray(starts, np.int64)[sequences] + firsts), kind="stable")
-    return np.stack((sequences, firsts), axis=1)[order].astype(np.int32)
+    num_tiles = -(-torch.tensor(counts, dtype=torch.int64) // per_tile)
+    ends = num_tiles.cumsum(0)
+    sequences = torch.repeat_interleave(num_tiles)
+    firsts = (torch.arange(len(sequences)) - (ends - num_tiles)[sequences]) * per_tile
+    reach = torch.tensor(starts, dtype=torch.int64)[sequences] + firsts
+    order = torch.argsort(reach, descending=True, stable=True)
+    return torch.stack((sequences, firsts), dim=1)[order].int()
 
 
 def prefill_tiles(counts: Sequence[int], starts: Sequence[int], group: int, device: torch.device) -> torch.Tensor:
     """`list_tiles` on the device, int32. A tile whose sequence is negative is skipped, for lists of fixed size."""
-    host = torch.from_numpy(list_tiles(counts, starts, ROWS // group))
+    host = list_tiles(counts, starts, ROWS // group)
     return host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else host
 
 

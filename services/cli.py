@@ -23,6 +23,7 @@ from headwater.services import model_store
 from headwater.services import status as cluster
 from headwater.services.demo_model import DEMO_NAME, DemoModelError
 from headwater.services.embedded import EmbeddedServerError
+from headwater.services.hardware import default_replicas
 from headwater.services.hugging_face import HubError
 from headwater.services.line_file import read_line
 from headwater.services.local_stack import StackError
@@ -31,6 +32,7 @@ from headwater.services.model_store import ConversionFailed, ModelNotFound
 from headwater.services.profile import Profile
 from headwater.services.progress import ProgressBars
 from headwater.services.settings import SettingError
+from headwater.services.stack_plan import gpu_flags
 from headwater.services.stack_settings import StackSettings
 from headwater.services.stage_process import StageDied
 from headwater.services.up import INTERRUPTED
@@ -48,7 +50,6 @@ STAGES = {
     "output-processor": ("headwater.services.output_processor", "Tokens to text, stop strings, logprobs."),
     "engine": ("headwater.services.engine", "A replica of a model."),
 }
-DEFAULT_REPLICAS = 2
 PASS_ON: Mapping[str, Any] = {"allow_extra_args": True, "ignore_unknown_options": True}
 
 console = Console(stderr=True)
@@ -92,6 +93,12 @@ Model = Annotated[
 Revision = Annotated[str | None, typer.Option(envvar="HEADWATER_REVISION", help="Branch, tag or commit on the Hub.")]
 Dtype = Annotated[str, typer.Option(envvar="HEADWATER_DTYPE", help="auto, float32, bfloat16 or float16.")]
 Device = Annotated[str, typer.Option(envvar="HEADWATER_DEVICE", help="auto, cpu or cuda.")]
+KvCacheDtype = Annotated[
+    str, typer.Option(envvar="HEADWATER_KV_CACHE_DTYPE", help="auto, or fp8: twice the cache, other bits; GPUs.")
+]
+MaxModelLen = Annotated[
+    int | None, typer.Option(envvar="HEADWATER_MAX_MODEL_LEN", help="Tokens of prompt and answer together.")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
 
 
@@ -101,7 +108,9 @@ def up(
     model: Model = DEMO_NAME,
     replicas: Annotated[
         int | None,
-        typer.Option(envvar="HEADWATER_REPLICAS", show_default="2", help="Engines; they share the cores or the GPUs."),
+        typer.Option(
+            envvar="HEADWATER_REPLICAS", show_default="2; on GPUs one each", help="Engines; they share the machine."
+        ),
     ] = None,
     profile: Annotated[
         Path | None, typer.Option(envvar="HEADWATER_PROFILE", help="Settings that `headwater bench tune` found.")
@@ -113,9 +122,14 @@ def up(
     grpc_port: Annotated[int, typer.Option(envvar="HEADWATER_GRPC_PORT", help="Public gRPC; 0: any free port.")] = 8001,
     device: Device = "auto",
     dtype: Dtype = "auto",
-    max_model_len: Annotated[
-        int | None, typer.Option(envvar="HEADWATER_MAX_MODEL_LEN", help="Tokens of prompt and answer together.")
-    ] = None,
+    load_format: Annotated[
+        str, typer.Option(envvar="HEADWATER_LOAD_FORMAT", help="auto, or dummy: random weights of the model's shape.")
+    ] = "auto",
+    kv_cache_dtype: KvCacheDtype = "auto",
+    gpu_memory_utilization: Annotated[
+        float, typer.Option(envvar="HEADWATER_GPU_MEMORY_UTILIZATION", help="Share of a GPU that an engine may take.")
+    ] = 0.9,
+    max_model_len: MaxModelLen = None,
     served_model_name: Annotated[
         str | None, typer.Option(envvar="HEADWATER_SERVED_MODEL_NAME", help="What clients ask for.")
     ] = None,
@@ -165,7 +179,7 @@ def up(
     given = dict(locals())
     given["allowed_origins"] = tuple(allowed_origins or ())
     tuned = Profile.read(profile).replicas if profile is not None else None
-    given["replicas"] = replicas if replicas is not None else tuned or DEFAULT_REPLICAS
+    given["replicas"] = replicas if replicas is not None else tuned or default_replicas(device)
     given["state_dir"], given["cache_dir"] = state_dir.expanduser().resolve(), cache_dir.expanduser().resolve()
     raise typer.Exit(run_line(StackSettings(**given), Console()))
 
@@ -212,6 +226,30 @@ def pull(
     if link is not None:
         model_store.point(link, folder)
     print(folder)
+
+
+@app.command()
+def warmup(
+    *,
+    model: Model = DEMO_NAME,
+    revision: Revision = None,
+    dtype: Dtype = "auto",
+    kv_cache_dtype: KvCacheDtype = "auto",
+    max_model_len: MaxModelLen = None,
+    cache_dir: CacheDir,
+) -> None:
+    """Compile what a GPU needs for a model, ahead of its first start: part of an image, or of a machine's setting-up.
+
+    Kernels go to the cache of models, under a key of their source, the GPU and the compiler's version. Settings of the
+    engine that change kernels are taken from their variables, as `headwater up` does.
+    """
+    with ProgressBars(console) as bars:
+        folder = model_store.pull(
+            model, cache_dir=cache_dir, progress=bars.report, revision=revision, dtype=dtype, device="cuda"
+        )
+    flags = [f"--model-folder={folder}", f"--kv-cache-dtype={kv_cache_dtype}", *gpu_flags(os.environ)]
+    flags += [f"--max-model-len={max_model_len}"] if max_model_len else []
+    _become("headwater.services.engine_warmup", flags)
 
 
 @app.command()

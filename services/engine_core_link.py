@@ -27,6 +27,7 @@ from headwater.services.engine_messages import (
 )
 from headwater.services.engine_ring import PeerGone, RingReader, RingWriter, create_ring
 from headwater.services.engine_settings import EngineSettings
+from headwater.services.model_store import default_cache_dir
 from headwater.services.runtime import PARENT_FD, READY_FD
 from headwater.services.settings import to_argv
 
@@ -185,9 +186,11 @@ class CoreLink:
 
 
 def core_environment(threads: int) -> dict[str, str]:
-    """The environment of a core: so many threads compute, and those that wait do not spin."""
+    """The environment of a core: so many threads compute, those that wait do not spin, and kernels are kept."""
     environment = {name: value for name, value in os.environ.items() if name not in (READY_FD, PARENT_FD)}
     environment |= {"OMP_WAIT_POLICY": "PASSIVE", "KMP_BLOCKTIME": "0", "GOMP_SPINCOUNT": "0"}
+    # Compiled kernels stay, under a key of their source, the GPU and the compiler's version.
+    environment.setdefault("TRITON_CACHE_DIR", str(default_cache_dir() / "kernels"))
     if threads:
         environment |= {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
     return environment

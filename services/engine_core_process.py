@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import logging
 import os
 import signal
 import sys
@@ -42,10 +43,13 @@ from headwater.services.settings import read_settings
 
 def run(engine: Engine, executor: MeasuredExecutor, commands: RingReader, reports: RingWriter) -> None:
     """Steps until the door closes the command ring."""
+    is_prepared = False
     with contextlib.suppress(PeerGone):
         while True:
             if not engine.has_work():
                 reports.write(encode(Idle(engine.load())))
+                while not is_prepared and not commands.is_readable():
+                    is_prepared = not executor.prepare()
                 commands.wait()
             for message in commands.read():
                 _apply(engine, decode_command(message))
@@ -75,10 +79,9 @@ def main() -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     threading.Thread(target=_die_with_the_door, args=(ends.lifeline,), daemon=True).start()
     commands, reports = RingReader(ends.commands), RingWriter(ends.reports)
+    logging.basicConfig(level=settings.log_level.upper(), format="%(message)s")
     try:
-        executor, config, facts = build_executor(
-            _options(settings), lambda phase, done, total: reports.write(encode(Progress(phase, done, total)))
-        )
+        executor, config, facts = build_executor(executor_options(settings), SpokenProgress(reports))
     except ConfigError as error:
         reports.write(encode(Failed(str(error))))
         sys.exit(1)
@@ -92,7 +95,21 @@ def main() -> None:
         run(engine, measured, commands, reports)
 
 
-def _options(settings: EngineSettings) -> ExecutorOptions:
+class SpokenProgress:
+    """Tells the door of a phase's beginning, of each tenth of it and of its end."""
+
+    def __init__(self, reports: RingWriter) -> None:
+        self._reports = reports
+        self._said: tuple[str, int] | None = None
+
+    def __call__(self, phase: str, done: int, total: int) -> None:
+        now = (phase, 10 * done // max(total, 1))
+        if now != self._said:
+            self._said = now
+            self._reports.write(encode(Progress(phase, done, total)))
+
+
+def executor_options(settings: EngineSettings) -> ExecutorOptions:
     return ExecutorOptions(
         model_folder=settings.model_folder,
         executor=settings.executor,
@@ -103,6 +120,8 @@ def _options(settings: EngineSettings) -> ExecutorOptions:
         block_size=settings.block_size,
         num_blocks=settings.num_blocks,
         kv_cache_memory=settings.kv_cache_memory,
+        kv_cache_dtype=settings.kv_cache_dtype,
+        gpu_memory_utilization=settings.gpu_memory_utilization,
         max_model_len=settings.max_model_len,
         max_num_seqs=settings.max_num_seqs,
         max_num_batched_tokens=settings.max_num_batched_tokens,

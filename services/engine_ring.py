@@ -126,6 +126,12 @@ class RingReader:
         """Returns when `read` has something to say."""
         _wait_readable(self._end.announce)
 
+    def is_readable(self) -> bool:
+        """Whether `wait` would return at once."""
+        poll = select.poll()
+        poll.register(self._end.announce, select.POLLIN)
+        return bool(poll.poll(0))
+
     def read(self) -> list[bytes]:
         """The messages that are complete now, without waiting; raises `PeerGone` when there will be no more."""
         messages = []

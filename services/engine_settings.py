@@ -7,6 +7,10 @@ from pathlib import Path
 
 from headwater.services.settings import SettingError, setting
 
+LOAD_FORMATS = ("auto", "dummy")
+KV_CACHE_DTYPES = ("auto", "fp8")
+CHOICES = {"executor": ("single", "simulated"), "load_format": LOAD_FORMATS, "kv_cache_dtype": KV_CACHE_DTYPES}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSettings:
@@ -29,6 +33,8 @@ class EngineSettings:
     block_size: int = setting(16, "tokens a KV block: 16, 32, 64 or 128")
     num_blocks: int = setting(0, "KV blocks; 0: as many as --kv-cache-memory or the device holds")
     kv_cache_memory: int = setting(0, "bytes of the KV cache; 0: what the device leaves, a fixed share on a CPU")
+    kv_cache_dtype: str = setting("auto", "auto (the weights' dtype) or fp8 (half the memory, other bits; GPUs)")
+    gpu_memory_utilization: float = setting(0.9, "share of a GPU's memory for weights, activations and KV cache")
     max_model_len: int = setting(0, "tokens of prompt and answer together; 0: the model's")
     max_num_seqs: int = setting(256, "requests that run at once")
     max_num_batched_tokens: int = setting(2048, "token budget of a step")
@@ -50,6 +56,8 @@ class EngineSettings:
         for name in ("drain_limit", "simulated_step_seconds", "simulated_prefill_seconds"):
             if getattr(self, name) < 0:
                 raise SettingError(name, getattr(self, name), "0 or more seconds")
-        for name, allowed in (("executor", ("single", "simulated")), ("load_format", ("auto", "dummy"))):
+        if not 0 < self.gpu_memory_utilization <= 1:
+            raise SettingError("gpu_memory_utilization", self.gpu_memory_utilization, "more than 0, at most 1")
+        for name, allowed in CHOICES.items():
             if getattr(self, name) not in allowed:
                 raise SettingError(name, getattr(self, name), " or ".join(allowed))

@@ -38,6 +38,11 @@ def cpu_has_fast_bf16() -> bool:
     return not FAST_BF16_FLAGS.isdisjoint(flags.split())
 
 
+def default_replicas(device: str) -> int:
+    """One a GPU; on a CPU two, since a line of one shows little of what it is for."""
+    return len(gpu_names()) or 1 if resolve_device(device) == "cuda" else 2
+
+
 def resolve_device(device: str) -> str:
     """`auto` is the GPU where there is one."""
     return device if device != "auto" else ("cuda" if gpu_names() else "cpu")

@@ -7,10 +7,17 @@ import ipaddress
 from dataclasses import dataclass
 from pathlib import Path
 
+from headwater.services.engine_settings import KV_CACHE_DTYPES, LOAD_FORMATS
 from headwater.services.hardware import DEVICES, DTYPES
 from headwater.services.settings import SettingError
 
-EXECUTORS = ("single", "simulated")
+CHOICES = {
+    "dtype": DTYPES,
+    "device": DEVICES,
+    "executor": ("single", "simulated"),
+    "load_format": LOAD_FORMATS,
+    "kv_cache_dtype": KV_CACHE_DTYPES,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,6 +29,9 @@ class StackSettings:
     served_model_name: str | None
     dtype: str
     device: str
+    load_format: str
+    kv_cache_dtype: str
+    gpu_memory_utilization: float
     max_model_len: int | None
     chat_template: Path | None
     generation_config: str | None
@@ -49,7 +59,7 @@ class StackSettings:
         for name in ("port", "grpc_port"):
             if not 0 <= getattr(self, name) <= 65535:
                 raise SettingError(name, getattr(self, name), "0…65535")
-        for name, allowed in (("dtype", DTYPES), ("device", DEVICES), ("executor", EXECUTORS)):
+        for name, allowed in CHOICES.items():
             if getattr(self, name) not in allowed:
                 raise SettingError(name, getattr(self, name), ", ".join(allowed))
         for name in ("chat_template", "api_key_file", "profile"):

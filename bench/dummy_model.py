@@ -1,0 +1,43 @@
+"""`headwater bench dummy-model`: a model folder in the shape of a workload's model, for lines on random weights.
+
+The tokenizer is the demo model's, so the vocabulary is cut to fit it. Serve it with `--load-format dummy`.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from headwater.bench.text_folder import demo_text_folder
+from headwater.bench.workloads import MODELS
+from headwater.services.manifest import ModelManifest
+
+
+def main(
+    model: Annotated[str, typer.Argument(help="of the workloads: " + ", ".join(MODELS))],
+    folder: Annotated[Path, typer.Argument(help="to fill")],
+) -> None:
+    """Write a model folder without weights."""
+    if model not in MODELS:
+        raise typer.BadParameter(f"model is {model!r}; allowed: {', '.join(MODELS)}")
+    folder.mkdir(parents=True, exist_ok=True)
+    manifest = ModelManifest.read(demo_text_folder(folder))
+    config = MODELS[model] | {"vocab_size": manifest.vocab_size}
+    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    replace(
+        manifest,
+        name=model,
+        revision="dummy",
+        dtype=config["torch_dtype"],
+        architecture=config["architectures"][0],
+        max_model_len=config["max_position_embeddings"],
+        source="random weights",
+    ).write(folder)
+
+
+if __name__ == "__main__":
+    typer.run(main)
