@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import ipaddress
 from dataclasses import dataclass
 
+from headwater.services.advertise import is_loopback
 from headwater.services.settings import SettingError, setting
 
 
@@ -50,12 +50,3 @@ class GatewaySettings:
                 raise SettingError(name, getattr(self, name), "at least 0")
         if not self.api_key_file and not is_loopback(self.host):
             raise SettingError("host", self.host, "a loopback address, unless --api-key-file says who may call")
-
-
-def is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

@@ -1,7 +1,8 @@
-"""The address under which other processes reach a server that listens on `host`."""
+"""What the address that a server listens on means: who reaches it, and how."""
 
 from __future__ import annotations
 
+import ipaddress
 import socket
 
 WILDCARDS = ("", "0.0.0.0", "::")
@@ -12,3 +13,12 @@ def advertised(host: str, port: int) -> str:
     if host in WILDCARDS:
         host = socket.gethostbyname(socket.gethostname())
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -57,8 +57,13 @@ class Chat:
 
 
 def first_model(client: httpx.Client) -> str:
-    """The id of the first model that the server lists. Raises `ChatError` when it lists none."""
-    reply = client.get("models")
+    """The id of the first model that the server lists. Raises `ChatError` when it lists none, or is not there."""
+    try:
+        reply = client.get("models")
+    except httpx.ConnectError:
+        raise ChatError(
+            f"nobody answers at {client.base_url}; start a line with `headwater up`, or give --base-url"
+        ) from None
     if reply.is_error:
         raise ChatError(_sentence(reply))
     models = reply.json()["data"]

@@ -1,7 +1,9 @@
-"""`line.json` in the state folder: where a running line answers and which processes it has. Gone when the line is."""
+"""`line.json` in the state folder: where a running line answers and which processes it has. Gone when the line is, and
+not believed when the line was killed."""
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -45,7 +47,21 @@ class LineRecord:
 def read_line(state_dir: Path) -> LineRecord | None:
     """None when no line runs with this state folder."""
     path = state_dir / LINE_FILE
-    return msgspec.json.decode(path.read_bytes(), type=LineRecord) if path.exists() else None
+    if not path.exists():
+        return None
+    record = msgspec.json.decode(path.read_bytes(), type=LineRecord)
+    return record if _is_running(record.pid) else None
+
+
+def _is_running(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        # Somebody else's.
+        return True
+    return True
 
 
 def remove_line(state_dir: Path) -> None:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import ipaddress
 from dataclasses import dataclass
 from pathlib import Path
 
+from headwater.services.advertise import is_loopback
 from headwater.services.engine_settings import KV_CACHE_DTYPES, LOAD_FORMATS
 from headwater.services.hardware import DEVICES, DTYPES
 from headwater.services.settings import SettingError
@@ -72,12 +72,3 @@ class StackSettings:
 
 STACK_VARIABLES = frozenset(f"HEADWATER_{field.name.upper()}" for field in dataclasses.fields(StackSettings))
 """Variables that speak to `headwater up`; its children get flags instead. Others, of engines say, pass through."""
-
-
-def is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
