@@ -19,6 +19,7 @@ from headwater.gateway.cache_namespace import CacheNamespaces
 from headwater.gateway.line import Line
 from headwater.gateway.listeners import GrpcListener, RestListener
 from headwater.gateway.metrics import Metrics
+from headwater.gateway.response_store import ResponseStore
 from headwater.gateway.roads import Roads
 from headwater.gateway.router.router import Router
 from headwater.gateway.settings import GatewaySettings
@@ -81,6 +82,7 @@ async def line_behind(settings: GatewaySettings, bus: Bus, gateway_id: str, trac
                 router=router,
                 metrics=Metrics(prometheus_client.REGISTRY),
                 roads=roads,
+                responses=ResponseStore(store, settings.response_ttl),
                 tracing=tracing,
             )
             members.on_change(line.follow)

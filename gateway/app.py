@@ -23,6 +23,7 @@ from headwater.gateway.openai.completions import CompletionShape
 from headwater.gateway.openai.decode import decode
 from headwater.gateway.openai.document import openapi_document
 from headwater.gateway.openai.errors import MethodNotAllowed
+from headwater.gateway.openai.response_schema import ResponsesRequest
 from headwater.gateway.openai.schema import (
     Answering,
     ChatCompletionRequest,
@@ -31,6 +32,7 @@ from headwater.gateway.openai.schema import (
     TokenizeRequest,
 )
 from headwater.gateway.pieces import Gathered
+from headwater.gateway.responses import Responses
 from headwater.gateway.session import Generation, run_all
 from headwater.gateway.settings import GatewaySettings
 from headwater.services import errors
@@ -49,6 +51,10 @@ def make_app(line: Line, settings: GatewaySettings) -> ASGIApp:
     routes: list[tuple[str, str, Handler]] = [
         ("POST", "/v1/chat/completions", surface.chat_completions),
         ("POST", "/v1/completions", surface.completions),
+        ("POST", "/v1/responses", surface.create_response),
+        ("GET", "/v1/responses/{id}", surface.get_response),
+        ("DELETE", "/v1/responses/{id}", surface.delete_response),
+        ("GET", "/v1/responses/{id}/input_items", surface.list_response_input),
         ("GET", "/v1/models", surface.list_models),
         ("GET", "/v1/models/{name:path}", surface.get_model),
         ("POST", "/tokenize", surface.tokenize),
@@ -112,6 +118,7 @@ class RestSurface:
 
     def __init__(self, line: Line, settings: GatewaySettings) -> None:
         self._line, self._settings = line, settings
+        self._responses = Responses(line, line.responses, settings.sse_keep_alive)
 
     async def chat_completions(self, exchange: Exchange) -> None:
         caller = self._admit(exchange)
@@ -141,6 +148,20 @@ class RestSurface:
             await exchange.end_stream(stream.last_events())
         else:
             await exchange.reply_json(answer.reply(gathered))
+
+    async def create_response(self, exchange: Exchange) -> None:
+        caller = self._admit(exchange)
+        asked = decode(await exchange.body(self._settings.max_body_bytes), ResponsesRequest)
+        await self._responses.create(exchange, caller, asked)
+
+    async def get_response(self, exchange: Exchange) -> None:
+        await self._responses.retrieve(exchange, self._caller(exchange))
+
+    async def delete_response(self, exchange: Exchange) -> None:
+        await self._responses.delete(exchange, self._caller(exchange))
+
+    async def list_response_input(self, exchange: Exchange) -> None:
+        await self._responses.list_input(exchange, self._caller(exchange))
 
     async def list_models(self, exchange: Exchange) -> None:
         self._caller(exchange)
@@ -214,17 +235,8 @@ async def _carry(line: Line, answer: Answer) -> None:
         await asyncio.gather(*(generation.prepare() for generation in answer.generations))
         await answer.shape.prepared(line, answer.generations)
     except errors.BadRequest as error:
-        raise _in_words_of(error, answer.shape.renamed) from None
+        raise error.in_words_of(answer.shape.renamed) from None
     await run_all(answer.generations)
-
-
-def _in_words_of(error: errors.BadRequest, renamed: dict[str, str]) -> errors.BadRequest:
-    """The error with the field's name that the client used."""
-    theirs = renamed.get(error.param or "")
-    if theirs is None:
-        return error
-    assert error.param is not None
-    return errors.BadRequest(theirs, error.message.replace(error.param, theirs), code=error.code)
 
 
 class _Silence:

@@ -43,6 +43,8 @@ class Exchange:
         """Answered as `x-request-id`."""
         self.stream: SseStream | None = None
         self.status = 499
+        self.error_event: Callable[[errors.HeadwaterError], bytes] = http_errors.error_event
+        """What ends a stream that breaks."""
         self._client_left = False
 
     async def body(self, limit: int) -> bytes:
@@ -118,7 +120,7 @@ class Exchange:
             return
         if self.stream is not None and self.stream.started:
             with contextlib.suppress(errors.ClientGone):
-                await self.stream.close(http_errors.error_event(error))
+                await self.stream.close(self.error_event(error))
         else:
             self.reply_headers += http_errors.headers_of(error)
             await self.reply(msgspec.json.encode(http_errors.envelope(error)), JSON, self.status)

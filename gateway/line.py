@@ -18,6 +18,7 @@ from headwater.gateway.caller import Caller
 from headwater.gateway.metrics import Metrics
 from headwater.gateway.output_sessions import OutputSessions
 from headwater.gateway.processors import Processors
+from headwater.gateway.response_store import ResponseStore
 from headwater.gateway.roads import Explanation, Roads
 from headwater.gateway.router.router import Router
 from headwater.gateway.tenants import Tenants
@@ -41,6 +42,7 @@ class Line:
     metrics: Metrics
     processors: Processors = field(default_factory=Processors)
     roads: Roads
+    responses: ResponseStore
     tracing: Tracing = field(default_factory=NoTracing)
     outputs: OutputSessions = field(default_factory=OutputSessions)
     draining: bool = False

@@ -32,6 +32,7 @@ class GatewaySettings:
     max_body_bytes: int = setting(4 * 1024 * 1024, "largest request body")
     max_running: int = setting(4096, "requests that run at once")
     max_queued: int = setting(4096, "requests that wait for their turn")
+    response_ttl: float = setting(86400.0, "seconds that answers of /v1/responses are kept in Redis")
     sse_keep_alive: float = setting(5.0, "seconds of silence after which a stream gets a comment")
     drain_limit: float = setting(30.0, "seconds that running requests are given at shutdown")
     metrics_port: int = setting(-1, "port of /metrics for this process alone; 0: any, -1: none")
@@ -42,7 +43,7 @@ class GatewaySettings:
         for name in ("port", "grpc_port"):
             if not 0 <= getattr(self, name) <= 65535:
                 raise SettingError(name, getattr(self, name), "0…65535")
-        for name in ("max_body_bytes", "max_running", "sse_keep_alive"):
+        for name in ("max_body_bytes", "max_running", "response_ttl", "sse_keep_alive"):
             if getattr(self, name) <= 0:
                 raise SettingError(name, getattr(self, name), "more than 0")
         for name in ("max_queued", "drain_limit"):

@@ -20,6 +20,8 @@ The table from class to gRPC status is in `grpc_errors.py`, the one to HTTP in t
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 
 class HeadwaterError(Exception):
     """Base of everything that is told to a client. `code` is a stable word for programs; `retry_after` is seconds."""
@@ -50,6 +52,14 @@ class BadRequest(HeadwaterError):
         shown = repr(value)
         shown = shown if len(shown) <= 80 else shown[:77] + "..."
         return cls(param, f"{param} is {shown}; allowed: {allowed}")
+
+    def in_words_of(self, renamed: Mapping[str, str]) -> BadRequest:
+        """The error with the name of the field that the client used."""
+        theirs = renamed.get(self.param or "")
+        if theirs is None:
+            return self
+        assert self.param is not None
+        return BadRequest(theirs, self.message.replace(self.param, theirs), code=self.code)
 
 
 class ContextTooLong(BadRequest):

@@ -9,16 +9,20 @@ from typing import Any
 import msgspec
 
 from headwater.gateway.openai import schema
+from headwater.gateway.openai.response_schema import ResponsesRequest
 
 _BODIES: dict[str, tuple[type[msgspec.Struct], str]] = {
     "/v1/chat/completions": (schema.ChatCompletionRequest, "Answer a conversation, whole or in a stream"),
     "/v1/completions": (schema.CompletionRequest, "Continue prompts, whole or in a stream"),
+    "/v1/responses": (ResponsesRequest, "Answer a turn of a conversation that is kept"),
     "/tokenize": (schema.TokenizeRequest, "Text or messages to token ids"),
     "/detokenize": (schema.DetokenizeRequest, "Token ids to text"),
 }
 _READS = {
     "/v1/models": "What is served",
     "/v1/models/{name}": "One served model",
+    "/v1/responses/{id}": "A response that was kept",
+    "/v1/responses/{id}/input_items": "What was said in its turn",
     "/v1/requests/{id}/explain": "Where a request waited, where it was routed and why, what it took",
     "/health": "Alive",
     "/ready": "Able to answer: processor, output processor and engine are there",

@@ -30,6 +30,7 @@ def test_a_new_knob_is_a_decision() -> None:
         "max_body_bytes",
         "max_running",
         "max_queued",
+        "response_ttl",
         "sse_keep_alive",
         "drain_limit",
         "metrics_port",

@@ -1,0 +1,164 @@
+"""A response on its way to JSON: whole, or as a stream of OpenAI's events in their order."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from headwater.gateway.choice import Choice
+from headwater.gateway.openai.errors import envelope
+from headwater.gateway.openai.response_input import LOGPROBS
+from headwater.gateway.openai.response_items import Event, ResponseItems
+from headwater.gateway.openai.response_schema import ResponsesRequest
+from headwater.gateway.openai.sse import KEEP_ALIVE, SseStream
+from headwater.gateway.output_sessions import Scores
+from headwater.gateway.pieces import Held
+from headwater.gateway.session import Generation
+from headwater.proto.output_processor_pb2 import RowParts
+from headwater.services import errors
+
+encode = msgspec.json.Encoder().encode
+
+
+@dataclass(slots=True, kw_only=True)
+class ResponseAnswer:
+    """One response: what was asked, what has come of it so far."""
+
+    request_id: str
+    asked: ResponsesRequest
+    created: int = field(default_factory=lambda: int(time.time()))
+    is_stored: bool = False
+    items: ResponseItems = field(init=False)
+
+    def __post_init__(self) -> None:
+        wants_logprobs = LOGPROBS in (self.asked.include or ()) or self.asked.top_logprobs is not None
+        self.items = ResponseItems(self.request_id, wants_logprobs=wants_logprobs)
+
+    @property
+    def id(self) -> str:
+        return f"resp_{self.request_id}"
+
+    def response(self, status: str, generation: Generation | None = None, **more: Any) -> dict[str, Any]:
+        """The object as it stands; sampling as the contract completed it, once it has."""
+        asked = self.asked
+        sampling = generation.prepared.sampling if generation is not None else None
+        return {
+            "id": self.id,
+            "object": "response",
+            "created_at": self.created,
+            "status": status,
+            "background": False,
+            "error": None,
+            "incomplete_details": None,
+            "instructions": asked.instructions,
+            "max_output_tokens": asked.max_output_tokens,
+            "metadata": asked.metadata or {},
+            "model": asked.model,
+            "output": self.items.items,
+            "parallel_tool_calls": asked.parallel_tool_calls is not False,
+            "previous_response_id": asked.previous_response_id,
+            "reasoning": asked.reasoning or {"effort": None, "summary": None},
+            "service_tier": "default",
+            "store": self.is_stored,
+            "temperature": sampling.temperature if sampling is not None else asked.temperature,
+            "text": asked.text or {"format": {"type": "text"}},
+            "tool_choice": asked.tool_choice or "auto",
+            "tools": asked.tools or [],
+            "top_logprobs": asked.top_logprobs,
+            "top_p": sampling.top_p if sampling is not None else asked.top_p,
+            "truncation": asked.truncation or "disabled",
+            "usage": None,
+            "user": asked.user,
+            **more,
+        }
+
+    def ended(self, generation: Generation) -> dict[str, Any]:
+        """The object of an answer that has come to its end."""
+        is_cut = generation.choices[0].finish_reason == "length"
+        more: dict[str, Any] = {"usage": _usage(generation)}
+        if is_cut:
+            more["incomplete_details"] = {"reason": "max_output_tokens"}
+        else:
+            more["completed_at"] = int(time.time())
+        return self.response("incomplete" if is_cut else "completed", generation, **more)
+
+    def failed(self, error: errors.HeadwaterError) -> dict[str, Any]:
+        return self.response("failed", error={"code": error.code, "message": error.message})
+
+
+class ResponseEvents:
+    """A sink that writes a response's events while the client takes them."""
+
+    def __init__(self, answer: ResponseAnswer, open_stream: Callable[[Callable[[], None]], SseStream]) -> None:
+        self._answer, self._held = answer, Held()
+        self.out = open_stream(self._flush)
+        self._num_events = 0
+        self._num_at_tick = 0
+
+    def piece(self, choice: Choice, text: str, token_ids: list[int], logprobs: Scores, parts: RowParts | None) -> bool:
+        self._held.add(choice, text, token_ids, logprobs, parts)
+        if not self.out.blocked:
+            self._flush()
+        return False
+
+    def ended(self, choice: Choice) -> None:
+        self._flush_all()
+        self._write_all(self._answer.items.end("incomplete" if choice.finish_reason == "length" else "completed"))
+
+    def keep_alive(self) -> None:
+        """A comment, if nothing was said since the last time."""
+        if self.out.num_events == self._num_at_tick and not self.out.blocked:
+            self._begin()
+            self.out.write(KEEP_ALIVE)
+        self._num_at_tick = self.out.num_events
+
+    def last_event(self, response: dict[str, Any]) -> bytes:
+        return self._event({"type": f"response.{response['status']}", "response": response})
+
+    def failure(self, error: errors.HeadwaterError) -> bytes:
+        """The events of a stream that breaks: what is wrong, and the response as it failed."""
+        told = {key: value for key, value in envelope(error)["error"].items() if key != "type"}
+        first = self._event({"type": "error", **told})
+        return first + self._event({"type": "response.failed", "response": self._answer.failed(error)})
+
+    def _begin(self) -> None:
+        if self._num_events == 0:
+            for kind in ("created", "in_progress"):
+                self.out.write(
+                    self._event({"type": f"response.{kind}", "response": self._answer.response("in_progress")})
+                )
+
+    def _write_all(self, events: list[Event]) -> None:
+        self._begin()
+        if events:
+            self.out.write(b"".join(map(self._event, events)))
+
+    def _event(self, event: Event) -> bytes:
+        numbered = {"sequence_number": self._num_events, **event}
+        self._num_events += 1
+        name: str = event["type"]
+        return b"event: " + name.encode() + b"\ndata: " + encode(numbered) + b"\n\n"
+
+    def _flush(self) -> None:
+        """The client takes more: what was held goes out merged."""
+        while not self.out.blocked and (piece := self._held.pop()) is not None:
+            self._write_all(self._answer.items.add(piece))
+
+    def _flush_all(self) -> None:
+        while (piece := self._held.pop()) is not None:
+            self._write_all(self._answer.items.add(piece))
+
+
+def _usage(generation: Generation) -> dict[str, Any]:
+    prompt, output = generation.num_prompt_tokens, generation.num_output_tokens
+    return {
+        "input_tokens": prompt,
+        "input_tokens_details": {"cached_tokens": generation.cached_tokens},
+        "output_tokens": output,
+        "output_tokens_details": {"reasoning_tokens": generation.num_reasoning_tokens},
+        "total_tokens": prompt + output,
+    }

@@ -1,0 +1,146 @@
+"""The items of a response's conversation to messages, and the rest of the request to the line's words."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from headwater.gateway.openai.response_schema import InputItem, InputPart, ResponsesRequest, TextFormat
+from headwater.gateway.openai.to_pb import TOOL_CHOICES, sampling_to_pb
+from headwater.proto import common_pb2, processor_pb2
+from headwater.proto.common_pb2 import ChatMessage
+from headwater.services.errors import BadRequest, UnsupportedField
+
+TEXT_PARTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text", "refusal")
+ITEM_TYPES = "message, function_call, function_call_output or reasoning"
+LOGPROBS = "message.output_text.logprobs"
+INCLUDED = (LOGPROBS, "reasoning.encrypted_content")
+"""What a client may ask to be included; thoughts are never encrypted here, so that asking for it changes nothing."""
+
+
+def check(asked: ResponsesRequest) -> None:
+    """Raises `BadRequest` for what needs no processor to be refused."""
+    reasons = {
+        "background": "responses are answered while the client waits",
+        "conversation": "conversations go on by previous_response_id",
+        "prompt": "there are no stored prompts",
+    }
+    for name, reason in reasons.items():
+        if getattr(asked, name):
+            raise UnsupportedField(name, reason)
+    for name in ("n", "best_of"):
+        if getattr(asked, name) not in (None, 1):
+            raise BadRequest.of(name, getattr(asked, name), "1, a response is one answer")
+    for i, name in enumerate(asked.include or ()):
+        if name not in INCLUDED:
+            raise BadRequest.of(f"include[{i}]", name, " or ".join(INCLUDED))
+    if asked.stream_options is not None and not asked.stream:
+        raise BadRequest("stream_options", "stream_options without stream; allowed: with stream")
+    if not asked.input:
+        raise BadRequest.of("input", asked.input, "a string or a list of items, not empty")
+
+
+def items_of(asked: ResponsesRequest) -> list[InputItem]:
+    """What the client says in this turn, as items."""
+    if isinstance(asked.input, str):
+        return [InputItem(role="user", content=asked.input)]
+    return asked.input
+
+
+def to_prompt(asked: ResponsesRequest, items: Sequence[InputItem], *, first: int) -> processor_pb2.Prompt:
+    """`items` is the whole conversation, of which the client gave those from `first` on in this turn."""
+    messages = [ChatMessage(role="system", content=asked.instructions)] if asked.instructions else []
+    for position, item in enumerate(items):
+        _add(messages, item, f"input[{position - first}]")
+    conversation = processor_pb2.Conversation(
+        messages=messages,
+        tools=[_tool(tool) for tool in asked.tools or ()],
+        tool_choice=_tool_choice(asked),
+        parallel_tool_calls=asked.parallel_tool_calls,
+        reasoning_effort=asked.reasoning.effort if asked.reasoning is not None else None,
+    )
+    if asked.chat_template_kwargs is not None:
+        conversation.chat_template_kwargs_json = msgspec.json.encode(asked.chat_template_kwargs).decode()
+    return processor_pb2.Prompt(conversation=conversation)
+
+
+def to_sampling(asked: ResponsesRequest) -> common_pb2.Sampling:
+    sampling = sampling_to_pb(asked)
+    if asked.max_output_tokens is not None:
+        sampling.max_tokens = asked.max_output_tokens
+    if LOGPROBS in (asked.include or ()) or asked.top_logprobs is not None:
+        sampling.logprobs, sampling.top_logprobs = True, asked.top_logprobs or 0
+    if asked.text is not None and asked.text.format is not None:
+        _set_format(sampling, asked.text.format)
+    return sampling
+
+
+def _set_format(sampling: common_pb2.Sampling, form: TextFormat) -> None:
+    if form.type == "json_object":
+        sampling.structured_output.json_object = True
+    elif form.type == "json_schema":
+        if form.schema is None:
+            raise BadRequest.of("text.format.schema", None, "a JSON Schema, with type json_schema")
+        sampling.structured_output.json_schema = msgspec.json.encode(form.schema).decode()
+
+
+def _add(messages: list[ChatMessage], item: InputItem, at: str) -> None:
+    """What the assistant thought, said and called without a word of others in between is one message."""
+    match item.type:
+        case "message":
+            text = _text(item.content, f"{at}.content")
+            if item.role == "assistant":
+                said = _assistant(messages)
+                said.content = said.content + text
+            else:
+                messages.append(ChatMessage(role=item.role or "", content=text))
+        case "reasoning":
+            said = _assistant(messages)
+            said.reasoning_content += _text(item.content or item.summary or "", f"{at}.content")
+        case "function_call":
+            if item.name is None or item.call_id is None:
+                raise BadRequest.of(at, {"name": item.name, "call_id": item.call_id}, "both, not null")
+            _assistant(messages).tool_calls.add(id=item.call_id, name=item.name, arguments=item.arguments or "{}")
+        case "function_call_output":
+            if item.call_id is None:
+                raise BadRequest.of(f"{at}.call_id", None, "the id of a function call")
+            text = _text(item.output, f"{at}.output")
+            messages.append(ChatMessage(role="tool", content=text, tool_call_id=item.call_id))
+        case _:
+            raise BadRequest.of(f"{at}.type", item.type, ITEM_TYPES)
+
+
+def _assistant(messages: list[ChatMessage]) -> ChatMessage:
+    if not messages or messages[-1].role != "assistant":
+        messages.append(ChatMessage(role="assistant", content=""))
+    return messages[-1]
+
+
+def _text(content: str | list[InputPart] | None, at: str) -> str:
+    if content is None:
+        raise BadRequest.of(at, None, "a string or a list of text parts")
+    if isinstance(content, str):
+        return content
+    for i, part in enumerate(content):
+        if part.type not in TEXT_PARTS:
+            raise BadRequest.of(f"{at}[{i}].type", part.type, "input_text or output_text")
+    return "\n".join(part.text for part in content)
+
+
+def _tool(tool: Any) -> common_pb2.Tool:
+    parameters = "" if tool.parameters is None else msgspec.json.encode(tool.parameters).decode()
+    return common_pb2.Tool(
+        name=tool.name, description=tool.description or "", parameters_json=parameters, strict=tool.strict
+    )
+
+
+def _tool_choice(asked: ResponsesRequest) -> str | None:
+    choice = asked.tool_choice
+    if choice is None or not isinstance(choice, str):
+        return choice.name if choice is not None else None
+    if choice not in TOOL_CHOICES:
+        raise BadRequest.of("tool_choice", choice, "auto, none, required, or an object that names a function")
+    # Clients say `auto` whether or not they have tools.
+    return choice if asked.tools or choice != "auto" else None

@@ -1,0 +1,144 @@
+"""What a response puts out: thoughts, messages and calls as items, and the events that tell of them as they grow."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from headwater.gateway.openai.logprobs import chat_logprobs
+from headwater.gateway.pieces import CallPiece, Piece
+
+Event = dict[str, Any]
+Item = dict[str, Any]
+
+
+class ResponseItems:
+    """Grows by pieces of the one choice. Events are without their sequence number, which the stream knows."""
+
+    def __init__(self, request_id: str, *, wants_logprobs: bool) -> None:
+        self.items: list[Item] = []
+        self._request_id, self._wants_logprobs = request_id, wants_logprobs
+        self._texts: list[str] = []
+        """Of the open item's text or arguments."""
+        self._logprobs: list[dict[str, Any]] = []
+
+    @property
+    def text(self) -> str:
+        """Of all messages."""
+        parts = [part for item in self.items if item["type"] == "message" for part in item["content"]]
+        return "".join(part["text"] for part in parts)
+
+    def add(self, piece: Piece) -> list[Event]:
+        """Thoughts come before text and text before calls, as parsers find them."""
+        events: list[Event] = []
+        if reasoning := piece.reasoning:
+            events += self._grow("reasoning", reasoning, [])
+        if text := piece.text:
+            scores = chat_logprobs(piece.logprobs, as_ids=False)["content"] if self._wants_logprobs else []
+            events += self._grow("message", text, scores)
+        for call in piece.calls:
+            events += self._call(call)
+        return events
+
+    def end(self, status: str) -> list[Event]:
+        """Closes the item that is open; an answer of nothing is an empty message."""
+        opened = [] if self.items else self._open(self._message())
+        return opened + self._close(status)
+
+    def _grow(self, kind: str, text: str, scores: list[dict[str, Any]]) -> list[Event]:
+        events = []
+        if not self._is_open(kind):
+            events += self._close("completed")
+            events += self._open(self._message() if kind == "message" else self._thoughts())
+        self._texts.append(text)
+        self._logprobs += scores
+        where = self._where(content=True)
+        if kind == "message":
+            events.append({"type": "response.output_text.delta", **where, "delta": text, "logprobs": scores})
+        else:
+            events.append({"type": "response.reasoning_text.delta", **where, "delta": text})
+        return events
+
+    def _call(self, call: CallPiece) -> list[Event]:
+        events, arguments = [], "".join(call.arguments)
+        if call.name:
+            events += self._close("completed")
+            events += self._open(
+                {
+                    "type": "function_call",
+                    "id": self._new_id("fc"),
+                    "call_id": call.id,
+                    "name": call.name,
+                    "arguments": "",
+                    "status": "in_progress",
+                }
+            )
+        self._texts.append(arguments)
+        if arguments:
+            events.append({"type": "response.function_call_arguments.delta", **self._where(), "delta": arguments})
+        return events
+
+    def _is_open(self, kind: str) -> bool:
+        return bool(self.items) and self.items[-1]["type"] == kind and self.items[-1]["status"] == "in_progress"
+
+    def _open(self, item: Item) -> list[Event]:
+        self.items.append(item)
+        self._texts, self._logprobs = [], []
+        events: list[Event] = [
+            {"type": "response.output_item.added", "output_index": len(self.items) - 1, "item": dict(item)}
+        ]
+        if item["type"] != "function_call":
+            events.append({"type": "response.content_part.added", **self._where(content=True), "part": self._part("")})
+        return events
+
+    def _close(self, status: str) -> list[Event]:
+        if not self.items or self.items[-1]["status"] != "in_progress":
+            return []
+        item, text = self.items[-1], "".join(self._texts)
+        item["status"] = status
+        if item["type"] == "function_call":
+            item["arguments"] = text
+            done = {"type": "response.function_call_arguments.done", **self._where(), "name": item["name"]}
+            events = [done | {"arguments": text}]
+        else:
+            part, where = self._part(text), self._where(content=True)
+            item["content"] = [part]
+            kind = "output_text" if item["type"] == "message" else "reasoning_text"
+            scores = {"logprobs": self._logprobs} if item["type"] == "message" else {}
+            events = [
+                {"type": f"response.{kind}.done", **where, "text": text, **scores},
+                {"type": "response.content_part.done", **where, "part": part},
+            ]
+        return [
+            *events,
+            {"type": "response.output_item.done", "output_index": len(self.items) - 1, "item": dict(item)},
+        ]
+
+    def _part(self, text: str) -> dict[str, Any]:
+        if self.items[-1]["type"] == "reasoning":
+            return {"type": "reasoning_text", "text": text}
+        return {"type": "output_text", "text": text, "annotations": [], "logprobs": self._logprobs if text else []}
+
+    def _where(self, *, content: bool = False) -> dict[str, Any]:
+        where: dict[str, Any] = {"item_id": self.items[-1]["id"], "output_index": len(self.items) - 1}
+        return where | {"content_index": 0} if content else where
+
+    def _message(self) -> Item:
+        return {
+            "type": "message",
+            "id": self._new_id("msg"),
+            "status": "in_progress",
+            "role": "assistant",
+            "content": [],
+        }
+
+    def _thoughts(self) -> Item:
+        return {
+            "type": "reasoning",
+            "id": self._new_id("rs"),
+            "status": "in_progress",
+            "summary": [],
+            "content": [],
+        }
+
+    def _new_id(self, prefix: str) -> str:
+        return f"{prefix}_{self._request_id}{len(self.items):02d}"

@@ -1,0 +1,111 @@
+"""The JSON of POST /v1/responses, as typed structs. Types are checked here, ranges by the processor's contract."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta, Struct
+
+from headwater.gateway.openai.schema import Flag, Sampling, Whole
+
+
+class InputItem(Struct, kw_only=True):
+    """Something that was said, called or thought. Which fields count depends on its type."""
+
+    type: str = "message"
+    role: str | None = None
+    content: str | list[InputPart] | None = None
+    call_id: str | None = None
+    name: str | None = None
+    arguments: str | None = None
+    output: str | list[InputPart] | None = None
+    summary: list[InputPart] | None = None
+    id: str | None = None
+    status: str | None = None
+
+
+class InputPart(Struct, kw_only=True):
+    """A part of a message; only text is served."""
+
+    type: str
+    text: str = ""
+
+
+class ResponseTool(Struct, kw_only=True):
+    """A function that the answer may call."""
+
+    name: Annotated[str, Meta(description="1 to 64 letters, digits, _, - and .")]
+    type: Annotated[Literal["function"], Meta(description="function")]
+    description: str | None = None
+    parameters: Annotated[dict[str, Any], Meta(description="a JSON Schema of an object")] | None = None
+    strict: Flag | None = None
+
+
+class ChosenFunction(Struct, kw_only=True):
+    """The function that is to be called."""
+
+    name: str
+    type: Annotated[Literal["function"], Meta(description="function")]
+
+
+class TextFormat(Struct, kw_only=True):
+    """What the text of the answer must match."""
+
+    type: Annotated[Literal["text", "json_object", "json_schema"], Meta(description="text, json_object or json_schema")]
+    name: str | None = None
+    schema: Annotated[dict[str, Any], Meta(description="a JSON Schema, with type json_schema")] | None = None
+    strict: Flag | None = None
+    description: str | None = None
+
+
+class TextOptions(Struct, kw_only=True):
+    """How the text is written."""
+
+    format: TextFormat | None = None
+    verbosity: str | None = None
+
+
+class Reasoning(Struct, kw_only=True):
+    """How much is thought."""
+
+    effort: str | None = None
+    summary: str | None = None
+
+
+class ResponseStreamOptions(Struct, kw_only=True):
+    """What a stream carries besides; nothing here changes it."""
+
+    include_obfuscation: Flag | None = None
+
+
+class ResponsesRequest(Sampling, kw_only=True):
+    """POST /v1/responses"""
+
+    model: Annotated[str, Meta(description="a served model's name")]
+    input: Annotated[str | list[InputItem], Meta(description="a string or a list of items")]
+    instructions: str | None = None
+    previous_response_id: Annotated[str, Meta(max_length=128, description="the id of a response")] | None = None
+    store: Flag | None = None
+    stream: Flag | None = None
+    stream_options: Annotated[ResponseStreamOptions, Meta(description="an object, with stream")] | None = None
+    max_output_tokens: Annotated[Whole, Meta(description="a whole number, at least 1")] | None = None
+    tools: Annotated[list[ResponseTool], Meta(description="functions")] | None = None
+    tool_choice: (
+        Annotated[str | ChosenFunction, Meta(description="auto, none, required, or an object that names a function")]
+        | None
+    ) = None
+    parallel_tool_calls: Flag | None = None
+    text: Annotated[TextOptions, Meta(description="an object with a format")] | None = None
+    reasoning: Annotated[Reasoning, Meta(description="an object with an effort")] | None = None
+    include: Annotated[list[str], Meta(description="names of what else is answered")] | None = None
+    top_logprobs: Annotated[Whole, Meta(description="a whole number, 0…20")] | None = None
+    metadata: Annotated[dict[str, str], Meta(max_length=16, description="up to 16 strings by name")] | None = None
+    truncation: Annotated[Literal["auto", "disabled"], Meta(description="auto or disabled")] | None = None
+    user: str | None = None
+    background: Flag | None = None
+    conversation: Any = None
+    prompt: Any = None
+    cache_salt: Annotated[str, Meta(max_length=1024, description="a string of up to 1024 characters")] | None = None
+    priority: Annotated[int, Meta(ge=0, le=1000, description="a whole number, 0…1000")] | None = None
+    request_id: Annotated[str, Meta(max_length=256, description="a string of up to 256 characters")] | None = None
+    chat_template_kwargs: Annotated[dict[str, Any], Meta(description="an object")] | None = None

@@ -1,0 +1,131 @@
+"""/v1/responses over HTTP: a turn of a conversation, kept for the next one unless the client says otherwise."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from headwater.gateway.caller import Caller
+from headwater.gateway.exchange import Exchange
+from headwater.gateway.line import Line
+from headwater.gateway.openai.response_answer import ResponseAnswer, ResponseEvents
+from headwater.gateway.openai.response_input import check, items_of, to_prompt, to_sampling
+from headwater.gateway.openai.response_schema import InputItem, ResponsesRequest
+from headwater.gateway.pieces import Gathered
+from headwater.gateway.response_store import Item, KeptResponse, ResponseStore
+from headwater.gateway.session import Generation, Job, run_all
+from headwater.services import errors
+
+RENAMED = {
+    "messages": "input",
+    "max_tokens": "max_output_tokens",
+    "structured_output.json_schema": "text.format.schema",
+    "structured_output.json_object": "text.format",
+}
+
+
+class Responses:
+    """The handlers. `keep_alive` is the silence in seconds after which a stream gets a comment."""
+
+    def __init__(self, line: Line, store: ResponseStore, keep_alive: float) -> None:
+        self._line, self._store, self._keep_alive = line, store, keep_alive
+
+    async def create(self, exchange: Exchange, caller: Caller, asked: ResponsesRequest) -> None:
+        check(asked)
+        caller = caller.with_body(asked.request_id, asked.priority)
+        exchange.request_id = caller.shown_id
+        answer = ResponseAnswer(request_id=caller.request_id, asked=asked)
+        events = ResponseEvents(answer, exchange.open_stream) if asked.stream else None
+        if events is not None:
+            exchange.error_event = events.failure
+        gathered = Gathered()
+        before, said = await self._before(caller, asked), items_of(asked)
+        generation = Generation(self._line, _job(caller, asked, before, said), events or gathered)
+        async with caller.within_deadline():
+            tick = events.keep_alive if events is not None else _nothing
+            await exchange.unless_client_leaves(_carry(generation), silence=self._keep_alive, on_silence=tick)
+        if events is None:
+            answer.items.add(gathered.of(generation.choices[0]))
+            answer.items.end("incomplete" if generation.choices[0].finish_reason == "length" else "completed")
+        response = await self._kept(caller, answer, generation, before, said)
+        if events is None:
+            await exchange.reply_json(response)
+        else:
+            await exchange.end_stream(events.last_event(response))
+
+    async def retrieve(self, exchange: Exchange, caller: Caller) -> None:
+        kept = await self._store.find(caller.tenant.id, exchange.path_params["id"])
+        await exchange.reply_json(kept.response)
+
+    async def list_input(self, exchange: Exchange, caller: Caller) -> None:
+        kept = await self._store.find(caller.tenant.id, exchange.path_params["id"])
+        ids = [item.get("id") for item in kept.input]
+        ends = {"first_id": ids[0] if ids else None, "last_id": ids[-1] if ids else None, "has_more": False}
+        await exchange.reply_json({"object": "list", "data": kept.input, **ends})
+
+    async def delete(self, exchange: Exchange, caller: Caller) -> None:
+        response_id = exchange.path_params["id"]
+        await self._store.drop(caller.tenant.id, response_id)
+        await exchange.reply_json({"id": response_id, "object": "response", "deleted": True})
+
+    async def _before(self, caller: Caller, asked: ResponsesRequest) -> list[Item]:
+        """What was said in the turns before."""
+        if asked.previous_response_id is None:
+            return []
+        try:
+            return (await self._store.find(caller.tenant.id, asked.previous_response_id)).conversation
+        except errors.NotFound as error:
+            raise errors.BadRequest("previous_response_id", error.message, code="previous_response_not_found") from None
+
+    async def _kept(
+        self,
+        caller: Caller,
+        answer: ResponseAnswer,
+        generation: Generation,
+        before: list[Item],
+        said: list[InputItem],
+    ) -> dict[str, Any]:
+        """The response, which says itself whether it can be found again."""
+        answer.is_stored = answer.asked.store is not False
+        response = answer.ended(generation)
+        if not answer.is_stored:
+            return response
+        given = [_as_item(item, f"{caller.request_id}i{i}") for i, item in enumerate(said)]
+        conversation = [*before, *given, *answer.items.items]
+        kept = KeptResponse(response=response, input=given, conversation=conversation)
+        response["store"] = await self._store.keep(caller.tenant.id, kept)
+        return response
+
+
+def _job(caller: Caller, asked: ResponsesRequest, before: list[Item], said: list[InputItem]) -> Job:
+    items = [*msgspec.convert(before, list[InputItem]), *said]
+    return Job(
+        caller=caller,
+        model=asked.model,
+        prompt=to_prompt(asked, items, first=len(before)),
+        sampling=to_sampling(asked),
+        stream=bool(asked.stream),
+        cache_salt=asked.cache_salt or "",
+    )
+
+
+async def _carry(generation: Generation) -> None:
+    try:
+        await generation.prepare()
+    except errors.BadRequest as error:
+        raise error.in_words_of(RENAMED) from None
+    await run_all([generation])
+
+
+def _as_item(item: InputItem, fallback_id: str) -> Item:
+    """As it is listed: with an id, and text in parts."""
+    fields: Item = {key: value for key, value in msgspec.to_builtins(item).items() if value is not None}
+    if item.type == "message" and isinstance(item.content, str):
+        kind: Item = {"type": "output_text", "annotations": []} if item.role == "assistant" else {"type": "input_text"}
+        fields["content"] = [kind | {"text": item.content}]
+    return {"id": f"item_{fallback_id}", **fields}
+
+
+def _nothing() -> None:
+    """A whole answer has nothing to say before it is there."""

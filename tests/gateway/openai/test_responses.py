@@ -1,0 +1,159 @@
+"""Responses over the whole line, with the official client and on the wire."""
+# ruff: noqa: E501 (events stand in their order)
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import openai
+import pytest
+
+from tests.gateway.conftest import GatewayStarter
+from tests.gateway.stages import MODEL, Behind, Gateway
+
+PATH = "/v1/responses"
+ASKED: Any = {"model": MODEL, "max_output_tokens": 12, "temperature": 0}
+
+
+@pytest.fixture(scope="module")
+def keeper(behind: Behind, start_gateway: GatewayStarter, shared_redis_url: str) -> Iterator[Gateway]:
+    """A gateway that keeps responses."""
+    with start_gateway(behind, f"--redis-url={shared_redis_url}", "--response-ttl=60") as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def client(keeper: Gateway) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{keeper.rest}/v1", api_key="any", max_retries=0) as official:
+        yield official
+
+
+def post(gateway: Gateway, status: int = 200, /, **body: Any) -> dict[str, Any]:
+    reply = gateway.client.post(PATH, json=ASKED | body)
+    assert reply.status_code == status, reply.text
+    answer: dict[str, Any] = reply.json()
+    return answer
+
+
+def test_a_response_streams_the_events_of_the_answer_that_comes_whole(client: openai.OpenAI) -> None:
+    whole = client.responses.create(**ASKED, input="Name three rivers.")
+    events = list(client.responses.create(**ASKED, input="Name three rivers.", stream=True))
+    kinds = [event.type for event in events]
+    assert kinds[:4] == [
+        "response.created",
+        "response.in_progress",
+        "response.output_item.added",
+        "response.content_part.added",
+    ]
+    assert kinds[-4:] == [
+        "response.output_text.done",
+        "response.content_part.done",
+        "response.output_item.done",
+        "response.incomplete",
+    ]
+    assert set(kinds[4:-4]) == {"response.output_text.delta"}
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    text = "".join(event.delta for event in events if event.type == "response.output_text.delta")
+    final: Any = events[-1]
+    assert text == whole.output_text == final.response.output_text
+    assert whole.usage is not None
+    assert (whole.status, whole.incomplete_details) == ("incomplete", final.response.incomplete_details)
+    assert (whole.usage.output_tokens, final.response.usage.output_tokens) == (12, 12)
+    assert whole.usage.total_tokens == whole.usage.input_tokens + 12
+
+
+def test_a_turn_goes_on_where_the_one_before_ended(client: openai.OpenAI, keeper: Gateway) -> None:
+    first = client.responses.create(**ASKED, input="Name a river.")
+    second = client.responses.create(**ASKED, input="And another?", previous_response_id=first.id)
+    spelled = [
+        {"role": "user", "content": "Name a river."},
+        {"role": "assistant", "content": first.output_text},
+        {"role": "user", "content": [{"type": "input_text", "text": "And another?"}]},
+    ]
+    same = client.responses.create(**ASKED, input=spelled, store=False)
+    assert second.output_text == same.output_text
+    assert second.usage is not None
+    assert same.usage is not None
+    assert second.usage.input_tokens == same.usage.input_tokens
+    assert second.previous_response_id == first.id
+    third = client.responses.create(**ASKED, input="More.", previous_response_id=second.id, instructions="Be brief.")
+    assert third.usage is not None
+    assert third.usage.input_tokens > second.usage.input_tokens
+
+
+def test_a_response_is_kept_until_it_is_deleted(client: openai.OpenAI, keeper: Gateway) -> None:
+    made = client.responses.create(**ASKED, input="Name a river.", metadata={"a": "b"})
+    assert client.responses.retrieve(made.id) == made
+    [item] = client.responses.input_items.list(made.id)
+    assert item.model_dump()["content"][0]["text"] == "Name a river."
+    assert keeper.client.get(f"{PATH}/{made.id}", headers={"x-tenant": "other"}).status_code == 404
+    client.responses.delete(made.id)
+    with pytest.raises(openai.NotFoundError):
+        client.responses.retrieve(made.id)
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.responses.create(**ASKED, input="x", previous_response_id=made.id)
+    assert refused.value.param == "previous_response_id"
+
+
+def test_what_is_not_to_be_kept_is_not(keeper: Gateway) -> None:
+    made = post(keeper, input="x", store=False)
+    assert made["store"] is False
+    assert keeper.client.get(f"{PATH}/{made['id']}").status_code == 404
+
+
+def test_a_gateway_without_a_store_answers_and_says_that_nothing_was_kept(gateway: Gateway) -> None:
+    assert post(gateway, input="x")["store"] is False
+    assert post(gateway, 503, input="x", previous_response_id="resp_1")["error"]["code"] == "store_unavailable"
+
+
+def test_calls_and_their_results_of_the_past_are_part_of_the_prompt(keeper: Gateway) -> None:
+    call = {"type": "function_call", "call_id": "c1", "name": "time", "arguments": "{}"}
+    result = {"type": "function_call_output", "call_id": "c1", "output": "noon"}
+    thought = {"type": "reasoning", "id": "rs_1", "summary": [{"type": "summary_text", "text": "Hm."}]}
+    user = {"role": "user", "content": "What time is it?"}
+    tokens = [
+        post(keeper, input=items, store=False)["usage"]["input_tokens"]
+        for items in ([user], [user, call], [user, thought, call, result])
+    ]
+    assert tokens == sorted(set(tokens))
+
+
+def test_logprobs_come_when_asked_for(keeper: Gateway) -> None:
+    made = post(keeper, input="x", include=["message.output_text.logprobs"], top_logprobs=2)
+    [part] = made["output"][0]["content"]
+    assert "".join(entry["token"] for entry in part["logprobs"]) == part["text"]
+    assert {len(entry["top_logprobs"]) for entry in part["logprobs"]} == {2}
+
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"input": ""}, "input"),
+    ({"input": 5}, "input"),
+    ({"input": "x", "model": None}, "model"),
+    ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0].type"),
+    ({"input": [{"type": "web_search_call"}]}, "input[0].type"),
+    ({"input": [{"type": "function_call", "name": "f"}]}, "input[0]"),
+    ({"input": [{"type": "function_call_output", "output": "x"}]}, "input[0].call_id"),
+    ({"input": "x", "background": True}, "background"),
+    ({"input": "x", "conversation": "conv_1"}, "conversation"),
+    ({"input": "x", "tools": [{"type": "web_search"}]}, "tools[0].type"),
+    ({"input": "x", "tools": [{"type": "function", "name": "a b"}]}, "tools[0].function.name"),
+    ({"input": "x", "tool_choice": "required"}, "tool_choice"),
+    ({"input": "x", "include": ["file_search_call.results"]}, "include[0]"),
+    ({"input": "x", "max_output_tokens": 0}, "max_output_tokens"),
+    ({"input": "x", "temperature": 3}, "temperature"),
+    ({"input": "x", "n": 2, "temperature": 1}, "n"),
+    ({"input": "x", "text": {"format": {"type": "json_schema"}}}, "text.format.schema"),
+    ({"input": "x", "stream_options": {}}, "stream_options"),
+]
+
+
+@pytest.mark.parametrize(("body", "param"), REFUSED, ids=lambda value: str(value)[:40])
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_cannot_be_served_is_refused_by_name(
+    gateway: Gateway, body: dict[str, Any], param: str, stream: bool
+) -> None:
+    if stream and "stream_options" in body:
+        return
+    error = post(gateway, 400, **body, stream=stream)["error"]
+    assert error["param"] == param, error
