@@ -19,7 +19,8 @@ from rich.table import Table
 
 from headwater.bench.workloads import MODELS, WORKLOADS, Workload, uniform
 from headwater.engine_core.engine import Engine
-from headwater.engine_core.executors.build import ExecutorOptions, build_executor
+from headwater.engine_core.executors.build import build_executor
+from headwater.engine_core.executors.options import ExecutorOptions
 from headwater.engine_core.model_config import ModelConfig
 from headwater.engine_core.request import NewRequest
 from headwater.engine_core.sampling_params import SamplingParams

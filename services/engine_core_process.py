@@ -20,7 +20,9 @@ import msgspec
 
 from headwater.engine_core.config import ConfigError, EngineConfig
 from headwater.engine_core.engine import Engine
-from headwater.engine_core.executors.build import ExecutorOptions, ModelFacts, build_executor
+from headwater.engine_core.executors.build_simulated import build_simulated_executor
+from headwater.engine_core.executors.executor import Executor
+from headwater.engine_core.executors.options import ExecutorOptions, ModelFacts
 from headwater.services.engine_messages import (
     Add,
     Cancel,
@@ -81,7 +83,7 @@ def main() -> None:
     commands, reports = RingReader(ends.commands), RingWriter(ends.reports)
     logging.basicConfig(level=settings.log_level.upper(), format="%(message)s")
     try:
-        executor, config, facts = build_executor(executor_options(settings), SpokenProgress(reports))
+        executor, config, facts = _build(executor_options(settings), SpokenProgress(reports))
     except ConfigError as error:
         reports.write(encode(Failed(str(error))))
         sys.exit(1)
@@ -93,6 +95,15 @@ def main() -> None:
         gc.freeze()
         reports.write(encode(_ready(engine, config, facts)))
         run(engine, measured, commands, reports)
+
+
+def _build(options: ExecutorOptions, progress: SpokenProgress) -> tuple[Executor, EngineConfig, ModelFacts]:
+    if options.executor == "simulated":
+        return build_simulated_executor(options)
+    # Imported here: it brings torch, which takes longer to load than a simulated engine to start.
+    from headwater.engine_core.executors.build import build_executor  # noqa: PLC0415
+
+    return build_executor(options, progress)
 
 
 class SpokenProgress:

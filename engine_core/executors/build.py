@@ -1,11 +1,9 @@
-"""From options to an executor that is ready to compute, with the facts that the outside needs of it."""
+"""From options to an executor that computes a model, with the facts that the outside needs of it."""
 
 from __future__ import annotations
 
 import hashlib
 import platform as machine
-from collections.abc import Callable
-from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -14,7 +12,7 @@ import torch
 from headwater.engine_core import weights
 from headwater.engine_core.config import ConfigError, EngineConfig
 from headwater.engine_core.executors.executor import Executor
-from headwater.engine_core.executors.simulated import SimulatedExecutor, SimulatedModel, SimulatedTiming
+from headwater.engine_core.executors.options import ExecutorOptions, ModelFacts, Progress, engine_config
 from headwater.engine_core.executors.single import SingleExecutor
 from headwater.engine_core.model_config import ModelConfig
 from headwater.engine_core.models.decoder import Decoder
@@ -25,57 +23,12 @@ from headwater.engine_core.runner import Runner
 CPU_KV_CACHE_BYTES = 512 << 20
 """KV cache on a CPU when neither its size nor its blocks are given."""
 KV_DTYPES = weights.DTYPES | {"fp8": torch.float8_e4m3fn}
-Progress = Callable[[str, int, int], None]
-"""(phase, done, total)"""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExecutorOptions:
-    """What an executor is told at start; zeros mean: decide."""
-
-    model_folder: Path | None
-    """A converted model; None only for the simulated executor."""
-    executor: str = "single"
-    device: str = "cpu"
-    dtype: str = "auto"
-    load_format: str = "auto"
-    num_threads: int = 0
-    block_size: int = 16
-    num_blocks: int = 0
-    kv_cache_memory: int = 0
-    """Bytes."""
-    max_model_len: int = 0
-    max_num_seqs: int = 256
-    max_num_batched_tokens: int = 2048
-    long_prefill_chunk: int = 0
-    async_depth: int = 2
-    gpu_memory_utilization: float = 0.9
-    """Share of a GPU's memory that weights, activations and KV cache may take."""
-    kv_cache_dtype: str = "auto"
-    """`auto`: that of the weights; `fp8`, on a GPU."""
-    simulated_step_seconds: float = 0.0
-    """Time of a simulated step, whatever is in it."""
-    simulated_prefill_seconds: float = 0.0
-    """What each prompt token adds to it."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelFacts:
-    """What is served, as it was found."""
-
-    dtype: str
-    kv_format: str
-    vocab_size: int
-    numerics_id: str
-    """Equal ids give equal bits."""
 
 
 def build_executor(options: ExecutorOptions, progress: Progress) -> tuple[Executor, EngineConfig, ModelFacts]:
     """Raises `ConfigError` naming what cannot be served."""
     if options.num_threads:
         torch.set_num_threads(options.num_threads)
-    if options.executor == "simulated":
-        return _simulated(options)
     assert options.model_folder is not None
     model = ModelConfig.read(options.model_folder)
     device = _device(options.device)
@@ -118,23 +71,6 @@ def build_executor(options: ExecutorOptions, progress: Progress) -> tuple[Execut
     return SingleExecutor(Runner(decoder, config, weights.DTYPES[dtype])), config, facts
 
 
-def _simulated(options: ExecutorOptions) -> tuple[Executor, EngineConfig, ModelFacts]:
-    vocab_size, max_model_len = 49_152, options.max_model_len or 8_192
-    if options.model_folder is not None:
-        model = ModelConfig.read(options.model_folder)
-        vocab_size = model.vocab_size
-        max_model_len = options.max_model_len or model.max_position_embeddings
-    options = replace(options, max_model_len=max_model_len, num_blocks=options.num_blocks or 4_096)
-    config = _config(options, max_model_len, options.num_blocks)
-    timing = SimulatedTiming(
-        step_seconds=options.simulated_step_seconds, seconds_per_prefill_token=options.simulated_prefill_seconds
-    )
-    simulated_model = SimulatedModel(vocab_size=vocab_size, first_token_id=min(256, vocab_size // 2))
-    executor = SimulatedExecutor(config, simulated_model, timing)
-    facts = ModelFacts(dtype="simulated", kv_format="simulated", vocab_size=vocab_size, numerics_id="simulated")
-    return executor, config, facts
-
-
 def _engine_config(
     options: ExecutorOptions, model: ModelConfig, dtype: torch.dtype, device: torch.device
 ) -> EngineConfig:
@@ -146,19 +82,7 @@ def _engine_config(
     if device.type == "cuda" and not options.num_blocks:
         # The least that will do; how many there are is known when weights and the largest step are in memory.
         num_blocks = -(-max_model_len // options.block_size) + 1
-    return _config(options, max_model_len, num_blocks)
-
-
-def _config(options: ExecutorOptions, max_model_len: int, num_blocks: int) -> EngineConfig:
-    return EngineConfig(
-        block_size=options.block_size,
-        num_blocks=num_blocks,
-        max_model_len=max_model_len,
-        max_num_seqs=options.max_num_seqs,
-        max_num_batched_tokens=options.max_num_batched_tokens,
-        long_prefill_chunk=options.long_prefill_chunk,
-        async_depth=options.async_depth,
-    )
+    return engine_config(options, max_model_len, num_blocks)
 
 
 def _device(name: str) -> torch.device:

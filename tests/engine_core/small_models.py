@@ -12,7 +12,8 @@ from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen2
 
 from headwater.engine_core import weights
 from headwater.engine_core.engine import Engine
-from headwater.engine_core.executors.build import ExecutorOptions, build_executor
+from headwater.engine_core.executors.build import build_executor
+from headwater.engine_core.executors.options import ExecutorOptions
 from headwater.engine_core.request import NewRequest, TokenLogprobs
 from headwater.engine_core.sampling_params import SamplingParams
 from headwater.engine_core.step_output import StepOutput

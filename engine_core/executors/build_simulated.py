@@ -1,0 +1,28 @@
+"""The executor that computes nothing, from options. A core that has it starts without torch."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from headwater.engine_core.config import EngineConfig
+from headwater.engine_core.executors.executor import Executor
+from headwater.engine_core.executors.options import ExecutorOptions, ModelFacts, engine_config
+from headwater.engine_core.executors.simulated import SimulatedExecutor, SimulatedModel, SimulatedTiming
+from headwater.engine_core.model_config import ModelConfig
+
+
+def build_simulated_executor(options: ExecutorOptions) -> tuple[Executor, EngineConfig, ModelFacts]:
+    vocab_size, max_model_len = 49_152, options.max_model_len or 8_192
+    if options.model_folder is not None:
+        model = ModelConfig.read(options.model_folder)
+        vocab_size = model.vocab_size
+        max_model_len = options.max_model_len or model.max_position_embeddings
+    options = replace(options, max_model_len=max_model_len, num_blocks=options.num_blocks or 4_096)
+    config = engine_config(options, max_model_len, options.num_blocks)
+    timing = SimulatedTiming(
+        step_seconds=options.simulated_step_seconds, seconds_per_prefill_token=options.simulated_prefill_seconds
+    )
+    simulated_model = SimulatedModel(vocab_size=vocab_size, first_token_id=min(256, vocab_size // 2))
+    executor = SimulatedExecutor(config, simulated_model, timing)
+    facts = ModelFacts(dtype="simulated", kv_format="simulated", vocab_size=vocab_size, numerics_id="simulated")
+    return executor, config, facts

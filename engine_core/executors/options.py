@@ -1,0 +1,65 @@
+"""What an executor is built from and what is found on the way. Knows no tensors, so that whoever only asks imports little."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from headwater.engine_core.config import EngineConfig
+
+Progress = Callable[[str, int, int], None]
+"""(phase, done, total)"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExecutorOptions:
+    """What an executor is told at start; zeros mean: decide."""
+
+    model_folder: Path | None
+    """A converted model; None only for the simulated executor."""
+    executor: str = "single"
+    device: str = "cpu"
+    dtype: str = "auto"
+    load_format: str = "auto"
+    num_threads: int = 0
+    block_size: int = 16
+    num_blocks: int = 0
+    kv_cache_memory: int = 0
+    """Bytes."""
+    max_model_len: int = 0
+    max_num_seqs: int = 256
+    max_num_batched_tokens: int = 2048
+    long_prefill_chunk: int = 0
+    async_depth: int = 2
+    gpu_memory_utilization: float = 0.9
+    """Share of a GPU's memory that weights, activations and KV cache may take."""
+    kv_cache_dtype: str = "auto"
+    """`auto`: that of the weights; `fp8`, on a GPU."""
+    simulated_step_seconds: float = 0.0
+    """Time of a simulated step, whatever is in it."""
+    simulated_prefill_seconds: float = 0.0
+    """What each prompt token adds to it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFacts:
+    """What is served, as it was found."""
+
+    dtype: str
+    kv_format: str
+    vocab_size: int
+    numerics_id: str
+    """Equal ids give equal bits."""
+
+
+def engine_config(options: ExecutorOptions, max_model_len: int, num_blocks: int) -> EngineConfig:
+    return EngineConfig(
+        block_size=options.block_size,
+        num_blocks=num_blocks,
+        max_model_len=max_model_len,
+        max_num_seqs=options.max_num_seqs,
+        max_num_batched_tokens=options.max_num_batched_tokens,
+        long_prefill_chunk=options.long_prefill_chunk,
+        async_depth=options.async_depth,
+    )
