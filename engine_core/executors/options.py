@@ -1,4 +1,4 @@
-"""What an executor is built from and what is found on the way. Knows no tensors, so that whoever only asks imports little."""
+"""What an executor is built from and what is found on the way. Knows no tensors: whoever only asks imports little."""
 
 from __future__ import annotations
 
