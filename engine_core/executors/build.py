@@ -67,7 +67,7 @@ def build_executor(options: ExecutorOptions, progress: Progress) -> tuple[Execut
         return on_gpu, config, facts
     folder = options.model_folder if options.load_format == "auto" else None
     tensors = with_packed_matrices(tensors, folder, partial(progress, "packing weights"))
-    decoder = Decoder(model, tensors, CpuPlatform(config.block_size), config.max_model_len)
+    decoder = Decoder(model, tensors, CpuPlatform(model, config.block_size), config.max_model_len)
     return SingleExecutor(Runner(decoder, config, weights.DTYPES[dtype])), config, facts
 
 

@@ -12,7 +12,6 @@ import torch
 from headwater.engine_core.sampling_params import SamplingParams
 from headwater.kernels.packed_linear import can_pack, pack
 from headwater.kernels.row_stable_linear import RowRule, row_rule, row_stable_linear
-from headwater.kernels.split_attention import plan_splits, split_attention
 from tests.engine_core.small_models import SmallEngine, convert, greedy, random_checkpoint
 
 RNG = np.random.default_rng(7)
@@ -87,32 +86,3 @@ def _assert_rows_are_their_own(x: torch.Tensor, weight: torch.Tensor, rule: RowR
         for start in range(0, 300 - num_rows, 37):
             rows = slice(start, start + num_rows)
             assert torch.equal(row_stable_linear(x[rows], weight, rule), expected[rows])
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("block_size", [16, 64, 128])
-def test_attention_gives_a_position_the_same_bits_in_any_chunk(block_size: int, dtype: torch.dtype) -> None:
-    length, num_blocks = 700, 700 // block_size + 4
-    k_cache, v_cache = (torch.randn(num_blocks, 2, block_size, 32).to(dtype) for _ in range(2))
-    q = torch.randn(length, 6, 32).to(dtype)
-    table = torch.randperm(num_blocks - 1).int()[None, : -(-length // block_size)] + 1
-
-    def attend(starts: list[int], counts: list[int], rows: torch.Tensor) -> torch.Tensor:
-        plan = plan_splits(starts, counts, table.expand(len(starts), -1), block_size)
-        return split_attention(rows, k_cache, v_cache, plan, 32**-0.5)
-
-    whole = attend([0], [length], q)
-    for chunk in (1, 7, 128, 300):
-        parts = [attend([s], [min(chunk, length - s)], q[s : s + chunk]) for s in range(0, length, chunk)]
-        assert torch.equal(torch.cat(parts), whole), chunk
-    positions = [3, 255, 256, 699]
-    assert torch.equal(attend(positions, [1] * 4, q[positions]), whole[positions])
-    keys, values = (c[table[0].long()].transpose(1, 2).flatten(0, 1)[:length].double() for c in (k_cache, v_cache))
-    mask = torch.ones(length, length, dtype=torch.bool).tril()
-    expected = torch.nn.functional.scaled_dot_product_attention(
-        q.double().transpose(0, 1),
-        keys.repeat_interleave(3, 1).transpose(0, 1),
-        values.repeat_interleave(3, 1).transpose(0, 1),
-        attn_mask=mask,
-    ).transpose(0, 1)
-    assert torch.dist(whole.double(), expected) < (1e-6 if dtype == torch.float32 else 1e-2) * expected.norm()

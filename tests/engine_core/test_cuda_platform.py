@@ -97,7 +97,7 @@ def test_the_gpu_computes_what_the_cpu_computes(architecture: str) -> None:
     rows, counts = [0, 1, 2], [1, 200, 70]
     on_gpu = torch.cat(line.forward(rows, [0, 0, 0], counts)).cpu().double()
     wide = cast("weights.Weights", {name: tensor.float() for name, tensor in line.tensors.items()})
-    decoder = Decoder(line.config, wide, PlainCpu(BLOCK_SIZE), MAX_LEN)
+    decoder = Decoder(line.config, wide, PlainCpu(line.config, BLOCK_SIZE), MAX_LEN)
     on_cpu = decoder.forward(line.batch(rows, [0, 0, 0], counts), torch.zeros(line.shape)).double()
     assert ((on_gpu - on_cpu).norm() / on_cpu.norm()).item() < 2e-2
 

@@ -1,0 +1,295 @@
+"""Attention over a CPU's paged cache (laid out as `qk_norm_rope_store_kv` says), prompts and decoding alike.
+
+Four rows of queries that share a key head meet sixteen keys at once. A row sees its keys in the order of positions,
+`CHUNK` of them to a step of the running softmax, whatever rows are beside it: a position's result has the same bits
+decoded, as part of a chunk and in a whole prompt. Twin: `kernels.prefill_attention`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numba import njit
+
+from headwater.kernels.cpu.compiled import Kernel, address_of, argument, float_bits, next_item
+from headwater.kernels.cpu.lanes import (
+    BF16_ELEMENT,
+    F32,
+    F32_ELEMENT,
+    NUM_LANES,
+    add,
+    div,
+    exp,
+    float32_at,
+    fma,
+    highest_of,
+    int32_at,
+    keep_first,
+    load,
+    maximum,
+    mul,
+    put,
+    size_of,
+    splat,
+    store,
+    sub,
+    sum_of,
+)
+from headwater.kernels.cpu.qk_norm_rope_store_kv import MAX_HEAD_DIM
+
+ROWS = 4
+CHUNK = 256
+_HIDDEN = -1e30
+"""Score of a key after the position; finite, so that differences of scores are numbers."""
+_COLUMNS = 5
+_SCORES_SIZE, _ROWS_SIZE = ROWS * CHUNK * 4, ROWS * MAX_HEAD_DIM * 4
+_SCRATCH = 2 * ROWS * MAX_HEAD_DIM + ROWS * CHUNK + 2 * ROWS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionPlan:
+    """Rows of a batch in tiles of `ROWS`; the same for every layer."""
+
+    block_tables: torch.Tensor
+    """int32 [R, blocks], contiguous"""
+    tiles: np.ndarray[Any, np.dtype[np.int32]]
+    """[tiles, 5]: first token of the request, its position, the request's rows (tokens x group), the tile's first row,
+    the request."""
+    num_keys: int
+    """That all rows meet, as a measure of the work."""
+
+
+def plan_attention(
+    starts: Sequence[int], counts: Sequence[int], block_tables: torch.Tensor, group: int
+) -> AttentionPlan:
+    """Request i computes positions starts[i] … starts[i] + counts[i] − 1; group is how many query heads share a key
+    head; block_tables int32 [R, blocks]."""
+    starts_, counts_ = np.asarray(starts, np.int64), np.asarray(counts, np.int64)
+    num_rows = counts_ * group
+    num_tiles = -(-num_rows // ROWS)
+    ends = num_tiles.cumsum()
+    columns = (counts_.cumsum() - counts_, starts_, num_rows, ends - num_tiles, np.arange(len(counts_)))
+    tiles = np.repeat(np.stack(columns, 1), num_tiles, axis=0)
+    tiles[:, 3] = (np.arange(len(tiles)) - tiles[:, 3]) * ROWS
+    return AttentionPlan(
+        block_tables=block_tables.contiguous(),
+        tiles=tiles.astype(np.int32),
+        num_keys=int((num_rows * (starts_ + counts_)).sum()),
+    )
+
+
+def attention(q: torch.Tensor, kv_cache: torch.Tensor, plan: AttentionPlan, scale: float) -> torch.Tensor:
+    """q [T, Hq, D] contiguous, kv_cache [2, num_blocks, Hk, block_size, D] of q's dtype, block_size and D divide by 16;
+    returns [T, Hq, D]. Keys and values after a position may hold any finite numbers."""
+    _, num_blocks, num_kv_heads, block_size, head_dim = kv_cache.shape
+    assert q.is_contiguous()
+    assert block_size % NUM_LANES == head_dim % NUM_LANES == 0
+    assert head_dim <= MAX_HEAD_DIM
+    out = torch.empty_like(q)
+    tensors = (q, kv_cache, out, plan.block_tables)
+    sizes = (plan.block_tables.shape[1], num_kv_heads, q.shape[1] // num_kv_heads, head_dim, block_size, num_blocks)
+    _KERNEL(
+        q.dtype,
+        len(plan.tiles) * num_kv_heads,
+        plan.num_keys * num_kv_heads * head_dim,
+        *(tensor.data_ptr() for tensor in tensors),
+        plan.tiles.ctypes.data,
+        *sizes,
+        float_bits(scale),
+    )
+    return out
+
+
+@njit
+def _tile(arguments: int, i: int, p_scratch: int, element: Any) -> None:
+    num_kv_heads, group, head_dim = argument(arguments, 6), argument(arguments, 7), argument(arguments, 8)
+    head, p_tile = i % num_kv_heads, argument(arguments, 4) + i // num_kv_heads * _COLUMNS * 4
+    first_token, start, num_rows = int32_at(p_tile), int32_at(p_tile + 4), int32_at(p_tile + 8)
+    first, last = int32_at(p_tile + 12), min(int32_at(p_tile + 12) + ROWS, num_rows) - 1
+    p_table = argument(arguments, 3) + int32_at(p_tile + 16) * argument(arguments, 5) * 4
+    p_q, p_out, p_scores = p_scratch, p_scratch + _ROWS_SIZE, p_scratch + 2 * _ROWS_SIZE
+    scale = splat(float32_at(address_of(arguments, 11)))
+    for j in range(ROWS):
+        # Where there are fewer rows, the last is computed again and thrown away.
+        row = min(first + j, last)
+        p_row = argument(arguments, 0) + _row(first_token, row, head, num_kv_heads, group) * head_dim * size_of(element)
+        for d in range(0, head_dim, NUM_LANES):
+            store(p_q + (j * head_dim + d) * 4, mul(load(p_row + d * size_of(element), element), scale), F32_ELEMENT)
+            store(p_out + (j * head_dim + d) * 4, splat(F32(0)), F32_ELEMENT)
+        _put_state(p_scratch, j, F32(_HIDDEN), F32(0))
+    num_keys = start + last // group + 1
+    for key in range(0, num_keys, CHUNK):
+        count = min(CHUNK, num_keys - key)
+        # How many of the chunk's keys each row sees.
+        seen = (
+            start + first // group + 1 - key,
+            start + min(first + 1, last) // group + 1 - key,
+            start + min(first + 2, last) // group + 1 - key,
+            start + last // group + 1 - key,
+        )
+        highest = _score(arguments, p_table, head, key, count, seen, p_q, p_scores, element)
+        for j in range(ROWS):
+            _weigh(p_scratch, j, highest[j], count, head_dim)
+        _add_values(arguments, p_table, head, key, count, p_scores, p_out, element)
+    for j in range(last - first + 1):
+        p_row = argument(arguments, 2)
+        p_row += _row(first_token, first + j, head, num_kv_heads, group) * head_dim * size_of(element)
+        total = splat(_total(p_scratch, j))
+        for d in range(0, head_dim, NUM_LANES):
+            x = div(load(p_out + (j * head_dim + d) * 4, F32_ELEMENT), total)
+            store(p_row + d * size_of(element), x, element)
+
+
+@njit
+def _row(first_token: int, row: int, head: int, num_kv_heads: int, group: int) -> int:
+    """Of q and out, seen as [T x Hq, D]."""
+    return ((first_token + row // group) * num_kv_heads + head) * group + row % group
+
+
+@njit
+def _line(arguments: int, p_table: int, head: int, key: int, is_value: int) -> Any:
+    """Of the cache, seen as [2 x num_blocks x Hk, …]: the one that holds this key."""
+    block = int32_at(p_table + key // argument(arguments, 9) * 4)
+    return (is_value * argument(arguments, 10) + block) * argument(arguments, 6) + head
+
+
+@njit
+def _score(
+    arguments: int,
+    p_table: int,
+    head: int,
+    key: int,
+    count: int,
+    seen: tuple[int, int, int, int],
+    p_q: int,
+    p_scores: int,
+    element: Any,
+) -> Any:
+    """Scores of a chunk's keys [ROWS, CHUNK]; returns the highest of each row."""
+    head_dim, block_size = argument(arguments, 8), argument(arguments, 9)
+    width = head_dim * 4
+    hidden, zero = splat(F32(_HIDDEN)), splat(F32(0))
+    highest_0 = highest_1 = highest_2 = highest_3 = hidden
+    for at in range(0, count, NUM_LANES):
+        line = _line(arguments, p_table, head, key + at, 0)
+        p_k = argument(arguments, 1) + (line * head_dim * block_size + (key + at) % block_size) * size_of(element)
+        # Two sums a row, one of even and one of odd dimensions: a sum has to wait for itself.
+        a_0 = a_1 = a_2 = a_3 = b_0 = b_1 = b_2 = b_3 = zero
+        for d in range(0, head_dim, 2):
+            k = load(p_k + d * block_size * size_of(element), element)
+            p = p_q + d * 4
+            a_0 = fma(splat(float32_at(p)), k, a_0)
+            a_1 = fma(splat(float32_at(p + width)), k, a_1)
+            a_2 = fma(splat(float32_at(p + 2 * width)), k, a_2)
+            a_3 = fma(splat(float32_at(p + 3 * width)), k, a_3)
+            k = load(p_k + (d + 1) * block_size * size_of(element), element)
+            p += 4
+            b_0 = fma(splat(float32_at(p)), k, b_0)
+            b_1 = fma(splat(float32_at(p + width)), k, b_1)
+            b_2 = fma(splat(float32_at(p + 2 * width)), k, b_2)
+            b_3 = fma(splat(float32_at(p + 3 * width)), k, b_3)
+        a_0 = keep_first(add(a_0, b_0), seen[0] - at, hidden)
+        a_1 = keep_first(add(a_1, b_1), seen[1] - at, hidden)
+        a_2 = keep_first(add(a_2, b_2), seen[2] - at, hidden)
+        a_3 = keep_first(add(a_3, b_3), seen[3] - at, hidden)
+        p = p_scores + at * 4
+        store(p, a_0, F32_ELEMENT)
+        store(p + CHUNK * 4, a_1, F32_ELEMENT)
+        store(p + CHUNK * 8, a_2, F32_ELEMENT)
+        store(p + CHUNK * 12, a_3, F32_ELEMENT)
+        highest_0, highest_1 = maximum(highest_0, a_0), maximum(highest_1, a_1)
+        highest_2, highest_3 = maximum(highest_2, a_2), maximum(highest_3, a_3)
+    return highest_of(highest_0), highest_of(highest_1), highest_of(highest_2), highest_of(highest_3)
+
+
+@njit
+def _weigh(p_scratch: int, j: int, highest: Any, count: int, head_dim: int) -> None:
+    """Scores of a row to weights; what earlier chunks gave it is scaled to the new highest score."""
+    p_scores = p_scratch + 2 * _ROWS_SIZE + j * CHUNK * 4
+    p_out = p_scratch + _ROWS_SIZE + j * head_dim * 4
+    before = _highest(p_scratch, j)
+    highest = max(before, highest)
+    total = splat(F32(0))
+    for at in range(0, count, NUM_LANES):
+        weight = exp(sub(load(p_scores + at * 4, F32_ELEMENT), splat(highest)))
+        store(p_scores + at * 4, weight, F32_ELEMENT)
+        total = add(total, weight)
+    scale = exp(splat(before - highest))
+    for d in range(0, head_dim, NUM_LANES):
+        store(p_out + d * 4, mul(load(p_out + d * 4, F32_ELEMENT), scale), F32_ELEMENT)
+    _put_state(p_scratch, j, highest, _total(p_scratch, j) * highest_of(scale) + sum_of(total))
+
+
+@njit
+def _add_values(
+    arguments: int, p_table: int, head: int, key: int, count: int, p_weights: int, p_out: int, element: Any
+) -> None:
+    head_dim, block_size = argument(arguments, 8), argument(arguments, 9)
+    width, stride = head_dim * 4, head_dim * size_of(element)
+    zero = splat(F32(0))
+    for d in range(0, head_dim, NUM_LANES):
+        p_o = p_out + d * 4
+        a_0, a_1 = load(p_o, F32_ELEMENT), load(p_o + width, F32_ELEMENT)
+        a_2, a_3 = load(p_o + 2 * width, F32_ELEMENT), load(p_o + 3 * width, F32_ELEMENT)
+        b_0 = b_1 = b_2 = b_3 = zero
+        for at in range(0, count, NUM_LANES):
+            line = _line(arguments, p_table, head, key + at, 1)
+            p_v = argument(arguments, 1) + (line * block_size + (key + at) % block_size) * stride + d * size_of(element)
+            for lane in range(0, NUM_LANES, 2):
+                v = load(p_v + lane * stride, element)
+                p = p_weights + (at + lane) * 4
+                a_0 = fma(splat(float32_at(p)), v, a_0)
+                a_1 = fma(splat(float32_at(p + CHUNK * 4)), v, a_1)
+                a_2 = fma(splat(float32_at(p + CHUNK * 8)), v, a_2)
+                a_3 = fma(splat(float32_at(p + CHUNK * 12)), v, a_3)
+                v = load(p_v + (lane + 1) * stride, element)
+                p += 4
+                b_0 = fma(splat(float32_at(p)), v, b_0)
+                b_1 = fma(splat(float32_at(p + CHUNK * 4)), v, b_1)
+                b_2 = fma(splat(float32_at(p + CHUNK * 8)), v, b_2)
+                b_3 = fma(splat(float32_at(p + CHUNK * 12)), v, b_3)
+        store(p_o, add(a_0, b_0), F32_ELEMENT)
+        store(p_o + width, add(a_1, b_1), F32_ELEMENT)
+        store(p_o + 2 * width, add(a_2, b_2), F32_ELEMENT)
+        store(p_o + 3 * width, add(a_3, b_3), F32_ELEMENT)
+
+
+@njit
+def _put_state(p_scratch: int, j: int, highest: Any, total: Any) -> None:
+    """A row's highest score and the sum of its weights."""
+    p_state = p_scratch + 2 * _ROWS_SIZE + _SCORES_SIZE + j * 8
+    put(p_state, highest, F32_ELEMENT)
+    put(p_state + 4, total, F32_ELEMENT)
+
+
+@njit
+def _highest(p_scratch: int, j: int) -> Any:
+    return float32_at(p_scratch + 2 * _ROWS_SIZE + _SCORES_SIZE + j * 8)
+
+
+@njit
+def _total(p_scratch: int, j: int) -> Any:
+    return float32_at(p_scratch + 2 * _ROWS_SIZE + _SCORES_SIZE + j * 8 + 4)
+
+
+def _tiles_f32(arguments: int) -> None:
+    scratch = np.empty(_SCRATCH, np.float32)
+    i = next_item(arguments)
+    while i >= 0:
+        _tile(arguments, i, scratch.ctypes.data, F32_ELEMENT)
+        i = next_item(arguments)
+
+
+def _tiles_bf16(arguments: int) -> None:
+    scratch = np.empty(_SCRATCH, np.float32)
+    i = next_item(arguments)
+    while i >= 0:
+        _tile(arguments, i, scratch.ctypes.data, BF16_ELEMENT)
+        i = next_item(arguments)
+
+
+_KERNEL = Kernel(_tiles_f32, _tiles_bf16)

@@ -1,0 +1,107 @@
+"""Kernels in machine code for this CPU, run on the threads that torch computes with: another pool beside torch's would
+fight it for the cores.
+
+Knows nothing about what a kernel computes. Machine code is kept in `NUMBA_CACHE_DIR`, or beside the Python bytecode.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import struct
+from array import array
+from collections.abc import Callable
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numba
+import torch
+from numba import cfunc, njit
+
+from headwater.kernels.cpu.lanes import int64_at, take_one
+
+SMALL = 1 << 15
+"""Numbers that one thread gets through before another has woken."""
+DTYPES = (torch.float32, torch.bfloat16)
+
+
+class Kernel:
+    """Work on independent items, of which each thread takes the next, so they come in any order.
+
+    `works` are the kernel for float32 and for bfloat16 elements: functions of the address of their arguments, which
+    call `next_item` until there is none. Compiled when a type is first used.
+    """
+
+    def __init__(self, *works: Callable[[int], None]) -> None:
+        self._works = dict(zip(DTYPES, works, strict=True))
+        self._compiled: dict[torch.dtype, tuple[Any, Any]] = {}
+
+    def __call__(self, dtype: torch.dtype, num_items: int, num_numbers: int, *arguments: int) -> None:
+        """num_numbers: how much all items have to do, for the choice of threads. Arguments are whole numbers and
+        addresses, 8 bytes each, from `argument(…, 0)` on."""
+        call, address = self._compiled.get(dtype) or self.compile(dtype)
+        memory = array("q", (0, num_items, *arguments))
+        if num_items > 1 and num_numbers > SMALL and (team := _team()) is not None:
+            team(address, memory.buffer_info()[0], torch.get_num_threads(), 0)
+        else:
+            call(memory.buffer_info()[0])
+
+    def compile(self, dtype: torch.dtype) -> tuple[Any, Any]:
+        """The function and its address."""
+        machine_code = cfunc("void(int64)", cache=_has_cache())(self._works[dtype])
+        compiled = self._compiled[dtype] = machine_code.ctypes, machine_code.address
+        return compiled
+
+
+@njit
+def next_item(arguments: int) -> Any:
+    """−1 when all have been taken."""
+    i = take_one(arguments)
+    return i if i < int64_at(arguments + 8) else -1
+
+
+@njit
+def argument(arguments: int, index: int) -> Any:
+    return int64_at(arguments + 16 + 8 * index)
+
+
+@njit
+def address_of(arguments: int, index: int) -> int:
+    """Of the argument itself, for numbers that are no integers (see `float_bits`)."""
+    return arguments + 16 + 8 * index
+
+
+@cache
+def float_bits(x: float) -> int:
+    """An argument that holds float32 x."""
+    return int(struct.unpack("<q", struct.pack("<fi", x, 0))[0])
+
+
+@cache
+def _team() -> Any:
+    """libgomp's entry to a parallel region; None where torch computes with something else, as on macOS."""
+    maps = Path("/proc/self/maps")
+    lines = maps.read_text().splitlines() if maps.is_file() else []
+    path = next((line.split(maxsplit=5)[-1] for line in lines if "libgomp" in line), None)
+    if path is None:
+        return None
+    team = ctypes.CDLL(path).GOMP_parallel
+    team.argtypes, team.restype = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint), None
+    return team
+
+
+@cache
+def _has_cache() -> bool:
+    """Points numba at a folder of its own for these sources: it looks at the age of a kernel's file only, not at those
+    of what the kernel calls."""
+    here = Path(__file__).parent
+    sources = b"".join(path.read_bytes() for path in sorted(here.glob("*.py")))
+    base = Path(os.environ.get("NUMBA_CACHE_DIR") or here / "__pycache__")
+    folder = base / hashlib.blake2b(sources, digest_size=8).hexdigest()
+    with suppress(OSError):
+        folder.mkdir(parents=True, exist_ok=True)
+    numba.config.CACHE_DIR = str(folder)
+    return os.access(folder, os.W_OK)

@@ -1,0 +1,258 @@
+"""Sixteen float32 numbers at once, in functions that numba compiles: what the CPU's kernels are written in.
+
+Addresses are int64, in bytes, as in C; nothing here checks bounds. Every operation is rounded by itself in the order in
+which it is written, however wide the machine's registers are, so a kernel's bits do not depend on how it was compiled.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba import njit, types
+from numba.extending import intrinsic, models, register_model
+
+NUM_LANES = 16
+_LOG2_E = 1.4426950408889634
+_LN_2_HIGH, _LN_2_LOW = 0.693359375, -2.12194440e-4
+
+_FLOAT, _INT, _SHORT, _LONG = ir.FloatType(), ir.IntType(32), ir.IntType(16), ir.IntType(64)
+_FLOATS, _INTS, _SHORTS = (ir.VectorType(element, NUM_LANES) for element in (_FLOAT, _INT, _SHORT))
+
+
+class Lanes(types.Type):  # type: ignore[misc]  # numba ships no types
+    """Numba's type of sixteen float32 numbers."""
+
+    def __init__(self) -> None:
+        super().__init__(name="Lanes")
+
+
+@register_model(Lanes)
+class _LanesModel(models.PrimitiveModel):  # type: ignore[misc]  # as above
+    def __init__(self, manager: Any, lanes: Lanes) -> None:
+        super().__init__(manager, lanes, _FLOATS)
+
+
+LANES = Lanes()
+I64, F32 = types.int64, types.float32
+F32_ELEMENT, BF16_ELEMENT = np.float32(0), np.uint16(0)
+"""Of memory: what an operation compiles to follows from the type of such a value."""
+
+
+def _at(builder: ir.IRBuilder, address: Any, kind: ir.Type) -> Any:
+    return builder.inttoptr(address, kind.as_pointer())
+
+
+def _all(kind: ir.VectorType, value: float) -> Any:
+    return ir.Constant(kind, [value] * NUM_LANES)
+
+
+def _call(builder: ir.IRBuilder, name: str, values: list[Any]) -> Any:
+    """An operation that every target of LLVM has for vectors of any width."""
+    kind = values[0].type
+    suffix = f"v{NUM_LANES}f32" if kind == _FLOATS else "f32"
+    function = builder.module.declare_intrinsic(
+        f"llvm.{name}.{suffix}", (), ir.FunctionType(kind, [kind] * len(values))
+    )
+    return builder.call(function, values)
+
+
+def _rounded(builder: ir.IRBuilder, value: Any, kinds: tuple[Any, Any]) -> Any:
+    """float32 to the upper half of its bits, to nearest, ties to even."""
+    wide, narrow = kinds
+    is_vector = isinstance(wide, ir.VectorType)
+
+    def constant(number: int) -> Any:
+        return _all(wide, number) if is_vector else ir.Constant(wide, number)
+
+    bits = builder.bitcast(value, wide)
+    odd = builder.and_(builder.lshr(bits, constant(16)), constant(1))
+    bits = builder.add(bits, builder.add(odd, constant(0x7FFF)))
+    return builder.trunc(builder.lshr(bits, constant(16)), narrow)
+
+
+@intrinsic
+def size_of(typing: Any, element: Any) -> Any:
+    """In bytes."""
+    return I64(element), lambda *_: ir.Constant(_LONG, element.bitwidth // 8)
+
+
+@intrinsic
+def load(typing: Any, address: Any, element: Any) -> Any:
+    """Sixteen successive elements, which `element` (`F32_ELEMENT` or `BF16_ELEMENT`) names the type of."""
+
+    def generate(_: Any, builder: ir.IRBuilder, __: Any, a: list[Any]) -> Any:
+        if element == F32:
+            return builder.load(_at(builder, a[0], _FLOATS), align=4)
+        bits = builder.zext(builder.load(_at(builder, a[0], _SHORTS), align=2), _INTS)
+        return builder.bitcast(builder.shl(bits, _all(_INTS, 16)), _FLOATS)
+
+    return LANES(I64, element), generate
+
+
+@intrinsic
+def store(typing: Any, address: Any, x: Any, element: Any) -> Any:
+    def generate(context: Any, builder: ir.IRBuilder, __: Any, a: list[Any]) -> Any:
+        if element == F32:
+            builder.store(a[1], _at(builder, a[0], _FLOATS), align=4)
+        else:
+            builder.store(_rounded(builder, a[1], (_INTS, _SHORTS)), _at(builder, a[0], _SHORTS), align=2)
+        return context.get_dummy_value()
+
+    return types.void(I64, LANES, element), generate
+
+
+@intrinsic
+def splat(typing: Any, x: Any) -> Any:
+    """One number in every lane."""
+
+    def generate(_: Any, builder: ir.IRBuilder, __: Any, a: list[Any]) -> Any:
+        first = builder.insert_element(ir.Constant(_FLOATS, ir.Undefined), a[0], ir.Constant(_INT, 0))
+        return builder.shuffle_vector(first, first, _all(_INTS, 0))
+
+    return LANES(F32), generate
+
+
+@intrinsic
+def add(typing: Any, x: Any, y: Any) -> Any:
+    return LANES(LANES, LANES), lambda _, builder, __, a: builder.fadd(a[0], a[1])
+
+
+@intrinsic
+def sub(typing: Any, x: Any, y: Any) -> Any:
+    return LANES(LANES, LANES), lambda _, builder, __, a: builder.fsub(a[0], a[1])
+
+
+@intrinsic
+def mul(typing: Any, x: Any, y: Any) -> Any:
+    return LANES(LANES, LANES), lambda _, builder, __, a: builder.fmul(a[0], a[1])
+
+
+@intrinsic
+def div(typing: Any, x: Any, y: Any) -> Any:
+    return LANES(LANES, LANES), lambda _, builder, __, a: builder.fdiv(a[0], a[1])
+
+
+@intrinsic
+def fma(typing: Any, x: Any, y: Any, z: Any) -> Any:
+    """x · y + z, rounded once."""
+    return LANES(LANES, LANES, LANES), lambda _, builder, __, a: _call(builder, "fma", a)
+
+
+@intrinsic
+def maximum(typing: Any, x: Any, y: Any) -> Any:
+    return LANES(LANES, LANES), lambda _, builder, __, a: _call(builder, "maxnum", a)
+
+
+@intrinsic
+def minimum(typing: Any, x: Any, y: Any) -> Any:
+    return LANES(LANES, LANES), lambda _, builder, __, a: _call(builder, "minnum", a)
+
+
+@intrinsic
+def nearest(typing: Any, x: Any) -> Any:
+    """The nearest whole numbers."""
+    return LANES(LANES), lambda _, builder, __, a: _call(builder, "roundeven", a)
+
+
+@intrinsic
+def power_of_two(typing: Any, x: Any) -> Any:
+    """2 to whole numbers −127 … 127; 2 ** −127 is 0."""
+
+    def generate(_: Any, builder: ir.IRBuilder, __: Any, a: list[Any]) -> Any:
+        exponent = builder.add(builder.fptosi(a[0], _INTS), _all(_INTS, 127))
+        return builder.bitcast(builder.shl(exponent, _all(_INTS, 23)), _FLOATS)
+
+    return LANES(LANES), generate
+
+
+@intrinsic
+def keep_first(typing: Any, x: Any, count: Any, other: Any) -> Any:
+    """The first `count` lanes of x, and `other` in the rest."""
+
+    def generate(_: Any, builder: ir.IRBuilder, __: Any, a: list[Any]) -> Any:
+        count = builder.trunc(a[1], _INT)
+        first = builder.insert_element(ir.Constant(_INTS, ir.Undefined), count, ir.Constant(_INT, 0))
+        bound = builder.shuffle_vector(first, first, _all(_INTS, 0))
+        kept = builder.icmp_signed("<", ir.Constant(_INTS, list(range(NUM_LANES))), bound)
+        return builder.select(kept, a[0], a[2])
+
+    return LANES(LANES, I64, LANES), generate
+
+
+def _folded(builder: ir.IRBuilder, x: Any, combine: Any) -> Any:
+    """Halves on halves, down to one number."""
+    width = NUM_LANES
+    while width > 1:
+        width //= 2
+        upper = [ir.Constant(_INT, i + width if i < width else 0) for i in range(NUM_LANES)]
+        x = combine(x, builder.shuffle_vector(x, x, ir.Constant(_INTS, upper)))
+    return builder.extract_element(x, ir.Constant(_INT, 0))
+
+
+@intrinsic
+def sum_of(typing: Any, x: Any) -> Any:
+    return F32(LANES), lambda _, builder, __, a: _folded(builder, a[0], builder.fadd)
+
+
+@intrinsic
+def highest_of(typing: Any, x: Any) -> Any:
+    return F32(LANES), lambda _, builder, __, a: _folded(
+        builder, a[0], lambda low, high: _call(builder, "maxnum", [low, high])
+    )
+
+
+@intrinsic
+def float32_at(typing: Any, address: Any) -> Any:
+    return F32(I64), lambda _, builder, __, a: builder.load(_at(builder, a[0], _FLOAT))
+
+
+@intrinsic
+def put(typing: Any, address: Any, x: Any, element: Any) -> Any:
+    """Stores one number as an element of that type."""
+
+    def generate(context: Any, builder: ir.IRBuilder, __: Any, a: list[Any]) -> Any:
+        if element == F32:
+            builder.store(a[1], _at(builder, a[0], _FLOAT))
+        else:
+            builder.store(_rounded(builder, a[1], (_INT, _SHORT)), _at(builder, a[0], _SHORT))
+        return context.get_dummy_value()
+
+    return types.void(I64, F32, element), generate
+
+
+@intrinsic
+def int32_at(typing: Any, address: Any) -> Any:
+    return I64(I64), lambda _, builder, __, a: builder.sext(builder.load(_at(builder, a[0], _INT)), _LONG)
+
+
+@intrinsic
+def int64_at(typing: Any, address: Any) -> Any:
+    return I64(I64), lambda _, builder, __, a: builder.load(_at(builder, a[0], _LONG))
+
+
+@intrinsic
+def take_one(typing: Any, address: Any) -> Any:
+    """Counts an int64 up, whoever else does at the same time, and returns what it was."""
+
+    def generate(_: Any, builder: ir.IRBuilder, __: Any, a: list[Any]) -> Any:
+        return builder.atomic_rmw("add", _at(builder, a[0], _LONG), ir.Constant(_LONG, 1), "monotonic")
+
+    return I64(I64), generate
+
+
+@njit
+def exp(x: Any) -> Any:
+    """Relative error 2e-7; 0 below −88, and no higher than at 88."""
+    x = minimum(maximum(x, splat(F32(-88.1))), splat(F32(88.0)))
+    n = nearest(mul(x, splat(F32(_LOG2_E))))
+    r = fma(n, splat(F32(-_LN_2_LOW)), fma(n, splat(F32(-_LN_2_HIGH)), x))
+    # The polynomial of Cephes for |r| ≤ ln 2 / 2.
+    p = fma(splat(F32(1.9875691500e-4)), r, splat(F32(1.3981999507e-3)))
+    p = fma(p, r, splat(F32(8.3334519073e-3)))
+    p = fma(p, r, splat(F32(4.1665795894e-2)))
+    p = fma(p, r, splat(F32(1.6666665459e-1)))
+    p = fma(p, r, splat(F32(5.0000001201e-1)))
+    p = add(fma(mul(p, r), r, r), splat(F32(1.0)))
+    return mul(p, power_of_two(n))

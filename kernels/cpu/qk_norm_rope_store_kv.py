@@ -1,0 +1,161 @@
+"""Bias, norm and rotation of queries and keys, and the way of keys and values into a CPU's paged cache.
+
+A CPU's cache holds each block's keys by dimension, [Hk, D, block_size], so that sixteen keys meet a query at once; its
+values by position, [Hk, block_size, D]. Twin: `kernels.qk_norm_rope_store_kv`.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+from numba import njit
+
+from headwater.kernels.cpu.compiled import Kernel, address_of, argument, float_bits, next_item
+from headwater.kernels.cpu.lanes import (
+    BF16_ELEMENT,
+    F32,
+    F32_ELEMENT,
+    NUM_LANES,
+    add,
+    float32_at,
+    fma,
+    int64_at,
+    load,
+    mul,
+    put,
+    size_of,
+    splat,
+    store,
+    sum_of,
+)
+
+MAX_HEAD_DIM = 512
+
+
+def qk_norm_rope_store_kv(
+    qkv: torch.Tensor,
+    positions: torch.Tensor,
+    slots: torch.Tensor,
+    cos_sin: torch.Tensor,
+    kv_cache: torch.Tensor,
+    *,
+    bias: torch.Tensor | None = None,
+    q_norm: torch.Tensor | None = None,
+    k_norm: torch.Tensor | None = None,
+    eps: float = 0.0,
+) -> torch.Tensor:
+    """qkv [T, (Hq + 2 Hk) D] contiguous, positions and slots int64 [T], cos_sin float32 [positions, D], D divides by
+    16; kv_cache [2, num_blocks, Hk, block_size, D] takes keys and values. Returns the queries [T, Hq, D]."""
+    _, num_blocks, num_kv_heads, block_size, head_dim = kv_cache.shape
+    num_tokens, num_heads = qkv.shape[0], qkv.shape[1] // head_dim
+    num_q_heads = num_heads - 2 * num_kv_heads
+    assert qkv.is_contiguous()
+    assert positions.dtype == slots.dtype == torch.int64
+    assert cos_sin.dtype == torch.float32
+    assert head_dim % NUM_LANES == 0
+    assert head_dim <= MAX_HEAD_DIM
+    q = qkv.new_empty(num_tokens, num_q_heads, head_dim)
+    tensors = (qkv, positions, slots, cos_sin, kv_cache, bias, q_norm, k_norm, q)
+    addresses = [0 if tensor is None else tensor.data_ptr() for tensor in tensors]
+    sizes = (num_q_heads, num_kv_heads, head_dim, block_size, num_blocks)
+    _KERNEL(qkv.dtype, num_tokens, qkv.numel(), *addresses, *sizes, float_bits(eps))
+    return q
+
+
+@njit
+def _token(arguments: int, i: int, p_scratch: int, element: Any) -> None:
+    num_q_heads, num_kv_heads, head_dim = argument(arguments, 9), argument(arguments, 10), argument(arguments, 11)
+    size, num_heads = head_dim * size_of(element), num_q_heads + 2 * num_kv_heads
+    p_qkv, p_bias = argument(arguments, 0) + i * num_heads * size, argument(arguments, 5)
+    p_cos_sin = argument(arguments, 3) + int64_at(argument(arguments, 1) + i * 8) * head_dim * 4
+    for head in range(num_heads):
+        p_head_bias = p_bias + head * size if p_bias else 0
+        _head(p_qkv + head * size, p_head_bias, p_scratch, head_dim, element)
+        if head < num_q_heads:
+            _norm(arguments, argument(arguments, 6), p_scratch, head_dim, element)
+            _rotate(p_scratch, p_cos_sin, head_dim)
+            p_q = argument(arguments, 8) + (i * num_q_heads + head) * size
+            for d in range(0, head_dim, NUM_LANES):
+                store(p_q + d * size_of(element), load(p_scratch + d * 4, F32_ELEMENT), element)
+        else:
+            kv_head = head - num_q_heads
+            if kv_head < num_kv_heads:
+                _norm(arguments, argument(arguments, 7), p_scratch, head_dim, element)
+                _rotate(p_scratch, p_cos_sin, head_dim)
+            _keep(arguments, i, kv_head, p_scratch, element)
+
+
+@njit
+def _head(p_x: int, p_bias: int, p_scratch: int, head_dim: int, element: Any) -> None:
+    for d in range(0, head_dim, NUM_LANES):
+        x = load(p_x + d * size_of(element), element)
+        if p_bias:
+            x = add(x, load(p_bias + d * size_of(element), element))
+        store(p_scratch + d * 4, x, F32_ELEMENT)
+
+
+@njit
+def _norm(arguments: int, p_weight: int, p_scratch: int, head_dim: int, element: Any) -> None:
+    if not p_weight:
+        return
+    squares = splat(F32(0))
+    for d in range(0, head_dim, NUM_LANES):
+        x = load(p_scratch + d * 4, F32_ELEMENT)
+        squares = fma(x, x, squares)
+    eps = float32_at(address_of(arguments, 14))
+    scale = splat(F32(1) / math.sqrt(sum_of(squares) / F32(head_dim) + eps))
+    for d in range(0, head_dim, NUM_LANES):
+        x = mul(load(p_scratch + d * 4, F32_ELEMENT), scale)
+        store(p_scratch + d * 4, mul(x, load(p_weight + d * size_of(element), element)), F32_ELEMENT)
+
+
+@njit
+def _rotate(p_scratch: int, p_cos_sin: int, head_dim: int) -> None:
+    # One number at a time: half a head need not fill the lanes.
+    half = head_dim * 2
+    for at in range(0, half, 4):
+        low, high = float32_at(p_scratch + at), float32_at(p_scratch + half + at)
+        cos, sin = float32_at(p_cos_sin + at), float32_at(p_cos_sin + half + at)
+        put(p_scratch + at, low * cos - high * sin, F32_ELEMENT)
+        put(p_scratch + half + at, high * cos + low * sin, F32_ELEMENT)
+
+
+@njit
+def _keep(arguments: int, i: int, kv_head: int, p_scratch: int, element: Any) -> None:
+    """kv_head counts keys first, then values."""
+    num_kv_heads, head_dim = argument(arguments, 10), argument(arguments, 11)
+    block_size, num_blocks = argument(arguments, 12), argument(arguments, 13)
+    slot = int64_at(argument(arguments, 2) + i * 8)
+    block, offset = slot // block_size, slot % block_size
+    is_value = kv_head >= num_kv_heads
+    line = (num_blocks + block) * num_kv_heads + kv_head - num_kv_heads if is_value else block * num_kv_heads + kv_head
+    p_line = argument(arguments, 4) + line * block_size * head_dim * size_of(element)
+    if is_value:
+        for d in range(0, head_dim, NUM_LANES):
+            at = p_line + (offset * head_dim + d) * size_of(element)
+            store(at, load(p_scratch + d * 4, F32_ELEMENT), element)
+    else:
+        for d in range(head_dim):
+            put(p_line + (d * block_size + offset) * size_of(element), float32_at(p_scratch + d * 4), element)
+
+
+def _tokens_f32(arguments: int) -> None:
+    scratch = np.empty(MAX_HEAD_DIM, np.float32)
+    i = next_item(arguments)
+    while i >= 0:
+        _token(arguments, i, scratch.ctypes.data, F32_ELEMENT)
+        i = next_item(arguments)
+
+
+def _tokens_bf16(arguments: int) -> None:
+    scratch = np.empty(MAX_HEAD_DIM, np.float32)
+    i = next_item(arguments)
+    while i >= 0:
+        _token(arguments, i, scratch.ctypes.data, BF16_ELEMENT)
+        i = next_item(arguments)
+
+
+_KERNEL = Kernel(_tokens_f32, _tokens_bf16)

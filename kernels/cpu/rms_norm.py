@@ -1,0 +1,84 @@
+"""RMSNorm over the last dimension, with or without the residual add before it, on a CPU. Twin: `kernels.rms_norm`."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from numba import njit
+
+from headwater.kernels.cpu.compiled import Kernel, address_of, argument, float_bits, next_item
+from headwater.kernels.cpu.lanes import (
+    BF16_ELEMENT,
+    F32,
+    F32_ELEMENT,
+    NUM_LANES,
+    add,
+    float32_at,
+    fma,
+    load,
+    mul,
+    size_of,
+    splat,
+    store,
+    sum_of,
+)
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """x [T, H] contiguous, weight [H]; H divides by 16. Returns [T, H] in x's dtype."""
+    return _run(x, 0, weight, eps)
+
+
+def add_rms_norm(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """residual [T, H] += x in place, rounded to its dtype; returns the norm of the rounded sum."""
+    assert residual.is_contiguous()
+    return _run(x, residual.data_ptr(), weight, eps)
+
+
+def _run(x: torch.Tensor, residual: int, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    num_rows, hidden = x.shape
+    assert x.is_contiguous()
+    out = torch.empty_like(x)
+    addresses = (x.data_ptr(), residual, weight.data_ptr(), out.data_ptr())
+    _KERNEL(x.dtype, num_rows, x.numel(), *addresses, hidden, float_bits(eps))
+    return out
+
+
+@njit
+def _norm_row(arguments: int, i: int, element: Any) -> None:
+    hidden, row = argument(arguments, 4), i * argument(arguments, 4) * size_of(element)
+    p_x, p_residual = argument(arguments, 0) + row, argument(arguments, 1)
+    p_weight, p_out = argument(arguments, 2), argument(arguments, 3) + row
+    p_sum = p_x
+    if p_residual:
+        p_sum = p_residual + row
+        for at in range(0, hidden * size_of(element), NUM_LANES * size_of(element)):
+            store(p_sum + at, add(load(p_sum + at, element), load(p_x + at, element)), element)
+    squares = splat(F32(0))
+    for at in range(0, hidden * size_of(element), NUM_LANES * size_of(element)):
+        x = load(p_sum + at, element)
+        squares = fma(x, x, squares)
+    eps = float32_at(address_of(arguments, 5))
+    scale = splat(F32(1) / math.sqrt(sum_of(squares) / F32(hidden) + eps))
+    for at in range(0, hidden * size_of(element), NUM_LANES * size_of(element)):
+        x = mul(load(p_sum + at, element), scale)
+        store(p_out + at, mul(x, load(p_weight + at, element)), element)
+
+
+def _norm_f32(arguments: int) -> None:
+    i = next_item(arguments)
+    while i >= 0:
+        _norm_row(arguments, i, F32_ELEMENT)
+        i = next_item(arguments)
+
+
+def _norm_bf16(arguments: int) -> None:
+    i = next_item(arguments)
+    while i >= 0:
+        _norm_row(arguments, i, BF16_ELEMENT)
+        i = next_item(arguments)
+
+
+_KERNEL = Kernel(_norm_f32, _norm_bf16)

@@ -1,0 +1,117 @@
+"""Kernels for CPUs against their twins in float64, and rows that do not feel one another."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from headwater.kernels.cpu.attention import attention, plan_attention
+from headwater.kernels.cpu.qk_norm_rope_store_kv import qk_norm_rope_store_kv
+from headwater.kernels.cpu.rms_norm import add_rms_norm, rms_norm
+from headwater.kernels.cpu.silu_mul import silu_mul
+from headwater.kernels.qk_norm_rope_store_kv import qk_norm_rope_twin
+from headwater.kernels.rms_norm import rms_norm_twin
+from headwater.kernels.silu_mul import silu_mul_twin
+from tests.kernels.paging import relative_error
+
+DTYPES = [torch.float32, torch.bfloat16]
+
+
+def bound(dtype: torch.dtype) -> float:
+    """Of the relative error: what rounding the result costs, and a little."""
+    return 5e-7 if dtype == torch.float32 else 4e-3
+
+
+def by_dimension(keys: torch.Tensor) -> torch.Tensor:
+    """Keys [num_blocks, Hk, block_size, D] as a CPU's cache has them, in the same shape."""
+    return keys.transpose(2, 3).reshape(keys.shape)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("num_rows", [1, 37, 700])
+def test_rms_norm_is_its_twin_with_and_without_a_residual(num_rows: int, dtype: torch.dtype) -> None:
+    x, residual, weight = (torch.randn(shape).to(dtype) for shape in ((num_rows, 96), (num_rows, 96), (96,)))
+    assert relative_error(rms_norm(x, weight, 1e-5), rms_norm_twin(x.double(), weight.double(), 1e-5)) < bound(dtype)
+    expected_sum = residual + x
+    normed = add_rms_norm(x, residual, weight, 1e-5)
+    assert torch.equal(residual, expected_sum)
+    assert relative_error(normed, rms_norm_twin(expected_sum.double(), weight.double(), 1e-5)) < bound(dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_silu_mul_is_its_twin_at_gates_of_any_size(dtype: torch.dtype) -> None:
+    gate_up = torch.randn(300, 192).to(dtype)
+    gate_up[:, :96] *= torch.logspace(-3, 3, 96)
+    assert relative_error(silu_mul(gate_up), silu_mul_twin(gate_up.double())) < bound(dtype)
+    extremes = torch.tensor([[-1e30, -100.0, -0.0, 0.0, 100.0, 1e30] + [1.0] * 10 + [1.0] * 16], dtype=dtype)
+    assert torch.equal(silu_mul(extremes)[0, :6].abs() > 1, torch.tensor([False] * 4 + [True] * 2))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("has_norm", [False, True], ids=["plain", "normed"])
+@pytest.mark.parametrize("has_bias", [False, True], ids=["unbiased", "biased"])
+def test_queries_are_rotated_and_keys_and_values_stored(dtype: torch.dtype, has_norm: bool, has_bias: bool) -> None:
+    num_tokens, num_q_heads, num_kv_heads, head_dim, block_size, num_blocks = 21, 6, 2, 64, 16, 5
+    qkv = torch.randn(num_tokens, (num_q_heads + 2 * num_kv_heads) * head_dim).to(dtype)
+    bias = torch.randn(qkv.shape[1]).to(dtype) if has_bias else None
+    q_norm, k_norm = (torch.randn(head_dim).to(dtype) if has_norm else None for _ in range(2))
+    positions = torch.randperm(40)[:num_tokens]
+    slots = torch.randperm(num_blocks * block_size)[:num_tokens]
+    cos_sin = torch.randn(40, head_dim)
+    kv_cache = torch.full((2, num_blocks, num_kv_heads, block_size, head_dim), 300.0, dtype=dtype)
+    given = {"bias": bias, "q_norm": q_norm, "k_norm": k_norm, "eps": 1e-6}
+    q = qk_norm_rope_store_kv(qkv, positions, slots, cos_sin, kv_cache, **given)
+    wide = {name: x.double() if isinstance(x, torch.Tensor) else x for name, x in given.items()}
+    expected = qk_norm_rope_twin(qkv.double(), positions, cos_sin.double(), num_q_heads, num_kv_heads, **wide)
+    keys = by_dimension(kv_cache[0].view(num_blocks, num_kv_heads, head_dim, block_size)).view_as(kv_cache[0])
+    stored = [cache[slots // block_size, :, slots % block_size] for cache in (keys, kv_cache[1])]
+    for ours, twin in zip((q, *stored), expected, strict=True):
+        assert relative_error(ours, twin) < bound(dtype)
+    assert int((kv_cache == 300).sum()) == 2 * (num_blocks * block_size - num_tokens) * num_kv_heads * head_dim
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(
+    ("num_kv_heads", "group", "head_dim", "block_size"),
+    [(3, 3, 64, 16), (2, 4, 128, 64), (1, 9, 32, 32), (2, 1, 64, 128)],
+)
+def test_attention_gives_a_position_the_same_bits_in_any_chunk(
+    num_kv_heads: int, group: int, head_dim: int, block_size: int, dtype: torch.dtype
+) -> None:
+    length, num_blocks = 700, 700 // block_size + 4
+    k_cache, v_cache = (torch.randn(num_blocks, num_kv_heads, block_size, head_dim).to(dtype) for _ in range(2))
+    kv_cache = torch.stack((by_dimension(k_cache), v_cache))
+    q = torch.randn(length, num_kv_heads * group, head_dim).to(dtype)
+    table = torch.randperm(num_blocks - 1).int()[None, : -(-length // block_size)] + 1
+
+    def attend(starts: list[int], counts: list[int], rows: torch.Tensor) -> torch.Tensor:
+        plan = plan_attention(starts, counts, table.expand(len(starts), -1), group)
+        return attention(rows, kv_cache, plan, head_dim**-0.5)
+
+    whole = attend([0], [length], q)
+    for chunk in (1, 7, 128, 300):
+        starts = list(range(0, length, chunk))
+        assert torch.equal(attend(starts, [min(chunk, length - start) for start in starts], q), whole), chunk
+    positions = [3, 255, 256, 699]
+    assert torch.equal(attend(positions, [1] * 4, q[positions]), whole[positions])
+    keys, values = (c[table[0].long()].transpose(1, 2).flatten(0, 1)[:length].double() for c in (k_cache, v_cache))
+    expected = torch.nn.functional.scaled_dot_product_attention(
+        q.double().transpose(0, 1),
+        keys.repeat_interleave(group, 1).transpose(0, 1),
+        values.repeat_interleave(group, 1).transpose(0, 1),
+        attn_mask=torch.ones(length, length, dtype=torch.bool).tril(),
+    )
+    assert relative_error(whole, expected.transpose(0, 1)) < bound(dtype)
+
+
+def test_threads_change_no_bit() -> None:
+    q, kv_cache = torch.randn(200, 6, 64), torch.randn(2, 14, 2, 16, 64)
+    plan = plan_attention([0], [200], torch.arange(1, 14).int()[None], 3)
+    before = torch.get_num_threads()
+    results = []
+    for num_threads in (1, 2, 3):
+        torch.set_num_threads(num_threads)
+        results.append(attention(q, kv_cache, plan, 0.125))
+    torch.set_num_threads(before)
+    assert torch.equal(results[0], results[1])
+    assert torch.equal(results[0], results[2])
