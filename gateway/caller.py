@@ -16,6 +16,7 @@ from headwater.services.tracing import NoSpan, Span
 
 MAX_ID_LEN = 256
 MAX_DEADLINE_MS = 2**31 - 1
+MAX_PRIORITY = 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +47,7 @@ class Caller:
         return cls(
             tenant=tenant,
             client_request_id=_printable(headers.get("x-request-id", "")),
-            priority=_whole("x-priority", headers.get("x-priority", "0"), 1000),
+            priority=_whole("x-priority", headers.get("x-priority", "0"), MAX_PRIORITY),
             deadline=None if remaining is None else time.monotonic() + remaining,
             traceparent=_printable(headers.get("traceparent", "")),
             wants_receipt=headers.get("x-headwater-receipt", "").lower() in ("1", "true", "yes"),

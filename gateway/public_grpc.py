@@ -9,7 +9,7 @@ from typing import Any
 
 import grpc
 
-from headwater.gateway.caller import Caller
+from headwater.gateway.caller import MAX_PRIORITY, Caller
 from headwater.gateway.choice import Choice, Sink
 from headwater.gateway.line import Line, shutting_down
 from headwater.gateway.pieces import CallPiece, Gathered, Piece, PieceQueue
@@ -178,8 +178,8 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
     def _admit(self, request: Asked, context: Context) -> Caller:
         if self._line.draining:
             raise shutting_down()
-        if request.priority < 0:
-            raise errors.BadRequest.of("priority", request.priority, "a whole number, 0…1000")
+        if not 0 <= request.priority <= MAX_PRIORITY:
+            raise errors.BadRequest.of("priority", request.priority, f"a whole number, 0…{MAX_PRIORITY}")
         caller = self._caller(context).with_body(request.client_request_id, request.priority)
         return self._line.traced(caller, f"Inference/{request.DESCRIPTOR.name.removesuffix('Request')}")
 

@@ -258,6 +258,12 @@ GRPC_ROWS: list[tuple[str, Any, grpc.StatusCode, str]] = [
         grpc.StatusCode.INVALID_ARGUMENT,
         "priority",
     ),
+    (
+        "Complete",
+        inference_pb2.CompleteRequest(model=MODEL, text="x", priority=2**31 - 1),
+        grpc.StatusCode.INVALID_ARGUMENT,
+        "priority",
+    ),
     ("Complete", inference_pb2.CompleteRequest(model=MODEL), grpc.StatusCode.INVALID_ARGUMENT, "prompt"),
     (
         "Complete",

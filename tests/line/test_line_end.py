@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+MODEL = "smollm2-135m-instruct"
 SMALL = ("--executor=simulated", "--replicas=2")
 
 
@@ -31,6 +32,20 @@ def shared_memory_of(pids: list[int]) -> set[Path]:
         rows = Path(f"/proc/{pid}/maps").read_text().splitlines()
         named |= {Path(row.split()[5]) for row in rows if " /dev/shm/" in row}
     return named
+
+
+def wait_until_it_knows_all(line: Any) -> None:
+    """The gateway reaches every stage and has each engine's index: a moment after they are ready."""
+
+    def knows_all() -> bool:
+        body = {"model": MODEL, "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}
+        reply = line.client.post("/v1/chat/completions", json=body, headers={"x-headwater-receipt": "1"})
+        if reply.status_code != 200:
+            return False
+        candidates = reply.json()["receipt"]["decision"]["candidates"]
+        return len(candidates) == 2 and all(each["synced"] for each in candidates)
+
+    line.wait_for(knows_all, 15, "the gateway does not know all stages")
 
 
 def files_under(folder: Path, *, but: Path) -> list[str]:
@@ -80,11 +95,12 @@ def test_each_stage_drains_on_sigterm_exits_with_status_0_and_is_started_again(s
     ]
     for stage in line.record.stages:
         if stage == last:
+            wait_until_it_knows_all(line)
             line.chat(question)
         os.kill(stage.pid, signal.SIGTERM)
         line.wait_for(lambda name=stage.name: f"{name} ended with status 0" in line.log.read_text(), 15, stage.name)
         line.wait_for(lambda old=stage: line.pid_of(old.name) != old.pid, 15, f"{stage.name} is not back")
-    line.wait_for(lambda: line.client.get("/ready").status_code == 200, 15, "not ready again")
+    wait_until_it_knows_all(line)
     details = line.chat(question)["usage"]["prompt_tokens_details"]
     assert details["cached_tokens"] > 0, "a gateway that comes back keeps its tenants' namespaces"
     assert line.stop() == 0

@@ -120,3 +120,11 @@ def test_the_best_of_several_are_those_that_are_likeliest_on_average(gateway: Ga
     assert [choice["text"] for choice in best["choices"]] == [every["choices"][i]["text"] for i in sum(expected, [])]
     assert best["usage"]["completion_tokens"] == every["usage"]["completion_tokens"] == 60
     assert gateway.complete("One", best_of=3, temperature=1)["choices"][0]["logprobs"] is None
+
+
+def test_a_body_within_its_limit_is_tokenized_whatever_the_answer_takes(gateway: Gateway) -> None:
+    asked = {"model": MODEL, "prompt": "a b " * 450_000, "return_token_strs": True}
+    reply = gateway.client.post("/tokenize", json=asked)
+    assert reply.status_code == 200, reply.text[:200]
+    assert len(reply.content) > 4 << 20
+    assert reply.json()["count"] == len(reply.json()["token_strs"]) > 800_000
