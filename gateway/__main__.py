@@ -12,9 +12,13 @@ from pathlib import Path
 
 import prometheus_client
 import structlog
+from starlette.types import ASGIApp
 
 from headwater.gateway.admission import Admission
 from headwater.gateway.app import make_app
+from headwater.gateway.batches.durable import Durable
+from headwater.gateway.batches.line_caller import LineCaller
+from headwater.gateway.batches.runner import Runner
 from headwater.gateway.cache_namespace import CacheNamespaces
 from headwater.gateway.line import Line
 from headwater.gateway.listeners import GrpcListener, RestListener
@@ -47,17 +51,30 @@ async def serve(settings: GatewaySettings) -> None:
         name, epoch = settings.gateway_id or f"gateway-{secrets.token_hex(4)}", new_epoch()
         tracing = stack.enter_context(tracing_to(settings.otlp_endpoint, "gateway", name))
         line = await stack.enter_async_context(line_behind(settings, bus, name, tracing))
-        rest = RestListener(make_app(line, settings), settings.host, settings.port, reuse_port=settings.reuse_port)
+        durable = Durable(bus)
+        app = make_app(line, settings, durable)
+        rest = RestListener(app, settings.host, settings.port, reuse_port=settings.reuse_port)
         public = GrpcListener(line, settings.host, settings.grpc_port, reuse_port=settings.reuse_port)
         rest.start()
         await public.start()
         member = Member(kind=Kind.GATEWAY, replica_id=name, epoch=epoch, address=public.address)
         with metrics_served(settings.host, settings.metrics_port) as metrics:
-            async with Heartbeat.running(bus, lambda: member):
+            async with Heartbeat.running(bus, lambda: member), batches_run(settings, durable, app):
                 life.announce(rest=rest.address, grpc=public.address, **metrics)
                 await life.stopping.wait()
             limit = 0.0 if life.orphaned else settings.drain_limit
             await line.drain(limit, asyncio.gather(rest.stop(limit + LAST_WORDS), public.stop(limit + LAST_WORDS)))
+
+
+@contextlib.asynccontextmanager
+async def batches_run(settings: GatewaySettings, durable: Durable, app: ASGIApp) -> AsyncIterator[None]:
+    """Works on batches for the length of a scope, where there is a NATS and the settings want it."""
+    if not settings.nats_url or not settings.batch_concurrency:
+        yield
+        return
+    caller = LineCaller(app, concurrency=settings.batch_concurrency, registry=prometheus_client.REGISTRY)
+    async with Runner(durable, caller, max_line_bytes=settings.max_body_bytes).running():
+        yield
 
 
 @contextlib.asynccontextmanager

@@ -13,6 +13,8 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from headwater.gateway.batches.durable import Durable
+from headwater.gateway.batches.surface import BatchSurface
 from headwater.gateway.caller import Caller
 from headwater.gateway.exchange import Exchange
 from headwater.gateway.line import Line, shutting_down
@@ -35,6 +37,7 @@ from headwater.gateway.pieces import Gathered
 from headwater.gateway.responses import Responses
 from headwater.gateway.session import Generation, run_all
 from headwater.gateway.settings import GatewaySettings
+from headwater.gateway.tenants import Tenant
 from headwater.services import errors
 
 VERSION = importlib.metadata.version("headwater")
@@ -45,9 +48,10 @@ EXPOSED = ["x-request-id", "retry-after"]
 Handler = Callable[[Exchange], Awaitable[None]]
 
 
-def make_app(line: Line, settings: GatewaySettings) -> ASGIApp:
+def make_app(line: Line, settings: GatewaySettings, durable: Durable) -> ASGIApp:
     """The application. Error pages and methods are ours, so that every answer has OpenAI's envelope."""
     surface = RestSurface(line, settings)
+    batches = BatchSurface(durable, surface.tenant_of, settings.max_file_bytes)
     routes: list[tuple[str, str, Handler]] = [
         ("POST", "/v1/chat/completions", surface.chat_completions),
         ("POST", "/v1/completions", surface.completions),
@@ -59,6 +63,15 @@ def make_app(line: Line, settings: GatewaySettings) -> ASGIApp:
         ("GET", "/v1/models/{name:path}", surface.get_model),
         ("POST", "/tokenize", surface.tokenize),
         ("POST", "/detokenize", surface.detokenize),
+        ("POST", "/v1/files", batches.add_file),
+        ("GET", "/v1/files", batches.list_files),
+        ("GET", "/v1/files/{id}", batches.get_file),
+        ("GET", "/v1/files/{id}/content", batches.file_content),
+        ("DELETE", "/v1/files/{id}", batches.delete_file),
+        ("POST", "/v1/batches", batches.add_batch),
+        ("GET", "/v1/batches", batches.list_batches),
+        ("GET", "/v1/batches/{id}", batches.get_batch),
+        ("POST", "/v1/batches/{id}/cancel", batches.cancel_batch),
         ("GET", "/v1/requests/{id}/explain", surface.explain),
         ("GET", "/health", surface.health),
         ("GET", "/ready", surface.ready),
@@ -216,6 +229,9 @@ class RestSurface:
 
     async def unknown_path(self, exchange: Exchange) -> None:
         raise errors.NotFound("path", exchange.path)
+
+    def tenant_of(self, exchange: Exchange) -> Tenant:
+        return self._caller(exchange).tenant
 
     def _caller(self, exchange: Exchange) -> Caller:
         return Caller.of(exchange.headers, exchange.tenants or self._line.tenants)

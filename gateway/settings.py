@@ -30,6 +30,8 @@ class GatewaySettings:
     shared_cache: bool = setting(False, "let all tenants hit one another's cached prefixes")
     allowed_origins: tuple[str, ...] = setting((), "origin whose web pages may call the API (repeatable); *: any")
     max_body_bytes: int = setting(4 * 1024 * 1024, "largest request body")
+    max_file_bytes: int = setting(100 * 1024 * 1024, "largest file of /v1/files")
+    batch_concurrency: int = setting(64, "lines of batches that run here at once; 0: others run them")
     max_running: int = setting(4096, "requests that run at once")
     max_queued: int = setting(4096, "requests that wait for their turn")
     response_ttl: float = setting(86400.0, "seconds that answers of /v1/responses are kept in Redis")
@@ -43,10 +45,10 @@ class GatewaySettings:
         for name in ("port", "grpc_port"):
             if not 0 <= getattr(self, name) <= 65535:
                 raise SettingError(name, getattr(self, name), "0…65535")
-        for name in ("max_body_bytes", "max_running", "response_ttl", "sse_keep_alive"):
+        for name in ("max_body_bytes", "max_file_bytes", "max_running", "response_ttl", "sse_keep_alive"):
             if getattr(self, name) <= 0:
                 raise SettingError(name, getattr(self, name), "more than 0")
-        for name in ("max_queued", "drain_limit"):
+        for name in ("max_queued", "batch_concurrency", "drain_limit"):
             if getattr(self, name) < 0:
                 raise SettingError(name, getattr(self, name), "at least 0")
         if not self.api_key_file and not is_loopback(self.host):

@@ -17,11 +17,14 @@ import structlog
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription as ServerSubscription
+from nats.js import JetStreamContext
 
 _FAILURES = (nats.errors.Error, OSError, TimeoutError)
 _HANDSHAKE_SECONDS = 2
 _RECONNECT_SECONDS: Any = 0.2
 """NOTE: the client takes fractions, its type says whole seconds."""
+_DURABLE_SECONDS = 5.0
+"""What one call of JetStream may take."""
 _QUEUE_LEN = 65536
 
 
@@ -125,6 +128,10 @@ class Bus:
             await self._client.publish(subject, payload)
         except _FAILURES as failure:
             structlog.get_logger().warning("fact not published", subject=subject, error=repr(failure))
+
+    def jetstream(self) -> JetStreamContext | None:
+        """What is durable; None while nothing is connected. Calls of it raise: facts may be lost, this may not."""
+        return self._client.jetstream(timeout=_DURABLE_SECONDS) if self.connected else None
 
     async def ask(self, subject: str, payload: bytes, *, seconds: float) -> bytes | None:
         """The first answer of whoever listens to `subject`; None when nobody says anything in time."""

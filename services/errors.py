@@ -108,8 +108,8 @@ class BodyTooLarge(HeadwaterError):
 class UnsupportedMediaType(HeadwaterError):
     code = "unsupported_media_type"
 
-    def __init__(self, content_type: str) -> None:
-        super().__init__(f"content-type is {content_type!r}; allowed: application/json")
+    def __init__(self, content_type: str, allowed: str = "application/json") -> None:
+        super().__init__(f"content-type is {content_type!r}; allowed: {allowed}")
 
 
 class LimitExceeded(HeadwaterError):

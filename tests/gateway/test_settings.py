@@ -28,6 +28,8 @@ def test_a_new_knob_is_a_decision() -> None:
         "shared_cache",
         "allowed_origins",
         "max_body_bytes",
+        "max_file_bytes",
+        "batch_concurrency",
         "max_running",
         "max_queued",
         "response_ttl",

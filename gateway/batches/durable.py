@@ -1,0 +1,142 @@
+"""What outlives every process: buckets and a work queue on NATS JetStream, made where they are missing.
+
+Knows their names and limits; knows nothing about what lies in them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+
+import nats.errors
+import nats.js.errors
+from nats.js import JetStreamContext
+from nats.js.api import (
+    AckPolicy,
+    ConsumerConfig,
+    KeyValueConfig,
+    ObjectStoreConfig,
+    RetentionPolicy,
+    StorageType,
+    StreamConfig,
+)
+from nats.js.kv import KeyValue
+from nats.js.object_store import ObjectStore
+
+from headwater.services import subjects
+from headwater.services.bus import Bus
+from headwater.services.errors import Unavailable
+
+KEPT_SECONDS = 30 * 86_400
+"""Files and ended batches."""
+RUNNERS = "runners"
+HOLD_SECONDS = 6.0
+"""A job whose holder says nothing for so long goes to another."""
+FAILURES = (nats.errors.Error, OSError, TimeoutError)
+RESULTS = "headwater_batch_results"
+_QUEUE = "headwater_batch_queue"
+
+
+class Missing(Exception):
+    """There is nothing under that key."""
+
+
+@contextlib.contextmanager
+def or_unavailable() -> Iterator[None]:
+    """A client hears in a sentence that storage is out of reach."""
+    try:
+        yield
+    except FAILURES as failure:
+        raise Unavailable(f"durable storage does not answer: {failure!r}", code="storage_unavailable") from None
+
+
+@dataclass(frozen=True, slots=True)
+class Rooms:
+    """Everything that is kept."""
+
+    js: JetStreamContext
+    files: KeyValue
+    contents: ObjectStore
+    batches: KeyValue
+    results: KeyValue
+    jobs: JetStreamContext.PullSubscription
+
+
+class Durable:
+    """`rooms` opens on first use, and again on a server that has lost them."""
+
+    def __init__(self, bus: Bus) -> None:
+        self._bus = bus
+        self._rooms: Rooms | None = None
+
+    @property
+    def is_connected(self) -> bool:
+        return self._bus.connected
+
+    async def rooms(self) -> Rooms:
+        """Raises `Unavailable` without NATS, and what JetStream raises."""
+        if self._rooms is None:
+            js = self._bus.jetstream()
+            if js is None:
+                raise Unavailable("files and batches need NATS with JetStream", code="storage_unavailable")
+            self._rooms = await _open(js)
+        return self._rooms
+
+    def forget(self) -> None:
+        """Something was not where it should be: look, and make, again."""
+        self._rooms = None
+
+
+async def _open(js: JetStreamContext) -> Rooms:
+    consumer = ConsumerConfig(durable_name=RUNNERS, ack_policy=AckPolicy.EXPLICIT, ack_wait=HOLD_SECONDS)
+    try:
+        await js.stream_info(_QUEUE)
+    except nats.js.errors.NotFoundError:
+        queue = StreamConfig(name=_QUEUE, subjects=[subjects.BATCH_JOBS], retention=RetentionPolicy.WORK_QUEUE)
+        await js.add_stream(queue)
+    return Rooms(
+        js=js,
+        files=await _bucket(js, "headwater_files"),
+        contents=await _object_store(js, "headwater_file_contents"),
+        batches=await _bucket(js, "headwater_batches"),
+        results=await _bucket(js, RESULTS),
+        jobs=await js.pull_subscribe(subjects.BATCH_JOBS, durable=RUNNERS, stream=_QUEUE, config=consumer),
+    )
+
+
+async def _bucket(js: JetStreamContext, name: str) -> KeyValue:
+    try:
+        return await js.key_value(name)
+    except nats.js.errors.NotFoundError:
+        return await js.create_key_value(KeyValueConfig(bucket=name, ttl=KEPT_SECONDS, storage=StorageType.FILE))
+
+
+async def _object_store(js: JetStreamContext, name: str) -> ObjectStore:
+    try:
+        return await js.object_store(name)
+    except nats.js.errors.NotFoundError:
+        config = ObjectStoreConfig(bucket=name, ttl=KEPT_SECONDS, storage=StorageType.FILE)
+        return await js.create_object_store(name, config)
+
+
+async def entries(bucket: KeyValue, pattern: str) -> AsyncIterator[KeyValue.Entry]:
+    """What matches now."""
+    watcher = await bucket.watch(pattern, ignore_deletes=True)
+    try:
+        async for entry in watcher:
+            # NOTE: the client marks the end of what was there with an entry that is none.
+            if not entry:
+                return
+            yield entry
+    finally:
+        await watcher.stop()  # type: ignore[no-untyped-call]
+
+
+async def value_of(bucket: KeyValue, key: str) -> tuple[bytes, int]:
+    """A value and its revision. Raises `Missing`."""
+    try:
+        entry = await bucket.get(key)
+    except nats.js.errors.NotFoundError:
+        raise Missing(key) from None
+    return entry.value or b"", entry.revision or 0

@@ -1,0 +1,105 @@
+"""Files of tenants: metadata in a bucket, contents in an object store. Knows nothing about batches or HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import tempfile
+from collections.abc import AsyncIterator
+from typing import IO, Any
+
+import msgspec
+import nats.js.errors
+
+from headwater.gateway.batches.durable import KEPT_SECONDS, Durable, Missing, Rooms, entries, value_of
+from headwater.gateway.batches.records import File, new_id, now
+from headwater.services import subjects
+from headwater.services.errors import NotFound
+
+IN_MEMORY_BYTES = 1 << 20
+"""Of a file on its way; more goes to disk."""
+READ_SECONDS = 300.0
+_files = msgspec.json.Decoder(File)
+
+
+class Files:
+    """Everything here raises `NotFound` for a file that is another tenant's, as for one that is not there."""
+
+    def __init__(self, durable: Durable) -> None:
+        self._durable = durable
+
+    async def add(self, tenant: str, filename: str, purpose: str, content: IO[bytes], num_bytes: int) -> File:
+        rooms = await self._durable.rooms()
+        file = File(
+            id=new_id("file-"),
+            bytes=num_bytes,
+            filename=filename,
+            purpose=purpose,
+            created_at=now(),
+            expires_at=now() + int(KEPT_SECONDS),
+        )
+        content.seek(0)
+        reader: Any = _Reader(content)
+        # The content first: what is listed can be read.
+        await rooms.contents.put(file.id, reader)
+        await rooms.files.put(_key(tenant, file.id), msgspec.json.encode(file))
+        return file
+
+    async def get(self, tenant: str, file_id: str) -> File:
+        rooms = await self._durable.rooms()
+        return _files.decode(await self._metadata(rooms, tenant, file_id))
+
+    async def all(self, tenant: str) -> list[File]:
+        """The youngest first."""
+        rooms = await self._durable.rooms()
+        found = [
+            _files.decode(entry.value or b"") async for entry in entries(rooms.files, f"{subjects.key_of(tenant)}.>")
+        ]
+        return sorted(found, key=lambda file: (file.created_at, file.id), reverse=True)
+
+    @contextlib.asynccontextmanager
+    async def opened(self, tenant: str, file_id: str) -> AsyncIterator[IO[bytes]]:
+        """The content, copied to this machine for the length of a scope."""
+        rooms = await self._durable.rooms()
+        await self._metadata(rooms, tenant, file_id)
+        with tempfile.SpooledTemporaryFile(IN_MEMORY_BYTES) as copy:
+            into: Any = copy
+            try:
+                async with asyncio.timeout(READ_SECONDS):
+                    await rooms.contents.get(file_id, writeinto=into)
+            except nats.js.errors.NotFoundError:
+                raise NotFound("file", file_id) from None
+            copy.seek(0)
+            content: IO[bytes] = into
+            yield content
+
+    async def delete(self, tenant: str, file_id: str) -> None:
+        rooms = await self._durable.rooms()
+        await self._metadata(rooms, tenant, file_id)
+        await rooms.files.purge(_key(tenant, file_id))
+        try:
+            await rooms.contents.delete(file_id)
+        except nats.js.errors.NotFoundError:
+            return
+
+    async def _metadata(self, rooms: Rooms, tenant: str, file_id: str) -> bytes:
+        try:
+            return (await value_of(rooms.files, _key(tenant, file_id)))[0]
+        except (Missing, nats.js.errors.InvalidKeyError):
+            raise NotFound("file", file_id) from None
+
+
+class _Reader:
+    """What the object store reads from, in a thread."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+
+    def readinto(self, buffer: bytearray) -> int:
+        piece = self._file.read(len(buffer))
+        buffer[: len(piece)] = piece
+        return len(piece)
+
+
+def _key(tenant: str, file_id: str) -> str:
+    return f"{subjects.key_of(tenant)}.{file_id}"

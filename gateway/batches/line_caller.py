@@ -1,0 +1,61 @@
+"""A line of a batch to its result: through the gateway's own surface, behind all that clients ask themselves."""
+
+from __future__ import annotations
+
+import asyncio
+
+import msgspec
+from prometheus_client import CollectorRegistry, Counter
+from starlette.types import ASGIApp
+
+from headwater.gateway import in_process
+from headwater.gateway.batches.lines import read_line
+from headwater.gateway.batches.records import Failure, Response, Result, new_id
+from headwater.gateway.tenants import Tenant
+
+LOWEST_PRIORITY = 1000
+"""As `x-priority`."""
+MAX_FAULTS = 3
+"""Answers with 5xx that a line gets before one stands; being busy is no fault."""
+PAUSES = (0.2, 0.5, 1.0, 2.0, 5.0)
+"""Between tries; the last one repeats."""
+BUSY = (429, 503)
+
+
+class LineCaller:
+    """`concurrency` lines at once, of however many batches."""
+
+    def __init__(self, app: ASGIApp, *, concurrency: int, registry: CollectorRegistry) -> None:
+        self.concurrency = concurrency
+        self._app = app
+        self._turns = asyncio.Semaphore(concurrency)
+        self._lines = Counter(
+            "headwater_batch_lines", "Lines of batches answered, by status", ["status"], registry=registry
+        )
+
+    async def answer(self, payer: Tenant, text: bytes) -> Result:
+        """What cannot be served now is tried again, for as long as the caller waits."""
+        line = read_line(text)
+        result = Result(id=new_id("batch_req_"), custom_id=line.custom_id)
+        if bytes(line.body.get("stream", b"")) == b"true":
+            result.error = Failure(code="invalid_value", message="stream is true; allowed: false, in a batch")
+            return result
+        reply = await self._insist(line.url, msgspec.json.encode(line.body), payer)
+        self._lines.labels(reply.status).inc()
+        if not reply.body:
+            result.error = Failure(code="no_answer", message=f"the answer with status {reply.status} was empty")
+            return result
+        result.response = Response(status_code=reply.status, request_id=reply.request_id, body=msgspec.Raw(reply.body))
+        return result
+
+    async def _insist(self, path: str, body: bytes, payer: Tenant) -> in_process.Reply:
+        tries = num_faults = 0
+        while True:
+            async with self._turns:
+                reply = await in_process.call(self._app, path, body, payer, LOWEST_PRIORITY)
+            if reply.status not in BUSY:
+                num_faults += reply.status >= 500
+                if reply.status < 500 or num_faults == MAX_FAULTS:
+                    return reply
+            await asyncio.sleep(PAUSES[min(tries, len(PAUSES) - 1)])
+            tries += 1

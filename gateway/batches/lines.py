@@ -1,0 +1,67 @@
+"""An input file to lines that can be run, or the faults for which it is refused. Pure work on text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import IO
+
+import msgspec
+
+from headwater.gateway.batches.records import Fault, Line
+
+ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses")
+MAX_LINES = 50_000
+MAX_FAULTS = 100
+"""Told of one file."""
+MAX_CUSTOM_ID = 512
+_lines = msgspec.json.Decoder(Line)
+
+
+def numbered(file: IO[bytes]) -> Iterator[tuple[int, bytes]]:
+    """Lines that hold something, by their number in the file, from 1."""
+    file.seek(0)
+    for number, text in enumerate(file, 1):
+        if text.strip():
+            yield number, text
+
+
+def read_line(text: bytes) -> Line:
+    """Raises `msgspec.DecodeError`."""
+    return _lines.decode(text)
+
+
+def check_lines(file: IO[bytes], endpoint: str, max_line_bytes: int) -> tuple[int, list[Fault]]:
+    """How many lines there are, and what is wrong with them."""
+    faults: list[Fault] = []
+    seen: dict[str, int] = {}
+    count = 0
+    for number, text in numbered(file):
+        count += 1
+        if count > MAX_LINES:
+            return count, [Fault(code="too_many_lines", message=f"the file has more than {MAX_LINES} requests")]
+        if (fault := _fault_of(number, text, endpoint, max_line_bytes, seen)) is not None:
+            faults.append(fault)
+        if len(faults) == MAX_FAULTS:
+            break
+    if not count:
+        faults.append(Fault(code="empty_file", message="the file has no requests"))
+    return count, faults
+
+
+def _fault_of(number: int, text: bytes, endpoint: str, max_line_bytes: int, seen: dict[str, int]) -> Fault | None:
+    if len(text) > max_line_bytes:
+        return Fault(code="line_too_long", message=f"it has more than {max_line_bytes} bytes", line=number)
+    try:
+        line = read_line(text)
+    except (msgspec.DecodeError, UnicodeDecodeError) as broken:
+        return Fault(code="invalid_json_line", message=f"it is no request: {broken}", line=number)
+    param, code, message = "", "", ""
+    if line.method != "POST":
+        param, code, message = "method", "invalid_method", "allowed: POST"
+    elif line.url != endpoint:
+        param, code, message = "url", "mismatched_endpoint", f"allowed: the batch's, {endpoint}"
+    elif not 1 <= len(line.custom_id) <= MAX_CUSTOM_ID:
+        param, code, message = "custom_id", "invalid_custom_id", f"allowed: 1 to {MAX_CUSTOM_ID} characters"
+    elif (first := seen.setdefault(line.custom_id, number)) != number:
+        param, code, message = "custom_id", "duplicate_custom_id", f"line {first} has the same"
+    return Fault(code=code, message=message, line=number, param=param) if code else None

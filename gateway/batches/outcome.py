@@ -1,0 +1,74 @@
+"""What became of a batch: its results as an output file and an error file, one line a request."""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import dataclass
+from typing import IO, Any
+
+import msgspec
+
+from headwater.gateway.batches.files import IN_MEMORY_BYTES, Files
+from headwater.gateway.batches.ledger import Ledger
+from headwater.gateway.batches.lines import numbered, read_line
+from headwater.gateway.batches.records import Batch, Failure, Kept, Result, new_id
+
+_CANCELLED = Failure(code="batch_cancelled", message="the batch was cancelled before this request was answered")
+_EXPIRED = Failure(code="batch_expired", message="the completion window closed before this request was answered")
+
+
+@dataclass(slots=True, kw_only=True)
+class Outcome:
+    """`None` for a file that would be empty."""
+
+    output_file_id: str | None
+    error_file_id: str | None
+    num_good: int
+    num_bad: int
+    is_whole: bool
+    """Every line was answered, well or not."""
+
+    def tell(self, batch: Batch) -> None:
+        batch.output_file_id, batch.error_file_id = self.output_file_id, self.error_file_id
+        batch.request_counts.completed, batch.request_counts.failed = self.num_good, self.num_bad
+
+
+class _Pages:
+    """A file in the making."""
+
+    def __init__(self, file: Any) -> None:
+        self.file: IO[bytes] = file
+        self.num_lines = self.num_bytes = 0
+
+    def add(self, line: bytes) -> None:
+        self.file.write(line + b"\n")
+        self.num_lines += 1
+        self.num_bytes += len(line) + 1
+
+    async def put(self, files: Files, kept: Kept, name: str) -> str | None:
+        if not self.num_lines:
+            return None
+        filename = f"{kept.batch.id}_{name}.jsonl"
+        return (await files.add(kept.tenant, filename, "batch_output", self.file, self.num_bytes)).id
+
+
+async def gathered(files: Files, ledger: Ledger, kept: Kept, content: IO[bytes], *, is_cancelled: bool) -> Outcome:
+    """Writes the files; lines without a result are in the one of errors, with the reason."""
+    with tempfile.SpooledTemporaryFile(IN_MEMORY_BYTES) as one, tempfile.SpooledTemporaryFile(IN_MEMORY_BYTES) as other:
+        good, bad = _Pages(one), _Pages(other)
+        done = set()
+        async for number, line, is_success in ledger.results(kept.batch.id):
+            done.add(number)
+            (good if is_success else bad).add(line)
+        for number, text in numbered(content):
+            if number not in done:
+                reason = _CANCELLED if is_cancelled else _EXPIRED
+                result = Result(id=new_id("batch_req_"), custom_id=read_line(text).custom_id, error=reason)
+                bad.add(msgspec.json.encode(result))
+        return Outcome(
+            output_file_id=await good.put(files, kept, "output"),
+            error_file_id=await bad.put(files, kept, "error"),
+            num_good=good.num_lines,
+            num_bad=bad.num_lines,
+            is_whole=len(done) == kept.batch.request_counts.total,
+        )

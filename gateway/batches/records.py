@@ -1,0 +1,148 @@
+"""Files and batches as OpenAI's clients see them, and what the gateway remembers of them besides."""
+
+from __future__ import annotations
+
+import secrets
+import time
+
+import msgspec
+
+from headwater.gateway.tenants import Tenant
+
+OVER = ("completed", "failed", "expired", "cancelled")
+"""Statuses that a batch does not leave."""
+
+
+def now() -> int:
+    return int(time.time())
+
+
+def new_id(prefix: str) -> str:
+    return prefix + secrets.token_hex(12)
+
+
+class File(msgspec.Struct, kw_only=True):
+    """A file's object; its content lies elsewhere."""
+
+    id: str
+    bytes: int
+    filename: str
+    purpose: str
+    created_at: int
+    expires_at: int
+    object: str = "file"
+    status: str = "processed"
+
+
+class Fault(msgspec.Struct, kw_only=True):
+    """Why an input file is refused."""
+
+    code: str
+    message: str
+    line: int | None = None
+    param: str | None = None
+
+
+class Faults(msgspec.Struct, kw_only=True):
+    data: list[Fault]
+    object: str = "list"
+
+
+class Counts(msgspec.Struct, kw_only=True):
+    total: int = 0
+    completed: int = 0
+    failed: int = 0
+
+
+class Batch(msgspec.Struct, kw_only=True):
+    """A batch's object."""
+
+    id: str
+    endpoint: str
+    input_file_id: str
+    completion_window: str
+    created_at: int
+    expires_at: int
+    object: str = "batch"
+    status: str = "validating"
+    errors: Faults | None = None
+    output_file_id: str | None = None
+    error_file_id: str | None = None
+    in_progress_at: int | None = None
+    finalizing_at: int | None = None
+    completed_at: int | None = None
+    failed_at: int | None = None
+    expired_at: int | None = None
+    cancelling_at: int | None = None
+    cancelled_at: int | None = None
+    request_counts: Counts = msgspec.field(default_factory=Counts)
+    metadata: dict[str, str] | None = None
+
+    @property
+    def is_over(self) -> bool:
+        return self.status in OVER
+
+    def become(self, status: str) -> None:
+        self.status = status
+        setattr(self, f"{status}_at", now())
+
+
+class Kept(msgspec.Struct, kw_only=True):
+    """A batch with what only gateways know of it."""
+
+    batch: Batch
+    tenant: str
+    weight: float
+    tier: int
+    owner: str = ""
+    """The run that works on it; an earlier one finds another's name here and stops."""
+
+    @property
+    def payer(self) -> Tenant:
+        return Tenant(id=self.tenant, weight=self.weight, tier=self.tier)
+
+
+class NewBatch(msgspec.Struct, kw_only=True):
+    """POST /v1/batches"""
+
+    input_file_id: str
+    endpoint: str
+    completion_window: str = "24h"
+    metadata: dict[str, str] | None = None
+
+
+class Line(msgspec.Struct, kw_only=True):
+    """A line of an input file."""
+
+    custom_id: str
+    method: str
+    url: str
+    body: dict[str, msgspec.Raw]
+
+
+class Response(msgspec.Struct, kw_only=True):
+    """What a line was answered."""
+
+    status_code: int
+    request_id: str
+    body: msgspec.Raw
+
+
+class Failure(msgspec.Struct, kw_only=True):
+    """Why a line was not sent."""
+
+    code: str
+    message: str
+
+
+class Result(msgspec.Struct, kw_only=True):
+    """A line of an output file or an error file."""
+
+    id: str
+    custom_id: str
+    response: Response | None = None
+    error: Failure | None = None
+
+    @property
+    def is_success(self) -> bool:
+        return self.response is not None and self.response.status_code == 200

@@ -1,0 +1,183 @@
+"""The REST handlers of /v1/files and /v1/batches, in OpenAI's shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+from starlette.datastructures import Headers, UploadFile
+from starlette.formparsers import MultiPartException, MultiPartParser
+
+from headwater.gateway.batches.durable import Durable, or_unavailable
+from headwater.gateway.batches.files import Files
+from headwater.gateway.batches.ledger import Ledger
+from headwater.gateway.batches.lines import ENDPOINTS
+from headwater.gateway.batches.records import OVER, Batch, File, Kept, NewBatch, new_id, now
+from headwater.gateway.exchange import Exchange
+from headwater.gateway.openai.decode import decode
+from headwater.gateway.tenants import Tenant
+from headwater.services.errors import BadRequest, LimitExceeded, UnsupportedMediaType
+
+PURPOSE = "batch"
+MAX_FILES, MAX_FILENAME = 1000, 255
+"""Of a tenant; of a file's name, in characters."""
+MAX_WINDOW_HOURS = 7 * 24
+MAX_OPEN_BATCHES = 100
+"""Of a tenant, that are not over."""
+MAX_METADATA, MAX_METADATA_KEY, MAX_METADATA_VALUE = 16, 64, 512
+MAX_PAGE = 100
+FORM_OVERHEAD_BYTES = 64 * 1024
+MAX_BATCH_BODY_BYTES = 64 * 1024
+
+
+class BatchSurface:
+    def __init__(self, durable: Durable, tenant_of: Callable[[Exchange], Tenant], max_file_bytes: int) -> None:
+        self._files, self._ledger = Files(durable), Ledger(durable)
+        self._tenant_of, self._max_file_bytes = tenant_of, max_file_bytes
+
+    # Files.
+
+    async def add_file(self, exchange: Exchange) -> None:
+        tenant = self._tenant_of(exchange)
+        media_type = exchange.headers.get("content-type", "")
+        if not media_type.startswith("multipart/form-data"):
+            raise UnsupportedMediaType(media_type[:100], "multipart/form-data")
+        limit = self._max_file_bytes + FORM_OVERHEAD_BYTES
+        parser = MultiPartParser(Headers(exchange.headers), exchange.chunks(limit), max_files=1, max_fields=8)
+        try:
+            form = await parser.parse()
+        except MultiPartException as fault:
+            raise BadRequest("file", f"the form cannot be read: {fault.message}") from None
+        try:
+            file, purpose = form.get("file"), form.get("purpose")
+            if not isinstance(file, UploadFile):
+                raise BadRequest("file", "file is missing; allowed: one file", code="missing_field")
+            if purpose != PURPOSE:
+                raise BadRequest.of("purpose", purpose, PURPOSE)
+            with or_unavailable():
+                if len(await self._files.all(tenant.id)) >= MAX_FILES:
+                    raise LimitExceeded(f"the tenant has {MAX_FILES} files; delete some", retry_after=60.0)
+                name = (file.filename or "file")[:MAX_FILENAME]
+                added = await self._files.add(tenant.id, name, PURPOSE, file.file, file.size or 0)
+        finally:
+            await form.close()
+        await exchange.reply_json(added)
+
+    async def list_files(self, exchange: Exchange) -> None:
+        tenant = self._tenant_of(exchange)
+        with or_unavailable():
+            files = await self._files.all(tenant.id)
+        purpose = exchange.query.get("purpose")
+        await exchange.reply_json(_page(exchange, [file for file in files if purpose in (None, file.purpose)]))
+
+    async def get_file(self, exchange: Exchange) -> None:
+        tenant = self._tenant_of(exchange)
+        with or_unavailable():
+            await exchange.reply_json(await self._files.get(tenant.id, exchange.path_params["id"]))
+
+    async def file_content(self, exchange: Exchange) -> None:
+        tenant, file_id = self._tenant_of(exchange), exchange.path_params["id"]
+        with or_unavailable():
+            file = await self._files.get(tenant.id, file_id)
+            async with self._files.opened(tenant.id, file_id) as content:
+                await exchange.reply_file(content, file.bytes)
+
+    async def delete_file(self, exchange: Exchange) -> None:
+        tenant, file_id = self._tenant_of(exchange), exchange.path_params["id"]
+        with or_unavailable():
+            await self._files.delete(tenant.id, file_id)
+        await exchange.reply_json({"id": file_id, "object": "file", "deleted": True})
+
+    # Batches.
+
+    async def add_batch(self, exchange: Exchange) -> None:
+        tenant = self._tenant_of(exchange)
+        asked = decode(await exchange.body(MAX_BATCH_BODY_BYTES), NewBatch)
+        hours = _checked(asked)
+        with or_unavailable():
+            await self._files.get(tenant.id, asked.input_file_id)
+            running = [batch for batch in await self._ledger.all(tenant.id) if batch.status not in OVER]
+            if len(running) >= MAX_OPEN_BATCHES:
+                raise LimitExceeded(f"the tenant has {MAX_OPEN_BATCHES} batches that are not over", retry_after=60.0)
+            batch = Batch(
+                id=new_id("batch_"),
+                endpoint=asked.endpoint,
+                input_file_id=asked.input_file_id,
+                completion_window=asked.completion_window,
+                created_at=now(),
+                expires_at=now() + hours * 3600,
+                metadata=asked.metadata,
+            )
+            await self._ledger.add(Kept(batch=batch, tenant=tenant.id, weight=tenant.weight, tier=tenant.tier))
+        await exchange.reply_json(batch)
+
+    async def list_batches(self, exchange: Exchange) -> None:
+        tenant = self._tenant_of(exchange)
+        with or_unavailable():
+            batches = await self._ledger.all(tenant.id)
+        await exchange.reply_json(_page(exchange, batches))
+
+    async def get_batch(self, exchange: Exchange) -> None:
+        tenant = self._tenant_of(exchange)
+        with or_unavailable():
+            kept = await self._ledger.get(tenant.id, exchange.path_params["id"])
+        await exchange.reply_json(kept.batch)
+
+    async def cancel_batch(self, exchange: Exchange) -> None:
+        """Its runner, or the next one, ends it with the results that there are."""
+        tenant = self._tenant_of(exchange)
+        with or_unavailable():
+            kept = await self._ledger.change(tenant.id, exchange.path_params["id"], _cancel)
+        await exchange.reply_json(kept.batch)
+
+
+def _cancel(kept: Kept) -> None:
+    batch = kept.batch
+    if batch.is_over or batch.status == "finalizing":
+        raise BadRequest("batch_id", f"the batch is {batch.status}; allowed: one that is not over", code="batch_over")
+    if batch.status != "cancelling":
+        batch.become("cancelling")
+
+
+def _checked(asked: NewBatch) -> int:
+    """Hours of its window. Raises `BadRequest`."""
+    if asked.endpoint not in ENDPOINTS:
+        raise BadRequest.of("endpoint", asked.endpoint, ", ".join(ENDPOINTS))
+    number, unit = asked.completion_window[:-1], asked.completion_window[-1:]
+    if unit != "h" or not number.isascii() or not number.isdigit() or not 1 <= int(number[:4]) <= MAX_WINDOW_HOURS:
+        raise BadRequest.of("completion_window", asked.completion_window, f"1h…{MAX_WINDOW_HOURS}h; usual: 24h")
+    metadata = asked.metadata or {}
+    if len(metadata) > MAX_METADATA:
+        raise BadRequest("metadata", f"metadata has {len(metadata)} entries; allowed: {MAX_METADATA}")
+    for key, value in metadata.items():
+        if len(key) > MAX_METADATA_KEY or len(value) > MAX_METADATA_VALUE:
+            allowed = f"keys of {MAX_METADATA_KEY} characters, values of {MAX_METADATA_VALUE}"
+            raise BadRequest.of("metadata", {key: value}, allowed)
+    return int(number)
+
+
+def _page(exchange: Exchange, items: Sequence[File | Batch]) -> dict[str, Any]:
+    """The items after `after`, youngest first unless `order` says otherwise. Raises `BadRequest`."""
+    query, ordered = exchange.query, list(items)
+    if query.get("order", "desc") == "asc":
+        ordered.reverse()
+    elif query.get("order", "desc") != "desc":
+        raise BadRequest.of("order", query["order"], "asc or desc")
+    limit = query.get("limit", "20")
+    if not limit.isascii() or not limit.isdigit() or not 1 <= int(limit[:6]) <= 10_000:
+        raise BadRequest.of("limit", limit, "1…10000")
+    after = query.get("after")
+    if after is not None:
+        ids = [item.id for item in ordered]
+        if after not in ids:
+            raise BadRequest.of("after", after, "an id of the list")
+        ordered = ordered[ids.index(after) + 1 :]
+    page = ordered[: int(limit)]
+    return {
+        "object": "list",
+        "data": msgspec.to_builtins(page),
+        "first_id": page[0].id if page else None,
+        "last_id": page[-1].id if page else None,
+        "has_more": len(ordered) > len(page),
+    }
