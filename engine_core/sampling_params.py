@@ -39,6 +39,8 @@ class SamplingParams:
     num_logprobs: int | None = None
     """None: no log probabilities; otherwise the number of alternatives beside the chosen token."""
     num_prompt_logprobs: int | None = None
+    pooling: str = ""
+    """Not empty: nothing is sampled, the prompt's hidden states become one vector: last, mean or cls (the first)."""
 
     @property
     def is_greedy(self) -> bool:

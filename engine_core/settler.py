@@ -126,6 +126,8 @@ class Settler:
                 output.prompt_logprobs.append(
                     PromptLogprobsPart(key=request.key, first_position=1, entries=[], last=True)
                 )
+        if chunk.is_last and chunk.pools:
+            output.embeddings[request.key] = result.embeddings[chunk.row]
         if chunk.is_last and not chunk.samples:
             self.finish(request, FinishReason.LENGTH, output)
 

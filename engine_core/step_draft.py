@@ -27,6 +27,8 @@ class Chunk:
     samples: bool
     scores_prompt: bool
     """Whether log probabilities of prompt tokens are wanted from it."""
+    pools: bool
+    """Whether its hidden states are wanted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,6 +95,7 @@ class StepDraft:
             output_indices=starts + counts - table.num_prompt[plan_rows],
             shares=shares,
             prompt_logprob_rows=[chunk.row for chunk in self.chunks if chunk.scores_prompt],
+            pooled_rows=[chunk.row for chunk in self.chunks if chunk.pools],
         )
         sampled_rows = plan_rows[samples] if self.chunks else rows
         return PlannedStep(plan=plan, sampled_rows=sampled_rows, chunks=self.chunks, stored=self.stored)

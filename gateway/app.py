@@ -24,6 +24,7 @@ from headwater.gateway.openai.chat import ChatShape
 from headwater.gateway.openai.completions import CompletionShape
 from headwater.gateway.openai.decode import decode
 from headwater.gateway.openai.document import openapi_document
+from headwater.gateway.openai.embeddings import EmbeddingRequest, reply_of, to_embedding
 from headwater.gateway.openai.errors import MethodNotAllowed
 from headwater.gateway.openai.response_schema import ResponsesRequest
 from headwater.gateway.openai.schema import (
@@ -55,6 +56,7 @@ def make_app(line: Line, settings: GatewaySettings, durable: Durable) -> ASGIApp
     routes: list[tuple[str, str, Handler]] = [
         ("POST", "/v1/chat/completions", surface.chat_completions),
         ("POST", "/v1/completions", surface.completions),
+        ("POST", "/v1/embeddings", surface.embeddings),
         ("POST", "/v1/responses", surface.create_response),
         ("GET", "/v1/responses/{id}", surface.get_response),
         ("DELETE", "/v1/responses/{id}", surface.delete_response),
@@ -161,6 +163,19 @@ class RestSurface:
             await exchange.end_stream(stream.last_events())
         else:
             await exchange.reply_json(answer.reply(gathered))
+
+    async def embeddings(self, exchange: Exchange) -> None:
+        caller = self._admit(exchange)
+        asked = decode(await exchange.body(self._settings.max_body_bytes), EmbeddingRequest)
+        caller = caller.with_body(asked.request_id, asked.priority)
+        exchange.request_id = caller.shown_id
+        embedding = to_embedding(asked)
+        async with caller.within_deadline():
+            silence = self._settings.sse_keep_alive
+            await exchange.unless_client_leaves(
+                embedding.run(self._line, caller), silence=silence, on_silence=_Silence(None).tick
+            )
+        await exchange.reply_json(reply_of(asked, embedding, caller.request_id))
 
     async def create_response(self, exchange: Exchange) -> None:
         caller = self._admit(exchange)

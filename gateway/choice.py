@@ -61,6 +61,8 @@ class Choice:
         self._last_parts: RowParts | None = None
         self.num_reasoning_tokens = 0
         self._sum_logprob = 0.0
+        self.vector: list[float] = []
+        """Of a prompt that is embedded."""
         self._num_taken = 0
 
     @property
@@ -118,6 +120,9 @@ class Choice:
     def prompt_scored(self, part: output_processor_pb2.OutputPromptLogprobs) -> None:
         self.generation.prompt_logprobs.extend(part.tokens)
         self.generation.is_scored |= part.last
+
+    def embedded(self, embedding: common_pb2.Embedding) -> None:
+        self.vector = embedding.values[:]
 
     def finished(self, finish: output_processor_pb2.OutputFinish) -> None:
         self._session = None

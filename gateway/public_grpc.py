@@ -11,6 +11,7 @@ import grpc
 
 from headwater.gateway.caller import MAX_PRIORITY, Caller
 from headwater.gateway.choice import Choice, Sink
+from headwater.gateway.embeddings import Embedding
 from headwater.gateway.line import Line, shutting_down
 from headwater.gateway.pieces import CallPiece, Gathered, Piece, PieceQueue
 from headwater.gateway.session import Generation, Job, run_all
@@ -19,6 +20,7 @@ from headwater.services import errors
 
 Context = grpc.aio.ServicerContext[Any, Any]
 Asked = inference_pb2.ChatRequest | inference_pb2.CompleteRequest
+Working = Asked | inference_pb2.EmbedRequest
 SCORES_PER_CHUNK = 256
 """Prompt tokens with their alternatives in one chunk: a few hundred kilobytes at most."""
 _FINISH = {
@@ -88,6 +90,31 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
                 for scores in _score_chunks(generation, chunk):
                     yield scores
             yield chunk
+
+    async def Embed(self, request: inference_pb2.EmbedRequest, context: Context) -> inference_pb2.EmbedReply:
+        caller = self._admit(request, context)
+        embedding = Embedding(
+            model=request.model,
+            prompts=request.inputs,
+            pooling=request.pooling or common_pb2.POOLING_LAST,
+            dimensions=request.dimensions if request.HasField("dimensions") else None,
+            normalize=request.normalize if request.HasField("normalize") else True,
+            truncate_prompt_tokens=(
+                request.truncate_prompt_tokens if request.HasField("truncate_prompt_tokens") else None
+            ),
+            cache_salt=request.cache_salt,
+        )
+        async with caller.within_deadline():
+            await embedding.run(self._line, caller)
+        return inference_pb2.EmbedReply(
+            request_id=caller.request_id,
+            client_request_id=caller.client_request_id,
+            model=request.model,
+            embeddings=[inference_pb2.EmbedReply.Vector(values=vector) for vector in embedding.vectors],
+            usage=common_pb2.Usage(
+                prompt_tokens=embedding.num_prompt_tokens, cached_tokens=embedding.num_cached_tokens
+            ),
+        )
 
     async def Tokenize(self, request: inference_pb2.TokenizeRequest, context: Context) -> inference_pb2.TokenizeReply:
         self._caller(context)
@@ -175,7 +202,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         )
         return (await self._line.processors.detokenize(request)).text
 
-    def _admit(self, request: Asked, context: Context) -> Caller:
+    def _admit(self, request: Working, context: Context) -> Caller:
         if self._line.draining:
             raise shutting_down()
         if not 0 <= request.priority <= MAX_PRIORITY:

@@ -40,6 +40,8 @@ class Job:
     cache_salt: str = ""
     first_index: int = 0
     """Of its choices among those of the whole request."""
+    pooling: common_pb2.Pooling.ValueType = common_pb2.POOLING_UNSPECIFIED
+    """Given: the prompt is embedded, not answered."""
 
 
 @dataclass(slots=True, eq=False)
@@ -94,6 +96,7 @@ class Generation:
             sampling=job.sampling,
             cache_namespace=self._namespace,
             stream=job.stream,
+            pooling=job.pooling,
         )
         self.prepared = await self.line.processors.prepare(request, job.caller.span)
         self.road.prepared_at = time.perf_counter()
@@ -104,7 +107,7 @@ class Generation:
         if num_choices > sampling.n:
             # The best are found by their tokens' log probabilities, whether or not the client wants to see these.
             sampling.logprobs = True
-        kind = Choice if sampling.max_tokens else ScoredChoice
+        kind = Choice if sampling.max_tokens or job.pooling else ScoredChoice
         self.choices = [kind(self, number, self.sink) for number in range(num_choices)]
 
     @property
@@ -145,7 +148,8 @@ class Generation:
 
     async def _carry(self) -> None:
         """Dispatches until an attempt ends well, or badly past its first token, or for the third time."""
-        if not self.prepared.sampling.max_tokens and not self.prepared.sampling.HasField("prompt_logprobs"):
+        sampling = self.prepared.sampling
+        if not (sampling.max_tokens or sampling.HasField("prompt_logprobs") or self.job.pooling):
             self._num_open = len(self.choices)
             for choice in self.choices:
                 choice.end("length", None, 0)
@@ -218,8 +222,9 @@ class Generation:
             traceparent=caller.span.context.traceparent,
             predicted_cached_tokens=decision.predicted_cached_tokens,
             credit=CREDIT_TOKENS,
+            pooling=self.job.pooling,
         )
-        if not add.sampling.max_tokens:
+        if not add.sampling.max_tokens and not self.job.pooling:
             add.sampling.max_tokens = 1
         return output_processor_pb2.Open(
             engine_address=decision.address,

@@ -6,8 +6,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+import numpy as np
+
 from headwater.engine_core.request import TokenLogprobs
 from headwater.engine_core.step_output import StepOutput
+from headwater.proto.common_pb2 import Embedding
 from headwater.proto.engine_pb2 import EngineFrame, Finish, LogprobColumns, PromptLogprobs, Start
 
 EventT = TypeVar("EventT", Start, Finish)
@@ -112,6 +115,12 @@ def prompt_logprob_frames(
             chunk.top_ids.extend(entry.top_ids)
             chunk.top_logprobs.extend(entry.top_logprobs)
         yield EngineFrame(step=step, prompt_logprobs=[chunk])
+
+
+def embedding_frame(step: int, stream_id: int, values: bytes) -> EngineFrame:
+    """A vector, float32; a frame of its own, since it is tens of kilobytes."""
+    embedding = Embedding(stream_id=stream_id, values=np.frombuffer(values, np.float32).tolist())
+    return EngineFrame(step=step, embeddings=[embedding])
 
 
 def _token_frame(step: int, rows: Rows) -> EngineFrame:

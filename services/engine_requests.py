@@ -12,9 +12,17 @@ from dataclasses import dataclass, replace
 from headwater.engine_core.prefix_hash import HASH_LEN
 from headwater.engine_core.request import NewRequest
 from headwater.engine_core.sampling_params import SamplingParams
+from headwater.proto import common_pb2
 from headwater.proto.common_pb2 import Sampling
 from headwater.proto.engine_pb2 import Add, AddPart
 from headwater.services.errors import BadRequest, ContextTooLong, UnsupportedField
+
+POOLINGS = {
+    common_pb2.POOLING_UNSPECIFIED: "",
+    common_pb2.POOLING_LAST: "last",
+    common_pb2.POOLING_MEAN: "mean",
+    common_pb2.POOLING_CLS: "cls",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,6 +112,8 @@ def _check(pending: PendingAdd, limits: Limits) -> None:
         raise BadRequest.of("cache_namespace", add.cache_namespace, f"{HASH_LEN} bytes")
     if add.choice_indices and len(add.choice_indices) != len(add.stream_ids):
         raise BadRequest.of("choice_indices", list(add.choice_indices), "one a stream")
+    if add.pooling not in POOLINGS or (add.pooling and (max_tokens or len(add.stream_ids) > 1)):
+        raise BadRequest.of("pooling", add.pooling, "last, mean or cls, with max_tokens 0 and one stream")
     if add.lora:
         raise UnsupportedField("lora", "this engine has no adapters")
     _check_ids("prompt_ids", pending.prompt_ids, limits)
@@ -146,4 +156,5 @@ def _sampling_of(add: Add) -> SamplingParams:
         logit_bias=dict(wire.logit_bias),
         num_logprobs=wire.top_logprobs if wire.logprobs else None,
         num_prompt_logprobs=wire.prompt_logprobs if wire.HasField("prompt_logprobs") else None,
+        pooling=POOLINGS[add.pooling],
     )

@@ -18,7 +18,13 @@ from headwater.engine_core.request import FinishReason, NewRequest
 from headwater.engine_core.step_output import Finished, PromptLogprobsPart, Started, StepOutput, Work
 from headwater.proto import common_pb2
 from headwater.proto import engine_pb2 as pb
-from headwater.services.engine_frames import MAX_ERROR_CHARS, Rows, prompt_logprob_frames, step_frames
+from headwater.services.engine_frames import (
+    MAX_ERROR_CHARS,
+    Rows,
+    embedding_frame,
+    prompt_logprob_frames,
+    step_frames,
+)
 from headwater.services.engine_messages import Add, Cancel, Command, Credit
 from headwater.services.engine_outbox import Outbox
 from headwater.services.engine_requests import Limits, PendingAdd, requests_of
@@ -128,6 +134,9 @@ class EngineSession:
         for part in output.prompt_logprobs:
             if part.key in self._stream_ids:
                 self._queue_chunks(output.step, part)
+        for key, values in output.embeddings.items():
+            if (stream_id := self._stream_ids.get(key)) is not None:
+                self._outbox.put([embedding_frame(output.step, stream_id, values)])
         starts = [self._start_of(started) for started in output.starts if started.key in self._stream_ids]
         finishes = [self._finish_of(finished) for finished in output.finishes if finished.key in self._stream_ids]
         at_once = [finish for finish in finishes if not self._outbox.holds(finish)]

@@ -144,6 +144,9 @@ class EngineLink:
         for part in frame.prompt_logprobs:
             if (stream := self._stream(part.stream_id)) is not None:
                 stream.add_prompt_logprobs(part)
+        for embedding in frame.embeddings:
+            if (stream := self._stream(embedding.stream_id)) is not None:
+                stream.add_embedding(embedding)
         for number, first, count in zip(frame.stream_ids[:], frame.first_index[:], frame.num_tokens[:], strict=True):
             end = position + count
             if count and (request := requests.get(number)) is not None:

@@ -9,7 +9,7 @@ import asyncio
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 
-from headwater.proto.common_pb2 import TokenLogprob
+from headwater.proto.common_pb2 import Embedding, TokenLogprob
 from headwater.proto.engine_pb2 import Start
 from headwater.proto.output_processor_pb2 import (
     OutputFinish,
@@ -29,6 +29,7 @@ class _Columns:
     """A frame in the making."""
 
     __slots__ = (
+        "embeddings",
         "finishes",
         "first_index",
         "logprobs",
@@ -52,6 +53,7 @@ class _Columns:
         self.logprobs: list[RowLogprobs] = []
         self.parts: list[RowParts] = []
         self.starts: list[Start] = []
+        self.embeddings: list[Embedding] = []
         self.finishes: list[OutputFinish] = []
         self.num_bytes = 0
 
@@ -66,6 +68,7 @@ class _Columns:
             logprobs=self.logprobs,
             parts=self.parts,
             starts=self.starts,
+            embeddings=self.embeddings,
             finishes=self.finishes,
         )
 
@@ -113,6 +116,11 @@ class Outbox:
         columns = self._open_columns()
         columns.starts.append(start)
         columns.num_bytes += _START_BYTES
+
+    def add_embedding(self, embedding: Embedding) -> None:
+        columns = self._open_columns()
+        columns.embeddings.append(embedding)
+        columns.num_bytes += embedding.ByteSize() + _ROW_BYTES
 
     def add_finish(self, finish: OutputFinish) -> None:
         if self._num_parts[finish.stream_id]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from headwater.proto import common_pb2
-from headwater.proto.common_pb2 import AnswerFormat, FinishReason, ToolCallDelta
+from headwater.proto.common_pb2 import AnswerFormat, Embedding, FinishReason, ToolCallDelta
 from headwater.proto.engine_pb2 import Add, Finish, PromptLogprobs, Start
 from headwater.proto.output_processor_pb2 import OutputFinish, RowParts
 from headwater.services import output_metrics
@@ -243,6 +243,10 @@ class OutputStream:
     def add_prompt_logprobs(self, part: PromptLogprobs) -> None:
         for each in prompt_parts(self._plan.table, part, self.stream_id):
             self.outbox.add_prompt_part(each)
+
+    def add_embedding(self, embedding: Embedding) -> None:
+        embedding.stream_id = self.stream_id
+        self.outbox.add_embedding(embedding)
 
     def finish(self, finish: Finish) -> None:
         """The engine ended the stream: what was held back is certain now."""

@@ -17,6 +17,8 @@ def prepare(model: TextModel, request: processor_pb2.PrepareRequest) -> processo
     if len(request.cache_namespace) != HASH_LEN:
         raise BadRequest.of("cache_namespace", request.cache_namespace.hex(), f"{HASH_LEN} bytes")
     sampling = check_sampling(request.sampling, model.limits, stream=request.stream)
+    if request.pooling:
+        sampling.max_tokens = 0
     token_ids, form = _tokens_and_format(model, request.prompt)
     token_ids = fit_context(sampling, token_ids, model.limits, prompt_name=prompt_name(request.prompt))
     # What it must match goes on as a grammar.

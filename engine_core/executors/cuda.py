@@ -17,6 +17,7 @@ from headwater.engine_core.device_table import DeviceTable, upload
 from headwater.engine_core.executors.executor import Int32Array, StepPlan, StepResult
 from headwater.engine_core.models.decoder import Decoder
 from headwater.engine_core.platforms.cuda import DEPENDENT_ROWS, AttentionPlan, CudaPlatform
+from headwater.engine_core.pooling import Pools
 from headwater.engine_core.request import TokenLogprobs
 from headwater.engine_core.step_inbox import StepInbox
 from headwater.engine_core.step_shapes import StepShape, StepShapes
@@ -41,6 +42,8 @@ class Flight:
     scores: Scores | None = None
     num_tops: dict[int, int] = field(default_factory=dict)
     prompt_scores: dict[int, tuple[list[Scores], int]] = field(default_factory=dict)
+    vectors: dict[int, torch.Tensor] = field(default_factory=dict)
+    """By row, of prompts that are pooled."""
 
 
 class CudaExecutor:
@@ -56,6 +59,7 @@ class CudaExecutor:
         num_rows = config.max_num_seqs
         self._table = DeviceTable(config, device)
         self._sampler = DeviceSampler(decoder, num_rows, device)
+        self._pools = Pools()
         self._num_prompt = np.zeros(num_rows, np.int32)
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch ships it so
         self._flights: deque[Flight] = deque()
@@ -76,6 +80,7 @@ class CudaExecutor:
         with torch.cuda.stream(self._stream):
             for admitted in plan.admitted:
                 self._sampler.admit(admitted)
+                self._pools.admit(admitted)
                 self._num_prompt[admitted.row] = admitted.num_prompt_tokens
             turn, num_draws = plan.step % len(self._done), int(np.count_nonzero(plan.samples))
             first_result = turn * self._config.max_num_seqs
@@ -101,7 +106,12 @@ class CudaExecutor:
             row: [_cut(entry, num_top) for scores in parts for entry in _entries(scores)]
             for row, (parts, num_top) in flight.prompt_scores.items()
         }
-        return StepResult(token_ids=flight.tokens.numpy().copy(), logprobs=logprobs, prompt_logprobs=prompt_logprobs)
+        return StepResult(
+            token_ids=flight.tokens.numpy().copy(),
+            logprobs=logprobs,
+            prompt_logprobs=prompt_logprobs,
+            embeddings={row: vector.cpu().numpy().tobytes() for row, vector in flight.vectors.items()},
+        )
 
     def is_ready(self, handle: int) -> bool:
         assert self._flights[0].step == handle
@@ -144,6 +154,8 @@ class CudaExecutor:
             hidden = launch()
         for row in plan.prompt_logprob_rows:
             self._score_prompt(plan, flight, hidden, row)
+        if plan.pooled_rows:
+            flight.vectors = self._pools.take(plan, hidden)
         if not num_draws:
             return
         samples_all = shape.is_decode and num_draws == len(plan.rows)

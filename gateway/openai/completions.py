@@ -52,6 +52,9 @@ class CompletionShape:
                 # The contract's rule against streams is about a field that has no place in chunks; these have one.
                 sampling.prompt_logprobs, stream = asked.logprobs, False
         stride = asked.n or 1
+        prompts = prompts_of("prompt", asked.prompt, add_special_tokens=asked.add_special_tokens)
+        if len(prompts) > MAX_PROMPTS:
+            raise BadRequest("prompt", f"prompt has {len(prompts)} prompts; allowed: at most {MAX_PROMPTS}")
         return [
             Job(
                 caller=caller,
@@ -62,7 +65,7 @@ class CompletionShape:
                 cache_salt=asked.cache_salt or "",
                 first_index=position * stride,
             )
-            for position, prompt in enumerate(_prompts(asked))
+            for position, prompt in enumerate(prompts)
         ]
 
     async def prepared(self, line: Line, generations: Sequence[Generation]) -> None:
@@ -123,21 +126,19 @@ class CompletionShape:
         return {"prompt_token_ids": list(choice.generation.prepared.prompt_ids)}
 
 
-def _prompts(asked: CompletionRequest) -> list[processor_pb2.Prompt]:
-    """Each way in which clients give prompts, told apart by what the list holds."""
-    given: Sequence[Any] = asked.prompt if isinstance(asked.prompt, list) else [asked.prompt]
-    kinds = {type(item) for item in given}
+def prompts_of(name: str, given: str | Sequence[Any], *, add_special_tokens: bool | None) -> list[processor_pb2.Prompt]:
+    """Each way in which clients give prompts, told apart by what the list holds. Raises `BadRequest`, naming `name`."""
+    prompts: Sequence[Any] = [given] if isinstance(given, str) else given
+    kinds = {type(item) for item in prompts}
     if kinds == {int}:
-        given, kinds = [given], {list}
-    if len(kinds) != 1 or not all(given):
-        raise BadRequest.of("prompt", asked.prompt, ALLOWED_PROMPT)
-    if len(given) > MAX_PROMPTS:
-        raise BadRequest("prompt", f"prompt has {len(given)} prompts; allowed: at most {MAX_PROMPTS}")
+        prompts, kinds = [prompts], {list}
+    if len(kinds) != 1 or not all(prompts):
+        raise BadRequest.of(name, given, ALLOWED_PROMPT)
     if kinds == {str}:
-        return [processor_pb2.Prompt(text=text, add_special_tokens=asked.add_special_tokens) for text in given]
-    if not all(type(token_id) is int for ids in given for token_id in ids):
-        raise BadRequest.of("prompt", asked.prompt, ALLOWED_PROMPT)
-    return [processor_pb2.Prompt(token_ids=processor_pb2.Prompt.TokenIds(ids=ids)) for ids in given]
+        return [processor_pb2.Prompt(text=text, add_special_tokens=add_special_tokens) for text in prompts]
+    if not all(type(token_id) is int for ids in prompts for token_id in ids):
+        raise BadRequest.of(name, given, ALLOWED_PROMPT)
+    return [processor_pb2.Prompt(token_ids=processor_pb2.Prompt.TokenIds(ids=ids)) for ids in prompts]
 
 
 async def _text_of(line: Line, model: str, token_ids: Sequence[int]) -> str:

@@ -9,11 +9,13 @@ from typing import Any
 import msgspec
 
 from headwater.gateway.openai import schema
+from headwater.gateway.openai.embeddings import EmbeddingRequest
 from headwater.gateway.openai.response_schema import ResponsesRequest
 
 _BODIES: dict[str, tuple[type[msgspec.Struct], str]] = {
     "/v1/chat/completions": (schema.ChatCompletionRequest, "Answer a conversation, whole or in a stream"),
     "/v1/completions": (schema.CompletionRequest, "Continue prompts, whole or in a stream"),
+    "/v1/embeddings": (EmbeddingRequest, "Texts to vectors"),
     "/v1/responses": (ResponsesRequest, "Answer a turn of a conversation that is kept"),
     "/tokenize": (schema.TokenizeRequest, "Text or messages to token ids"),
     "/detokenize": (schema.DetokenizeRequest, "Token ids to text"),

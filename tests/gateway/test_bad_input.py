@@ -203,7 +203,7 @@ def test_rest_refuses_what_is_no_json_object(gateway: Gateway, body: bytes) -> N
 def test_rest_refuses_other_media_types_methods_and_paths(gateway: Gateway) -> None:
     check(gateway.client.post(CHAT, content=b"a=b", headers={"content-type": "text/plain"}), 415, None)
     check(gateway.client.get(CHAT), 405, None)
-    check(gateway.client.post("/v1/embeddings", json={}), 404, "path")
+    check(gateway.client.post("/v1/audio", json={}), 404, "path")
     check(gateway.client.get("/v1/models/nobody"), 404, "model")
 
 

@@ -1,0 +1,74 @@
+"""POST /v1/embeddings: OpenAI's JSON around vectors."""
+
+from __future__ import annotations
+
+import base64
+import sys
+import time
+from array import array
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta, Struct
+
+from headwater.gateway.embeddings import POOLINGS, Embedding
+from headwater.gateway.openai.completions import prompts_of
+from headwater.gateway.openai.schema import Flag, TokenId, Whole
+
+ALLOWED_INPUT = "a string, a list of strings, token ids, or a list of lists of token ids, none empty"
+
+
+class EmbeddingRequest(Struct, kw_only=True):
+    """POST /v1/embeddings"""
+
+    model: Annotated[str, Meta(description="a served model's name")]
+    input: Annotated[str | list[str | TokenId | list[TokenId]], Meta(description=ALLOWED_INPUT)]
+    encoding_format: Annotated[Literal["float", "base64"], Meta(description="float or base64")] | None = None
+    dimensions: Annotated[Whole, Meta(description="a whole number, up to the model's hidden size")] | None = None
+    pooling: Annotated[Literal["last", "mean", "cls"], Meta(description="last, mean or cls")] | None = None
+    normalize: Flag | None = None
+    truncate_prompt_tokens: Annotated[Whole, Meta(description="a whole number, at least 1")] | None = None
+    add_special_tokens: Flag | None = None
+    user: str | None = None
+    cache_salt: Annotated[str, Meta(max_length=1024, description="a string of up to 1024 characters")] | None = None
+    priority: Annotated[int, Meta(ge=0, le=1000, description="a whole number, 0…1000")] | None = None
+    request_id: Annotated[str, Meta(max_length=256, description="a string of up to 256 characters")] | None = None
+
+
+def to_embedding(asked: EmbeddingRequest) -> Embedding:
+    """Raises `BadRequest`."""
+    return Embedding(
+        model=asked.model,
+        prompts=prompts_of("input", asked.input, add_special_tokens=asked.add_special_tokens),
+        pooling=POOLINGS[asked.pooling or "last"],
+        dimensions=asked.dimensions,
+        normalize=asked.normalize is not False,
+        truncate_prompt_tokens=asked.truncate_prompt_tokens,
+        cache_salt=asked.cache_salt or "",
+    )
+
+
+def reply_of(asked: EmbeddingRequest, embedding: Embedding, request_id: str) -> dict[str, Any]:
+    encode = _base64 if asked.encoding_format == "base64" else list
+    return {
+        "id": f"embd-{request_id}",
+        "object": "list",
+        "created": int(time.time()),
+        "model": asked.model,
+        "data": [
+            {"object": "embedding", "index": i, "embedding": encode(vector)}
+            for i, vector in enumerate(embedding.vectors)
+        ],
+        "usage": {
+            "prompt_tokens": embedding.num_prompt_tokens,
+            "total_tokens": embedding.num_prompt_tokens,
+            "prompt_tokens_details": {"cached_tokens": embedding.num_cached_tokens},
+        },
+    }
+
+
+def _base64(vector: list[float]) -> str:
+    """Little-endian float32, as OpenAI's clients read it."""
+    values = array("f", vector)
+    if sys.byteorder == "big":
+        values.byteswap()
+    return base64.b64encode(values.tobytes()).decode()

@@ -1,0 +1,46 @@
+"""Prompts as vectors, against the hidden states of transformers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from headwater.engine_core.pooling import POOLINGS
+from headwater.engine_core.request import FinishReason, NewRequest
+from headwater.engine_core.sampling_params import SamplingParams
+from tests.engine_core.small_models import SmallEngine, convert, random_checkpoint
+
+LENGTHS = [1, 5, 16, 33, 100, 100]
+
+
+def embed(engine: SmallEngine, prompts: Sequence[Sequence[int]], pooling: str) -> list[np.ndarray]:
+    vectors: dict[int, np.ndarray] = {}
+    sampling = SamplingParams(max_tokens=0, pooling=pooling)
+    for key, prompt in enumerate(prompts):
+        engine.engine.add(NewRequest(key=key, prompt_ids=list(prompt), output_ids=[], sampling=sampling))
+    while engine.engine.has_work():
+        if (output := engine.engine.step()) is not None:
+            vectors |= {key: np.frombuffer(values, np.float32) for key, values in output.embeddings.items()}
+            assert {finish.key for finish in output.finishes} == output.embeddings.keys()
+            assert all(finish.reason is FinishReason.LENGTH for finish in output.finishes)
+            assert not output.token_ids
+    return [vectors[key] for key in range(len(prompts))]
+
+
+@pytest.mark.parametrize("pooling", POOLINGS)
+def test_a_prompt_becomes_what_its_pooling_says(pooling: str, tmp_path: Path) -> None:
+    model = random_checkpoint("qwen3", tmp_path / "source")
+    engine = SmallEngine(convert(tmp_path / "source", tmp_path / "model"), max_num_batched_tokens=64)
+    prompts = [[(7 * i + j) % 500 for j in range(length)] for i, length in enumerate(LENGTHS)]
+    with torch.no_grad():
+        states = [model.model(torch.tensor([prompt])).last_hidden_state[0] for prompt in prompts]
+    expected = {"last": lambda s: s[-1], "mean": lambda s: s.mean(0), "cls": lambda s: s[0]}[pooling]
+    # The second time the prefix is cached: what is pooled of it is computed all the same.
+    for _ in range(2):
+        for vector, state in zip(embed(engine, prompts, pooling), states, strict=True):
+            torch.testing.assert_close(torch.from_numpy(vector.copy()), expected(state), rtol=1e-4, atol=1e-4)
+    engine.close()
