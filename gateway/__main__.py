@@ -33,7 +33,7 @@ from headwater.services.heartbeat import Heartbeat
 from headwater.services.index_feed import IndexFeed
 from headwater.services.member import Kind, Member, new_epoch
 from headwater.services.membership import Members
-from headwater.services.runtime import configure_logging, lifetime, run_stage
+from headwater.services.runtime import configure_logging, in_one_line, lifetime, run_stage
 from headwater.services.settings import SettingError, read_settings
 from headwater.services.store import Store
 from headwater.services.text_stage import metrics_served
@@ -117,14 +117,12 @@ def tenants_of(settings: GatewaySettings) -> Tenants:
 
 
 def main() -> None:
-    try:
+    with in_one_line("gateway", SettingError, OSError):
         settings = read_settings(GatewaySettings, sys.argv[1:], prog="headwater serve gateway")
         configure_logging("gateway", settings.log_level)
         # What is imported lives as long as the process: the collector need not look at it again.
         gc.freeze()
         run_stage(serve(settings))
-    except (SettingError, OSError) as fault:
-        sys.exit(f"headwater gateway: {fault}")
 
 
 if __name__ == "__main__":

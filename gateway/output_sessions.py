@@ -213,8 +213,8 @@ class OutputSessions:
         """Sends nothing more there; streams that run end in their own time, or with the connection."""
         if (session := self._sessions.pop(address, None)) is not None:
             session.leaving = True
-            if not session.num_streams:
-                self._tasks[session].cancel()
+            if not session.num_streams and (task := self._tasks.get(session)) is not None:
+                task.cancel()
 
     def pick(self, engine: str) -> OutputSession:
         """By rendezvous hash among those within reach, so that an engine speaks to one of them.

@@ -14,6 +14,7 @@ import structlog
 from headwater.proto import processor_pb2, processor_pb2_grpc
 from headwater.services import errors, grpc_errors
 from headwater.services.channel import MAX_TEXT_BYTES, open_channel
+from headwater.services.runtime import log_failure
 from headwater.services.served_model import ServedModel
 from headwater.services.tracing import Span
 
@@ -47,7 +48,8 @@ class Processors:
             channel = open_channel(address, ("grpc.max_receive_message_length", MAX_TEXT_BYTES))
             stub = processor_pb2_grpc.ProcessorStub(channel)
             self._pool[address] = processor = Processor(address, channel, stub, since=int(time.time()))
-            self._askers[address] = asyncio.create_task(_ask_models(processor))
+            asker = self._askers[address] = asyncio.create_task(_ask_models(processor))
+            asker.add_done_callback(log_failure)
 
     def leave(self, address: str) -> None:
         if (processor := self._pool.pop(address, None)) is not None:

@@ -19,6 +19,8 @@ from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription as ServerSubscription
 from nats.js import JetStreamContext
 
+from headwater.services.runtime import log_failure
+
 _FAILURES = (nats.errors.Error, OSError, TimeoutError)
 _HANDSHAKE_SECONDS = 2
 _RECONNECT_SECONDS: Any = 0.2
@@ -92,8 +94,10 @@ class Bus:
         """A bus for the length of a scope; waits `wait_seconds` for the server and goes on without it."""
         bus = cls(url)
         keeper = asyncio.create_task(bus._keep_connected())
+        keeper.add_done_callback(log_failure)
         try:
-            await bus.wait_connected(wait_seconds)
+            if url is not None and not await bus.wait_connected(wait_seconds):
+                structlog.get_logger().warning("no bus yet, going on without", url=url, waited=wait_seconds)
             yield bus
         finally:
             keeper.cancel()

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import sys
 
-import structlog
-
 from headwater.proto.engine_pb2_grpc import add_EngineServicer_to_server
 from headwater.services.engine_core_link import CoreFailed, CoreLink
 from headwater.services.engine_door import Door
@@ -19,8 +17,8 @@ from headwater.services.engine_servicer import EngineServicer
 from headwater.services.engine_settings import EngineSettings
 from headwater.services.manifest import ModelFolderError
 from headwater.services.model_entry import ModelRefused
-from headwater.services.runtime import Lifetime, configure_logging, lifetime, owned_task, run_stage
-from headwater.services.settings import read_settings
+from headwater.services.runtime import Lifetime, configure_logging, in_one_line, lifetime, owned_task, run_stage
+from headwater.services.settings import SettingError, read_settings
 from headwater.services.text_stage import Listener, metrics_served
 from headwater.services.tracing import Tracing, tracing_to
 
@@ -76,13 +74,10 @@ async def _first_of(*events: asyncio.Event) -> None:
 
 
 def main() -> None:
-    settings = read_settings(EngineSettings, sys.argv[1:], prog="headwater serve engine")
-    configure_logging("engine", settings.log_level)
-    try:
+    with in_one_line("engine", SettingError, CoreFailed, ModelFolderError, ModelRefused, OSError):
+        settings = read_settings(EngineSettings, sys.argv[1:], prog="headwater serve engine")
+        configure_logging("engine", settings.log_level)
         run_stage(serve(settings))
-    except (CoreFailed, ModelFolderError, ModelRefused) as fault:
-        structlog.get_logger().error("engine ends", reason=str(fault))
-        sys.exit(1)
 
 
 if __name__ == "__main__":

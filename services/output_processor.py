@@ -11,14 +11,15 @@ from typing import Any
 import grpc
 
 from headwater.proto import output_processor_pb2, output_processor_pb2_grpc
+from headwater.services.manifest import ModelFolderError
 from headwater.services.member import Kind
 from headwater.services.output_engines import EngineLinks
 from headwater.services.output_session import GatewaySession
-from headwater.services.runtime import configure_logging, run_stage
-from headwater.services.settings import read_settings
+from headwater.services.runtime import configure_logging, in_one_line, run_stage
+from headwater.services.settings import SettingError, read_settings
 from headwater.services.text_model import load_tokenizer, names_of
 from headwater.services.text_stage import TextStageSettings, serve_stage
-from headwater.services.tokenizer import Tokenizer
+from headwater.services.tokenizer import Tokenizer, TokenizerFilesError
 from headwater.services.tracing import NO_TRACING, Tracing, tracing_to
 
 
@@ -68,9 +69,10 @@ async def serve(settings: OutputProcessorSettings) -> None:
 
 
 def main() -> None:
-    settings = read_settings(OutputProcessorSettings, sys.argv[1:], prog="headwater serve output-processor")
-    configure_logging("output-processor", settings.log_level)
-    run_stage(serve(settings))
+    with in_one_line("output-processor", SettingError, ModelFolderError, TokenizerFilesError, OSError):
+        settings = read_settings(OutputProcessorSettings, sys.argv[1:], prog="headwater serve output-processor")
+        configure_logging("output-processor", settings.log_level)
+        run_stage(serve(settings))
 
 
 if __name__ == "__main__":

@@ -18,17 +18,20 @@ import prometheus_client
 
 from headwater.proto import processor_pb2, processor_pb2_grpc
 from headwater.services.answer_grammar import answer_grammar
+from headwater.services.chat_template import ChatTemplateError
 from headwater.services.errors import BadRequest, NotFound
 from headwater.services.grammar_checker import GrammarChecker
 from headwater.services.grammars import GrammarError
+from headwater.services.manifest import ModelFolderError
 from headwater.services.member import Kind
 from headwater.services.parameters import check_vocabulary
 from headwater.services.prepare import prepare, prompt_ids
-from headwater.services.runtime import configure_logging, run_stage
-from headwater.services.settings import read_settings, setting
+from headwater.services.runtime import configure_logging, in_one_line, run_stage
+from headwater.services.settings import SettingError, read_settings, setting
 from headwater.services.structured_output import param_of
 from headwater.services.text_model import ServingChoices, TextModel, load_text_model, names_of
 from headwater.services.text_stage import TextStageSettings, serve_stage
+from headwater.services.tokenizer import TokenizerFilesError
 from headwater.services.tracing import tracing_to
 
 ReplyT = TypeVar("ReplyT")
@@ -160,9 +163,10 @@ async def serve(settings: ProcessorSettings) -> None:
 
 
 def main() -> None:
-    settings = read_settings(ProcessorSettings, sys.argv[1:], prog="headwater serve processor")
-    configure_logging("processor", settings.log_level)
-    run_stage(serve(settings))
+    with in_one_line("processor", SettingError, ModelFolderError, TokenizerFilesError, ChatTemplateError, OSError):
+        settings = read_settings(ProcessorSettings, sys.argv[1:], prog="headwater serve processor")
+        configure_logging("processor", settings.log_level)
+        run_stage(serve(settings))
 
 
 if __name__ == "__main__":

@@ -9,10 +9,12 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Coroutine, Iterator
 from typing import Any
 
 import structlog
+
+from headwater.services.settings import SettingError
 
 READY_FD = "HEADWATER_READY_FD"
 """File descriptor on which a stage writes one JSON line when it is ready: {"stage", "addresses", "pid"}."""
@@ -90,7 +92,10 @@ def log_failure(task: asyncio.Task[Any]) -> None:
 
 
 def configure_logging(stage: str, level: str = "info") -> None:
-    """JSON lines on standard error, each with the stage's name."""
+    """JSON lines on standard error, each with the stage's name. Raises `SettingError` for a level that is none."""
+    levels = logging.getLevelNamesMapping()
+    if level.upper() not in levels:
+        raise SettingError("log_level", level, "debug, info, warning or error")
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,
@@ -99,10 +104,19 @@ def configure_logging(stage: str, level: str = "info") -> None:
             structlog.processors.format_exc_info,
             structlog.processors.JSONRenderer(),
         ],
-        wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
+        wrapper_class=structlog.make_filtering_bound_logger(levels[level.upper()]),
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
     )
     structlog.contextvars.bind_contextvars(stage=stage)
+
+
+@contextlib.contextmanager
+def in_one_line(stage: str, *faults: type[Exception]) -> Iterator[None]:
+    """Ends the process with status 1 and a sentence for faults that a person can mend; others show their trace."""
+    try:
+        yield
+    except faults as fault:
+        sys.exit(f"headwater {stage}: {fault}")
 
 
 def run_stage(coroutine: Coroutine[Any, Any, None]) -> None:

@@ -162,7 +162,7 @@ class KeptStage:
             await asyncio.sleep(pause)
             try:
                 await self.begin()
-            except (StageDied, EmbeddedServerError) as death:
+            except (StageDied, EmbeddedServerError, OSError) as death:
                 self._changed(str(death))
 
     async def stop(self, limit: float, hurry: asyncio.Event) -> None:

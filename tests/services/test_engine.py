@@ -397,7 +397,7 @@ async def test_when_the_core_is_killed_streams_end_retriable_and_the_door_ends_t
             with pytest.raises(grpc.aio.AioRpcError, match="UNAVAILABLE"):
                 await client.call.read()
         assert engine.wait() == 1
-        assert '"reason": "the engine core ended with status -9"' in engine.close()
+        assert "headwater engine: the engine core ended with status -9" in engine.close()
 
 
 @pytest.mark.parametrize("how", ["killed", "supervisor lost"])

@@ -55,7 +55,8 @@ async def running(module: str, *flags: str) -> AsyncIterator[tuple[asyncio.subpr
 
 COMMON = ["host", "port", "replica_id", "nats_url", "redis_url", "model_folder", "served_model_name", "drain_limit"]
 COMMON += ["metrics_port", "otlp_endpoint", "log_level"]
-OWN = ["dtype", "kv_format", "block_size", "max_model_len", "chat_template", "generation_config", "threads"]
+OWN = ["dtype", "kv_format", "block_size", "max_model_len", "chat_template", "generation_config"]
+OWN += ["tool_parser", "reasoning_parser", "threads"]
 
 
 @pytest.mark.parametrize(
