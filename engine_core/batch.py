@@ -27,7 +27,7 @@ class ForwardBatch:
     block_tables: torch.Tensor
     """int32 [R, blocks]; entries beyond a request's blocks name the scratch block 0."""
     sampled: torch.Tensor
-    """int64 [S] token rows after which a token is sampled."""
+    """int64 [S] token rows after which a token is sampled, now or by a draw."""
 
 
 def make_batch(plan: StepPlan, token_table: torch.Tensor, block_table: torch.Tensor, block_size: int) -> ForwardBatch:
@@ -44,5 +44,5 @@ def make_batch(plan: StepPlan, token_table: torch.Tensor, block_table: torch.Ten
         starts=plan.starts,
         counts=plan.counts,
         block_tables=block_table[torch.from_numpy(plan.rows).long(), :num_blocks],
-        sampled=torch.from_numpy(ends[plan.samples] - 1),
+        sampled=torch.from_numpy(ends[plan.samples | plan.holds] - 1),
     )

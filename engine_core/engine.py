@@ -5,12 +5,15 @@ Owns the order of a step and the steps in flight. Knows nothing about text, sess
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable
 
+import numpy as np
+
 from headwater.engine_core.config import EngineConfig
-from headwater.engine_core.executors.executor import Executor
+from headwater.engine_core.executors.executor import DrawPlan, Executor, Int32Array, StepPlan
 from headwater.engine_core.request import FinishReason, NewRequest
 from headwater.engine_core.request_state import RequestState
 from headwater.engine_core.scheduler import Scheduler
@@ -18,20 +21,34 @@ from headwater.engine_core.settler import Settler
 from headwater.engine_core.step_draft import PlannedStep
 from headwater.engine_core.step_output import EngineLoad, Finished, StepOutput
 
+PATIENCE_SECONDS = 0.001
+"""That masks may be late before a step does without their rows."""
+NO_MASKS: Int32Array = np.empty((0, 0), np.int32)
+"""Of an engine without grammars."""
+
 
 class Engine:
     """Not thread-safe: one loop adds, cancels and steps."""
 
     def __init__(
-        self, config: EngineConfig, executor: Executor, *, clock: Callable[[], float] = time.monotonic
+        self,
+        config: EngineConfig,
+        executor: Executor,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        masks: Int32Array = NO_MASKS,
     ) -> None:
+        """`masks`, int32 [max_num_seqs, words], holds the masks of requests that have a grammar; others fill it."""
         self._config = config
         self._executor = executor
         self._clock = clock
-        self._scheduler = Scheduler(config, clock)
+        self._scheduler = Scheduler(config, clock, masks)
         self._settler = Settler(self._scheduler, clock)
         self._requests: dict[int, RequestState] = {}
         self._in_flight: deque[tuple[int, PlannedStep]] = deque()
+        self._num_computing = 0
+        """Of these, those that are no draws."""
+        self._retired_at = -math.inf
         self._output = StepOutput(step=0)
         self._num_added = 0
         # The last step had nothing to do, and nothing was said to the engine since.
@@ -43,11 +60,14 @@ class Engine:
         Returns what there is to say, if anything; waits for the executor only when as many steps are in flight as may
         be or nothing can be planned before results are known.
         """
-        planned = self._scheduler.schedule()
-        if planned is not None:
-            self._in_flight.append((self._executor.submit(planned.plan), planned))
-        retired = self._retire() if self._is_retirement_due(planned) else None
-        self._is_idle = planned is None and retired is None
+        has_drawn = self._draw()
+        # Where a draw is done at once, so is a step: whoever makes masks shall know the tokens before that.
+        has_computed = not (has_drawn and self._is_only_ready()) and self._compute()
+        retired = self._retire() if self._is_retirement_due(has_computed) else None
+        if retired is not None and not self._output.keys and self._is_draw_next():
+            # It was launched right behind: what it says need not be said apart.
+            retired = self._retire()
+        self._is_idle = not (has_drawn or has_computed or retired or self._in_flight or self._holds_back())
         return self._take_output(retired)
 
     def add(self, new: NewRequest) -> None:
@@ -79,6 +99,23 @@ class Engine:
         """Whether a step would do anything. False also while every request waits for credit."""
         return not self._is_idle
 
+    def masks_filled(self, rows: list[int], tickets: list[int], output_indices: list[int]) -> None:
+        """Says that `masks[rows[i]]` is the mask of output output_indices[i] of whom got the ticket; see `MasksWanted`.
+        It stays as it is until that output is known."""
+        self._is_idle = False
+        self._scheduler.table.note_masks(np.array(rows), np.array(tickets), np.array(output_indices, np.int32))
+
+    def fail(self, key: int, error: str) -> None:
+        """Ends a request by a fault that was found elsewhere; a key that is not here has ended already."""
+        if (request := self._requests.pop(key, None)) is not None:
+            self._is_idle = False
+            self._settler.finish(request, FinishReason.ERROR, self._output, error=error)
+
+    @property
+    def holds_back(self) -> bool:
+        """Whether the next step would do nothing until masks come or the device is done: time to wait for either."""
+        return self._holds_back() and len(self._in_flight) <= 1 and not self._is_only_ready()
+
     def load(self) -> EngineLoad:
         scheduler = self._scheduler
         return EngineLoad(
@@ -100,26 +137,65 @@ class Engine:
         }
         return [block_hash for block_hash in self._scheduler.pool.cached_hashes() if block_hash not in unsaid]
 
-    def _is_retirement_due(self, planned: PlannedStep | None) -> bool:
+    def _draw(self) -> bool:
+        """Launches the sampling of what is held and can be drawn now."""
+        drawn = self._scheduler.draw() if len(self._in_flight) < 2 * self._config.async_depth else None
+        if drawn is not None:
+            assert isinstance(drawn.plan, DrawPlan)
+            self._in_flight.append((self._executor.draw(drawn.plan), drawn))
+        return drawn is not None
+
+    def _compute(self) -> bool:
+        """Launches a step, unless enough are in flight or it is better to wait."""
+        if self._num_computing == self._config.async_depth or self._holds_back():
+            return False
+        planned = self._scheduler.schedule()
+        if planned is None:
+            return False
+        assert isinstance(planned.plan, StepPlan)
+        self._in_flight.append((self._executor.submit(planned.plan), planned))
+        self._num_computing += 1
+        self._output.masks_wanted = planned.masks_wanted
+        return True
+
+    def _holds_back(self) -> bool:
+        """While the device is busy, and a moment longer, rows that wait for a mask may still join the next step: two
+        steps of half the rows would take twice the time."""
+        if not self._scheduler.table.awaits_masks:
+            return False
+        return bool(self._in_flight) or self._clock() < self._retired_at + PATIENCE_SECONDS
+
+    def _is_retirement_due(self, has_computed: bool) -> bool:
         if not self._in_flight:
             return False
+        if len(self._in_flight) == 1 and self._scheduler.table.awaits_masks:
+            # Waiting for the last one would keep the device waiting for masks that come meanwhile.
+            return self._executor.is_ready(self._in_flight[0][0])
         return (
-            planned is None
-            or len(self._in_flight) == self._config.async_depth
+            not has_computed
+            or self._num_computing == self._config.async_depth
             or self._executor.is_ready(self._in_flight[0][0])
         )
 
+    def _is_only_ready(self) -> bool:
+        return len(self._in_flight) == 1 and self._executor.is_ready(self._in_flight[0][0])
+
+    def _is_draw_next(self) -> bool:
+        return bool(self._in_flight) and isinstance(self._in_flight[0][1].plan, DrawPlan)
+
     def _retire(self) -> PlannedStep:
         handle, planned = self._in_flight.popleft()
+        self._num_computing -= isinstance(planned.plan, StepPlan)
         self._settler.settle(planned, self._executor.retire(handle), self._output)
         self._scheduler.retire(planned.plan.step)
         self._output.step = planned.plan.step
+        self._retired_at = self._clock()
         return planned
 
     def _take_output(self, retired: PlannedStep | None) -> StepOutput | None:
         output = self._output
         output.cache_events = self._scheduler.cache.take_events()
-        if retired is None and not output.finishes and output.cache_events is None:
+        if not (retired or output.finishes or output.cache_events or output.masks_wanted):
             return None
         for finished in output.finishes:
             self._requests.pop(finished.key, None)
@@ -137,7 +213,7 @@ def _finished_at_once(new: NewRequest, request: RequestState, config: EngineConf
     elif num_prompt + min(sampling.max_tokens, 1) > config.max_model_len:
         reason = FinishReason.ERROR
         error = f"a prompt of {num_prompt} tokens leaves no room for an answer within {config.max_model_len}"
-    elif outputs and outputs[-1] in sampling.stop_token_ids and len(outputs) > sampling.min_tokens:
+    elif outputs and outputs[-1] in sampling.stop_token_ids and len(outputs) > request.min_tokens:
         reason, stop_token_id = FinishReason.STOP, outputs[-1]
     elif outputs and request.num_tokens >= request.max_len:
         reason = FinishReason.LENGTH

@@ -28,6 +28,8 @@ class NewRequest:
     """Resume: what was already answered. The engine goes on after it and emits from index len(output_ids)."""
     sampling: SamplingParams
     choice_index: int = 0
+    has_grammar: bool = False
+    """Each token waits for a mask that says which may come: see `Engine.masks_filled`."""
     namespace: bytes = b"\0" * 16
     """Root of the hash chain."""
     credit: int = 1 << 30

@@ -27,6 +27,7 @@ class RequestState:
     """Smaller runs first and is preempted last."""
     sampling: SamplingParams
     choice_index: int
+    has_grammar: bool
     num_prompt_tokens: int
     max_len: int
     """Tokens, prompt included, at which the answer is full."""
@@ -60,6 +61,7 @@ class RequestState:
             rank=(new.tier, new.virtual_time, arrival) if is_ranked else (0, 0.0, arrival),
             sampling=new.sampling,
             choice_index=new.choice_index,
+            has_grammar=new.has_grammar,
             num_prompt_tokens=len(new.prompt_ids),
             max_len=min(len(new.prompt_ids) + new.sampling.max_tokens, config.max_model_len),
             token_ids=np.asarray(new.prompt_ids + new.output_ids, dtype=np.int32),
@@ -73,6 +75,11 @@ class RequestState:
         return len(self.token_ids)
 
     @property
+    def min_tokens(self) -> int:
+        """Outputs before which stop ids do not stop. An answer that matches its grammar has ended, however short."""
+        return 0 if self.has_grammar else self.sampling.min_tokens
+
+    @property
     def work(self) -> Work:
         mean = self.num_step_rows / self.num_steps if self.num_steps else 0.0
         return Work(num_preemptions=self.num_preemptions, num_steps=self.num_steps, mean_batch=mean)
@@ -83,9 +90,6 @@ class RequestState:
         return self.sampling.num_prompt_logprobs is not None and self.num_scored_tokens < self.num_prompt_tokens - 1
 
     def num_cacheable_blocks(self, block_size: int) -> int:
-        """The most blocks that a prefix hit may serve: one token is always computed, as is what must be scored or
-        pooled."""
-        if self.sampling.pooling in ("mean", "cls"):
-            return 0
+        """The most blocks that a prefix hit may serve: one token is always computed, as is what must be scored."""
         computable_from = self.num_scored_tokens if self.wants_prompt_logprobs else self.num_tokens - 1
         return min(len(self.chain.hashes), computable_from // block_size)

@@ -12,8 +12,10 @@ from headwater.engine_core.config import EngineConfig
 from headwater.engine_core.executors.executor import BoolArray, Int32Array
 from headwater.engine_core.request_state import NO_ROW, RequestState
 
+Int64Array = npt.NDArray[np.int64]
 NEVER = np.iinfo(np.int32).max
 NO_TOKEN = -1
+NO_ROWS: npt.NDArray[np.intp] = np.empty(0, np.intp)
 NUM_STOP_COLUMNS = 8
 
 
@@ -47,8 +49,16 @@ class RequestTable:
         self.stop_ids: Int32Array = np.full((num_rows, NUM_STOP_COLUMNS), NO_TOKEN, np.int32)
         self.many_stop_ids: dict[int, tuple[int, ...]] = {}
         """By row, for the rare request whose stop ids do not fit the columns."""
+        self.has_grammar: BoolArray = np.zeros(num_rows, np.bool_)
+        self.is_held: BoolArray = np.zeros(num_rows, np.bool_)
+        """Whether the row's next token waits for a mask to be drawn; until then it does not decode."""
+        self.tickets: Int64Array = np.zeros(num_rows, np.int64)
+        """Names each seating: masks that were asked for by another one do not count."""
+        self.mask_index: Int32Array = np.full(num_rows, NO_TOKEN, np.int32)
+        """Output index of the token that the row's mask is for."""
         self.hash_due: Int32Array = np.full(num_rows, NEVER, np.int32)
         """With the KV of this many known tokens the row's next block is full and can be cached."""
+        self._num_seated = self.num_grammars = 0
         # Untouched pages of these two cost nothing.
         self.block_ids: Int32Array = np.zeros((num_rows, max_blocks), np.int32)
         self.token_ids: Int32Array = np.zeros((num_rows, config.max_model_len), np.int32)
@@ -65,7 +75,11 @@ class RequestTable:
         self.credit[row] = request.credit
         self.is_alive[row] = True
         self.max_len[row] = request.max_len
-        self.min_len[row] = min(request.num_prompt_tokens + request.sampling.min_tokens, NEVER)
+        self.min_len[row] = min(request.num_prompt_tokens + request.min_tokens, NEVER)
+        self.has_grammar[row] = request.has_grammar
+        self.num_grammars += request.has_grammar
+        self._num_seated += 1
+        self.tickets[row], self.mask_index[row] = self._num_seated, NO_TOKEN
         self.stop_ids[row] = NO_TOKEN
         if len(stop_ids) <= NUM_STOP_COLUMNS:
             self.stop_ids[row, : len(stop_ids)] = stop_ids
@@ -79,7 +93,8 @@ class RequestTable:
         request = self.requests[row]
         assert request is not None
         self.requests[row], request.row = None, NO_ROW
-        self.is_alive[row] = False
+        self.num_grammars -= request.has_grammar
+        self.is_alive[row] = self.has_grammar[row] = False
         self.stop_decoding(row)
         self.hash_due[row] = NEVER
         self.many_stop_ids.pop(row, None)
@@ -96,10 +111,35 @@ class RequestTable:
             self.hash_due[row] = (request.chain.num_cached + 1) * self.block_size
 
     def stop_decoding(self, row: int) -> None:
+        """What is held is never drawn."""
         self.compute_end[row] = 0
+        self.credit[row] += self.is_held[row]
+        self.is_held[row] = False
 
     def decodable_rows(self) -> npt.NDArray[np.intp]:
-        return np.flatnonzero((self.num_computed < self.compute_end) & (self.credit > 0))
+        return np.flatnonzero((self.num_computed < self.compute_end) & (self.credit > 0) & ~self.is_held)
+
+    @property
+    def awaits_masks(self) -> bool:
+        return self.num_grammars > 0 and bool((self.is_held & ~self._has_mask()).any())
+
+    def note_masks(self, rows: npt.NDArray[np.intp], tickets: Int64Array, output_indices: Int32Array) -> None:
+        """The rows' masks are there, for these outputs."""
+        is_current = self.tickets[rows] == tickets
+        self.mask_index[rows[is_current]] = output_indices[is_current]
+
+    def take_drawable_rows(self) -> npt.NDArray[np.intp]:
+        """Rows that are held and have their mask; they are held no more."""
+        if not self.num_grammars:
+            return NO_ROWS
+        rows = np.flatnonzero(self.is_held & self._has_mask())
+        self.is_held[rows] = False
+        return rows
+
+    def _has_mask(self) -> BoolArray:
+        # Planning went on as if the token that is held were known.
+        has_mask: BoolArray = self.mask_index == self.num_computed - self.num_prompt
+        return has_mask
 
     def append_block(self, rows: npt.NDArray[np.intp], blocks: list[int]) -> Int32Array:
         """Gives each row one more block; returns its index in the row's sequence."""

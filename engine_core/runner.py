@@ -7,9 +7,8 @@ import torch
 
 from headwater.engine_core.batch import make_batch
 from headwater.engine_core.config import EngineConfig
-from headwater.engine_core.executors.executor import Int32Array, StepPlan, StepResult
+from headwater.engine_core.executors.executor import DrawPlan, Int32Array, StepPlan, StepResult
 from headwater.engine_core.models.decoder import Decoder
-from headwater.engine_core.pooling import Pools
 from headwater.engine_core.request import TokenLogprobs
 from headwater.engine_core.sampler import Sampler
 
@@ -26,11 +25,12 @@ class Runner:
         self._decoder = decoder
         self._block_size = config.block_size
         self._sampler = Sampler(config.max_num_seqs)
-        self._pools = Pools()
         # One position more than a request has: a sampled token is written even when it is the last.
         self._token_ids = torch.zeros(config.max_num_seqs, config.max_model_len + 1, dtype=torch.int32)
         self._block_ids = torch.zeros(config.max_num_seqs, max_blocks, dtype=torch.int32)
         self._num_prompt = np.zeros(config.max_num_seqs, np.int32)
+        self._held: dict[int, torch.Tensor] = {}
+        """Logits [V] by table row, for a draw."""
         self._kv_cache = torch.zeros(
             model.num_layers, 2, config.num_blocks, model.num_kv_heads, config.block_size, model.head_dim, dtype=dtype
         )
@@ -41,23 +41,48 @@ class Runner:
         batch = make_batch(plan, self._token_ids, self._block_ids, self._block_size)
         hidden = self._decoder.forward(batch, self._kv_cache)
         prompt_logprobs = {row: self._score_prompt(plan, hidden, row) for row in plan.prompt_logprob_rows}
-        vectors = self._pools.take(plan, hidden)
         tokens: Int32Array = np.empty(0, np.int32)
         logprobs: dict[int, TokenLogprobs] = {}
         if len(batch.sampled):
+            logits = self._decoder.logits(hidden[batch.sampled])
+            if plan.holds.any():
+                logits = self._hold(plan, logits)
+        if plan.samples.any():
             rows, ends = plan.rows[plan.samples], (plan.starts + plan.counts)[plan.samples]
-            lengths = dict(zip(rows.tolist(), ends.tolist(), strict=True))
-            tokens, logprobs = self._sampler.sample(
-                self._decoder.logits(hidden[batch.sampled]),
-                rows,
-                plan.output_indices[plan.samples],
-                lambda row: self._known(row, lengths[row]),
-            )
-            self._token_ids[torch.from_numpy(rows).long(), torch.from_numpy(ends).long()] = torch.from_numpy(tokens)
-        embeddings = {row: vector.numpy().tobytes() for row, vector in vectors.items()}
-        return StepResult(token_ids=tokens, logprobs=logprobs, prompt_logprobs=prompt_logprobs, embeddings=embeddings)
+            tokens, logprobs = self._sample(logits, rows, ends, plan.output_indices[plan.samples])
+        return StepResult(token_ids=tokens, logprobs=logprobs, prompt_logprobs=prompt_logprobs)
+
+    @torch.inference_mode()
+    def draw(self, plan: DrawPlan) -> StepResult:
+        logits = torch.stack([self._held.pop(row) for row in plan.rows.tolist()])
+        tokens, logprobs = self._sample(logits, plan.rows, plan.positions, plan.output_indices, plan.masks)
+        return StepResult(token_ids=tokens, logprobs=logprobs)
+
+    def _hold(self, plan: StepPlan, logits: torch.Tensor) -> torch.Tensor:
+        """Keeps the logits that are drawn from later; returns those that are sampled now."""
+        is_held = plan.holds[plan.samples | plan.holds]
+        held = np.flatnonzero(is_held).tolist()
+        self._held |= zip(plan.rows[plan.holds].tolist(), (logits[i] for i in held), strict=True)
+        return logits[torch.from_numpy(~is_held)]
+
+    def _sample(
+        self,
+        logits: torch.Tensor,
+        rows: Int32Array,
+        ends: Int32Array,
+        output_indices: Int32Array,
+        masks: Int32Array | None = None,
+    ) -> tuple[Int32Array, dict[int, TokenLogprobs]]:
+        lengths = dict(zip(rows.tolist(), ends.tolist(), strict=True))
+        tokens, logprobs = self._sampler.sample(
+            logits, rows, output_indices, lambda row: self._known(row, lengths[row]), masks
+        )
+        self._token_ids[torch.from_numpy(rows).long(), torch.from_numpy(ends).long()] = torch.from_numpy(tokens)
+        return tokens, logprobs
 
     def _update_table(self, plan: StepPlan) -> None:
+        for row in plan.released:
+            self._held.pop(row, None)
         for admitted in plan.admitted:
             self._token_ids[admitted.row, : len(admitted.token_ids)] = torch.tensor(
                 admitted.token_ids, dtype=torch.int32
@@ -65,7 +90,6 @@ class Runner:
             self._block_ids[admitted.row] = 0
             self._num_prompt[admitted.row] = admitted.num_prompt_tokens
             self._sampler.admit(admitted)
-            self._pools.admit(admitted)
         where = torch.from_numpy(plan.block_rows).long(), torch.from_numpy(plan.block_indices).long()
         self._block_ids[where] = torch.from_numpy(plan.block_ids)
 

@@ -1,7 +1,8 @@
 """From logits to tokens under each row's sampling contract, on a CPU. Knows nothing about scheduling or the model.
 
-Order: log probabilities from raw logits; then allowed ids, bad words, minimum length, bias, penalties; then greedy, or
-temperature, min-p, top-k, top-p and Gumbel noise that is a pure function of seed, choice, output index and token.
+Order: log probabilities from raw logits; then allowed ids, bad words, minimum length, bias, penalties; the mask of a
+grammar; then greedy, or temperature, min-p, top-k, top-p and Gumbel noise that is a pure function of seed, choice,
+output index and token.
 """
 
 from __future__ import annotations
@@ -15,10 +16,12 @@ from headwater.engine_core.executors.executor import AdmittedRow, Int32Array
 from headwater.engine_core.request import TokenLogprobs
 from headwater.engine_core.sampling_params import SamplingParams
 from headwater.kernels.candidate_sample import candidate_sample
+from headwater.kernels.cpu.draw import draw
 from headwater.kernels.filtered_sample import Filters
 from headwater.kernels.logprobs import logprobs_twin
 from headwater.kernels.penalties import penalize_twin
-from headwater.kernels.sample import Draws, scores_twin
+from headwater.kernels.sample import Draws
+from headwater.kernels.token_mask import mask_tokens_twin
 
 Known = Callable[[int], tuple[torch.Tensor, torch.Tensor]]
 """From a table row to the ids of its prompt and of its outputs so far, both int32 [n]."""
@@ -48,9 +51,15 @@ class Sampler:
         self._num_logprobs[row] = -1 if params.num_logprobs is None else params.num_logprobs
 
     def sample(
-        self, logits: torch.Tensor, rows: Int32Array, output_indices: Int32Array, known: Known
+        self,
+        logits: torch.Tensor,
+        rows: Int32Array,
+        output_indices: Int32Array,
+        known: Known,
+        masks: Int32Array | None = None,
     ) -> tuple[Int32Array, dict[int, TokenLogprobs]]:
-        """logits [S, V] after the last token of table rows [S]; returns int32 [S] and log probabilities by index."""
+        """logits [S, V] after the last token of table rows [S], under masks [S, words] if given; returns int32 [S] and
+        log probabilities by index."""
         raw = logits
         if self._is_edited[rows].any():
             logits = logits.float()
@@ -58,6 +67,8 @@ class Sampler:
             for i in np.flatnonzero(self._is_edited[rows]).tolist():
                 row = int(rows[i])
                 edit(logits[i], self._params[row], int(output_indices[i]), *known(row))
+        if masks is not None:
+            logits = mask_tokens_twin(logits, torch.from_numpy(masks))
         tokens = self._draw(logits, rows, output_indices)
         wanted = np.flatnonzero(self._num_logprobs[rows] >= 0)
         if not wanted.size:
@@ -72,21 +83,20 @@ class Sampler:
         return score(logits, token_ids, [num_top] * len(token_ids))
 
     def _draw(self, logits: torch.Tensor, rows: Int32Array, output_indices: Int32Array) -> Int32Array:
-        # NOTE: torch finds the highest of bfloat16 numbers on a CPU six times slower than of the same in float32.
-        tokens: Int32Array = logits.float().argmax(1).int().numpy()
-        is_random = self._temperatures[rows] > 0
-        if not is_random.any():
-            return tokens
         is_filtered = (self._top_ks[rows] > 0) | (self._top_ps[rows] < 1) | (self._min_ps[rows] > 0)
-        for chosen, is_plain in ((is_random & ~is_filtered, True), (is_random & is_filtered, False)):
+        is_filtered &= self._temperatures[rows] > 0
+        if not is_filtered.any():
+            return draw(logits, self._draws(rows, output_indices)).numpy()
+        tokens = np.empty(len(rows), np.int32)
+        for chosen, draw_rows in ((~is_filtered, self._draw_plain), (is_filtered, self._draw_filtered)):
             where = np.flatnonzero(chosen)
             if where.size:
-                those, at = rows[where], output_indices[where]
-                some = logits[torch.from_numpy(where)].float()
-                draws = self._draws(those, at)
-                drawn = scores_twin(some, draws).argmax(1) if is_plain else self._draw_filtered(some, draws, those)
-                tokens[where] = drawn.int().numpy()
+                draws = self._draws(rows[where], output_indices[where])
+                tokens[where] = draw_rows(logits[torch.from_numpy(where)], draws, rows[where]).numpy()
         return tokens
+
+    def _draw_plain(self, logits: torch.Tensor, draws: Draws, rows: Int32Array) -> torch.Tensor:
+        return draw(logits, draws)
 
     def _draw_filtered(self, logits: torch.Tensor, draws: Draws, rows: Int32Array) -> torch.Tensor:
         filters = Filters(
@@ -94,7 +104,7 @@ class Sampler:
             top_ps=torch.from_numpy(self._top_ps[rows]),
             min_ps=torch.from_numpy(self._min_ps[rows]),
         )
-        return candidate_sample(logits, draws, filters)
+        return candidate_sample(logits.float(), draws, filters)
 
     def _draws(self, rows: Int32Array, output_indices: Int32Array) -> Draws:
         return Draws(

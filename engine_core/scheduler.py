@@ -12,7 +12,7 @@ import numpy as np
 
 from headwater.engine_core.block_pool import BlockPool
 from headwater.engine_core.config import EngineConfig
-from headwater.engine_core.executors.executor import AdmittedRow, Int32Array
+from headwater.engine_core.executors.executor import AdmittedRow, DrawPlan, Int32Array
 from headwater.engine_core.prefix_cache import PrefixCache
 from headwater.engine_core.request_state import NO_ROW, Rank, RequestState
 from headwater.engine_core.request_table import RequestTable
@@ -28,10 +28,12 @@ class Scheduler:
     or leaving, when it computes nothing more but a launched step still lists its row and blocks.
     """
 
-    def __init__(self, config: EngineConfig, clock: Callable[[], float]) -> None:
+    def __init__(self, config: EngineConfig, clock: Callable[[], float], masks: Int32Array) -> None:
+        """`masks` is int32 [rows, words]."""
         self.pool = BlockPool(config.num_blocks)
         self.cache = PrefixCache(self.pool)
         self.table = RequestTable(config)
+        self.masks = masks
         self.waiting = WaitingQueue()
         self.running: dict[int, RequestState] = {}
         self.prefilling: dict[int, RequestState] = {}
@@ -61,6 +63,23 @@ class Scheduler:
         self._num_planned_rows += draft.num_requests
         released, self._released_rows = self._released_rows, []
         return draft.compose(self._planned_step, self.table, released, shares=self.pool.num_shared > 0)
+
+    def draw(self) -> PlannedStep | None:
+        """What is held and has its mask, or none."""
+        table, rows = self.table, self.table.take_drawable_rows()
+        if not rows.size:
+            return None
+        self._planned_step += 1
+        # Planning went on as if the token were there, and stands right behind it.
+        positions = table.num_computed[rows]
+        plan = DrawPlan(
+            step=self._planned_step,
+            rows=rows.astype(np.int32),
+            positions=positions,
+            output_indices=positions - table.num_prompt[rows],
+            masks=self.masks[rows],
+        )
+        return PlannedStep(plan=plan, sampled_rows=rows)
 
     def enqueue(self, request: RequestState) -> None:
         """Lets a request wait that has known tokens to compute."""
@@ -153,7 +172,6 @@ class Scheduler:
                 is_last=is_last,
                 samples=is_last and end < request.max_len,
                 scores_prompt=request.wants_prompt_logprobs and start < request.num_prompt_tokens - 1,
-                pools=bool(request.sampling.pooling),
             )
         )
         if is_last:

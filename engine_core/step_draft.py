@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from headwater.engine_core.executors.executor import AdmittedRow, Int32Array, StepPlan
+from headwater.engine_core.executors.executor import AdmittedRow, BoolArray, DrawPlan, Int32Array, StepPlan
 from headwater.engine_core.request_state import RequestState
 from headwater.engine_core.request_table import RequestTable
-from headwater.engine_core.step_output import StoredChain
+from headwater.engine_core.step_output import MasksWanted, StoredChain
 
 Rows = npt.NDArray[np.intp]
 
@@ -27,20 +27,20 @@ class Chunk:
     samples: bool
     scores_prompt: bool
     """Whether log probabilities of prompt tokens are wanted from it."""
-    pools: bool
-    """Whether its hidden states are wanted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedStep:
     """A plan with what its result means to the scheduler."""
 
-    plan: StepPlan
+    plan: StepPlan | DrawPlan
     sampled_rows: Rows
     """[S] as the executor's result is ordered."""
-    chunks: list[Chunk]
-    stored: list[StoredChain]
+    chunks: list[Chunk] = field(default_factory=list)
+    stored: list[StoredChain] = field(default_factory=list)
     """Cached by this step's prompt chunks; announced when it retires."""
+    masks_wanted: MasksWanted | None = None
+    """By rows that hold logits for the first time since they were seated."""
 
 
 @dataclass(slots=True)
@@ -80,6 +80,9 @@ class StepDraft:
             starts = np.concatenate((starts, [chunk.start for chunk in self.chunks]), dtype=np.int32)
             counts = np.concatenate((counts, [chunk.count for chunk in self.chunks]), dtype=np.int32)
             samples = np.concatenate((samples, [chunk.samples for chunk in self.chunks]))
+        holds = samples & table.has_grammar[plan_rows]
+        table.is_held[plan_rows[holds]] = True
+        samples = samples & ~holds
         block_rows, block_indices, block_ids = self._joined_updates()
         plan = StepPlan(
             step=step,
@@ -93,12 +96,32 @@ class StepDraft:
             counts=counts,
             samples=samples,
             output_indices=starts + counts - table.num_prompt[plan_rows],
+            holds=holds,
             shares=shares,
             prompt_logprob_rows=[chunk.row for chunk in self.chunks if chunk.scores_prompt],
-            pooled_rows=[chunk.row for chunk in self.chunks if chunk.pools],
         )
-        sampled_rows = plan_rows[samples] if self.chunks else rows
-        return PlannedStep(plan=plan, sampled_rows=sampled_rows, chunks=self.chunks, stored=self.stored)
+        return PlannedStep(
+            plan=plan,
+            sampled_rows=plan_rows[samples],
+            chunks=self.chunks,
+            stored=self.stored,
+            masks_wanted=self._masks_wanted(table, holds),
+        )
+
+    def _masks_wanted(self, table: RequestTable, holds: BoolArray) -> MasksWanted | None:
+        """Decode rows asked when they were chunks."""
+        requests = [
+            chunk.request for chunk, held in zip(self.chunks, holds[self.decode_rows.size :], strict=True) if held
+        ]
+        if not requests:
+            return None
+        rows = [request.row for request in requests]
+        return MasksWanted(
+            keys=[request.key for request in requests],
+            rows=rows,
+            tickets=table.tickets[rows].tolist(),
+            output_indices=[request.num_tokens - request.num_prompt_tokens for request in requests],
+        )
 
     def _joined_updates(self) -> tuple[Int32Array, Int32Array, Int32Array]:
         if not self.block_updates:

@@ -68,6 +68,18 @@ class PromptLogprobsPart:
 
 
 @dataclass(slots=True, kw_only=True)
+class MasksWanted:
+    """Requests keys[i] took rows[i] of the mask table and need a mask there for output output_indices[i], then one for
+    each output after it: see `Engine.masks_filled`. The grammar has to have read all before it."""
+
+    keys: list[int]
+    rows: list[int]
+    tickets: list[int]
+    """Come back with each mask."""
+    output_indices: list[int]
+
+
+@dataclass(slots=True, kw_only=True)
 class EngineLoad:
     """How busy the core is, now."""
 
@@ -100,7 +112,6 @@ class StepOutput:
     starts: list[Started] = field(default_factory=list)
     finishes: list[Finished] = field(default_factory=list)
     prompt_logprobs: list[PromptLogprobsPart] = field(default_factory=list)
-    embeddings: dict[int, bytes] = field(default_factory=dict)
-    """By key: float32 [hidden size]; the request's finish is in the same output."""
     cache_events: CacheEvents | None = None
+    masks_wanted: MasksWanted | None = None
     load: EngineLoad = field(default_factory=EngineLoad)

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable
 from time import monotonic
 
-from headwater.engine_core.executors.executor import Executor, StepPlan, StepResult
+from headwater.engine_core.executors.executor import DrawPlan, Executor, StepPlan, StepResult
 
 WEIGHT = 0.05
 """Of the newest step in a mean over steps."""
@@ -24,7 +24,7 @@ class MeasuredExecutor:
         self._launched: deque[tuple[float, int, int]] = deque()
         self._last_retired = 0.0
         self.prefill_tokens = self.decode_rows = 0
-        """Of the step that was retired last; zero again once `take` was called."""
+        """Of what was retired since `take` was called last."""
         self.seconds = 0.0
 
     def submit(self, plan: StepPlan) -> int:
@@ -32,11 +32,18 @@ class MeasuredExecutor:
         self._launched.append((self._clock(), plan.num_tokens - decode_rows, decode_rows))
         return self._executor.submit(plan)
 
+    def draw(self, plan: DrawPlan) -> int:
+        self._launched.append((self._clock(), 0, 0))
+        return self._executor.draw(plan)
+
     def retire(self, handle: int) -> StepResult:
         result = self._executor.retire(handle)
-        launched, self.prefill_tokens, self.decode_rows = self._launched.popleft()
+        launched, prefill_tokens, decode_rows = self._launched.popleft()
         now = self._clock()
-        self.seconds = now - max(launched, self._last_retired)
+        # A draw belongs to the step that was retired right before it.
+        self.prefill_tokens += prefill_tokens
+        self.decode_rows += decode_rows
+        self.seconds += now - max(launched, self._last_retired)
         self._last_retired = now
         return result
 

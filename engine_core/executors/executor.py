@@ -59,12 +59,14 @@ class StepPlan:
     """[R] whether a token is sampled after the last one (false for a prompt chunk that is not the last)."""
     output_indices: Int32Array
     """[R] output index of the sampled token; enters its noise. The token is written at position starts + counts."""
+    holds: BoolArray
+    """[R] whether the logits after the last token are kept for a `DrawPlan`; never of a row that samples."""
+    num_steps: int = 1
+    """Above 1 every row decodes, and goes on decoding: so many steps, or fewer where its length or a stop id ends it."""
     shares: bool = True
     """Whether rows may hold blocks in common; if not, nobody need look for them."""
     prompt_logprob_rows: list[int] = field(default_factory=list)
     """Table rows whose log probabilities are wanted for the prompt positions computed in this step."""
-    pooled_rows: list[int] = field(default_factory=list)
-    """Table rows whose hidden states are pooled; the vector is there with the step that computes the last of them."""
 
     @property
     def num_tokens(self) -> int:
@@ -72,25 +74,44 @@ class StepPlan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DrawPlan:
+    """Samples for rows whose logits an earlier plan holds, now that their masks are known. Computes nothing else, so
+    that a mask that is late keeps its own row alone waiting."""
+
+    step: int
+    """Numbered with the steps."""
+    rows: Int32Array
+    """[S] table rows, each once."""
+    positions: Int32Array
+    """[S] where the token is written."""
+    output_indices: Int32Array
+    """[S]"""
+    masks: Int32Array
+    """[S, words] bit i of word w stands for token 32 w + i: whether it may be sampled."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
-    """What a step sampled: entry j belongs to the j-th plan row with samples set."""
+    """What a step sampled: entry j belongs to the j-th plan row with samples set, or to row j of a draw."""
 
     token_ids: Int32Array
-    """[S]"""
+    """[S], or [S x n] of a plan of n steps, row by row; what stands past a row's end is arbitrary."""
     logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
     """By j, for rows that asked."""
     prompt_logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
     """By table row: one entry for each position computed whose next token lies in the prompt; entry i of a plan row
     starting at s is the log probability of the prompt token at position s + i + 1."""
-    embeddings: dict[int, bytes] = field(default_factory=dict)
-    """By table row: float32 [hidden size] of prompts that are pooled."""
 
 
 class Executor(Protocol):
-    """Computes plans in the order given. Up to `async_depth` plans are submitted before the first is retired."""
+    """Computes plans in the order given. Up to `async_depth` steps, and as many draws, are submitted before the first
+    is retired."""
 
     def submit(self, plan: StepPlan) -> int:
         """Launches a plan and returns its handle without waiting for the result."""
+
+    def draw(self, plan: DrawPlan) -> int:
+        """As `submit`."""
 
     def retire(self, handle: int) -> StepResult:
         """Waits for the oldest plan in flight, whose handle is given, and returns what it sampled."""

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from headwater.engine_core.config import EngineConfig
-from headwater.engine_core.executors.executor import AdmittedRow, Int32Array, StepPlan, StepResult
+from headwater.engine_core.executors.executor import AdmittedRow, DrawPlan, Int32Array, StepPlan, StepResult
 from headwater.engine_core.request import TokenLogprobs
 from headwater.engine_core.sampling_params import SamplingParams
 
@@ -25,8 +25,7 @@ TOKEN_SALT = np.uint64(0x9E3779B97F4A7C15)
 POSITION_SALT = np.uint64(0xC2B2AE3D27D4EB4F)
 SEED_SALT = 0x165667B19E3779F9
 CHOICE_SALT = 0x27D4EB2F165667C5
-NUM_SIMULATED_VALUES = 64
-"""Of an embedding."""
+NUM_SAID_UNDER_MASK = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +49,16 @@ class SimulatedModel:
             ends = (draws & np.uint64(0xFFFFFFFF)) < np.uint64(int(self.eos_probability * 2**32))
             tokens[ends & (output_indices >= eos_from)] = self.eos_token_id
         return tokens
+
+    def masked_tokens(
+        self, entries: UInt64Array, noise: UInt64Array, output_indices: Int32Array, masks: Int32Array
+    ) -> Int32Array:
+        """As `tokens`, of those that masks [S, words] allow: one of the first few, which in most vocabularies are
+        single characters, so that what is matched comes to its end."""
+        draws = _mix(entries + noise + output_indices.astype(np.uint64) * POSITION_SALT).tolist()
+        allowed = np.unpackbits(np.ascontiguousarray(masks).view(np.uint8), axis=1, bitorder="little")
+        first = [np.flatnonzero(row)[:NUM_SAID_UNDER_MASK] for row in allowed]
+        return np.array([ids[draw % len(ids)] for ids, draw in zip(first, draws, strict=True)], np.int32)
 
     def logprobs(self, token_id: int, num_top: int) -> TokenLogprobs:
         """Plausible ones: the token is the likeliest with one half, each alternative half as likely as the last."""
@@ -117,11 +126,14 @@ class SimulatedExecutor:
         self._noise: UInt64Array = np.zeros(num_rows, np.uint64)
         self._eos_from: Int32Array = np.zeros(num_rows, np.int32)
         self._num_prompt: Int32Array = np.zeros(num_rows, np.int32)
+        self._held: dict[int, int] = {}
+        """KV entries by row, for a draw."""
         self._num_logprobs: dict[int, int] = {}
         self._num_prompt_logprobs: dict[int, int] = {}
 
     def submit(self, plan: StepPlan) -> int:
         for row in plan.released:
+            self._held.pop(row, None)
             self._num_logprobs.pop(row, None)
             self._num_prompt_logprobs.pop(row, None)
         for admitted in plan.admitted:
@@ -132,6 +144,14 @@ class SimulatedExecutor:
             self._verify(plan)
         self._busy_until = max(self._busy_until, self._clock()) + self._timing.seconds(plan)
         result = self._sample(plan)
+        self._in_flight.append(_InFlight(plan.step, result, self._busy_until, self._timing.polls(plan.step)))
+        return plan.step
+
+    def draw(self, plan: DrawPlan) -> int:
+        entries = np.array([self._held.pop(row) for row in plan.rows.tolist()], np.uint64)
+        tokens = self._model.masked_tokens(entries, self._noise[plan.rows], plan.output_indices, plan.masks)
+        self._token_ids[plan.rows, plan.positions] = tokens
+        result = StepResult(token_ids=tokens, logprobs=self._logprobs(plan.rows, tokens))
         self._in_flight.append(_InFlight(plan.step, result, self._busy_until, self._timing.polls(plan.step)))
         return plan.step
 
@@ -193,16 +213,16 @@ class SimulatedExecutor:
         return slots
 
     def _sample(self, plan: StepPlan) -> StepResult:
+        ends = plan.starts + plan.counts
+        held = plan.rows[plan.holds]
+        self._held |= zip(held.tolist(), self._kv[self._slots(held, ends[plan.holds] - 1)].tolist(), strict=True)
         rows, output_indices = plan.rows[plan.samples], plan.output_indices[plan.samples]
-        positions = (plan.starts + plan.counts)[plan.samples]
+        positions = ends[plan.samples]
         entries = self._kv[self._slots(rows, positions - 1)]
         tokens = self._model.tokens(entries, self._noise[rows], output_indices, self._eos_from[rows])
         self._token_ids[rows, positions] = tokens
         return StepResult(
-            token_ids=tokens,
-            logprobs=self._logprobs(rows, tokens),
-            prompt_logprobs=self._prompt_logprobs(plan),
-            embeddings=self._embeddings(plan),
+            token_ids=tokens, logprobs=self._logprobs(rows, tokens), prompt_logprobs=self._prompt_logprobs(plan)
         )
 
     def _logprobs(self, rows: Int32Array, tokens: Int32Array) -> dict[int, TokenLogprobs]:
@@ -223,17 +243,6 @@ class SimulatedExecutor:
             scored[row] = [self._model.logprobs(token, self._num_prompt_logprobs[row]) for token in targets]
         return scored
 
-    def _embeddings(self, plan: StepPlan) -> dict[int, bytes]:
-        """Vectors that say which prompt they are of."""
-        vectors = {}
-        for row in plan.pooled_rows:
-            i = int(np.flatnonzero(plan.rows == row)[0])
-            if (end := int(plan.starts[i] + plan.counts[i])) == self._num_prompt[row]:
-                entry = self._kv[self._slots(np.array([row]), np.array([end - 1]))]
-                draws = _mix(entry + np.arange(NUM_SIMULATED_VALUES, dtype=np.uint64) * POSITION_SALT)
-                vectors[row] = (draws.astype(np.float64) / 2**63 - 1).astype(np.float32).tobytes()
-        return vectors
-
     def _verify(self, plan: StepPlan) -> None:
         """One row's every entry, as attention would read them."""
         i = plan.step // self._verify_every % plan.rows.size
@@ -252,22 +261,25 @@ def expected_tokens(
     choice_index: int = 0,
     output_ids: Sequence[int] = (),
     max_model_len: int = 1 << 30,
+    mask: Callable[[list[int]], Int32Array] | None = None,
 ) -> list[int]:
-    """The whole answer to a prompt: `output_ids`, then what follows up to the length or a stop id, itself included."""
+    """The whole answer to a prompt: `output_ids`, then what follows up to the length or a stop id, itself included.
+    `mask` is a grammar: what may follow an answer, int32 [words]."""
     known = np.array([*prompt_ids, *output_ids], np.int32)
     entry = _hashes(known, np.arange(known.size, dtype=np.int32)).sum(keepdims=True, dtype=np.uint64)
     noise = np.array([_noise(sampling, choice_index)], np.uint64)
     eos_from = np.array([_eos_from(sampling, model)], np.int32)
     answer, max_tokens = list(output_ids), min(sampling.max_tokens, max_model_len - len(prompt_ids))
-    while len(answer) < max_tokens and not _is_stopped(answer, sampling):
-        token = model.tokens(entry, noise, np.array([len(answer)], np.int32), eos_from)
+    min_tokens = sampling.min_tokens if mask is None else 0
+    while len(answer) < max_tokens and not (len(answer) > min_tokens and answer[-1] in sampling.stop_token_ids):
+        index = np.array([len(answer)], np.int32)
+        if mask is None:
+            token = model.tokens(entry, noise, index, eos_from)
+        else:
+            token = model.masked_tokens(entry, noise, index, mask(answer)[None])
         entry = entry + _hashes(token, np.array([len(prompt_ids) + len(answer)], np.int32))
         answer.append(int(token[0]))
     return answer
-
-
-def _is_stopped(answer: list[int], sampling: SamplingParams) -> bool:
-    return len(answer) > sampling.min_tokens and answer[-1] in sampling.stop_token_ids
 
 
 def _noise(sampling: SamplingParams, choice_index: int) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 
-from headwater.engine_core.executors.executor import StepPlan, StepResult
+from headwater.engine_core.executors.executor import DrawPlan, StepPlan, StepResult
 from headwater.engine_core.runner import Runner
 
 
@@ -19,6 +19,10 @@ class SingleExecutor:
 
     def submit(self, plan: StepPlan) -> int:
         self._in_flight.append((plan.step, self._thread.submit(self._runner.run, plan)))
+        return plan.step
+
+    def draw(self, plan: DrawPlan) -> int:
+        self._in_flight.append((plan.step, self._thread.submit(self._runner.draw, plan)))
         return plan.step
 
     def retire(self, handle: int) -> StepResult:

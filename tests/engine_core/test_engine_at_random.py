@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from headwater.engine_core.config import EngineConfig
 from headwater.engine_core.engine import Engine
-from headwater.engine_core.executors.executor import StepPlan, StepResult
+from headwater.engine_core.executors.executor import DrawPlan, Int32Array, StepPlan, StepResult
 from headwater.engine_core.executors.simulated import (
     SimulatedExecutor,
     SimulatedModel,
@@ -33,7 +33,16 @@ MANY = 1 << 30
 BLOCK_SIZE = 16
 MAX_MODEL_LEN = 128
 MODEL = SimulatedModel(vocab_size=40, first_token_id=3, eos_token_id=2, eos_probability=0.02)
+NUM_WORDS = 2
 LEADS = [list(range(start, start + 90)) for start in (0, 100)]
+
+
+def grammar(answer: list[int]) -> Int32Array:
+    """A mask that depends on the tokens before it; now and then the end of sequence is in it."""
+    ids = np.arange(MODEL.vocab_size)
+    allowed = (ids * 7 + len(answer) * 3 + sum(answer[-2:])) % 5 != 0
+    allowed[2] = len(answer) % 9 == 4
+    return np.packbits(np.resize(allowed, 32 * NUM_WORDS), bitorder="little").view(np.int32)
 
 
 class CheckedExecutor:
@@ -47,6 +56,8 @@ class CheckedExecutor:
         self._computed: dict[int, int] = {}
         self._known: dict[int, int] = {}
         self._num_prompt: dict[int, int] = {}
+        self._held: dict[int, int] = {}
+        self._draws: set[int] = set()
         # Of each step in flight: the row that may read a block, for all blocks.
         self._readers: deque[dict[int, set[int]]] = deque()
 
@@ -63,7 +74,11 @@ class CheckedExecutor:
         writers: dict[int, int] = {}
         for i, row in enumerate(rows):
             start, end = int(plan.starts[i]), int(plan.starts[i] + plan.counts[i])
+            assert not (plan.samples[i] and plan.holds[i])
             self._advance_row(row, start, end, samples=bool(plan.samples[i]), output_idx=int(plan.output_indices[i]))
+            if plan.holds[i]:
+                assert end == self._known[row]
+                self._held[row] = end
             for idx in range(-(-end // BLOCK_SIZE)):
                 block = self._blocks[row][idx]
                 readers.setdefault(block, set()).add(row)
@@ -75,8 +90,19 @@ class CheckedExecutor:
         assert len(self._readers) <= self._config.async_depth
         return self._executor.submit(plan)
 
+    def draw(self, plan: DrawPlan) -> int:
+        for row, position, output_idx in zip(plan.rows, plan.positions, plan.output_indices, strict=True):
+            assert self._held.pop(int(row)) == position == self._known[int(row)]
+            assert output_idx == position - self._num_prompt[int(row)]
+            self._known[int(row)] += 1
+        self._draws.add(plan.step)
+        return self._executor.draw(plan)
+
     def retire(self, handle: int) -> StepResult:
-        self._readers.popleft()
+        if handle in self._draws:
+            self._draws.remove(handle)
+        else:
+            self._readers.popleft()
         return self._executor.retire(handle)
 
     def is_ready(self, handle: int) -> bool:
@@ -90,6 +116,7 @@ class CheckedExecutor:
         for row in plan.released:
             assert row not in rows_in_flight
             del self._blocks[row]
+            self._held.pop(row, None)
         for admitted in plan.admitted:
             assert admitted.row not in self._blocks, "the row is taken"
             self._blocks[admitted.row] = {}
@@ -99,6 +126,7 @@ class CheckedExecutor:
 
     def _advance_row(self, row: int, start: int, end: int, *, samples: bool, output_idx: int) -> None:
         assert row in self._blocks
+        assert row not in self._held, "computed before what it holds is drawn"
         assert start == self._computed.get(row, start), "no gap, nothing twice"
         assert start < end <= self._known[row], "only known tokens are computed"
         if row not in self._computed:
@@ -127,17 +155,33 @@ class Stream:
 
 
 @dataclass
+class Want:
+    """The next mask of a row, and the step at which it is there."""
+
+    key: int
+    ticket: int
+    index: int
+    due: int
+
+
+@dataclass
 class Driver:
     """Talks to an engine and compares all it says."""
 
     config: EngineConfig
     late_polls: int
+    mask_delay: int = 0
+    """Steps that a mask takes, at most."""
     streams: dict[int, Stream] = field(default_factory=dict)
     cached: set[bytes] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self.executor = CheckedExecutor(self.config, self.late_polls)
-        self.engine = Engine(self.config, self.executor)
+        self.masks = np.zeros((self.config.max_num_seqs, NUM_WORDS), np.int32)
+        self.engine = Engine(self.config, self.executor, masks=self.masks)
+        self.wanted: dict[int, Want] = {}
+        """By row."""
+        self.num_steps = 0
 
     def add(self, new: NewRequest) -> None:
         answer = expected_tokens(
@@ -147,6 +191,7 @@ class Driver:
             choice_index=new.choice_index,
             output_ids=new.output_ids,
             max_model_len=self.config.max_model_len,
+            mask=grammar if new.has_grammar else None,
         )
         self.streams[new.key] = Stream(new, answer, list(new.output_ids), len(new.output_ids) + new.credit)
         self.engine.add(new)
@@ -160,7 +205,27 @@ class Driver:
         self.streams[key].granted += tokens
         self.engine.add_credit(key, tokens)
 
+    def fill_masks(self, *, at_once: bool = False) -> None:
+        """As the door would: also for requests that have ended, and again what is there."""
+        filled = []
+        for row, want in self.wanted.items():
+            tokens = self.streams[want.key].tokens
+            if len(tokens) >= want.index and (at_once or want.due <= self.num_steps):
+                self.masks[row] = grammar(tokens)
+                filled.append((row, want.ticket, len(tokens)))
+                want.index = len(tokens) + 1
+                want.due = self.num_steps + (want.key + want.index) % (self.mask_delay + 1)
+        if filled:
+            rows, tickets, indices = map(list, zip(*filled, strict=True))
+            self.engine.masks_filled(rows, tickets, indices)
+
+    @property
+    def awaits_masks(self) -> bool:
+        return self.engine._scheduler.table.awaits_masks
+
     def step(self) -> None:
+        self.num_steps += 1
+        self.fill_masks()
         if (output := self.engine.step()) is not None:
             self._hear(output)
         assert set(self.engine.cached_block_hashes()) == self.cached
@@ -168,8 +233,10 @@ class Driver:
 
     def run(self) -> None:
         steps = iter(repeat(None, 5000))
-        while self.engine.has_work():
+        while self.engine.has_work() or self.awaits_masks:
             next(steps)
+            # Nobody else may be there to wait for.
+            self.fill_masks(at_once=not self.engine.has_work())
             self.step()
 
     def _hear(self, output: StepOutput) -> None:
@@ -197,6 +264,10 @@ class Driver:
             # A cancel may come too late.
             stream.is_cancelled &= finish.reason is FinishReason.CANCELLED
             assert finish.num_output_tokens == len(stream.tokens)
+        if (wanted := output.masks_wanted) is not None:
+            columns = (wanted.keys, wanted.rows, wanted.tickets, wanted.output_indices)
+            for key, row, ticket, index in zip(*columns, strict=True):
+                self.wanted[row] = Want(key, ticket, index, self.num_steps + key % (self.mask_delay + 1))
         if (events := output.cache_events) is not None:
             assert self.cached >= set(events.removed)
             self.cached -= set(events.removed)
@@ -239,7 +310,8 @@ class Driver:
             sampling = stream.new.sampling
             scores_prompt = sampling.num_prompt_logprobs is not None and stream.cached_tokens is not None
             assert stream.num_scored == (len(stream.new.prompt_ids) - 1 if scores_prompt else 0)
-            stops = len(stream.tokens) > sampling.min_tokens and stream.tokens[-1] in sampling.stop_token_ids
+            min_tokens = 0 if stream.new.has_grammar else sampling.min_tokens
+            stops = len(stream.tokens) > min_tokens and stream.tokens[-1] in sampling.stop_token_ids
             assert stream.reason is (FinishReason.STOP if stops else FinishReason.LENGTH)
         load = self.engine.load()
         assert (load.num_running, load.num_waiting, load.num_prefill_tokens, load.num_used_blocks) == (0, 0, 0, 0)
@@ -280,13 +352,22 @@ def requests(draw: st.DrawFn) -> NewRequest:
         num_prompt_logprobs=draw(st.sampled_from([None, None, None, 1])),
     )
     choice_index = draw(st.integers(0, 1))
-    answer = expected_tokens(MODEL, [*lead, *tail], sampling, choice_index=choice_index, max_model_len=MAX_MODEL_LEN)
+    has_grammar = draw(st.sampled_from([False, False, True]))
+    answer = expected_tokens(
+        MODEL,
+        [*lead, *tail],
+        sampling,
+        choice_index=choice_index,
+        max_model_len=MAX_MODEL_LEN,
+        mask=grammar if has_grammar else None,
+    )
     return NewRequest(
         key=0,
         prompt_ids=[*lead, *tail],
         output_ids=answer[: draw(st.sampled_from([0, 0, 0, 3, 20]))],
         sampling=sampling,
         choice_index=choice_index,
+        has_grammar=has_grammar,
         namespace=draw(st.sampled_from([b"a" * 16, b"a" * 16, b"b" * 16])),
         credit=draw(st.sampled_from([MANY, MANY, 0, 1, 7])),
         tier=draw(st.integers(-1, 1)),
@@ -316,13 +397,13 @@ def rounds() -> st.SearchStrategy[list[Round]]:
     return st.lists(one, min_size=2, max_size=7)
 
 
-SCENARIOS = given(configs(), st.sampled_from([0, 3, MANY]), rounds())
+SCENARIOS = given(configs(), st.sampled_from([0, 3, MANY]), st.sampled_from([0, 1, 4]), rounds())
 SOME = settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
 VERY_MANY = settings(SOME, max_examples=10_000)
 
 
-def check_rounds(config: EngineConfig, late_polls: int, rounds: list[Round]) -> None:
-    driver = Driver(config, late_polls)
+def check_rounds(config: EngineConfig, late_polls: int, mask_delay: int, rounds: list[Round]) -> None:
+    driver = Driver(config, late_polls, mask_delay)
     for each in rounds:
         for new in each.adds:
             driver.add(replace(new, key=len(driver.streams)))
@@ -337,6 +418,7 @@ def check_rounds(config: EngineConfig, late_polls: int, rounds: list[Round]) -> 
         driver.add_credit(key, MANY)
     driver.run()
     driver.check_ends()
+    event(f"grammars: {any(stream.new.has_grammar for stream in driver.streams.values())}")
     event(f"preempted: {driver.engine.load().num_preemptions > 0}")
     event(f"steps in flight: {driver.executor.max_in_flight}")
 
@@ -344,17 +426,19 @@ def check_rounds(config: EngineConfig, late_polls: int, rounds: list[Round]) -> 
 @SOME
 @SCENARIOS
 def test_every_stream_is_what_it_is_alone_and_nothing_leaks(
-    config: EngineConfig, late_polls: int, rounds: list[Round]
+    config: EngineConfig, late_polls: int, mask_delay: int, rounds: list[Round]
 ) -> None:
-    check_rounds(config, late_polls, rounds)
+    check_rounds(config, late_polls, mask_delay, rounds)
 
 
 @pytest.mark.long
 @pytest.mark.timeout(1800)
 @VERY_MANY
 @SCENARIOS
-def test_nothing_leaks_in_many_more_rounds(config: EngineConfig, late_polls: int, rounds: list[Round]) -> None:
-    check_rounds(config, late_polls, rounds)
+def test_nothing_leaks_in_many_more_rounds(
+    config: EngineConfig, late_polls: int, mask_delay: int, rounds: list[Round]
+) -> None:
+    check_rounds(config, late_polls, mask_delay, rounds)
 
 
 @settings(SOME, max_examples=60)

@@ -43,6 +43,7 @@ def plan(
         counts=np.array([count], np.int32),
         samples=np.array([start + count >= len(PROMPT)]),
         output_indices=np.array([start + count - len(PROMPT)], np.int32),
+        holds=np.zeros(1, np.bool_),
     )
 
 

@@ -1,0 +1,51 @@
+"""Leaves of each row's logits the tokens that its mask allows: one bit a token, in 32-bit words, lowest bit first."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+BLOCK = 4096
+LOWEST = -1e30
+"""What a token has at least that the mask allows and something else forbade: where a grammar and other rules leave
+nothing together, the grammar decides."""
+
+
+def mask_tokens(logits: torch.Tensor, masks: torch.Tensor, out: torch.Tensor) -> None:
+    """logits [R, V] under masks int32 [R, words] to out float32 [R, V]; may be in place when logits are float32."""
+    num_rows, vocab_size = logits.shape
+    assert logits.stride(1) == out.stride(1) == masks.stride(1) == 1
+    assert masks.shape[1] * 32 >= vocab_size
+    _mask_tokens[(num_rows, triton.cdiv(vocab_size, BLOCK))](
+        logits, masks, out, logits.stride(0), masks.stride(0), out.stride(0), vocab_size, BLOCK=BLOCK, LOWEST=LOWEST
+    )
+
+
+def mask_tokens_twin(logits: torch.Tensor, masks: torch.Tensor) -> torch.Tensor:
+    """The same in plain torch, float32 [R, V]."""
+    bits = masks[:, :, None] >> torch.arange(32, dtype=torch.int32, device=masks.device) & 1
+    is_allowed = bits.flatten(1)[:, : logits.shape[1]].bool()
+    return torch.where(is_allowed, logits.float().clamp(min=LOWEST), float("-inf"))
+
+
+@triton.jit
+def _mask_tokens(
+    p_logit,
+    p_mask,
+    p_out,
+    stride_logit,
+    stride_mask,
+    stride_out,
+    vocab_size,
+    BLOCK: tl.constexpr,
+    LOWEST: tl.constexpr,
+):
+    i_row = tl.program_id(0).to(tl.int64)
+    o_v = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = o_v < vocab_size
+    b_word = tl.load(p_mask + i_row * stride_mask + o_v // 32, mask=inside, other=0)
+    b_logit = tl.load(p_logit + i_row * stride_logit + o_v, mask=inside, other=0.0).to(tl.float32)
+    is_allowed = ((b_word >> (o_v % 32)) & 1) != 0
+    b_masked = tl.where(is_allowed, tl.maximum(b_logit, LOWEST), float("-inf"))
+    tl.store(p_out + i_row * stride_out + o_v, b_masked, mask=inside)
