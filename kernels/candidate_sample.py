@@ -25,7 +25,7 @@ def candidate_sample(logits: torch.Tensor, draws: Draws, filters: Filters) -> to
     overflowing = kept[:, -1] if top.values.shape[1] < vocab_size else torch.zeros_like(kept[:, -1])
     if overflowing.any():
         tokens[overflowing] = filtered_sample_twin(
-            logits[overflowing], _select_draws(draws, overflowing), _select_filters(filters, overflowing)
+            logits[overflowing], draws.select(overflowing), _select_filters(filters, overflowing)
         )
     return tokens
 
@@ -50,15 +50,6 @@ def _kept(scaled: torch.Tensor, logits: torch.Tensor, draws: Draws, filters: Fil
 
 def _keys(draws: Draws) -> torch.Tensor:
     return noise_keys(draws.seeds, draws.choice_indices, draws.output_indices)
-
-
-def _select_draws(draws: Draws, rows: torch.Tensor) -> Draws:
-    return Draws(
-        temperatures=draws.temperatures[rows],
-        seeds=draws.seeds[rows],
-        choice_indices=draws.choice_indices[rows],
-        output_indices=draws.output_indices[rows],
-    )
 
 
 def _select_filters(filters: Filters, rows: torch.Tensor) -> Filters:

@@ -29,6 +29,15 @@ class Draws:
     output_indices: torch.Tensor
     """int32 [R]"""
 
+    def select(self, rows: torch.Tensor) -> Draws:
+        """Of some rows, by index or by bool."""
+        return Draws(
+            temperatures=self.temperatures[rows],
+            seeds=self.seeds[rows],
+            choice_indices=self.choice_indices[rows],
+            output_indices=self.output_indices[rows],
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidates:

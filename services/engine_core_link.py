@@ -186,11 +186,14 @@ class CoreLink:
 
 
 def core_environment(threads: int) -> dict[str, str]:
-    """The environment of a core: so many threads compute, those that wait do not spin, and kernels are kept."""
+    """The environment of a core: so many threads compute, those that wait spin from one operation of the model to the
+    next but not longer, and kernels are kept."""
     environment = {name: value for name, value in os.environ.items() if name not in (READY_FD, PARENT_FD)}
-    environment |= {"OMP_WAIT_POLICY": "PASSIVE", "KMP_BLOCKTIME": "0", "GOMP_SPINCOUNT": "0"}
-    # Compiled kernels stay, under a key of their source, the GPU and the compiler's version.
-    environment.setdefault("TRITON_CACHE_DIR", str(default_cache_dir() / "kernels"))
+    environment |= {"GOMP_SPINCOUNT": "30000", "KMP_BLOCKTIME": "1"}
+    environment.pop("OMP_WAIT_POLICY", None)
+    # Compiled kernels stay, under a key of their source, the GPU or CPU and the compiler's version.
+    for name in ("TRITON_CACHE_DIR", "NUMBA_CACHE_DIR"):
+        environment.setdefault(name, str(default_cache_dir() / "kernels"))
     if threads:
         environment |= {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
     return environment

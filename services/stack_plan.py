@@ -73,9 +73,9 @@ class StackPlan:
         return flags + self._length()
 
     def engine_env(self, idx: int) -> dict[str, str]:
-        """GPUs go to the replicas in turn; threads that wait do not spin."""
+        """GPUs go to the replicas in turn, and so do a CPU's threads."""
         if self.device != "cuda":
-            return {"OMP_NUM_THREADS": str(self.threads), "OMP_WAIT_POLICY": "PASSIVE"}
+            return {"OMP_NUM_THREADS": str(self.threads)}
         visible = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(str(gpu) for gpu in range(len(gpu_names())))
         gpus = visible.split(",")
         return {"CUDA_VISIBLE_DEVICES": gpus[idx % len(gpus)]}

@@ -1,4 +1,4 @@
-"""Sixteen float32 numbers at once, in functions that numba compiles: what the CPU's kernels are written in.
+"""Sixteen float32 numbers or 32-bit words at once, in functions that numba compiles: what kernels for CPUs are made of.
 
 Addresses are int64, in bytes, as in C; nothing here checks bounds. Every operation is rounded by itself in the order in
 which it is written, however wide the machine's registers are, so a kernel's bits do not depend on how it was compiled.
@@ -34,7 +34,20 @@ class _LanesModel(models.PrimitiveModel):  # type: ignore[misc]  # as above
         super().__init__(manager, lanes, _FLOATS)
 
 
-LANES = Lanes()
+class Words(types.Type):  # type: ignore[misc]  # as above
+    """Numba's type of sixteen 32-bit words; arithmetic wraps."""
+
+    def __init__(self) -> None:
+        super().__init__(name="Words")
+
+
+@register_model(Words)
+class _WordsModel(models.PrimitiveModel):  # type: ignore[misc]  # as above
+    def __init__(self, manager: Any, words: Words) -> None:
+        super().__init__(manager, words, _INTS)
+
+
+LANES, WORDS = Lanes(), Words()
 I64, F32 = types.int64, types.float32
 F32_ELEMENT, BF16_ELEMENT = np.float32(0), np.uint16(0)
 """Of memory: what an operation compiles to follows from the type of such a value."""
@@ -103,15 +116,15 @@ def store(typing: Any, address: Any, x: Any, element: Any) -> Any:
     return types.void(I64, LANES, element), generate
 
 
+def _spread(builder: ir.IRBuilder, x: Any, kind: ir.VectorType) -> Any:
+    first = builder.insert_element(ir.Constant(kind, ir.Undefined), x, ir.Constant(_INT, 0))
+    return builder.shuffle_vector(first, first, _all(_INTS, 0))
+
+
 @intrinsic
 def splat(typing: Any, x: Any) -> Any:
     """One number in every lane."""
-
-    def generate(_: Any, builder: ir.IRBuilder, __: Any, a: list[Any]) -> Any:
-        first = builder.insert_element(ir.Constant(_FLOATS, ir.Undefined), a[0], ir.Constant(_INT, 0))
-        return builder.shuffle_vector(first, first, _all(_INTS, 0))
-
-    return LANES(F32), generate
+    return LANES(F32), lambda _, builder, __, a: _spread(builder, a[0], _FLOATS)
 
 
 @intrinsic
@@ -172,9 +185,7 @@ def keep_first(typing: Any, x: Any, count: Any, other: Any) -> Any:
     """The first `count` lanes of x, and `other` in the rest."""
 
     def generate(_: Any, builder: ir.IRBuilder, __: Any, a: list[Any]) -> Any:
-        count = builder.trunc(a[1], _INT)
-        first = builder.insert_element(ir.Constant(_INTS, ir.Undefined), count, ir.Constant(_INT, 0))
-        bound = builder.shuffle_vector(first, first, _all(_INTS, 0))
+        bound = _spread(builder, builder.trunc(a[1], _INT), _INTS)
         kept = builder.icmp_signed("<", ir.Constant(_INTS, list(range(NUM_LANES))), bound)
         return builder.select(kept, a[0], a[2])
 
@@ -242,6 +253,94 @@ def take_one(typing: Any, address: Any) -> Any:
     return I64(I64), generate
 
 
+@intrinsic
+def put_int32(typing: Any, address: Any, x: Any) -> Any:
+    def generate(context: Any, builder: ir.IRBuilder, __: Any, a: list[Any]) -> Any:
+        builder.store(builder.trunc(a[1], _INT), _at(builder, a[0], _INT))
+        return context.get_dummy_value()
+
+    return types.void(I64, I64), generate
+
+
+@intrinsic
+def choose_below(typing: Any, x: Any, bound: Any, low: Any, high: Any) -> Any:
+    """`low` where x < bound, else `high`."""
+    return LANES(LANES, LANES, LANES, LANES), lambda _, builder, __, a: builder.select(
+        builder.fcmp_ordered("<", a[0], a[1]), a[2], a[3]
+    )
+
+
+@intrinsic
+def words_from(typing: Any, start: Any) -> Any:
+    """start, start + 1, …"""
+
+    def generate(_: Any, builder: ir.IRBuilder, __: Any, a: list[Any]) -> Any:
+        start = _spread(builder, builder.trunc(a[0], _INT), _INTS)
+        return builder.add(start, ir.Constant(_INTS, list(range(NUM_LANES))))
+
+    return WORDS(I64), generate
+
+
+@intrinsic
+def splat_word(typing: Any, x: Any) -> Any:
+    return WORDS(I64), lambda _, builder, __, a: _spread(builder, builder.trunc(a[0], _INT), _INTS)
+
+
+@intrinsic
+def add_words(typing: Any, x: Any, y: Any) -> Any:
+    return WORDS(WORDS, WORDS), lambda _, builder, __, a: builder.add(a[0], a[1])
+
+
+@intrinsic
+def mul_words(typing: Any, x: Any, y: Any) -> Any:
+    return WORDS(WORDS, WORDS), lambda _, builder, __, a: builder.mul(a[0], a[1])
+
+
+@intrinsic
+def xor_words(typing: Any, x: Any, y: Any) -> Any:
+    return WORDS(WORDS, WORDS), lambda _, builder, __, a: builder.xor(a[0], a[1])
+
+
+@intrinsic
+def shift_right(typing: Any, x: Any, count: Any) -> Any:
+    """Zeros come in."""
+    return WORDS(WORDS, I64), lambda _, builder, __, a: builder.lshr(
+        a[0], _spread(builder, builder.trunc(a[1], _INT), _INTS)
+    )
+
+
+@intrinsic
+def numbers_of(typing: Any, x: Any) -> Any:
+    """Words without sign as float32."""
+    return LANES(WORDS), lambda _, builder, __, a: builder.uitofp(a[0], _FLOATS)
+
+
+_BITS_OF_SQRT_HALF = 0x3F3504F3
+
+
+@intrinsic
+def exponent_of(typing: Any, x: Any) -> Any:
+    """e of x = m · 2 ** e with m in [√½, √2), for normal x > 0."""
+
+    def generate(_: Any, builder: ir.IRBuilder, __: Any, a: list[Any]) -> Any:
+        bits = builder.sub(builder.bitcast(a[0], _INTS), _all(_INTS, _BITS_OF_SQRT_HALF))
+        return builder.sitofp(builder.ashr(bits, _all(_INTS, 23)), _FLOATS)
+
+    return LANES(LANES), generate
+
+
+@intrinsic
+def mantissa_of(typing: Any, x: Any) -> Any:
+    """m of `exponent_of`."""
+
+    def generate(_: Any, builder: ir.IRBuilder, __: Any, a: list[Any]) -> Any:
+        bits = builder.sub(builder.bitcast(a[0], _INTS), _all(_INTS, _BITS_OF_SQRT_HALF))
+        bits = builder.add(builder.and_(bits, _all(_INTS, 0x007FFFFF)), _all(_INTS, _BITS_OF_SQRT_HALF))
+        return builder.bitcast(bits, _FLOATS)
+
+    return LANES(LANES), generate
+
+
 @njit
 def exp(x: Any) -> Any:
     """Relative error 2e-7; 0 below −88, and no higher than at 88."""
@@ -256,3 +355,21 @@ def exp(x: Any) -> Any:
     p = fma(p, r, splat(F32(5.0000001201e-1)))
     p = add(fma(mul(p, r), r, r), splat(F32(1.0)))
     return mul(p, power_of_two(n))
+
+
+@njit
+def log(x: Any) -> Any:
+    """Natural logarithm of normal x > 0, absolute error 1e-6 below 100."""
+    e, f = exponent_of(x), sub(mantissa_of(x), splat(F32(1.0)))
+    # The polynomial of Cephes.
+    p = fma(splat(F32(7.0376836292e-2)), f, splat(F32(-1.1514610310e-1)))
+    p = fma(p, f, splat(F32(1.1676998740e-1)))
+    p = fma(p, f, splat(F32(-1.2420140846e-1)))
+    p = fma(p, f, splat(F32(1.4249322787e-1)))
+    p = fma(p, f, splat(F32(-1.6668057665e-1)))
+    p = fma(p, f, splat(F32(2.0000714765e-1)))
+    p = fma(p, f, splat(F32(-2.4999993993e-1)))
+    p = fma(p, f, splat(F32(3.3333331174e-1)))
+    square = mul(f, f)
+    p = fma(p, mul(square, f), mul(square, splat(F32(-0.5))))
+    return fma(e, splat(F32(0.6931471805599453)), add(p, f))

@@ -6,11 +6,13 @@ import pytest
 import torch
 
 from headwater.kernels.cpu.attention import attention, plan_attention
+from headwater.kernels.cpu.draw import draw
 from headwater.kernels.cpu.qk_norm_rope_store_kv import qk_norm_rope_store_kv
 from headwater.kernels.cpu.rms_norm import add_rms_norm, rms_norm
 from headwater.kernels.cpu.silu_mul import silu_mul
 from headwater.kernels.qk_norm_rope_store_kv import qk_norm_rope_twin
 from headwater.kernels.rms_norm import rms_norm_twin
+from headwater.kernels.sample import Draws, scores_twin
 from headwater.kernels.silu_mul import silu_mul_twin
 from tests.kernels.paging import relative_error
 
@@ -102,6 +104,35 @@ def test_attention_gives_a_position_the_same_bits_in_any_chunk(
         attn_mask=torch.ones(length, length, dtype=torch.bool).tril(),
     )
     assert relative_error(whole, expected.transpose(0, 1)) < bound(dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("vocab_size", [7, 16, 512, 1003, 32_001])
+def test_draws_are_those_of_the_twin_and_greedy_rows_get_the_first_of_the_likeliest(
+    vocab_size: int, dtype: torch.dtype
+) -> None:
+    num_rows = 64
+    logits = (torch.randn(num_rows, vocab_size) * torch.rand(num_rows, 1) * 6).to(dtype)
+    logits[3, 2:] = float("-inf")
+    temperatures = torch.rand(num_rows) * 2
+    temperatures[::5] = 0
+    rows = torch.arange(num_rows).int()
+    seeds = torch.randint(-(2**62), 2**62, (num_rows,))
+    draws = Draws(temperatures=temperatures, seeds=seeds, choice_indices=rows % 3, output_indices=rows)
+    expected = scores_twin(logits, draws).argmax(1).int()
+    is_greedy = temperatures == 0
+    wide = logits.float()
+    first = (wide == wide.amax(1, keepdim=True)).int().argmax(1).int()
+    assert torch.equal(draw(logits, draws), torch.where(is_greedy, first, expected))
+
+
+def test_a_row_of_many_equal_winners_is_drawn_as_the_twin_does() -> None:
+    rows = torch.zeros(2).int()
+    draws = Draws(temperatures=torch.ones(2), seeds=torch.ones(2).long(), choice_indices=rows, output_indices=rows)
+    # Noise is less than what such numbers are rounded to.
+    logits = torch.full((2, 512), 1e9)
+    logits[:, :100] = 0
+    assert draw(logits, draws).tolist() == scores_twin(logits, draws).argmax(1).tolist() == [100, 100]
 
 
 def test_threads_change_no_bit() -> None:
