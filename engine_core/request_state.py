@@ -90,6 +90,9 @@ class RequestState:
         return self.sampling.num_prompt_logprobs is not None and self.num_scored_tokens < self.num_prompt_tokens - 1
 
     def num_cacheable_blocks(self, block_size: int) -> int:
-        """The most blocks that a prefix hit may serve: one token is always computed, as is what must be scored."""
+        """The most blocks that a prefix hit may serve: one token is always computed, as is what must be scored or
+        pooled."""
+        if self.sampling.pooling in ("mean", "cls"):
+            return 0
         computable_from = self.num_scored_tokens if self.wants_prompt_logprobs else self.num_tokens - 1
         return min(len(self.chain.hashes), computable_from // block_size)

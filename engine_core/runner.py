@@ -9,6 +9,7 @@ from headwater.engine_core.batch import make_batch
 from headwater.engine_core.config import EngineConfig
 from headwater.engine_core.executors.executor import DrawPlan, Int32Array, StepPlan, StepResult
 from headwater.engine_core.models.decoder import Decoder
+from headwater.engine_core.pooling import Pools
 from headwater.engine_core.request import TokenLogprobs
 from headwater.engine_core.sampler import Sampler
 
@@ -25,6 +26,7 @@ class Runner:
         self._decoder = decoder
         self._block_size = config.block_size
         self._sampler = Sampler(config.max_num_seqs)
+        self._pools = Pools()
         # One position more than a request has: a sampled token is written even when it is the last.
         self._token_ids = torch.zeros(config.max_num_seqs, config.max_model_len + 1, dtype=torch.int32)
         self._block_ids = torch.zeros(config.max_num_seqs, max_blocks, dtype=torch.int32)
@@ -41,6 +43,7 @@ class Runner:
         batch = make_batch(plan, self._token_ids, self._block_ids, self._block_size)
         hidden = self._decoder.forward(batch, self._kv_cache)
         prompt_logprobs = {row: self._score_prompt(plan, hidden, row) for row in plan.prompt_logprob_rows}
+        vectors = self._pools.take(plan, hidden)
         tokens: Int32Array = np.empty(0, np.int32)
         logprobs: dict[int, TokenLogprobs] = {}
         if len(batch.sampled):
@@ -50,7 +53,8 @@ class Runner:
         if plan.samples.any():
             rows, ends = plan.rows[plan.samples], (plan.starts + plan.counts)[plan.samples]
             tokens, logprobs = self._sample(logits, rows, ends, plan.output_indices[plan.samples])
-        return StepResult(token_ids=tokens, logprobs=logprobs, prompt_logprobs=prompt_logprobs)
+        embeddings = {row: vector.numpy().tobytes() for row, vector in vectors.items()}
+        return StepResult(token_ids=tokens, logprobs=logprobs, prompt_logprobs=prompt_logprobs, embeddings=embeddings)
 
     @torch.inference_mode()
     def draw(self, plan: DrawPlan) -> StepResult:
@@ -90,6 +94,7 @@ class Runner:
             self._block_ids[admitted.row] = 0
             self._num_prompt[admitted.row] = admitted.num_prompt_tokens
             self._sampler.admit(admitted)
+            self._pools.admit(admitted)
         where = torch.from_numpy(plan.block_rows).long(), torch.from_numpy(plan.block_indices).long()
         self._block_ids[where] = torch.from_numpy(plan.block_ids)
 

@@ -172,6 +172,7 @@ class Scheduler:
                 is_last=is_last,
                 samples=is_last and end < request.max_len,
                 scores_prompt=request.wants_prompt_logprobs and start < request.num_prompt_tokens - 1,
+                pools=bool(request.sampling.pooling),
             )
         )
         if is_last:

@@ -27,6 +27,8 @@ class Chunk:
     samples: bool
     scores_prompt: bool
     """Whether log probabilities of prompt tokens are wanted from it."""
+    pools: bool
+    """Whether its hidden states are wanted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,6 +101,7 @@ class StepDraft:
             holds=holds,
             shares=shares,
             prompt_logprob_rows=[chunk.row for chunk in self.chunks if chunk.scores_prompt],
+            pooled_rows=[chunk.row for chunk in self.chunks if chunk.pools],
         )
         return PlannedStep(
             plan=plan,

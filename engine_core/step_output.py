@@ -112,6 +112,8 @@ class StepOutput:
     starts: list[Started] = field(default_factory=list)
     finishes: list[Finished] = field(default_factory=list)
     prompt_logprobs: list[PromptLogprobsPart] = field(default_factory=list)
+    embeddings: dict[int, bytes] = field(default_factory=dict)
+    """By key: float32 [hidden size]; the request's finish is in the same output."""
     cache_events: CacheEvents | None = None
     masks_wanted: MasksWanted | None = None
     load: EngineLoad = field(default_factory=EngineLoad)

@@ -67,6 +67,8 @@ class StepPlan:
     """Whether rows may hold blocks in common; if not, nobody need look for them."""
     prompt_logprob_rows: list[int] = field(default_factory=list)
     """Table rows whose log probabilities are wanted for the prompt positions computed in this step."""
+    pooled_rows: list[int] = field(default_factory=list)
+    """Table rows whose hidden states are pooled; the vector is there with the step that computes the last of them."""
 
     @property
     def num_tokens(self) -> int:
@@ -101,6 +103,8 @@ class StepResult:
     prompt_logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
     """By table row: one entry for each position computed whose next token lies in the prompt; entry i of a plan row
     starting at s is the log probability of the prompt token at position s + i + 1."""
+    embeddings: dict[int, bytes] = field(default_factory=dict)
+    """By table row: float32 [hidden size] of prompts that are pooled."""
 
 
 class Executor(Protocol):

@@ -26,6 +26,8 @@ POSITION_SALT = np.uint64(0xC2B2AE3D27D4EB4F)
 SEED_SALT = 0x165667B19E3779F9
 CHOICE_SALT = 0x27D4EB2F165667C5
 NUM_SAID_UNDER_MASK = 16
+NUM_SIMULATED_VALUES = 64
+"""Of an embedding."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -222,7 +224,10 @@ class SimulatedExecutor:
         tokens = self._model.tokens(entries, self._noise[rows], output_indices, self._eos_from[rows])
         self._token_ids[rows, positions] = tokens
         return StepResult(
-            token_ids=tokens, logprobs=self._logprobs(rows, tokens), prompt_logprobs=self._prompt_logprobs(plan)
+            token_ids=tokens,
+            logprobs=self._logprobs(rows, tokens),
+            prompt_logprobs=self._prompt_logprobs(plan),
+            embeddings=self._embeddings(plan),
         )
 
     def _logprobs(self, rows: Int32Array, tokens: Int32Array) -> dict[int, TokenLogprobs]:
@@ -242,6 +247,17 @@ class SimulatedExecutor:
             targets = self._token_ids[row, start + 1 : min(end + 1, int(self._num_prompt[row]))].tolist()
             scored[row] = [self._model.logprobs(token, self._num_prompt_logprobs[row]) for token in targets]
         return scored
+
+    def _embeddings(self, plan: StepPlan) -> dict[int, bytes]:
+        """Vectors that say which prompt they are of."""
+        vectors = {}
+        for row in plan.pooled_rows:
+            i = int(np.flatnonzero(plan.rows == row)[0])
+            if (end := int(plan.starts[i] + plan.counts[i])) == self._num_prompt[row]:
+                entry = self._kv[self._slots(np.array([row]), np.array([end - 1]))]
+                draws = _mix(entry + np.arange(NUM_SIMULATED_VALUES, dtype=np.uint64) * POSITION_SALT)
+                vectors[row] = (draws.astype(np.float64) / 2**63 - 1).astype(np.float32).tobytes()
+        return vectors
 
     def _verify(self, plan: StepPlan) -> None:
         """One row's every entry, as attention would read them."""
