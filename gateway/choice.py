@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from headwater.gateway.output_sessions import OutputSession, Scores
@@ -106,6 +107,11 @@ class Choice:
         self._last_time = now
         if self.sink.piece(self, text, token_ids, logprobs, parts):
             self.taken(len(token_ids))
+
+    def resume(self, token_ids: Sequence[int]) -> None:
+        """Tokens that are known before its stream begins; their text comes with it."""
+        self.output_ids = list(token_ids)
+        self.sink.piece(self, "", self.output_ids, (), None)
 
     def taken(self, num_tokens: int) -> None:
         """The client's side has room again; credit goes back in batches."""

@@ -15,9 +15,11 @@ from typing import Any
 
 import structlog
 
+from headwater.gateway.beam_search import BeamSearch
 from headwater.gateway.caller import Caller
 from headwater.gateway.choice import CREDIT_TOKENS, ENGINE_UNAVAILABLE, Choice, ScoredChoice, Sink
 from headwater.gateway.line import Line
+from headwater.gateway.output_sessions import OutputSession
 from headwater.gateway.road import Attempt, Road
 from headwater.gateway.roads import Explanation
 from headwater.gateway.router.decision import Decision
@@ -103,7 +105,7 @@ class Generation:
         sampling = self.prepared.sampling
         if not sampling.HasField("seed"):
             sampling.seed = secrets.randbits(63)
-        num_choices = max(sampling.n, sampling.best_of)
+        num_choices = sampling.n if sampling.use_beam_search else max(sampling.n, sampling.best_of)
         if num_choices > sampling.n:
             # The best are found by their tokens' log probabilities, whether or not the client wants to see these.
             sampling.logprobs = True
@@ -192,9 +194,12 @@ class Generation:
         self._dispatch = self.line.router.dispatched(decision, self.job.caller.request_id)
         is_fault = False
         try:
-            ids = session.open(self._open_message(decision), self.choices)
-            for choice, stream_id in zip(self.choices, ids, strict=True):
-                choice.opened(session, stream_id)
+            if self.prepared.sampling.use_beam_search:
+                await self._open_beams(session, decision)
+            else:
+                ids = session.open(self._open_message(decision), self.choices)
+                for choice, stream_id in zip(self.choices, ids, strict=True):
+                    choice.opened(session, stream_id)
             await self._ended
         except errors.HeadwaterError as error:
             is_fault = error.code in (ENGINE_UNAVAILABLE, errors.InternalError.code)
@@ -203,6 +208,30 @@ class Generation:
             for choice in self.choices:
                 choice.cancel("client_gone")
             self.line.router.finished(self._dispatch, failed=is_fault)
+
+    async def _open_beams(self, session: OutputSession, decision: Decision) -> None:
+        """Finds the beams; that an answer has been computed makes its text, as in a resume."""
+
+        def make_open(prompt_ids: Sequence[int], sampling: common_pb2.Sampling) -> output_processor_pb2.Open:
+            opening = self._open_message(decision)
+            opening.add.prompt_ids[:] = prompt_ids
+            opening.add.sampling.CopyFrom(sampling)
+            opening.add.choice_indices[:] = [0]
+            opening.ClearField("answer_format")
+            return opening
+
+        prepared = self.prepared
+        ends = frozenset([*prepared.sampling.stop_token_ids, *prepared.eos_token_ids])
+        ends -= frozenset(prepared.eos_token_ids) if prepared.sampling.ignore_eos else frozenset()
+        beams = await BeamSearch(session, prepared.prompt_ids, prepared.sampling, make_open).run(ends)
+        for choice, beam in zip(self.choices, beams, strict=False):
+            opening = self._open_message(decision)
+            opening.add.output_ids[:] = beam.token_ids
+            opening.add.num_output_tokens = opening.add.sampling.max_tokens = len(beam.token_ids)
+            opening.add.choice_indices[:] = [choice.number]
+            choice.resume(beam.token_ids)
+            [stream_id] = session.open(opening, [choice])
+            choice.opened(session, stream_id)
 
     def _open_message(self, decision: Decision) -> output_processor_pb2.Open:
         caller, prepared = self.job.caller, self.prepared

@@ -12,12 +12,13 @@ from typing import Any
 
 from headwater.engine_core.sampling_params import GREEDY_TEMPERATURE
 from headwater.proto import common_pb2
-from headwater.services.errors import BadRequest, ContextTooLong, UnsupportedField
+from headwater.services.errors import BadRequest, ContextTooLong
 
 MAX_CHOICES = 128
 MAX_STOP_STRINGS = 16
 MAX_TOP_LOGPROBS = 20
 MAX_LOGIT_BIAS = 100.0
+MAX_BEAMS = MAX_TOP_LOGPROBS // 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +44,7 @@ RANGES: Mapping[str, Range] = {
     "frequency_penalty": _between(-2, 2),
     "repetition_penalty": Range(lambda value: 0 < value < math.inf, "a finite number above 0"),
     "best_of": _between(1, MAX_CHOICES),
+    "length_penalty": Range(lambda value: -math.inf < value < math.inf, "a finite number"),
     "top_logprobs": _between(0, MAX_TOP_LOGPROBS),
     "prompt_logprobs": _between(0, MAX_TOP_LOGPROBS),
 }
@@ -61,7 +63,11 @@ NEUTRAL: Mapping[str, Any] = {
     "skip_special_tokens": True,
     "include_stop_str_in_output": False,
     "echo": False,
+    "use_beam_search": False,
+    "length_penalty": 1.0,
 }
+BENDING = ("presence_penalty", "frequency_penalty", "repetition_penalty", "min_tokens", "logprobs")
+"""Fields that beam search does not go with."""
 FROM_MODEL = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 """Fields whose default a model's `generation_config.json` may set; also `max_new_tokens`."""
 
@@ -86,7 +92,6 @@ def model_defaults(generation_config: Mapping[str, Any]) -> dict[str, Any]:
 
 def check_sampling(asked: common_pb2.Sampling, limits: ModelLimits, *, stream: bool) -> common_pb2.Sampling:
     """A copy with every default but `max_tokens` filled in. Raises `BadRequest` for what the contract refuses."""
-    _refuse_unsupported(asked)
     checked = common_pb2.Sampling()
     checked.CopyFrom(asked)
     for name, neutral in NEUTRAL.items():
@@ -106,13 +111,10 @@ def _has(sampling: common_pb2.Sampling, name: str) -> bool:
     return sampling.HasField(name)  # type: ignore[arg-type] # the stub wants a literal
 
 
-def _refuse_unsupported(asked: common_pb2.Sampling) -> None:
-    if asked.use_beam_search:
-        raise UnsupportedField("use_beam_search", "this version samples or takes the likeliest token")
-
-
 def _check_combinations(checked: common_pb2.Sampling, stream: bool) -> None:
-    for name in ("n", "best_of"):
+    if checked.use_beam_search:
+        _check_beam_search(checked, stream)
+    for name in () if checked.use_beam_search else ("n", "best_of"):
         num_choices = getattr(checked, name)
         if num_choices > 1 and checked.temperature < GREEDY_TEMPERATURE:
             raise BadRequest(
@@ -136,6 +138,21 @@ def _check_combinations(checked: common_pb2.Sampling, stream: bool) -> None:
         raise BadRequest.of("max_tokens", 0, "at least 1, or 0 with echo")
     if _has(checked, "truncate_prompt_tokens") and checked.truncate_prompt_tokens == 0:
         raise BadRequest.of("truncate_prompt_tokens", 0, "at least 1")
+
+
+def _check_beam_search(checked: common_pb2.Sampling, stream: bool) -> None:
+    """Beams are ranked by the model's own log probabilities, so what bends these has no place beside them."""
+    width = max(checked.n, checked.best_of)
+    if width > MAX_BEAMS:
+        raise BadRequest("use_beam_search", f"use_beam_search with {width} beams; allowed: at most {MAX_BEAMS}")
+    bent = [name for name in BENDING if getattr(checked, name) != NEUTRAL[name]]
+    bent += [name for name in ("bad_words", "allowed_token_ids", "logit_bias") if len(getattr(checked, name))]
+    bent += [name for name in ("structured_output", "prompt_logprobs", "thinking_token_budget") if _has(checked, name)]
+    bent += ["stream"] if stream else []
+    if bent:
+        raise BadRequest(bent[0], f"{bent[0]} with use_beam_search; allowed: without")
+    if not checked.max_tokens and _has(checked, "max_tokens"):
+        raise BadRequest.of("max_tokens", 0, "at least 1 with use_beam_search")
 
 
 def _check_strings(checked: common_pb2.Sampling) -> None:

@@ -41,6 +41,7 @@ class Sampling(Struct, kw_only=True):
     include_stop_str_in_output: Flag | None = None
     best_of: Annotated[Whole, Meta(description="a whole number, at least n")] | None = None
     use_beam_search: Flag | None = None
+    length_penalty: Annotated[float, Meta(description="a number")] | None = None
     truncate_prompt_tokens: Annotated[Whole, Meta(description="a whole number, at least 1")] | None = None
     thinking_token_budget: Annotated[Whole, Meta(description="a whole number of tokens")] | None = None
 

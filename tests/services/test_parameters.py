@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from headwater.proto.common_pb2 import Sampling
-from headwater.services.errors import BadRequest, ContextTooLong, UnsupportedField
+from headwater.services.errors import BadRequest, ContextTooLong
 from headwater.services.parameters import (
     ModelLimits,
     bad_word_sequences,
@@ -65,6 +65,7 @@ ACCEPTED: list[dict[str, Any]] = [
     {"best_of": 3, "n": 3},
     {"best_of": 4, "n": 2},
     {"use_beam_search": False},
+    {"use_beam_search": True, "n": 2, "best_of": 10, "temperature": 0, "length_penalty": 0.5},
     {"truncate_prompt_tokens": 1},
     {"truncate_prompt_tokens": 100},
     {"skip_special_tokens": False},
@@ -112,6 +113,11 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"prompt_logprobs": 21}, "prompt_logprobs", "prompt_logprobs is 21; allowed: 0…20"),
     ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs", "prompt_logprobs with stream; allowed: without stream"),
     ({"best_of": 1, "n": 2}, "best_of", "best_of is 1; allowed: at least n (2)"),
+    ({"use_beam_search": True, "n": 11}, "use_beam_search", "use_beam_search with 11 beams; allowed: at most 10"),
+    ({"use_beam_search": True, "logprobs": True}, "logprobs", "logprobs with use_beam_search; allowed: without"),
+    ({"use_beam_search": True, "stream": True}, "stream", "stream with use_beam_search; allowed: without"),
+    ({"use_beam_search": True, "bad_words": ["a"]}, "bad_words", "bad_words with use_beam_search; allowed: without"),
+    ({"length_penalty": INF}, "length_penalty", "length_penalty is inf; allowed: a finite number"),
     ({"best_of": 129}, "best_of", "best_of is 129; allowed: 1…128"),
     ({"best_of": 4, "stream": True}, "best_of", "best_of is 4 with stream; allowed: n, which is 1"),
     ({"best_of": 2, "temperature": 0}, "best_of", "best_of is 2 with temperature 0; allowed: 1, greedy is one answer"),
@@ -134,18 +140,6 @@ def test_the_contract_refuses_and_names_field_value_and_rule(asked: dict[str, An
         check(**asked)
     assert caught.value.param == param
     assert sentence in caught.value.message
-
-
-@pytest.mark.parametrize(
-    ("asked", "param"),
-    [
-        ({"use_beam_search": True}, "use_beam_search"),
-    ],
-)
-def test_what_this_version_lacks_is_refused_as_unsupported(asked: dict[str, Any], param: str) -> None:
-    with pytest.raises(UnsupportedField, match=rf"^{param} is not supported: ") as caught:
-        check(**asked)
-    assert (caught.value.param, caught.value.code) == (param, "unsupported_parameter")
 
 
 def test_silence_means_sampling_at_temperature_one_up_to_the_end_of_the_context() -> None:

@@ -115,9 +115,9 @@ def test_the_best_of_several_are_those_that_are_likeliest_on_average(gateway: Ga
     every = gateway.complete(["One", "Two"], n=5, **sampled)
     best = gateway.complete(["One", "Two"], n=2, best_of=5, **sampled)
     means = [sum(choice["logprobs"]["token_logprobs"]) for choice in every["choices"]]
-    expected = [sorted(range(start, start + 5), key=lambda i: -means[i])[:2] for start in (0, 5)]
+    expected = [i for start in (0, 5) for i in sorted(range(start, start + 5), key=lambda i: -means[i])[:2]]
     assert [choice["index"] for choice in best["choices"]] == [0, 1, 2, 3]
-    assert [choice["text"] for choice in best["choices"]] == [every["choices"][i]["text"] for i in sum(expected, [])]
+    assert [choice["text"] for choice in best["choices"]] == [every["choices"][i]["text"] for i in expected]
     assert best["usage"]["completion_tokens"] == every["usage"]["completion_tokens"] == 60
     assert gateway.complete("One", best_of=3, temperature=1)["choices"][0]["logprobs"] is None
 
@@ -128,3 +128,17 @@ def test_a_body_within_its_limit_is_tokenized_whatever_the_answer_takes(gateway:
     assert reply.status_code == 200, reply.text[:200]
     assert len(reply.content) > 4 << 20
     assert reply.json()["count"] == len(reply.json()["token_strs"]) > 800_000
+
+
+def test_beams_are_distinct_answers_with_their_text(gateway: Gateway) -> None:
+    asked = {"use_beam_search": True, "max_tokens": 6, "return_token_ids": True}
+    beams = gateway.complete("A river", n=3, **asked)
+    choices = beams["choices"]
+    assert len({tuple(choice["token_ids"]) for choice in choices}) == 3
+    assert [choice["finish_reason"] for choice in choices] == ["length"] * 3
+    assert beams["usage"]["completion_tokens"] == 18
+    for choice in choices:
+        ids = {"model": MODEL, "tokens": choice["token_ids"]}
+        assert gateway.client.post("/detokenize", json=ids).json()["prompt"] == choice["text"]
+    assert gateway.complete("A river", n=2, best_of=3, **asked)["choices"] == choices[:2]
+    gateway.wait_until(lambda: gateway.metric("headwater_num_streams") == 0)

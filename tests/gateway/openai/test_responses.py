@@ -1,5 +1,4 @@
 """Responses over the whole line, with the official client and on the wire."""
-# ruff: noqa: E501 (events stand in their order)
 
 from __future__ import annotations
 
