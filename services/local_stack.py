@@ -52,7 +52,7 @@ class LocalStack:
         self._say = say
         self._pipe = SupervisorPipe()
         self._groups: dict[str, list[KeptStage]] = {}
-        """By kind, in the order of starting; they end in the opposite order."""
+        """By kind, in the order of starting."""
         self._logs = settings.state_dir / "logs"
         self._env = {name: value for name, value in os.environ.items() if name not in STACK_VARIABLES}
 
@@ -95,11 +95,12 @@ class LocalStack:
                 group.create_task(stage.keep())
 
     async def stop(self) -> None:
-        """Gateways drain first, then what stands behind them ends, the servers last."""
+        """Gateways drain first, then what stands behind them ends, all at once, the servers last."""
         remove_line(self.settings.state_dir)
-        for kind in reversed(self._groups):
-            limit = SERVER_STOP_LIMIT + (self.settings.drain_limit if kind == "gateway" else 0)
-            await asyncio.gather(*(stage.stop(limit, self.hurry) for stage in self._groups[kind]))
+        for wave in (("gateway",), ("output-processor", "processor", "engine"), ("nats", "valkey")):
+            limit = SERVER_STOP_LIMIT + (self.settings.drain_limit if wave == ("gateway",) else 0)
+            stages = [stage for kind in wave for stage in self._groups.get(kind, ())]
+            await asyncio.gather(*(stage.stop(limit, self.hurry) for stage in stages))
         self._pipe.close()
 
     def _stages(self) -> list[KeptStage]:

@@ -130,7 +130,7 @@ class Line:
                 raise AssertionError(f"{otherwise}:\n{self.log.read_text()}")
             time.sleep(0.02)
 
-    def stop(self, number: signal.Signals = signal.SIGINT, seconds: float = 30) -> int:
+    def stop(self, number: signal.Signals = signal.SIGINT, seconds: float = 60) -> int:
         """Ends the line as its terminal would; its exit status."""
         self.client.close()
         self.process.send_signal(number)

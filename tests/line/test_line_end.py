@@ -114,7 +114,7 @@ def test_a_running_answer_is_finished_while_its_line_drains(start_line: Any) -> 
         line.process.send_signal(signal.SIGINT)
         received = list(events)
     assert received[-1]["choices"][0]["finish_reason"] == "length"
-    assert line.process.wait(20) == 0
+    assert line.process.wait(60) == 0
 
 
 def test_a_second_line_with_the_same_state_folder_is_refused(simulated_line: Any) -> None:
