@@ -15,6 +15,7 @@ import triton.language as tl
 from headwater.kernels.decode_plan import DecodePlan
 from headwater.kernels.dependent_launch import launch_options, release_dependents, wait_for_inputs
 from headwater.kernels.online_softmax import (
+    HALF,
     SPLIT,
     TILE,
     attend_tile,
@@ -29,7 +30,7 @@ MAX_PROGRAMS = 8448
 """64 programs for each of 132 multiprocessors; items beyond them are walked in strides."""
 DIRECT_ROWS = 4
 """Up to this many rows programs find their split by arithmetic and load no work list before the first key."""
-NUM_STAGES = 5
+NUM_STAGES = 2
 LOG2_E = 1.4426950408889634
 
 
@@ -85,6 +86,7 @@ def decode_attention(
         PAGE=block_size,
         SPLIT=SPLIT,
         TILE=TILE,
+        HALF=HALF,
         FP8=k_scale is not None,
         MAX_SPLITS=plan.max_splits,
         DIRECT=is_direct(plan),
@@ -196,6 +198,7 @@ def _decode_splits(
     PAGE: tl.constexpr,
     SPLIT: tl.constexpr,
     TILE: tl.constexpr,
+    HALF: tl.constexpr,
     FP8: tl.constexpr,
     MAX_SPLITS: tl.constexpr,
     DIRECT: tl.constexpr,
@@ -239,11 +242,11 @@ def _decode_splits(
             b_q = b_q.to(tl.float16)
         b_m, b_l, b_acc = fresh_state(ROWS, HEAD_DIM)
         for i_n in range(first, end, TILE):
-            b_k, b_v = load_tile(
+            b_k_left, b_k_right, b_v_left, b_v_right = load_tile(
                 p_k,
                 p_v,
                 p_row,
-                0,
+                (0, 0),
                 i_n,
                 end,
                 i_kv,
@@ -253,13 +256,16 @@ def _decode_splits(
                 NUM_KV_HEADS,
                 HEAD_DIM,
                 PAGE,
-                TILE,
+                HALF,
                 False,
                 FP8,
                 ON_GPU,
             )
-            b_visible = (i_n + tl.arange(0, TILE) < end)[None, :]
-            b_m, b_l, b_acc = attend_tile(b_q, b_k, b_v, b_visible, qk_scale, b_m, b_l, b_acc, True)
+            o_n = i_n + tl.arange(0, HALF)[None, :]
+            visible = (o_n < end, o_n + HALF < end)
+            b_m, b_l, b_acc = attend_tile(
+                b_q, b_k_left, b_k_right, b_v_left, b_v_right, visible, qk_scale, b_m, b_l, b_acc, True
+            )
         b_sum = tl.where(is_split, row_sums(b_l), 1.0)
 
         if seq_len <= SPLIT:

@@ -12,10 +12,9 @@ import torch
 import triton
 import triton.language as tl
 
+from headwater.kernels.hopper_attention import ROWS, num_teams
 from headwater.kernels.online_softmax import SPLIT
 
-SHARED_ROWS = 64
-"""Query rows (sequences x heads of a group) of a tile that reads a shared split."""
 SPLIT_BITS = 16
 _STRIPES = 8
 
@@ -27,6 +26,7 @@ class DecodePlan:
     max_rows: int
     max_splits: int
     rows_per_tile: int
+    """Sequences that read a shared split at once."""
     counts: torch.Tensor
     """int32 [4]: whole items, tail items, shared items, unused."""
     items: torch.Tensor
@@ -59,7 +59,7 @@ class DecodePlan:
         """max_partials bounds the splits of all rows together; by default the worst case, max_rows whole contexts."""
         max_splits = triton.cdiv(max_seq_len, SPLIT)
         partials = max_rows * max_splits if max_partials is None else max_partials
-        rows_per_tile = SHARED_ROWS // (num_q_heads // num_kv_heads)
+        rows_per_tile = num_teams(device) * (ROWS // (num_q_heads // num_kv_heads))
         max_shared = max(max_rows * max_splits // 2, 1)
 
         def ints(*shape: int) -> torch.Tensor:
@@ -111,7 +111,7 @@ def plan_decode(
         PAGES=SPLIT // block_size,
         SPLIT=SPLIT,
         ROWS_PER_TILE=plan.rows_per_tile,
-        BLOCK_R=max(triton.next_power_of_2(num_rows), SHARED_ROWS),
+        BLOCK_R=triton.next_power_of_2(max(num_rows, plan.rows_per_tile)),
         SHARE=share and num_rows > 1,
         num_warps=4,
     )

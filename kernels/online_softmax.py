@@ -1,6 +1,6 @@
 """The one arithmetic of attention: every attention kernel here is these helpers in this order, so that bits agree.
 
-A row walks its keys in splits of 512, a split in tiles of 64 with a state of its own (maximum, sums, weighted values);
+A row walks its keys in splits of 512, a split in tiles of 128 with a state of its own (maximum, sums, weighted values);
 finished splits are merged first to last. Decode gives splits to several programs and merges them in a second kernel,
 prefill keeps both states in registers: the same operations on the same numbers. Sums over keys, which a compiler would
 order by how a tile lies over its threads, are spelt out: the right half of the columns is added to the left until one
@@ -14,7 +14,10 @@ import triton.language as tl
 
 SPLIT = 512
 """Keys a split; also the grain at which a shared prefix is shared."""
-TILE = 64
+TILE = 128
+"""Keys whose maximum is taken at once; a multiple of `HALF`."""
+HALF = 64
+"""Keys that are read at once."""
 
 
 @triton.jit
@@ -26,18 +29,22 @@ def fresh_state(ROWS: tl.constexpr, HEAD_DIM: tl.constexpr):
 
 
 @triton.jit
-def attend_tile(b_q, b_k, b_v, b_visible, qk_scale, b_m, b_l, b_acc, MASKED: tl.constexpr):
-    """One tile of keys: b_q [ROWS, D], b_k [D, 64], b_v [64, D]; qk_scale holds log2(e). Base-2 exponentials."""
-    b_s = tl.dot(b_q, b_k)
+def attend_tile(
+    b_q, b_k_left, b_k_right, b_v_left, b_v_right, visible, qk_scale, b_m, b_l, b_acc, MASKED: tl.constexpr
+):
+    """One tile of keys: b_q [ROWS, D], keys [D, 64] and values [64, D] of its halves, whether their keys are visible;
+    qk_scale holds log2(e). Base-2 exponentials."""
+    b_left, b_right = tl.dot(b_q, b_k_left), tl.dot(b_q, b_k_right)
     if MASKED:
-        b_s = tl.where(b_visible, b_s, float("-inf"))
-    b_m_new = tl.maximum(b_m, tl.max(b_s, axis=1) * qk_scale)
+        b_left = tl.where(visible[0], b_left, float("-inf"))
+        b_right = tl.where(visible[1], b_right, float("-inf"))
+    b_m_new = tl.maximum(b_m, tl.max(tl.maximum(b_left, b_right), axis=1) * qk_scale)
     b_shift = _finite(b_m_new)
-    b_scale = tl.full(b_s.shape, 1.0, tl.float32) * qk_scale
-    b_p = tl.exp2(tl.fma(b_s, b_scale, tl.broadcast_to(-b_shift[:, None], b_s.shape)))
+    b_left, b_right = _weights(b_left, qk_scale, b_shift), _weights(b_right, qk_scale, b_shift)
     b_alpha = tl.exp2(b_m - b_shift)[:, None]
-    b_l = tl.fma(b_l, tl.broadcast_to(b_alpha, b_l.shape), _fold(_fold(b_p)))
-    b_acc = tl.dot(b_p.to(b_q.dtype), b_v, b_acc * b_alpha)
+    b_l = tl.fma(b_l, tl.broadcast_to(b_alpha, b_l.shape), _fold(_fold(b_left + b_right)))
+    b_acc = tl.dot(b_left.to(b_q.dtype), b_v_left, b_acc * b_alpha)
+    b_acc = tl.dot(b_right.to(b_q.dtype), b_v_right, b_acc)
     return b_m_new, b_l, b_acc
 
 
@@ -63,6 +70,12 @@ def row_sums(b_l):
 @triton.jit
 def finish(b_l, b_acc, v_scale):
     return b_acc * (v_scale / b_l)[:, None]
+
+
+@triton.jit
+def _weights(b_s, qk_scale, b_shift):
+    b_scale = tl.full(b_s.shape, 1.0, tl.float32) * qk_scale
+    return tl.exp2(tl.fma(b_s, b_scale, tl.broadcast_to(-b_shift[:, None], b_s.shape)))
 
 
 @triton.jit

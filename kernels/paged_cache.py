@@ -1,4 +1,4 @@
-"""How kernels read a tile of keys and values out of KV blocks. Knows nothing about attention.
+"""How kernels read a tile of keys and values, in halves, out of KV blocks. Knows nothing about attention.
 
 A cache is [num_blocks, Hk, block_size, D]; a sequence's block table names its blocks in order. All values of a cache
 are finite from its allocation on: kernels read to the end of a tile and weigh what lies past a sequence with zero.
@@ -13,25 +13,28 @@ import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from headwater.kernels.online_softmax import TILE
+from headwater.kernels.online_softmax import HALF
 
 
 def bulk_copied(cache: torch.Tensor) -> bool:
-    """Whether a tile lies within one block and so is a rectangle that the copy engine reads by itself."""
-    return cache.shape[2] % TILE == 0 and cache[0].is_contiguous() and cache.stride(0) == cache[0].numel()
+    """Whether half a tile lies within one block and so is a rectangle that the copy engine reads by itself."""
+    return cache.shape[2] % HALF == 0 and cache[0].is_contiguous() and cache.stride(0) == cache[0].numel()
 
 
 def as_operand(cache: torch.Tensor) -> Any:
     """What a kernel takes for this cache: a description for the copy engine, or the tensor."""
     if not bulk_copied(cache):
         return cache
-    return TensorDescriptor.from_tensor(cache.view(-1, cache.shape[3]), [TILE, cache.shape[3]])
+    return TensorDescriptor.from_tensor(cache.view(-1, cache.shape[3]), [HALF, cache.shape[3]])
 
 
 @triton.jit
-def page_of(p_table_row, position, end, PAGE: tl.constexpr):
-    """The block of a position, or of the last one before `end`."""
-    return tl.load(p_table_row + tl.minimum(position, end - 1) // PAGE)
+def pages_of(p_table_row, first, end, PAGE: tl.constexpr, HALF: tl.constexpr):
+    """The blocks of both halves of the tile from `first` on, or of the last position before `end`."""
+    return (
+        tl.load(p_table_row + tl.minimum(first, end - 1) // PAGE),
+        tl.load(p_table_row + tl.minimum(first + HALF, end - 1) // PAGE),
+    )
 
 
 @triton.jit
@@ -39,7 +42,7 @@ def load_tile(
     k,
     v,
     p_table_row,
-    page,
+    pages,
     first,
     end,
     i_kv,
@@ -49,35 +52,46 @@ def load_tile(
     NUM_KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     PAGE: tl.constexpr,
-    TILE: tl.constexpr,
+    HALF: tl.constexpr,
     BULK: tl.constexpr,
     FP8: tl.constexpr,
     ON_GPU: tl.constexpr,
 ):
-    """Keys [D, TILE] and values [TILE, D] of positions first … first + TILE - 1, a multiple of TILE, in block `page`.
+    """Keys [D, HALF] and values [HALF, D] of two halves of a tile, from position `first` on, a multiple of HALF.
 
-    `page` counts for bulk copies only: a caller that loads it a tile ahead spares the copy the wait for it. Positions
-    from `end` on hold what happens to be there, or the last key before.
+    `pages`, of `pages_of`, count for bulk copies only: a caller that loads them a tile ahead spares the copy the wait.
+    Positions from `end` on hold what happens to be there, or the last key before.
     """
     if BULK:
-        row = (page * NUM_KV_HEADS + i_kv) * PAGE + first % PAGE
-        b_k = tl.trans(k.load([row, 0]))
-        b_v = v.load([row, 0])
+        left = (pages[0] * NUM_KV_HEADS + i_kv) * PAGE + first % PAGE
+        right = (pages[1] * NUM_KV_HEADS + i_kv) * PAGE + (first + HALF) % PAGE
+        b_k_left, b_k_right = tl.trans(k.load([left, 0])), tl.trans(k.load([right, 0]))
+        b_v_left, b_v_right = v.load([left, 0]), v.load([right, 0])
     else:
+        o_left = _offsets(p_table_row, first, end, i_kv, stride_block, stride_head, stride_slot, PAGE, HALF)
+        o_right = _offsets(p_table_row, first + HALF, end, i_kv, stride_block, stride_head, stride_slot, PAGE, HALF)
         o_d = tl.arange(0, HEAD_DIM)
-        o_n = first + tl.arange(0, TILE)
-        if PAGE >= TILE:
-            block = tl.load(p_table_row + first // PAGE).to(tl.int64)
-            o_kv = block * stride_block + (o_n % PAGE) * stride_slot + i_kv * stride_head
-        else:
-            o_n = tl.minimum(o_n, end - 1)
-            b_block = tl.load(p_table_row + o_n // PAGE).to(tl.int64)
-            o_kv = b_block * stride_block + (o_n % PAGE) * stride_slot + i_kv * stride_head
-        b_k = tl.load(k + o_kv[None, :] + o_d[:, None])
-        b_v = tl.load(v + o_kv[:, None] + o_d[None, :])
+        b_k_left = tl.load(k + o_left[None, :] + o_d[:, None])
+        b_k_right = tl.load(k + o_right[None, :] + o_d[:, None])
+        b_v_left = tl.load(v + o_left[:, None] + o_d[None, :])
+        b_v_right = tl.load(v + o_right[:, None] + o_d[None, :])
     if FP8:
-        b_k, b_v = _widen(b_k, ON_GPU), _widen(b_v, ON_GPU)
-    return b_k, b_v
+        b_k_left, b_k_right = _widen(b_k_left, ON_GPU), _widen(b_k_right, ON_GPU)
+        b_v_left, b_v_right = _widen(b_v_left, ON_GPU), _widen(b_v_right, ON_GPU)
+    return b_k_left, b_k_right, b_v_left, b_v_right
+
+
+@triton.jit
+def _offsets(
+    p_table_row, first, end, i_kv, stride_block, stride_head, stride_slot, PAGE: tl.constexpr, HALF: tl.constexpr
+):
+    o_n = first + tl.arange(0, HALF)
+    if PAGE >= HALF:
+        block = tl.load(p_table_row + tl.minimum(first, end - 1) // PAGE).to(tl.int64)
+        return block * stride_block + (o_n % PAGE) * stride_slot + i_kv * stride_head
+    o_n = tl.minimum(o_n, end - 1)
+    b_block = tl.load(p_table_row + o_n // PAGE).to(tl.int64)
+    return b_block * stride_block + (o_n % PAGE) * stride_slot + i_kv * stride_head
 
 
 @triton.jit

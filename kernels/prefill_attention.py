@@ -1,7 +1,8 @@
 """Attention of prompt chunks over paged keys and values, their own included: all is read back from the cache.
 
-A tile is 64 query rows, tokens times the heads of a group, of one sequence. Splits of 512 keys are merged as decode
-merges them, so a token that is computed again has the bits its decode step had.
+A tile is 64 query rows (128 on Hopper), tokens times the heads of a group, of one sequence. Splits of 512 keys are
+merged as decode merges them, so a token that is computed again has the bits its decode step had. On Hopper
+`hopper_prefill_attention` computes the same bits faster wherever it can.
 """
 
 from __future__ import annotations
@@ -15,11 +16,26 @@ import triton
 import triton.language as tl
 
 from headwater.kernels.decode_attention import LOG2_E, attention_of_rows
-from headwater.kernels.online_softmax import SPLIT, TILE, attend_tile, finish, fresh_state, merge_states, row_sums
-from headwater.kernels.paged_cache import as_operand, bulk_copied, load_tile, page_of
+from headwater.kernels.hopper_attention import ROWS, num_teams, serves
+from headwater.kernels.hopper_prefill_attention import hopper_prefill_attention
+from headwater.kernels.online_softmax import (
+    HALF,
+    SPLIT,
+    TILE,
+    attend_tile,
+    finish,
+    fresh_state,
+    merge_states,
+    row_sums,
+)
+from headwater.kernels.paged_cache import as_operand, bulk_copied, load_tile, pages_of
 
-ROWS = 64
-NUM_STAGES = 3
+NUM_STAGES = 2
+
+
+def tokens_per_tile(group: int, device: torch.device) -> int:
+    """group: query heads of a key head."""
+    return num_teams(device) * (ROWS // group)
 
 
 def list_tiles(counts: Sequence[int], starts: Sequence[int], per_tile: int) -> torch.Tensor:
@@ -36,7 +52,7 @@ def list_tiles(counts: Sequence[int], starts: Sequence[int], per_tile: int) -> t
 
 def prefill_tiles(counts: Sequence[int], starts: Sequence[int], group: int, device: torch.device) -> torch.Tensor:
     """`list_tiles` on the device, int32. A tile whose sequence is negative is skipped, for lists of fixed size."""
-    host = list_tiles(counts, starts, ROWS // group)
+    host = list_tiles(counts, starts, tokens_per_tile(group, device))
     return host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else host
 
 
@@ -66,6 +82,10 @@ def prefill_attention(
     assert SPLIT % block_size == 0
     if len(tiles) == 0:
         return
+    if k_scale is None and serves(q, k_cache):
+        hopper_prefill_attention(q, k_cache, v_cache, query_starts, seq_lens, table_rows, block_tables, tiles, out)
+        return
+    teams, group = num_teams(q.device), num_q_heads // num_kv_heads
     _prefill_tiles[(len(tiles), num_kv_heads)](
         q,
         as_operand(k_cache),
@@ -84,16 +104,18 @@ def prefill_attention(
         k_cache.stride(2),
         block_tables.stride(0),
         NUM_KV_HEADS=num_kv_heads,
-        GROUP=num_q_heads // num_kv_heads,
+        GROUP=group,
         HEAD_DIM=head_dim,
         PAGE=block_size,
         SPLIT=SPLIT,
         TILE=TILE,
-        ROWS=ROWS,
+        HALF=HALF,
+        ROWS=teams * ROWS,
+        TOKENS=tokens_per_tile(group, q.device),
         BULK=bulk_copied(k_cache),
         FP8=k_scale is not None,
         ON_GPU=q.is_cuda,
-        num_warps=4,
+        num_warps=4 * teams,
         num_stages=NUM_STAGES,
     )
 
@@ -140,7 +162,9 @@ def _prefill_tiles(
     PAGE: tl.constexpr,
     SPLIT: tl.constexpr,
     TILE: tl.constexpr,
+    HALF: tl.constexpr,
     ROWS: tl.constexpr,
+    TOKENS: tl.constexpr,
     BULK: tl.constexpr,
     FP8: tl.constexpr,
     ON_GPU: tl.constexpr,
@@ -149,7 +173,6 @@ def _prefill_tiles(
     i_seq = tl.load(p_tile + i_tile * 2)
     if i_seq < 0:
         return
-    TOKENS: tl.constexpr = ROWS // GROUP
     o_r = tl.arange(0, ROWS)
     o_d = tl.arange(0, HEAD_DIM)
     query_start = tl.load(p_query_start + i_seq)
@@ -179,16 +202,16 @@ def _prefill_tiles(
     b_m, _, b_acc = fresh_state(ROWS, HEAD_DIM)
     b_l = tl.zeros((ROWS,), tl.float32)
     whole = clear // SPLIT * SPLIT
-    page = page_of(p_row, 0, end, PAGE)
+    pages = pages_of(p_row, 0, end, PAGE, HALF)
     for first in range(0, whole, SPLIT):
         b_m_split, b_l_split, b_acc_split = fresh_state(ROWS, HEAD_DIM)
         for i_in in range(0, SPLIT, TILE):
             i_n = first + i_in
-            b_k, b_v = load_tile(
+            b_k_left, b_k_right, b_v_left, b_v_right = load_tile(
                 k,
                 v,
                 p_row,
-                page,
+                pages,
                 i_n,
                 end,
                 i_kv,
@@ -198,24 +221,34 @@ def _prefill_tiles(
                 NUM_KV_HEADS,
                 HEAD_DIM,
                 PAGE,
-                TILE,
+                HALF,
                 BULK,
                 FP8,
                 ON_GPU,
             )
-            page = page_of(p_row, i_n + TILE, end, PAGE)
+            pages = pages_of(p_row, i_n + TILE, end, PAGE, HALF)
             b_m_split, b_l_split, b_acc_split = attend_tile(
-                b_q, b_k, b_v, is_row[:, None], qk_scale, b_m_split, b_l_split, b_acc_split, False
+                b_q,
+                b_k_left,
+                b_k_right,
+                b_v_left,
+                b_v_right,
+                0,
+                qk_scale,
+                b_m_split,
+                b_l_split,
+                b_acc_split,
+                False,
             )
         b_m, b_l, b_acc = merge_states(b_m, b_l, b_acc, b_m_split, row_sums(b_l_split), b_acc_split)
     for first in range(whole, end, SPLIT):
         b_m_split, b_l_split, b_acc_split = fresh_state(ROWS, HEAD_DIM)
         for i_n in range(first, tl.minimum(first + SPLIT, end), TILE):
-            b_k, b_v = load_tile(
+            b_k_left, b_k_right, b_v_left, b_v_right = load_tile(
                 k,
                 v,
                 p_row,
-                page,
+                pages,
                 i_n,
                 end,
                 i_kv,
@@ -225,15 +258,26 @@ def _prefill_tiles(
                 NUM_KV_HEADS,
                 HEAD_DIM,
                 PAGE,
-                TILE,
+                HALF,
                 BULK,
                 FP8,
                 ON_GPU,
             )
-            page = page_of(p_row, i_n + TILE, end, PAGE)
-            b_visible = i_n + tl.arange(0, TILE)[None, :] <= b_position[:, None]
+            pages = pages_of(p_row, i_n + TILE, end, PAGE, HALF)
+            o_n = i_n + tl.arange(0, HALF)[None, :]
+            visible = (o_n <= b_position[:, None], o_n + HALF <= b_position[:, None])
             b_m_split, b_l_split, b_acc_split = attend_tile(
-                b_q, b_k, b_v, b_visible, qk_scale, b_m_split, b_l_split, b_acc_split, True
+                b_q,
+                b_k_left,
+                b_k_right,
+                b_v_left,
+                b_v_right,
+                visible,
+                qk_scale,
+                b_m_split,
+                b_l_split,
+                b_acc_split,
+                True,
             )
         b_m, b_l, b_acc = merge_states(b_m, b_l, b_acc, b_m_split, row_sums(b_l_split), b_acc_split)
     b_out = finish(b_l, b_acc, v_scale)

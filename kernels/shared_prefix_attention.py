@@ -1,7 +1,8 @@
 """Decode attention over splits that several sequences of a batch share: their keys are read once for all of them.
 
 Which splits those are, `decode_plan` finds in the block tables. Results go where the unshared path would have put them,
-in the same bits: the same tiles of keys, the same arithmetic, only more query rows beside one another.
+in the same bits: the same tiles of keys, the same arithmetic, only more query rows beside one another. On Hopper
+`hopper_shared_prefix_attention` does so wherever it can.
 """
 
 from __future__ import annotations
@@ -13,9 +14,11 @@ import triton
 import triton.language as tl
 
 from headwater.kernels.decode_attention import LOG2_E
-from headwater.kernels.decode_plan import SHARED_ROWS, DecodePlan
-from headwater.kernels.online_softmax import SPLIT, TILE, attend_tile, finish, fresh_state, row_sums
-from headwater.kernels.paged_cache import as_operand, bulk_copied, load_tile, page_of
+from headwater.kernels.decode_plan import DecodePlan
+from headwater.kernels.hopper_attention import ROWS, num_teams, serves
+from headwater.kernels.hopper_shared_prefix_attention import hopper_shared_prefix_attention
+from headwater.kernels.online_softmax import HALF, SPLIT, TILE, attend_tile, finish, fresh_state, row_sums
+from headwater.kernels.paged_cache import as_operand, bulk_copied, load_tile, pages_of
 
 MAX_PROGRAMS = 4224
 NUM_STAGES = 3
@@ -37,6 +40,9 @@ def shared_prefix_attention(
     """Arguments as `decode_attention`; runs beside it (either order, or two streams), before `reduce_splits`."""
     num_rows, num_q_heads, head_dim = q.shape
     num_kv_heads, block_size = k_cache.shape[1], k_cache.shape[2]
+    if k_scale is None and serves(q, k_cache):
+        hopper_shared_prefix_attention(q, k_cache, v_cache, seq_lens, table_rows, block_tables, plan, out)
+        return
     most = triton.cdiv(num_rows, plan.rows_per_tile) * min(plan.max_splits, 64)
     num_programs = max(min(most, MAX_PROGRAMS // num_kv_heads), 1)
     _shared_splits[(num_programs, num_kv_heads)](
@@ -66,12 +72,13 @@ def shared_prefix_attention(
         PAGE=block_size,
         SPLIT=SPLIT,
         TILE=TILE,
-        ROWS=SHARED_ROWS,
+        HALF=HALF,
+        ROWS=num_teams(q.device) * ROWS,
         ROWS_PER_TILE=plan.rows_per_tile,
         BULK=bulk_copied(k_cache),
         FP8=k_scale is not None,
         ON_GPU=q.is_cuda,
-        num_warps=4,
+        num_warps=4 * num_teams(q.device),
         num_stages=NUM_STAGES,
     )
 
@@ -104,6 +111,7 @@ def _shared_splits(
     PAGE: tl.constexpr,
     SPLIT: tl.constexpr,
     TILE: tl.constexpr,
+    HALF: tl.constexpr,
     ROWS: tl.constexpr,
     ROWS_PER_TILE: tl.constexpr,
     BULK: tl.constexpr,
@@ -131,14 +139,14 @@ def _shared_splits(
             b_q = b_q.to(tl.float16)
         b_m, b_l, b_acc = fresh_state(ROWS, HEAD_DIM)
         first, end = i_split * SPLIT, i_split * SPLIT + SPLIT
-        page = page_of(p_row, first, end, PAGE)
+        pages = pages_of(p_row, first, end, PAGE, HALF)
         for i_in in range(0, SPLIT, TILE):
             i_n = first + i_in
-            b_k, b_v = load_tile(
+            b_k_left, b_k_right, b_v_left, b_v_right = load_tile(
                 k,
                 v,
                 p_row,
-                page,
+                pages,
                 i_n,
                 end,
                 i_kv,
@@ -148,13 +156,15 @@ def _shared_splits(
                 NUM_KV_HEADS,
                 HEAD_DIM,
                 PAGE,
-                TILE,
+                HALF,
                 BULK,
                 FP8,
                 ON_GPU,
             )
-            page = page_of(p_row, i_n + TILE, end, PAGE)
-            b_m, b_l, b_acc = attend_tile(b_q, b_k, b_v, is_row[:, None], qk_scale, b_m, b_l, b_acc, False)
+            pages = pages_of(p_row, i_n + TILE, end, PAGE, HALF)
+            b_m, b_l, b_acc = attend_tile(
+                b_q, b_k_left, b_k_right, b_v_left, b_v_right, 0, qk_scale, b_m, b_l, b_acc, False
+            )
         b_sum = row_sums(b_l)
 
         # A sequence of exactly one split is complete here; the others wait for their merge.

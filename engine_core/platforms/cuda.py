@@ -16,7 +16,7 @@ from headwater.engine_core.model_config import ModelConfig
 from headwater.kernels.decode_attention import decode_attention, is_direct, reduce_splits
 from headwater.kernels.decode_plan import DecodePlan, plan_decode
 from headwater.kernels.gemm import configure_blas, linear
-from headwater.kernels.prefill_attention import ROWS, list_tiles, prefill_attention
+from headwater.kernels.prefill_attention import list_tiles, prefill_attention, tokens_per_tile
 from headwater.kernels.qk_norm_rope_store_kv import qk_norm_rope_store_kv
 from headwater.kernels.rms_norm import add_rms_norm, rms_norm
 from headwater.kernels.shared_prefix_attention import shared_prefix_attention
@@ -68,7 +68,7 @@ class CudaPlatform:
         # Of an fp8 cache, for each head: what is stored is value / scale. Keys and values of the models served lie well
         # within the range of e4m3, whose precision is the same at every scale.
         self._kv_scale = torch.ones(model.num_kv_heads, device=device)
-        self._tokens_per_tile = ROWS * model.num_kv_heads // model.num_heads
+        self._tokens_per_tile = tokens_per_tile(model.num_heads // model.num_kv_heads, device)
         self._decode_plans = [
             DecodePlan.allocate(
                 max_rows=max_rows,

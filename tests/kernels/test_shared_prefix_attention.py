@@ -61,5 +61,5 @@ def test_the_plan_covers_every_split_once_and_reads_shared_ones_once(kind: str, 
     if kind == "small":
         assert sorted(together) == [(0, 0), (0, 1), (1, 0), (1, 1), (2, 0), (3, 0)]
     else:
-        # 102 rows share split 0, 101 shares splits 1 to 7; 16 rows to a tile.
-        assert num_shared == 8 * 7
+        # 102 rows share split 0, 101 shares splits 1 to 7.
+        assert num_shared == 8 * -(-101 // plan.rows_per_tile)

@@ -1,0 +1,268 @@
+"""What attention kernels for Hopper share: rings of tiles that one warp fills, and the arithmetic of `online_softmax`.
+
+A team of four warps owns 64 query rows, in registers. While one team is at its exponentials, the matrix unit works for
+the other; within a team the products of a tile run beside the exponentials of the next. Written in Gluon, Triton's
+lower level, which no interpreter runs: what holds it to `online_softmax` is that tests find the same bits.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia import hopper
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+from headwater.kernels.online_softmax import HALF
+from headwater.kernels.paged_cache import bulk_copied
+
+ROWS = 64
+"""Query rows of a team."""
+TEAMS = 2
+REGISTERS = 240
+"""A thread of a team; the warp that copies has 24."""
+
+
+@functools.cache
+def is_hopper(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == 9
+
+
+def num_teams(device: torch.device) -> int:
+    """Of a tile of query rows. Kernels for any GPU take tiles of the same size, so that lists of tiles serve both."""
+    return TEAMS if is_hopper(device) else 1
+
+
+def serves(q: torch.Tensor, k_cache: torch.Tensor) -> bool:
+    """Whether the kernels for Hopper compute attention of these queries over this cache."""
+    return (
+        q.dtype == k_cache.dtype == torch.bfloat16
+        and q.shape[2] in (64, 128)
+        and bulk_copied(k_cache)
+        and is_hopper(q.device)
+    )
+
+
+def as_ring_source(cache: torch.Tensor) -> TensorDescriptor:
+    head_dim = cache.shape[3]
+    layout = gl.NVMMASharedLayout.get_default_for([HALF, head_dim], gl.bfloat16)
+    return TensorDescriptor.from_tensor(cache.view(-1, head_dim), [HALF, head_dim], layout)
+
+
+@gluon.jit
+def make_rings(k, v, HALF: gl.constexpr, HEAD_DIM: gl.constexpr, STAGES: gl.constexpr):
+    """Tiles of keys and of values, two halves each, and barriers that say which are ready and which may be filled."""
+    k_ring = gl.allocate_shared_memory(k.dtype, [2 * STAGES, HALF, HEAD_DIM], k.layout)
+    v_ring = gl.allocate_shared_memory(v.dtype, [2 * STAGES, HALF, HEAD_DIM], v.layout)
+    k_ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], hopper.mbarrier.MBarrierLayout())
+    v_ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], hopper.mbarrier.MBarrierLayout())
+    k_free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], hopper.mbarrier.MBarrierLayout())
+    v_free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], hopper.mbarrier.MBarrierLayout())
+    for i in gl.static_range(STAGES):
+        hopper.mbarrier.init(k_ready.index(i), count=1)
+        hopper.mbarrier.init(v_ready.index(i), count=1)
+        hopper.mbarrier.init(k_free.index(i), count=2)
+        hopper.mbarrier.init(v_free.index(i), count=2)
+    hopper.fence_async_shared()
+    return k_ring, v_ring, k_ready, v_ready, k_free, v_free
+
+
+@gluon.jit
+def copy_tiles(
+    k,
+    v,
+    p_row,
+    first,
+    end,
+    turn,
+    i_kv,
+    rings,
+    NUM_KV_HEADS: gl.constexpr,
+    PAGE: gl.constexpr,
+    HALF: gl.constexpr,
+    STAGES: gl.constexpr,
+):
+    """Positions first … end - 1 of a sequence, of whose blocks p_row is the list. The first tile has this
+    turn in the rings. Blocks are looked up a tile ahead; past the end it is the last one again."""
+    k_ring, v_ring, k_ready, v_ready, k_free, v_free = rings
+    left, right = gl.load(p_row + first // PAGE), gl.load(p_row + gl.minimum(first + HALF, end - 1) // PAGE)
+    for start in range(first, end, 2 * HALF):
+        left_row = (left * NUM_KV_HEADS + i_kv) * PAGE + start % PAGE
+        right_row = (right * NUM_KV_HEADS + i_kv) * PAGE + (start + HALF) % PAGE
+        left = gl.load(p_row + gl.minimum(start + 2 * HALF, end - 1) // PAGE)
+        right = gl.load(p_row + gl.minimum(start + 3 * HALF, end - 1) // PAGE)
+        i = turn + (start - first) // (2 * HALF)
+        slot, phase = i % STAGES, (i // STAGES & 1) ^ 1
+        hopper.mbarrier.wait(k_free.index(slot), phase)
+        hopper.mbarrier.expect(k_ready.index(slot), 2 * k.block_type.nbytes)
+        hopper.tma.async_copy_global_to_shared(k, [left_row, 0], k_ready.index(slot), k_ring.index(2 * slot))
+        hopper.tma.async_copy_global_to_shared(k, [right_row, 0], k_ready.index(slot), k_ring.index(2 * slot + 1))
+        hopper.mbarrier.wait(v_free.index(slot), phase)
+        hopper.mbarrier.expect(v_ready.index(slot), 2 * v.block_type.nbytes)
+        hopper.tma.async_copy_global_to_shared(v, [left_row, 0], v_ready.index(slot), v_ring.index(2 * slot))
+        hopper.tma.async_copy_global_to_shared(v, [right_row, 0], v_ready.index(slot), v_ring.index(2 * slot + 1))
+
+
+@gluon.jit
+def begin(
+    b_q,
+    rings,
+    turn,
+    has_next,
+    qk_scale,
+    b_position,
+    values: gl.constexpr,
+    MASKED: gl.constexpr,
+    HALF: gl.constexpr,
+    STAGES: gl.constexpr,
+):
+    """Maximum, sums and weights of the first tile of a state, whose keys start at position 0 if it is masked."""
+    k_ring, _, k_ready, _, k_free, _ = rings
+    slot, next_slot = turn % STAGES, (turn + 1) % STAGES
+    hopper.mbarrier.wait(k_ready.index(slot), turn // STAGES & 1)
+    b_left, b_right = _scores(b_q, k_ring.index(2 * slot), HALF), _scores(b_q, k_ring.index(2 * slot + 1), HALF)
+    b_left, b_right = hopper.warpgroup_mma_wait(0, deps=[b_left, b_right])
+    hopper.mbarrier.arrive(k_free.index(slot), count=1)
+    if MASKED:
+        b_left, b_right = _hide(b_left, b_right, 0, b_position, HALF)
+    b_m = gl.max(gl.maximum(b_left, b_right), axis=1) * qk_scale
+    b_left, b_right = _weigh(b_left, qk_scale, finite(b_m)), _weigh(b_right, qk_scale, finite(b_m))
+    b_l = _fold(_fold(b_left + b_right))
+    weights: gl.constexpr = gl.DotOperandLayout(0, values, 2)
+    b_left = gl.convert_layout(b_left.to(k_ring.dtype), weights)
+    b_right = gl.convert_layout(b_right.to(k_ring.dtype), weights)
+    hopper.mbarrier.wait(k_ready.index(next_slot), (turn + 1) // STAGES & 1, pred=has_next)
+    return b_m, b_l, b_left, b_right
+
+
+@gluon.jit
+def advance(
+    b_q,
+    rings,
+    turn,
+    has_next,
+    starts_split,
+    qk_scale,
+    first,
+    b_position,
+    b_m,
+    b_l,
+    b_left,
+    b_right,
+    b_acc,
+    MASKED: gl.constexpr,
+    HALF: gl.constexpr,
+    STAGES: gl.constexpr,
+):
+    """Scores of a tile, with keys from `first` on, and beside their exponentials the values of the tile before, whose
+    weights come in. Returns the new maximum, sums and weights, the values, and what they are yet to be scaled by: zero
+    where a split starts."""
+    k_ring, v_ring, k_ready, v_ready, k_free, v_free = rings
+    slot, old_slot, next_slot = turn % STAGES, (turn - 1) % STAGES, (turn + 1) % STAGES
+    b_s_left = _scores(b_q, k_ring.index(2 * slot), HALF)
+    b_s_right = _scores(b_q, k_ring.index(2 * slot + 1), HALF)
+    hopper.mbarrier.wait(v_ready.index(old_slot), (turn - 1) // STAGES & 1)
+    b_acc = hopper.warpgroup_mma(b_left, v_ring.index(2 * old_slot), b_acc, is_async=True)
+    b_acc = hopper.warpgroup_mma(b_right, v_ring.index(2 * old_slot + 1), b_acc, is_async=True)
+    b_s_left, b_s_right = hopper.warpgroup_mma_wait(2, deps=[b_s_left, b_s_right])
+    hopper.mbarrier.arrive(k_free.index(slot), count=1)
+
+    if MASKED:
+        b_s_left, b_s_right = _hide(b_s_left, b_s_right, first, b_position, HALF)
+    b_m_old = gl.where(starts_split, float("-inf"), b_m)
+    b_m_new = gl.maximum(b_m_old, gl.max(gl.maximum(b_s_left, b_s_right), axis=1) * qk_scale)
+    b_shift = finite(b_m_new) if MASKED else b_m_new
+    b_s_left, b_s_right = _weigh(b_s_left, qk_scale, b_shift), _weigh(b_s_right, qk_scale, b_shift)
+    b_alpha = gl.exp2(b_m_old - b_shift)
+    b_l_new = pinned(gl.fma(b_l, spread(b_alpha, b_l), _fold(_fold(b_s_left + b_s_right))))
+    b_s_left, b_s_right = pinned(b_s_left), pinned(b_s_right)
+
+    # NOTE: this wait is here, not before the product that needs it, because the compiler moves nothing across its loop:
+    # otherwise exponentials would follow the wait for the values, with nothing beside them on the matrix unit.
+    hopper.mbarrier.wait(k_ready.index(next_slot), (turn + 1) // STAGES & 1, pred=has_next)
+    b_acc = hopper.warpgroup_mma_wait(0, deps=[b_acc])
+    hopper.mbarrier.arrive(v_free.index(old_slot), count=1)
+    weights: gl.constexpr = gl.DotOperandLayout(0, b_acc.type.layout, 2)
+    b_left = gl.convert_layout(pinned(b_s_left.to(k_ring.dtype), 2), weights)
+    b_right = gl.convert_layout(pinned(b_s_right.to(k_ring.dtype), 2), weights)
+    return b_m_new, b_l_new, b_left, b_right, b_acc, b_alpha
+
+
+@gluon.jit
+def conclude(rings, turn, b_left, b_right, b_acc, STAGES: gl.constexpr):
+    """The values of the last tile."""
+    _, v_ring, _, v_ready, _, v_free = rings
+    slot = turn % STAGES
+    hopper.mbarrier.wait(v_ready.index(slot), turn // STAGES & 1)
+    b_acc = hopper.warpgroup_mma(b_left, v_ring.index(2 * slot), b_acc)
+    b_acc = hopper.warpgroup_mma(b_right, v_ring.index(2 * slot + 1), b_acc)
+    hopper.mbarrier.arrive(v_free.index(slot), count=1)
+    return b_acc
+
+
+@gluon.jit
+def leave_out(rings, turn, num_tiles, STAGES: gl.constexpr):
+    """What a team without rows does: it frees tiles."""
+    _, _, k_ready, v_ready, k_free, v_free = rings
+    for i in range(turn, turn + num_tiles):
+        slot, phase = i % STAGES, i // STAGES & 1
+        hopper.mbarrier.wait(k_ready.index(slot), phase)
+        hopper.mbarrier.arrive(k_free.index(slot), count=1)
+        hopper.mbarrier.wait(v_ready.index(slot), phase)
+        hopper.mbarrier.arrive(v_free.index(slot), count=1)
+
+
+@gluon.jit
+def row_sums(b_l):
+    """[ROWS, 16] to [ROWS]. Eight columns are four threads' pairs, and threads exchange sums halves first, as folds."""
+    b_pairs = gl.reshape(_fold(b_l), (b_l.shape[0], 4, 2))
+    b_left, b_right = gl.split(gl.sum(b_pairs, axis=1))
+    return b_left + b_right
+
+
+@gluon.jit
+def spread(b_row, b_like):
+    """[ROWS] to the shape and layout of [ROWS, columns]."""
+    b_column = gl.convert_layout(b_row, gl.SliceLayout(1, b_like.type.layout))[:, None]
+    b_spread, _ = gl.broadcast(b_column, b_like)
+    return b_spread
+
+
+@gluon.jit
+def finite(b_m):
+    return gl.where(b_m == float("-inf"), 0.0, b_m)
+
+
+@gluon.jit
+def pinned(b_x, PACK: gl.constexpr = 1):
+    """The same, computed here: the compiler would move what is needed later behind the wait for a product."""
+    return gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [b_x], dtype=b_x.dtype, is_pure=False, pack=PACK)
+
+
+@gluon.jit
+def _scores(b_q, k_half, HALF: gl.constexpr):
+    b_zero = gl.full([b_q.shape[0], HALF], 0.0, gl.float32, b_q.type.layout.parent)
+    return hopper.warpgroup_mma(b_q, k_half.permute((1, 0)), b_zero, use_acc=False, is_async=True)
+
+
+@gluon.jit
+def _hide(b_left, b_right, first, b_position, HALF: gl.constexpr):
+    o_n = (first + gl.arange(0, HALF, layout=gl.SliceLayout(0, b_left.type.layout)))[None, :]
+    b_left = gl.where(o_n <= b_position[:, None], b_left, float("-inf"))
+    return b_left, gl.where(o_n + HALF <= b_position[:, None], b_right, float("-inf"))
+
+
+@gluon.jit
+def _weigh(b_s, qk_scale, b_shift):
+    b_scale = gl.full(b_s.shape, 1.0, gl.float32, b_s.type.layout) * qk_scale
+    return gl.exp2(gl.fma(b_s, b_scale, spread(-b_shift, b_s)))
+
+
+@gluon.jit
+def _fold(b_x):
+    """The left half of the columns plus the right half."""
+    b_halves = gl.reshape(b_x, (b_x.shape[0], 2, b_x.shape[1] // 2))
+    b_left, b_right = gl.split(gl.permute(b_halves, (0, 2, 1)))
+    return b_left + b_right

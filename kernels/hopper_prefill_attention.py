@@ -1,0 +1,297 @@
+"""Prefill attention on Hopper, by means of `hopper_attention`: to the bit what `prefill_attention` computes."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+from headwater.kernels.decode_attention import LOG2_E
+from headwater.kernels.hopper_attention import (
+    REGISTERS,
+    ROWS,
+    advance,
+    as_ring_source,
+    begin,
+    conclude,
+    copy_tiles,
+    finite,
+    leave_out,
+    make_rings,
+    pinned,
+    row_sums,
+    spread,
+)
+from headwater.kernels.online_softmax import HALF, SPLIT
+
+NUM_STAGES = 2
+FEW_TILES = 64
+
+
+def hopper_prefill_attention(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    query_starts: torch.Tensor,
+    seq_lens: torch.Tensor,
+    table_rows: torch.Tensor,
+    block_tables: torch.Tensor,
+    tiles: torch.Tensor,
+    out: torch.Tensor,
+) -> None:
+    """Arguments as `prefill_attention`, without scales."""
+    num_q_heads, head_dim = q.shape[1:]
+    num_kv_heads, block_size = k_cache.shape[1], k_cache.shape[2]
+    # The order in which programs start: the longest of all heads first, or head by head, whose keys stay in the cache.
+    heads_first = len(tiles) <= FEW_TILES
+    _prefill_tiles[(num_kv_heads, len(tiles)) if heads_first else (len(tiles), num_kv_heads)](
+        q,
+        as_ring_source(k_cache),
+        as_ring_source(v_cache),
+        block_tables,
+        table_rows,
+        query_starts,
+        seq_lens,
+        tiles,
+        out,
+        LOG2_E / math.sqrt(head_dim),
+        block_tables.stride(0),
+        NUM_KV_HEADS=num_kv_heads,
+        GROUP=num_q_heads // num_kv_heads,
+        HEAD_DIM=head_dim,
+        PAGE=block_size,
+        SPLIT=SPLIT,
+        HALF=HALF,
+        ROWS=ROWS,
+        STAGES=NUM_STAGES,
+        REGISTERS=REGISTERS,
+        HEADS_FIRST=heads_first,
+        num_warps=4,
+    )
+
+
+@gluon.jit
+def _prefill_tiles(
+    p_q,
+    k,
+    v,
+    p_table,
+    p_table_row,
+    p_query_start,
+    p_seq_len,
+    p_tile,
+    p_out,
+    qk_scale,
+    stride_table,
+    NUM_KV_HEADS: gl.constexpr,
+    GROUP: gl.constexpr,
+    HEAD_DIM: gl.constexpr,
+    PAGE: gl.constexpr,
+    SPLIT: gl.constexpr,
+    HALF: gl.constexpr,
+    ROWS: gl.constexpr,
+    STAGES: gl.constexpr,
+    REGISTERS: gl.constexpr,
+    HEADS_FIRST: gl.constexpr,
+):
+    if HEADS_FIRST:
+        i_kv, i_tile = gl.program_id(0), gl.program_id(1)
+    else:
+        i_tile, i_kv = gl.program_id(0), gl.program_id(1)
+    i_seq = gl.load(p_tile + i_tile * 2)
+    if i_seq < 0:
+        return
+    TOKENS: gl.constexpr = ROWS // GROUP
+    query_start = gl.load(p_query_start + i_seq)
+    count = gl.load(p_query_start + i_seq + 1) - query_start
+    context = gl.load(p_seq_len + i_seq) - count
+    first_token = gl.load(p_tile + i_tile * 2 + 1)
+    p_row = p_table + gl.load(p_table_row + i_seq).to(gl.int64) * stride_table
+    end = context + gl.minimum(first_token + 2 * TOKENS, count)
+
+    rings = make_rings(k, v, HALF, HEAD_DIM, STAGES)
+    merged = gl.allocate_shared_memory(gl.float32, [2, ROWS, HEAD_DIM], gl.SwizzledSharedLayout(8, 1, 8, [1, 0]))
+    where = (p_q, p_out, query_start, count, context, i_kv, qk_scale)
+    shape: gl.constexpr = (NUM_KV_HEADS, GROUP, HEAD_DIM, SPLIT, HALF, ROWS, STAGES)
+    gl.warp_specialize(
+        [
+            (_attend, (merged.index(0), rings, where, first_token, end, shape)),
+            (_attend, (merged.index(1), rings, where, first_token + TOKENS, end, shape)),
+            (copy_tiles, (k, v, p_row, 0, end, 0, i_kv, rings, NUM_KV_HEADS, PAGE, HALF, STAGES)),
+        ],
+        [4, 1],
+        [REGISTERS, 24],
+    )
+
+
+@gluon.jit
+def _attend(merged, rings, where, first, end, shape: gl.constexpr):
+    """64 query rows, from token `first` on, over all their keys; finished splits wait in shared memory for the next."""
+    p_q, p_out, query_start, count, context, i_kv, qk_scale = where
+    NUM_KV_HEADS: gl.constexpr = shape[0]
+    GROUP: gl.constexpr = shape[1]
+    HEAD_DIM: gl.constexpr = shape[2]
+    SPLIT: gl.constexpr = shape[3]
+    HALF: gl.constexpr = shape[4]
+    ROWS: gl.constexpr = shape[5]
+    STAGES: gl.constexpr = shape[6]
+    TILE: gl.constexpr = 2 * HALF
+    TOKENS: gl.constexpr = ROWS // GROUP
+    scores: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HALF, 16])
+    values: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HEAD_DIM, 16])
+    v_row: gl.constexpr = gl.SliceLayout(1, values)
+    wide: gl.constexpr = gl.BlockedLayout([1, 8], [32 * 8 // HEAD_DIM, HEAD_DIM // 8], [4, 1], [1, 0])
+    if first >= count:
+        leave_out(rings, 0, (end + TILE - 1) // TILE, STAGES)
+    else:
+        o_r = gl.arange(0, ROWS, layout=gl.SliceLayout(1, wide))
+        o_q, is_row = _places(o_r, first, query_start, count, i_kv, NUM_KV_HEADS, GROUP, HEAD_DIM, TOKENS, wide)
+        b_q = gl.load(p_q + o_q, mask=is_row, other=0.0)
+        b_q = gl.convert_layout(b_q, gl.DotOperandLayout(0, scores, 2))
+        # Rows past a chunk's end see what its last sees.
+        last = context + gl.minimum(first + TOKENS, count) - 1
+        num_tiles = last // TILE + 1
+        num_clear = (context + first + 1) // TILE
+        b_position = context + first + gl.arange(0, ROWS, layout=gl.SliceLayout(1, scores)) // GROUP
+
+        b_m, b_l, b_left, b_right = begin(
+            b_q, rings, 0, num_tiles > 1, qk_scale, b_position, values, True, HALF, STAGES
+        )
+        b_acc = gl.full([ROWS, HEAD_DIM], 0.0, gl.float32, values)
+        b_m_all = gl.full([ROWS], float("-inf"), gl.float32, v_row)
+        b_l_all = gl.full([ROWS], 0.0, gl.float32, v_row)
+        for i in range(1, num_clear):
+            b_m, b_l, b_left, b_right, b_acc, b_m_all, b_l_all = _step(
+                b_q,
+                rings,
+                i,
+                num_tiles,
+                qk_scale,
+                b_position,
+                b_m,
+                b_l,
+                b_left,
+                b_right,
+                b_acc,
+                merged,
+                b_m_all,
+                b_l_all,
+                False,
+                shape,
+            )
+        for i in range(gl.maximum(num_clear, 1), num_tiles):
+            b_m, b_l, b_left, b_right, b_acc, b_m_all, b_l_all = _step(
+                b_q,
+                rings,
+                i,
+                num_tiles,
+                qk_scale,
+                b_position,
+                b_m,
+                b_l,
+                b_left,
+                b_right,
+                b_acc,
+                merged,
+                b_m_all,
+                b_l_all,
+                True,
+                shape,
+            )
+        b_acc = conclude(rings, num_tiles - 1, b_left, b_right, b_acc, STAGES)
+        b_m_all, b_l_all, b_acc = _merge(merged, b_m_all, b_l_all, b_m, b_l, b_acc, num_tiles > SPLIT // TILE)
+        b_out = b_acc * (1.0 / b_l_all)[:, None]
+        b_out = gl.convert_layout(b_out.to(p_out.dtype.element_ty), wide)
+        # Computed anew: kept, the offsets would take registers from the loops.
+        o_r = pinned(o_r)
+        o_q, is_row = _places(o_r, first, query_start, count, i_kv, NUM_KV_HEADS, GROUP, HEAD_DIM, TOKENS, wide)
+        gl.store(p_out + o_q, b_out, mask=is_row)
+
+
+@gluon.jit
+def _places(
+    o_r,
+    first,
+    query_start,
+    count,
+    i_kv,
+    NUM_KV_HEADS: gl.constexpr,
+    GROUP: gl.constexpr,
+    HEAD_DIM: gl.constexpr,
+    TOKENS: gl.constexpr,
+    layout: gl.constexpr,
+):
+    """Offsets of query rows in queries and outputs, [ROWS, D], and whether there is such a row, [ROWS, 1]."""
+    b_token = first + o_r // GROUP
+    is_row = (b_token < count) & (o_r < TOKENS * GROUP)
+    o_q = (query_start + b_token).to(gl.int64) * (NUM_KV_HEADS * GROUP) + i_kv * GROUP + o_r % GROUP
+    o_d = gl.arange(0, HEAD_DIM, layout=gl.SliceLayout(0, layout))
+    return o_q[:, None] * HEAD_DIM + o_d[None, :], is_row[:, None]
+
+
+@gluon.jit
+def _step(
+    b_q,
+    rings,
+    i,
+    num_tiles,
+    qk_scale,
+    b_position,
+    b_m,
+    b_l,
+    b_left,
+    b_right,
+    b_acc,
+    merged,
+    b_m_all,
+    b_l_all,
+    MASKED: gl.constexpr,
+    shape: gl.constexpr,
+):
+    """Tile i; a split that ended before it is merged."""
+    HALF: gl.constexpr = shape[4]
+    STAGES: gl.constexpr = shape[6]
+    TILES: gl.constexpr = shape[3] // (2 * HALF)
+    starts_split = i % TILES == 0
+    b_m_new, b_l_new, b_left, b_right, b_acc, b_alpha = advance(
+        b_q,
+        rings,
+        i,
+        i + 1 < num_tiles,
+        starts_split,
+        qk_scale,
+        i * 2 * HALF,
+        b_position,
+        b_m,
+        b_l,
+        b_left,
+        b_right,
+        b_acc,
+        MASKED,
+        HALF,
+        STAGES,
+    )
+    if starts_split:
+        b_m_all, b_l_all, b_total = _merge(merged, b_m_all, b_l_all, b_m, b_l, b_acc, i > TILES)
+        merged.store(b_total)
+    b_acc = b_acc * spread(b_alpha, b_acc)
+    return b_m_new, b_l_new, b_left, b_right, b_acc, b_m_all, b_l_all
+
+
+@gluon.jit
+def _merge(merged, b_m, b_l, b_m_next, b_l_next, b_acc, begun):
+    """`online_softmax.merge_states` of what is in shared memory, if anything is, and a split that ended."""
+    v_row: gl.constexpr = gl.SliceLayout(1, b_acc.type.layout)
+    b_m_next = gl.convert_layout(b_m_next, v_row)
+    b_l_next = gl.convert_layout(row_sums(b_l_next), v_row)
+    b_m_new = gl.maximum(b_m, b_m_next)
+    b_shift = finite(b_m_new)
+    b_old = gl.exp2(b_m - b_shift)
+    b_next = gl.exp2(b_m_next - b_shift)
+    b_l = gl.fma(b_l, b_old, b_l_next * b_next)
+    if begun:
+        b_total = merged.load(b_acc.type.layout)
+        b_acc = gl.fma(b_total, spread(b_old, b_acc), b_acc * b_next[:, None])
+    return b_m_new, b_l, b_acc
