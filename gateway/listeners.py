@@ -85,11 +85,12 @@ def _bound(host: str, port: int, reuse_port: bool) -> socket.socket:
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     if reuse_port:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-    # Accepted connections inherit these.
+    # Accepted connections inherit these. A client that is there and reads slowly is not cut off by them.
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    if hasattr(socket, "TCP_USER_TIMEOUT"):
+    if hasattr(socket, "TCP_KEEPIDLE"):
         bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, SILENCE_SECONDS)
-        bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, (SILENCE_SECONDS + PATIENCE_SECONDS) * 1000)
+        bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, PATIENCE_SECONDS // 2)
+        bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 2)
     bound.bind(address)
     bound.listen(BACKLOG)
     bound.setblocking(False)
