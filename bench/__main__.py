@@ -21,6 +21,7 @@ BENCHMARKS = {
     "sse": ("sse_path", "What a token costs between an engine's frame and the client's socket."),
     "dummy-model": ("dummy_model", "Write a model folder without weights, in the shape of a workload's model."),
     "gpu": ("gpu_suite", "Test and measure everything on a GPU: correctness, then the table of workloads."),
+    "gateway": ("gateway_load", "What a gateway costs: overhead at a rate of requests, memory and CPU of streams."),
     "kernels": ("gpu_kernels", "Time and check the kernels on a GPU."),
 }
 """Name → module and one line of help."""

@@ -95,6 +95,16 @@ class SseConnection(asyncio.Protocol):
         self._settle()
         return self._outcome
 
+    @property
+    def has_begun(self) -> bool:
+        """Something of the answer that is under way has come."""
+        return bool(self._outcome.first_at)
+
+    @property
+    def num_pieces(self) -> int:
+        """Of the answer that is under way."""
+        return len(self._outcome.gaps)
+
     def close(self) -> None:
         if self._transport is not None:
             self._transport.close()

@@ -125,8 +125,8 @@ def session(make: Callable[[int, list[int], list[int]], Frame]) -> Callable[[Any
 class Stages:
     """Everything behind the gateway, without text or model."""
 
-    def __init__(self, model: ServedModel) -> None:
-        self._model, self.address = model, ""
+    def __init__(self, model: ServedModel, text_session: Callable[[Any, Any], AsyncIterator[Frame]]) -> None:
+        self._model, self._text_session, self.address = model, text_session, ""
 
     async def list_models(self, request: Any, context: Any) -> processor_pb2.ProcessorModelsReply:
         return processor_pb2.ProcessorModelsReply(models=[self._model.to_pb()])
@@ -161,7 +161,7 @@ class Stages:
                 "ListModels": (unary, self.list_models, processor_pb2.ProcessorModelsRequest),
                 "Prepare": (unary, self.prepare, processor_pb2.PrepareRequest),
             },
-            "OutputProcessor": {"Session": (both, session(text_frame), output_processor_pb2.GatewayFrame)},
+            "OutputProcessor": {"Session": (both, self._text_session, output_processor_pb2.GatewayFrame)},
             "Engine": {
                 "Session": (both, session(token_frame), engine_pb2.ClientFrame),
                 "Info": (unary, self.info, engine_pb2.InfoRequest),
@@ -176,9 +176,9 @@ class Stages:
             server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(f"headwater.v1.{name}", handlers),))
 
 
-async def serve_stages(model: ServedModel) -> None:
+async def serve_stages(stages: Stages) -> None:
     """The role `stages`: writes its address to standard output and serves until it is killed."""
-    server, stages, healthy = grpc.aio.server(options=server_options()), Stages(model), health.aio.HealthServicer()
+    server, healthy = grpc.aio.server(options=server_options()), health.aio.HealthServicer()
     stages.add_to(server)
     health_pb2_grpc.add_HealthServicer_to_server(healthy, server)
     stages.address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
@@ -236,23 +236,23 @@ async def read_streams(model: str, address: str, num_streams: int, seconds: floa
 def measure(model: str, folder: Path | None, num_streams: int, seconds: float) -> Measurement:
     """Starts the processes, measures, ends them. `folder`: the real output processor's tokenizer; None: synthetic."""
     with contextlib.ExitStack() as running:
-        behind = _line(_start(running, _role("stages", model)))
+        behind = said(start(running, _role("stages", model)))
         text, output_processor = behind, None
         if folder is not None:
             flags = [f"--model-folder={folder}", "--metrics-port=-1", "--log-level=warning"]
-            output_processor, addresses = _stage(running, "headwater.services.output_processor", flags)
+            output_processor, addresses = stage(running, "headwater.services.output_processor", flags)
             text = addresses["grpc"]
         flags = ["--port=0", "--grpc-port=0", "--log-level=warning"]
         flags += [f"--processor={behind}", f"--output-processor={text}", f"--replica={behind}"]
-        gateway, addresses = _stage(running, "headwater.gateway", flags)
+        gateway, addresses = stage(running, "headwater.gateway", flags)
         time.sleep(WARM_UP_SECONDS)
-        client = _start(running, _role("client", model, addresses["rest"], num_streams, seconds))
-        _line(client)
+        client = start(running, _role("client", model, addresses["rest"], num_streams, seconds))
+        said(client)
         counted = [process.pid for process in (gateway, output_processor) if process is not None]
-        before, began = [_cpu_seconds(pid) for pid in counted], time.perf_counter()
-        rate = float(_line(client))
+        before, began = [cpu_seconds(pid) for pid in counted], time.perf_counter()
+        rate = float(said(client))
         elapsed = time.perf_counter() - began
-        cpu = [_cpu_seconds(pid) - spent for pid, spent in zip(counted, before, strict=True)]
+        cpu = [cpu_seconds(pid) - spent for pid, spent in zip(counted, before, strict=True)]
     per_thousand = [round(spent / (rate * elapsed) * 1000, 5) for spent in cpu]
     return Measurement(
         num_streams=num_streams,
@@ -267,30 +267,28 @@ def _role(name: str, *arguments: object) -> list[str]:
     return [sys.executable, "-m", __spec__.name, name, *map(str, arguments)]
 
 
-def _stage(
-    running: contextlib.ExitStack, module: str, flags: list[str]
-) -> tuple[subprocess.Popen[str], dict[str, str]]:
+def stage(running: contextlib.ExitStack, module: str, flags: list[str]) -> tuple[subprocess.Popen[str], dict[str, str]]:
     """A real stage and where it answers."""
     read_end, write_end = os.pipe()
     command, env = [sys.executable, "-m", module, *flags], os.environ | {READY_FD: str(write_end)}
-    process = _start(running, command, pass_fds=(write_end,), env=env)
+    process = start(running, command, pass_fds=(write_end,), env=env)
     os.close(write_end)
     with os.fdopen(read_end) as ready:
         return process, json.loads(ready.readline())["addresses"]
 
 
-def _start(running: contextlib.ExitStack, command: list[str], **how: Any) -> subprocess.Popen[str]:
+def start(running: contextlib.ExitStack, command: list[str], **how: Any) -> subprocess.Popen[str]:
     process = running.enter_context(subprocess.Popen(command, stdout=subprocess.PIPE, text=True, **how))
     running.callback(process.kill)
     return process
 
 
-def _line(process: subprocess.Popen[str]) -> str:
+def said(process: subprocess.Popen[str]) -> str:
     assert process.stdout is not None
     return process.stdout.readline().strip()
 
 
-def _cpu_seconds(pid: int) -> float:
+def cpu_seconds(pid: int) -> float:
     with open(f"/proc/{pid}/stat") as stat:
         fields = stat.read().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
@@ -321,7 +319,7 @@ def main(
 if __name__ == "__main__":
     match sys.argv[1:]:
         case ["stages", name]:
-            run_stage(serve_stages(served(name)))
+            run_stage(serve_stages(Stages(served(name), session(text_frame))))
         case ["client", name, address, streams, duration]:
             run_stage(read_streams(name, address, int(streams), float(duration)))
         case _:

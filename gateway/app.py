@@ -263,7 +263,10 @@ class RestSurface:
 async def _carry(line: Line, answer: Answer) -> None:
     """Every prompt is checked before any is computed."""
     try:
-        await asyncio.gather(*(generation.prepare() for generation in answer.generations))
+        if len(answer.generations) == 1:
+            await answer.generations[0].prepare()
+        else:
+            await asyncio.gather(*(generation.prepare() for generation in answer.generations))
         await answer.shape.prepared(line, answer.generations)
     except errors.BadRequest as error:
         raise error.in_words_of(answer.shape.renamed) from None

@@ -70,6 +70,7 @@ LENGTH_BUCKETS = (1, 4, 16, 64, 256, 1024, 4096, 16_384, 65_536, 262_144)
 MAX_TENANTS = 1000
 """With counters of their own: where tenants name themselves, their number has no bound."""
 OTHER_TENANTS = "others"
+TOKEN_KINDS = ("prompt", "cached", "output")
 
 
 class Metrics:
@@ -106,7 +107,8 @@ class Metrics:
             ["tenant", "kind"],
             registry=registry,
         )
-        self._tenants: set[str] = set()
+        self._tenants: dict[str, tuple[Counter, ...]] = {}
+        self._models: dict[str, ModelMetrics] = {}
 
         def histogram(name: str, documentation: str, buckets: Sequence[float]) -> Histogram:
             return Histogram(f"headwater_{name}", documentation, ["model_name"], buckets=buckets, registry=registry)
@@ -126,24 +128,52 @@ class Metrics:
         registry.register(self.between_tokens)
         registry.register(self.queue)
 
+    def of(self, model: str) -> ModelMetrics:
+        """Of a model that is served."""
+        if model not in self._models:
+            self._models[model] = ModelMetrics(self, model)
+        return self._models[model]
+
     def count(self, generation: Generation) -> None:
         """A prompt that has ended, well or not."""
-        model, road, num_output_tokens = generation.job.model, generation.road, generation.num_output_tokens
-        self.whole.labels(model).observe(road.seconds)
-        self.prompt_tokens.labels(model).inc(generation.num_prompt_tokens)
-        self.cached_tokens.labels(model).inc(generation.cached_tokens)
-        self.generation_tokens.labels(model).inc(num_output_tokens)
-        self.prompt_length.labels(model).observe(generation.num_prompt_tokens)
-        self.answer_length.labels(model).observe(num_output_tokens)
+        each, road, num_output_tokens = self.of(generation.job.model), generation.road, generation.num_output_tokens
+        each.whole.observe(road.seconds)
+        each.prompt_length.observe(generation.num_prompt_tokens)
+        each.answer_length.observe(num_output_tokens)
         if road.ttft is not None and num_output_tokens > 1:
-            self.per_token.labels(model).observe((road.seconds - road.ttft) / (num_output_tokens - 1))
-        tenant = self._label_of(generation.job.caller.tenant.id)
-        self.tenant_tokens.labels(tenant, "prompt").inc(generation.num_prompt_tokens)
-        self.tenant_tokens.labels(tenant, "cached").inc(generation.cached_tokens)
-        self.tenant_tokens.labels(tenant, "output").inc(num_output_tokens)
+            each.per_token.observe((road.seconds - road.ttft) / (num_output_tokens - 1))
+        counts = (generation.num_prompt_tokens, generation.cached_tokens, num_output_tokens)
+        tokens = (each.prompt_tokens, each.cached_tokens, each.generation_tokens)
+        tenant = self._tokens_of(generation.job.caller.tenant.id)
+        for count, by_model, by_tenant in zip(counts, tokens, tenant, strict=True):
+            by_model.inc(count)
+            by_tenant.inc(count)
 
-    def _label_of(self, tenant: str) -> str:
+    def _tokens_of(self, tenant: str) -> tuple[Counter, ...]:
         if tenant not in self._tenants and len(self._tenants) >= MAX_TENANTS:
-            return OTHER_TENANTS
-        self._tenants.add(tenant)
-        return tenant
+            tenant = OTHER_TENANTS
+        if tenant not in self._tenants:
+            self._tenants[tenant] = tuple(self.tenant_tokens.labels(tenant, kind) for kind in TOKEN_KINDS)
+        return self._tenants[tenant]
+
+
+class ModelMetrics:
+    """One model's, looked up once: a label costs more than what it counts."""
+
+    def __init__(self, metrics: Metrics, model: str) -> None:
+        self.queue_time = metrics.queue_time.labels(model)
+        self.first_token = metrics.first_token.labels(model)
+        self.whole = metrics.whole.labels(model)
+        self.per_token = metrics.per_token.labels(model)
+        self.prompt_length = metrics.prompt_length.labels(model)
+        self.answer_length = metrics.answer_length.labels(model)
+        self.prompt_tokens = metrics.prompt_tokens.labels(model)
+        self.cached_tokens = metrics.cached_tokens.labels(model)
+        self.generation_tokens = metrics.generation_tokens.labels(model)
+        self._metrics, self._model = metrics, model
+        self._finished: dict[str, Counter] = {}
+
+    def finished(self, reason: str) -> Counter:
+        if reason not in self._finished:
+            self._finished[reason] = self._metrics.finished.labels(self._model, reason)
+        return self._finished[reason]

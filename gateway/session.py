@@ -130,12 +130,14 @@ class Generation:
                 async with self.line.admission.turn(caller.tenant.tier + caller.priority):
                     road.admitted_at = time.perf_counter()
                     waited = road.admitted_at - (road.prepared_at or road.arrived_at)
-                    self.line.metrics.queue_time.labels(model).observe(waited)
+                    self.line.metrics.of(model).queue_time.observe(waited)
                     await self._carry()
             outcome = "done"
         except asyncio.CancelledError:
             outcome = "cancelled"
             if self._cancelled_by is not None:
+                assert self._task is not None
+                self._task.uncancel()
                 raise self._cancelled_by from None
             raise
         finally:
@@ -267,7 +269,7 @@ class Generation:
     def first_token(self, now: float) -> None:
         if self.road.first_token_at is None:
             self.road.first_token_at = now
-            self.line.metrics.first_token.labels(self.job.model).observe(now - self.road.arrived_at)
+            self.line.metrics.of(self.job.model).first_token.observe(now - self.road.arrived_at)
 
     def started(self, start: engine_pb2.Start) -> None:
         """Its choices share one prompt, so the first one's word counts."""
@@ -279,7 +281,7 @@ class Generation:
                 self.line.router.started(self._dispatch, start.cached_tokens)
 
     def choice_ended(self, choice: Choice) -> None:
-        self.line.metrics.finished.labels(self.job.model, choice.finish_reason).inc()
+        self.line.metrics.of(self.job.model).finished(str(choice.finish_reason)).inc()
         self._num_open -= 1
         if self._num_open == 0 and self._ended is not None and not self._ended.done():
             self._ended.set_result(None)
@@ -339,6 +341,9 @@ class Generation:
 
 async def run_all(generations: Sequence[Generation]) -> None:
     """Runs the prompts of one request together; the first error ends the others."""
+    if len(generations) == 1:
+        await generations[0].run()
+        return
     tasks = [asyncio.create_task(generation.run()) for generation in generations]
     try:
         await asyncio.gather(*tasks)

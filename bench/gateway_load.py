@@ -1,0 +1,181 @@
+"""What a gateway costs by itself: time added to short requests at a rate, memory and CPU of streams that are open.
+
+`overhead` puts a real gateway before stages that answer at once, and takes off what the same client sees of a server
+that does nothing. `streams` opens streams through a whole line whose executor is simulated.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import sys
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from headwater.bench import arrivals, datasets
+from headwater.bench.datasets import Shape
+from headwater.bench.latency_report import Objective, summarize
+from headwater.bench.own_line import own_line
+from headwater.bench.serve import drive
+from headwater.bench.sse_client import SseConnection
+from headwater.bench.sse_path import WARM_UP_SECONDS, Stages, cpu_seconds, said, serve_stages, served, stage, start
+from headwater.proto import common_pb2, engine_pb2, output_processor_pb2
+from headwater.services.runtime import run_stage
+
+MODEL = "synthetic"
+WORD = " word"
+app = typer.Typer(no_args_is_help=True, add_completion=False, help="What a gateway costs.")
+AsJson = Annotated[bool, typer.Option("--json", help="print JSON only")]
+
+
+async def answer_at_once(incoming: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
+    """A Session's handler: every request is answered whole in one frame."""
+    async for frame in incoming:
+        adds = [opened.add for opened in frame.opens]
+        if not adds:
+            continue
+        counts = [add.sampling.max_tokens for add in adds]
+        ids = [add.stream_ids[0] for add in adds]
+        yield output_processor_pb2.OutputFrame(
+            stream_ids=ids,
+            first_index=[0] * len(ids),
+            num_tokens=counts,
+            token_ids=[300] * sum(counts),
+            texts=[WORD * count for count in counts],
+            text_offset=[0] * len(ids),
+            starts=[engine_pb2.Start(stream_id=stream_id) for stream_id in ids],
+            finishes=[
+                output_processor_pb2.OutputFinish(
+                    stream_id=stream_id, reason=common_pb2.FINISH_REASON_LENGTH, num_output_tokens=count
+                )
+                for stream_id, count in zip(ids, counts, strict=True)
+            ],
+        )
+
+
+@app.command()
+def overhead(
+    rate: Annotated[float, typer.Option(help="requests a second, Poisson")] = 500.0,
+    seconds: Annotated[float, typer.Option(help="of load")] = 10.0,
+    output_len: Annotated[int, typer.Option(help="tokens of an answer")] = 4,
+    pin: Annotated[bool, typer.Option(help="give the gateway a core that nothing else of this benchmark uses")] = True,
+    as_json: AsJson = False,
+) -> None:
+    """Latency that a gateway adds to short requests, and its CPU time for one."""
+    cores = sorted(os.sched_getaffinity(0))
+    own, others = ({cores[0]}, set(cores[1:])) if pin and len(cores) > 1 else (set(cores), set(cores))
+    os.sched_setaffinity(0, others)
+    with contextlib.ExitStack() as running:
+        stub = said(start(running, [sys.executable, "-m", "headwater.bench.stub_server"]))
+        behind = said(start(running, [sys.executable, "-m", __spec__.name, "stages"]))
+        flags = ["--port=0", "--grpc-port=0", "--log-level=warning"]
+        flags += [f"--processor={behind}", f"--output-processor={behind}", f"--replica={behind}"]
+        gateway, addresses = stage(running, "headwater.gateway", flags)
+        _move(gateway.pid, own)
+        time.sleep(WARM_UP_SECONDS)
+        _load(f"http://{addresses['rest']}", rate, 1.0, output_len)
+        spent = cpu_seconds(gateway.pid)
+        through = _load(f"http://{addresses['rest']}", rate, seconds, output_len)
+        spent = cpu_seconds(gateway.pid) - spent
+        floor = _load(stub, rate, seconds, output_len)
+    figures = {
+        "requests_per_s": through["requests_per_s"],
+        "failed": through["failed"],
+        "through_ms": {name: through["e2e_ms"][name] for name in ("p50", "p99")},
+        "client_alone_ms": {name: floor["e2e_ms"][name] for name in ("p50", "p99")},
+        "overhead_p50_ms": round(through["e2e_ms"]["p50"] - floor["e2e_ms"]["p50"], 3),
+        "gateway_cpu_ms_per_request": round(spent / through["requests"] * 1000, 3),
+    }
+    _show(figures, f"gateway overhead at {rate:g} requests a second", as_json=as_json)
+
+
+@app.command()
+def streams(
+    num_streams: Annotated[int, typer.Option("--streams", help="that are open at once")] = 1024,
+    tokens_per_second: Annotated[float, typer.Option(help="of each stream")] = 10.0,
+    seconds: Annotated[float, typer.Option(help="that are measured")] = 10.0,
+    as_json: AsJson = False,
+) -> None:
+    """Memory and CPU of one gateway with open streams."""
+    os.environ |= {
+        "HEADWATER_SIMULATED_STEP_SECONDS": str(1 / tokens_per_second),
+        "HEADWATER_MAX_NUM_SEQS": str(num_streams),
+        "HEADWATER_NUM_BLOCKS": str(num_streams * 64),
+    }
+    with own_line(["--executor=simulated", "--replicas=1", "--log-level=warning"]) as (line, _):
+        pid = next(each.pid for each in line.stages if each.name == "gateway-0")
+        before = _resident_bytes(pid)
+        figures = asyncio.run(_hold(line.rest, line.model, pid, num_streams, seconds))
+    figures["gateway_kib_per_stream"] = round((figures["gateway_mib"] * 2**20 - before) / num_streams / 1024, 1)
+    _show(figures, f"{num_streams} open streams", as_json=as_json)
+
+
+async def _hold(base_url: str, model: str, pid: int, num_streams: int, seconds: float) -> dict[str, Any]:
+    """Opens the streams, waits until all have begun, and watches for some seconds."""
+    body = {"model": model, "prompt": "Once", "max_tokens": 100_000 // 16, "ignore_eos": True}
+    connections = [await SseConnection.open(base_url) for _ in range(num_streams)]
+    calls = [
+        asyncio.ensure_future(connection.call("/v1/completions", body | {"seed": i}, {}))
+        for i, connection in enumerate(connections)
+    ]
+    while not all(connection.has_begun for connection in connections):  # noqa: ASYNC110 (another process)
+        await asyncio.sleep(0.1)
+    events, spent, began = sum(each.num_pieces for each in connections), cpu_seconds(pid), time.perf_counter()
+    await asyncio.sleep(seconds)
+    elapsed = time.perf_counter() - began
+    figures = {
+        "streams": num_streams,
+        "tokens_per_s": round((sum(each.num_pieces for each in connections) - events) / elapsed),
+        "gateway_cpu_share_of_a_core": round((cpu_seconds(pid) - spent) / elapsed, 3),
+        "gateway_mib": round(_resident_bytes(pid) / 2**20, 1),
+    }
+    for call, connection in zip(calls, connections, strict=True):
+        call.cancel()
+        connection.close()
+    await asyncio.gather(*calls, return_exceptions=True)
+    return figures
+
+
+def _load(base_url: str, rate: float, seconds: float, output_len: int) -> dict[str, Any]:
+    rng, count = np.random.default_rng(0), int(rate * seconds)
+    shape = Shape(prompt_len=16, output_len=output_len, vocab_size=49152, model=MODEL)
+    dialogues = list(datasets.random_prompts(count, shape, rng))
+    outcomes, wall = drive(base_url, dialogues, list(arrivals.poisson(count, rate, rng)), 0, 1, quiet=True)
+    return summarize(outcomes, wall, Objective())
+
+
+def _move(pid: int, cores: set[int]) -> None:
+    """Every thread of a process."""
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        os.sched_setaffinity(int(task.name), cores)
+
+
+def _resident_bytes(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def _show(figures: dict[str, Any], title: str, *, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(figures))
+        return
+    table = Table("figure", "value", title=title)
+    for name, value in figures.items():
+        shown = "  ".join(f"{key} {each}" for key, each in value.items()) if isinstance(value, dict) else str(value)
+        table.add_row(name.replace("_", " "), shown)
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] == ["stages"]:
+        run_stage(serve_stages(Stages(served(MODEL), answer_at_once)))
+    else:
+        app(prog_name="headwater bench gateway")
