@@ -22,6 +22,8 @@ from headwater.services.runtime import log_failure
 
 CHUNK_TOKENS = 16_384
 """Of a prompt in one frame: at most 5 bytes a token, so far below the 256 KiB that a frame may have."""
+CHUNK_BYTES = 64 * 1024
+"""Of a grammar in one frame."""
 MAX_HEAD_BYTES = 128 * 1024
 """Of a request without its prompt."""
 MAX_CREDITS = 1024
@@ -246,10 +248,13 @@ def _weight(address: str, engine: str) -> bytes:
 
 
 def _chunked(request: Open) -> Iterator[Open | AddPart]:
-    """The request with the first part of its prompt, then the other parts, each fit for a frame."""
-    prompt_ids, add = request.add.prompt_ids[:], request.add
+    """The request with the first part of its prompt, then the other parts, each fit for a frame. A short grammar goes
+    along, a long one in parts of its own."""
+    prompt_ids, grammar, add = request.add.prompt_ids[:], request.add.grammar, request.add
     add.num_prompt_tokens = len(prompt_ids)
     del add.prompt_ids[:]
+    if len(grammar) > CHUNK_BYTES:
+        add.grammar = b""
     if (size := request.ByteSize()) > MAX_HEAD_BYTES:
         field, num_items = _longest(add.sampling)
         raise errors.BadRequest(
@@ -260,6 +265,11 @@ def _chunked(request: Open) -> Iterator[Open | AddPart]:
         AddPart(stream_id=add.stream_ids[0], prompt_ids=prompt_ids[start : start + CHUNK_TOKENS])
         for start in range(CHUNK_TOKENS, len(prompt_ids), CHUNK_TOKENS)
     ]
+    if not add.grammar:
+        parts += [
+            AddPart(stream_id=add.stream_ids[0], grammar=grammar[start : start + CHUNK_BYTES])
+            for start in range(0, len(grammar), CHUNK_BYTES)
+        ]
     return iter([request, *parts])
 
 

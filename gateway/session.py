@@ -244,6 +244,8 @@ class Generation:
             sampling=prepared.sampling,
             eos_token_ids=prepared.eos_token_ids,
             bad_word_ids=prepared.bad_word_ids,
+            grammar=prepared.grammar,
+            num_grammar_bytes=len(prepared.grammar),
             choice_indices=range(len(self.choices)),
             tenant=caller.tenant.id,
             weight=caller.tenant.weight,

@@ -43,7 +43,7 @@ async def _serve_core(settings: EngineSettings, core: CoreLink, ready: Ready, li
 async def _serve_door(
     settings: EngineSettings, core: CoreLink, ready: Ready, replica: Replica, tracing: Tracing, life: Lifetime
 ) -> None:
-    door = Door(core, ready, KvEventLog(replica.incarnation), replica.model.name, tracing)
+    door = Door(core, ready, KvEventLog(replica.incarnation), replica.model.name, settings.model_folder, tracing)
     servicer = EngineServicer(door, replica)
     listener = Listener(settings.host, settings.port)
     add_EngineServicer_to_server(servicer, listener.server)
@@ -51,7 +51,7 @@ async def _serve_door(
     await listener.start()
     try:
         with metrics_served(settings.host, settings.metrics_port) as metrics, collected(door, replica.model.name):
-            async with owned_task(door.sweep()):
+            async with owned_task(door.sweep()), owned_task(door.grammars.run()):
                 async with EngineFacts.published(settings, replica, door) as facts:
                     door.open(facts.tell)
                     life.announce(grpc=listener.address, **metrics)

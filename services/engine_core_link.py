@@ -13,6 +13,7 @@ from typing import assert_never
 import msgspec
 import structlog
 
+from headwater.services.engine_mask_table import Int32Array, create_mask_memory, map_masks
 from headwater.services.engine_messages import (
     Command,
     Ends,
@@ -47,6 +48,7 @@ class CoreLink:
     def __init__(self) -> None:
         command_writer, self._command_reader = create_ring()
         self._report_writer, report_reader = create_ring()
+        self._mask_memory = create_mask_memory()
         self._commands, self._reports = RingWriter(command_writer), RingReader(report_reader)
         self._start_result: Ready | CoreFailed | None = None
         self._hear: Callable[[Step | Idle], None] | None = None
@@ -90,6 +92,10 @@ class CoreLink:
                 if self._backlog or not self._commands.try_write(piece, flag):
                     self._wait_for_room(piece, flag)
 
+    def map_masks(self, ready: Ready) -> Int32Array:
+        """The table in which the core finds the masks of its rows, to be written."""
+        return map_masks(self._mask_memory, ready.max_num_seqs, ready.vocab_size)
+
     @property
     def is_congested(self) -> bool:
         return self._num_backlog_bytes > MAX_BACKLOG_BYTES
@@ -105,7 +111,9 @@ class CoreLink:
         return await self._process.wait()
 
     async def _start(self, settings: EngineSettings, lifeline: int) -> None:
-        ends = Ends(commands=self._command_reader, reports=self._report_writer, lifeline=lifeline)
+        ends = Ends(
+            commands=self._command_reader, reports=self._report_writer, masks=self._mask_memory, lifeline=lifeline
+        )
         argument = msgspec.json.encode(ends).decode()
         self._process = await asyncio.create_subprocess_exec(
             sys.executable,
@@ -115,7 +123,7 @@ class CoreLink:
             *to_argv(settings),
             stdin=asyncio.subprocess.DEVNULL,
             env=core_environment(settings.threads),
-            pass_fds=(*ends.commands, *ends.reports, lifeline),
+            pass_fds=(*ends.commands, *ends.reports, ends.masks, lifeline),
         )
         self._command_reader.close()
         self._report_writer.close()
@@ -130,6 +138,7 @@ class CoreLink:
         # Either end of file ends the core.
         self._commands.close()
         self._reports.close()
+        os.close(self._mask_memory)
         if self._process is None:
             return
         try:

@@ -23,14 +23,17 @@ from headwater.engine_core.engine import Engine
 from headwater.engine_core.executors.build_simulated import build_simulated_executor
 from headwater.engine_core.executors.executor import Executor
 from headwater.engine_core.executors.options import ExecutorOptions, ModelFacts
+from headwater.services.engine_mask_table import map_masks
 from headwater.services.engine_messages import (
     Add,
     Cancel,
     Command,
     Credit,
     Ends,
+    Fail,
     Failed,
     Idle,
+    MasksFilled,
     Progress,
     Ready,
     Step,
@@ -43,6 +46,10 @@ from headwater.services.engine_settings import EngineSettings
 from headwater.services.settings import read_settings
 
 
+PATIENCE_SECONDS = 0.0002
+"""Between two looks at the device while masks are awaited."""
+
+
 def run(engine: Engine, executor: MeasuredExecutor, commands: RingReader, reports: RingWriter) -> None:
     """Steps until the door closes the command ring."""
     is_prepared = False
@@ -53,6 +60,8 @@ def run(engine: Engine, executor: MeasuredExecutor, commands: RingReader, report
                 while not is_prepared and not commands.is_readable():
                     is_prepared = not executor.prepare()
                 commands.wait()
+            elif engine.holds_back:
+                commands.wait(PATIENCE_SECONDS)
             for message in commands.read():
                 _apply(engine, decode_command(message))
             if (output := engine.step()) is not None:
@@ -69,6 +78,11 @@ def _apply(engine: Engine, command: Command) -> None:
         case Credit(keys, tokens):
             for key, more in zip(keys, tokens, strict=True):
                 engine.add_credit(key, more)
+        case MasksFilled(rows, tickets, output_indices):
+            engine.masks_filled(rows, tickets, output_indices)
+        case Fail(keys, errors):
+            for key, error in zip(keys, errors, strict=True):
+                engine.fail(key, error)
         case _:
             assert_never(command)
 
@@ -89,7 +103,8 @@ def main() -> None:
         sys.exit(1)
     measured = MeasuredExecutor(executor)
     with contextlib.closing(measured):
-        engine = Engine(replace(config, policy=settings.policy), measured)
+        masks = map_masks(ends.masks, config.max_num_seqs, facts.vocab_size)
+        engine = Engine(replace(config, policy=settings.policy), measured, masks=masks)
         # What stands now stands for good: a collection in a step need not look at it.
         gc.collect()
         gc.freeze()

@@ -11,14 +11,20 @@ import itertools
 import time
 from collections import Counter as Tally
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
-from headwater.engine_core.step_output import EngineLoad
+from headwater.engine_core.request import NewRequest
+from headwater.engine_core.step_output import EngineLoad, StepOutput
 from headwater.proto.events_pb2 import KvEventBatch
 from headwater.services.engine_core_link import CoreLink
+from headwater.services.engine_grammar_desk import GrammarDesk
+from headwater.services.engine_grammars import GrammarCompiler
 from headwater.services.engine_kv_events import KvEventLog
-from headwater.services.engine_messages import Add, Command, Idle, Ready, Step
+from headwater.services.engine_masks import MaskWriter
+from headwater.services.engine_messages import Add, Cancel, Command, Idle, Ready, Step
 from headwater.services.engine_metrics import (
     DECODE_SECONDS,
+    MASK_SECONDS,
     PREFILL_SECONDS,
     QUEUE_SECONDS,
     STEP_SECONDS,
@@ -40,8 +46,15 @@ class Door:
     """Every session of one core; is a session's `Host`."""
 
     def __init__(
-        self, core: CoreLink, ready: Ready, events: KvEventLog, model_name: str, tracing: Tracing = NO_TRACING
+        self,
+        core: CoreLink,
+        ready: Ready,
+        events: KvEventLog,
+        model_name: str,
+        folder: Path | None,
+        tracing: Tracing = NO_TRACING,
     ) -> None:
+        """`folder` has the tokenizer that grammars need."""
         self.tracing = tracing
         self.limits = Limits(vocab_size=ready.vocab_size, max_model_len=ready.max_model_len)
         self.keys: Iterator[int] = itertools.count(1)
@@ -65,6 +78,8 @@ class Door:
         self._changed = asyncio.Event()
         self._step = 0
         self._load = EngineLoad(num_total_blocks=ready.num_blocks)
+        writer = MaskWriter(core.map_masks(ready), core.send, MASK_SECONDS.labels(model_name).observe)
+        self.grammars = GrammarDesk(GrammarCompiler(folder), writer, send=core.send, say=self._say)
         core.connect(self._hear, self._hear_end)
 
     def open(self, publish: Callable[[KvEventBatch], None]) -> None:
@@ -92,9 +107,16 @@ class Door:
             return Unavailable("the engine cannot take requests as fast as they come", code="overloaded")
         return None
 
+    def enter(self, request: NewRequest, grammar: bytes) -> None:
+        self.num_prompt_tokens += len(request.prompt_ids)
+        if grammar:
+            self.grammars.enter(request, grammar)
+        else:
+            self._core.send(Add(request))
+
     def send(self, command: Command) -> None:
-        if isinstance(command, Add):
-            self.num_prompt_tokens += len(command.request.prompt_ids)
+        if isinstance(command, Cancel):
+            self.grammars.cancel(command.keys)
         self._core.send(command)
 
     def session_changed(self) -> None:
@@ -165,12 +187,17 @@ class Door:
 
     def _hear_step(self, step: Step) -> None:
         output = step.output
+        # First of all: the core waits for it.
+        self.grammars.hear(output)
         self._step, self._load = output.step, output.load
-        for session in self._sessions:
-            session.deliver(output)
+        self._say(output)
         if output.cache_events is not None:
             self.events.note(output.cache_events)
         self._measure(step)
+
+    def _say(self, output: StepOutput) -> None:
+        for session in self._sessions:
+            session.deliver(output)
 
     def _hear_end(self) -> None:
         """The core is gone: every stream and every session ends by it."""

@@ -24,7 +24,22 @@ class Credit(msgspec.Struct, tag="credit", array_like=True):
     tokens: list[int]
 
 
-Command = Add | Cancel | Credit
+class MasksFilled(msgspec.Struct, tag="masks", array_like=True):
+    """Row rows[i] of the mask table holds the mask for output output_indices[i] of whoever got tickets[i]."""
+
+    rows: list[int]
+    tickets: list[int]
+    output_indices: list[int]
+
+
+class Fail(msgspec.Struct, tag="fail", array_like=True):
+    """Request keys[i] cannot go on, by errors[i]."""
+
+    keys: list[int]
+    errors: list[str]
+
+
+Command = Add | Cancel | Credit | MasksFilled | Fail
 
 
 class Progress(msgspec.Struct, tag="progress", array_like=True):
@@ -78,6 +93,8 @@ class Ends(msgspec.Struct):
 
     commands: RingEnd
     reports: RingEnd
+    masks: int
+    """Memory of the mask table."""
     lifeline: int
     """Reaches end of file when the door is gone."""
 

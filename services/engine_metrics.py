@@ -32,6 +32,12 @@ DECODE_SECONDS = Histogram(
     ["model_name"],
     buckets=_SECONDS,
 )
+MASK_SECONDS = Histogram(
+    "headwater_mask_seconds",
+    "Time to write the masks of a step, from its tokens to the core's notice",
+    ["model_name"],
+    buckets=_SECONDS,
+)
 STEP_TOKENS = Histogram(
     "headwater_iteration_tokens_total",
     "Tokens computed in a step",

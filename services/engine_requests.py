@@ -25,6 +25,10 @@ POOLINGS = {
 }
 
 
+MAX_GRAMMAR_BYTES = 1 << 20
+"""What the processor makes of the most that a client may ask for is far smaller."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
     """What a request of this replica must keep."""
@@ -42,16 +46,16 @@ class PendingAdd:
             raise ContextTooLong("num_prompt_tokens", add.num_prompt_tokens, None, limits.max_model_len)
         if add.num_output_tokens > limits.max_model_len:
             raise BadRequest.of("num_output_tokens", add.num_output_tokens, f"at most {limits.max_model_len}")
-        if add.grammar:
-            raise UnsupportedField("grammar", "this engine does not enforce structured output")
+        if add.num_grammar_bytes > MAX_GRAMMAR_BYTES:
+            raise BadRequest.of("num_grammar_bytes", add.num_grammar_bytes, f"at most {MAX_GRAMMAR_BYTES}")
         self.add = add
         self.prompt_ids, self.output_ids = list(add.prompt_ids), list(add.output_ids)
+        self.grammar = add.grammar
         self._check_lengths()
 
     def extend(self, part: AddPart) -> None:
         """Raises `BadRequest` when more comes than was announced."""
-        if part.grammar:
-            raise UnsupportedField("grammar", "this engine does not enforce structured output")
+        self.grammar += part.grammar
         self.prompt_ids += part.prompt_ids
         self.output_ids += part.output_ids
         self._check_lengths()
@@ -59,7 +63,8 @@ class PendingAdd:
     @property
     def is_complete(self) -> bool:
         add = self.add
-        return len(self.prompt_ids) == add.num_prompt_tokens and len(self.output_ids) == add.num_output_tokens
+        lengths = len(self.prompt_ids), len(self.output_ids), len(self.grammar)
+        return lengths == (add.num_prompt_tokens, add.num_output_tokens, add.num_grammar_bytes)
 
     def _check_lengths(self) -> None:
         for name, ids, announced in (
@@ -68,6 +73,11 @@ class PendingAdd:
         ):
             if len(ids) > announced:
                 raise BadRequest(name, f"{name} has {len(ids)} tokens; allowed: the {announced} that were announced")
+        if len(self.grammar) > self.add.num_grammar_bytes:
+            announced = self.add.num_grammar_bytes
+            raise BadRequest(
+                "grammar", f"grammar has {len(self.grammar)} bytes; allowed: the {announced} that were announced"
+            )
 
 
 def requests_of(pending: PendingAdd, limits: Limits, keys: Iterable[int]) -> list[NewRequest]:
@@ -86,6 +96,7 @@ def requests_of(pending: PendingAdd, limits: Limits, keys: Iterable[int]) -> lis
                 prompt_ids=pending.prompt_ids,
                 output_ids=pending.output_ids,
                 sampling=sampling,
+                has_grammar=bool(pending.grammar),
                 choice_index=add.choice_indices[i] if add.choice_indices else i,
                 namespace=add.cache_namespace,
                 credit=add.credit,

@@ -43,7 +43,7 @@ class RingEnd(NamedTuple):
 
 def create_ring(capacity: int = RING_BYTES) -> tuple[RingEnd, RingEnd]:
     """The writer's and the reader's end of a new ring. None of the descriptors is inherited unless it is asked for."""
-    memory = _anonymous_memory(capacity)
+    memory = anonymous_memory("headwater-ring", capacity)
     announced, announce = os.pipe()
     released, release = os.pipe()
     return RingEnd(memory, announce, released), RingEnd(os.dup(memory), announced, release)
@@ -122,9 +122,9 @@ class RingReader:
         """Readable when there is a message, or the writer is gone."""
         return self._end.announce
 
-    def wait(self) -> None:
-        """Returns when `read` has something to say."""
-        _wait_readable(self._end.announce)
+    def wait(self, seconds: float | None = None) -> None:
+        """Returns when `read` has something to say, or the time is over."""
+        select.select([self._end.announce], [], [], seconds)
 
     def is_readable(self) -> bool:
         """Whether `wait` would return at once."""
@@ -172,9 +172,10 @@ class RingReader:
         self._unreleased = self._unreleased_pieces = 0
 
 
-def _anonymous_memory(size: int) -> int:
+def anonymous_memory(name: str, size: int) -> int:
+    """A descriptor of memory that no path leads to; the name is for people."""
     if sys.platform == "linux":
-        fd = os.memfd_create("headwater-ring")
+        fd = os.memfd_create(name)
     else:
         with tempfile.TemporaryFile() as file:
             fd = os.dup(file.fileno())

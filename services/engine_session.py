@@ -25,7 +25,7 @@ from headwater.services.engine_frames import (
     prompt_logprob_frames,
     step_frames,
 )
-from headwater.services.engine_messages import Add, Cancel, Command, Credit
+from headwater.services.engine_messages import Cancel, Command, Credit
 from headwater.services.engine_outbox import Outbox
 from headwater.services.engine_requests import Limits, PendingAdd, requests_of
 from headwater.services.errors import BadRequest, HeadwaterError, Unavailable
@@ -56,6 +56,9 @@ class Host(Protocol):
 
     def refusal(self) -> Unavailable | None:
         """Why no new request is taken now, if so."""
+
+    def enter(self, request: NewRequest, grammar: bytes) -> None:
+        """To the core, when what its answer must match is compiled, if it must."""
 
     def send(self, command: Command) -> None:
         """To the core, in order."""
@@ -232,9 +235,9 @@ class EngineSession:
         requests = requests_of(pending, self._host.limits, self._host.keys)
         del self._pending[first_stream]
         for stream_id, request in zip(add.stream_ids, requests, strict=True):
-            self._enter(stream_id, request, add)
+            self._enter(stream_id, request, add, pending.grammar)
 
-    def _enter(self, stream_id: int, request: NewRequest, add: pb.Add) -> None:
+    def _enter(self, stream_id: int, request: NewRequest, add: pb.Add, grammar: bytes) -> None:
         deadline = None
         if add.deadline_ms:
             loop = asyncio.get_running_loop()
@@ -246,7 +249,7 @@ class EngineSession:
         self._streams[stream_id] = Stream(request.key, granted, request.prompt_ids, deadline, span)
         self._stream_ids[request.key] = stream_id
         self._next_index[stream_id] = first_index
-        self._host.send(Add(request))
+        self._host.enter(request, grammar)
 
     def _grant(self, credits: Iterable[pb.Credit]) -> None:
         granted = []

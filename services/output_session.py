@@ -45,6 +45,8 @@ class _Opened:
     num_running: int
     num_missing_prompt: int
     num_missing_output: int
+    num_missing_grammar: int
+    """Bytes."""
     resumed: OutputStream | None
     delivered_bytes: int
     span: Span
@@ -151,6 +153,7 @@ class GatewaySession:
             num_running=len(streams),
             num_missing_prompt=add.num_prompt_tokens - len(add.prompt_ids),
             num_missing_output=add.num_output_tokens,
+            num_missing_grammar=add.num_grammar_bytes - len(add.grammar),
             resumed=streams[0] if add.num_output_tokens else None,
             delivered_bytes=opening.delivered_bytes[0] if opening.delivered_bytes else 0,
             span=span,
@@ -166,6 +169,7 @@ class GatewaySession:
         if (opened := self._opened.get(part.stream_id)) is None:
             return
         opened.num_missing_prompt -= len(part.prompt_ids)
+        opened.num_missing_grammar -= len(part.grammar)
         output_ids = list(part.output_ids)
         opened.link.extend(opened.request, part)
         self._arrived(opened, output_ids)
@@ -178,7 +182,7 @@ class GatewaySession:
                 opened.resumed.resume(opened.delivered_bytes)
             if opened.resumed.ended:
                 opened.link.cancel(opened.request.first, "nothing_to_resume")
-        if opened.num_missing_prompt <= 0 and opened.num_missing_output <= 0:
+        if max(opened.num_missing_prompt, opened.num_missing_output, opened.num_missing_grammar) <= 0:
             self._opened.pop(opened.first, None)
 
     def _cancel(self, cancel: Cancel) -> bool:

@@ -80,7 +80,7 @@ class _Writer:
                 check_schema(self._param, schema)
                 return f"%json {json.dumps(self._whitespaced(schema), ensure_ascii=False)}"
             case {"type": "regex", "pattern": str(pattern)}:
-                return expression(f"{self._param}.{at}.pattern", pattern)
+                return expression(self._param, pattern)
             case {"type": "grammar", "grammar": str(grammar)} if grammar:
                 return self._other(grammar)
             case _:
@@ -98,7 +98,11 @@ class _Writer:
                 raise self._no_format(form, at)
 
     def _no_format(self, form: object, at: str) -> BadRequest:
-        return BadRequest.of(f"{self._param}.{at}", form, f"an object whose type is {FORMATS}, and its fields")
+        return self._refusal(at, form, f"an object whose type is {FORMATS}, and its fields")
+
+    def _refusal(self, at: str, value: object, allowed: str) -> BadRequest:
+        """Names the place, too, of what is one field to the client."""
+        return BadRequest(self._param, BadRequest.of(f"{self._param}.{at}", value, allowed).message)
 
     def _named(self, form: object, at: str) -> str:
         return self._define(self.rule(form, at))
@@ -120,7 +124,7 @@ class _Writer:
         """A tag whose opening `after` has been read."""
         begin, end = self._ends(form, at)
         if not begin.startswith(after):
-            raise BadRequest.of(f"{self._param}.{at}.begin", begin, f"text that starts with its trigger {after!r}")
+            raise self._refusal(f"{at}.begin", begin, f"text that starts with its trigger {after!r}")
         opening = self._literal(begin.removeprefix(after)) if begin != after else ""
         content = form.get("content")
         if isinstance(content, dict) and content.get("type") == "any_text":
@@ -133,7 +137,7 @@ class _Writer:
                 return begin, end
             case _:
                 allowed = "an object with `begin` and `end`, both strings, and `content`, a format"
-                raise BadRequest.of(f"{self._param}.{at}", form, allowed)
+                raise self._refusal(at, form, allowed)
 
     def _text_up_to(self, end: str) -> str:
         """Any text that ends with the first `end`."""
@@ -147,15 +151,13 @@ class _Writer:
         """Free text; after a trigger only the tags that begin with it."""
         for i, trigger in enumerate(triggers):
             if not isinstance(trigger, str) or not trigger:
-                raise BadRequest.of(f"{self._param}.{at}.triggers[{i}]", trigger, "a string that is not empty")
+                raise self._refusal(f"{at}.triggers[{i}]", trigger, "a string that is not empty")
         bodies: dict[str, list[str]] = {}
         for i, tag in enumerate(tags):
             begin, _ = self._ends(tag, f"{at}.tags[{i}]")
             trigger = next((each for each in triggers if begin.startswith(each)), None)
             if trigger is None:
-                raise BadRequest.of(
-                    f"{self._param}.{at}.tags[{i}].begin", begin, f"text that starts with one of {triggers}"
-                )
+                raise self._refusal(f"{at}.tags[{i}].begin", begin, f"text that starts with one of {triggers}")
             bodies.setdefault(trigger, []).append(self._define(self._tag(tag, f"{at}.tags[{i}]", after=trigger)))
         heads = [f"{self._text_up_to(trigger)} ({' | '.join(those)})" for trigger, those in bodies.items()]
         call = self._define(" | ".join(heads))

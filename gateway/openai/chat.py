@@ -10,6 +10,7 @@ from headwater.gateway.choice import Choice
 from headwater.gateway.line import Line
 from headwater.gateway.openai.logprobs import chat_logprobs, prompt_logprobs
 from headwater.gateway.openai.schema import ChatCompletionRequest
+from headwater.gateway.openai.structured_output import put_structured_output
 from headwater.gateway.openai.to_pb import check_stream_options, conversation_to_pb, sampling_to_pb
 from headwater.gateway.output_sessions import Scores
 from headwater.gateway.pieces import CallPiece, Piece
@@ -40,6 +41,7 @@ class ChatShape:
             sampling.logprobs = asked.logprobs
         if asked.top_logprobs is not None:
             sampling.top_logprobs = asked.top_logprobs
+        self.renamed |= put_structured_output(asked, sampling)
         prompt = conversation_to_pb(asked)
         stream, salt = bool(asked.stream), asked.cache_salt or ""
         return [Job(caller=caller, model=asked.model, prompt=prompt, sampling=sampling, stream=stream, cache_salt=salt)]

@@ -11,6 +11,7 @@ from headwater.gateway.choice import Choice
 from headwater.gateway.line import Line
 from headwater.gateway.openai.logprobs import completion_logprobs, prompt_logprobs
 from headwater.gateway.openai.schema import CompletionRequest
+from headwater.gateway.openai.structured_output import put_structured_output
 from headwater.gateway.openai.to_pb import check_stream_options, sampling_to_pb
 from headwater.gateway.output_sessions import Scores
 from headwater.gateway.pieces import Piece
@@ -45,6 +46,7 @@ class CompletionShape:
         sampling = sampling_to_pb(asked)
         if asked.logprobs is not None:
             sampling.logprobs, sampling.top_logprobs = True, asked.logprobs
+        self.renamed |= put_structured_output(asked, sampling)
         stream = bool(asked.stream)
         if asked.echo:
             sampling.echo = True

@@ -53,6 +53,41 @@ class StreamOptions(Struct, kw_only=True):
     continuous_usage_stats: Flag | None = None
 
 
+class JsonSchemaFormat(Struct, kw_only=True):
+    """A schema and its name. Answers are held to it, whatever `strict` says."""
+
+    schema: Annotated[dict[str, Any] | str, Meta(description="a JSON Schema")] | None = None
+    name: str = ""
+    description: str | None = None
+    strict: Flag | None = None
+
+
+class ResponseFormat(Struct, kw_only=True):
+    """What an answer must match, by its type."""
+
+    type: Annotated[str, Meta(description="text, json_object, json_schema, regex, grammar or structural_tag")]
+    json_schema: Annotated[JsonSchemaFormat, Meta(description="an object with a schema")] | None = None
+    schema: Annotated[dict[str, Any] | str, Meta(description="a JSON Schema")] | None = None
+    pattern: Annotated[str, Meta(description="a regular expression")] | None = None
+    grammar: Annotated[str, Meta(description="a Lark grammar")] | None = None
+    format: Annotated[dict[str, Any], Meta(description="a format of a structural tag")] | None = None
+    structures: Annotated[list[dict[str, Any]], Meta(description="objects with begin, schema and end")] | None = None
+    triggers: Annotated[list[str], Meta(description="strings that begin structures")] | None = None
+
+
+class StructuredOutputs(Struct, kw_only=True, forbid_unknown_fields=True):
+    """What an answer must match: one of the first six."""
+
+    json: Annotated[dict[str, Any] | str, Meta(description="a JSON Schema")] | None = None
+    json_object: Flag | None = None
+    regex: Annotated[str, Meta(description="a regular expression")] | None = None
+    choice: Annotated[list[str], Meta(description="strings")] | None = None
+    grammar: Annotated[str, Meta(description="a Lark grammar")] | None = None
+    structural_tag: Annotated[dict[str, Any] | str, Meta(description="a structural tag")] | None = None
+    whitespace_pattern: Annotated[str, Meta(description="a regular expression, with JSON")] | None = None
+    disable_any_whitespace: Flag | None = None
+
+
 class Answering(Sampling, kw_only=True):
     """What chat and completions have in common beyond sampling."""
 
@@ -64,6 +99,14 @@ class Answering(Sampling, kw_only=True):
     request_id: Annotated[str, Meta(max_length=256, description="a string of up to 256 characters")] | None = None
     return_token_ids: Flag | None = None
     return_tokens_as_token_ids: Flag | None = None
+    response_format: Annotated[ResponseFormat, Meta(description="an object with a type")] | None = None
+    structured_outputs: Annotated[StructuredOutputs, Meta(description="an object of one kind")] | None = None
+    guided_json: Annotated[dict[str, Any] | str, Meta(description="a JSON Schema")] | None = None
+    guided_regex: Annotated[str, Meta(description="a regular expression")] | None = None
+    guided_choice: Annotated[list[str], Meta(description="strings")] | None = None
+    guided_grammar: Annotated[str, Meta(description="a Lark grammar")] | None = None
+    guided_whitespace_pattern: Annotated[str, Meta(description="a regular expression, with JSON")] | None = None
+    structural_tag: Annotated[dict[str, Any] | str, Meta(description="a structural tag")] | None = None
 
 
 class ContentPart(Struct, kw_only=True):
@@ -185,13 +228,6 @@ class DetokenizeRequest(Struct, kw_only=True):
 NOT_SERVED = {
     "functions": "it has become `tools`",
     "function_call": "it has become `tool_choice`",
-    "response_format": "this version has no structured output; allowed: {'type': 'text'}",
-    "structured_outputs": "this version has no structured output",
-    "guided_json": "this version has no structured output",
-    "guided_regex": "this version has no structured output",
-    "guided_choice": "this version has no structured output",
-    "guided_grammar": "this version has no structured output",
-    "structural_tag": "this version has no structured output",
     "audio": "only text is served",
     "chat_template": "the operator chooses the template",
     "documents": "this version renders messages only",
@@ -201,5 +237,5 @@ NOT_SERVED = {
     "suffix": "the models continue a prompt, they do not fill a gap",
 }
 """Fields that would change the answer if they were served: refused rather than ignored."""
-HARMLESS = {"response_format": {"type": "text"}, "suffix": ""}
+HARMLESS = {"suffix": ""}
 """Values of these that ask for nothing."""

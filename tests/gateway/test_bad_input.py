@@ -16,6 +16,11 @@ from tests.gateway.stages import MODEL, Gateway, chat_body, completion_body
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 VOCAB_SIZE = 49152
 
+
+def schema_format(schema: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
+
+
 # Over the contract in one field, in chat and in completions, on REST and on gRPC alike.
 SAMPLING: list[tuple[str, Any, str]] = [
     ("n", 0, "n"),
@@ -122,8 +127,23 @@ JSON_ROWS: list[tuple[str, dict[str, Any], int, str | None]] = [
     (CHAT, {"functions": [{"name": "f"}]}, 400, "functions"),
     (CHAT, {"reasoning_effort": "some"}, 400, "reasoning_effort"),
     (CHAT, {"thinking_token_budget": 8}, 400, "thinking_token_budget"),
-    (CHAT, {"response_format": {"type": "json_object"}}, 400, "response_format"),
-    (CHAT, {"guided_regex": "a+"}, 400, "guided_regex"),
+    (CHAT, {"response_format": "json"}, 400, "response_format"),
+    (CHAT, {"response_format": {"type": "xml"}}, 400, "response_format.type"),
+    (CHAT, {"response_format": {"type": "json_schema"}}, 400, "response_format.schema"),
+    (CHAT, {"response_format": {"type": "json_schema", "json_schema": {}}}, 400, "response_format.json_schema.schema"),
+    (CHAT, {"response_format": schema_format({"not": {}})}, 400, "response_format.json_schema.schema"),
+    (CHAT, {"response_format": schema_format({"type": "strin"})}, 400, "response_format.json_schema.schema"),
+    (CHAT, {"response_format": {"type": "json_object"}, "guided_regex": "a"}, 400, "guided_regex"),
+    (CHAT, {"guided_regex": "(a"}, 400, "guided_regex"),
+    (CHAT, {"guided_choice": []}, 400, "guided_choice"),
+    (CHAT, {"guided_choice": "a"}, 400, "guided_choice"),
+    (CHAT, {"guided_regex": "a", "ignore_eos": True}, 400, "ignore_eos"),
+    (CHAT, {"guided_regex": "a", "guided_whitespace_pattern": " "}, 400, "whitespace_pattern"),
+    (COMPLETIONS, {"structured_outputs": {"grammar": "start: a"}}, 400, "structured_outputs.grammar"),
+    (COMPLETIONS, {"structured_outputs": {"json": "{"}}, 400, "structured_outputs.json"),
+    (COMPLETIONS, {"structured_outputs": {"json": {}, "regex": "a"}}, 400, "structured_outputs.regex"),
+    (COMPLETIONS, {"structured_outputs": {"magic": 1}}, 400, "structured_outputs"),
+    (COMPLETIONS, {"structural_tag": {"format": {"type": "x"}}}, 400, "structural_tag"),
     (CHAT, {"chat_template_kwargs": {"messages": []}}, 400, "chat_template_kwargs"),
     (CHAT, {"chat_template_kwargs": "x"}, 400, "chat_template_kwargs"),
     (CHAT, {"continue_final_message": True, "add_generation_prompt": True}, 400, "continue_final_message"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 
-from headwater.engine_core.request import FinishReason
+from headwater.engine_core.request import FinishReason, NewRequest
 from headwater.engine_core.step_output import Finished, StepOutput
 from headwater.proto import engine_pb2 as pb
 from headwater.services.engine_messages import Add, Cancel, Command, Credit
@@ -27,6 +27,9 @@ class Recorder:
 
     def refusal(self) -> Unavailable | None:
         return None
+
+    def enter(self, request: NewRequest, grammar: bytes) -> None:
+        self.send(Add(request))
 
     def send(self, command: Command) -> None:
         self.commands.append(command)

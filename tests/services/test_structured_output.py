@@ -86,16 +86,16 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"grammar": "root ::= x"}, "structured_output.grammar", "allowed: a Lark grammar"),
     ({"regex": "a", "whitespace_pattern": " "}, "whitespace_pattern", "allowed: with JSON"),
     ({}, "structured_output.kind", "allowed: json_schema, json_object, regex, choice, grammar or structural_tag"),
-    (tag(type="magic"), "structured_output.structural_tag.format", "an object whose type is any_text, const_string"),
-    (tag(**FOO | {"end": 3}), "structured_output.structural_tag.format", "`begin` and `end`, both strings"),
+    (tag(type="magic"), "structured_output.structural_tag", "an object whose type is any_text, const_string"),
+    (tag(**FOO | {"end": 3}), "structured_output.structural_tag", "`begin` and `end`, both strings"),
     (
         tag(**TRIGGERED | {"triggers": ["<g="]}),
-        "structured_output.structural_tag.format.tags[0].begin",
+        "structured_output.structural_tag",
         "allowed: text that starts with one of ['<g=']",
     ),
     (
         tag(**TRIGGERED | {"triggers": [""]}),
-        "structured_output.structural_tag.format.triggers[0]",
+        "structured_output.structural_tag",
         "allowed: a string that is not empty",
     ),
     (

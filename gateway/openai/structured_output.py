@@ -1,0 +1,123 @@
+"""The ways in which clients say what an answer must match, to the one that the line knows.
+
+OpenAI's `response_format`, and `structured_outputs` and `guided_*` as vLLM's clients send them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from headwater.gateway.openai.schema import Answering, ResponseFormat
+from headwater.proto.common_pb2 import Sampling, StructuredOutput
+from headwater.services.errors import BadRequest
+
+Asked = tuple[str, StructuredOutput]
+"""The field's name to the client, and what it says."""
+FORMATS = "text, json_object, json_schema, regex, grammar or structural_tag"
+
+
+def put_structured_output(asked: Answering, sampling: Sampling) -> dict[str, str]:
+    """Into the sampling; returns the client's name of the field by the contract's, if there is one. Raises
+    `BadRequest` for more than one kind."""
+    found = [*_of_response_format(asked.response_format), *_of_structured_outputs(asked), *_of_guided(asked)]
+    if not found:
+        return {}
+    name, output = found[0]
+    if len(found) > 1:
+        raise BadRequest(found[1][0], f"{found[1][0]} beside {name}; allowed: one kind of structured output")
+    if (whitespace := _whitespace(asked)) is not None:
+        output.whitespace_pattern = whitespace
+    sampling.structured_output.CopyFrom(output)
+    return {f"structured_output.{output.WhichOneof('kind')}": name}
+
+
+def format_to_pb(form: ResponseFormat, at: str) -> Asked | None:
+    """None: text. `at` is the field's name."""
+    match form.type:
+        case "text":
+            return None
+        case "json_object":
+            return f"{at}.type", StructuredOutput(json_object=True)
+        case "json_schema":
+            # The Responses API has the schema one level up.
+            nested = form.json_schema
+            schema, name = (
+                (form.schema, f"{at}.schema") if nested is None else (nested.schema, f"{at}.json_schema.schema")
+            )
+            if schema is None:
+                raise BadRequest(name, f"{name} is missing; allowed: a JSON Schema", code="missing_field")
+            return name, StructuredOutput(json_schema=_json(schema))
+        case "regex" if form.pattern is not None:
+            return f"{at}.pattern", StructuredOutput(regex=form.pattern)
+        case "grammar" if form.grammar is not None:
+            return f"{at}.grammar", StructuredOutput(grammar=form.grammar)
+        case "structural_tag":
+            fields = {"format": form.format, "structures": form.structures, "triggers": form.triggers}
+            given = {name: value for name, value in fields.items() if value is not None}
+            return at, StructuredOutput(structural_tag=_json(given))
+        case _:
+            raise BadRequest.of(f"{at}.type", form.type, f"{FORMATS}, with its field")
+
+
+def _of_response_format(form: ResponseFormat | None) -> Iterator[Asked]:
+    if form is not None and (asked := format_to_pb(form, "response_format")) is not None:
+        yield asked
+
+
+def _of_structured_outputs(asked: Answering) -> Iterator[Asked]:
+    if (given := asked.structured_outputs) is None:
+        return
+    values = {
+        "json": given.json,
+        "json_object": given.json_object or None,
+        "regex": given.regex,
+        "choice": given.choice,
+        "grammar": given.grammar,
+        "structural_tag": given.structural_tag,
+    }
+    for kind, value in values.items():
+        if value is not None:
+            yield f"structured_outputs.{kind}", _to_pb(kind, value)
+
+
+def _of_guided(asked: Answering) -> Iterator[Asked]:
+    values = {
+        "json": asked.guided_json,
+        "regex": asked.guided_regex,
+        "choice": asked.guided_choice,
+        "grammar": asked.guided_grammar,
+    }
+    for kind, value in values.items():
+        if value is not None:
+            yield f"guided_{kind}", _to_pb(kind, value)
+    if asked.structural_tag is not None:
+        yield "structural_tag", _to_pb("structural_tag", asked.structural_tag)
+
+
+def _to_pb(kind: str, value: Any) -> StructuredOutput:
+    match kind:
+        case "json":
+            return StructuredOutput(json_schema=_json(value))
+        case "choice":
+            return StructuredOutput(choice=StructuredOutput.Choices(choices=value))
+        case "structural_tag":
+            return StructuredOutput(structural_tag=_json(value))
+        case _:
+            return StructuredOutput(**{kind: value})
+
+
+def _json(value: Any) -> str:
+    """A schema may come as JSON or as the text of it."""
+    return value if isinstance(value, str) else msgspec.json.encode(value).decode()
+
+
+def _whitespace(asked: Answering) -> str | None:
+    given = asked.structured_outputs
+    if given is not None and given.disable_any_whitespace:
+        return ""
+    if given is not None and given.whitespace_pattern is not None:
+        return given.whitespace_pattern
+    return asked.guided_whitespace_pattern
