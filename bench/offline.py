@@ -122,6 +122,7 @@ def run(
     max_num_seqs: Annotated[int, typer.Option(help="requests that run at once")] = 512,
     max_num_batched_tokens: Annotated[int, typer.Option(help="token budget of a step")] = 8192,
     async_depth: Annotated[int, typer.Option(help="steps in flight")] = 2,
+    decode_steps: Annotated[int, typer.Option(help="decode steps of one plan, on a GPU")] = 1,
     threads: Annotated[int, typer.Option(help="of a CPU; 0: torch decides")] = 0,
     runs: Annotated[int, typer.Option(help="measured runs after one that is not")] = 2,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON only")] = False,
@@ -133,6 +134,7 @@ def run(
         "max_num_seqs": max_num_seqs,
         "max_num_batched_tokens": max_num_batched_tokens,
         "async_depth": async_depth,
+        "decode_steps": decode_steps,
         "num_threads": threads,
     }
     rows: list[Measurement] = []

@@ -24,6 +24,8 @@ class EngineConfig:
     """The most prompt tokens one request gets a step; 0: the whole budget."""
     async_depth: int = 2
     """Steps in flight, 1…4."""
+    decode_steps: int = 1
+    """The most decode steps of one plan: an executor goes on by itself while nothing changes. 1…16."""
     enable_prefix_caching: bool = True
     policy: str = "fcfs"
     """Order of waiting requests: `fcfs`, or `priority` (tier, then virtual time, then arrival)."""
@@ -33,6 +35,8 @@ class EngineConfig:
             raise ConfigError("block_size", self.block_size, f"one of {BLOCK_SIZES}")
         if not 1 <= self.async_depth <= 4:
             raise ConfigError("async_depth", self.async_depth, "1…4")
+        if not 1 <= self.decode_steps <= min(BLOCK_SIZES):
+            raise ConfigError("decode_steps", self.decode_steps, f"1…{min(BLOCK_SIZES)}")
         if self.policy not in ("fcfs", "priority"):
             raise ConfigError("policy", self.policy, "fcfs or priority")
         if self.max_num_seqs < 1:

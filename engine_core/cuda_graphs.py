@@ -40,17 +40,25 @@ class Graphs:
         return launch()
 
     def replay(self, key: Hashable, launch: Callable[[], T]) -> T:
-        """As `run`, captured by now at the latest. What a launch reads and writes must not be one another's."""
+        """As `run`, captured by now at the latest; a launch must leave what it reads as it was."""
         if key not in self._captured:
+            launch()
             self._captured[key] = self._capture(launch)
         captured = self._captured[key]
         captured.graph.replay()
         result: T = captured.result
         return result
 
+    def run_once(self, key: Hashable, launch: Callable[[], None]) -> None:
+        """Of a launch that changes what it reads."""
+        if key in self._captured:
+            self._captured[key].graph.replay()
+        else:
+            launch()
+            self._captured[key] = self._capture(launch)
+
     def _capture(self, launch: Callable[[], T]) -> Captured[T]:
-        # Once outside a graph, so that kernels are compiled and libraries have their handles.
-        launch()
+        # After a launch outside a graph: kernels are compiled and libraries have their handles.
         graph = torch.cuda.CUDAGraph()
         graph.capture_begin(pool=self._pool, capture_error_mode=_MODE)
         result = launch()

@@ -3,6 +3,7 @@ that edit logits or want log probabilities take extra launches of torch, row by 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,6 +18,7 @@ from headwater.kernels.lm_head_sample import MAX_ROWS, lm_head_sample
 from headwater.kernels.logprobs import logprobs
 from headwater.kernels.sample import Candidates, Draws, sample
 from headwater.kernels.step_rows import load_draws
+from headwater.kernels.token_mask import mask_tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +28,22 @@ class Scores:
     chosen: torch.Tensor
     top_ids: torch.Tensor
     top_logprobs: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """What the host knows of rows that are sampled, [S] each."""
+
+    rows: Int32Array
+    ends: Int32Array
+    """Tokens before the one that is sampled."""
+    output_indices: Int32Array
+    masks: torch.Tensor | None = None
+    """int32 [S, words] on the device."""
+
+
+Known = Callable[[int, int], tuple[torch.Tensor, torch.Tensor]]
+"""From a table row and its number of tokens to the ids of its prompt and of its outputs."""
 
 
 class DeviceSampler:
@@ -82,26 +100,30 @@ class DeviceSampler:
         table_params: torch.Tensor,
         rows: torch.Tensor,
         output_indices: torch.Tensor,
-        host: tuple[Int32Array, Int32Array],
-        known: list[tuple[torch.Tensor, torch.Tensor]],
+        drawn: Drawn,
+        known: Known,
     ) -> tuple[torch.Tensor, dict[int, int], Scores | None]:
-        """As `draw`, under filters and edits; host holds rows and output indices, known each row's prompt and answer.
-        Returns also the index of each scored row among the scores."""
+        """As `draw`, under filters, edits and masks. Returns also the index of each scored row among the scores."""
         draws, filters = self._load(table_params, rows, output_indices)
         tokens = self.tokens[: len(rows)]
         raw = self._decoder.logits(hidden)
         logits = raw
-        if self._is_edited[host[0]].any():
+        if self._is_edited[drawn.rows].any():
             logits = raw.float()
-            for i in np.flatnonzero(self._is_edited[host[0]]).tolist():
-                edit(logits[i], self.params[host[0][i]], int(host[1][i]), *known[i])
+            for i in np.flatnonzero(self._is_edited[drawn.rows]).tolist():
+                row, end = int(drawn.rows[i]), int(drawn.ends[i])
+                edit(logits[i], self.params[row], int(drawn.output_indices[i]), *known(row, end))
+        if drawn.masks is not None:
+            masked = torch.empty_like(logits, dtype=torch.float32) if logits is raw else logits
+            mask_tokens(logits, drawn.masks, masked)
+            logits = masked
         sample(logits, draws, self._candidates, tokens)
-        if self._is_filtered[host[0]].any():
+        if self._is_filtered[drawn.rows].any():
             filtered_sample(logits, draws, filters, tokens)
-        wanted = np.flatnonzero(self._num_logprobs[host[0]] >= 0).tolist()
+        wanted = np.flatnonzero(self._num_logprobs[drawn.rows] >= 0).tolist()
         if not wanted:
             return tokens, {}, None
-        num_top = int(self._num_logprobs[host[0]].max())
+        num_top = int(self._num_logprobs[drawn.rows].max())
         return tokens, {j: i for i, j in enumerate(wanted)}, score(raw[wanted], tokens[wanted], num_top)
 
     def num_logprobs(self, row: int) -> int:

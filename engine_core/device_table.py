@@ -7,7 +7,7 @@ import torch
 
 from headwater.engine_core.config import EngineConfig
 from headwater.engine_core.executors.executor import AdmittedRow, Int32Array, StepPlan
-from headwater.kernels.step_rows import PARAM_WORDS, scatter_words
+from headwater.kernels.step_rows import NUM_STOPS, PARAM_WORDS, scatter_words
 
 
 class DeviceTable:
@@ -23,6 +23,7 @@ class DeviceTable:
         self._first_block, self._first_param = sizes[0], sizes[0] + sizes[1]
         self.token_ids, self.block_ids = tokens.view(rows, -1), blocks.view(rows, -1)
         self.params = params.view(rows, -1)
+        self._max_model_len = config.max_model_len
 
     def changes(self, plan: StepPlan) -> Int32Array:
         """Which words a plan changes, and to what: [2, U]."""
@@ -34,7 +35,7 @@ class DeviceTable:
             values.append(np.array(admitted.token_ids, np.int32))
             first = self._first_param + admitted.row * PARAM_WORDS
             indices.append(np.arange(first, first + PARAM_WORDS, dtype=np.int32))
-            values.append(_param_words(admitted))
+            values.append(_param_words(admitted, self._max_model_len))
         if plan.block_rows.size:
             indices.append(self._first_block + plan.block_rows * self._block_stride + plan.block_indices)
             values.append(plan.block_ids)
@@ -55,7 +56,7 @@ def upload(values: Int32Array, device: torch.device) -> torch.Tensor:
     return torch.from_numpy(values).pin_memory().to(device, non_blocking=True)
 
 
-def _param_words(admitted: AdmittedRow) -> Int32Array:
+def _param_words(admitted: AdmittedRow, max_model_len: int) -> Int32Array:
     params = admitted.sampling
     words = np.zeros(PARAM_WORDS, np.int32)
     words[:2] = np.array([params.seed], np.int64).view(np.int32)
@@ -63,4 +64,9 @@ def _param_words(admitted: AdmittedRow) -> Int32Array:
     words[[3, 5, 6]] = np.array(
         [0.0 if params.is_greedy else params.temperature, params.top_p, params.min_p], np.float32
     ).view(np.int32)
+    max_len = min(admitted.num_prompt_tokens + params.max_tokens, max_model_len)
+    first_stop = min(admitted.num_prompt_tokens + params.min_tokens, max_model_len)
+    stops = params.stop_token_ids[:NUM_STOPS]
+    words[7:9], words[9 : 9 + NUM_STOPS] = (max_len - 1, first_stop), -1
+    words[9 : 9 + len(stops)] = stops
     return words

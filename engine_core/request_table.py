@@ -49,6 +49,8 @@ class RequestTable:
         self.stop_ids: Int32Array = np.full((num_rows, NUM_STOP_COLUMNS), NO_TOKEN, np.int32)
         self.many_stop_ids: dict[int, tuple[int, ...]] = {}
         """By row, for the rare request whose stop ids do not fit the columns."""
+        self.is_plain: BoolArray = np.zeros(num_rows, np.bool_)
+        """Whether an executor may go on decoding the row by itself."""
         self.has_grammar: BoolArray = np.zeros(num_rows, np.bool_)
         self.is_held: BoolArray = np.zeros(num_rows, np.bool_)
         """Whether the row's next token waits for a mask to be drawn; until then it does not decode."""
@@ -76,6 +78,7 @@ class RequestTable:
         self.is_alive[row] = True
         self.max_len[row] = request.max_len
         self.min_len[row] = min(request.num_prompt_tokens + request.min_tokens, NEVER)
+        self.is_plain[row] = request.sampling.is_plain and not request.has_grammar
         self.has_grammar[row] = request.has_grammar
         self.num_grammars += request.has_grammar
         self._num_seated += 1

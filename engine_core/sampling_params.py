@@ -43,6 +43,16 @@ class SamplingParams:
     """Not empty: nothing is sampled, the prompt's hidden states become one vector: last, mean or cls (the first)."""
 
     @property
+    def is_plain(self) -> bool:
+        """Whether tokens are drawn from the logits as they are, and nothing is asked about them."""
+        return (
+            (self.top_k, self.top_p, self.min_p, self.repetition_penalty) == (0, 1.0, 0.0, 1.0)
+            and self.presence_penalty == self.frequency_penalty == 0.0
+            and not (self.min_tokens_blocked_ids or self.bad_words or self.allowed_token_ids or self.logit_bias)
+            and self.num_logprobs is None
+        )
+
+    @property
     def is_greedy(self) -> bool:
         return self.temperature < GREEDY_TEMPERATURE
 

@@ -59,6 +59,8 @@ class Scheduler:
             self._admit(draft)
         if draft.is_empty:
             return None
+        if not (draft.chunks or is_short):
+            self._plan_ahead(draft)
         self._planned_step += 1
         self._num_planned_rows += draft.num_requests
         released, self._released_rows = self._released_rows, []
@@ -149,6 +151,17 @@ class Scheduler:
         if full_rows.size:
             blocks = self.pool.allocate(full_rows.size)
             draft.set_blocks(full_rows, self.table.append_block(full_rows, blocks), blocks)
+
+    def _plan_ahead(self, draft: StepDraft) -> None:
+        """Several steps at once while nothing changes: all rows decode plainly, nobody waits, blocks are there."""
+        table, rows, most = self.table, draft.decode_rows, self._config.decode_steps
+        if most == 1 or len(self.waiting) or self._num_preempted_leavers() or not table.is_plain[rows].all():
+            return
+        row_steps = np.minimum(table.compute_end[rows] - table.num_computed[rows], most)
+        full_rows = rows[table.num_computed[rows] + row_steps > table.capacity[rows]]
+        if (table.credit[rows] >= row_steps).all() and full_rows.size <= self.pool.num_free:
+            self._grow(draft, full_rows)
+            draft.row_steps = row_steps
 
     def _continue_prefills(self, draft: StepDraft) -> None:
         for request in sorted(self.prefilling.values(), key=_rank):

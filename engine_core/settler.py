@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from headwater.engine_core.executors.executor import Int32Array, StepResult
+from headwater.engine_core.executors.executor import Int32Array, StepPlan, StepResult
 from headwater.engine_core.request import FinishReason, TokenLogprobs
 from headwater.engine_core.request_state import NO_ROW, RequestState
 from headwater.engine_core.scheduler import Scheduler
@@ -32,6 +32,13 @@ class Settler:
         for chunk in planned.chunks:
             if not chunk.request.has_finished:
                 self._settle_chunk(chunk, result, output)
+        if isinstance(planned.plan, StepPlan) and planned.plan.row_steps is not None:
+            tokens = result.token_ids.reshape(planned.sampled_rows.size, -1)
+            is_alive = self._table.is_alive[planned.sampled_rows]
+            if is_alive.any():
+                rows, row_steps = planned.sampled_rows[is_alive], planned.plan.row_steps[is_alive]
+                self._settle_runs(rows, row_steps, tokens[is_alive], output)
+            return
         rows, tokens, logprobs = self._that_count(planned.sampled_rows, result)
         if rows.size:
             self._settle_tokens(rows, tokens, logprobs, output)
@@ -81,12 +88,37 @@ class Settler:
             self._cache_full_blocks(full_rows)
         is_stop = table.are_stops(rows, positions, tokens)
         for i in np.flatnonzero(is_stop | (positions + 1 == table.max_len[rows])).tolist():
-            request = table.requests[rows[i]]
-            assert request is not None
-            if is_stop[i]:
-                self.finish(request, FinishReason.STOP, output, stop_token_id=int(tokens[i]))
-            else:
-                self.finish(request, FinishReason.LENGTH, output)
+            self._end(rows[i], int(tokens[i]) if is_stop[i] else None, output)
+
+    def _settle_runs(self, rows: Rows, row_steps: Int32Array, tokens: Int32Array, output: StepOutput) -> None:
+        """tokens [R, steps], of which each row has row_steps at most and none behind one that stops it."""
+        table, num_steps = self._table, tokens.shape[1]
+        first = table.num_known[rows]
+        positions = first[:, None] + np.arange(num_steps, dtype=np.int32)
+        is_stop = table.are_stops(np.repeat(rows, num_steps), positions.ravel(), tokens.ravel()).reshape(tokens.shape)
+        is_last = (is_stop | (positions + 1 == table.max_len[rows, None])) & (positions < (first + row_steps)[:, None])
+        is_done = is_last.any(axis=1)
+        counts = np.where(is_done, is_last.argmax(axis=1) + 1, row_steps)
+        counted = positions < (first + counts)[:, None]
+        known = tokens[counted]
+        table.token_ids[np.repeat(rows, counts), positions[counted]] = known
+        table.num_known[rows] = first + counts
+        self.num_generated_tokens += known.size
+        assert not output.keys, "one step an output"
+        output.keys = table.keys[rows].tolist()
+        output.first_index = (first - table.num_prompt[rows]).tolist()
+        output.num_tokens, output.token_ids = counts.tolist(), known.tolist()
+        if (full_rows := rows[table.hash_due[rows] < first + counts]).size:
+            self._cache_full_blocks(full_rows)
+        for i in np.flatnonzero(is_done).tolist():
+            last = counts[i] - 1
+            self._end(rows[i], int(tokens[i, last]) if is_stop[i, last] else None, output)
+
+    def _end(self, row: int, stop_token_id: int | None, output: StepOutput) -> None:
+        request = self._table.requests[row]
+        assert request is not None
+        reason = FinishReason.LENGTH if stop_token_id is None else FinishReason.STOP
+        self.finish(request, reason, output, stop_token_id=stop_token_id)
 
     def _say(
         self,

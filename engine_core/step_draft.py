@@ -55,6 +55,8 @@ class StepDraft:
     chunks: list[Chunk] = field(default_factory=list)
     admitted: list[AdmittedRow] = field(default_factory=list)
     stored: list[StoredChain] = field(default_factory=list)
+    row_steps: Int32Array | None = None
+    """Of decode rows, where they are planned several steps ahead."""
     block_updates: list[tuple[Int32Array, Int32Array, Int32Array]] = field(default_factory=list)
     """Rows, indices and blocks of block-table entries."""
 
@@ -70,11 +72,11 @@ class StepDraft:
         self.block_updates.append((rows.astype(np.int32), indices, np.array(blocks, np.int32)))
 
     def compose(self, step: int, table: RequestTable, released: list[int], *, shares: bool) -> PlannedStep:
-        """The plan of what was drafted; decode rows advance in the table by the token that they will get."""
-        rows = self.decode_rows
+        """The plan of what was drafted; decode rows advance in the table by the tokens that they will get."""
+        rows, advance = self.decode_rows, 1 if self.row_steps is None else self.row_steps
         starts = table.num_computed[rows]
-        table.num_computed[rows] = starts + 1
-        table.credit[rows] -= 1
+        table.num_computed[rows] = starts + advance
+        table.credit[rows] -= advance
         plan_rows, samples = rows, np.ones(rows.size, np.bool_)
         counts = np.ones(rows.size, np.int32)
         if self.chunks:
@@ -99,6 +101,7 @@ class StepDraft:
             samples=samples,
             output_indices=starts + counts - table.num_prompt[plan_rows],
             holds=holds,
+            row_steps=self.row_steps,
             shares=shares,
             prompt_logprob_rows=[chunk.row for chunk in self.chunks if chunk.scores_prompt],
             pooled_rows=[chunk.row for chunk in self.chunks if chunk.pools],

@@ -44,7 +44,7 @@ class StepInbox:
     """One buffer on the device, and a pinned one for each step in flight."""
 
     def __init__(self, config: EngineConfig, max_tiles: int, device: torch.device) -> None:
-        self._max_draws, self._draw_stride = config.max_num_seqs, aligned(config.max_num_seqs)
+        self._draw_stride = aligned(config.max_num_seqs)
         num_tokens = max(config.max_num_batched_tokens, config.max_num_seqs)
         most = StepShape(
             num_tokens=num_tokens,
@@ -69,13 +69,19 @@ class StepInbox:
         return self._split(self._words, shape)
 
     def send(
-        self, plan: StepPlan, shape: StepShape, tiles: Int32Array, num_draws: int, updates: Int32Array
+        self,
+        plan: StepPlan,
+        shape: StepShape,
+        tiles: Int32Array,
+        num_draws: int,
+        updates: Int32Array,
+        first_result: int,
     ) -> torch.Tensor | None:
         """Copies a step to the device, padded to the shape and to `num_draws`; updates are int32 [2, U]. Returns them
         on the device, if they went along."""
         turn = plan.step % len(self._staged)
         staged = self._staged[turn]
-        staged[0] = turn * self._max_draws
+        staged[0] = first_result
         _stage_draws(plan, staged[_HEAD : self._first_word].reshape(4, -1), num_draws)
         _stage(plan, shape, tiles, self._split(staged, shape))
         end = first = self._first_word + shape.num_words

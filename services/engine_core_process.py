@@ -153,6 +153,7 @@ def executor_options(settings: EngineSettings) -> ExecutorOptions:
         max_num_batched_tokens=settings.max_num_batched_tokens,
         long_prefill_chunk=settings.long_prefill_chunk,
         async_depth=settings.async_depth,
+        decode_steps=settings.decode_steps,
         simulated_step_seconds=settings.simulated_step_seconds,
         simulated_prefill_seconds=settings.simulated_prefill_seconds,
     )

@@ -17,11 +17,11 @@ WEIGHT = 0.05
 
 class MeasuredExecutor:
     """An executor whose steps are timed. The time of a step runs from its launch, or from the retirement of the step
-    before where that was later, since steps overlap."""
+    before where that was later, since steps overlap; of several steps from one plan it is the mean."""
 
     def __init__(self, executor: Executor, clock: Callable[[], float] = monotonic) -> None:
         self._executor, self._clock = executor, clock
-        self._launched: deque[tuple[float, int, int]] = deque()
+        self._launched: deque[tuple[float, int, int, int]] = deque()
         self._last_retired = 0.0
         self.prefill_tokens = self.decode_rows = 0
         """Of what was retired since `take` was called last."""
@@ -29,21 +29,21 @@ class MeasuredExecutor:
 
     def submit(self, plan: StepPlan) -> int:
         decode_rows = int((plan.counts == 1).sum())
-        self._launched.append((self._clock(), plan.num_tokens - decode_rows, decode_rows))
+        self._launched.append((self._clock(), plan.num_tokens - decode_rows, decode_rows, plan.num_steps))
         return self._executor.submit(plan)
 
     def draw(self, plan: DrawPlan) -> int:
-        self._launched.append((self._clock(), 0, 0))
+        self._launched.append((self._clock(), 0, 0, 1))
         return self._executor.draw(plan)
 
     def retire(self, handle: int) -> StepResult:
         result = self._executor.retire(handle)
-        launched, prefill_tokens, decode_rows = self._launched.popleft()
+        launched, prefill_tokens, decode_rows, num_steps = self._launched.popleft()
         now = self._clock()
         # A draw belongs to the step that was retired right before it.
         self.prefill_tokens += prefill_tokens
         self.decode_rows += decode_rows
-        self.seconds += now - max(launched, self._last_retired)
+        self.seconds += (now - max(launched, self._last_retired)) / num_steps
         self._last_retired = now
         return result
 

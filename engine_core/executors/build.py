@@ -65,6 +65,8 @@ def build_executor(options: ExecutorOptions, progress: Progress) -> tuple[Execut
             is_sized=bool(options.num_blocks),
         )
         return on_gpu, config, facts
+    if config.decode_steps > 1:
+        raise ConfigError("decode_steps", config.decode_steps, "1 on a CPU")
     folder = options.model_folder if options.load_format == "auto" else None
     tensors = with_packed_matrices(tensors, folder, partial(progress, "packing weights"))
     decoder = Decoder(model, tensors, CpuPlatform(model, config.block_size), config.max_model_len)

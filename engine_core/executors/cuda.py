@@ -12,16 +12,16 @@ import torch
 from headwater.engine_core.batch import ForwardBatch
 from headwater.engine_core.config import EngineConfig
 from headwater.engine_core.cuda_graphs import Graphs
-from headwater.engine_core.device_sampler import DeviceSampler, Scores, score
+from headwater.engine_core.device_sampler import DeviceSampler, Drawn, Scores, score
 from headwater.engine_core.device_table import DeviceTable, upload
-from headwater.engine_core.executors.executor import Int32Array, StepPlan, StepResult
+from headwater.engine_core.executors.executor import DrawPlan, Int32Array, StepPlan, StepResult
 from headwater.engine_core.models.decoder import Decoder
 from headwater.engine_core.platforms.cuda import DEPENDENT_ROWS, AttentionPlan, CudaPlatform
 from headwater.engine_core.pooling import Pools
 from headwater.engine_core.request import TokenLogprobs
 from headwater.engine_core.step_inbox import StepInbox
 from headwater.engine_core.step_shapes import StepShape, StepShapes
-from headwater.kernels.step_rows import load_tokens, store_tokens
+from headwater.kernels.step_rows import load_tokens, store_tokens, store_tokens_and_advance
 
 SCORED_AT_ONCE = 256
 """Prompt positions whose logits exist at the same time."""
@@ -35,7 +35,9 @@ class Flight:
 
     step: int
     tokens: torch.Tensor
-    """Pinned; there when `done`."""
+    """[steps, rows], pinned; there when `done`."""
+    steps: Int32Array
+    """[S, n] in which step of `tokens` each sampled row's are."""
     done: torch.cuda.Event
     scored: dict[int, int] = field(default_factory=dict)
     """From the index of a sampled row to its row of `scores`."""
@@ -65,11 +67,14 @@ class CudaExecutor:
         self._flights: deque[Flight] = deque()
         self._shapes = StepShapes(config, platform)
         self._inbox = StepInbox(config, self._shapes.max_tiles, device)
-        # Written by the device; a part is read before it is taken again, by as many steps and draws as may be in flight.
-        self._results = torch.zeros((2 * config.async_depth + 1) * num_rows, dtype=torch.int32, pin_memory=True)
-        self._done = [torch.cuda.Event() for _ in range(2 * config.async_depth + 1)]  # type: ignore[no-untyped-call]  # torch ships it so
+        # Written by the device; one part for each step and draw that may be in flight.
+        num_parts = 2 * config.async_depth + 1
+        self._results = torch.zeros(num_parts, config.decode_steps, num_rows, dtype=torch.int32, pin_memory=True)
+        self._done = [torch.cuda.Event() for _ in range(num_parts)]  # type: ignore[no-untyped-call]  # torch ships it so
         # Hidden states after which a step samples, where they are not all of them.
         self._chosen = torch.zeros(num_rows, decoder.config.hidden_size, dtype=decoder.dtype, device=device)
+        # By table row: those that wait for a mask.
+        self._held = torch.zeros_like(self._chosen)
         self._graphs = Graphs()
         self._uncaptured = deque(self._shapes.likely())
         self._capture(self._shapes.num_first)
@@ -82,17 +87,34 @@ class CudaExecutor:
                 self._sampler.admit(admitted)
                 self._pools.admit(admitted)
                 self._num_prompt[admitted.row] = admitted.num_prompt_tokens
-            turn, num_draws = plan.step % len(self._done), int(np.count_nonzero(plan.samples))
-            first_result = turn * self._config.max_num_seqs
-            flight = Flight(
-                step=plan.step,
-                tokens=self._results[first_result : first_result + num_draws],
-                done=self._done[turn],
-            )
-            self._launch(plan, flight, num_draws)
+            flight = self._flight(plan.step, plan.output_indices[plan.samples], plan.num_steps)
+            self._launch(plan, flight)
             flight.done.record(self._stream)
         self._flights.append(flight)
         return plan.step
+
+    @torch.inference_mode()
+    def draw(self, plan: DrawPlan) -> int:
+        with torch.cuda.stream(self._stream):
+            flight = self._flight(plan.step, plan.output_indices)
+            words = np.stack([plan.rows, plan.positions - 1, plan.output_indices])
+            rows, positions, outputs = upload(words, self._device).unbind()
+            masks = upload(plan.masks, self._device)
+            drawn = Drawn(plan.rows, plan.positions, plan.output_indices, masks)
+            tokens = self._sample_special(drawn, flight, self._held[rows.long()], rows, outputs)
+            first = upload(np.array([self._first_result(plan.step)], np.int32), self._device)
+            store_tokens(rows, positions, outputs, tokens, self._table.token_ids, self._results, first)
+            flight.done.record(self._stream)
+        self._flights.append(flight)
+        return plan.step
+
+    def _flight(self, step: int, output_indices: Int32Array, num_steps: int = 1) -> Flight:
+        part = step % len(self._done)
+        steps = (output_indices[:, None] + np.arange(num_steps)) % self._config.decode_steps
+        return Flight(step=step, tokens=self._results[part], steps=steps, done=self._done[part])
+
+    def _first_result(self, step: int) -> int:
+        return step % len(self._done) * self._results.stride(0)
 
     def retire(self, handle: int) -> StepResult:
         flight = self._flights.popleft()
@@ -107,7 +129,7 @@ class CudaExecutor:
             for row, (parts, num_top) in flight.prompt_scores.items()
         }
         return StepResult(
-            token_ids=flight.tokens.numpy().copy(),
+            token_ids=flight.tokens.numpy()[flight.steps, np.arange(len(flight.steps))[:, None]].reshape(-1),
             logprobs=logprobs,
             prompt_logprobs=prompt_logprobs,
             embeddings={row: vector.cpu().numpy().tobytes() for row, vector in flight.vectors.items()},
@@ -135,38 +157,50 @@ class CudaExecutor:
                 self._inbox.clear(shape, num_draws)
                 hidden = self._graphs.replay(shape, partial(self._forward, shape))
                 if shape.is_decode:
-                    self._graphs.replay((shape, "draw"), partial(self._draw, hidden))
-                    self._graphs.replay(num_draws, partial(self._draw, self._chosen[:num_draws]))
+                    self._graphs.run_once((shape, "draw"), partial(self._draw_and_advance, shape, hidden))
+                    self._graphs.run_once(num_draws, partial(self._draw, self._chosen[:num_draws]))
 
-    def _launch(self, plan: StepPlan, flight: Flight, num_draws: int) -> None:
+    def _launch(self, plan: StepPlan, flight: Flight) -> None:
         shape, tiles = self._shapes.of(plan)
+        num_draws = len(flight.steps)
         padded_draws = self._shapes.num_rows(num_draws) if num_draws else 0
         changes = self._table.changes(plan)
-        sent = self._inbox.send(plan, shape, tiles, padded_draws, changes)
+        sent = self._inbox.send(plan, shape, tiles, padded_draws, changes, self._first_result(plan.step))
         if changes.size:
             self._table.apply(upload(changes, self._device) if sent is None else sent)
-        launch = partial(self._forward, shape)
-        if shape.is_decode:
-            hidden = self._graphs.replay(shape, launch)
-        elif self._shapes.recurs(shape):
-            hidden = self._graphs.run(shape, launch)
-        else:
-            hidden = launch()
+        hidden = self._hidden(shape)
         for row in plan.prompt_logprob_rows:
             self._score_prompt(plan, flight, hidden, row)
         if plan.pooled_rows:
             flight.vectors = self._pools.take(plan, hidden)
-        if not num_draws:
-            return
+        if plan.holds.any():
+            at = (np.cumsum(plan.counts) - 1)[plan.holds]
+            rows, held_at = upload(np.stack([plan.rows[plan.holds], at]).astype(np.int32), self._device).long().unbind()
+            self._held.index_copy_(0, rows, hidden[held_at])
+        if num_draws:
+            self._sample(plan, flight, shape, hidden)
+
+    def _hidden(self, shape: StepShape) -> torch.Tensor:
+        launch = partial(self._forward, shape)
+        if shape.is_decode:
+            return self._graphs.replay(shape, launch)
+        return self._graphs.run(shape, launch) if self._shapes.recurs(shape) else launch()
+
+    def _sample(self, plan: StepPlan, flight: Flight, shape: StepShape, hidden: torch.Tensor) -> None:
+        num_draws = len(flight.steps)
+        padded_draws = self._shapes.num_rows(num_draws)
         samples_all = shape.is_decode and num_draws == len(plan.rows)
         if not samples_all:
             hidden = torch.index_select(hidden, 0, self._inbox.draws[3, :padded_draws], out=self._chosen[:padded_draws])
         if not self._sampler.is_plain(plan.rows[plan.samples]):
             self._draw_special(plan, flight, hidden[:num_draws])
         elif samples_all:
-            self._graphs.replay((shape, "draw"), partial(self._draw, hidden))
+            self._graphs.run_once((shape, "draw"), partial(self._draw_and_advance, shape, hidden))
+            for _ in range(plan.num_steps - 1):
+                hidden = self._hidden(shape)
+                self._graphs.run_once((shape, "draw"), partial(self._draw_and_advance, shape, hidden))
         else:
-            self._graphs.run(padded_draws, partial(self._draw, hidden))
+            self._graphs.run_once(padded_draws, partial(self._draw, hidden))
 
     def _forward(self, shape: StepShape) -> torch.Tensor:
         """Hidden states of the step that the inbox holds, [num_tokens, H]."""
@@ -202,22 +236,41 @@ class CudaExecutor:
 
     def _draw(self, hidden: torch.Tensor) -> None:
         rows, positions, outputs, _ = self._inbox.draws[:, : len(hidden)].unbind()
-        tokens = self._sampler.draw(hidden, self._table.params, rows, outputs)
-        self._store(rows, positions, tokens)
+        self._store(rows, positions, outputs, self._sampler.draw(hidden, self._table.params, rows, outputs))
+
+    def _draw_and_advance(self, shape: StepShape, hidden: torch.Tensor) -> None:
+        """Of a decode step that samples every row: leaves in the inbox the step after it."""
+        words, table, outputs = self._inbox.words(shape), self._table, self._inbox.draws[2, : len(hidden)]
+        tokens = self._sampler.draw(hidden, table.params, words.rows, outputs)
+        store_tokens_and_advance(
+            words.rows,
+            words.positions,
+            outputs,
+            tokens,
+            table.token_ids,
+            self._results,
+            self._inbox.first_result,
+            table.params,
+            words.seq_lens,
+        )
 
     def _draw_special(self, plan: StepPlan, flight: Flight, hidden: torch.Tensor) -> None:
         rows, positions, outputs, _ = self._inbox.draws[:, : len(hidden)].unbind()
-        on_host, ends = plan.rows[plan.samples], (plan.starts + plan.counts)[plan.samples]
-        known = [self._known(int(row), int(end)) for row, end in zip(on_host, ends, strict=True)]
-        host = on_host, plan.output_indices[plan.samples]
-        tokens, flight.scored, flight.scores = self._sampler.draw_special(
-            hidden, self._table.params, rows, outputs, host, known
-        )
-        flight.num_tops = {j: self._sampler.num_logprobs(on_host[j]) for j in flight.scored}
-        self._store(rows, positions, tokens)
+        sampled = plan.samples
+        drawn = Drawn(plan.rows[sampled], (plan.starts + plan.counts)[sampled], plan.output_indices[sampled])
+        self._store(rows, positions, outputs, self._sample_special(drawn, flight, hidden, rows, outputs))
 
-    def _store(self, rows: torch.Tensor, positions: torch.Tensor, tokens: torch.Tensor) -> None:
-        store_tokens(rows, positions, tokens, self._table.token_ids, self._results, self._inbox.first_result)
+    def _sample_special(
+        self, drawn: Drawn, flight: Flight, hidden: torch.Tensor, rows: torch.Tensor, outputs: torch.Tensor
+    ) -> torch.Tensor:
+        tokens, flight.scored, flight.scores = self._sampler.draw_special(
+            hidden, self._table.params, rows, outputs, drawn, self._known
+        )
+        flight.num_tops = {j: self._sampler.num_logprobs(drawn.rows[j]) for j in flight.scored}
+        return tokens
+
+    def _store(self, rows: torch.Tensor, positions: torch.Tensor, outputs: torch.Tensor, tokens: torch.Tensor) -> None:
+        store_tokens(rows, positions, outputs, tokens, self._table.token_ids, self._results, self._inbox.first_result)
 
     def _known(self, row: int, length: int) -> tuple[torch.Tensor, torch.Tensor]:
         num_prompt = int(self._num_prompt[row])

@@ -61,14 +61,19 @@ class StepPlan:
     """[R] output index of the sampled token; enters its noise. The token is written at position starts + counts."""
     holds: BoolArray
     """[R] whether the logits after the last token are kept for a `DrawPlan`; never of a row that samples."""
-    num_steps: int = 1
-    """Above 1 every row decodes, and goes on decoding: so many steps, or fewer where its length or a stop id ends it."""
+    row_steps: Int32Array | None = None
+    """[R] decode steps of each row, unless a stop id ends them; None: one, or not a decode step. With it every row
+    decodes and is drawn plainly, and what each step samples is the next one's token."""
     shares: bool = True
     """Whether rows may hold blocks in common; if not, nobody need look for them."""
     prompt_logprob_rows: list[int] = field(default_factory=list)
     """Table rows whose log probabilities are wanted for the prompt positions computed in this step."""
     pooled_rows: list[int] = field(default_factory=list)
     """Table rows whose hidden states are pooled; the vector is there with the step that computes the last of them."""
+
+    @property
+    def num_steps(self) -> int:
+        return 1 if self.row_steps is None else int(self.row_steps.max())
 
     @property
     def num_tokens(self) -> int:

@@ -32,6 +32,7 @@ class ExecutorOptions:
     max_num_batched_tokens: int = 2048
     long_prefill_chunk: int = 0
     async_depth: int = 2
+    decode_steps: int = 1
     gpu_memory_utilization: float = 0.9
     """Share of a GPU's memory that weights, activations and KV cache may take."""
     kv_cache_dtype: str = "auto"
@@ -62,4 +63,5 @@ def engine_config(options: ExecutorOptions, max_model_len: int, num_blocks: int)
         max_num_batched_tokens=options.max_num_batched_tokens,
         long_prefill_chunk=options.long_prefill_chunk,
         async_depth=options.async_depth,
+        decode_steps=options.decode_steps,
     )

@@ -103,6 +103,9 @@ class _InFlight:
     polls_left: int
 
 
+NO_TOKEN = -1
+
+
 class SimulatedExecutor:
     """Keeps a request table and a KV cache of one 64-bit entry a token."""
 
@@ -144,8 +147,9 @@ class SimulatedExecutor:
         self._write_kv(plan)
         if plan.step % self._verify_every == 0:
             self._verify(plan)
-        self._busy_until = max(self._busy_until, self._clock()) + self._timing.seconds(plan)
-        result = self._sample(plan)
+        seconds = plan.num_steps * self._timing.seconds(plan)
+        self._busy_until = max(self._busy_until, self._clock()) + seconds
+        result = self._sample(plan) if plan.row_steps is None else self._sample_ahead(plan, plan.row_steps)
         self._in_flight.append(_InFlight(plan.step, result, self._busy_until, self._timing.polls(plan.step)))
         return plan.step
 
@@ -229,6 +233,19 @@ class SimulatedExecutor:
             prompt_logprobs=self._prompt_logprobs(plan),
             embeddings=self._embeddings(plan),
         )
+
+    def _sample_ahead(self, plan: StepPlan, row_steps: Int32Array) -> StepResult:
+        """Every row to its last step; that its answer may have ended before is for others to see."""
+        tokens = np.full((len(plan.rows), plan.num_steps), NO_TOKEN, np.int32)
+        for i_step in range(plan.num_steps):
+            goes_on = row_steps > i_step
+            rows, positions = plan.rows[goes_on], plan.starts[goes_on] + i_step
+            if i_step:
+                self._write_tokens(rows, positions)
+            entries, outputs = self._kv[self._slots(rows, positions)], plan.output_indices[goes_on] + i_step
+            tokens[goes_on, i_step] = self._model.tokens(entries, self._noise[rows], outputs, self._eos_from[rows])
+            self._token_ids[rows, positions + 1] = tokens[goes_on, i_step]
+        return StepResult(token_ids=tokens.ravel())
 
     def _logprobs(self, rows: Int32Array, tokens: Int32Array) -> dict[int, TokenLogprobs]:
         if not self._num_logprobs:

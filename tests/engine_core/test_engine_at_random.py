@@ -75,7 +75,13 @@ class CheckedExecutor:
         for i, row in enumerate(rows):
             start, end = int(plan.starts[i]), int(plan.starts[i] + plan.counts[i])
             assert not (plan.samples[i] and plan.holds[i])
-            self._advance_row(row, start, end, samples=bool(plan.samples[i]), output_idx=int(plan.output_indices[i]))
+            output_idx = int(plan.output_indices[i])
+            self._advance_row(row, start, end, samples=bool(plan.samples[i]), output_idx=output_idx)
+            if plan.row_steps is not None:
+                assert (end, plan.samples[i]) == (start + 1, True), "several steps are of rows that decode"
+                for i_step in range(1, int(plan.row_steps[i])):
+                    self._advance_row(row, end, end + 1, samples=True, output_idx=output_idx + i_step)
+                    end += 1
             if plan.holds[i]:
                 assert end == self._known[row]
                 self._held[row] = end
@@ -328,6 +334,7 @@ def configs(draw: st.DrawFn) -> EngineConfig:
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=draw(st.integers(max_num_seqs, 100)),
         long_prefill_chunk=draw(st.sampled_from([0, 0, 7, 16, 40])),
+        decode_steps=draw(st.sampled_from([1, 1, 2, 5])),
         async_depth=draw(st.integers(1, 4)),
         enable_prefix_caching=draw(st.sampled_from([True, True, True, False])),
         policy=draw(st.sampled_from(["fcfs", "priority"])),

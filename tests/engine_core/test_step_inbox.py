@@ -44,6 +44,7 @@ def step(*spans: tuple[int, int, int], samples: list[bool] | None = None, step: 
         counts=counts,
         samples=np.array(samples or [True] * len(rows)),
         output_indices=rows * 10,
+        holds=np.zeros(len(rows), np.bool_),
     )
 
 
@@ -80,9 +81,11 @@ def test_a_step_arrives_whole_and_the_rest_of_its_shape_is_padding() -> None:
     plan = step((5, 40, 1), (2, 7, 1), (9, 100, 20), (4, 0, 3), (8, 6, 1), samples=[True, True, False, True, True])
     shape, tiles = SHAPES.of(plan)
     for number in (1, 2, 3, 4, 5, 6):
-        updates = inbox.send(step((1, 1, 1), step=number), *SHAPES.of(step((1, 1, 1))), 1, np.empty((2, 0), np.int32))
+        updates = inbox.send(
+            step((1, 1, 1), step=number), *SHAPES.of(step((1, 1, 1))), 1, np.empty((2, 0), np.int32), 0
+        )
         assert updates is None
-    sent = inbox.send(plan, shape, tiles, 16, np.array([[3, 4, 5], [7, 8, 9]], np.int32))
+    sent = inbox.send(plan, shape, tiles, 16, np.array([[3, 4, 5], [7, 8, 9]], np.int32), 640)
     assert sent is not None
     assert sent.tolist() == [[3, 4, 5], [7, 8, 9]]
     words = inbox.words(shape)
@@ -100,11 +103,11 @@ def test_a_step_arrives_whole_and_the_rest_of_its_shape_is_padding() -> None:
     assert positions[:4] == [40, 7, 2, 6]
     assert outputs[:4] == [50, 20, 40, 80]
     assert at[:4] == [0, 1, 24, 25]
-    assert int(inbox.first_result) == 1 % 5 * CONFIG.max_num_seqs
+    assert int(inbox.first_result) == 640
 
 
 def test_more_changes_than_there_is_room_for_travel_by_themselves() -> None:
     inbox, plan = StepInbox(CONFIG, SHAPES.max_tiles, torch.device("cpu")), step((1, 1, 1))
     shape, tiles = SHAPES.of(plan)
-    assert inbox.send(plan, shape, tiles, 1, np.zeros((2, NUM_UPDATES), np.int32)) is not None
-    assert inbox.send(plan, shape, tiles, 1, np.zeros((2, NUM_UPDATES + 1), np.int32)) is None
+    assert inbox.send(plan, shape, tiles, 1, np.zeros((2, NUM_UPDATES), np.int32), 0) is not None
+    assert inbox.send(plan, shape, tiles, 1, np.zeros((2, NUM_UPDATES + 1), np.int32), 0) is None

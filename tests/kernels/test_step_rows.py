@@ -7,12 +7,14 @@ from headwater.kernels.filtered_sample import Filters
 from headwater.kernels.sample import Draws
 from headwater.kernels.step_rows import (
     PARAM_WORDS,
+    advance_twin,
     load_draws,
     load_draws_twin,
     load_tokens,
     load_tokens_twin,
     scatter_words,
     store_tokens,
+    store_tokens_and_advance,
     store_tokens_twin,
 )
 from tests.kernels.paging import GPU, POISON
@@ -79,14 +81,26 @@ def test_sampling_state_is_unpacked_from_its_words_to_the_bit(size: int, generat
 
 
 @pytest.mark.parametrize("size", [1, 36, 300])
-def test_sampled_tokens_go_behind_their_rows_and_into_the_results(size: int, generator: torch.Generator) -> None:
-    rows, positions = padded_rows(generator, size), ints(generator, 0, 98, size)
-    token_ids, table = ints(generator, 0, 999, size), ints(generator, 0, 99, NUM_ROWS, 100)
+@pytest.mark.parametrize("advances", [False, True])
+def test_sampled_tokens_go_behind_their_rows_and_rows_that_are_not_done_go_on(
+    size: int, advances: bool, generator: torch.Generator
+) -> None:
+    rows, positions, outputs = padded_rows(generator, size), ints(generator, 0, 98, size), ints(generator, 0, 50, size)
+    token_ids, table = ints(generator, 0, 9, size), ints(generator, 0, 99, NUM_ROWS, 100)
+    # Ends, minimal lengths and stop ids that some rows meet and others do not.
+    params = ints(generator, -1, 9, NUM_ROWS, PARAM_WORDS)
+    params[:, 7], params[:, 8] = ints(generator, 20, 140, NUM_ROWS), ints(generator, 0, 120, NUM_ROWS)
     # The device writes into the host's memory, as it does for an engine.
-    results = torch.full((2000,), -7, dtype=torch.int32, pin_memory=rows.is_cuda)
-    first = torch.tensor([640], dtype=torch.int32, device=rows.device)
+    results = torch.full((3, 4, 320), -7, dtype=torch.int32, pin_memory=rows.is_cuda)
+    first = torch.tensor([4 * 320], dtype=torch.int32, device=rows.device)
     expected_table, expected = table.clone(), results.to(rows.device).clone()
-    store_tokens_twin(rows, positions, token_ids, expected_table, expected, first)
-    store_tokens(rows, positions, token_ids, table, results, first)
+    store_tokens_twin(rows, positions, outputs, token_ids, expected_table, expected, first)
+    following, seq_lens = advance_twin(rows, positions, outputs, token_ids, params), ints(generator, 0, 9, size)
+    if advances:
+        store_tokens_and_advance(rows, positions, outputs, token_ids, table, results, first, params, seq_lens)
+        for mine, twin in zip((rows, positions, outputs, seq_lens), following, strict=True):
+            assert torch.equal(mine, twin)
+    else:
+        store_tokens(rows, positions, outputs, token_ids, table, results, first)
     assert torch.equal(table, expected_table)
     assert torch.equal(results.to(rows.device), expected)

@@ -1,0 +1,107 @@
+"""An engine on a GPU under load that changes: what it answers, and what it keeps, at the size of a served model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from itertools import count
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from headwater.bench.workloads import MODELS
+from headwater.engine_core.engine import Engine
+from headwater.engine_core.executors.build import build_executor
+from headwater.engine_core.executors.executor import Executor
+from headwater.engine_core.executors.options import ExecutorOptions
+from headwater.engine_core.request import NewRequest
+from headwater.engine_core.sampling_params import SamplingParams
+
+pytestmark = pytest.mark.gpu
+
+NUM_COPIES, COPY_LEN = 1000, 1000
+NUM_PASSING = 10_000
+SPECIAL = SamplingParams(temperature=0.8, top_k=20, top_p=0.9, repetition_penalty=1.1, num_logprobs=2, max_tokens=6)
+
+
+@pytest.fixture(scope="module")
+def executor_and_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Executor, Engine]]:
+    folder: Path = tmp_path_factory.mktemp("qwen3-0.6b")
+    (folder / "config.json").write_text(json.dumps(MODELS["qwen3-0.6b"]))
+    options = ExecutorOptions(
+        model_folder=folder,
+        device="cuda",
+        load_format="dummy",
+        block_size=64,
+        max_num_seqs=384,
+        max_num_batched_tokens=2048,
+        max_model_len=4096,
+        gpu_memory_utilization=0.6,
+    )
+    executor, config, _ = build_executor(options, lambda phase, done, total: None)
+    yield executor, Engine(config, executor)
+    executor.close()
+
+
+def request(key: int, rng: np.random.Generator, prompt_len: int, sampling: SamplingParams) -> NewRequest:
+    prompt_ids = rng.integers(10, 100_000, prompt_len).tolist()
+    return NewRequest(key=key, prompt_ids=prompt_ids, output_ids=[], sampling=sampling)
+
+
+def test_a_thousand_copies_in_changing_batches_get_one_answer(executor_and_engine: tuple[Executor, Engine]) -> None:
+    engine, rng, others = executor_and_engine[1], np.random.default_rng(), count(NUM_COPIES)
+    prompt_ids = rng.integers(10, 100_000, 700).tolist()
+    sampling = SamplingParams(temperature=0.8, seed=7, max_tokens=COPY_LEN)
+    answers = np.zeros((NUM_COPIES, COPY_LEN), np.int32)
+    num_added = num_finished = 0
+    while num_finished < NUM_COPIES:
+        # Copies come a few at a time, and among them others of every length, so that no batch is like the last.
+        for _ in range(int(rng.integers(0, 3)) if num_added < NUM_COPIES else 0):
+            if num_added < NUM_COPIES:
+                engine.add(NewRequest(key=num_added, prompt_ids=prompt_ids, output_ids=[], sampling=sampling))
+                num_added += 1
+        if rng.random() < 0.2:
+            max_tokens = int(rng.integers(1, 300))
+            other = SamplingParams(temperature=1.0, seed=int(rng.integers(1 << 40)), max_tokens=max_tokens)
+            engine.add(request(next(others), rng, int(rng.integers(1, 1500)), other))
+        if (output := engine.step()) is not None:
+            keys, first, tokens = map(np.array, (output.keys, output.first_index, output.token_ids))
+            is_copy = keys < NUM_COPIES
+            answers[keys[is_copy], first[is_copy]] = tokens[is_copy]
+            num_finished += sum(finished.key < NUM_COPIES for finished in output.finishes)
+    while engine.has_work():
+        engine.step()
+    assert answers[0].any()
+    assert (answers == answers[0]).all()
+
+
+def test_memory_returns_to_where_it_was_after_ten_thousand_requests(
+    executor_and_engine: tuple[Executor, Engine],
+) -> None:
+    executor, engine = executor_and_engine
+    rng, keys = np.random.default_rng(), count(1 << 20)
+
+    def serve(num_requests: int) -> None:
+        for i in range(num_requests):
+            plain = SamplingParams(seed=i, max_tokens=int(rng.integers(1, 12)))
+            engine.add(request(next(keys), rng, int(rng.integers(1, 200)), SPECIAL if i % 50 == 0 else plain))
+            if i % 40 == 0:
+                engine.cancel((1 << 20) + int(rng.integers(i + 1)))
+            if i % 16 == 0:
+                engine.step()
+        while engine.has_work():
+            engine.step()
+
+    while executor.prepare():
+        pass
+    serve(1000)
+    torch.cuda.synchronize()
+    before, load = torch.cuda.memory_allocated(), engine.load()
+    serve(NUM_PASSING)
+    torch.cuda.synchronize()
+    assert torch.cuda.memory_allocated() == before
+    after = engine.load()
+    assert after.num_used_blocks == load.num_used_blocks == 0
+    assert after.num_running == after.num_waiting == 0
