@@ -130,8 +130,6 @@ def _check_combinations(checked: common_pb2.Sampling, stream: bool) -> None:
         raise BadRequest(
             "top_logprobs", f"top_logprobs is {checked.top_logprobs} without logprobs; allowed: with logprobs"
         )
-    if _has(checked, "structured_output") and checked.use_beam_search:
-        raise UnsupportedField("use_beam_search", "beams and structured output cannot be had together")
     if _has(checked, "structured_output") and checked.ignore_eos:
         raise BadRequest("ignore_eos", "ignore_eos is true with structured output; allowed: false, a match has an end")
     if _has(checked, "prompt_logprobs") and stream:

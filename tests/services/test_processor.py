@@ -99,7 +99,7 @@ REFUSED = [
     (request(chat("x"), model="nobody"), errors.NotFound, "model", "the model 'nobody' does not exist"),
     (request(chat("x"), model="bare"), errors.BadRequest, "messages", "the model 'bare' has no chat template"),
     (request(chat("x"), temperature=3.0), errors.BadRequest, "temperature", "temperature is 3.0; allowed: 0…2"),
-    (request(chat("x"), use_beam_search=True), errors.BadRequest, "use_beam_search", "is not supported"),
+    (request(chat("x"), use_beam_search=True, logprobs=True), errors.BadRequest, "logprobs", "with use_beam_search"),
     (request(chat()), errors.BadRequest, "messages", "messages is []; allowed: at least one message"),
     (request(Prompt(text="")), errors.BadRequest, "prompt", "allowed: at least one token"),
     (request(Prompt()), errors.BadRequest, "prompt", "allowed: text, token ids or a conversation"),
