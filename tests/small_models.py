@@ -25,6 +25,23 @@ Tools: {{ tools | tojson }}, called by <tool_call>{"name": …, "arguments": …
 {% elif opens_thoughts is defined %}<think>
 {% endif %}{% endif %}"""
 
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "vocab_size": 49152,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "max_position_embeddings": 8192,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0,
+    "tie_word_embeddings": True,
+    "eos_token_id": 2,
+}
+"""What a simulated engine reads of a folder."""
+
 
 def make_thinking_folder(plain: Path, folder: Path, *, name: str, template: str = THINKING_TEMPLATE) -> Path:
     """A copy of `plain`, weights left out, for a model that thinks and calls."""
@@ -38,6 +55,7 @@ def make_thinking_folder(plain: Path, folder: Path, *, name: str, template: str 
             vocab[mark] = token["id"]
             token.update(content=mark, special=token["id"] in SPECIAL_MARKS)
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    (folder / "config.json").write_text(json.dumps(CONFIG))
     config = json.loads((plain / "tokenizer_config.json").read_text())
     (folder / "tokenizer_config.json").write_text(json.dumps(config | {"chat_template": template}))
     manifest = json.loads((plain / "model.json").read_text())

@@ -1,0 +1,168 @@
+"""Requests that nobody would write: generated from our own description, cut off, half closed, with strange headers.
+
+Whatever comes, the gateway answers in its envelope and goes on: no 500, no stream left, no hang.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import random
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, Phase, given, seed, settings
+
+from tests.gateway.conftest import GatewayStarter
+from tests.gateway.stages import (
+    MODEL,
+    Behind,
+    Gateway,
+    chat_body,
+    completion_body,
+    engine_stage,
+    output_processor_stage,
+    processor_stage,
+    started,
+)
+
+STATUSES = {200, 400, 404, 405, 413, 415, 503}
+"""503: where the line has no store of responses, files or batches."""
+
+
+@pytest.fixture(scope="module")
+def short_line(text_folder: Path, start_gateway: GatewayStarter, shared_redis_url: str) -> Iterator[Gateway]:
+    """Contexts of 128 tokens, so that no answer is long."""
+    processor = processor_stage(text_folder, "--max-model-len=128")
+    output_processor, engine = output_processor_stage(text_folder), engine_stage("--max-model-len=128")
+    with started(processor, output_processor, engine):
+        behind = Behind(processor.address, output_processor.address, (engine.address,))
+        with start_gateway(behind, f"--redis-url={shared_redis_url}") as gateway:
+            yield gateway
+
+
+def is_idle(gateway: Gateway) -> bool:
+    return gateway.metric("headwater_num_streams") == gateway.metric("headwater_num_requests_running") == 0
+
+
+def check_described_requests(gateway: Gateway, num_examples: int) -> None:
+    """Every operation of /openapi.json with bodies that fit its schema."""
+    description = schemathesis.openapi.from_url(f"{gateway.rest}/openapi.json")
+    for found in description.get_all_operations():
+        operation = found.ok()
+
+        @seed(7)
+        @settings(
+            max_examples=num_examples,
+            deadline=None,
+            database=None,
+            phases=[Phase.generate],
+            suppress_health_check=list(HealthCheck),
+        )
+        @given(case=operation.as_strategy())
+        def check(case: Any) -> None:
+            reply = case.call(base_url=gateway.rest, timeout=30)
+            assert reply.status_code in STATUSES, (reply.status_code, reply.text, case.body)
+
+        check()
+    gateway.wait_until(lambda: is_idle(gateway))
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_what_the_description_allows_is_answered_or_refused(short_line: Gateway) -> None:
+    check_described_requests(short_line, 15)
+
+
+@pytest.mark.long
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.timeout(1800)
+def test_much_of_what_the_description_allows_is_answered_or_refused(short_line: Gateway) -> None:
+    check_described_requests(short_line, 400)
+
+
+PATHS = ["/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses", "/tokenize", "/detokenize"]
+BODIES = [
+    chat_body(max_tokens=4),
+    chat_body(stream=True, max_tokens=4, tools=[{"type": "function", "function": {"name": "f"}}]),
+    completion_body(max_tokens=4, stream=True, n=2, temperature=1),
+    {"model": MODEL, "input": ["a", "b"]},
+    {"model": MODEL, "input": "a", "stream": True, "max_output_tokens": 4},
+    {"model": MODEL, "prompt": "a"},
+    {"model": MODEL, "tokens": [5]},
+]
+VALUES: list[Any] = [None, True, -1, 2**64, 1e308, "", "\ud83d\ude42" * 9, [], {}, [[[]]], {"a": {"b": [None]}}, "\x00"]
+HEADERS = [
+    "authorization",
+    "x-tenant",
+    "x-priority",
+    "x-request-id",
+    "traceparent",
+    "x-headwater-deadline-ms",
+    "accept",
+]
+ODD = [b"", b"\xff\xfe", b"a" * 4000, b"0", b"-1", b"99999999999", b"Bearer", b'";drop', b"\xe2\x82\xac"]
+
+
+def mutated(body: dict[str, Any], dice: random.Random) -> bytes:
+    """A good body with one value, one byte or its end gone wrong."""
+    changed = json.loads(json.dumps(body))
+    match dice.randrange(4):
+        case 0:
+            changed[dice.choice([*changed, "stop", "n", "logit_bias", "tools", "text"])] = dice.choice(VALUES)
+        case 1:
+            return json.dumps(changed).encode()[: dice.randrange(200)]
+        case 2:
+            data = bytearray(json.dumps(changed).encode())
+            data[dice.randrange(len(data))] = dice.randrange(256)
+            return bytes(data)
+    return json.dumps(changed).encode()
+
+
+def check_mutations(gateway: Gateway, dice: random.Random) -> None:
+    body, headers = mutated(dice.choice(BODIES), dice), [(b"content-type", b"application/json")]
+    if dice.random() < 0.5:
+        headers.append((dice.choice(HEADERS).encode(), dice.choice(ODD)))
+    reply = gateway.client.post(dice.choice(PATHS), content=body, headers=headers)
+    assert reply.status_code in STATUSES | {401, 403, 422, 504}, (reply.status_code, reply.text, body, headers)
+
+
+def check_broken_connections(gateway: Gateway, dice: random.Random) -> None:
+    """A request over a bare socket that stops speaking, stops listening or leaves, somewhere."""
+    url, body = httpx.URL(gateway.rest), json.dumps(dice.choice(BODIES)).encode()
+    head = f"POST {dice.choice(PATHS)} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n".encode()
+    data = head + body
+    with socket.create_connection((url.host, url.port or 80), timeout=5) as connection, contextlib.suppress(OSError):
+        connection.sendall(data[: dice.randrange(len(data))] if dice.random() < 0.5 else data)
+        match dice.randrange(3):
+            case 0:
+                connection.shutdown(socket.SHUT_WR)
+                connection.settimeout(0.2)
+                connection.recv(65536)
+            case 1:
+                connection.recv(dice.randrange(1, 64))
+
+
+def fuzz(gateway: Gateway, seconds: float) -> None:
+    dice, end = random.Random(7), time.monotonic() + seconds
+    while time.monotonic() < end:
+        check_mutations(gateway, dice)
+        check_broken_connections(gateway, dice)
+    gateway.wait_until(lambda: is_idle(gateway), 20)
+    assert gateway.chat(max_tokens=2)["usage"]["completion_tokens"] == 2
+
+
+def test_bodies_headers_and_connections_that_go_wrong_break_nothing(short_line: Gateway) -> None:
+    fuzz(short_line, 4)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_ten_minutes_of_what_goes_wrong_break_nothing(short_line: Gateway) -> None:
+    fuzz(short_line, 600)
