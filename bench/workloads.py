@@ -47,8 +47,8 @@ class Workload:
     output_lens: tuple[int, ...]
     shared_prefix_len: int = 0
     """Before each prompt, the same for all."""
-    prefill_before_timing: bool = False
-    """The clock starts when every prompt is computed."""
+    is_cached: bool = False
+    """Every prompt was computed before, so that the clock sees decode steps of all requests at once."""
 
     @property
     def longest(self) -> int:
@@ -103,6 +103,6 @@ WORKLOADS = {
     "O5": uniform("qwen3-8b", 8, 8192, 1),
     "O6": uniform("qwen3-8b", 1, 32_768, 1),
     "O7": uniform("qwen3-8b", 1, 1024, 1),
-    "O8": uniform("qwen3-8b", 16, 30_000, 256, prefill_before_timing=True),
+    "O8": uniform("qwen3-8b", 16, 30_000, 256, is_cached=True),
     "O9": uniform("qwen3-8b", 256, 64, 64, shared_prefix_len=4096),
 }

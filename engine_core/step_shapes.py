@@ -92,7 +92,7 @@ class StepShapes:
         for size in self._ordered:
             yield StepShape(num_tokens=size, num_decodes=size)
         for num_decodes in (0, 1, FEW + 1):
-            for num_tokens in (16, *range(32, 257, 32), *range(320, 513, 64), *range(640, MOST_PADDED + 1, 128)):
+            for num_tokens in _PADDED_TOKENS:
                 if num_decodes < num_tokens <= self._most_tokens and num_decodes <= self._most_rows:
                     yield self._mixed(num_tokens, num_decodes, 1, shares=False)
             yield self._mixed(self._most_tokens, min(num_decodes, self._most_rows), 1, shares=False)
@@ -126,6 +126,9 @@ def aligned(num_words: int) -> int:
 
 
 def _padded(num_tokens: int) -> int:
-    """Up by an eighth at most, where it is not very small."""
-    grain = max(16, (1 << (num_tokens - 1).bit_length()) // 16)
+    """Up by an eighth at most, where it is not so small that weights take the time."""
+    grain = max(32, (1 << (num_tokens - 1).bit_length()) // 16)
     return -(-num_tokens // grain) * grain if num_tokens <= MOST_PADDED else num_tokens
+
+
+_PADDED_TOKENS = sorted({_padded(num_tokens) for num_tokens in range(1, MOST_PADDED + 1)})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -67,7 +68,7 @@ def build_cuda_executor(
     if not is_sized:
         free = kv_cache_memory or memory.left(gpu_memory_utilization)
         num_blocks = max(free, 0) // block_bytes
-    _check(num_blocks, config, memory, block_bytes, gpu_memory_utilization)
+    check_cache(num_blocks, config, memory, block_bytes, gpu_memory_utilization)
     config = replace(config, num_blocks=num_blocks)
     num_bytes, num_tokens = num_blocks * block_bytes, num_blocks * config.block_size
     log.info("kv cache: %d blocks, %d tokens of %s, %.1f GB", num_blocks, num_tokens, kv_dtype, num_bytes / GB)
@@ -75,16 +76,17 @@ def build_cuda_executor(
     return CudaExecutor(decoder, platform, config, kv_cache), config
 
 
-def _check(num_blocks: int, config: EngineConfig, memory: Memory, block_bytes: int, utilization: float) -> None:
+def check_cache(num_blocks: int, config: EngineConfig, memory: Memory, block_bytes: int, utilization: float) -> None:
+    """Whether a cache of so many blocks serves the config and fits. Raises `ConfigError`."""
     needed = -(-config.max_model_len // config.block_size) + 1
     if num_blocks < needed:
         most_len = max(num_blocks - 1, 0) * config.block_size
-        share = utilization + (needed - num_blocks) * block_bytes / memory.total
+        share = math.ceil(1000 * (utilization + (needed - num_blocks) * block_bytes / memory.total)) / 1000
         raise ConfigError(
             "max_model_len",
             config.max_model_len,
             f"at most {most_len} in a KV cache of {num_blocks * block_bytes / GB:.1f} GB"
-            + (f", or gpu_memory_utilization from {share:.3f} on" if share < 1 else "")
+            + (f", or gpu_memory_utilization from {share} on" if share < 1 else "")
             + f" ({memory})",
         )
     most = (memory.total - memory.others - memory.weights - 2 * memory.step - SPARE_BYTES) // block_bytes

@@ -60,7 +60,7 @@ def test_a_decode_step_is_padded_to_a_size_that_recurs(num_rows: int) -> None:
 @pytest.mark.parametrize(
     ("spans", "num_tokens", "num_decodes"),
     [
-        ([(0, 0, 5)], 16, 0),
+        ([(0, 0, 5)], 32, 0),
         ([(0, 0, 300)], 320, 0),
         ([(3, 9, 1), (0, 0, 2000)], 2048, 64),
         ([(row, 9, 1) for row in range(70)] + [(99, 0, 4026)], 4096, 100),
