@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -60,8 +61,13 @@ def test_greedy_answers_follow_the_likeliest_tokens_of_transformers(family: str,
     assert (torch.cat(gaps) == 0).double().mean() > 0.85
 
 
-@pytest.mark.parametrize("options", [{}, {"max_num_batched_tokens": 67}, {"async_depth": 4}, {"num_blocks": 30}])
-def test_an_answer_does_not_depend_on_batch_chunks_depth_or_preemption(folder: Path, options: dict[str, int]) -> None:
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"max_num_batched_tokens": 67}, {"async_depth": 4}, {"num_blocks": 30}, {"decode_steps": 5}],
+)
+def test_an_answer_does_not_depend_on_batch_chunks_depth_preemption_or_steps_ahead(
+    folder: Path, options: dict[str, int]
+) -> None:
     asked = prompts(24)
     together = engine(folder, **options)
     answers = together.tokens(asked, *SEEDED)
@@ -77,6 +83,21 @@ def test_an_answer_after_a_prefix_hit_and_beside_sharers_is_the_same(folder: Pat
     one.close()
     assert first == [answer.token_ids for answer in again] == alone(folder, asked, SEEDED)
     assert all(answer.cached_tokens >= 576 for answer in again)
+
+
+def test_stop_ids_end_an_answer_where_they_would_alone_however_many_steps_are_planned(folder: Path) -> None:
+    asked = prompts(24)
+    stopping = [
+        replace(sampling, stop_token_ids=tuple(range(i, 512, 9)), min_tokens=i % 5) for i, sampling in enumerate(SEEDED)
+    ]
+    ahead = engine(folder, decode_steps=5)
+    answers = ahead.tokens(asked, *stopping)
+    ahead.close()
+    whole = alone(folder, asked, SEEDED)
+    for sampling, answer, full in zip(stopping, answers, whole, strict=True):
+        ends = [i + 1 for i, token in enumerate(full) if token in sampling.stop_token_ids and i >= sampling.min_tokens]
+        assert answer == full[: ends[0] if ends else len(full)]
+    assert any(len(answer) < 40 for answer in answers)
 
 
 def test_filters_penalties_and_log_probabilities_are_served(folder: Path) -> None:

@@ -39,6 +39,7 @@ def executor_and_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tu
         max_num_batched_tokens=2048,
         max_model_len=4096,
         gpu_memory_utilization=0.6,
+        decode_steps=4,
     )
     executor, config, _ = build_executor(options, lambda phase, done, total: None)
     yield executor, Engine(config, executor)
@@ -67,9 +68,11 @@ def test_a_thousand_copies_in_changing_batches_get_one_answer(executor_and_engin
             other = SamplingParams(temperature=1.0, seed=int(rng.integers(1 << 40)), max_tokens=max_tokens)
             engine.add(request(next(others), rng, int(rng.integers(1, 1500)), other))
         if (output := engine.step()) is not None:
-            keys, first, tokens = map(np.array, (output.keys, output.first_index, output.token_ids))
-            is_copy = keys < NUM_COPIES
-            answers[keys[is_copy], first[is_copy]] = tokens[is_copy]
+            at = 0
+            for key, first, num_tokens in zip(output.keys, output.first_index, output.num_tokens, strict=True):
+                if key < NUM_COPIES:
+                    answers[key, first : first + num_tokens] = output.token_ids[at : at + num_tokens]
+                at += num_tokens
             num_finished += sum(finished.key < NUM_COPIES for finished in output.finishes)
     while engine.has_work():
         engine.step()
