@@ -109,7 +109,7 @@ def streams(
     os.environ |= {
         "HEADWATER_SIMULATED_STEP_SECONDS": str(1 / tokens_per_second),
         "HEADWATER_MAX_NUM_SEQS": str(num_streams),
-        "HEADWATER_NUM_BLOCKS": str(num_streams * 64),
+        "HEADWATER_NUM_BLOCKS": str(max(1024, num_streams * 64)),
     }
     with own_line(["--executor=simulated", "--replicas=1", "--log-level=warning"]) as (line, _):
         pid = next(each.pid for each in line.stages if each.name == "gateway-0")

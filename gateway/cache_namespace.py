@@ -5,6 +5,7 @@ from __future__ import annotations
 import hmac
 import secrets
 from dataclasses import dataclass, field
+from functools import lru_cache
 from hashlib import blake2b
 from pathlib import Path
 
@@ -52,6 +53,7 @@ class CacheNamespaces:
         return blake2b(b"".join(parts), key=secret, digest_size=NAMESPACE_LEN).digest()
 
 
+@lru_cache(maxsize=4096)
 def _tenant_secret(master_key: bytes, tenant_id: str) -> bytes:
     """HKDF-SHA-256 (RFC 5869) of one block, the tenant being the info."""
     extracted = hmac.digest(b"headwater cache namespace", master_key, "sha256")

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from headwater.gateway.batches.records import NewBatch
 from headwater.gateway.openai import schema
 from headwater.gateway.openai.embeddings import EmbeddingRequest
 from headwater.gateway.openai.response_schema import ResponsesRequest
@@ -17,6 +18,7 @@ _BODIES: dict[str, tuple[type[msgspec.Struct], str]] = {
     "/v1/completions": (schema.CompletionRequest, "Continue prompts, whole or in a stream"),
     "/v1/embeddings": (EmbeddingRequest, "Texts to vectors"),
     "/v1/responses": (ResponsesRequest, "Answer a turn of a conversation that is kept"),
+    "/v1/batches": (NewBatch, "Run a file of requests when there is room"),
     "/tokenize": (schema.TokenizeRequest, "Text or messages to token ids"),
     "/detokenize": (schema.DetokenizeRequest, "Token ids to text"),
 }
@@ -26,10 +28,24 @@ _READS = {
     "/v1/responses/{id}": "A response that was kept",
     "/v1/responses/{id}/input_items": "What was said in its turn",
     "/v1/requests/{id}/explain": "Where a request waited, where it was routed and why, what it took",
+    "/v1/files": "The tenant's files, youngest first",
+    "/v1/files/{id}": "One file",
+    "/v1/files/{id}/content": "What is in it",
+    "/v1/batches": "The tenant's batches, youngest first",
+    "/v1/batches/{id}": "One batch, and how far it is",
     "/health": "Alive",
     "/ready": "Able to answer: processor, output processor and engine are there",
     "/version": "Of the server",
     "/metrics": "Prometheus text",
+}
+_WITHOUT_BODY = {
+    ("delete", "/v1/files/{id}"): "Forget a file",
+    ("post", "/v1/batches/{id}/cancel"): "End a batch with the results that it has",
+}
+_UPLOAD = {
+    "type": "object",
+    "required": ["file", "purpose"],
+    "properties": {"file": {"type": "string", "format": "binary"}, "purpose": {"enum": ["batch"]}},
 }
 _ERROR = {
     "type": "object",
@@ -58,15 +74,15 @@ def openapi_document(version: str) -> dict[str, Any]:
     paths: dict[str, Any] = {}
     for (path, (_, summary)), body in zip(_BODIES.items(), bodies, strict=True):
         content = {"application/json": {"schema": body}}
-        paths[path] = {
-            "post": {"summary": summary, "requestBody": {"required": True, "content": content}, "responses": _RESPONSES}
-        }
-    for path, summary in _READS.items():
+        paths[path] = {"post": _posted(summary, content)}
+    paths["/v1/files"] = {"post": _posted("Upload a file", {"multipart/form-data": {"schema": _UPLOAD}})}
+    for (method, path), summary in ({("get", path): told for path, told in _READS.items()} | _WITHOUT_BODY).items():
         names = [
             {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
             for name in re.findall(r"{(\w+)}", path)
         ]
-        paths[path] = {"get": {"summary": summary, "parameters": names, "responses": _RESPONSES}}
+        described = {"summary": summary, "parameters": names, "responses": _RESPONSES}
+        paths.setdefault(path, {})[method] = described
     return {
         "openapi": "3.1.0",
         "info": {"title": "Headwater", "version": version},
@@ -74,3 +90,7 @@ def openapi_document(version: str) -> dict[str, Any]:
         "components": {"schemas": components, "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}}},
         "security": [{}, {"key": []}],
     }
+
+
+def _posted(summary: str, content: dict[str, Any]) -> dict[str, Any]:
+    return {"summary": summary, "requestBody": {"required": True, "content": content}, "responses": _RESPONSES}

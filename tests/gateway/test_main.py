@@ -67,6 +67,8 @@ def test_a_browser_finds_a_chat_page_that_loads_nothing_from_elsewhere(gateway: 
 def test_what_is_served_is_described(gateway: Gateway) -> None:
     document = gateway.client.get("/openapi.json").json()
     assert "/v1/chat/completions" in document["paths"]
+    assert document["paths"]["/v1/files"].keys() == {"get", "post"}
+    assert "delete" in document["paths"]["/v1/files/{id}"]
     fields = document["components"]["schemas"]["ChatCompletionRequest"]["properties"]
     assert "temperature" in fields
     assert gateway.client.get("/version").json()["version"]

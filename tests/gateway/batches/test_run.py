@@ -1,0 +1,188 @@
+"""What runs of batches owe to one another, over a real JetStream; what answers the lines is a small application."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import io
+import uuid
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import pytest
+from prometheus_client import CollectorRegistry
+
+from headwater.gateway.batches.durable import Durable
+from headwater.gateway.batches.files import Files
+from headwater.gateway.batches.ledger import Ledger
+from headwater.gateway.batches.line_caller import LineCaller
+from headwater.gateway.batches.records import Batch, Kept, Result, new_id, now
+from headwater.gateway.batches.run import NotMine, Run
+from headwater.services.bus import Bus
+from headwater.services.errors import BadRequest, NotFound
+
+URL = "/v1/completions"
+
+
+class Answering:
+    """Answers each line by its prompt, after `gate`; the first answers are the given statuses."""
+
+    def __init__(self, *statuses: int) -> None:
+        self.statuses, self.asked, self.gate = list(statuses), [], asyncio.Event()  # type: ignore[var-annotated]
+        self.gate.set()
+        self.begun = asyncio.Event()
+        self.headers: dict[bytes, bytes] = {}
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        body = msgspec.json.decode((await receive())["body"])
+        self.headers = dict(scope["headers"])
+        self.asked.append(body["prompt"])
+        self.begun.set()
+        await self.gate.wait()
+        status = self.statuses.pop(0) if self.statuses else 200
+        await send({"type": "http.response.start", "status": status, "headers": [(b"x-request-id", b"r1")]})
+        await send({"type": "http.response.body", "body": msgspec.json.encode({"text": body["prompt"]})})
+
+
+@dataclass
+class Bench:
+    durable: Durable
+    files: Files
+    ledger: Ledger
+    tenant: str
+
+    async def batch(self, num_lines: int, *, expires_in: int = 3600) -> Kept:
+        lines = [
+            {"custom_id": f"{i}", "method": "POST", "url": URL, "body": {"prompt": f"p{i}"}} for i in range(num_lines)
+        ]
+        content = b"".join(msgspec.json.encode(each) + b"\n" for each in lines)
+        file = await self.files.add(self.tenant, "in.jsonl", "batch", io.BytesIO(content), len(content))
+        batch = Batch(
+            id=new_id("batch_"),
+            endpoint=URL,
+            input_file_id=file.id,
+            completion_window="1h",
+            created_at=now(),
+            expires_at=now() + expires_in,
+        )
+        kept = Kept(batch=batch, tenant=self.tenant, weight=1.0, tier=2)
+        await self.ledger.add(kept)
+        return kept
+
+    def run(self, kept: Kept, app: Answering) -> Run:
+        @dataclass
+        class Named:
+            tenant: str
+            batch_id: str
+
+        caller = LineCaller(app, concurrency=2, registry=CollectorRegistry())
+        job: Any = Named(kept.tenant, kept.batch.id)
+        return Run(self.files, self.ledger, caller, job, max_line_bytes=1000)
+
+    async def lines(self, file_id: str | None) -> list[dict[str, Any]]:
+        assert file_id is not None
+        async with self.files.opened(self.tenant, file_id) as content:
+            return [msgspec.json.decode(line) for line in content]
+
+
+@pytest.fixture
+async def bench(nats_url: str) -> AsyncIterator[Bench]:
+    async with Bus.open(nats_url, wait_seconds=5.0) as bus:
+        durable = Durable(bus)
+        yield Bench(durable, Files(durable), Ledger(durable), uuid.uuid4().hex)
+
+
+async def test_a_line_that_cannot_be_served_now_is_tried_again_behind_everyone_else(bench: Bench) -> None:
+    kept, app = await bench.batch(1), Answering(503, 429, 500)
+    batch = await bench.run(kept, app).to_its_end()
+    assert (batch.status, app.asked) == ("completed", ["p0"] * 4)
+    assert app.headers[b"x-priority"] == b"1000"
+    (line,) = await bench.lines(batch.output_file_id)
+    assert (line["response"]["request_id"], line["response"]["body"]) == ("r1", {"text": "p0"})
+
+
+async def test_a_fault_that_stays_is_the_lines_result(bench: Bench) -> None:
+    kept, app = await bench.batch(1), Answering(500, 500, 504, 500)
+    batch = await bench.run(kept, app).to_its_end()
+    assert (batch.status, batch.request_counts.failed, batch.output_file_id) == ("completed", 1, None)
+    (line,) = await bench.lines(batch.error_file_id)
+    assert (line["response"]["status_code"], len(app.asked)) == (504, 3)
+
+
+async def test_a_run_that_is_overtaken_stops_and_nothing_of_it_is_seen(bench: Bench) -> None:
+    kept, slow, fast = await bench.batch(6), Answering(), Answering()
+    slow.gate.clear()
+    first = asyncio.create_task(bench.run(kept, slow).to_its_end())
+    await slow.begun.wait()
+    batch = await bench.run(kept, fast).to_its_end()
+    slow.gate.set()
+    with pytest.raises(NotMine):
+        await first
+    assert batch.status == "completed"
+    assert sorted(line["custom_id"] for line in await bench.lines(batch.output_file_id)) == [f"{i}" for i in range(6)]
+    stored = (await bench.ledger.get(bench.tenant, batch.id)).batch
+    assert stored.output_file_id == batch.output_file_id
+    outputs = [file for file in await bench.files.all(bench.tenant) if file.purpose == "batch_output"]
+    assert [file.id for file in outputs] == [batch.output_file_id]
+
+
+async def test_a_run_goes_on_from_the_results_of_the_one_before(bench: Bench) -> None:
+    kept, first, second = await bench.batch(6), Answering(), Answering()
+    run = asyncio.create_task(bench.run(kept, first).to_its_end())
+    await first.begun.wait()
+    first.gate.clear()
+    await asyncio.sleep(0.2)
+    run.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await run
+    done = {number async for number, _, _ in bench.ledger.results(kept.batch.id)}
+    batch = await bench.run(kept, second).to_its_end()
+    assert (batch.status, batch.request_counts.completed) == ("completed", 6)
+    assert len(second.asked) == 6 - len(done)
+
+
+async def test_what_is_not_answered_in_the_window_is_told_as_expired(bench: Bench) -> None:
+    kept, app = await bench.batch(4, expires_in=1), Answering()
+    app.gate.clear()
+    batch = await bench.run(kept, app).to_its_end()
+    assert (batch.status, batch.output_file_id, batch.request_counts.failed) == ("expired", None, 4)
+    assert {line["error"]["code"] for line in await bench.lines(batch.error_file_id)} == {"batch_expired"}
+
+
+async def test_a_file_that_is_gone_fails_the_batch(bench: Bench) -> None:
+    kept = await bench.batch(1)
+    await bench.files.delete(bench.tenant, kept.batch.input_file_id)
+    batch = await bench.run(kept, Answering()).to_its_end()
+    assert batch.status == "failed"
+    assert batch.errors is not None
+    assert batch.errors.data[0].code == "invalid_input_file"
+
+
+async def test_the_first_result_of_a_line_stands(bench: Bench) -> None:
+    batch_id = new_id("batch_")
+    assert await bench.ledger.keep_result(batch_id, 7, Result(id="one", custom_id="a"))
+    assert not await bench.ledger.keep_result(batch_id, 7, Result(id="other", custom_id="a"))
+    (kept,) = [line async for _, line, _ in bench.ledger.results(batch_id)]
+    assert msgspec.json.decode(kept)["id"] == "one"
+    await bench.ledger.drop_results(batch_id)
+    assert [line async for line in bench.ledger.results(batch_id)] == []
+
+
+async def test_changes_of_a_batch_at_once_are_all_made(bench: Bench) -> None:
+    kept = await bench.batch(1)
+
+    def count(each: Kept) -> None:
+        each.batch.request_counts.total += 1
+
+    await asyncio.gather(*(bench.ledger.change(bench.tenant, kept.batch.id, count) for _ in range(10)))
+    assert (await bench.ledger.get(bench.tenant, kept.batch.id)).batch.request_counts.total == 10
+    with pytest.raises(NotFound):
+        await bench.ledger.get("somebody else", kept.batch.id)
+
+    def refuse(each: Kept) -> None:
+        raise BadRequest("status", "no")
+
+    with pytest.raises(BadRequest):
+        await bench.ledger.change(bench.tenant, kept.batch.id, refuse)
