@@ -1,4 +1,5 @@
-"""The process that converts a model once: its tokenizer's files, its weights in the kernels' layout, its manifest.
+"""The process that converts a model once: its tokenizer's files, its weights in the kernels' layout, its manifest. For
+a CPU it also compiles the kernels, which an engine would wait for.
 
 Says where it stands on standard output, one JSON object a line: {"what", "done", "total"}.
 """
@@ -6,6 +7,7 @@ Says where it stands on standard output, one JSON object a line: {"what", "done"
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import sys
 from dataclasses import dataclass
@@ -15,6 +17,8 @@ from typing import Any
 
 from headwater.engine_core import weights
 from headwater.engine_core.packed_weights import pack_folder
+from headwater.engine_core.platforms.cpu import compile_kernels
+from headwater.services.engine_kernel_cache import with_kernel_cache
 from headwater.services.gguf_tokenizer import write_tokenizer
 from headwater.services.manifest import LAYOUT, ModelManifest
 from headwater.services.settings import SettingError, read_settings, setting
@@ -51,6 +55,8 @@ def convert(settings: ConvertSettings) -> None:
     weights.convert(settings.source, settings.folder, dtype=settings.dtype, progress=converting)
     if settings.device == "cpu":
         pack_folder(settings.folder, partial(_report, f"packing {settings.name}"))
+        os.environ |= with_kernel_cache(os.environ)
+        compile_kernels(weights.DTYPES[settings.dtype], partial(_report, "compiling kernels"))
     _manifest(settings).write(settings.folder)
     for path in settings.folder.iterdir():
         path.chmod(READ_ONLY)

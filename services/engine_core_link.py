@@ -13,6 +13,7 @@ from typing import assert_never
 import msgspec
 import structlog
 
+from headwater.services.engine_kernel_cache import with_kernel_cache
 from headwater.services.engine_mask_table import Int32Array, create_mask_memory, map_masks
 from headwater.services.engine_messages import (
     Command,
@@ -28,7 +29,6 @@ from headwater.services.engine_messages import (
 )
 from headwater.services.engine_ring import PeerGone, RingReader, RingWriter, create_ring
 from headwater.services.engine_settings import EngineSettings
-from headwater.services.model_store import default_cache_dir
 from headwater.services.runtime import PARENT_FD, READY_FD
 from headwater.services.settings import to_argv
 
@@ -200,9 +200,6 @@ def core_environment(threads: int) -> dict[str, str]:
     environment = {name: value for name, value in os.environ.items() if name not in (READY_FD, PARENT_FD)}
     environment |= {"GOMP_SPINCOUNT": "30000", "KMP_BLOCKTIME": "1"}
     environment.pop("OMP_WAIT_POLICY", None)
-    # Compiled kernels stay, under a key of their source, the GPU or CPU and the compiler's version.
-    for name in ("TRITON_CACHE_DIR", "NUMBA_CACHE_DIR"):
-        environment.setdefault(name, str(default_cache_dir() / "kernels"))
     if threads:
         environment |= {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
-    return environment
+    return with_kernel_cache(environment)

@@ -17,7 +17,7 @@ from headwater.engine_core.executors.single import SingleExecutor
 from headwater.engine_core.model_config import ModelConfig
 from headwater.engine_core.models.decoder import Decoder
 from headwater.engine_core.packed_weights import with_packed_matrices
-from headwater.engine_core.platforms.cpu import CpuPlatform
+from headwater.engine_core.platforms.cpu import CPU_DTYPES, CpuPlatform
 from headwater.engine_core.runner import Runner
 
 CPU_KV_CACHE_BYTES = 512 << 20
@@ -36,6 +36,8 @@ def build_executor(options: ExecutorOptions, progress: Progress) -> tuple[Execut
     dtype = stored if options.dtype == "auto" else options.dtype
     if options.load_format == "auto" and dtype != stored:
         raise ConfigError("dtype", dtype, f"{stored}, as the model folder was converted")
+    if device.type == "cpu" and weights.DTYPES[dtype] not in CPU_DTYPES:
+        raise ConfigError("dtype", dtype, "float32 or bfloat16 on a CPU")
     kv_format = _kv_format(options.kv_cache_dtype, dtype, device)
     config = _engine_config(options, model, weights.DTYPES[dtype], device)
     loading = partial(progress, "loading weights")

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from headwater.engine_core.batch import ForwardBatch
 from headwater.engine_core.config import ConfigError
 from headwater.engine_core.model_config import ModelConfig
+from headwater.kernels.cpu import attention as attention_kernel
+from headwater.kernels.cpu import draw as draw_kernel
+from headwater.kernels.cpu import qk_norm_rope_store_kv as qk_kernel
+from headwater.kernels.cpu import rms_norm as norm_kernel
+from headwater.kernels.cpu import silu_mul as silu_kernel
 from headwater.kernels.cpu.attention import AttentionPlan, attention, plan_attention
+from headwater.kernels.cpu.compiled import DTYPES as CPU_DTYPES
 from headwater.kernels.cpu.lanes import NUM_LANES
 from headwater.kernels.cpu.qk_norm_rope_store_kv import MAX_HEAD_DIM, qk_norm_rope_store_kv
 from headwater.kernels.cpu.rms_norm import add_rms_norm, rms_norm
@@ -63,6 +71,15 @@ class CpuPlatform:
 
     def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
         return silu_mul(gate_up)
+
+
+def compile_kernels(dtype: torch.dtype, progress: Callable[[int, int], None]) -> None:
+    """Compiles what a model of this type needs, unless it was compiled before. float16 is served on GPUs only."""
+    kernels = (attention_kernel, qk_kernel, norm_kernel, silu_kernel, draw_kernel)
+    for done, kernel in enumerate(kernels, start=1):
+        if dtype in CPU_DTYPES:
+            kernel.KERNEL.compile(dtype)
+        progress(done, len(kernels))
 
 
 def _check(model: ModelConfig, block_size: int) -> None:

@@ -92,7 +92,7 @@ def attention(q: torch.Tensor, kv_cache: torch.Tensor, plan: AttentionPlan, scal
     out = torch.empty_like(q)
     tensors = (q, kv_cache, out, plan.block_tables)
     sizes = (plan.block_tables.shape[1], num_kv_heads, q.shape[1] // num_kv_heads, head_dim, block_size, num_blocks)
-    _KERNEL(
+    KERNEL(
         q.dtype,
         len(plan.tiles) * num_kv_heads,
         plan.num_keys * num_kv_heads * head_dim,
@@ -292,4 +292,4 @@ def _tiles_bf16(arguments: int) -> None:
         i = next_item(arguments)
 
 
-_KERNEL = Kernel(_tiles_f32, _tiles_bf16)
+KERNEL = Kernel(_tiles_f32, _tiles_bf16)

@@ -17,7 +17,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import numba
 import torch
 from numba import cfunc, njit
 
@@ -99,9 +98,11 @@ def _has_cache() -> bool:
     of what the kernel calls."""
     here = Path(__file__).parent
     sources = b"".join(path.read_bytes() for path in sorted(here.glob("*.py")))
+    name = hashlib.blake2b(sources, digest_size=8).hexdigest()
     base = Path(os.environ.get("NUMBA_CACHE_DIR") or here / "__pycache__")
-    folder = base / hashlib.blake2b(sources, digest_size=8).hexdigest()
+    folder = base if base.name == name else base / name
     with suppress(OSError):
         folder.mkdir(parents=True, exist_ok=True)
-    numba.config.CACHE_DIR = str(folder)
+    # The environment, and not numba's setting: numba reads it again before it compiles.
+    os.environ["NUMBA_CACHE_DIR"] = str(folder)
     return os.access(folder, os.W_OK)

@@ -65,7 +65,7 @@ def draw(logits: torch.Tensor, draws: Draws) -> torch.Tensor:
     candidates = torch.zeros(num_rows, NUM_CANDIDATES, dtype=torch.int32)
     counts = torch.empty(num_rows, dtype=torch.int32)
     tensors = (logits, keys, draws.temperatures, candidates, counts)
-    _KERNEL(logits.dtype, num_rows, 8 * logits.numel(), *(tensor.data_ptr() for tensor in tensors), vocab_size)
+    KERNEL(logits.dtype, num_rows, 8 * logits.numel(), *(tensor.data_ptr() for tensor in tensors), vocab_size)
     is_random = draws.temperatures > 0
     tokens = candidates[:, 0].clone()
     if is_random.any():
@@ -146,4 +146,4 @@ def _rows_bf16(arguments: int) -> None:
         i = next_item(arguments)
 
 
-_KERNEL = Kernel(_rows_f32, _rows_bf16)
+KERNEL = Kernel(_rows_f32, _rows_bf16)

@@ -61,7 +61,7 @@ def qk_norm_rope_store_kv(
     tensors = (qkv, positions, slots, cos_sin, kv_cache, bias, q_norm, k_norm, q)
     addresses = [0 if tensor is None else tensor.data_ptr() for tensor in tensors]
     sizes = (num_q_heads, num_kv_heads, head_dim, block_size, num_blocks)
-    _KERNEL(qkv.dtype, num_tokens, qkv.numel(), *addresses, *sizes, float_bits(eps))
+    KERNEL(qkv.dtype, num_tokens, qkv.numel(), *addresses, *sizes, float_bits(eps))
     return q
 
 
@@ -158,4 +158,4 @@ def _tokens_bf16(arguments: int) -> None:
         i = next_item(arguments)
 
 
-_KERNEL = Kernel(_tokens_f32, _tokens_bf16)
+KERNEL = Kernel(_tokens_f32, _tokens_bf16)

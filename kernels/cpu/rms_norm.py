@@ -42,7 +42,7 @@ def _run(x: torch.Tensor, residual: int, weight: torch.Tensor, eps: float) -> to
     assert x.is_contiguous()
     out = torch.empty_like(x)
     addresses = (x.data_ptr(), residual, weight.data_ptr(), out.data_ptr())
-    _KERNEL(x.dtype, num_rows, x.numel(), *addresses, hidden, float_bits(eps))
+    KERNEL(x.dtype, num_rows, x.numel(), *addresses, hidden, float_bits(eps))
     return out
 
 
@@ -81,4 +81,4 @@ def _norm_bf16(arguments: int) -> None:
         i = next_item(arguments)
 
 
-_KERNEL = Kernel(_norm_f32, _norm_bf16)
+KERNEL = Kernel(_norm_f32, _norm_bf16)

@@ -30,7 +30,7 @@ def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
     num_rows, width = gate_up.shape[0], gate_up.shape[1] // 2
     assert gate_up.is_contiguous()
     out = gate_up.new_empty(num_rows, width)
-    _KERNEL(gate_up.dtype, num_rows, 4 * out.numel(), gate_up.data_ptr(), out.data_ptr(), width)
+    KERNEL(gate_up.dtype, num_rows, 4 * out.numel(), gate_up.data_ptr(), out.data_ptr(), width)
     return out
 
 
@@ -59,4 +59,4 @@ def _silu_bf16(arguments: int) -> None:
         i = next_item(arguments)
 
 
-_KERNEL = Kernel(_silu_f32, _silu_bf16)
+KERNEL = Kernel(_silu_f32, _silu_bf16)
