@@ -171,8 +171,8 @@ def time_decode(sequences: Sequences, *, share: bool = False) -> tuple[float, fl
     def layer(k: torch.Tensor, v: torch.Tensor) -> None:
         if share:
             shared_prefix_attention(q, k, v, *where, k_scale=k_scale, v_scale=v_scale)
-        decode_attention(q, k, v, *where, k_scale=k_scale, v_scale=v_scale)
-        reduce_splits(seq_lens, plan, out, v_scale=v_scale)
+        if decode_attention(q, k, v, *where, k_scale=k_scale, v_scale=v_scale):
+            reduce_splits(seq_lens, plan, out, v_scale=v_scale)
 
     make_plan()
     calls = caches * (1 if len(caches) > 4 else 4)

@@ -14,8 +14,11 @@ import triton.language as tl
 
 from headwater.kernels.decode_plan import DecodePlan
 from headwater.kernels.dependent_launch import launch_options, release_dependents, wait_for_inputs
+from headwater.kernels.hopper_attention import serves
+from headwater.kernels.hopper_decode_attention import hopper_decode_attention
 from headwater.kernels.online_softmax import (
     HALF,
+    LOG2_E,
     SPLIT,
     TILE,
     attend_tile,
@@ -31,7 +34,6 @@ MAX_PROGRAMS = 8448
 DIRECT_ROWS = 4
 """Up to this many rows programs find their split by arithmetic and load no work list before the first key."""
 NUM_STAGES = 2
-LOG2_E = 1.4426950408889634
 
 
 def decode_attention(
@@ -47,16 +49,20 @@ def decode_attention(
     k_scale: torch.Tensor | None = None,
     v_scale: torch.Tensor | None = None,
     dependent: bool = False,
-) -> None:
+) -> bool:
     """q [R, Hq, D] and out alike; caches [num_blocks, Hk, block_size, D]; the rest as `plan_decode` had it.
 
-    Scales float32 [Hk] for fp8 caches. Rows whose length is 0 are left alone. Call `reduce_splits` afterwards.
+    Scales float32 [Hk] for fp8 caches. Rows whose length is 0 are left alone. Returns
+    whether `reduce_splits` must follow.
     """
     num_rows, num_q_heads, head_dim = q.shape
     num_kv_heads, block_size = k_cache.shape[1], k_cache.shape[2]
     assert SPLIT % block_size == 0
     assert q.is_contiguous()
     assert out.is_contiguous()
+    if k_scale is None and is_direct(plan) and serves(q, k_cache):
+        hopper_decode_attention(q, k_cache, v_cache, seq_lens, table_rows, block_tables, plan, out, dependent=dependent)
+        return False
     num_programs = min(num_rows * min(plan.max_splits, 64), max(MAX_PROGRAMS // num_kv_heads, 1))
     _decode_splits[(num_programs, num_kv_heads)](
         q,
@@ -96,6 +102,7 @@ def decode_attention(
         num_stages=NUM_STAGES,
         **launch_options(dependent),
     )
+    return True
 
 
 def is_direct(plan: DecodePlan) -> bool:

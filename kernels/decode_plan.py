@@ -39,6 +39,8 @@ class DecodePlan:
     """int32 [as above, rows_per_tile]: its rows; from the first negative one on there are none."""
     first_partials: torch.Tensor
     """int32 [max_rows]: where a row's partial results begin; a row's splits follow one another."""
+    arrived: torch.Tensor
+    """int32 [max_rows * Hk]: splits that are done, of a row and head whose splits are merged by the last of them."""
     partial_acc: torch.Tensor
     """float32 [partials, Hq, D]"""
     partial_ml: torch.Tensor
@@ -75,6 +77,7 @@ class DecodePlan:
             shared_splits=ints(max_shared),
             shared_rows=ints(max_shared, rows_per_tile).fill_(-1),
             first_partials=ints(max_rows),
+            arrived=ints(max_rows * num_kv_heads),
             partial_acc=torch.zeros(partials, num_q_heads, head_dim, dtype=torch.float32, device=device),
             partial_ml=torch.zeros(partials, num_q_heads, 2, dtype=torch.float32, device=device),
         )

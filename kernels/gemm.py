@@ -14,6 +14,7 @@ import triton
 import triton.language as tl
 
 from headwater.kernels.dependent_launch import launch_options, release_dependents, wait_for_inputs
+from headwater.kernels.silu_mul import gated, silu_mul
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +38,9 @@ TILES = {
     (32, "short"): Tiles(32, 16, 512, 2, 4, wide=False),
     (32, "between"): Tiles(32, 64, 128, 4, 6, wide=True),
 }
+GATED = Tiles(16, 32, 128, 2, 4, wide=False)
+"""Of gates, and as many of what they gate."""
+GATED_ROWS = 16
 SHORT = 2048
 TALL = 16_384
 DEEP = 8192
@@ -102,6 +106,45 @@ def skinny_gemm(
     )
 
 
+def linear_silu_mul(x: torch.Tensor, weight: torch.Tensor, *, dependent: bool = False) -> torch.Tensor:
+    """x [M, K], weight [2 I, K], gates first: `silu_mul` of their product, [M, I], to the bit. For few rows in one
+    launch, which keeps the product in registers."""
+    m, n = x.shape[0], weight.shape[0] // 2
+    if m > GATED_ROWS or n % GATED.block_n:
+        return silu_mul(linear(x, weight, dependent=dependent), dependent=dependent)
+    out = x.new_empty(m, n)
+    gated_gemm(x, weight, out, dependent=dependent)
+    return out
+
+
+def gated_gemm(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, *, dependent: bool = False) -> None:
+    """x [M, K], weight [2 I, K], out [M, I]; I is a multiple of the tile's width."""
+    m, k = x.shape
+    n = out.shape[1]
+    assert x.stride(1) == weight.stride(1) == out.stride(1) == 1
+    assert n % GATED.block_n == 0
+    block_k = next((size for size in (GATED.block_k, 64) if k % size == 0), 64)
+    _gated_gemm[(n // GATED.block_n, triton.cdiv(m, GATED.block_m))](
+        x,
+        weight,
+        out,
+        m,
+        n,
+        k,
+        x.stride(0),
+        weight.stride(0),
+        out.stride(0),
+        BLOCK_M=GATED.block_m,
+        BLOCK_N=GATED.block_n,
+        BLOCK_K=block_k,
+        EVEN_K=k % block_k == 0,
+        DEPENDENT=dependent,
+        num_warps=GATED.num_warps,
+        num_stages=GATED.num_stages,
+        **launch_options(dependent),
+    )
+
+
 def linear_twin(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """The same in plain torch, in float32 or better; not rounded."""
     dtype = torch.promote_types(x.dtype, torch.float32)
@@ -158,3 +201,50 @@ def _skinny_gemm(
         tl.store(p_out + tl.trans(o_m) * stride_out + o_n, b_out, mask=tl.trans(is_m) & is_n)
     else:
         tl.store(p_out + o_m * stride_out + tl.trans(o_n), b_out, mask=is_m & tl.trans(is_n))
+
+
+@triton.jit
+def _gated_gemm(
+    p_x,
+    p_w,
+    p_out,
+    m,
+    n,
+    k,
+    stride_x,
+    stride_w,
+    stride_out,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    EVEN_K: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):
+    o_m = (tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M))[:, None]
+    o_n = (tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N))[:, None]
+    o_k = tl.arange(0, BLOCK_K)[None, :]
+    is_m = o_m < m
+    p_x += o_m * stride_x + o_k
+    p_gate = p_w + o_n.to(tl.int64) * stride_w + o_k
+    p_up = p_w + (n + o_n).to(tl.int64) * stride_w + o_k
+    b_gate = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    b_up = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    release_dependents(DEPENDENT)
+    wait_for_inputs(DEPENDENT)
+    for i_k in range(0, k, BLOCK_K):
+        if EVEN_K:
+            b_x = tl.load(p_x + i_k, mask=is_m, other=0.0)
+            b_w_gate, b_w_up = tl.load(p_gate + i_k), tl.load(p_up + i_k)
+        else:
+            inside = i_k + o_k < k
+            b_x = tl.load(p_x + i_k, mask=is_m & inside, other=0.0)
+            b_w_gate, b_w_up = (
+                tl.load(p_gate + i_k, mask=inside, other=0.0),
+                tl.load(p_up + i_k, mask=inside, other=0.0),
+            )
+        b_gate = tl.dot(b_x, tl.trans(b_w_gate), b_gate)
+        b_up = tl.dot(b_x, tl.trans(b_w_up), b_up)
+    # Rounded as a product that is stored.
+    dtype: tl.constexpr = p_out.dtype.element_ty
+    b_out = gated(b_gate.to(dtype).to(tl.float32), b_up.to(dtype).to(tl.float32))
+    tl.store(p_out + o_m * stride_out + tl.trans(o_n), b_out.to(dtype), mask=is_m)

@@ -126,10 +126,10 @@ def begin(
     b_left, b_right = hopper.warpgroup_mma_wait(0, deps=[b_left, b_right])
     hopper.mbarrier.arrive(k_free.index(slot), count=1)
     if MASKED:
-        b_left, b_right = _hide(b_left, b_right, 0, b_position, HALF)
+        b_left, b_right = hide(b_left, b_right, 0, b_position, HALF)
     b_m = gl.max(gl.maximum(b_left, b_right), axis=1) * qk_scale
-    b_left, b_right = _weigh(b_left, qk_scale, finite(b_m)), _weigh(b_right, qk_scale, finite(b_m))
-    b_l = _fold(_fold(b_left + b_right))
+    b_left, b_right = weigh(b_left, qk_scale, finite(b_m)), weigh(b_right, qk_scale, finite(b_m))
+    b_l = fold(fold(b_left + b_right))
     weights: gl.constexpr = gl.DotOperandLayout(0, values, 2)
     b_left = gl.convert_layout(b_left.to(k_ring.dtype), weights)
     b_right = gl.convert_layout(b_right.to(k_ring.dtype), weights)
@@ -170,13 +170,13 @@ def advance(
     hopper.mbarrier.arrive(k_free.index(slot), count=1)
 
     if MASKED:
-        b_s_left, b_s_right = _hide(b_s_left, b_s_right, first, b_position, HALF)
+        b_s_left, b_s_right = hide(b_s_left, b_s_right, first, b_position, HALF)
     b_m_old = gl.where(starts_split, float("-inf"), b_m)
     b_m_new = gl.maximum(b_m_old, gl.max(gl.maximum(b_s_left, b_s_right), axis=1) * qk_scale)
     b_shift = finite(b_m_new) if MASKED else b_m_new
-    b_s_left, b_s_right = _weigh(b_s_left, qk_scale, b_shift), _weigh(b_s_right, qk_scale, b_shift)
+    b_s_left, b_s_right = weigh(b_s_left, qk_scale, b_shift), weigh(b_s_right, qk_scale, b_shift)
     b_alpha = gl.exp2(b_m_old - b_shift)
-    b_l_new = pinned(gl.fma(b_l, spread(b_alpha, b_l), _fold(_fold(b_s_left + b_s_right))))
+    b_l_new = pinned(gl.fma(b_l, spread(b_alpha, b_l), fold(fold(b_s_left + b_s_right))))
     b_s_left, b_s_right = pinned(b_s_left), pinned(b_s_right)
 
     # NOTE: this wait is here, not before the product that needs it, because the compiler moves nothing across its loop:
@@ -217,7 +217,7 @@ def leave_out(rings, turn, num_tiles, STAGES: gl.constexpr):
 @gluon.jit
 def row_sums(b_l):
     """[ROWS, 16] to [ROWS]. Eight columns are four threads' pairs, and threads exchange sums halves first, as folds."""
-    b_pairs = gl.reshape(_fold(b_l), (b_l.shape[0], 4, 2))
+    b_pairs = gl.reshape(fold(b_l), (b_l.shape[0], 4, 2))
     b_left, b_right = gl.split(gl.sum(b_pairs, axis=1))
     return b_left + b_right
 
@@ -248,20 +248,21 @@ def _scores(b_q, k_half, HALF: gl.constexpr):
 
 
 @gluon.jit
-def _hide(b_left, b_right, first, b_position, HALF: gl.constexpr):
+def hide(b_left, b_right, first, b_position, HALF: gl.constexpr):
+    """Scores of the keys from `first` on that lie after a row's position are minus infinity."""
     o_n = (first + gl.arange(0, HALF, layout=gl.SliceLayout(0, b_left.type.layout)))[None, :]
     b_left = gl.where(o_n <= b_position[:, None], b_left, float("-inf"))
     return b_left, gl.where(o_n + HALF <= b_position[:, None], b_right, float("-inf"))
 
 
 @gluon.jit
-def _weigh(b_s, qk_scale, b_shift):
+def weigh(b_s, qk_scale, b_shift):
     b_scale = gl.full(b_s.shape, 1.0, gl.float32, b_s.type.layout) * qk_scale
     return gl.exp2(gl.fma(b_s, b_scale, spread(-b_shift, b_s)))
 
 
 @gluon.jit
-def _fold(b_x):
+def fold(b_x):
     """The left half of the columns plus the right half."""
     b_halves = gl.reshape(b_x, (b_x.shape[0], 2, b_x.shape[1] // 2))
     b_left, b_right = gl.split(gl.permute(b_halves, (0, 2, 1)))

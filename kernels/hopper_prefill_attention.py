@@ -8,7 +8,6 @@ import torch
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from headwater.kernels.decode_attention import LOG2_E
 from headwater.kernels.hopper_attention import (
     REGISTERS,
     ROWS,
@@ -24,7 +23,7 @@ from headwater.kernels.hopper_attention import (
     row_sums,
     spread,
 )
-from headwater.kernels.online_softmax import HALF, SPLIT
+from headwater.kernels.online_softmax import HALF, LOG2_E, SPLIT
 
 NUM_STAGES = 2
 FEW_TILES = 64

@@ -12,6 +12,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+LOG2_E = 1.4426950408889634
 SPLIT = 512
 """Keys a split; also the grain at which a shared prefix is shared."""
 TILE = 128

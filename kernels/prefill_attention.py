@@ -15,11 +15,12 @@ import torch
 import triton
 import triton.language as tl
 
-from headwater.kernels.decode_attention import LOG2_E, attention_of_rows
+from headwater.kernels.decode_attention import attention_of_rows
 from headwater.kernels.hopper_attention import ROWS, num_teams, serves
 from headwater.kernels.hopper_prefill_attention import hopper_prefill_attention
 from headwater.kernels.online_softmax import (
     HALF,
+    LOG2_E,
     SPLIT,
     TILE,
     attend_tile,

@@ -13,11 +13,10 @@ import torch
 import triton
 import triton.language as tl
 
-from headwater.kernels.decode_attention import LOG2_E
 from headwater.kernels.decode_plan import DecodePlan
 from headwater.kernels.hopper_attention import ROWS, num_teams, serves
 from headwater.kernels.hopper_shared_prefix_attention import hopper_shared_prefix_attention
-from headwater.kernels.online_softmax import HALF, SPLIT, TILE, attend_tile, finish, fresh_state, row_sums
+from headwater.kernels.online_softmax import HALF, LOG2_E, SPLIT, TILE, attend_tile, finish, fresh_state, row_sums
 from headwater.kernels.paged_cache import as_operand, bulk_copied, load_tile, pages_of
 
 MAX_PROGRAMS = 4224

@@ -38,6 +38,11 @@ def silu_mul_twin(gate_up: torch.Tensor) -> torch.Tensor:
 
 
 @triton.jit
+def gated(b_gate, b_up):
+    return b_gate / (1.0 + tl.exp(-b_gate)) * b_up
+
+
+@triton.jit
 def _silu_mul(p_gate_up, p_out, stride_in, stride_out, width, BLOCK: tl.constexpr, DEPENDENT: tl.constexpr):
     i_token = tl.program_id(0).to(tl.int64)
     o_i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -46,5 +51,4 @@ def _silu_mul(p_gate_up, p_out, stride_in, stride_out, width, BLOCK: tl.constexp
     b_gate = tl.load(p_gate_up + i_token * stride_in + o_i, mask=inside, other=0.0).to(tl.float32)
     b_up = tl.load(p_gate_up + i_token * stride_in + width + o_i, mask=inside, other=0.0).to(tl.float32)
     release_dependents(DEPENDENT)
-    b_y = b_gate / (1.0 + tl.exp(-b_gate)) * b_up
-    tl.store(p_out + i_token * stride_out + o_i, b_y.to(p_out.dtype.element_ty), mask=inside)
+    tl.store(p_out + i_token * stride_out + o_i, gated(b_gate, b_up).to(p_out.dtype.element_ty), mask=inside)

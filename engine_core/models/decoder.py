@@ -52,7 +52,7 @@ class Decoder:
         for i, layer in enumerate(self._layers):
             x = self._attend(layer, x, batch, kv_cache[i], attention_plan)
             x = platform.add_rms_norm(x, residual, layer.post_norm, eps)
-            x = platform.linear(platform.silu_mul(platform.linear(x, layer.gate_up)), layer.down)
+            x = platform.linear(platform.linear_silu_mul(x, layer.gate_up), layer.down)
             is_last = i + 1 == len(self._layers)
             x = platform.add_rms_norm(x, residual, self._final_norm if is_last else self._layers[i + 1].input_norm, eps)
         return x

@@ -15,13 +15,17 @@ from headwater.kernels.cpu import qk_norm_rope_store_kv as qk_kernel
 from headwater.kernels.cpu import rms_norm as norm_kernel
 from headwater.kernels.cpu import silu_mul as silu_kernel
 from headwater.kernels.cpu.attention import AttentionPlan, attention, plan_attention
-from headwater.kernels.cpu.compiled import DTYPES as CPU_DTYPES
+from headwater.kernels.cpu.compiled import DTYPES
 from headwater.kernels.cpu.lanes import NUM_LANES
 from headwater.kernels.cpu.qk_norm_rope_store_kv import MAX_HEAD_DIM, qk_norm_rope_store_kv
 from headwater.kernels.cpu.rms_norm import add_rms_norm, rms_norm
 from headwater.kernels.cpu.silu_mul import silu_mul
 from headwater.kernels.packed_linear import is_packed
 from headwater.kernels.row_stable_linear import RowRule, row_rule, row_stable_linear
+
+
+CPU_DTYPES = DTYPES
+"""That a CPU serves."""
 
 
 class CpuPlatform:
@@ -69,15 +73,15 @@ class CpuPlatform:
     def attention(self, q: torch.Tensor, kv_cache: torch.Tensor, attention_plan: AttentionPlan) -> torch.Tensor:
         return attention(q, kv_cache, attention_plan, self._scale).flatten(1)
 
-    def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
-        return silu_mul(gate_up)
+    def linear_silu_mul(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return silu_mul(self.linear(x, weight))
 
 
 def compile_kernels(dtype: torch.dtype, progress: Callable[[int, int], None]) -> None:
     """Compiles what a model of this type needs, unless it was compiled before. float16 is served on GPUs only."""
     kernels = (attention_kernel, qk_kernel, norm_kernel, silu_kernel, draw_kernel)
     for done, kernel in enumerate(kernels, start=1):
-        if dtype in CPU_DTYPES:
+        if dtype in DTYPES:
             kernel.KERNEL.compile(dtype)
         progress(done, len(kernels))
 

@@ -15,12 +15,11 @@ from headwater.engine_core.executors.executor import Int32Array
 from headwater.engine_core.model_config import ModelConfig
 from headwater.kernels.decode_attention import decode_attention, is_direct, reduce_splits
 from headwater.kernels.decode_plan import DecodePlan, plan_decode
-from headwater.kernels.gemm import configure_blas, linear
+from headwater.kernels.gemm import configure_blas, linear, linear_silu_mul
 from headwater.kernels.prefill_attention import list_tiles, prefill_attention, tokens_per_tile
 from headwater.kernels.qk_norm_rope_store_kv import qk_norm_rope_store_kv
 from headwater.kernels.rms_norm import add_rms_norm, rms_norm
 from headwater.kernels.shared_prefix_attention import shared_prefix_attention
-from headwater.kernels.silu_mul import silu_mul
 
 DEPENDENT_ROWS = 8
 """Up to this many tokens kernels start while the one before them ends; more make it a loss."""
@@ -176,8 +175,8 @@ class CudaPlatform:
             where = kv_cache[0], kv_cache[1], plan.seq_lens, plan.table_rows, plan.block_tables, plan.decode, out[:n]
             if plan.shares:
                 shared_prefix_attention(q[:n], *where, k_scale=k_scale, v_scale=v_scale)
-            decode_attention(q[:n], *where, k_scale=k_scale, v_scale=v_scale, dependent=plan.dependent)
-            reduce_splits(plan.seq_lens, plan.decode, out[:n], v_scale=v_scale, dependent=plan.dependent)
+            if decode_attention(q[:n], *where, k_scale=k_scale, v_scale=v_scale, dependent=plan.dependent):
+                reduce_splits(plan.seq_lens, plan.decode, out[:n], v_scale=v_scale, dependent=plan.dependent)
         if len(plan.tiles):
             prefill_attention(
                 q,
@@ -194,8 +193,8 @@ class CudaPlatform:
             )
         return out.flatten(1)
 
-    def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
-        return silu_mul(gate_up, dependent=_is_dependent(gate_up))
+    def linear_silu_mul(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return linear_silu_mul(x, weight, dependent=_is_dependent(x))
 
     def _scales(self, kv_cache: torch.Tensor) -> dict[str, torch.Tensor]:
         is_fp8 = kv_cache.dtype == torch.float8_e4m3fn

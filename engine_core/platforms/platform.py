@@ -44,5 +44,5 @@ class Platform(Protocol):
     def attention(self, q: torch.Tensor, kv_cache: torch.Tensor, attention_plan: Any) -> torch.Tensor:
         """q [T, Hq, D] → [T, Hq D]; keys and values are read back from the cache, those of this step too."""
 
-    def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
-        """gate_up [T, 2 I] → [T, I]."""
+    def linear_silu_mul(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        """x [T, K], weight [2 I, K], gates first → [T, I]."""

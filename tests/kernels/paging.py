@@ -118,8 +118,8 @@ def decode(batch: PagedBatch, q: torch.Tensor, rows: list[int] | None = None, *,
     caches = (batch.k_cache, batch.v_cache, seq_lens, table_rows, batch.block_tables, plan, out)
     if share:
         shared_prefix_attention(q, *caches, **batch.scales())
-    decode_attention(q, *caches, **batch.scales())
-    reduce_splits(seq_lens, plan, out, v_scale=batch.v_scale)
+    if decode_attention(q, *caches, **batch.scales()):
+        reduce_splits(seq_lens, plan, out, v_scale=batch.v_scale)
     return out
 
 

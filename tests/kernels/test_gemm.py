@@ -3,7 +3,17 @@ from __future__ import annotations
 import pytest
 import torch
 
-from headwater.kernels.gemm import TILES, Tiles, configure_blas, linear, linear_twin, skinny_gemm
+from headwater.kernels.gemm import (
+    TILES,
+    Tiles,
+    configure_blas,
+    gated_gemm,
+    linear,
+    linear_silu_mul,
+    linear_twin,
+    skinny_gemm,
+)
+from headwater.kernels.silu_mul import silu_mul, silu_mul_twin
 from tests.kernels.paging import GPU, POISON, relative_error
 
 ALL_TILES = list(TILES.values())
@@ -39,3 +49,23 @@ def test_every_batch_size_gives_a_row_the_same_bits(n: int, k: int, generator: t
             rolled[place] = x[i]
         out = linear(rolled, weight)
         assert all(torch.equal(out[place], alone[i]) for i, place in enumerate(at)), m
+
+
+@pytest.mark.parametrize(("m", "n", "k"), [(1, 96, 256), (13, 64, 100), pytest.param(16, 4096, 4096, marks=GPU)])
+def test_gated_gemm_agrees_with_float64(m: int, n: int, k: int, generator: torch.Generator) -> None:
+    x, weight = (torch.randn(s, k, generator=generator, device=generator.device).bfloat16() for s in (m, 2 * n))
+    out = x.new_full((m, n), POISON)
+    gated_gemm(x, weight * k**-0.5, out)
+    # The product is rounded before it is gated, as one that is stored.
+    assert relative_error(out, silu_mul_twin(linear_twin(x.double(), (weight * k**-0.5).double()))) < 6e-3
+
+
+@GPU
+@pytest.mark.parametrize(("n", "k"), [(12288, 4096), (3072, 1024)])
+def test_a_row_is_gated_to_the_same_bits_in_every_batch(n: int, k: int, generator: torch.Generator) -> None:
+    configure_blas()
+    weight = torch.randn(2 * n, k, generator=generator, device=generator.device).bfloat16() * k**-0.5
+    x = torch.randn(64, k, generator=generator, device=generator.device).bfloat16()
+    together = silu_mul(linear(x, weight))
+    for m in (1, 2, 8, 16, 17, 64):
+        assert torch.equal(linear_silu_mul(x[:m], weight), together[:m]), m
