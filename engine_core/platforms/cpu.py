@@ -23,7 +23,6 @@ from headwater.kernels.cpu.silu_mul import silu_mul
 from headwater.kernels.packed_linear import is_packed
 from headwater.kernels.row_stable_linear import RowRule, row_rule, row_stable_linear
 
-
 CPU_DTYPES = DTYPES
 """That a CPU serves."""
 

@@ -7,13 +7,13 @@ decoded, as part of a chunk and in a whole prompt. Twin: `kernels.prefill_attent
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from numba import njit
+from numpy.typing import ArrayLike
 
 from headwater.kernels.cpu.compiled import Kernel, address_of, argument, float_bits, next_item
 from headwater.kernels.cpu.lanes import (
@@ -63,9 +63,7 @@ class AttentionPlan:
     """That all rows meet, as a measure of the work."""
 
 
-def plan_attention(
-    starts: Sequence[int], counts: Sequence[int], block_tables: torch.Tensor, group: int
-) -> AttentionPlan:
+def plan_attention(starts: ArrayLike, counts: ArrayLike, block_tables: torch.Tensor, group: int) -> AttentionPlan:
     """Request i computes positions starts[i] … starts[i] + counts[i] − 1; group is how many query heads share a key
     head; block_tables int32 [R, blocks]."""
     starts_, counts_ = np.asarray(starts, np.int64), np.asarray(counts, np.int64)

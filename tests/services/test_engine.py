@@ -211,7 +211,10 @@ async def test_what_the_core_could_not_run_is_refused_with_a_sentence(engine: En
         (add(1, [1], sampling=Sampling()), "max_tokens is None; allowed: a number"),
         (add(1, [1], lora="poet"), "lora is not supported: this engine has no adapters"),
         (add(1, [1], grammar=b"x"), "grammar has 1 bytes; allowed: the 0 that were announced"),
-        (add(1, [1], grammar=b"x", num_grammar_bytes=1), "the grammar cannot be followed: this engine has no tokenizer"),
+        (
+            add(1, [1], grammar=b"x", num_grammar_bytes=1),
+            "the grammar cannot be followed: this engine has no tokenizer",
+        ),
         (add(1, [1], eos_token_ids=[50000]), "eos_token_ids is 50000; allowed: token ids below 49152"),
         (add(1, [1], num_output_tokens=17, output_ids=[1] * 17), "output_ids is '17 tokens'; allowed: "),
         (add(1, [1], choice_indices=[0, 1]), "choice_indices is [0, 1]; allowed: one a stream"),
@@ -315,7 +318,9 @@ async def test_a_core_that_hangs_holds_up_the_door_for_nobody_and_too_much_for_i
         assert client.tokens[1] == answer(prompt(1))
 
 
-def test_the_core_computes_with_the_threads_that_it_was_given_and_they_do_not_spin_for_long(engine: EngineProcess) -> None:
+def test_the_core_computes_with_the_threads_that_it_was_given_and_they_do_not_spin_for_long(
+    engine: EngineProcess,
+) -> None:
     environment = Path(f"/proc/{engine.core_pid}/environ").read_bytes().split(b"\0")
     assert {b"OMP_NUM_THREADS=1", b"MKL_NUM_THREADS=1", b"GOMP_SPINCOUNT=30000"} <= set(environment)
     assert not any(entry.startswith(b"HEADWATER_READY_FD") for entry in environment)
