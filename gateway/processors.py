@@ -76,7 +76,8 @@ class Processors:
         raise errors.NotFound("model", name)
 
     async def prepare(self, request: processor_pb2.PrepareRequest, span: Span) -> processor_pb2.PrepareReply:
-        metadata = (("traceparent", span.context.traceparent),)
+        # Metadata costs; only whoever collects spans reads it.
+        metadata = (("traceparent", span.context.traceparent),) if span.context.is_sampled else None
         return await self._call(
             request.model, lambda stub: stub.Prepare(request, timeout=CALL_SECONDS, metadata=metadata)
         )
