@@ -55,7 +55,7 @@ class MaskWriter:
         self._table, self._send, self._observe = table, send, observe
         self._followers: dict[int, Follower] = {}
         self._holders: dict[int, Follower] = {}
-        """By row: who asked for its masks last."""
+        """By row."""
         self._due: dict[int, Follower] = {}
         """By key: those whose next mask can be written."""
         self._heard = asyncio.Event()
@@ -97,10 +97,11 @@ class MaskWriter:
         for key, row, ticket in zip(keys, rows, tickets, strict=True):
             if (follower := self._followers.get(key)) is None:
                 continue
-            # Whoever had the row before waits for another one, or has ended.
-            if (before := self._holders.get(row)) is not None and before is not follower:
+            # Whoever had the row waits for another one; the row that the follower had is another's, or will be.
+            if (before := self._holders.pop(row, None)) is not None:
                 before.row = -1
                 self._due.pop(before.key, None)
+            self._holders.pop(follower.row, None)
             follower.row, follower.ticket = row, ticket
             self._holders[row] = self._due[key] = follower
 
@@ -116,9 +117,8 @@ class MaskWriter:
 
     def _forget(self, key: int) -> None:
         self._due.pop(key, None)
-        follower = self._followers.pop(key, None)
-        if follower is not None and self._holders.get(follower.row) is follower:
-            del self._holders[follower.row]
+        if (follower := self._followers.pop(key, None)) is not None:
+            self._holders.pop(follower.row, None)
 
     def _job(self, follower: Follower) -> Job:
         token_ids, follower.unread = follower.unread, []
@@ -129,7 +129,8 @@ class MaskWriter:
         faults = [_fault_of(job) for job in jobs]
         good = [(job.follower.matcher, job.row) for job, fault in zip(jobs, faults, strict=True) if fault is None]
         table = self._table
-        self._crew.unsafe_compute_mask_ptr(good, table.ctypes.data, table.strides[0], len(table))
+        if good:
+            self._crew.unsafe_compute_mask_ptr(good, table.ctypes.data, table.strides[0], len(table))
         return [fault or _fault_of_mask(job, table) for job, fault in zip(jobs, faults, strict=True)]
 
     def _tell(self, jobs: list[Job], faults: list[str | None]) -> None:
