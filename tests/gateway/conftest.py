@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -15,15 +17,20 @@ from headwater.services.model_store import default_cache_dir
 from headwater.services.progress import silent
 from tests.gateway.stages import (
     MODEL,
+    QUIET,
+    THINKER,
     Behind,
     Gateway,
+    Stage,
     engine_stage,
     gateway_stage,
     output_processor_stage,
     processor_stage,
     started,
 )
+from tests.small_models import make_thinking_folder
 
+JS = Path(__file__).parent / "js"
 GatewayStarter = Callable[..., contextlib.AbstractContextManager[Gateway]]
 
 
@@ -75,3 +82,31 @@ def gateway(behind: Behind, start_gateway: GatewayStarter) -> Iterator[Gateway]:
     """A gateway with default settings."""
     with start_gateway(behind) as running:
         yield running
+
+
+@pytest.fixture(scope="session")
+def thinker(
+    text_folder: Path, start_gateway: GatewayStarter, tmp_path_factory: pytest.TempPathFactory, shared_redis_url: str
+) -> Iterator[Gateway]:
+    """A line whose model thinks and calls tools; its engine, though simulated, follows grammars. It keeps responses."""
+    folder = make_thinking_folder(text_folder, tmp_path_factory.mktemp("models") / THINKER, name=THINKER)
+    processor, output_processor = processor_stage(folder), output_processor_stage(folder)
+    flags = ("--executor=simulated", f"--served-model-name={THINKER}", f"--model-folder={folder}", "--num-blocks=2048")
+    engine = Stage("headwater.services.engine", *flags, *QUIET)
+    with started(processor, output_processor, engine):
+        behind = Behind(processor.address, output_processor.address, (engine.address,))
+        with start_gateway(behind, f"--redis-url={shared_redis_url}") as gateway:
+            yield gateway
+
+
+@pytest.fixture(scope="session")
+def js_folder() -> Path:
+    """The JavaScript clients with what their lock file names."""
+    if shutil.which("node") is None:
+        pytest.skip("node is missing")
+    lock, installed = JS / "package-lock.json", JS / "node_modules" / ".package-lock.json"
+    if not installed.exists() or installed.stat().st_mtime < lock.stat().st_mtime:
+        command = ["npm", "ci", "--no-audit", "--no-fund", "--prefer-offline"]
+        subprocess.run(command, cwd=JS, check=True, capture_output=True, timeout=120)
+        installed.touch()
+    return JS

@@ -19,6 +19,8 @@ import httpx
 from headwater.services.runtime import PARENT_FD, READY_FD
 
 MODEL = "smollm2-135m-instruct"
+THINKER = "thinking"
+"""A model that thinks and calls tools."""
 QUIET = ("--metrics-port=-1", "--log-level=warning")
 ENGINE_FLAGS = ("--executor=simulated", f"--served-model-name={MODEL}", "--max-model-len=8192", "--num-blocks=8192")
 

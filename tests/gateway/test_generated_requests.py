@@ -43,7 +43,8 @@ def short_line(text_folder: Path, start_gateway: GatewayStarter, shared_redis_ur
     output_processor, engine = output_processor_stage(text_folder), engine_stage("--max-model-len=128")
     with started(processor, output_processor, engine):
         behind = Behind(processor.address, output_processor.address, (engine.address,))
-        with start_gateway(behind, f"--redis-url={shared_redis_url}") as gateway:
+        # It warns of every unknown field, and nobody reads its log here.
+        with start_gateway(behind, f"--redis-url={shared_redis_url}", "--log-level=error") as gateway:
             yield gateway
 
 

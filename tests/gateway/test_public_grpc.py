@@ -20,7 +20,6 @@ from headwater.proto import common_pb2, inference_pb2, inference_pb2_grpc, proce
 from tests.gateway.stages import MODEL, Gateway
 
 ROOT = Path(__file__).parents[2]
-JS = Path(__file__).parent / "js"
 
 
 @pytest.fixture(scope="module")
@@ -186,19 +185,6 @@ def test_health_and_reflection_answer(channel: grpc.Channel) -> None:
     assert described.file_descriptor_response.file_descriptor_proto
 
 
-@pytest.fixture(scope="session")
-def js_client() -> Path:
-    """The JavaScript client with what its lock file names."""
-    if shutil.which("node") is None:
-        pytest.skip("node is missing")
-    lock, installed = JS / "package-lock.json", JS / "node_modules" / ".package-lock.json"
-    if not installed.exists() or installed.stat().st_mtime < lock.stat().st_mtime:
-        command = ["npm", "ci", "--no-audit", "--no-fund", "--prefer-offline"]
-        subprocess.run(command, cwd=JS, check=True, capture_output=True, timeout=120)
-        installed.touch()
-    return JS / "client.js"
-
-
 @pytest.fixture
 def proto_root(tmp_path: Path) -> Path:
     """The folder under which the .proto files lie as they import one another."""
@@ -210,9 +196,9 @@ def proto_root(tmp_path: Path) -> Path:
 
 
 def test_a_javascript_client_built_from_the_proto_files_alone_chats(
-    gateway: Gateway, js_client: Path, proto_root: Path
+    gateway: Gateway, js_folder: Path, proto_root: Path
 ) -> None:
-    command = ["node", str(js_client), gateway.grpc, str(proto_root), MODEL]
+    command = ["node", str(js_folder / "client.js"), gateway.grpc, str(proto_root), MODEL]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)

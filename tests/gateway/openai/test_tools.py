@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import grpc
@@ -12,11 +11,9 @@ import openai
 import pytest
 
 from headwater.proto import common_pb2, inference_pb2, inference_pb2_grpc, processor_pb2
-from tests.gateway.conftest import GatewayStarter
-from tests.gateway.stages import Behind, Gateway, Stage, output_processor_stage, processor_stage, started
-from tests.small_models import make_thinking_folder
+from tests.gateway.stages import THINKER as MODEL
+from tests.gateway.stages import Gateway
 
-MODEL = "thinking"
 CHAT = "/v1/chat/completions"
 CITY = {
     "type": "object",
@@ -32,20 +29,6 @@ SAID = (
     '<tool_call>\n{"name": "weather", "arguments": {"city": "Ulm", "days": 3}}\n</tool_call>\n'
     '<tool_call>\n{"name": "time", "arguments": {}}\n</tool_call>'
 )
-
-
-@pytest.fixture(scope="module")
-def thinker(
-    text_folder: Path, start_gateway: GatewayStarter, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Gateway]:
-    folder = make_thinking_folder(text_folder, tmp_path_factory.mktemp("models") / MODEL, name=MODEL)
-    processor, output_processor = processor_stage(folder), output_processor_stage(folder)
-    flags = ("--executor=simulated", f"--served-model-name={MODEL}", f"--model-folder={folder}", "--max-model-len=8192")
-    engine = Stage("headwater.services.engine", *flags, "--num-blocks=2048", "--metrics-port=-1", "--log-level=warning")
-    with started(processor, output_processor, engine):
-        behind = Behind(processor.address, output_processor.address, (engine.address,))
-        with start_gateway(behind) as gateway:
-            yield gateway
 
 
 @pytest.fixture(scope="module")

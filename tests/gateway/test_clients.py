@@ -1,0 +1,63 @@
+"""The clients that people use, unchanged, each in a process of its own: LangChain, LiteLLM, OpenAI's for JavaScript."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.gateway.stages import THINKER, Gateway
+
+CLIENTS = Path(__file__).parent / "clients"
+
+
+def told(*command: str) -> dict[str, Any]:
+    """What a client printed."""
+    # Neither asks the network for prices or reports on its users.
+    env = os.environ | {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "LANGCHAIN_TRACING_V2": "false"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=env)
+    assert done.returncode == 0, done.stderr[-3000:]
+    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return result
+
+
+@pytest.mark.slow
+def test_langchain_chats_streams_calls_tools_and_embeds(thinker: Gateway) -> None:
+    said = told(sys.executable, str(CLIENTS / "langchain_client.py"), f"{thinker.rest}/v1", THINKER)
+    assert said["streamed"] == said["whole"]
+    assert said["responses"]
+    assert said["usage"] == 12
+    assert said["call"]["name"] == "weather"
+    assert isinstance(said["call"]["args"]["city"], str)
+    assert said["structured"].keys() == {"river"}
+    assert said["continued"]
+    assert said["num_vectors"] == 2
+    assert said["same"]
+
+
+@pytest.mark.slow
+def test_litellm_chats_streams_calls_tools_and_embeds(thinker: Gateway) -> None:
+    said = told(sys.executable, str(CLIENTS / "litellm_client.py"), f"{thinker.rest}/v1", THINKER)
+    assert said["streamed"] == said["whole"]
+    assert said["usage"] == 12
+    assert said["call"] == "weather"
+    assert isinstance(said["arguments"], dict)
+    assert said["num_vectors"] == 2
+    assert "temperature is 7.0; allowed: 0…2" in said["refused"]
+
+
+def test_openais_client_for_javascript_chats_streams_calls_tools_and_embeds(thinker: Gateway, js_folder: Path) -> None:
+    said = told("node", str(js_folder / "openai_client.js"), f"{thinker.rest}/v1", THINKER)
+    assert said["streamed"] == said["whole"] == said["response"]
+    assert said["usage"] == 12
+    assert said["call"]["name"] == "weather"
+    assert said["deltas"].startswith(said["call"]["arguments"])
+    assert said["finish"] == "tool_calls"
+    assert said["kinds"] == ["response.created", "response.incomplete"]
+    assert said["vectors"] == [64, 64]
+    assert said["refused"] == {"status": 400, "param": "temperature"}
