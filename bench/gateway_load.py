@@ -76,16 +76,17 @@ def overhead(
     os.sched_setaffinity(0, others)
     with contextlib.ExitStack() as running:
         stub = said(start(running, [sys.executable, "-m", "headwater.bench.stub_server"]))
-        behind = said(start(running, [sys.executable, "-m", __spec__.name, "stages"]))
+        stages = start(running, [sys.executable, "-m", __spec__.name, "stages"])
+        behind = said(stages)
         flags = ["--port=0", "--grpc-port=0", "--log-level=warning"]
         flags += [f"--processor={behind}", f"--output-processor={behind}", f"--replica={behind}"]
         gateway, addresses = stage(running, "headwater.gateway", flags)
         _move(gateway.pid, own)
         time.sleep(WARM_UP_SECONDS)
         _load(f"http://{addresses['rest']}", rate, 1.0, output_len)
-        spent = cpu_seconds(gateway.pid)
+        spent, spent_behind = cpu_seconds(gateway.pid), cpu_seconds(stages.pid)
         through = _load(f"http://{addresses['rest']}", rate, seconds, output_len)
-        spent = cpu_seconds(gateway.pid) - spent
+        spent, spent_behind = cpu_seconds(gateway.pid) - spent, cpu_seconds(stages.pid) - spent_behind
         floor = _load(stub, rate, seconds, output_len)
     figures = {
         "requests_per_s": through["requests_per_s"],
@@ -94,6 +95,7 @@ def overhead(
         "client_alone_ms": {name: floor["e2e_ms"][name] for name in ("p50", "p99")},
         "overhead_p50_ms": round(through["e2e_ms"]["p50"] - floor["e2e_ms"]["p50"], 3),
         "gateway_cpu_ms_per_request": round(spent / through["requests"] * 1000, 3),
+        "stages_cpu_ms_per_request": round(spent_behind / through["requests"] * 1000, 3),
     }
     _show(figures, f"gateway overhead at {rate:g} requests a second", as_json=as_json)
 
