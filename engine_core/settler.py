@@ -94,8 +94,10 @@ class Settler:
         """tokens [R, steps], of which each row has row_steps at most and none behind one that stops it."""
         table, num_steps = self._table, tokens.shape[1]
         first = table.num_known[rows]
-        positions = first[:, None] + np.arange(num_steps, dtype=np.int32)
-        is_stop = table.are_stops(np.repeat(rows, num_steps), positions.ravel(), tokens.ravel()).reshape(tokens.shape)
+        positions: Int32Array = np.add.outer(first, np.arange(num_steps)).astype(np.int32)
+        is_stop = table.are_stops(np.repeat(rows, num_steps), positions.reshape(-1), tokens.reshape(-1)).reshape(
+            tokens.shape
+        )
         is_last = (is_stop | (positions + 1 == table.max_len[rows, None])) & (positions < (first + row_steps)[:, None])
         is_done = is_last.any(axis=1)
         counts = np.where(is_done, is_last.argmax(axis=1) + 1, row_steps)

@@ -13,9 +13,9 @@ from headwater.services.profile import Profile
 from headwater.services.stack_settings import StackSettings
 
 BEHIND_HOST = "127.0.0.1"
-GPU_BLOCK_SIZE = {"block-size": 64}
-"""What the kernels of a GPU read at once."""
-GPU_DEFAULTS = GPU_BLOCK_SIZE | {"max-num-seqs": 512, "max-num-batched-tokens": 8192}
+GPU_BLOCK_SIZE = 64
+"""Tokens that the kernels of a GPU read at once."""
+GPU_DEFAULTS = {"block-size": GPU_BLOCK_SIZE, "max-num-seqs": 512, "max-num-batched-tokens": 8192}
 """A step of a GPU takes more than one of a CPU before it takes longer."""
 
 
@@ -99,7 +99,7 @@ class StackPlan:
 
     def _block_size(self) -> list[str]:
         """The same for those who hash prompts and those who cache them."""
-        return gpu_flags(os.environ, GPU_BLOCK_SIZE) if self.device == "cuda" else []
+        return gpu_flags(os.environ, {"block-size": GPU_BLOCK_SIZE}) if self.device == "cuda" else []
 
     def _length(self) -> list[str]:
         return [f"--max-model-len={self.settings.max_model_len}"] if self.settings.max_model_len else []
