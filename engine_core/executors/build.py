@@ -71,7 +71,9 @@ def build_executor(options: ExecutorOptions, progress: Progress) -> tuple[Execut
         raise ConfigError("decode_steps", config.decode_steps, "1 on a CPU")
     folder = options.model_folder if options.load_format == "auto" else None
     tensors = with_packed_matrices(tensors, folder, partial(progress, "packing weights"))
-    decoder = Decoder(model, tensors, CpuPlatform(model, config.block_size), config.max_model_len)
+    on_cpu = CpuPlatform(model, config.block_size)
+    on_cpu.prepare(tensors, partial(progress, "loading kernels"))
+    decoder = Decoder(model, tensors, on_cpu, config.max_model_len)
     return SingleExecutor(Runner(decoder, config, weights.DTYPES[dtype])), config, facts
 
 

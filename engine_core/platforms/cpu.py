@@ -9,6 +9,7 @@ import torch
 from headwater.engine_core.batch import ForwardBatch
 from headwater.engine_core.config import ConfigError
 from headwater.engine_core.model_config import ModelConfig
+from headwater.engine_core.weights import Weights
 from headwater.kernels.cpu import attention as attention_kernel
 from headwater.kernels.cpu import draw as draw_kernel
 from headwater.kernels.cpu import qk_norm_rope_store_kv as qk_kernel
@@ -38,14 +39,18 @@ class CpuPlatform:
         self._scale = model.head_dim**-0.5
         self._row_rules: dict[tuple[torch.dtype, tuple[int, ...], bool], RowRule] = {}
 
+    def prepare(self, weights: Weights, progress: Callable[[int, int], None]) -> None:
+        """Does what the first step would otherwise wait for: kernels are loaded, products are probed."""
+        compile_kernels(weights["embed"].dtype, progress)
+        for name, weight in weights.items():
+            if weight.dim() == 2 and name != "embed":
+                self._row_rule(weight)
+
     def plan_attention(self, batch: ForwardBatch) -> AttentionPlan:
         return plan_attention(batch.starts, batch.counts, batch.block_tables, self._group)
 
     def linear(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        kind = (weight.dtype, tuple(weight.shape), is_packed(weight))
-        if kind not in self._row_rules:
-            self._row_rules[kind] = row_rule(weight)
-        return row_stable_linear(x, weight, self._row_rules[kind])
+        return row_stable_linear(x, weight, self._row_rule(weight))
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         return rms_norm(x, weight, eps)
@@ -74,6 +79,12 @@ class CpuPlatform:
 
     def linear_silu_mul(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         return silu_mul(self.linear(x, weight))
+
+    def _row_rule(self, weight: torch.Tensor) -> RowRule:
+        kind = (weight.dtype, tuple(weight.shape), is_packed(weight))
+        if kind not in self._row_rules:
+            self._row_rules[kind] = row_rule(weight)
+        return self._row_rules[kind]
 
 
 def compile_kernels(dtype: torch.dtype, progress: Callable[[int, int], None]) -> None:

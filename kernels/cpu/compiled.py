@@ -17,6 +17,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numba
 import torch
 from numba import cfunc, njit
 
@@ -103,6 +104,6 @@ def _has_cache() -> bool:
     folder = base if base.name == name else base / name
     with suppress(OSError):
         folder.mkdir(parents=True, exist_ok=True)
-    # The environment, and not numba's setting: numba reads it again before it compiles.
-    os.environ["NUMBA_CACHE_DIR"] = str(folder)
+    # Both: numba looks at its setting, and reads the environment into it again before it compiles.
+    os.environ["NUMBA_CACHE_DIR"] = numba.config.CACHE_DIR = str(folder)
     return os.access(folder, os.W_OK)
