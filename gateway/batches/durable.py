@@ -34,6 +34,8 @@ RUNNERS = "runners"
 HOLD_SECONDS = 6.0
 """A job whose holder says nothing for so long goes to another."""
 FAILURES = (nats.errors.Error, OSError, TimeoutError)
+ENTRY_SECONDS = 10.0
+"""What one entry of several may take: a server that restarts forgets who was reading."""
 RESULTS = "headwater_batch_results"
 _QUEUE = "headwater_batch_queue"
 
@@ -69,10 +71,6 @@ class Durable:
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
         self._rooms: Rooms | None = None
-
-    @property
-    def is_connected(self) -> bool:
-        return self._bus.connected
 
     async def rooms(self) -> Rooms:
         """Raises `Unavailable` without NATS, and what JetStream raises."""
@@ -121,13 +119,11 @@ async def _object_store(js: JetStreamContext, name: str) -> ObjectStore:
 
 
 async def entries(bucket: KeyValue, pattern: str) -> AsyncIterator[KeyValue.Entry]:
-    """What matches now."""
+    """What matches now. Raises nats' `TimeoutError` when the next one does not come."""
     watcher = await bucket.watch(pattern, ignore_deletes=True)
     try:
-        async for entry in watcher:
-            # NOTE: the client marks the end of what was there with an entry that is none.
-            if not entry:
-                return
+        # NOTE: the client marks the end of what was there with an entry that is none.
+        while entry := await watcher.updates(timeout=ENTRY_SECONDS):
             yield entry
     finally:
         await watcher.stop()  # type: ignore[no-untyped-call]

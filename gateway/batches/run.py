@@ -57,7 +57,8 @@ class Run:
         kept = await self._validate(kept, content)
         if kept.batch.is_over:
             return kept
-        await self._run_lines(kept, content)
+        if kept.batch.cancelling_at is None:
+            await self._run_lines(kept, content)
         return await self._finish(kept, content)
 
     def _claim(self, kept: Kept) -> None:

@@ -186,3 +186,10 @@ async def test_changes_of_a_batch_at_once_are_all_made(bench: Bench) -> None:
 
     with pytest.raises(BadRequest):
         await bench.ledger.change(bench.tenant, kept.batch.id, refuse)
+
+
+async def test_a_batch_that_is_cancelled_before_anyone_took_it_asks_nobody(bench: Bench) -> None:
+    kept, app = await bench.batch(3), Answering()
+    await bench.ledger.change(bench.tenant, kept.batch.id, lambda each: each.batch.become("cancelling"))
+    batch = await bench.run(kept, app).to_its_end()
+    assert (batch.status, app.asked, batch.request_counts.failed) == ("cancelled", [], 3)
