@@ -10,13 +10,14 @@ from headwater.gateway.caller import Caller
 from headwater.gateway.exchange import Exchange
 from headwater.gateway.line import Line
 from headwater.gateway.openai.response_answer import ResponseAnswer, ResponseEvents
-from headwater.gateway.openai.response_input import check, items_of, to_prompt, to_sampling
+from headwater.gateway.openai.response_input import check, items_of, to_prompt, to_sampling, without_oldest
 from headwater.gateway.openai.response_schema import InputItem, ResponsesRequest
 from headwater.gateway.pieces import Gathered
 from headwater.gateway.response_store import Item, KeptResponse, ResponseStore
 from headwater.gateway.session import Generation, Job, run_all
 from headwater.services import errors
 
+TOO_LONG = "context_length_exceeded"
 RENAMED = {
     "messages": "input",
     "max_tokens": "max_output_tokens",
@@ -41,10 +42,12 @@ class Responses:
             exchange.error_event = events.failure
         gathered = Gathered()
         before, said = await self._before(caller, asked), items_of(asked)
-        generation = Generation(self._line, _job(caller, asked, before, said), events or gathered)
+        items = [*msgspec.convert(before, list[InputItem]), *said]
+        generation = Generation(self._line, _job(caller, asked, items, len(before)), events or gathered)
         async with caller.within_deadline():
             tick = events.keep_alive if events is not None else _nothing
-            await exchange.unless_client_leaves(_carry(generation), silence=self._keep_alive, on_silence=tick)
+            work = _carry(generation, asked, items, len(before))
+            await exchange.unless_client_leaves(work, silence=self._keep_alive, on_silence=tick)
         if events is None:
             answer.items.add(gathered.of(generation.choices[0]))
             answer.items.end("incomplete" if generation.choices[0].finish_reason == "length" else "completed")
@@ -98,23 +101,29 @@ class Responses:
         return response
 
 
-def _job(caller: Caller, asked: ResponsesRequest, before: list[Item], said: list[InputItem]) -> Job:
-    items = [*msgspec.convert(before, list[InputItem]), *said]
+def _job(caller: Caller, asked: ResponsesRequest, items: list[InputItem], num_before: int) -> Job:
     return Job(
         caller=caller,
         model=asked.model,
-        prompt=to_prompt(asked, items, first=len(before)),
+        prompt=to_prompt(asked, items, first=num_before),
         sampling=to_sampling(asked),
         stream=bool(asked.stream),
         cache_salt=asked.cache_salt or "",
     )
 
 
-async def _carry(generation: Generation) -> None:
-    try:
-        await generation.prepare()
-    except errors.BadRequest as error:
-        raise error.in_words_of(RENAMED) from None
+async def _carry(generation: Generation, asked: ResponsesRequest, items: list[InputItem], num_before: int) -> None:
+    """Runs it; a conversation that is too long loses its oldest items first, where the client allows it."""
+    while True:
+        try:
+            await generation.prepare()
+            break
+        except errors.BadRequest as error:
+            shorter = without_oldest(items)
+            if asked.truncation != "auto" or error.code != TOO_LONG or not shorter:
+                raise error.in_words_of(RENAMED) from None
+            num_before, items = num_before - (len(items) - len(shorter)), shorter
+            generation.job = _job(generation.job.caller, asked, items, num_before)
     await run_all([generation])
 
 

@@ -49,6 +49,18 @@ def items_of(asked: ResponsesRequest) -> list[InputItem]:
     return asked.input
 
 
+def without_oldest(items: Sequence[InputItem]) -> list[InputItem]:
+    """The conversation without its oldest item, and without results whose call is gone; what operators said stays.
+
+    Empty where nothing would be left to answer.
+    """
+    oldest = next((i for i, item in enumerate(items) if item.role not in ("system", "developer")), len(items))
+    kept = [*items[:oldest], *items[oldest + 1 :]]
+    calls = {item.call_id for item in kept if item.type == "function_call"}
+    kept = [item for item in kept if item.type != "function_call_output" or item.call_id in calls]
+    return kept if any(item.role not in ("system", "developer") for item in kept) else []
+
+
 def to_prompt(asked: ResponsesRequest, items: Sequence[InputItem], *, first: int) -> processor_pb2.Prompt:
     """`items` is the whole conversation, of which the client gave those from `first` on in this turn."""
     messages = [ChatMessage(role="system", content=asked.instructions)] if asked.instructions else []

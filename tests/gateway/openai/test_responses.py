@@ -125,6 +125,16 @@ def test_logprobs_come_when_asked_for(keeper: Gateway) -> None:
     assert {len(entry["top_logprobs"]) for entry in part["logprobs"]} == {2}
 
 
+def test_a_conversation_that_is_too_long_loses_its_oldest_turns_if_it_may(gateway: Gateway) -> None:
+    turns = [{"role": ("user", "assistant")[i % 2], "content": f"{i} " + "word " * 2000} for i in range(6)]
+    asked = [{"role": "system", "content": "Be brief."}, *turns, {"role": "user", "content": "And now?"}]
+    assert post(gateway, 400, input=asked)["error"]["code"] == "context_length_exceeded"
+    usage = post(gateway, input=asked, truncation="auto")["usage"]
+    assert 6000 < usage["input_tokens"] <= 8192 - 12
+    alone = [{"role": "user", "content": "word " * 9000}]
+    assert post(gateway, 400, input=alone, truncation="auto")["error"]["code"] == "context_length_exceeded"
+
+
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"input": ""}, "input"),
     ({"input": 5}, "input"),

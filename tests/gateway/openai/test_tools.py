@@ -181,3 +181,11 @@ async def test_grpc_tells_thoughts_and_calls_apart_too(thinker: Gateway) -> None
     deltas = [delta for chunk in chunks for delta in chunk.tool_calls]
     assert "".join(delta.arguments for delta in deltas) == call.arguments
     assert "".join(chunk.reasoning_content for chunk in chunks) == whole.choices[0].message.reasoning_content
+
+
+def test_the_text_of_a_response_keeps_its_schema(client: openai.OpenAI) -> None:
+    form: Any = {"type": "json_schema", "name": "trip", "schema": CITY, "strict": True}
+    asked: Any = {"model": MODEL, "input": "A trip.", "text": {"format": form}, "reasoning": {"effort": "none"}}
+    made = client.responses.create(**asked, temperature=0)
+    assert json.loads(made.output_text).keys() == {"city", "days"}
+    assert made.text.model_dump(exclude_none=True, by_alias=True)["format"]["name"] == "trip"
