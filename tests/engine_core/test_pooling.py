@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -31,16 +32,27 @@ def embed(engine: SmallEngine, prompts: Sequence[Sequence[int]], pooling: str) -
     return [vectors[key] for key in range(len(prompts))]
 
 
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("pooling", POOLINGS)
-def test_a_prompt_becomes_what_its_pooling_says(pooling: str, tmp_path: Path) -> None:
+def test_a_prompt_becomes_what_its_pooling_says(pooling: str, device: str, tmp_path: Path) -> None:
     model = random_checkpoint("qwen3", tmp_path / "source")
-    engine = SmallEngine(convert(tmp_path / "source", tmp_path / "model"), max_num_batched_tokens=64)
+    on_device: dict[str, Any] = {"device": "cuda", "block_size": 64} if device == "cuda" else {}
+    dtype, tolerance = ("bfloat16", 0.1) if device == "cuda" else ("float32", 1e-4)
+    folder = convert(tmp_path / "source", tmp_path / "model", dtype)
+    engine = SmallEngine(folder, max_num_batched_tokens=64, **on_device)
+    model = model.to(getattr(torch, dtype)).float()
     prompts = [[(7 * i + j) % 500 for j in range(length)] for i, length in enumerate(LENGTHS)]
     with torch.no_grad():
         states = [model.model(torch.tensor([prompt])).last_hidden_state[0] for prompt in prompts]
-    expected = {"last": lambda s: s[-1], "mean": lambda s: s.mean(0), "cls": lambda s: s[0]}[pooling]
+    chosen: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+        "last": lambda s: s[-1],
+        "mean": lambda s: s.mean(0),
+        "cls": lambda s: s[0],
+    }
     # The second time the prefix is cached: what is pooled of it is computed all the same.
     for _ in range(2):
         for vector, state in zip(embed(engine, prompts, pooling), states, strict=True):
-            torch.testing.assert_close(torch.from_numpy(vector.copy()), expected(state), rtol=1e-4, atol=1e-4)
+            torch.testing.assert_close(
+                torch.from_numpy(vector.copy()), chosen[pooling](state), rtol=tolerance, atol=tolerance
+            )
     engine.close()
