@@ -19,8 +19,8 @@ from headwater.engine_core.executors.simulated import (
 )
 from headwater.engine_core.request import FinishReason, NewRequest
 from headwater.engine_core.sampling_params import SamplingParams
-from headwater.services.engine_core_process import run
-from headwater.services.engine_messages import Add, Cancel, Command, Credit, Step, decode_report, encode
+from headwater.services.engine_core_process import SpokenProgress, run
+from headwater.services.engine_messages import Add, Cancel, Command, Credit, Progress, Step, decode_report, encode
 from headwater.services.engine_rates import MeasuredExecutor
 from headwater.services.engine_ring import RingReader, RingWriter, create_ring
 
@@ -112,3 +112,16 @@ def test_the_core_ends_when_nobody_reads_it(core: Core) -> None:
     core.reports.close()
     core.thread.join(5)
     assert not core.thread.is_alive()
+
+
+def test_loading_is_told_at_its_tenths_and_not_with_every_tensor() -> None:
+    report_writer, report_reader = create_ring(1 << 16)
+    writer, reader = RingWriter(report_writer), RingReader(report_reader)
+    say = SpokenProgress(writer)
+    for done in range(0, 1001, 3):
+        say("loading weights", done, 1000)
+    say("loading weights", 1000, 1000)
+    said = [decode_report(message) for message in reader.read()]
+    assert [report.done // 100 for report in said if isinstance(report, Progress)] == list(range(11))
+    writer.close()
+    reader.close()
