@@ -23,6 +23,10 @@ class Tenant:
     weight: float = 1.0
     tier: int = 0
     """Strict priority; lower runs first. A request may only lower itself."""
+    key_id: str = ""
+    """Of the key that it came with, where keys have names."""
+    shared_cache: bool = False
+    """It hits the cached prefixes of all tenants that share theirs, and they its."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,390 @@
+"""Limits of tenants, exact over all gateways: checked and reserved in one step on Redis's clock.
+
+All counters of a tenant lie in one hash slot: a hash with one packed field a scope, a hash of open reservations, a
+sorted set of their leases. A minute is any 60 seconds, counted in slots of 5 s that are let go whole. A reservation
+that nobody renews is given back but for what it is known to have used. Knows nothing about where tenants come from.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from headwater.gateway.tenancy.records import Scope
+from headwater.services.store import Script, Store
+
+LEASE_MS = 20_000
+PATIENCE_SECONDS = 1.0
+"""A limit is worth more waiting than a hint where to route."""
+MAX_CALLS = 4
+"""At once; each takes a connection."""
+NEVER = -1.0
+"""Seconds to wait for what no waiting gives."""
+
+_CHANGE = Script(
+    """
+local SLOT, SLOTS, REMEMBER = 5000, 13, 600000
+local op, id, lease = ARGV[1], ARGV[2], tonumber(ARGV[3])
+local most, least, used, seq = tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7])
+local scopes = cmsgpack.unpack(ARGV[8])
+local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+local slot = math.floor(now / SLOT)
+
+-- Months since the year 0 of the proleptic calendar; years begin in March while it is computed.
+local function month()
+  local z = math.floor(now / 86400000) + 719468
+  local era = math.floor(z / 146097)
+  local doe = z - era * 146097
+  local yoe = math.floor((doe - math.floor(doe / 1460) + math.floor(doe / 36524) - math.floor(doe / 146096)) / 365)
+  local doy = doe - (365 * yoe + math.floor(yoe / 4) - math.floor(yoe / 100))
+  local mp = math.floor((5 * doy + 2) / 153)
+  local m = mp < 10 and mp + 3 or mp - 9
+  return (yoe + era * 400 + (m <= 2 and 1 or 0)) * 12 + m - 1
+end
+local periods = { day = math.floor(now / 86400000), month = month() }
+
+local counters = {}
+local function counter(name)
+  local c = counters[name]
+  if not c then
+    local raw = redis.call('HGET', KEYS[1], name)
+    c = raw and cmsgpack.unpack(raw) or { running = 0, slots = {} }
+    for s in pairs(c.slots) do
+      if s <= slot - SLOTS then c.slots[s] = nil end
+    end
+    counters[name] = c
+  end
+  return c
+end
+
+-- What was spent before a period began does not count in it.
+local function turn(c, kind)
+  if c.spent and c.kind == kind and c.period < periods[kind] then
+    c.period, c.spent, c.folded = periods[kind], 0, 0
+  elseif c.kind ~= kind then
+    c.spent, c.kind, c.period = nil, kind, periods[kind]
+  end
+end
+
+local function in_window(c, column)
+  local sum = 0
+  for _, counts in pairs(c.slots) do sum = sum + counts[column] end
+  return sum
+end
+
+-- Until enough of a full window has gone.
+local function wait_for(c, column, excess)
+  for s = slot - SLOTS + 1, slot do
+    excess = excess - (c.slots[s] and c.slots[s][column] or 0)
+    if excess <= 0 then return (s + SLOTS) * SLOT - now end
+  end
+  return -1
+end
+
+local function take(r, name, tokens, requests)
+  local c = counter(name)
+  local counts = c.slots[slot] or { 0, 0 }
+  counts[1], counts[2] = counts[1] + requests, counts[2] + tokens
+  c.slots[slot] = counts
+  if c.spent then c.spent = c.spent + tokens end
+  if c.kind then r.periods[name] = c.kind .. c.period end
+end
+
+-- The end of a reservation: what it did not use goes back to where it was taken from, the youngest first.
+local function settle(r, used, seq)
+  for _, name in ipairs(r.scopes) do
+    local c, unused = counter(name), r.tokens - used
+    c.running = math.max(0, c.running - 1)
+    if c.rebuild then
+      c.late[#c.late + 1] = { seq, used }
+    elseif c.spent and r.periods[name] == c.kind .. c.period then
+      local counted = seq > 0 and seq <= c.folded
+      c.spent = math.max(0, c.spent - (counted and r.tokens or unused))
+    end
+    for i = #r.taken, 1, -1 do
+      local counts, part = c.slots[r.taken[i][1]], math.min(unused, r.taken[i][2])
+      if counts then counts[2] = math.max(0, counts[2] - part) end
+      unused = unused - part
+    end
+  end
+end
+
+local function forget(id)
+  redis.call('HDEL', KEYS[2], id)
+  redis.call('ZREM', KEYS[3], id)
+end
+
+local function keep(id, r, ms)
+  redis.call('HSET', KEYS[2], id, cmsgpack.pack(r))
+  redis.call('ZADD', KEYS[3], now + ms, id)
+end
+
+local function reservation(id)
+  local raw = redis.call('HGET', KEYS[2], id)
+  return raw and cmsgpack.unpack(raw)
+end
+
+for _, gone in ipairs(redis.call('ZRANGEBYSCORE', KEYS[3], '-inf', now, 'LIMIT', 0, 64)) do
+  local r = reservation(gone)
+  if r and not r.lapsed then
+    settle(r, r.used, 0)
+    r.tokens, r.taken, r.lapsed = r.used, {}, true
+    keep(gone, r, REMEMBER)
+  else
+    forget(gone)
+  end
+end
+
+-- The first scope that stands in the way: { name, limit, ms until it does not }; else how many tokens there are.
+local function fit(most, least, requests)
+  for _, scope in ipairs(scopes) do
+    local c = counter(scope.name)
+    if scope.budget then
+      turn(c, scope.kind)
+      if not c.spent then return nil, { scope.name, 'unknown', 0 } end
+      most = math.min(most, scope.budget - c.spent)
+      if most < least or (scope.budget == 0) then return nil, { scope.name, 'budget', -1 } end
+    end
+    if scope.tpm then
+      if least > scope.tpm then return nil, { scope.name, 'tokens', -1 } end
+      most = math.min(most, scope.tpm)
+    end
+    if requests > 0 and scope.rpm and in_window(c, 1) + requests > scope.rpm then
+      return nil, { scope.name, 'requests', wait_for(c, 1, in_window(c, 1) + requests - scope.rpm) }
+    end
+    if requests > 0 and scope.running and c.running >= scope.running then
+      return nil, { scope.name, 'concurrency', 1000 }
+    end
+  end
+  for _, scope in ipairs(scopes) do
+    if scope.tpm then
+      local c = counter(scope.name)
+      local excess = in_window(c, 2) + most - scope.tpm
+      if excess > 0 then return nil, { scope.name, 'tokens', wait_for(c, 2, excess) } end
+    end
+  end
+  return most, nil
+end
+
+-- The tightest limits of requests and tokens: { limit, left, ms until all of it is there again }, twice.
+local function standing()
+  local found = { {}, {} }
+  for _, scope in ipairs(scopes) do
+    for column, limit in pairs({ scope.rpm or false, scope.tpm or false }) do
+      local c = counter(scope.name)
+      local left = limit and math.max(0, limit - in_window(c, column))
+      if limit and (not found[column][1] or left < found[column][2]) then
+        found[column] = { limit, left, math.max(0, wait_for(c, column, in_window(c, column))) }
+      end
+    end
+  end
+  return found
+end
+
+local granted, refused = 0, nil
+if op == 'reserve' then
+  granted, refused = fit(most, least, 1)
+  if granted then
+    local r = { tokens = granted, used = 0, taken = { { slot, granted } }, scopes = {}, periods = {} }
+    for i, scope in ipairs(scopes) do
+      r.scopes[i] = scope.name
+      take(r, scope.name, granted, 1)
+      counter(scope.name).running = counter(scope.name).running + 1
+    end
+    keep(id, r, lease)
+  end
+elseif op == 'extend' then
+  local r = reservation(id)
+  if not r then
+    -- Redis has lost it: it holds what its gateway says. `least` is that in this call.
+    r = { tokens = least, used = used, taken = { { slot, least } }, scopes = {}, periods = {} }
+    for i, scope in ipairs(scopes) do
+      r.scopes[i] = scope.name
+      take(r, scope.name, least, 0)
+      counter(scope.name).running = counter(scope.name).running + 1
+    end
+  elseif r.lapsed then
+    local missing = math.max(0, least - r.tokens)
+    for _, name in ipairs(r.scopes) do
+      take(r, name, missing, 0)
+      counter(name).running = counter(name).running + 1
+    end
+    r.tokens, r.taken, r.lapsed = r.tokens + missing, { { slot, missing } }, nil
+  end
+  r.used = used
+  if most > 0 then
+    granted, refused = fit(most, 1, 0)
+    if granted then
+      for _, name in ipairs(r.scopes) do take(r, name, granted, 0) end
+      r.tokens = r.tokens + granted
+      r.taken[#r.taken + 1] = { slot, granted }
+    end
+  end
+  keep(id, r, lease)
+elseif op == 'settle' then
+  local r = reservation(id)
+  if r and not r.lapsed then
+    settle(r, used, seq)
+  else
+    -- Granted without Redis, or lost by it: only what was spent is of interest now.
+    for _, scope in ipairs(scopes) do
+      local c, more = counter(scope.name), used - (r and r.used or 0)
+      if c.rebuild then
+        c.late[#c.late + 1] = { seq, more }
+      elseif c.spent and not (seq > 0 and seq <= c.folded) then
+        c.spent = c.spent + more
+      end
+    end
+  end
+  forget(id)
+elseif op == 'rebuild' then
+  -- Begins to count anew what a scope has spent; what is settled meanwhile is kept with its number.
+  for _, scope in ipairs(scopes) do
+    local c = counter(scope.name)
+    turn(c, scope.kind)
+    c.rebuild, c.late = true, {}
+  end
+elseif op == 'rebuilt' then
+  -- `used` was found in the records up to `seq`; what is open, and what was settled behind that, comes on top.
+  for _, scope in ipairs(scopes) do
+    local c = counter(scope.name)
+    if c.rebuild then
+      turn(c, scope.kind)
+      local spent = used
+      for _, late in ipairs(c.late) do
+        if late[1] == 0 or late[1] > seq then spent = spent + late[2] end
+      end
+      local open = redis.call('HGETALL', KEYS[2])
+      for i = 1, #open, 2 do
+        local r = cmsgpack.unpack(open[i + 1])
+        for _, name in ipairs(r.scopes) do
+          if name == scope.name and not r.lapsed then
+            spent = spent + r.tokens
+            r.periods[name] = c.kind .. c.period
+            redis.call('HSET', KEYS[2], open[i], cmsgpack.pack(r))
+          end
+        end
+      end
+      c.spent, c.folded, c.rebuild, c.late = spent, seq, nil, nil
+    end
+  end
+end
+
+for name, c in pairs(counters) do redis.call('HSET', KEYS[1], name, cmsgpack.pack(c)) end
+return cmsgpack.pack({ granted or 0, refused or false, standing() })
+"""
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """What stands in the way."""
+
+    scope: str
+    limit: str
+    """requests, tokens, concurrency, budget; unknown: what was spent is to be counted first."""
+    seconds: float
+    """Until it does not any longer; `NEVER` where time alone does not help."""
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """Of one limit."""
+
+    limit: int
+    remaining: int
+    reset_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Tokens that may be used, or why none."""
+
+    granted: int
+    refusal: Refusal | None = None
+    requests: Left | None = None
+    tokens: Left | None = None
+
+
+class Limiter:
+    """Speaks for one Redis; any number of gateways have one each. Raises `StoreUnavailable` where that says nothing."""
+
+    def __init__(self, store: Store) -> None:
+        self._store, self._turn = store, asyncio.Semaphore(MAX_CALLS)
+
+    async def reserve(self, tenant: str, id: str, scopes: Sequence[Scope], *, most: int, least: int) -> Verdict:
+        """A request, with as many tokens as there are between `least` and `most`."""
+        return await self._change("reserve", tenant, id, scopes, most=most, least=least)
+
+    async def extend(
+        self, tenant: str, id: str, scopes: Sequence[Scope], *, more: int, held: int, used: int
+    ) -> Verdict:
+        """Renews a reservation that holds `held` tokens of which `used` are used; up to `more` come on top."""
+        return await self._change("extend", tenant, id, scopes, most=more, least=held, used=used)
+
+    async def settle(self, tenant: str, id: str, scopes: Sequence[Scope], *, used: int, seq: int) -> None:
+        """Ends a reservation. `seq` is the number of its usage record, 0 while there is none."""
+        await self._change("settle", tenant, id, scopes, used=used, seq=seq)
+
+    async def begin_rebuild(self, tenant: str, scope: Scope) -> None:
+        await self._change("rebuild", tenant, "", [scope])
+
+    async def end_rebuild(self, tenant: str, scope: Scope, *, used: int, seq: int) -> None:
+        await self._change("rebuilt", tenant, "", [scope], used=used, seq=seq)
+
+    async def _change(
+        self,
+        op: str,
+        tenant: str,
+        id: str,
+        scopes: Sequence[Scope],
+        *,
+        most: int = 0,
+        least: int = 0,
+        used: int = 0,
+        seq: int = 0,
+    ) -> Verdict:
+        tag = f"{{tenant:{tenant}}}"
+        keys = [f"limits:{tag}", f"reservations:{tag}", f"leases:{tag}"]
+        packed = msgspec.msgpack.encode([_plain(scope) for scope in scopes])
+        args = [op, id, LEASE_MS, most, least, used, seq, packed]
+        async with self._turn:
+            reply = await self._store.run(_CHANGE, keys, args, seconds=PATIENCE_SECONDS)
+        granted, refused, (requests, tokens) = msgspec.msgpack.decode(reply)
+        refusal = None
+        if refused:
+            scope, limit, ms = (each.decode() if isinstance(each, bytes) else each for each in refused)
+            refusal = Refusal(scope, limit, ms / 1e3 if ms >= 0 else NEVER)
+        return Verdict(int(granted), refusal, _left(requests), _left(tokens))
+
+
+def _plain(scope: Scope) -> dict[str, Any]:
+    limits = scope.limits
+    found = {
+        "name": scope.name,
+        "rpm": limits.requests_per_minute,
+        "tpm": limits.tokens_per_minute,
+        "running": limits.concurrency,
+        "budget": limits.budget,
+        "kind": limits.budget_period if limits.budget is not None else None,
+    }
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _left(found: Sequence[float]) -> Left | None:
+    return Left(int(found[0]), int(found[1]), found[2] / 1e3) if found else None
+
+
+def period_of(kind: str, at: datetime.datetime) -> tuple[datetime.datetime, datetime.datetime]:
+    """The first moment of the period that `at` (UTC) is in, and of the next one."""
+    begin = at.replace(hour=0, minute=0, second=0, microsecond=0)
+    if kind == "day":
+        return begin, begin + datetime.timedelta(days=1)
+    begin = begin.replace(day=1)
+    return begin, (begin + datetime.timedelta(days=32)).replace(day=1)

@@ -1,0 +1,79 @@
+"""A tenant as it is kept: who it is, how it is weighed, what it may use, and digests of its keys. No secrets."""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated, Literal
+
+import msgspec
+
+from headwater.gateway.tenants import Tenant
+
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**48)]
+Period = Literal["day", "month"]
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """What is not given is not limited."""
+
+    requests_per_minute: Count | None = None
+    tokens_per_minute: Count | None = None
+    """Of prompts and answers."""
+    concurrency: Count | None = None
+    """Requests at once."""
+    budget: Count | None = None
+    """Tokens of prompts and answers in a calendar period, UTC."""
+    budget_period: Period = "month"
+
+    @property
+    def is_empty(self) -> bool:
+        return self == Limits(budget_period=self.budget_period)
+
+
+NO_LIMITS = Limits()
+
+
+class Key(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One key; `hw-<id>-<secret>` is what its owner has, and only a digest of that is here."""
+
+    id: str
+    digest: bytes
+    """SHA-256 of the whole key."""
+    created_at: float
+    expires_at: float | None = None
+    limits: Limits = NO_LIMITS
+
+    def is_valid(self, now: float) -> bool:
+        return self.expires_at is None or now < self.expires_at
+
+
+class TenantRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The value under a tenant's name in the bucket."""
+
+    id: str
+    created_at: float = msgspec.field(default_factory=time.time)
+    weight: float = 1.0
+    tier: int = 0
+    shared_cache: bool = False
+    """Its prompts hit, and are hit by, those of every other tenant that shares."""
+    limits: Limits = NO_LIMITS
+    models: dict[str, Limits] = {}
+    """Limits on top, by model."""
+    keys: tuple[Key, ...] = ()
+
+    @property
+    def tenant(self) -> Tenant:
+        return Tenant(id=self.id, weight=self.weight, tier=self.tier, shared_cache=self.shared_cache)
+
+    def scopes(self, key_id: str, model: str) -> list[Scope]:
+        """What a request with that key for that model has to fit into."""
+        limits = {"tenant": self.limits, f"model {model}": self.models.get(model, NO_LIMITS)}
+        limits |= {f"key {key.id}": key.limits for key in self.keys if key.id == key_id}
+        return [Scope(name, each) for name, each in limits.items() if not each.is_empty]
+
+
+class Scope(msgspec.Struct, frozen=True):
+    """Limits with the name that their counters have within a tenant."""
+
+    name: str
+    limits: Limits

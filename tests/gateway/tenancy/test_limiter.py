@@ -1,0 +1,153 @@
+"""Limits over three gateways that share one Redis: exact, whatever comes together."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+
+import pytest
+import pytest_asyncio
+
+from headwater.gateway.tenancy.limiter import MAX_CALLS, Limiter
+from headwater.gateway.tenancy.records import Limits, Scope
+from headwater.services.store import Store
+
+
+@pytest_asyncio.fixture
+async def limiters(redis_url: str) -> AsyncIterator[list[Limiter]]:
+    async with contextlib.AsyncExitStack() as stack:
+        stores = [await stack.enter_async_context(Store.open(redis_url)) for _ in range(3)]
+        # Connecting takes its time on a busy machine, and is not what is tested.
+        await asyncio.gather(*(store.command("PING") for store in stores for _ in range(MAX_CALLS)))
+        yield [Limiter(store) for store in stores]
+
+
+async def known(limiter: Limiter, scope: Scope, spent: int = 0) -> None:
+    await limiter.begin_rebuild("ada", scope)
+    await limiter.end_rebuild("ada", scope, used=spent, seq=0)
+
+
+async def test_requests_of_a_minute_are_granted_as_many_times_as_the_limit_says(limiters: list[Limiter]) -> None:
+    scopes = [Scope("tenant", Limits(requests_per_minute=50)), Scope("key k", Limits(requests_per_minute=1000))]
+    verdicts = await asyncio.gather(
+        *(limiters[i % 3].reserve("ada", f"r{i}", scopes, most=1, least=1) for i in range(200))
+    )
+    granted = [each for each in verdicts if each.granted]
+    assert len(granted) == 50
+    refusals = {(each.refusal.scope, each.refusal.limit) for each in verdicts if each.refusal}
+    assert refusals == {("tenant", "requests")}
+    assert all(55 <= each.refusal.seconds <= 65 for each in verdicts if each.refusal)
+    assert sorted(each.requests.remaining for each in granted if each.requests) == list(range(50))
+    other = await limiters[0].reserve("bob", "r0", scopes, most=1, least=1)
+    assert other.granted == 1
+
+
+async def test_tokens_of_a_minute_count_what_was_used_and_come_back_when_they_were_not(
+    limiters: list[Limiter],
+) -> None:
+    scopes = [Scope("tenant", Limits(tokens_per_minute=1000))]
+    used = 0
+
+    async def request(i: int) -> int:
+        limiter = limiters[i % 3]
+        verdict = await limiter.reserve("ada", f"r{i}", scopes, most=90, least=90)
+        if not verdict.granted:
+            return 0
+        nonlocal used
+        used += 90
+        assert used <= 1000
+        await asyncio.sleep(0)
+        used -= 80
+        await limiter.settle("ada", f"r{i}", scopes, used=10, seq=0)
+        return 10
+
+    while any(await asyncio.gather(*(request(i) for i in range(30)))):
+        pass
+    assert used == 920, "until what another one has to reserve does not fit"
+    verdict = await limiters[0].reserve("ada", "last", scopes, most=2000, least=1001)
+    assert verdict.refusal is not None
+    assert verdict.refusal.seconds == -1, "what exceeds the limit by itself fits never"
+
+
+async def test_a_budget_is_used_to_its_last_token_and_not_beyond(limiters: list[Limiter]) -> None:
+    scopes = [Scope("tenant", Limits(budget=1000)), Scope("model m", Limits(budget=10_000, budget_period="day"))]
+    first = await limiters[0].reserve("ada", "r", scopes, most=10, least=1)
+    assert first.refusal is not None
+    assert first.refusal.limit == "unknown", "nobody has counted yet"
+    for scope in scopes:
+        await known(limiters[0], scope)
+    spent = 0
+
+    async def request(i: int) -> None:
+        nonlocal spent
+        limiter, id = limiters[i % 3], f"r{i}"
+        verdict = await limiter.reserve("ada", id, scopes, most=64, least=20)
+        held = verdict.granted
+        while held and held < 200:
+            more = await limiter.extend("ada", id, scopes, more=32, held=held, used=held)
+            if not more.granted:
+                break
+            held += more.granted
+        if held:
+            await limiter.settle("ada", id, scopes, used=held, seq=0)
+            spent += held
+
+    await asyncio.gather(*(request(i) for i in range(40)))
+    assert spent == 1000
+
+
+async def test_no_more_run_at_once_than_the_limit_says_over_all_gateways(limiters: list[Limiter]) -> None:
+    scopes, running, most = [Scope("tenant", Limits(concurrency=4))], 0, 0
+
+    async def request(i: int) -> None:
+        nonlocal running, most
+        limiter = limiters[i % 3]
+        while not (await limiter.reserve("ada", f"r{i}", scopes, most=1, least=1)).granted:  # noqa: ASYNC110 (a client that tries again)
+            await asyncio.sleep(0.005)
+        running += 1
+        most = max(most, running)
+        await asyncio.sleep(0.002)
+        running -= 1
+        await limiter.settle("ada", f"r{i}", scopes, used=1, seq=0)
+
+    await asyncio.gather(*(request(i) for i in range(40)))
+    assert most == 4
+
+
+async def test_what_a_gateway_abandons_is_given_back_but_for_what_it_used(
+    limiters: list[Limiter], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headwater.gateway.tenancy.limiter.LEASE_MS", 50)
+    scope = Scope("tenant", Limits(concurrency=1, budget=100, tokens_per_minute=100))
+    await known(limiters[0], scope)
+    assert (await limiters[0].reserve("ada", "dead", [scope], most=100, least=1)).granted == 100
+    await limiters[0].extend("ada", "dead", [scope], more=0, held=100, used=30)
+    await asyncio.sleep(0.08)
+    assert (await limiters[1].reserve("ada", "next", [scope], most=100, least=70)).refusal is None
+    # The first was only slow: it takes up where it was, and the limit knows.
+    await limiters[0].settle("ada", "dead", [scope], used=40, seq=0)
+    await limiters[1].settle("ada", "next", [scope], used=0, seq=0)
+    assert (await limiters[2].reserve("ada", "third", [scope], most=100, least=1)).granted == 60
+
+
+async def test_an_emptied_redis_learns_of_what_runs_and_what_was_spent(limiters: list[Limiter], redis_url: str) -> None:
+    scope = Scope("tenant", Limits(concurrency=2, budget=1000))
+    await known(limiters[0], scope)
+    await limiters[0].reserve("ada", "old", [scope], most=100, least=1)
+    async with Store.open(redis_url) as store:
+        await store.command("FLUSHALL")
+    renewed = await limiters[0].extend("ada", "old", [scope], more=0, held=100, used=7)
+    assert renewed.refusal is None
+    await limiters[1].begin_rebuild("ada", scope)
+    # Settled while the records are read: number 7 is among them, number 9 is not.
+    await limiters[2].settle("ada", "gone-1", [scope], used=11, seq=7)
+    await limiters[2].settle("ada", "gone-2", [scope], used=13, seq=9)
+    await limiters[1].end_rebuild("ada", scope, used=500, seq=8)
+    verdict = await limiters[1].reserve("ada", "new", [scope], most=1000, least=1)
+    assert verdict.granted == 1000 - 500 - 13 - 100
+    third = await limiters[1].reserve("ada", "third", [scope], most=1, least=1)
+    assert third.refusal is not None
+    await limiters[0].settle("ada", "old", [scope], used=20, seq=10)
+    verdict = await limiters[1].reserve("ada", "fourth", [scope], most=1000, least=1)
+    assert verdict.granted == 80
