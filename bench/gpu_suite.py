@@ -33,13 +33,13 @@ console = Console(stderr=True)
 def main(
     runs: Annotated[int, typer.Option(help="measured runs of each workload")] = 1,
     tests: Annotated[bool, typer.Option(help="run the tests first")] = True,
-    pytest_flags: Annotated[list[str] | None, typer.Argument(help="For pytest, after --.")] = None,
+    pytest: Annotated[list[str] | None, typer.Option(help="flag of pytest; repeatable: --pytest=-x")] = None,
 ) -> None:
     """Test and measure this commit on a GPU."""
     began = time.monotonic()
     report: dict[str, Any] = {"commit": _commit(), "gpu": _gpu()}
     if tests:
-        report["tests"] = _test(pytest_flags or [])
+        report["tests"] = _test(pytest or [])
     rows = [row for ids in (SMALL, LARGE) for row in _measure(ids, runs)]
     report["workloads"] = {row["workload"]: row for row in rows}
     report["workloads"] |= {name: report["workloads"][same] for name, same in SAME_BITS.items()}

@@ -37,12 +37,12 @@ class Start:
 
 def main(
     rounds: Annotated[int, typer.Option(help="Starts; medians count.")] = 3,
-    flags: Annotated[list[str] | None, typer.Argument(help="For `headwater up`, after --.")] = None,
+    up: Annotated[list[str] | None, typer.Option(help="flag of `headwater up`; repeatable: --up=--device=cuda")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
-    """Seconds from nothing to the first token: `headwater bench start -- --replicas 1 --device cuda`."""
+    """Seconds from nothing to the first token: `headwater bench start --up=--replicas=1 --up=--device=cuda`."""
     with Console(stderr=True).status("starting lines"):
-        starts = [measure(*(flags or ())) for _ in range(rounds)]
+        starts = [measure(*(up or ())) for _ in range(rounds)]
     if as_json:
         typer.echo(json.dumps([asdict(start) for start in starts], indent=2))
         return

@@ -1,4 +1,4 @@
-"""The offline workloads by id, and the models they run, as configurations for dummy weights. Knows no engine."""
+"""The workloads by id, offline and through a line, and the models they run, as configurations for dummy weights."""
 
 from __future__ import annotations
 
@@ -105,4 +105,29 @@ WORKLOADS = {
     "O7": uniform("qwen3-8b", 1, 1024, 1),
     "O8": uniform("qwen3-8b", 16, 30_000, 256, is_cached=True),
     "O9": uniform("qwen3-8b", 256, 64, 64, shared_prefix_len=4096),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LineLoad:
+    """Requests through a line, so many at once in a closed loop; lengths are tokens."""
+
+    model: str
+    concurrency: int
+    num_requests: int
+    prompt_len: int
+    output_len: int
+    vocab_size: int = 49_152
+    """Cut, so that the demo model's tokenizer fits."""
+
+
+_S: dict[str, Any] = {"model": "qwen3-0.6b", "prompt_len": 256, "output_len": 128}
+_T: dict[str, Any] = {"model": "qwen3-8b", "prompt_len": 512, "output_len": 256}
+LINE_LOADS = {
+    "S1": LineLoad(concurrency=1, num_requests=40, **_S),
+    "S64": LineLoad(concurrency=64, num_requests=640, **_S),
+    "S256": LineLoad(concurrency=256, num_requests=1024, **_S),
+    "S1024": LineLoad(concurrency=1024, num_requests=2048, **_S),
+    "T1": LineLoad(concurrency=1, num_requests=12, **_T),
+    "T128": LineLoad(concurrency=128, num_requests=512, **_T),
 }

@@ -1,0 +1,110 @@
+"""`headwater bench line`: the S and T loads of the workloads against a line of its own, on random weights.
+
+Starts `headwater up` for each model, lets the engine prepare, sends each load in a closed loop, and tells what every
+process of the line took of the processor.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from headwater.bench import datasets, dummy_model
+from headwater.bench.latency_report import Objective, summarize
+from headwater.bench.own_line import own_line
+from headwater.bench.serve import drive
+from headwater.bench.workloads import LINE_LOADS, LineLoad
+from headwater.services.line_file import LineRecord, StageRecord
+
+MOST_WARMUP = 256
+
+console = Console(stderr=True)
+
+
+def main(
+    up: Annotated[list[str] | None, typer.Option(help="flag of `headwater up`; repeatable: --up=--device=cuda")] = None,
+    load: Annotated[list[str] | None, typer.Option(help="ids, S1 … T128; repeatable; default: all")] = None,
+    workers: Annotated[int, typer.Option(help="client processes")] = 6,
+    settle: Annotated[float, typer.Option(help="seconds that an engine gets to prepare before the first load")] = 15.0,
+    as_json: Annotated[bool, typer.Option("--json", help="print JSON only")] = False,
+) -> None:
+    """Measure a line under the loads of the table."""
+    chosen = {name: LINE_LOADS[name] for name in load or LINE_LOADS}
+    rows = []
+    for model in dict.fromkeys(each.model for each in chosen.values()):
+        those = {name: each for name, each in chosen.items() if each.model == model}
+        with tempfile.TemporaryDirectory(prefix="headwater-model-") as folder:
+            dummy_model.main(model, Path(folder))
+            given = [f"--model={folder}", "--load-format=dummy", *(up or ())]
+            with own_line(given) as (line, _):
+                time.sleep(settle)
+                for name, each in those.items():
+                    rows.append({"load": name, **measure(line, each, workers)})
+                    console.print(f"{name}: {rows[-1]['output_tokens_per_s']:.0f} tokens/s")
+    if not as_json:
+        Console().print(_table(rows))
+    print(json.dumps(rows))
+    raise typer.Exit(1 if any(row["failed"] for row in rows) else 0)
+
+
+def measure(line: LineRecord, load: LineLoad, workers: int) -> dict[str, Any]:
+    """After a warm-up of as many requests as run at once, up to some hundred."""
+    shape = datasets.Shape(
+        prompt_len=load.prompt_len, output_len=load.output_len, vocab_size=load.vocab_size, model=line.model
+    )
+    # Prompts that no load before has had.
+    rng = np.random.default_rng()
+    workers = workers if load.concurrency > workers else 1
+    warmup = min(load.concurrency, MOST_WARMUP)
+    drive(line.rest, list(datasets.random_prompts(warmup, shape, rng)), None, load.concurrency, workers, quiet=True)
+    before = _cpu_seconds(line)
+    dialogues = list(datasets.random_prompts(load.num_requests, shape, rng))
+    outcomes, wall_seconds = drive(line.rest, dialogues, None, load.concurrency, workers, quiet=True)
+    after = _cpu_seconds(line)
+    report = summarize(outcomes, wall_seconds, Objective())
+    thousands = max(1, load.num_requests * load.output_len) / 1000
+    report["cpu_ms_per_1000_tokens"] = {
+        name: round(1000 * (seconds - before.get(name, 0.0)) / thousands, 2) for name, seconds in after.items()
+    }
+    return report
+
+
+def _cpu_seconds(line: LineRecord) -> dict[str, float]:
+    """Of every process of the line, an engine's core apart from its door."""
+    seconds = {}
+    for stage in line.stages:
+        for name, pid in _processes(stage):
+            user, system = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[11:13]
+            seconds[name] = (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
+    return seconds
+
+
+def _processes(stage: StageRecord) -> Iterator[tuple[str, int]]:
+    yield stage.name, stage.pid
+    children = Path(f"/proc/{stage.pid}/task/{stage.pid}/children")
+    for i, pid in enumerate(children.read_text().split() if children.exists() else ()):
+        yield f"{stage.name}/child-{i}", int(pid)
+
+
+def _table(rows: list[dict[str, Any]]) -> Table:
+    """What each process took is in the JSON."""
+    table = Table("load", "output tok/s", "TTFT ms", "p99", "TPOT ms", "CPU ms for 1,000 tokens", "failed")
+    for row in rows:
+        ttft, cpu = row["ttft_ms"], round(sum(row["cpu_ms_per_1000_tokens"].values()), 1)
+        cells = row["output_tokens_per_s"], ttft["mean"], ttft["p99"], row["tpot_ms"]["mean"], cpu, row["failed"]
+        table.add_row(row["load"], *map(str, cells))
+    return table
+
+
+if __name__ == "__main__":
+    typer.run(main)
