@@ -78,7 +78,7 @@ def check_described_requests(gateway: Gateway, num_examples: int) -> None:
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_what_the_description_allows_is_answered_or_refused(short_line: Gateway) -> None:
-    check_described_requests(short_line, 15)
+    check_described_requests(short_line, 5)
 
 
 @pytest.mark.long
@@ -160,7 +160,7 @@ def fuzz(gateway: Gateway, seconds: float) -> None:
 
 
 def test_bodies_headers_and_connections_that_go_wrong_break_nothing(short_line: Gateway) -> None:
-    fuzz(short_line, 4)
+    fuzz(short_line, 3)
 
 
 @pytest.mark.long
