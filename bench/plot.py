@@ -43,6 +43,22 @@ def plot_latencies(
     _save(figure, path, title, figures)
 
 
+def plot_curves(
+    path: Path, panels: Mapping[str, Mapping[str, Sequence[float]]], metric: str, title: str, figures: str
+) -> None:
+    """Cumulative shares of samples (seconds, on a logarithmic scale), a panel for each group, a curve for each name."""
+    figure = _figure(width=5.5 * len(panels), height=4)
+    for panel, (group, curves) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels.items(), strict=True):
+        for name, values in curves.items():
+            ordered = np.sort(np.asarray(values))
+            panel.plot(ordered, np.arange(1, ordered.size + 1) / ordered.size * 100, label=name)
+        panel.set(title=group, xlabel=f"{metric} (s)", ylabel="% of samples", ylim=(0, 101), xscale="log")
+        panel.grid(alpha=0.3)
+        panel.legend(fontsize=7)
+    figure.suptitle(title)
+    _save(figure, path, title, figures)
+
+
 def plot_front(
     path: Path,
     points: Sequence[tuple[float, float, str, bool]],

@@ -343,3 +343,93 @@ class Member(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Member: _TypeAlias = Member  # noqa: Y015
+
+@_typing.final
+class InFlightUpdate(_message.Message):
+    """What one gateway has under way, for the other gateways' accounts. Subject: inflight.<epoch>."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EPOCH_FIELD_NUMBER: _builtins.int
+    ADDED_FIELD_NUMBER: _builtins.int
+    STARTED_FIELD_NUMBER: _builtins.int
+    ENDED_FIELD_NUMBER: _builtins.int
+    IS_BEAT_FIELD_NUMBER: _builtins.int
+    LIVE_FIELD_NUMBER: _builtins.int
+    epoch: _builtins.int
+    """of the gateway's router: names one life of it"""
+    is_beat: _builtins.bool
+    """sent each second: `live` is everything that is under way"""
+    @_builtins.property
+    def added(self) -> _containers.RepeatedCompositeFieldContainer[Global___InFlightEntry]:
+        """requests that left for a replica"""
+
+    @_builtins.property
+    def started(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """numbers of those whose prompts are computed"""
+
+    @_builtins.property
+    def ended(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """numbers of those that are over"""
+
+    @_builtins.property
+    def live(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """numbers; whatever else was told of this gateway is over"""
+
+    def __init__(
+        self,
+        *,
+        epoch: _builtins.int = ...,
+        added: _abc.Iterable[Global___InFlightEntry] | None = ...,
+        started: _abc.Iterable[_builtins.int] | None = ...,
+        ended: _abc.Iterable[_builtins.int] | None = ...,
+        is_beat: _builtins.bool = ...,
+        live: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["added", b"added", "ended", b"ended", "epoch", b"epoch", "is_beat", b"is_beat", "live", b"live", "started", b"started"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___InFlightUpdate: _TypeAlias = InFlightUpdate  # noqa: Y015
+
+@_typing.final
+class InFlightEntry(_message.Message):
+    """A request on its way to, or at, a replica."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: _builtins.int
+    MODEL_KEY_FIELD_NUMBER: _builtins.int
+    REPLICA_FIELD_NUMBER: _builtins.int
+    NUM_TOKENS_FIELD_NUMBER: _builtins.int
+    NUM_BLOCKS_FIELD_NUMBER: _builtins.int
+    number: _builtins.int
+    """counted by the gateway"""
+    model_key: _builtins.str
+    """hex, as in subjects"""
+    num_tokens: _builtins.int
+    """of its prompt, to be computed as far as known"""
+    num_blocks: _builtins.int
+    """that it will take"""
+    @_builtins.property
+    def replica(self) -> Global___Incarnation:
+        """where it was sent"""
+
+    def __init__(
+        self,
+        *,
+        number: _builtins.int = ...,
+        model_key: _builtins.str = ...,
+        replica: Global___Incarnation | None = ...,
+        num_tokens: _builtins.int = ...,
+        num_blocks: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["replica", b"replica"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["model_key", b"model_key", "num_blocks", b"num_blocks", "num_tokens", b"num_tokens", "number", b"number", "replica", b"replica"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___InFlightEntry: _TypeAlias = InFlightEntry  # noqa: Y015

@@ -61,14 +61,17 @@ class Subscription:
             await self._arrived.wait()
         return self._messages.popleft()
 
-    async def _take(self, message: Msg) -> None:
+    def put(self, message: Message) -> None:
         if len(self._messages) == _QUEUE_LEN:
             self._messages.popleft()
             if self._num_dropped % _QUEUE_LEN == 0:
                 structlog.get_logger().warning("reader fell behind, facts dropped", subject=self.subject)
             self._num_dropped += 1
-        self._messages.append(Message(message.subject, message.data, message.reply))
+        self._messages.append(message)
         self._arrived.set()
+
+    async def _take(self, message: Msg) -> None:
+        self.put(Message(message.subject, message.data, message.reply))
 
 
 class Bus:

@@ -16,7 +16,7 @@ from google.protobuf.message import DecodeError
 from headwater.proto import events_pb2
 from headwater.services import subjects
 from headwater.services.bus import Bus, Subscription
-from headwater.services.index_follower import Follower
+from headwater.services.index_follower import Dial, Follower, engine_at
 from headwater.services.index_reader import IndexReader
 from headwater.services.kv_index import MAX_BLOCKS, KvIndex
 from headwater.services.member import Kind, Member
@@ -32,9 +32,21 @@ _READ_BELIEVED_SECONDS = 1.0
 class IndexFeed:
     """Use within `running`; `index` gives a model's index, which is true to within the time that events travel."""
 
-    def __init__(self, bus: Bus, members: Members, store: Store, *, max_blocks: int = MAX_BLOCKS) -> None:
+    def __init__(
+        self,
+        bus: Bus,
+        members: Members,
+        store: Store,
+        *,
+        max_blocks: int = MAX_BLOCKS,
+        dial: Dial = engine_at,
+        clock: Callable[[], float] = time.monotonic,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
         """`max_blocks` is the limit of each model's index."""
-        self._bus, self._members, self._reader, self._max_blocks = bus, members, IndexReader(store), max_blocks
+        self._bus, self._members, self._max_blocks = bus, members, max_blocks
+        self._dial, self._clock, self._wall_clock = dial, clock, wall_clock
+        self._reader = IndexReader(store, clock=clock)
         self._indexes: dict[str, KvIndex] = {}
         self._followers: dict[str, tuple[Follower, asyncio.Task[None]]] = {}
         self._ended: set[asyncio.Task[None]] = set()
@@ -58,7 +70,7 @@ class IndexFeed:
 
     def index(self, model_key: str) -> KvIndex:
         if model_key not in self._indexes:
-            self._indexes[model_key] = KvIndex(self._max_blocks)
+            self._indexes[model_key] = KvIndex(self._max_blocks, self._clock)
         return self._indexes[model_key]
 
     def is_synced(self, member: Member) -> bool:
@@ -88,6 +100,11 @@ class IndexFeed:
             if (replica_id, epoch) in unsure:
                 self._believe(unsure[replica_id, epoch], hashes[:length])
 
+    def doubt(self, member: Member) -> None:
+        """Its hits do not come true: what the index has of it is compared with what it says, soon and not too often."""
+        if (followed := self._followers.get(member.replica_id)) is not None:
+            followed[0].doubt()
+
     def _believe(self, member: Member, hashes: Sequence[bytes]) -> None:
         index = self.index(member.model_key)
         if index.column(member.replica_id) is None:
@@ -103,7 +120,7 @@ class IndexFeed:
             except DecodeError as fault:
                 structlog.get_logger().warning("batch not understood", subject=message.subject, error=str(fault))
                 continue
-            self.on_lag(max(0.0, time.time() - batch.published_at))
+            self.on_lag(max(0.0, self._wall_clock() - batch.published_at))
             followed = self._followers.get(batch.incarnation.replica_id)
             if followed is not None:
                 followed[0].take(batch)
@@ -121,7 +138,8 @@ class IndexFeed:
             self._unfollow(member.replica_id)
             self.index(member.model_key).forget(member.replica_id)
             return
-        follower = Follower(self._bus, self.index(member.model_key), member, self._snapshots)
+        index = self.index(member.model_key)
+        follower = Follower(self._bus, index, member, self._snapshots, dial=self._dial, clock=self._clock)
         task = asyncio.create_task(follower.run())
         task.add_done_callback(log_failure)
         self._followers[member.replica_id] = follower, task

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import random
 import time
 from collections import deque
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import grpc
@@ -24,20 +27,41 @@ _POLL_SECONDS = 1.0
 _FIRST_RETRY_SECONDS, _MAX_RETRY_SECONDS = 0.1, 2.0
 _REPAIR_SECONDS = 30.0
 """Between two snapshots that a checksum asked for: a replica that keeps disagreeing must not be asked for ever."""
+_JITTER_SECONDS = 1.0
+"""Gateways that doubt a replica together do not ask it together."""
 _MAX_HELD = 4096
+
+Dial = Callable[[str], AbstractAsyncContextManager[Any]]
+"""A stub of the engine at an address, for the length of a scope."""
+
+
+@contextlib.asynccontextmanager
+async def engine_at(address: str) -> AsyncIterator[Any]:
+    async with open_channel(address) as channel:
+        yield engine_pb2_grpc.EngineStub(channel)
 
 
 class Follower:
     """`take` is called with each batch; `run` is a task for as long as the engine's incarnation is a member."""
 
-    def __init__(self, bus: Bus, index: KvIndex, member: Member, snapshots: asyncio.Semaphore) -> None:
+    def __init__(
+        self,
+        bus: Bus,
+        index: KvIndex,
+        member: Member,
+        snapshots: asyncio.Semaphore,
+        *,
+        dial: Dial = engine_at,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         """`snapshots` limits how many followers fetch one at a time."""
         self._bus, self._index, self._member, self._snapshots = bus, index, member, snapshots
+        self._dial, self._clock = dial, clock
         self._held: deque[events_pb2.KvEventBatch] = deque(maxlen=_MAX_HELD)
         self._is_catching_up = True
         self._wanted = asyncio.Event()
         self._wanted.set()
-        self._repaired_at = -_REPAIR_SECONDS
+        self._repaired_at = self._doubted_at = -math.inf
 
     def take(self, batch: events_pb2.KvEventBatch) -> None:
         """Applies a batch, or holds it until those before it are there."""
@@ -58,17 +82,23 @@ class Follower:
         self._is_catching_up = True
         self._wanted.set()
 
+    def doubt(self) -> None:
+        """Asks for what was not heard, a little later; checksums then tell whether a snapshot is needed."""
+        if self._is_catching_up or self._clock() - self._doubted_at < _REPAIR_SECONDS:
+            return
+        self._doubted_at = self._clock()
+        asyncio.get_running_loop().call_later(random.uniform(0, _JITTER_SECONDS), self.catch_up)
+
     def _repair(self) -> None:
-        if time.monotonic() - self._repaired_at < _REPAIR_SECONDS:
+        if self._clock() - self._repaired_at < _REPAIR_SECONDS:
             return
         structlog.get_logger().warning("index disagrees with its replica", replica=self._member.replica_id)
-        self._repaired_at = time.monotonic()
+        self._repaired_at = self._clock()
         self._index.forget(self._member.replica_id)
         self.catch_up()
 
     async def run(self) -> None:
-        async with open_channel(self._member.address) as channel:
-            engine: Any = engine_pb2_grpc.EngineStub(channel)
+        async with self._dial(self._member.address) as engine:
             while True:
                 await self._wait_until_wanted()
                 await self._catch_up(engine)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from headwater.services.served_model import ServedModel
 from headwater.services.slots import Slot, SlotTable, block_prefix, shard_of
@@ -18,8 +18,11 @@ Incarnation = tuple[str, int]
 
 
 class IndexReader:
-    def __init__(self, store: Store, *, seconds: float = READ_SECONDS) -> None:
+    def __init__(
+        self, store: Store, *, seconds: float = READ_SECONDS, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         """`seconds` is what one look-up may take."""
+        self._clock = clock
         self._store = store
         self._seconds = seconds
         self._slots: dict[tuple[str, int], tuple[float, dict[int, Incarnation]]] = {}
@@ -28,7 +31,7 @@ class IndexReader:
         """For each incarnation that holds the start of the chain: how many of its blocks. Raises `StoreUnavailable`."""
         if not hashes:
             return {}
-        deadline = time.monotonic() + self._seconds
+        deadline = self._clock() + self._seconds
         shard = shard_of(hashes[0], model.num_shards)
         live = await self._live_slots(model.key, shard, deadline)
         width = max(live, default=0) // 8 + 1
@@ -36,7 +39,7 @@ class IndexReader:
         start, num_blocks = 0, _FIRST_BLOCKS
         while holders and start < len(hashes):
             keys = [prefix + block for block in hashes[start : start + num_blocks]]
-            bitmaps = await self._store.command("MGET", *keys, seconds=_left(deadline))
+            bitmaps = await self._store.command("MGET", *keys, seconds=self._left(deadline))
             for length, bitmap in enumerate(bitmaps, start):
                 still = holders & int.from_bytes((bitmap or b"")[:width].ljust(width, b"\0"), "big")
                 if still != holders:
@@ -50,18 +53,17 @@ class IndexReader:
 
     async def _live_slots(self, model_key: str, shard: int, deadline: float) -> dict[int, Incarnation]:
         until, live = self._slots.get((model_key, shard), (0.0, {}))
-        if time.monotonic() >= until:
-            slots: list[Slot] = await SlotTable(self._store, model_key, shard).read(seconds=_left(deadline))
+        if self._clock() >= until:
+            slots: list[Slot] = await SlotTable(self._store, model_key, shard).read(seconds=self._left(deadline))
             live = {slot.number: (slot.replica_id, slot.epoch) for slot in slots if slot.is_live}
-            self._slots[model_key, shard] = time.monotonic() + _SLOTS_SECONDS, live
+            self._slots[model_key, shard] = self._clock() + _SLOTS_SECONDS, live
         return live
 
-
-def _left(deadline: float) -> float:
-    left = deadline - time.monotonic()
-    if left <= 0:
-        raise StoreUnavailable("the time for reading is over")
-    return left
+    def _left(self, deadline: float) -> float:
+        left = deadline - self._clock()
+        if left <= 0:
+            raise StoreUnavailable("the time for reading is over")
+        return left
 
 
 def _bits(slots: Iterable[int], width: int) -> int:

@@ -12,6 +12,7 @@ import itertools
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from enum import Enum
 
@@ -59,9 +60,17 @@ class _Entry:
 class Members:
     """Use within `running`; read with `of` and `get`, follow with `on_change` or `wait_for`."""
 
-    def __init__(self, bus: Bus, kinds: Iterable[Kind], seeds: Mapping[Kind, Sequence[str]] | None = None) -> None:
+    def __init__(
+        self,
+        bus: Bus,
+        kinds: Iterable[Kind],
+        seeds: Mapping[Kind, Sequence[str]] | None = None,
+        *,
+        probers: Callable[[], AbstractAsyncContextManager[Prober]] = Prober.open,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         """`seeds` are addresses (host:port) that are asked whether or not there is a bus."""
-        self._bus = bus
+        self._bus, self._probers, self._clock = bus, probers, clock
         self._kinds = frozenset(kinds)
         self._seeds = [(kind, address) for kind, addresses in (seeds or {}).items() for address in addresses]
         self._table: dict[tuple[Kind, str], _Entry] = {}
@@ -73,7 +82,7 @@ class Members:
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[Members]:
         """Follows the membership for the length of a scope; whoever is on the bus is known milliseconds later."""
-        async with self._bus.subscribe(subjects.EVERY_MEMBER) as heartbeats, Prober.open() as prober:
+        async with self._bus.subscribe(subjects.EVERY_MEMBER) as heartbeats, self._probers() as prober:
             reconnected = asyncio.Event()
             self._bus.on_connected(reconnected.set)
             reconnected.set()
@@ -126,7 +135,7 @@ class Members:
             known = None
         self._drop_seed_of(member)
         previous = known.member if known is not None else None
-        self._table[key] = _Entry(member, time.monotonic(), from_bus or (known is not None and known.from_bus))
+        self._table[key] = _Entry(member, self._clock(), from_bus or (known is not None and known.from_bus))
         if previous is None:
             self._tell(ChangeKind.JOINED, member)
         elif previous != member or member.load is not None:
@@ -176,9 +185,9 @@ class Members:
         for turn in itertools.count():
             if turn % _PROBE_EVERY == 0:
                 await self._probe(prober)
-            before = time.monotonic()
+            before = self._clock()
             await asyncio.sleep(_SWEEP_SECONDS)
-            now = time.monotonic()
+            now = self._clock()
             if not self._bus.connected or now - before > 2 * _SWEEP_SECONDS:
                 # Nothing could be heard, or this process itself was held up: silence means nothing yet.
                 self._readable_since = None
@@ -224,7 +233,7 @@ class Members:
         return self._bus.connected and entry is not None and entry.from_bus
 
     def _refresh(self, entry: _Entry) -> None:
-        entry.seen, entry.num_failures = time.monotonic(), 0
+        entry.seen, entry.num_failures = self._clock(), 0
 
     def _count_failure(self, entry: _Entry | None) -> None:
         if entry is None:

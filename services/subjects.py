@@ -10,9 +10,16 @@ EXPLAIN = "ctl.explain"
 """Asks every gateway what it knows of a request."""
 BATCH_JOBS = "batch.jobs"
 """The work queue of batches; durable."""
+TENANTS_CHANGED = "ctl.tenants"
+"""Tells every gateway to read the tenants again."""
+USAGE = "usage"
+"""Of a tenant: one record a request; durable."""
+AUDIT = "audit.admin"
+"""One record a call of an administrator; durable."""
 EVERY_MEMBER = "member.>"
 EVERY_LOAD = "load.>"
 EVERY_KV_EVENT = "kv.>"
+EVERY_IN_FLIGHT = "inflight.>"
 
 
 def key_of(name: str) -> str:
@@ -28,5 +35,14 @@ def load(model_key: str, replica_id: str) -> str:
     return f"load.{model_key}.{key_of(replica_id)}"
 
 
+def in_flight(epoch: int) -> str:
+    """What one gateway's router has under way."""
+    return f"inflight.{epoch:016x}"
+
+
 def kv_events(model_key: str, replica_id: str) -> str:
     return f"kv.{model_key}.{key_of(replica_id)}"
+
+
+def usage(tenant_id: str) -> str:
+    return f"{USAGE}.{tenant_id.encode().hex()}"

@@ -24,7 +24,7 @@ class Parts(NamedTuple):
     matched_tokens: int
     """Of the prompt, that the replica is believed to have."""
     num_requests: int
-    """That this gateway has there."""
+    """That gateways have there."""
     filled: float
     """Share of KV blocks that would be in use."""
 

@@ -43,7 +43,8 @@ class Decision:
     predicted_seconds: float
     """Until the prompt is computed."""
     actual_cached_tokens: int | None = None
-    """Known when the prompt is computed."""
+    """Known when the prompt is computed; as is the next."""
+    actual_seconds: float | None = None
 
     @property
     def replica_id(self) -> str:
@@ -77,6 +78,7 @@ class Decision:
             "predicted_cached_tokens": self.predicted_cached_tokens,
             "actual_cached_tokens": self.actual_cached_tokens,
             "predicted_prefill_seconds": round(self.predicted_seconds, 6),
+            "actual_prefill_seconds": round(self.actual_seconds, 6) if self.actual_seconds is not None else None,
             "candidates": [_plain(candidate) for candidate in self.candidates],
         }
 

@@ -1,7 +1,7 @@
-"""How busy one replica is: what this gateway sent there, to the token and at once, and what the replica reports.
+"""How busy one replica is: what gateways sent there, to the token and at once, and what the replica reports.
 
 A report is always a little late, and late reports send every request of a burst to the same replica; what was sent
-from here is therefore counted here, and a report only corrects it.
+from here, or told to be sent by other gateways, is therefore counted here, and a report only corrects it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _SETTLED_SECONDS = 1.0
 
 @dataclass(slots=True, eq=False)
 class InFlight:
-    """A request that this gateway sent to a replica."""
+    """A request that this gateway, or another one that told of it, sent to a replica."""
 
     num_tokens: int
     """Of its prompt, to be computed as far as known."""
@@ -32,7 +32,7 @@ class Load:
         self.reported = ReplicaLoad()
         self.reported_at: float | None = None
         self.num_requests = 0
-        """From here, on their way or running."""
+        """On their way or running, as far as gateways told."""
         self._unstarted: dict[InFlight, None] = {}
         self._own_tokens = 0
         self._own_blocks = 0
@@ -66,8 +66,8 @@ class Load:
     def report(self, load: ReplicaLoad, now: float) -> None:
         """Takes a load message.
 
-        What it counts beyond our own requests belongs to other gateways. What it counts less is done, or on its way:
-        only requests that it must know by now are written off.
+        What it counts beyond the requests known here belongs to gateways out of reach. What it counts less is done, or
+        on its way: only requests that it must know by now are written off.
         """
         self.reported, self.reported_at = load, now
         own = self._own_pending(now)

@@ -11,18 +11,22 @@ from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Collection
 from dataclasses import dataclass
 
+import structlog
 from prometheus_client import CollectorRegistry
 
 from headwater.gateway.router import home, policy
 from headwater.gateway.router.decision import Candidate, Decision
 from headwater.gateway.router.fleet import Fleet
+from headwater.gateway.router.lag import EventLag
 from headwater.gateway.router.load import InFlight
 from headwater.gateway.router.metrics import RouterMetrics
+from headwater.gateway.router.peers import Peers
 from headwater.gateway.router.policy import Policy
 from headwater.gateway.router.replica import Replica
 from headwater.services.bus import Bus
 from headwater.services.errors import Unavailable
 from headwater.services.index_feed import IndexFeed
+from headwater.services.member import new_epoch
 from headwater.services.membership import Members
 
 HASH_LEN = 16
@@ -42,6 +46,9 @@ class Dispatch:
     request_id: str
     replica: Replica
     in_flight: InFlight
+    sent_at: float
+    number: int
+    """As the other gateways know it."""
     is_over: bool = False
 
 
@@ -57,17 +64,21 @@ class Router:
         registry: CollectorRegistry | None = None,
         score: Policy = policy.seconds,
         clock: Callable[[], float] = time.monotonic,
+        epoch: int | None = None,
     ) -> None:
+        """`epoch` names this life of the gateway to others; drawn where it is not given."""
         self._feed, self._score, self._clock = feed, score, clock
         self._fleet = Fleet(bus, members, clock)
+        self.peers = Peers(bus, self._fleet, epoch or new_epoch(), clock)
+        self._lag = EventLag()
         self._metrics = RouterMetrics(registry if registry is not None else CollectorRegistry())
-        feed.on_lag = self._metrics.event_lag.observe
+        feed.on_lag = self._on_lag
         self._last_served: OrderedDict[bytes, dict[str, float]] = OrderedDict()
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[Router]:
         """Follows membership and load for the length of a scope."""
-        async with self._fleet.running():
+        async with self._fleet.running(), self.peers.running():
             yield self
 
     @property
@@ -111,25 +122,28 @@ class Router:
         in_flight = replica.load.add(num_uncached, num_uncached // decision.block_size + 1, now)
         replica.breaker.sent(now)
         self._remember(home.prefix_of(decision.hashes), decision.replica_id, now)
-        believed = max(EXPECT_SECONDS, 2 * decision.predicted_seconds)
+        believed = max(EXPECT_SECONDS, 2 * self._lag.p99, 2 * decision.predicted_seconds)
         new_blocks = decision.hashes[decision.num_matched_blocks :]
         self._feed.index(decision.model_key).expect(decision.replica_id, new_blocks, believed)
-        return Dispatch(decision, request_id, replica, in_flight)
+        return Dispatch(decision, request_id, replica, in_flight, now, self.peers.added(decision.member, in_flight))
 
     def started(self, dispatch: Dispatch, cached_tokens: int) -> None:
         """The prompt is computed; `cached_tokens` of it were found in the cache."""
         decision, replica = dispatch.decision, dispatch.replica
-        replica.load.started(dispatch.in_flight, self._clock())
+        now = self._clock()
+        replica.load.started(dispatch.in_flight, now)
         replica.breaker.succeeded()
         if decision.actual_cached_tokens is not None:
             return
-        decision.actual_cached_tokens = cached_tokens
+        self.peers.started(dispatch.number)
+        decision.actual_cached_tokens, decision.actual_seconds = cached_tokens, now - dispatch.sent_at
         replica.trust.observe(decision.predicted_cached_tokens, cached_tokens)
         self._metrics.predicted.inc(decision.predicted_cached_tokens)
         self._metrics.actual.inc(cached_tokens)
         self._metrics.trust.labels(replica.member.replica_id).set(replica.trust.value)
         if replica.trust.is_doubted:
             self._metrics.doubted.labels(replica.member.replica_id).inc()
+            self._feed.doubt(replica.member)
 
     def finished(self, dispatch: Dispatch, *, failed: bool = False) -> None:
         """The request is over there. `failed`: by a fault of the replica, which is then left alone for a while."""
@@ -138,8 +152,14 @@ class Router:
         dispatch.is_over = True
         now = self._clock()
         dispatch.replica.load.ended(dispatch.in_flight, now)
+        self.peers.ended(dispatch.number)
+        structlog.get_logger().info("routed", request_id=dispatch.request_id, receipt=dispatch.decision.receipt)
         if failed:
             dispatch.replica.breaker.failed(now)
+
+    def _on_lag(self, seconds: float) -> None:
+        self._lag.observe(seconds)
+        self._metrics.event_lag.observe(seconds)
 
     def _look(
         self,

@@ -1,16 +1,34 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import uuid
+from collections.abc import AsyncIterator
 from pathlib import Path
 
+import pytest
+
+from headwater.bench.bus_twin import Air, BusTwin
 from headwater.services.bus import Bus
 from headwater.services.embedded import start_nats
 
 
-async def test_a_message_reaches_every_subscriber_of_its_pattern(nats_url: str) -> None:
+@contextlib.asynccontextmanager
+async def two_buses(kind: str, nats_url: str) -> AsyncIterator[tuple[Bus, Bus]]:
+    """On one server, or on one twin of it."""
+    if kind == "real":
+        async with Bus.open(nats_url) as one, Bus.open(nats_url) as other:
+            yield one, other
+    else:
+        air = Air()
+        async with BusTwin.on(air) as one, BusTwin.on(air) as other:
+            yield one, other
+
+
+@pytest.mark.parametrize("kind", ["real", "twin"])
+async def test_a_message_reaches_every_subscriber_of_its_pattern(kind: str, nats_url: str) -> None:
     word = uuid.uuid4().hex
-    async with Bus.open(nats_url) as one, Bus.open(nats_url) as other, other.subscribe(f"{word}.>") as messages:
+    async with two_buses(kind, nats_url) as (one, other), other.subscribe(f"{word}.>") as messages:
         await one.publish(f"{word}.a", b"1")
         await one.publish(f"not{word}.a", b"2")
         await one.publish(f"{word}.b", b"3")
@@ -18,6 +36,16 @@ async def test_a_message_reaches_every_subscriber_of_its_pattern(nats_url: str) 
             first, second = await anext(messages), await anext(messages)
     assert (first.subject, first.payload) == (f"{word}.a", b"1")
     assert (second.subject, second.payload) == (f"{word}.b", b"3")
+
+
+@pytest.mark.parametrize("kind", ["real", "twin"])
+async def test_an_exact_subject_hears_itself_alone_and_its_own_bus_too(kind: str, nats_url: str) -> None:
+    word = uuid.uuid4().hex
+    async with two_buses(kind, nats_url) as (one, _), one.subscribe(word) as messages:
+        await one.publish(f"{word}.a", b"1")
+        await one.publish(word, b"2")
+        async with asyncio.timeout(5):
+            assert (await anext(messages)).payload == b"2"
 
 
 async def test_a_bus_without_a_url_takes_everything_and_delivers_nothing() -> None:

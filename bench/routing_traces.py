@@ -1,0 +1,85 @@
+"""Requests to be routed: when they come, how long they are, which blocks their prompts begin with.
+
+A published trace is read from a file; the shared-prefix ladder is generated. Knows nothing about replicas.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from hashlib import blake2b
+from pathlib import Path
+
+BLOCK_SIZE = 512
+"""Tokens a block of the conversation trace, which tells no more of a prompt; the ladder is cut the same way."""
+LADDER = (
+    *((15, 50), (3, 20), (10, 20), (15, 20), (20, 38), (22, 34), (25, 30), (30, 25), (35, 21)),
+    *((40, 38), (43, 36), (46, 33), (49, 30), (52, 29), (55, 27), (57, 26), (60, 25)),
+)
+"""Requests a second, for so many seconds: the published benchmark of llm-d at 73 % of the caches."""
+_NUM_GROUPS, _PROMPTS_PER_GROUP = 150, 5
+_SHARED_TOKENS, _OWN_TOKENS, _ANSWER_TOKENS = 6000, 1200, 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    number: int
+    at: float
+    """Seconds from the start."""
+    num_prompt_tokens: int
+    num_output_tokens: int
+    hashes: list[bytes]
+    """Of the prompt's full blocks."""
+
+
+def conversation(path: Path, limit: int | None = None) -> list[Arrival]:
+    """A trace in Mooncake's format: a line of JSON with timestamp (ms), input_length, output_length, hash_ids.
+
+    Raises `OSError` and `ValueError`.
+    """
+    arrivals = []
+    with path.open() as lines:
+        for number, line in enumerate(itertools.islice(lines, limit)):
+            told = json.loads(line)
+            num_full = told["input_length"] // BLOCK_SIZE
+            hashes = [_hash("conversation", block) for block in told["hash_ids"][:num_full]]
+            arrivals.append(
+                Arrival(number, told["timestamp"] / 1000, told["input_length"], told["output_length"], hashes)
+            )
+    return arrivals
+
+
+def ladder(seed: int, stages: tuple[tuple[int, int], ...] = LADDER) -> list[Arrival]:
+    """Groups of prompts that share 6,000 of 7,200 tokens, in shuffled passes, at rates that climb."""
+    rng = random.Random(seed)
+    arrivals: list[Arrival] = []
+    prompts = _shuffled_passes(rng)
+    start = 0.0
+    for rate, seconds in stages:
+        at = start + rng.expovariate(rate)
+        while at < start + seconds:
+            arrivals.append(_ladder_prompt(len(arrivals), at, *next(prompts)))
+            at += rng.expovariate(rate)
+        start += seconds
+    return arrivals
+
+
+def _shuffled_passes(rng: random.Random) -> Iterator[tuple[int, int]]:
+    prompts = [(group, prompt) for group in range(_NUM_GROUPS) for prompt in range(_PROMPTS_PER_GROUP)]
+    while True:
+        rng.shuffle(prompts)
+        yield from prompts
+
+
+def _ladder_prompt(number: int, at: float, group: int, prompt: int) -> Arrival:
+    num_tokens, num_shared = _SHARED_TOKENS + _OWN_TOKENS, _SHARED_TOKENS // BLOCK_SIZE
+    shared = [_hash("shared", group, block) for block in range(num_shared)]
+    own = [_hash("own", group, prompt, block) for block in range(num_tokens // BLOCK_SIZE - num_shared)]
+    return Arrival(number, at, num_tokens, _ANSWER_TOKENS, shared + own)
+
+
+def _hash(*words: object) -> bytes:
+    return blake2b(repr(words).encode(), digest_size=16).digest()

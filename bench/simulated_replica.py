@@ -1,0 +1,220 @@
+"""A replica without an engine: prompts wait in one line, a block cache spares what it has, answers take their time.
+
+It tells the bus what a real engine tells (heartbeat, load, cached blocks, by the real log) and answers what a follower
+asks. Time passes on the running loop's clock.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import OrderedDict, deque
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, replace
+
+import grpc
+from grpc.aio import Metadata
+
+from headwater.engine_core.step_output import CacheEvents, StoredChain
+from headwater.proto import engine_pb2, events_pb2
+from headwater.services import subjects
+from headwater.services.bus import Bus
+from headwater.services.engine_facts import LOAD_SECONDS
+from headwater.services.engine_kv_events import KvEventLog
+from headwater.services.heartbeat import Heartbeat
+from headwater.services.member import Member, ReplicaLoad
+from headwater.services.runtime import owned_task
+from headwater.services.served_model import ServedModel
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hardware:
+    """What a replica can do."""
+
+    num_blocks: int
+    prefill_tps: float = 12_000.0
+    itl_seconds: float = 0.02
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """A request at a replica; whoever sent it is told when its prompt is computed and when it is over."""
+
+    hashes: Sequence[bytes]
+    num_prompt_tokens: int
+    num_output_tokens: int
+    on_started: Callable[[int], None]
+    """With the tokens that were found cached."""
+    on_finished: Callable[[], None]
+    num_uncached_tokens: int = 0
+    """As far as the cache's content told when it came."""
+
+
+class BlockCache:
+    """Least recently used blocks give way; every change is said."""
+
+    def __init__(self, num_blocks: int, tell: Callable[[CacheEvents], None]) -> None:
+        self._num_blocks, self._tell = num_blocks, tell
+        self._blocks: OrderedDict[bytes, None] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._blocks)
+
+    def matched(self, hashes: Sequence[bytes]) -> int:
+        """How many blocks of the chain, from the first on, are here."""
+        return next((length for length, block in enumerate(hashes) if block not in self._blocks), len(hashes))
+
+    def use(self, hashes: Sequence[bytes]) -> None:
+        """The chain is here now; its head is younger than its tail, so that chains shorten from their end."""
+        num_matched = self.matched(hashes)
+        for block in reversed(hashes):
+            self._blocks[block] = None
+            self._blocks.move_to_end(block)
+        excess = max(0, len(self._blocks) - self._num_blocks)
+        removed = [self._blocks.popitem(last=False)[0] for _ in range(excess)]
+        stored = [block for block in hashes[num_matched:] if block in self._blocks]
+        parent = hashes[num_matched - 1] if num_matched else b""
+        chains = [StoredChain(parent=parent, hashes=stored)] if stored else []
+        if chains or removed:
+            self._tell(CacheEvents(stored=chains, removed=removed))
+
+
+class SimulatedReplica:
+    """Use within `running`."""
+
+    def __init__(self, member: Member, hardware: Hardware, bus: Bus) -> None:
+        assert member.model is not None
+        self.member, self.hardware = member, hardware
+        self._model: ServedModel = member.model
+        self._bus = bus
+        self._incarnation = events_pb2.Incarnation(replica_id=member.replica_id, epoch=member.epoch)
+        self.log = KvEventLog(self._incarnation)
+        self._unsent: deque[events_pb2.KvEventBatch] = deque()
+        self._changed = asyncio.Event()
+        self.log.publish = self._keep
+        self.cache = BlockCache(hardware.num_blocks, self.log.note)
+        self._waiting: deque[Job] = deque()
+        self._arrived = asyncio.Event()
+        self._num_waiting_tokens = self.num_running = 0
+        self.num_prompt_tokens = self.num_cached_tokens = 0
+        """Of all prompts computed here."""
+
+    @property
+    def num_waiting(self) -> int:
+        """Prompts not computed yet."""
+        return len(self._waiting)
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[SimulatedReplica]:
+        async with (
+            Heartbeat.running(self._bus, self._describe),
+            owned_task(self._compute()),
+            owned_task(self._tell()),
+        ):
+            yield self
+
+    def submit(self, job: Job) -> None:
+        job.num_uncached_tokens = job.num_prompt_tokens - self._cached_tokens(job)
+        self._waiting.append(job)
+        self._num_waiting_tokens += job.num_uncached_tokens
+        self._arrived.set()
+        self._changed.set()
+
+    def load(self) -> ReplicaLoad:
+        return ReplicaLoad(
+            num_running=self.num_running,
+            num_waiting=len(self._waiting),
+            num_prefill_tokens=self._num_waiting_tokens,
+            num_total_blocks=self.hardware.num_blocks,
+            prefill_tps=self.hardware.prefill_tps,
+            itl_seconds=self.hardware.itl_seconds,
+            max_running=1024,
+        )
+
+    def _describe(self) -> Member:
+        return replace(self.member, load=self.load())
+
+    def _keep(self, batch: events_pb2.KvEventBatch) -> None:
+        self._unsent.append(batch)
+        self._changed.set()
+
+    def _cached_tokens(self, job: Job) -> int:
+        """A token is always computed, and only whole blocks are found."""
+        block_size = self._model.block_size
+        cached = self.cache.matched(job.hashes) * block_size
+        return min(cached, job.num_prompt_tokens - 1) // block_size * block_size
+
+    async def _compute(self) -> None:
+        """One prompt after the other, at the replica's speed."""
+        loop = asyncio.get_running_loop()
+        while True:
+            while not self._waiting:
+                self._arrived.clear()
+                await self._arrived.wait()
+            job = self._waiting[0]
+            cached = self._cached_tokens(job)
+            await asyncio.sleep((job.num_prompt_tokens - cached) / self.hardware.prefill_tps)
+            self.cache.use(job.hashes)
+            self._waiting.popleft()
+            self._num_waiting_tokens -= job.num_uncached_tokens
+            self.num_prompt_tokens += job.num_prompt_tokens
+            self.num_cached_tokens += cached
+            self.num_running += 1
+            self._changed.set()
+            job.on_started(cached)
+            loop.call_later(job.num_output_tokens * self.hardware.itl_seconds, self._finish, job)
+
+    def _finish(self, job: Job) -> None:
+        self.num_running -= 1
+        self._changed.set()
+        job.on_finished()
+
+    async def _tell(self) -> None:
+        """Cached blocks and load, as often as an engine says them."""
+        key, replica_id = self._model.key, self.member.replica_id
+        while True:
+            await self._changed.wait()
+            self._changed.clear()
+            while self._unsent:
+                batch = self._unsent.popleft()
+                batch.published_at = asyncio.get_running_loop().time()
+                await self._bus.publish(subjects.kv_events(key, replica_id), batch.SerializeToString())
+            load = self.load().to_pb(replica_id, self.member.epoch)
+            await self._bus.publish(subjects.load(key, replica_id), load.SerializeToString())
+            await asyncio.sleep(LOAD_SECONDS)
+
+
+class EngineStub:
+    """What a follower asks an engine for, answered by a simulated one."""
+
+    def __init__(self, find: Callable[[], SimulatedReplica | None]) -> None:
+        """`find` says who answers at the address now, if anyone."""
+        self._find = find
+
+    async def KvEvents(
+        self, request: engine_pb2.KvEventsRequest, timeout: float
+    ) -> AsyncIterator[events_pb2.KvEventBatch]:
+        replica = self._reached()
+        batches = replica.log.since(request.after_seq) if request.epoch == replica.member.epoch else None
+        if batches is None:
+            raise _failure(grpc.StatusCode.OUT_OF_RANGE)
+        for batch in batches:
+            yield batch
+
+    async def KvSnapshot(
+        self, request: engine_pb2.KvSnapshotRequest, timeout: float
+    ) -> AsyncIterator[engine_pb2.KvSnapshotPart]:
+        replica = self._reached()
+        seq, hashes = replica.log.snapshot()
+        incarnation = events_pb2.Incarnation(replica_id=replica.member.replica_id, epoch=replica.member.epoch)
+        yield engine_pb2.KvSnapshotPart(incarnation=incarnation, seq=seq, block_hashes=hashes, last=True)
+
+    def _reached(self) -> SimulatedReplica:
+        replica = self._find()
+        if replica is None:
+            raise _failure(grpc.StatusCode.UNAVAILABLE)
+        return replica
+
+
+def _failure(code: grpc.StatusCode) -> grpc.aio.AioRpcError:
+    return grpc.aio.AioRpcError(code, Metadata(), Metadata())

@@ -1,0 +1,95 @@
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+
+from headwater.bench.bus_twin import Air, BusTwin
+from headwater.bench.virtual_loop import run_virtually
+from headwater.gateway.router.router import Router
+from headwater.services.bus import Bus
+from headwater.services.index_feed import IndexFeed
+from headwater.services.member import Kind, Member
+from headwater.services.membership import Members
+from headwater.services.served_model import ServedModel
+from headwater.services.store import Store
+
+
+@contextlib.asynccontextmanager
+async def gateway(bus: Bus, replica: Member) -> AsyncIterator[Router]:
+    clock = asyncio.get_running_loop().time
+    members = Members(bus, (Kind.ENGINE,), clock=clock)
+    router = Router(bus, members, IndexFeed(bus, members, Store(None), clock=clock), clock=clock)
+    async with router.running():
+        members.hear(replica, from_bus=True)
+        yield router
+
+
+def replica_of(model: ServedModel) -> Member:
+    return Member(kind=Kind.ENGINE, replica_id="a", epoch=1, address="a:1", model=model)
+
+
+def waiting(router: Router, model: ServedModel) -> tuple[int, float]:
+    """Requests on the one replica, and the seconds until their prompts are computed."""
+    [seen] = router.choose(model.key, b"", 16, 16).candidates
+    return seen.parts.num_requests, seen.parts.drain
+
+
+async def test_what_one_gateway_sends_counts_at_the_other_at_once(nats_url: str, served_model: ServedModel) -> None:
+    replica = replica_of(served_model)
+    async with (
+        Bus.open(nats_url) as here,
+        Bus.open(nats_url) as there,
+        gateway(here, replica) as one,
+        gateway(there, replica) as other,
+    ):
+        dispatch = one.dispatched(one.choose(served_model.key, b"", 4000, 16), "r")
+        async with asyncio.timeout(5):
+            while waiting(other, served_model)[0] == 0:  # noqa: ASYNC110 (the account has no event)
+                await asyncio.sleep(0.001)
+        assert waiting(other, served_model)[1] > 1.5
+        one.started(dispatch, 0)
+        one.finished(dispatch)
+        async with asyncio.timeout(5):
+            while waiting(other, served_model) != (0, 0):  # noqa: ASYNC110
+                await asyncio.sleep(0.001)
+
+
+def test_a_gateway_that_fell_silent_counts_three_seconds_longer(served_model: ServedModel) -> None:
+    async def main() -> None:
+        air, replica = Air(), replica_of(served_model)
+        async with BusTwin.on(air) as here, BusTwin.on(air) as there, gateway(there, replica) as other:
+            async with gateway(here, replica) as one:
+                one.dispatched(one.choose(served_model.key, b"", 4000, 16), "r")
+                await asyncio.sleep(0.01)
+                here.lose()
+            assert waiting(other, served_model)[0] == 1
+            await asyncio.sleep(2.5)
+            assert waiting(other, served_model)[0] == 1
+            await asyncio.sleep(2)
+            assert (waiting(other, served_model), len(other.peers)) == ((0, 0), 0)
+
+    run_virtually(main(), 0)
+
+
+def test_words_that_are_lost_doubled_and_turned_round_are_put_right_by_the_next_beats(
+    served_model: ServedModel,
+) -> None:
+    async def main() -> None:
+        air, replica = Air(jitter=0.05, drop=0.3, double=0.3), replica_of(served_model)
+        async with (
+            BusTwin.on(air) as here,
+            BusTwin.on(air) as there,
+            gateway(here, replica) as one,
+            gateway(there, replica) as other,
+        ):
+            for number in range(200):
+                dispatch = one.dispatched(one.choose(served_model.key, b"", 100, 16), str(number))
+                await asyncio.sleep(0.02)
+                one.started(dispatch, 0)
+                one.finished(dispatch)
+            air.drop = air.double = 0.0
+            await asyncio.sleep(2.5)
+            assert (waiting(other, served_model), other.peers.num_told) == ((0, 0), 0)
+
+    run_virtually(main(), 7)
