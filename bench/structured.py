@@ -1,0 +1,187 @@
+"""`headwater bench structured`: what it costs an engine to hold every answer to a JSON schema, and what a mask costs.
+
+The engine's door and core as they serve, without a network: rounds without and with a grammar take turns.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+from typing import Annotated
+
+import numpy as np
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from headwater.proto import engine_pb2 as pb
+from headwater.proto.common_pb2 import Sampling, StructuredOutput
+from headwater.proto.events_pb2 import Incarnation
+from headwater.services.engine_core_link import CoreLink
+from headwater.services.engine_door import Door
+from headwater.services.engine_kv_events import KvEventLog
+from headwater.services.engine_settings import EngineSettings
+from headwater.services.grammars import Grammars, fill
+from headwater.services.manifest import ModelManifest
+from headwater.services.runtime import configure_logging, owned_task
+from headwater.services.structured_output import grammar_of
+
+PERSON = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 40},
+        "age": {"type": "integer", "minimum": 0, "maximum": 150},
+        "email": {"type": "string", "pattern": r"^[a-z]{2,12}@[a-z]{2,12}\.(com|org)$"},
+        "tags": {"type": "array", "items": {"enum": ["new", "old", "vip", "late"]}, "maxItems": 3},
+        "notes": {"type": "string", "maxLength": 60},
+    },
+    "required": ["name", "age", "email", "tags", "notes"],
+    "additionalProperties": False,
+}
+# Longer than any answer here, so that all have the same length.
+SCHEMA = {"type": "array", "items": PERSON, "minItems": 1000}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measurement:
+    requests: int
+    output_len: int
+    free_tokens_per_second: float
+    """Median of the rounds, as below."""
+    schema_tokens_per_second: float
+    loss: float
+    """Median over pairs of rounds of 1 - with / without."""
+    mask_p50_us: float
+    mask_p99_us: float
+
+
+class Client:
+    """One session, in this process."""
+
+    def __init__(self, door: Door) -> None:
+        self._door = door
+        self._next_id = 0
+
+    async def answer(self, adds: list[pb.Add]) -> tuple[float, dict[int, list[int]]]:
+        """Seconds until all have ended, and their tokens."""
+        tokens: dict[int, list[int]] = {}
+        with self._door.session() as session:
+            start = time.perf_counter()
+            for add in adds:
+                self._next_id += 1
+                add.stream_ids[:] = [self._next_id]
+                tokens[self._next_id] = []
+                session.take(pb.ClientFrame(adds=[add]))
+            num_left = len(adds)
+            async for frame in session.run(_silence()):
+                at = 0
+                for stream_id, count in zip(frame.stream_ids, frame.num_tokens, strict=True):
+                    tokens[stream_id] += frame.token_ids[at : at + count]
+                    at += count
+                assert not any(finish.error for finish in frame.finishes), frame.finishes
+                num_left -= len(frame.finishes)
+                if not num_left:
+                    break
+            return time.perf_counter() - start, tokens
+
+
+async def _silence() -> AsyncIterator[pb.ClientFrame]:
+    await asyncio.Event().wait()
+    yield pb.ClientFrame()
+
+
+def mask_seconds(grammars: Grammars, grammar: str, answers: list[list[int]]) -> list[float]:
+    """Of each mask along the answers, one after another."""
+    seconds, mask = [], np.zeros(grammars.num_words, np.int32)
+    start_matcher = grammars.compile(grammar)
+    for answer in answers:
+        matcher = start_matcher.deep_copy()
+        for token_id in answer:
+            start = time.perf_counter()
+            fill(matcher, mask)
+            seconds.append(time.perf_counter() - start)
+            matcher.consume_token(token_id)
+    return seconds
+
+
+async def measure(
+    settings: EngineSettings, *, num_requests: int, prompt_len: int, output_len: int, rounds: int
+) -> Measurement:
+    assert settings.model_folder is not None
+    manifest = ModelManifest.read(settings.model_folder)
+    grammar = grammar_of(StructuredOutput(json_schema=json.dumps(SCHEMA)), ())
+    rng = np.random.default_rng(0)
+
+    def adds(masked: bool) -> list[pb.Add]:
+        return [
+            pb.Add(
+                num_prompt_tokens=prompt_len,
+                prompt_ids=rng.integers(300, manifest.vocab_size - 300, prompt_len).tolist(),
+                sampling=Sampling(temperature=0.6, seed=i, max_tokens=output_len, ignore_eos=True),
+                cache_namespace=bytes(16),
+                credit=output_len,
+                grammar=grammar.encode() if masked else b"",
+                num_grammar_bytes=len(grammar.encode()) if masked else 0,
+            )
+            for i in range(num_requests)
+        ]
+
+    async with CoreLink.running(settings) as core:
+        door = Door(core, await core.ready(), KvEventLog(Incarnation()), manifest.name, settings.model_folder)
+        door.open(lambda batch: None)
+        client, answers = Client(door), list[list[int]]()
+        speeds: dict[bool, list[float]] = {False: [], True: []}
+        async with owned_task(door.grammars.run()):
+            for number in range(rounds + 1):
+                for masked in (False, True):
+                    seconds, tokens = await client.answer(adds(masked))
+                    if number:
+                        speeds[masked].append(num_requests * output_len / seconds)
+                        answers += tokens.values() if masked else ()
+    masks = np.array(mask_seconds(Grammars(settings.model_folder), grammar, answers)) * 1e6
+    losses = [1 - with_it / without for without, with_it in zip(speeds[False], speeds[True], strict=True)]
+    return Measurement(
+        requests=num_requests,
+        output_len=output_len,
+        free_tokens_per_second=round(median(speeds[False]), 1),
+        schema_tokens_per_second=round(median(speeds[True]), 1),
+        loss=round(median(losses), 4),
+        mask_p50_us=round(float(np.percentile(masks, 50)), 1),
+        mask_p99_us=round(float(np.percentile(masks, 99)), 1),
+    )
+
+
+def run(
+    model_folder: Annotated[Path, typer.Option(help="a converted model, as `headwater pull` prints it")],
+    requests: Annotated[int, typer.Option(help="at once")] = 16,
+    prompt_len: Annotated[int, typer.Option(help="tokens")] = 128,
+    output_len: Annotated[int, typer.Option(help="tokens")] = 128,
+    rounds: Annotated[int, typer.Option(help="pairs that count, after one that does not")] = 3,
+    device: Annotated[str, typer.Option(help="cpu, cuda or auto")] = "auto",
+    executor: Annotated[str, typer.Option(help="single, or simulated")] = "single",
+    threads: Annotated[int, typer.Option(help="of a CPU; 0: one a core")] = 0,
+    block_size: Annotated[int, typer.Option(help="tokens a KV block")] = 16,
+    as_json: Annotated[bool, typer.Option("--json", help="print JSON only")] = False,
+) -> None:
+    """Compare the throughput of answers held to a JSON schema with that of free ones."""
+    configure_logging("bench", "warning")
+    settings = EngineSettings(
+        model_folder=model_folder, device=device, executor=executor, threads=threads, block_size=block_size
+    )
+    result = asyncio.run(
+        measure(settings, num_requests=requests, prompt_len=prompt_len, output_len=output_len, rounds=rounds)
+    )
+    if not as_json:
+        table = Table("requests", "output", "free tok/s", "schema tok/s", "loss", "mask p50 µs", "mask p99 µs")
+        table.add_row(*map(str, asdict(result).values()))
+        Console().print(table)
+    typer.echo(json.dumps(asdict(result)))
+
+
+if __name__ == "__main__":
+    typer.run(run)
