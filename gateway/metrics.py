@@ -52,7 +52,7 @@ class TokenLatency(Collector):
 
 
 class QueueLengths(Collector):
-    """Requests that wait for their turn, by tier; tiers where nobody waits are left out."""
+    """Requests that wait for their turn, by tier; tiers where nobody waits are left out, but for the usual one."""
 
     def __init__(self) -> None:
         self.read: Callable[[], Mapping[int, int]] = dict
@@ -61,7 +61,7 @@ class QueueLengths(Collector):
         family = GaugeMetricFamily(
             "headwater_admission_queue_length", "Requests that wait for their turn", labels=["tier"]
         )
-        for tier, length in sorted(self.read().items()):
+        for tier, length in sorted({0: 0, **self.read()}.items()):
             family.add_metric([str(tier)], length)
         yield family
 
