@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -94,6 +95,16 @@ def test_an_answer_matches_what_was_asked(way: str, simulated_line: Any) -> None
     for choice in reply["choices"]:
         assert choice["finish_reason"] == ("length" if way == "text" else "stop")
         assert matches(choice["message"]["content"])
+
+
+def test_the_examples_of_the_documentation_work(simulated_line: Any) -> None:
+    text = (Path(__file__).parents[2] / "docs" / "structured_output.md").read_text()
+    examples = re.findall(r"curl http://localhost:8000(\S+) .*? -d '(.*?)'\n", text, re.DOTALL)
+    assert len(examples) == 5
+    for path, body in examples:
+        reply = simulated_line.client.post(path, json=json.loads(body))
+        assert reply.status_code == 200, reply.text
+        assert reply.json()["choices"][0]["finish_reason"] in ("stop", "length")
 
 
 def test_a_stream_concatenates_to_what_matches_and_completions_too(simulated_line: Any) -> None:

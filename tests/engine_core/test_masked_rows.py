@@ -1,0 +1,89 @@
+"""Rows under masks beside rows without, on real models: what is drawn is allowed, and nobody else notices."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from headwater.engine_core.engine import Engine
+from headwater.engine_core.executors.build import build_executor
+from headwater.engine_core.executors.options import ExecutorOptions
+from headwater.engine_core.request import NewRequest
+from headwater.engine_core.sampling_params import SamplingParams
+from tests.engine_core.small_models import SHAPE, convert, random_checkpoint
+from tests.kernels.paging import GPU
+
+VOCAB_SIZE = SHAPE["vocab_size"]
+SAMPLINGS = [
+    SamplingParams(temperature=0.0, max_tokens=20),
+    SamplingParams(temperature=1.0, seed=3, max_tokens=20),
+    SamplingParams(temperature=1.0, seed=4, max_tokens=20, top_k=20, top_p=0.9),
+    SamplingParams(temperature=1.0, seed=5, max_tokens=20, repetition_penalty=1.3, num_logprobs=2),
+    # Nothing that the mask allows is allowed besides: the mask decides.
+    SamplingParams(temperature=1.0, seed=6, max_tokens=20, allowed_token_ids=(0,)),
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    source = tmp_path_factory.mktemp("source")
+    random_checkpoint("qwen3", source)
+    return convert(source, tmp_path_factory.mktemp("model"), "bfloat16")
+
+
+def allowed(answer: list[int]) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    """Seven tokens that depend on the answer so far; never the token 0."""
+    is_allowed = np.zeros(VOCAB_SIZE, np.bool_)
+    is_allowed[(np.arange(1, 8) * 61 + sum(answer) + len(answer)) % (VOCAB_SIZE - 1) + 1] = True
+    return is_allowed
+
+
+def run(folder: Path, device: str, masked: list[bool], depth: int) -> tuple[list[list[int]], list[int]]:
+    """Answers, and how many log probabilities came of each."""
+    options = {"num_threads": 1, "num_blocks": 80, "block_size": 64, "max_num_batched_tokens": 256, "max_num_seqs": 32}
+    given = ExecutorOptions(model_folder=folder, device=device, async_depth=depth, **options)  # type: ignore[arg-type]
+    executor, config, _ = build_executor(given, lambda phase, done, total: None)
+    masks = np.zeros((config.max_num_seqs, VOCAB_SIZE // 32), np.int32)
+    engine = Engine(config, executor, masks=masks)
+    answers: list[list[int]] = [[] for _ in masked]
+    scored = [0] * len(masked)
+    seats: dict[int, tuple[int, int]] = {}
+    for key, has_grammar in enumerate(masked):
+        prompt_ids = [(key * 37 + i * 11) % VOCAB_SIZE for i in range(5 + 9 * key)]
+        sampling = SAMPLINGS[key % len(SAMPLINGS)]
+        engine.add(
+            NewRequest(key=key, prompt_ids=prompt_ids, output_ids=[], sampling=sampling, has_grammar=has_grammar)
+        )
+    num_left = len(masked)
+    while num_left:
+        if (output := engine.step()) is None:
+            continue
+        for at, (key, token) in enumerate(zip(output.keys, output.token_ids, strict=True)):
+            if masked[key]:
+                assert allowed(answers[key])[token]
+            answers[key].append(token)
+            scored[key] += at in output.logprobs
+        if (wanted := output.masks_wanted) is not None:
+            seats |= dict(zip(wanted.keys, zip(wanted.rows, wanted.tickets, strict=True), strict=True))
+        num_left -= len(output.finishes)
+        for key in {*output.keys, *(wanted.keys if wanted is not None else ())} & seats.keys():
+            row, ticket = seats[key]
+            masks[row] = np.packbits(allowed(answers[key]), bitorder="little").view(np.int32)
+            engine.masks_filled([row], [ticket], [len(answers[key])])
+    executor.close()
+    return answers, scored
+
+
+@pytest.mark.parametrize("depth", [1, 2, 4])
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=GPU)])
+def test_masks_bind_their_own_rows_and_no_others(device: str, depth: int, folder: Path) -> None:
+    mixed = [i % 2 == 0 for i in range(10)]
+    answers, scored = run(folder, device, mixed, depth)
+    free, _ = run(folder, device, [False] * 10, depth)
+    bound, _ = run(folder, device, [True] * 10, depth)
+    assert answers == [bound[i] if masked else free[i] for i, masked in enumerate(mixed)]
+    assert all(len(answer) == 20 for answer in answers)
+    assert scored == [20 if SAMPLINGS[i % len(SAMPLINGS)].num_logprobs is not None else 0 for i in range(10)]
