@@ -45,7 +45,6 @@ from headwater.services.engine_ring import PeerGone, RingReader, RingWriter
 from headwater.services.engine_settings import EngineSettings
 from headwater.services.settings import read_settings
 
-
 PATIENCE_SECONDS = 0.0002
 """Between two looks at the device while masks are awaited."""
 

@@ -1,4 +1,4 @@
-"""Compiles the grammars of requests in threads of their own, each once: a request waits for its grammar, others do not."""
+"""Compiles the grammars of requests in threads of their own, each once: a request waits for its grammar, no other does."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Follows the grammar of each request that has one: reads its tokens, writes the mask of the next into the core's table.
+"""Follows the grammar of each request that has one: reads its tokens, writes the next one's mask into the core's table.
 
 Works in a thread beside the event loop, outside the interpreter lock, while the device computes the step that the masks
 are for. One job at a time, so that a row's masks are written in the order in which its holders asked.
