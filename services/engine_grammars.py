@@ -1,4 +1,4 @@
-"""Compiles the grammars of requests in threads of their own, each once: a request waits for its grammar, no other does."""
+"""Compiles grammars in threads of their own, each once: a request waits for its grammar, no other request does."""
 
 from __future__ import annotations
 

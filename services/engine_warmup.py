@@ -1,4 +1,4 @@
-"""`headwater warmup`: runs each kernel once that an engine with these settings may launch, so that the cache has all."""
+"""`headwater warmup`: runs each kernel once that an engine with these settings may launch, so the cache has all."""
 
 from __future__ import annotations
 
