@@ -27,7 +27,12 @@ from headwater.gateway.response_store import ResponseStore
 from headwater.gateway.roads import Roads
 from headwater.gateway.router.router import Router
 from headwater.gateway.settings import GatewaySettings
-from headwater.gateway.tenants import KeyedTenants, OpenTenants, Tenants
+from headwater.gateway.tenancy.accounts import Accounts, ScopesOf, unlimited
+from headwater.gateway.tenancy.book import TenantBook
+from headwater.gateway.tenancy.directory import TenantDirectory
+from headwater.gateway.tenancy.limiter import Limiter
+from headwater.gateway.tenancy.usage import UsageLog
+from headwater.gateway.tenants import AdminKeys, KeyedTenants, OpenTenants, Tenants
 from headwater.services.bus import Bus
 from headwater.services.heartbeat import Heartbeat
 from headwater.services.index_feed import IndexFeed
@@ -86,12 +91,32 @@ async def line_behind(settings: GatewaySettings, bus: Bus, gateway_id: str, trac
         Kind.ENGINE: settings.replica,
     }
     members = Members(bus, seeds.keys(), seeds)
-    async with Store.open(settings.redis_url or None) as store, members.running():
+    url = settings.redis_url or None
+    async with (
+        Store.open(url) as store,
+        # A limit may take longer than a hint where to route: what is late for one must not count as down for the other.
+        Store.open(url) as counters,
+        tenants_of(settings, bus) as (tenants, scopes_of),
+        members.running(),
+    ):
         feed = IndexFeed(bus, members, store)
         router = Router(bus, members, feed, registry=prometheus_client.REGISTRY)
-        async with feed.running(), router.running(), Roads(bus, gateway_id).running() as roads:
+        accounts = Accounts(
+            Limiter(counters),
+            UsageLog(bus),
+            gateway_id=gateway_id,
+            scopes_of=scopes_of,
+            fail_open_share=settings.fail_open_share,
+        )
+        async with (
+            feed.running(),
+            router.running(),
+            accounts.running(),
+            Roads(bus, gateway_id).running() as roads,
+        ):
             line = Line(
-                tenants=tenants_of(settings),
+                tenants=tenants,
+                accounts=accounts,
                 namespaces=CacheNamespaces.read(
                     settings.master_key, settings.master_key_file, shared=settings.shared_cache
                 ),
@@ -109,11 +134,19 @@ async def line_behind(settings: GatewaySettings, bus: Bus, gateway_id: str, trac
                 await line.close()
 
 
-def tenants_of(settings: GatewaySettings) -> Tenants:
-    if settings.api_key_file:
-        return KeyedTenants.read(Path(settings.api_key_file))
-    structlog.get_logger().warning("no --api-key-file: whoever reaches this gateway is served, by any name")
-    return OpenTenants()
+@contextlib.asynccontextmanager
+async def tenants_of(settings: GatewaySettings, bus: Bus) -> AsyncIterator[tuple[Tenants, ScopesOf]]:
+    """Who may call, and within which limits."""
+    file = KeyedTenants.read(Path(settings.api_key_file)) if settings.api_key_file else None
+    if settings.keeps_tenants:
+        admins = AdminKeys.read(settings.admin_key, settings.admin_key_file)
+        async with TenantDirectory(TenantBook(bus), admins, file).running(bus) as directory:
+            yield directory, directory.scopes
+    elif file is not None:
+        yield file, unlimited
+    else:
+        structlog.get_logger().warning("no keys are set: whoever reaches this gateway is served, by any name")
+        yield OpenTenants(), unlimited
 
 
 def main() -> None:

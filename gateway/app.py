@@ -45,7 +45,9 @@ VERSION = importlib.metadata.version("headwater")
 CONSOLE = Path(__file__).parent / "console"
 MEDIA_TYPES = {".html": b"text/html; charset=utf-8", ".css": b"text/css", ".js": b"text/javascript"}
 CONSOLE_POLICY = (b"content-security-policy", b"default-src 'self'; img-src 'self' data:; frame-ancestors 'none'")
-EXPOSED = ["x-request-id", "retry-after"]
+EXPOSED = ["x-request-id", "retry-after"] + [
+    f"x-ratelimit-{word}-{name}" for word in ("limit", "remaining", "reset") for name in ("requests", "tokens")
+]
 Handler = Callable[[Exchange], Awaitable[None]]
 
 
@@ -256,7 +258,7 @@ class RestSurface:
         if self._line.draining:
             raise shutting_down()
         caller = self._line.traced(self._caller(exchange), f"{exchange.method} {exchange.path}")
-        exchange.request_id = caller.shown_id
+        exchange.request_id, exchange.standing = caller.shown_id, caller.standing
         return caller
 
 

@@ -39,9 +39,14 @@ class CacheNamespaces:
             raise SettingError("master_key", "***", f"at least {MIN_MASTER_KEY_LEN} bytes, given or in a file")
         return cls(key)
 
-    def of(self, tenant_id: str, model: ServedModel, *, lora: str = "", cache_salt: str = "") -> bytes:
-        """16 bytes: equal for equal words, and telling nothing about them without the tenant's secret."""
-        secret = SHARED_KEY if self.master_key is None else _tenant_secret(self.master_key, tenant_id)
+    def of(
+        self, tenant_id: str, model: ServedModel, *, lora: str = "", cache_salt: str = "", shared: bool = False
+    ) -> bytes:
+        """16 bytes: equal for equal words, and telling nothing about them without the tenant's secret.
+
+        `shared`: the tenant shares with all others that do.
+        """
+        secret = SHARED_KEY if shared or self.master_key is None else _tenant_secret(self.master_key, tenant_id)
         words = {
             "model": f"{model.name}@{model.revision}",
             "lora": lora,

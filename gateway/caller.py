@@ -10,6 +10,7 @@ import time
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 
+from headwater.gateway.tenancy.grant import Standing
 from headwater.gateway.tenants import Tenant, Tenants
 from headwater.services import errors
 from headwater.services.tracing import NoSpan, Span
@@ -36,6 +37,8 @@ class Caller:
     """As the client sent it; what stages are told is the span's."""
     span: Span = field(default_factory=NoSpan)
     wants_receipt: bool = False
+    standing: Standing = field(default_factory=Standing)
+    """Filled in when the request is charged."""
 
     @classmethod
     def of(cls, headers: Mapping[str, str], tenants: Tenants, *, remaining: float | None = None) -> Caller:

@@ -13,8 +13,6 @@ from headwater.services import errors
 if TYPE_CHECKING:
     from headwater.gateway.session import Generation
 
-CREDIT_TOKENS = 1024
-"""That may be on their way or wait for the client, a choice."""
 CREDIT_BATCH = 256
 """Tokens that are taken before their credit goes back."""
 ENGINE_UNAVAILABLE = "engine_unavailable"
@@ -65,6 +63,8 @@ class Choice:
         self.vector: list[float] = []
         """Of a prompt that is embedded."""
         self._num_taken = 0
+        self.credit_left = 0
+        """Tokens that may still come."""
 
     @property
     def mean_logprob(self) -> float:
@@ -79,6 +79,7 @@ class Choice:
 
     def opened(self, session: OutputSession, stream_id: int) -> None:
         self._session, self._stream_id, self._num_taken = session, stream_id, 0
+        self.credit_left = self.generation.grant.first_credit
 
     def receive(
         self,
@@ -105,6 +106,7 @@ class Choice:
         else:
             self.generation.first_token(now)
         self._last_time = now
+        self.generation.grant.received(self, len(token_ids))
         if self.sink.piece(self, text, token_ids, logprobs, parts):
             self.taken(len(token_ids))
 
@@ -116,9 +118,21 @@ class Choice:
     def taken(self, num_tokens: int) -> None:
         """The client's side has room again; credit goes back in batches."""
         self._num_taken += num_tokens
-        if self._num_taken >= CREDIT_BATCH and self._session is not None:
-            self._session.credit(self._stream_id, self._num_taken)
-            self._num_taken = 0
+        # Where limits gave it little to begin with, more is asked for sooner.
+        if self._num_taken >= min(CREDIT_BATCH, self.generation.grant.first_credit) and self._session is not None:
+            taken, self._num_taken = self._num_taken, 0
+            self.generation.grant.taken(self, taken)
+
+    def give(self, num_tokens: int) -> None:
+        """Room for so many more."""
+        self.credit_left += num_tokens
+        if self._session is not None:
+            self._session.credit(self._stream_id, num_tokens)
+
+    @property
+    def num_unleased(self) -> int:
+        """Tokens of the longest answer for which it has no credit yet."""
+        return self.generation.prepared.sampling.max_tokens - len(self.output_ids) - max(0, self.credit_left)
 
     def started(self, start: engine_pb2.Start) -> None:
         self.generation.started(start)

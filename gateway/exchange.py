@@ -12,6 +12,7 @@ import msgspec
 
 from headwater.gateway.openai import errors as http_errors
 from headwater.gateway.openai.sse import SseStream
+from headwater.gateway.tenancy.grant import Standing
 from headwater.gateway.tenants import KnownTenant
 from headwater.services import errors
 
@@ -41,6 +42,8 @@ class Exchange:
         self.reply_headers: list[tuple[bytes, bytes]] = []
         self.request_id = ""
         """Answered as `x-request-id`."""
+        self.standing = Standing()
+        """Answered as `x-ratelimit-…`."""
         self.stream: SseStream | None = None
         self.status = 499
         self.error_event: Callable[[errors.HeadwaterError], bytes] = http_errors.error_event
@@ -101,7 +104,7 @@ class Exchange:
 
     def open_stream(self, on_writable: Callable[[], None]) -> SseStream:
         """A stream of events; its response begins with the first of them."""
-        self.stream = SseStream(self._send, self._headers(), on_writable)
+        self.stream = SseStream(self._send, self._headers, on_writable)
         return self.stream
 
     async def end_stream(self, last_events: bytes) -> None:
@@ -150,7 +153,8 @@ class Exchange:
             await asyncio.gather(task, gone, return_exceptions=True)
 
     def _headers(self) -> list[tuple[bytes, bytes]]:
-        return self.reply_headers + ([(b"x-request-id", self.request_id.encode())] if self.request_id else [])
+        request_id = [(b"x-request-id", self.request_id.encode())] if self.request_id else []
+        return [*self.reply_headers, *request_id, *self.standing.headers()]
 
     async def _gone(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":

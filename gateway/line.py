@@ -21,6 +21,7 @@ from headwater.gateway.processors import Processors
 from headwater.gateway.response_store import ResponseStore
 from headwater.gateway.roads import Explanation, Roads
 from headwater.gateway.router.router import Router
+from headwater.gateway.tenancy.accounts import Accounts
 from headwater.gateway.tenants import Tenants
 from headwater.services import errors
 from headwater.services.member import Kind
@@ -38,6 +39,7 @@ class Line:
     tenants: Tenants
     namespaces: CacheNamespaces
     admission: Admission
+    accounts: Accounts
     router: Router
     metrics: Metrics
     processors: Processors = field(default_factory=Processors)

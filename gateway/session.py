@@ -17,13 +17,14 @@ import structlog
 
 from headwater.gateway.beam_search import BeamSearch
 from headwater.gateway.caller import Caller
-from headwater.gateway.choice import CREDIT_TOKENS, ENGINE_UNAVAILABLE, Choice, ScoredChoice, Sink
+from headwater.gateway.choice import ENGINE_UNAVAILABLE, Choice, ScoredChoice, Sink
 from headwater.gateway.line import Line
 from headwater.gateway.output_sessions import OutputSession
 from headwater.gateway.road import Attempt, Road
 from headwater.gateway.roads import Explanation
 from headwater.gateway.router.decision import Decision
 from headwater.gateway.router.router import Dispatch
+from headwater.gateway.tenancy.grant import LEASE_TOKENS, Grant
 from headwater.proto import common_pb2, engine_pb2, output_processor_pb2, processor_pb2
 from headwater.services import errors
 
@@ -62,6 +63,8 @@ class Generation:
     attempt: int = 0
     cached_tokens: int = 0
     decision: Decision | None = None
+    grant: Grant = field(init=False)
+    """Before it is charged, and where nobody is: as much as it wants."""
     _namespace: bytes = b""
     road: Road = field(default_factory=Road)
     _ended: asyncio.Future[None] | None = None
@@ -69,6 +72,22 @@ class Generation:
     _dispatch: Dispatch | None = None
     _task: asyncio.Task[Any] | None = None
     _cancelled_by: errors.HeadwaterError | None = None
+
+    def __post_init__(self) -> None:
+        caller = self.job.caller
+        self.grant = Grant(tenant=caller.tenant, request_id=caller.request_id, scopes=[])
+
+    @property
+    def is_answered(self) -> bool:
+        """With tokens, that is."""
+        return bool(self.prepared.sampling.max_tokens) and not self.job.pooling
+
+    @property
+    def num_tokens_at_first(self) -> int:
+        """That its answers need before more is asked for. Beams are not followed one by one: all that they may need."""
+        sampling = self.prepared.sampling
+        each = sampling.max_tokens if sampling.use_beam_search else min(sampling.max_tokens, LEASE_TOKENS)
+        return each * len(self.choices) if self.is_answered else 0
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -91,7 +110,9 @@ class Generation:
     async def prepare(self) -> None:
         """Text to tokens, by the contract. Raises `BadRequest`, `NotFound`, `Unavailable`."""
         job, model = self.job, self.line.processors.model(self.job.model)
-        self._namespace = self.line.namespaces.of(job.caller.tenant.id, model, cache_salt=job.cache_salt)
+        self._namespace = self.line.namespaces.of(
+            job.caller.tenant.id, model, cache_salt=job.cache_salt, shared=job.caller.tenant.shared_cache
+        )
         request = processor_pb2.PrepareRequest(
             model=job.model,
             prompt=job.prompt,
@@ -254,7 +275,7 @@ class Generation:
             cache_namespace=self._namespace,
             traceparent=caller.span.context.traceparent,
             predicted_cached_tokens=decision.predicted_cached_tokens,
-            credit=CREDIT_TOKENS,
+            credit=self.grant.first_credit,
             pooling=self.job.pooling,
         )
         if not add.sampling.max_tokens and not self.job.pooling:
@@ -342,7 +363,12 @@ class Generation:
 
 
 async def run_all(generations: Sequence[Generation]) -> None:
-    """Runs the prompts of one request together; the first error ends the others."""
+    """Runs the prompts of one request together, at its tenant's expense; the first error ends the others."""
+    async with generations[0].line.accounts.paid(generations):
+        await _run_together(generations)
+
+
+async def _run_together(generations: Sequence[Generation]) -> None:
     if len(generations) == 1:
         await generations[0].run()
         return

@@ -23,6 +23,11 @@ class GatewaySettings:
     output_processor: tuple[str, ...] = setting((), "host:port of an output processor (repeatable)")
     replica: tuple[str, ...] = setting((), "host:port of an engine (repeatable)")
     api_key_file: str = setting("", "file with one `tenant key` a line; none: one open tenant")
+    admin_key: str = setting("", "who has it manages tenants, which are kept in NATS then; for the environment")
+    admin_key_file: str = setting("", "file with one `name key` a line of those who do")
+    fail_open_share: float = setting(
+        1.0, "part of each limit that a gateway grants by itself while Redis is away; 0: it refuses with 503"
+    )
     master_key: str = setting("", "secret that separates tenants' caches, equal on all gateways; for the environment")
     master_key_file: str = setting(
         "", "file with that secret; neither: a random one, so that no gateway shares prefixes"
@@ -51,5 +56,14 @@ class GatewaySettings:
         for name in ("max_queued", "batch_concurrency", "drain_limit"):
             if getattr(self, name) < 0:
                 raise SettingError(name, getattr(self, name), "at least 0")
-        if not self.api_key_file and not is_loopback(self.host):
-            raise SettingError("host", self.host, "a loopback address, unless --api-key-file says who may call")
+        if not 0 <= self.fail_open_share <= 1:
+            raise SettingError("fail_open_share", self.fail_open_share, "0…1")
+        if self.keeps_tenants and not self.nats_url:
+            raise SettingError("nats_url", self.nats_url, "a NATS server with JetStream, where tenants are kept")
+        if not (self.api_key_file or self.keeps_tenants or is_loopback(self.host)):
+            allowed = "a loopback address, unless --api-key-file or --admin-key-file says who may call"
+            raise SettingError("host", self.host, allowed)
+
+    @property
+    def keeps_tenants(self) -> bool:
+        return bool(self.admin_key or self.admin_key_file)

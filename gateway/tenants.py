@@ -5,13 +5,17 @@ from __future__ import annotations
 import hashlib
 import hmac
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol, TypeVar
 
 from headwater.services import errors
 from headwater.services.settings import SettingError
 
 OPEN_TENANT = "open"
+MIN_ADMIN_KEY_LEN = 16
+FoundT = TypeVar("FoundT")
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
@@ -34,11 +38,7 @@ class OpenTenants:
     """No keys: everyone is the open tenant, or the one that `x-tenant` names."""
 
     def identify(self, authorization: str, tenant_name: str) -> Tenant:
-        if not tenant_name:
-            return Tenant(id=OPEN_TENANT)
-        if NAME.fullmatch(tenant_name) is None:
-            raise errors.BadRequest.of("x-tenant", tenant_name, "1 to 64 letters, digits, '.', '_' and '-'")
-        return Tenant(id=tenant_name)
+        return Tenant(id=checked_name(tenant_name) if tenant_name else OPEN_TENANT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,30 +51,36 @@ class KeyedTenants:
     @classmethod
     def read(cls, path: Path) -> KeyedTenants:
         """From a file with one `tenant key` a line; empty lines and those that begin with # are skipped."""
-        tenants = {}
-        for number, line in enumerate(path.read_text().splitlines(), 1):
-            words = line.split()
-            if not words or words[0].startswith("#"):
-                continue
-            if len(words) != 2 or NAME.fullmatch(words[0]) is None:
-                raise SettingError("api_key_file", f"{path}:{number}", "lines of the form `tenant key`")
-            tenants[_digest(words[1])] = Tenant(id=words[0])
-        if not tenants:
-            raise SettingError("api_key_file", str(path), "a file with at least one key")
-        return cls(tenants)
+        return cls({digest: Tenant(id=name) for digest, name in _names_by_key("api_key_file", path, "tenant").items()})
 
     def identify(self, authorization: str, tenant_name: str) -> Tenant:
-        scheme, _, key = authorization.partition(" ")
-        if scheme.lower() != "bearer" or not key.strip():
-            raise errors.Unauthenticated("this API needs a key: send `authorization: Bearer KEY`")
-        given, found = _digest(key.strip()), None
-        # Every key is compared, each in constant time: how long it takes says nothing about which were close.
-        for digest, tenant in self.tenants.items():
-            if hmac.compare_digest(digest, given):
-                found = tenant
+        found = self.find(key_of(authorization))
         if found is None:
             raise errors.Unauthenticated("the API key is not known")
         return found
+
+    def find(self, key: str) -> Tenant | None:
+        return _found(self.tenants, key)
+
+
+@dataclass(frozen=True, slots=True)
+class AdminKeys:
+    """Who may administer, by key."""
+
+    names: dict[bytes, str] = field(repr=False)
+    """By SHA-256 of the key."""
+
+    @classmethod
+    def read(cls, key: str, path: str) -> AdminKeys:
+        """The key as given, or a file with one `name key` a line; with neither nobody may."""
+        if key and len(key) < MIN_ADMIN_KEY_LEN:
+            raise SettingError("admin_key", "***", f"at least {MIN_ADMIN_KEY_LEN} characters")
+        names = {_digest(key): "admin"} if key else {}
+        return cls(names | (_names_by_key("admin_key_file", Path(path), "name") if path else {}))
+
+    def name_of(self, authorization: str) -> str | None:
+        """Raises `Unauthenticated` when there is no key at all."""
+        return _found(self.names, key_of(authorization))
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +93,46 @@ class KnownTenant:
         return self.tenant
 
 
-Tenants = OpenTenants | KeyedTenants | KnownTenant
+class Tenants(Protocol):
+    def identify(self, authorization: str, tenant_name: str) -> Tenant: ...
+
+
+def key_of(authorization: str) -> str:
+    """Raises `Unauthenticated` when there is none."""
+    scheme, _, key = authorization.partition(" ")
+    if scheme.lower() != "bearer" or not key.strip():
+        raise errors.Unauthenticated("this API needs a key: send `authorization: Bearer KEY`")
+    return key.strip()
+
+
+def checked_name(name: str) -> str:
+    """Raises `BadRequest`."""
+    if NAME.fullmatch(name) is None:
+        raise errors.BadRequest.of("x-tenant", name, "1 to 64 letters, digits, '.', '_' and '-'")
+    return name
+
+
+def _names_by_key(setting: str, path: Path, owner: str) -> dict[bytes, str]:
+    names = {}
+    for number, line in enumerate(path.read_text().splitlines(), 1):
+        words = line.split()
+        if not words or words[0].startswith("#"):
+            continue
+        if len(words) != 2 or NAME.fullmatch(words[0]) is None:
+            raise SettingError(setting, f"{path}:{number}", f"lines of the form `{owner} key`")
+        names[_digest(words[1])] = words[0]
+    if not names:
+        raise SettingError(setting, str(path), "a file with at least one key")
+    return names
+
+
+def _found(by_digest: Mapping[bytes, FoundT], key: str) -> FoundT | None:
+    # Every key is compared, each in constant time: how long it takes says nothing about which were close.
+    given, found = _digest(key), None
+    for digest, owner in by_digest.items():
+        if hmac.compare_digest(digest, given):
+            found = owner
+    return found
 
 
 def _digest(key: str) -> bytes:

@@ -14,6 +14,12 @@ PATIENCE_SECONDS = 30.0
 """With a client that reads nothing of an answer that has ended."""
 Message = MutableMapping[str, Any]
 Send = Callable[[Message], Awaitable[None]]
+Headers = list[tuple[bytes, bytes]]
+EVENT_STREAM: Headers = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+]
 DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": keep-alive\n\n"
 
@@ -25,14 +31,9 @@ class SseStream:
     it would wait does a task take it over, and `on_writable` is called when that is done.
     """
 
-    def __init__(self, send: Send, headers: list[tuple[bytes, bytes]], on_writable: Callable[[], None]) -> None:
-        self._send = send
-        self._headers = [
-            (b"content-type", b"text/event-stream; charset=utf-8"),
-            (b"cache-control", b"no-cache"),
-            (b"x-accel-buffering", b"no"),
-            *headers,
-        ]
+    def __init__(self, send: Send, headers: Callable[[], Headers], on_writable: Callable[[], None]) -> None:
+        """`headers` are asked for when the response begins."""
+        self._send, self._headers = send, headers
         self._on_writable = on_writable
         self._queue: deque[Message] = deque()
         self._resumer: asyncio.Task[None] | None = None
@@ -44,7 +45,7 @@ class SseStream:
         """One event or several. While `blocked` it is kept: whoever writes much asks first."""
         if not self.started:
             self.started = True
-            self._push({"type": "http.response.start", "status": 200, "headers": self._headers})
+            self._push({"type": "http.response.start", "status": 200, "headers": [*EVENT_STREAM, *self._headers()]})
         self.num_events += 1
         self._push({"type": "http.response.body", "body": data, "more_body": True})
 

@@ -359,8 +359,8 @@ class Limiter:
         granted, refused, (requests, tokens) = msgspec.msgpack.decode(reply)
         refusal = None
         if refused:
-            scope, limit, ms = (each.decode() if isinstance(each, bytes) else each for each in refused)
-            refusal = Refusal(scope, limit, ms / 1e3 if ms >= 0 else NEVER)
+            scope, limit = (str(each, "utf-8") if isinstance(each, bytes) else str(each) for each in refused[:2])
+            refusal = Refusal(scope, limit, refused[2] / 1e3 if refused[2] >= 0 else NEVER)
         return Verdict(int(granted), refusal, _left(requests), _left(tokens))
 
 

@@ -1,0 +1,228 @@
+"""Who pays: reserves before a request runs, renews while it does, settles when it ends, writes down what it used.
+
+One for a gateway. Without Redis the local share of the limits counts; nothing fails for want of it otherwise.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import datetime
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import TYPE_CHECKING
+
+import structlog
+
+from headwater.gateway.batches.durable import FAILURES
+from headwater.gateway.tenancy.grant import LEASE_TOKENS, Grant, Standing, refused
+from headwater.gateway.tenancy.limiter import LEASE_MS, Limiter, Refusal, Verdict, period_of
+from headwater.gateway.tenancy.local_limits import LocalLimits
+from headwater.gateway.tenancy.records import Scope
+from headwater.gateway.tenancy.usage import UsageLog, UsageRecord
+from headwater.gateway.tenants import Tenant
+from headwater.services import errors
+from headwater.services.runtime import owned_task
+from headwater.services.store import StoreUnavailable
+
+if TYPE_CHECKING:
+    from headwater.gateway.session import Generation
+
+REBUILD_SECONDS = 5.0
+"""To count a scope's records again; a request waits for it once."""
+ScopesOf = Callable[[Tenant, str], list[Scope]]
+
+
+def unlimited(tenant: Tenant, model: str) -> list[Scope]:
+    """Where no tenants are kept."""
+    return []
+
+
+class Accounts:
+    """Use within `running`."""
+
+    def __init__(
+        self,
+        limiter: Limiter,
+        usage: UsageLog,
+        *,
+        gateway_id: str,
+        scopes_of: ScopesOf = unlimited,
+        fail_open_share: float = 1.0,
+    ) -> None:
+        self.gateway_id = gateway_id
+        self._limiter, self._usage, self._scopes_of = limiter, usage, scopes_of
+        self._local = LocalLimits(fail_open_share)
+        self._is_open = fail_open_share > 0
+        self._is_alone = False
+        self._grants: set[Grant] = set()
+        self._rebuilding: dict[tuple[str, str], asyncio.Task[bool]] = {}
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[Accounts]:
+        async with self._usage.running(), owned_task(self._renew()):
+            yield self
+
+    @contextlib.asynccontextmanager
+    async def paid(self, generations: Sequence[Generation]) -> AsyncIterator[None]:
+        """The run of one request's prompts. Raises `LimitExceeded` instead, `Unavailable` where nobody can tell."""
+        job, began = generations[0].job, time.time()
+        grant = await self._reserve(generations, job.caller.standing)
+        for generation in generations:
+            generation.grant = grant
+        outcome = "error"
+        try:
+            yield
+            outcome = "done"
+        except errors.ClientGone:
+            outcome = "cancelled"
+            raise
+        except asyncio.CancelledError:
+            outcome = "cancelled"
+            raise
+        finally:
+            grant.close()
+            self._grants.discard(grant)
+            record = self._record(generations, grant, outcome, time.time() - began)
+            # What a request used is settled even when its client is gone.
+            await asyncio.shield(asyncio.create_task(self._settle(grant, record)))
+
+    async def extend(self, grant: Grant, tokens: int) -> Verdict:
+        tenant, scopes = grant.tenant.id, grant.scopes
+        try:
+            verdict = await self._limiter.extend(
+                tenant, grant.request_id, scopes, more=tokens, held=grant.granted, used=grant.used
+            )
+            self._with_redis()
+        except StoreUnavailable as failure:
+            self._without_redis(failure)
+            return self._local.reserve(tenant, scopes, most=tokens, least=1, requests=0)
+        if verdict.refusal is not None and verdict.refusal.limit == "unknown":
+            await self._rebuild(tenant, scopes, verdict.refusal.scope)
+            return Verdict(0, Refusal(verdict.refusal.scope, "budget", 0.1))
+        return verdict
+
+    async def _reserve(self, generations: Sequence[Generation], standing: Standing) -> Grant:
+        job = generations[0].job
+        tenant, request_id = job.caller.tenant, job.caller.request_id
+        scopes = self._scopes_of(tenant, job.model)
+        grant = Grant(tenant=tenant, request_id=request_id, scopes=scopes)
+        if not scopes:
+            return grant
+        num_choices = sum(len(generation.choices) for generation in generations if generation.is_answered)
+        prompts = sum(generation.num_prompt_tokens for generation in generations)
+        most = prompts + sum(generation.num_tokens_at_first for generation in generations)
+        verdict = await self._ask(grant, most=most, least=prompts + num_choices)
+        standing.requests, standing.tokens = verdict.requests, verdict.tokens
+        if verdict.refusal is not None:
+            raise refused(verdict.refusal, tenant.id)
+        grant.granted, grant.more, grant.used_before = verdict.granted, self, prompts
+        grant.first_credit = min(LEASE_TOKENS, (verdict.granted - prompts) // num_choices) if num_choices else 1
+        self._grants.add(grant)
+        return grant
+
+    async def _ask(self, grant: Grant, *, most: int, least: int) -> Verdict:
+        tenant, scopes = grant.tenant.id, grant.scopes
+        try:
+            for _ in range(len(scopes) + 1):
+                verdict = await self._limiter.reserve(tenant, grant.request_id, scopes, most=most, least=least)
+                self._with_redis()
+                refusal = verdict.refusal
+                if refusal is None or refusal.limit != "unknown":
+                    return verdict
+                if not await self._rebuild(tenant, scopes, refusal.scope):
+                    break
+            reason: object = "what was spent is not known"
+        except StoreUnavailable as failure:
+            reason = failure
+        self._without_redis(reason)
+        if not self._is_open:
+            raise errors.Unavailable("limits cannot be checked", code="limits_unavailable")
+        grant.is_local = True
+        return self._local.reserve(tenant, scopes, most=most, least=least)
+
+    async def _settle(self, grant: Grant, record: UsageRecord) -> None:
+        if grant.more is None:
+            self._usage.add(record)
+            return
+        seq = await self._usage.stored(record)
+        if grant.is_local:
+            self._local.settle(grant.tenant.id, grant.scopes, unused=max(0, grant.granted - grant.used))
+        try:
+            await self._limiter.settle(grant.tenant.id, grant.request_id, grant.scopes, used=grant.used, seq=seq)
+        except StoreUnavailable as failure:
+            self._without_redis(failure)
+
+    async def _rebuild(self, tenant: str, scopes: Sequence[Scope], name: str) -> bool:
+        """Counts what a scope has spent, once for all who ask. False where that cannot be found out."""
+        scope = next(scope for scope in scopes if scope.name == name)
+        key = (tenant, name)
+        if key not in self._rebuilding:
+            task = self._rebuilding[key] = asyncio.create_task(self._count(tenant, scope))
+            task.add_done_callback(lambda _: self._rebuilding.pop(key, None))
+        return await asyncio.shield(self._rebuilding[key])
+
+    async def _count(self, tenant: str, scope: Scope) -> bool:
+        await self._limiter.begin_rebuild(tenant, scope)
+        since, _ = period_of(scope.limits.budget_period, datetime.datetime.now(datetime.UTC))
+        used = last = 0
+        try:
+            async with asyncio.timeout(REBUILD_SECONDS):
+                async for seq, record in self._usage.read(tenant, since):
+                    last = seq
+                    used += record.num_tokens if _is_within(scope, record) else 0
+        except FAILURES as failure:
+            structlog.get_logger().warning("usage cannot be counted", tenant=tenant, error=repr(failure))
+            return False
+        await self._limiter.end_rebuild(tenant, scope, used=used, seq=last)
+        return True
+
+    async def _renew(self) -> None:
+        """Also what puts the reservations back into a Redis that has lost them."""
+        while True:
+            await asyncio.sleep(LEASE_MS / 4e3)
+            for grant in list(self._grants):
+                try:
+                    await self._limiter.extend(
+                        grant.tenant.id, grant.request_id, grant.scopes, more=0, held=grant.granted, used=grant.used
+                    )
+                    self._with_redis()
+                except StoreUnavailable as failure:
+                    self._without_redis(failure)
+                    break
+
+    def _with_redis(self) -> None:
+        if self._is_alone:
+            self._is_alone = False
+            self._local.forget()
+            structlog.get_logger().info("limits are shared again")
+
+    def _without_redis(self, reason: object) -> None:
+        if not self._is_alone:
+            self._is_alone = True
+            structlog.get_logger().warning("limits are this gateway's alone", reason=str(reason))
+
+    def _record(self, generations: Sequence[Generation], grant: Grant, outcome: str, seconds: float) -> UsageRecord:
+        job, sent = generations[0].job, [each for each in generations if each.attempt]
+        prompt_tokens = sum(each.num_prompt_tokens for each in sent)
+        output_tokens = sum(each.num_output_tokens for each in sent)
+        grant.used_before, grant.num_output_tokens = prompt_tokens, output_tokens
+        return UsageRecord(
+            request_id=job.caller.request_id,
+            tenant=job.caller.tenant.id,
+            key_id=job.caller.tenant.key_id,
+            model=job.model,
+            at=round(time.time(), 3),
+            prompts=len(generations),
+            prompt_tokens=prompt_tokens,
+            cached_tokens=sum(each.cached_tokens for each in sent),
+            output_tokens=output_tokens,
+            seconds=round(seconds, 3),
+            outcome=outcome,
+            gateway=self.gateway_id,
+        )
+
+
+def _is_within(scope: Scope, record: UsageRecord) -> bool:
+    kind, _, name = scope.name.partition(" ")
+    return {"tenant": True, "key": record.key_id == name, "model": record.model == name}[kind]

@@ -1,0 +1,116 @@
+"""The tenants as one gateway knows them: read when it starts, when something changes, and once a minute in any case.
+
+What was read stays while NATS is away. Knows who has which key; knows nothing about what they may use.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import hashlib
+import hmac
+import secrets
+import time
+from collections.abc import AsyncIterator, Callable
+
+import structlog
+
+from headwater.gateway.tenancy.book import TenantBook
+from headwater.gateway.tenancy.records import Key, Scope, TenantRecord
+from headwater.gateway.tenants import AdminKeys, KeyedTenants, Tenant, checked_name, key_of
+from headwater.services import errors, subjects
+from headwater.services.bus import Bus
+from headwater.services.runtime import owned_task
+
+PREFIX = "hw"
+READ_AGAIN_SECONDS = 60.0
+RETRY_SECONDS = 1.0
+_NOBODY = secrets.token_bytes(32)
+"""What a key with an unknown name is compared with, so that it takes as long as another."""
+
+
+def new_key(*, expires_at: float | None = None) -> tuple[Key, str]:
+    """A key as it is kept, and the secret that only its owner is ever shown."""
+    key_id, secret = secrets.token_hex(6), secrets.token_urlsafe(32)
+    text = f"{PREFIX}-{key_id}-{secret}"
+    return Key(id=key_id, digest=_digest(text), created_at=time.time(), expires_at=expires_at), text
+
+
+class TenantDirectory:
+    """Who asks, by key. An administrator's key may ask in any tenant's name."""
+
+    def __init__(self, book: TenantBook, admins: AdminKeys, file: KeyedTenants | None = None) -> None:
+        """`file`: tenants without limits, whose keys lie in a file."""
+        self._book, self._admins, self._file = book, admins, file
+        self._records: dict[str, TenantRecord] = {}
+        self._keys: dict[str, tuple[Key, TenantRecord]] = {}
+        self._is_read = False
+
+    @contextlib.asynccontextmanager
+    async def running(self, bus: Bus) -> AsyncIterator[TenantDirectory]:
+        """Follows the book for the length of a scope; entered with what is there, if it can be had."""
+        changed = asyncio.Event()
+        bus.on_connected(changed.set)
+        async with bus.subscribe(subjects.TENANTS_CHANGED) as words:
+            await self.read()
+            async with owned_task(_pass_on(words, changed.set)), owned_task(self._follow(changed)):
+                yield self
+
+    async def read(self) -> bool:
+        """Whether it could be read."""
+        try:
+            records = await self._book.all()
+        except errors.Unavailable as failure:
+            structlog.get_logger().warning("tenants cannot be read", error=failure.message, known=len(self._records))
+            return False
+        self._records = {record.id: record for record in records}
+        self._keys = {key.id: (key, record) for record in records for key in record.keys}
+        self._is_read = True
+        return True
+
+    def identify(self, authorization: str, tenant_name: str) -> Tenant:
+        """Raises `Unauthenticated`; `Unavailable` while nobody could tell."""
+        key = key_of(authorization)
+        _, _, rest = key.partition("-")
+        key_id, _, _ = rest.partition("-")
+        known, record = self._keys.get(key_id, (None, None))
+        fits = hmac.compare_digest(known.digest if known is not None else _NOBODY, _digest(key))
+        if fits and known is not None and record is not None and known.is_valid(time.time()):
+            return dataclasses.replace(record.tenant, key_id=known.id)
+        if self._admins.name_of(authorization):
+            return self._in_the_name_of(tenant_name)
+        if self._file is not None and (tenant := self._file.find(key)) is not None:
+            return tenant
+        if not self._is_read:
+            raise errors.Unavailable("the tenants are not known yet", code="storage_unavailable")
+        raise errors.Unauthenticated("the API key is not known")
+
+    def scopes(self, tenant: Tenant, model: str) -> list[Scope]:
+        """Whose limits count; none for who is not in the book."""
+        record = self._records.get(tenant.id)
+        return record.scopes(tenant.key_id, model) if record is not None else []
+
+    def _in_the_name_of(self, tenant_name: str) -> Tenant:
+        if not tenant_name:
+            return Tenant(id="admin")
+        record = self._records.get(checked_name(tenant_name))
+        return record.tenant if record is not None else Tenant(id=tenant_name)
+
+    async def _follow(self, changed: asyncio.Event) -> None:
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(READ_AGAIN_SECONDS):
+                    await changed.wait()
+            changed.clear()
+            if not await self.read():
+                await asyncio.sleep(RETRY_SECONDS)
+
+
+async def _pass_on(words: AsyncIterator[object], tell: Callable[[], None]) -> None:
+    async for _ in words:
+        tell()
+
+
+def _digest(key: str) -> bytes:
+    return hashlib.sha256(key.encode()).digest()

@@ -1,0 +1,137 @@
+"""One request's leave to use tokens: as many as its tenant's limits hold, a lease at a time, enforced to the token.
+
+An engine computes no token of an answer without credit, and credit is given against a lease only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+from headwater.gateway.tenancy.limiter import NEVER, Left, Refusal, Verdict
+from headwater.gateway.tenancy.records import Scope
+from headwater.gateway.tenants import Tenant
+from headwater.services import errors
+
+if TYPE_CHECKING:
+    from headwater.gateway.choice import Choice
+
+LEASE_TOKENS = 1024
+"""Of an answer, at first; the credit that a choice has on its way."""
+MAX_WAIT_SECONDS = 20.0
+"""That an answer stands still for the minute's tokens: less than an engine holds a stream without credit."""
+END_SECONDS = 0.5
+"""In which an answer whose tokens are all out says that it has ended."""
+
+
+class More(Protocol):
+    """Who gives more tokens."""
+
+    async def extend(self, grant: Grant, tokens: int) -> Verdict: ...
+
+
+@dataclass(slots=True)
+class Standing:
+    """What a tenant's tightest limits leave it, as the headers of an answer say."""
+
+    requests: Left | None = None
+    tokens: Left | None = None
+
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        found = []
+        for name, left in (("requests", self.requests), ("tokens", self.tokens)):
+            if left is not None:
+                values = (("limit", left.limit), ("remaining", left.remaining), ("reset", f"{left.reset_seconds:.0f}s"))
+                found += [(f"x-ratelimit-{word}-{name}".encode(), str(value).encode()) for word, value in values]
+        return found
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Grant:
+    """`granted` tokens for prompts and answers."""
+
+    tenant: Tenant
+    request_id: str
+    scopes: list[Scope]
+    more: More | None = None
+    """None: nothing is limited."""
+    granted: int = 0
+    is_local: bool = False
+    """Given without Redis."""
+    first_credit: int = LEASE_TOKENS
+    """Of each choice."""
+    used_before: int = 0
+    """Tokens of prompts."""
+    num_output_tokens: int = 0
+    refusal: errors.LimitExceeded | None = None
+    """Since no more is given."""
+    _tasks: set[asyncio.Task[None]] = field(default_factory=set)
+
+    @property
+    def used(self) -> int:
+        return self.used_before + self.num_output_tokens
+
+    def received(self, choice: Choice, num_tokens: int) -> None:
+        """A step's tokens of a choice; the last ones that were granted end it, unless it ends by itself."""
+        self.num_output_tokens += num_tokens
+        choice.credit_left -= num_tokens
+        if choice.credit_left <= 0 and self.refusal is not None:
+            self._end_soon(choice)
+
+    def taken(self, choice: Choice, num_tokens: int) -> None:
+        """The client has read so many: the engine may go on, as far as limits allow."""
+        if self.more is None:
+            choice.give(num_tokens)
+        elif self.refusal is None and (wanted := min(num_tokens, choice.num_unleased)) > 0:
+            task = asyncio.create_task(self._extend(choice, wanted))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    def close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+
+    async def _extend(self, choice: Choice, wanted: int) -> None:
+        assert self.more is not None
+        waited = 0.0
+        while wanted > 0:
+            verdict = await self.more.extend(self, wanted)
+            if (refusal := verdict.refusal) is None:
+                self.granted += verdict.granted
+                wanted -= verdict.granted
+                choice.give(verdict.granted)
+            elif refusal.seconds != NEVER and waited + refusal.seconds <= MAX_WAIT_SECONDS:
+                waited += refusal.seconds
+                await asyncio.sleep(refusal.seconds)
+            else:
+                self.refusal = refused(refusal, self.tenant.id)
+                if choice.credit_left <= 0:
+                    self._end_soon(choice)
+                return
+
+    def _end_soon(self, choice: Choice) -> None:
+        asyncio.get_running_loop().call_later(END_SECONDS, self._end, choice)
+
+    def _end(self, choice: Choice) -> None:
+        if choice.finish_reason is None and self.refusal is not None:
+            choice.generation.broke(self.refusal)
+
+
+_SENTENCES = {
+    "requests": "its requests a minute are used up",
+    "tokens": "its tokens a minute do not suffice",
+    "concurrency": "as many of its requests run as may at once",
+    "budget": "its budget does not suffice",
+}
+_LONG_SECONDS = 3600.0
+
+
+def refused(refusal: Refusal, tenant: str) -> errors.LimitExceeded:
+    """Names whose limit it is and which."""
+    owner = f"tenant {tenant}" if refusal.scope == "tenant" else f"{refusal.scope} of tenant {tenant}"
+    seconds = refusal.seconds if refusal.seconds != NEVER else _LONG_SECONDS
+    error = errors.LimitExceeded(f"{owner}: {_SENTENCES[refusal.limit]}", retry_after=seconds)
+    if refusal.limit == "budget":
+        error.code = "insufficient_quota"
+    return error

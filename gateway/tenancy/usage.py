@@ -1,0 +1,192 @@
+"""What requests used: one record each in a stream of JetStream, by tenant, counted once however often it is sent.
+
+While NATS is away records wait here, within a bound. Knows nothing about limits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import datetime
+from collections import deque
+from collections.abc import AsyncIterator
+
+import msgspec
+import nats.js.errors
+import structlog
+from nats.js import JetStreamContext
+from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy, StorageType, StreamConfig
+
+from headwater.gateway.batches.durable import FAILURES
+from headwater.services import subjects
+from headwater.services.bus import Bus
+from headwater.services.runtime import owned_task
+
+STREAM = "headwater_usage"
+AUDIT_STREAM = "headwater_audit"
+KEPT_SECONDS = 400 * 86_400.0
+SAME_SECONDS = 24 * 3600.0
+"""In which a record with the same request id is the same record."""
+MAX_WAITING = 100_000
+ACK_SECONDS = 0.1
+"""That the end of a request waits for its record to be stored."""
+LAST_SECONDS = 2.0
+"""For what still waits when the gateway leaves."""
+RETRY_SECONDS = 0.5
+PAGE = 512
+
+
+class UsageRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One request, however many prompts it had."""
+
+    request_id: str
+    tenant: str
+    model: str
+    at: float
+    """When it ended, seconds since 1970."""
+    key_id: str = ""
+    prompts: int = 1
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: int = 0
+    seconds: float = 0.0
+    outcome: str = "done"
+    gateway: str = ""
+
+    @property
+    def num_tokens(self) -> int:
+        return self.prompt_tokens + self.output_tokens
+
+
+_records = msgspec.json.Decoder(UsageRecord)
+
+
+class UsageLog:
+    """Writes within `running`; reads whenever there is a NATS."""
+
+    def __init__(self, bus: Bus) -> None:
+        self._bus = bus
+        self._waiting: deque[UsageRecord] = deque()
+        self._num_dropped = 0
+        self._arrived = asyncio.Event()
+        self._acked: dict[str, asyncio.Future[int]] = {}
+        self._is_made = False
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[UsageLog]:
+        """Leaving waits a moment for what is still to be written."""
+        async with owned_task(self._write()):
+            try:
+                yield self
+            finally:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(LAST_SECONDS if self._bus.connected else 0):
+                        while self._waiting:  # noqa: ASYNC110 (the end of a process)
+                            await asyncio.sleep(0.01)
+        if self._waiting:
+            structlog.get_logger().error("usage records lost: NATS is away", count=len(self._waiting))
+
+    def add(self, record: UsageRecord) -> None:
+        """Without waiting. Of records that wait too long for NATS the oldest go."""
+        if self._bus.url is None:
+            return
+        if len(self._waiting) >= MAX_WAITING:
+            self._waiting.popleft()
+            if self._num_dropped % 1000 == 0:
+                structlog.get_logger().error("usage records dropped: NATS is away", dropped=self._num_dropped + 1)
+            self._num_dropped += 1
+        self._waiting.append(record)
+        self._arrived.set()
+
+    async def stored(self, record: UsageRecord) -> int:
+        """Adds it; the number under which it is stored, 0 where that is not known soon."""
+        if not self._bus.connected:
+            self.add(record)
+            return 0
+        acked: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._acked[record.request_id] = acked
+        self.add(record)
+        try:
+            async with asyncio.timeout(ACK_SECONDS):
+                return await acked
+        except TimeoutError:
+            return 0
+        finally:
+            self._acked.pop(record.request_id, None)
+
+    async def _write(self) -> None:
+        while True:
+            await self._arrived.wait()
+            self._arrived.clear()
+            while self._waiting:
+                record = self._waiting[0]
+                try:
+                    seq = await self._publish(record)
+                except FAILURES:
+                    await asyncio.sleep(RETRY_SECONDS)
+                    continue
+                # The oldest may have been dropped meanwhile.
+                if self._waiting and self._waiting[0] is record:
+                    self._waiting.popleft()
+                if (acked := self._acked.get(record.request_id)) is not None and not acked.done():
+                    acked.set_result(seq)
+
+    async def _publish(self, record: UsageRecord) -> int:
+        js = self._bus.jetstream()
+        if js is None:
+            raise ConnectionError("NATS is away")
+        if not self._is_made:
+            await make_stream(js, STREAM, f"{subjects.USAGE}.>")
+            self._is_made = True
+        headers = {"Nats-Msg-Id": record.request_id}
+        ack = await js.publish(subjects.usage(record.tenant), msgspec.json.encode(record), headers=headers)
+        return ack.seq
+
+    async def read(self, tenant: str, since: datetime.datetime) -> AsyncIterator[tuple[int, UsageRecord]]:
+        """What a tenant used since a moment, oldest first, each with its number. Raises what NATS raises."""
+        async for seq, data in read_stream(self._bus, STREAM, subjects.usage(tenant), since):
+            yield seq, _records.decode(data)
+
+
+async def make_stream(js: JetStreamContext, name: str, subject: str) -> None:
+    """Unless it is there."""
+    try:
+        await js.stream_info(name)
+    except nats.js.errors.NotFoundError:
+        config = StreamConfig(
+            name=name,
+            subjects=[subject],
+            storage=StorageType.FILE,
+            max_age=KEPT_SECONDS,
+            duplicate_window=SAME_SECONDS,
+        )
+        await js.add_stream(config)
+
+
+async def read_stream(
+    bus: Bus, stream: str, subject: str, since: datetime.datetime
+) -> AsyncIterator[tuple[int, bytes]]:
+    """The messages of a subject up to now, with their numbers. Raises what NATS raises."""
+    js = bus.jetstream()
+    if js is None:
+        raise ConnectionError("NATS is away")
+    consumer = ConsumerConfig(
+        deliver_policy=DeliverPolicy.BY_START_TIME,
+        opt_start_time=since.astimezone(datetime.UTC).isoformat().replace("+00:00", "Z"),  # type: ignore[arg-type]
+        ack_policy=AckPolicy.NONE,
+        inactive_threshold=30.0,
+        mem_storage=True,
+    )
+    try:
+        messages = await js.pull_subscribe(subject, stream=stream, config=consumer)
+    except nats.js.errors.NotFoundError:
+        # Nothing was ever written.
+        return
+    try:
+        num_left = (await messages.consumer_info()).num_pending or 0
+        while num_left > 0:
+            for message in await messages.fetch(min(PAGE, num_left), timeout=2.0):
+                num_left -= 1
+                yield message.metadata.sequence.stream, message.data
+    finally:
+        await messages.unsubscribe()
