@@ -5,11 +5,12 @@ Each trial is a line of its own under the same load; successive halving spends m
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -26,6 +27,7 @@ from headwater.bench.latency_report import Objective, summarize
 from headwater.bench.own_line import LineFailed, own_line
 from headwater.bench.plot import check_plot, plot_front
 from headwater.bench.serve import drive
+from headwater.services.line_file import LineRecord
 from headwater.services.profile import EngineProfile, Profile
 
 KEPT_SHARE = 0.95
@@ -68,7 +70,7 @@ def run(
         console.print(f"{_name(candidate)}: {budget} requests")
         load = np.random.default_rng(seed)
         try:
-            with _tuned_line(candidate, model, executor) as (line, _):
+            with _tuned_line(candidate, model, executor) as line:
                 shape = Shape(prompt_len=prompt_len, output_len=output_len, vocab_size=49152, model=line.model)
                 dialogues = list(datasets.random_prompts(budget, shape, load))
                 offsets = list(arrivals.poisson(budget, rate, load)) if rate else None
@@ -92,15 +94,22 @@ def run(
         print(json.dumps([_plain(trial) for trial in trials]))
     else:
         Console().print(_table(trials, best, latency))
-        Console().print(f"best: {_name(best.candidate)}; run it with `headwater up --profile {profile}`")
+        said = f"best: {_name(best.candidate)}; run it with `headwater up --profile {profile}`"
+        Console().print(said, soft_wrap=True)
+    if best.report["goodput_share"] < KEPT_SHARE:
+        console.print(f"[yellow]it keeps the objective for {best.report['goodput_share']:.0%} of the requests only")
 
 
 def _score(report: dict[str, Any]) -> float:
-    """Requests a second that keep the objective; a setting that keeps it for too few counts for little."""
+    """Requests a second that keep the objective; a setting that keeps it for too few counts for little.
+
+    Among those that keep it for none, tokens a second decide.
+    """
     if "failed_to_start" in report:
         return -1.0
     kept: float = report["goodput_requests_per_s"]
-    return kept if report["goodput_share"] >= KEPT_SHARE else kept * report["goodput_share"] * 0.5
+    score = kept if report["goodput_share"] >= KEPT_SHARE else kept * report["goodput_share"] * 0.5
+    return score + 1e-9 * float(report["output_tokens_per_s"])
 
 
 def _grid(budgets: Sequence[int], seqs: Sequence[int], chunks: Sequence[int], replicas: Sequence[int]) -> list[Profile]:
@@ -123,12 +132,15 @@ def _drawn(grid: list[Profile], count: int, rng: np.random.Generator) -> list[Pr
     return [grid[i] for i in sorted(rng.choice(len(grid), count, replace=False))]
 
 
-def _tuned_line(candidate: Profile, model: str, executor: str) -> Any:
+@contextlib.contextmanager
+def _tuned_line(candidate: Profile, model: str, executor: str) -> Iterator[LineRecord]:
     """A line with the candidate's settings, handed over as a user would."""
-    with tempfile.NamedTemporaryFile(prefix="headwater-profile-", suffix=".json", delete=False) as file:
-        candidate.write(Path(file.name))
-    flags = [f"--model={model}", f"--executor={executor}", f"--profile={file.name}", "--log-level=warning"]
-    return own_line(flags)
+    with tempfile.TemporaryDirectory(prefix="headwater-profile-") as folder:
+        path = Path(folder) / "profile.json"
+        candidate.write(path)
+        flags = [f"--model={model}", f"--executor={executor}", f"--profile={path}", "--log-level=warning"]
+        with own_line(flags) as (line, _):
+            yield line
 
 
 def _keep(best: Trial[Profile], objective: Objective, path: Path) -> None:
@@ -151,21 +163,22 @@ def _plot(path: Path, trials: Sequence[Trial[Profile]], latency: str) -> None:
 
 
 def _table(trials: Sequence[Trial[Profile]], best: Trial[Profile], latency: str) -> Table:
-    table = Table("rung", "settings", "requests", "output tok/s", f"p95 {latency} ms", "kept", "good req/s")
+    table = Table("rung", "requests", "tok/s", f"p95 {latency} ms", "kept", "good req/s")
+    table.add_column("settings", no_wrap=True)
     for trial in trials:
         report = trial.report
         style = "bold green" if trial is best else None
         if "failed_to_start" in report:
-            table.add_row(str(trial.rung), _name(trial.candidate), "does not start", "", "", "", "", style="red")
+            table.add_row(str(trial.rung), "does not start", "", "", "", "", _name(trial.candidate), style="red")
             continue
         cells = (
             trial.rung,
-            _name(trial.candidate),
             trial.budget,
             report["output_tokens_per_s"],
             report[f"{latency}_ms"]["p95"],
             f"{report['goodput_share']:.0%}",
             report["goodput_requests_per_s"],
+            _name(trial.candidate),
         )
         table.add_row(*map(str, cells), style=style)
     return table
