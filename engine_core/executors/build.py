@@ -15,10 +15,12 @@ from headwater.engine_core.executors.executor import Executor
 from headwater.engine_core.executors.options import ExecutorOptions, ModelFacts, Progress, engine_config
 from headwater.engine_core.executors.single import SingleExecutor
 from headwater.engine_core.model_config import ModelConfig
+from headwater.engine_core.models import decoder
 from headwater.engine_core.models.decoder import Decoder
 from headwater.engine_core.packed_weights import with_packed_matrices
 from headwater.engine_core.platforms.cpu import CPU_DTYPES, CpuPlatform
 from headwater.engine_core.runner import Runner
+from headwater.kernels import gumbel
 
 CPU_KV_CACHE_BYTES = 512 << 20
 """KV cache on a CPU when neither its size nor its blocks are given."""
@@ -73,8 +75,8 @@ def build_executor(options: ExecutorOptions, progress: Progress) -> tuple[Execut
     tensors = with_packed_matrices(tensors, folder, partial(progress, "packing weights"))
     on_cpu = CpuPlatform(model, config.block_size)
     on_cpu.prepare(tensors, partial(progress, "loading kernels"))
-    decoder = Decoder(model, tensors, on_cpu, config.max_model_len)
-    return SingleExecutor(Runner(decoder, config, weights.DTYPES[dtype])), config, facts
+    runner = Runner(Decoder(model, tensors, on_cpu, config.max_model_len), config, weights.DTYPES[dtype])
+    return SingleExecutor(runner), config, facts
 
 
 def _engine_config(
@@ -115,7 +117,7 @@ def _stored_dtype(folder: Path) -> str:
 
 
 def _numerics_id(options: ExecutorOptions, model: ModelConfig, dtype: str, kv_format: str, device: torch.device) -> str:
-    """Hash of everything that a bit of a logit depends on."""
+    """Hash of everything that a bit of a logit depends on, the sources of kernels and models included."""
     assert options.model_folder is not None
     is_gpu = device.type == "cuda"
     kind = torch.cuda.get_device_name() if is_gpu else machine.processor() or machine.machine()
@@ -130,4 +132,8 @@ def _numerics_id(options: ExecutorOptions, model: ModelConfig, dtype: str, kv_fo
         torch.__version__,
         torch.backends.cpu.get_cpu_capability(),
     )
-    return hashlib.blake2b(repr(what).encode(), digest_size=8).hexdigest()
+    digest = hashlib.blake2b(repr(what).encode(), digest_size=8)
+    for folder in (Path(gumbel.__file__).parent, Path(decoder.__file__).parent):
+        for path in sorted(folder.rglob("*.py")):
+            digest.update(path.read_bytes())
+    return digest.hexdigest()
