@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from headwater.proto.common_pb2 import AnswerFormat, Sampling
+from headwater.proto.common_pb2 import AnswerFormat, Sampling, Tool
 from headwater.proto.processor_pb2 import Conversation, PrepareReply, PrepareRequest
 from headwater.services.answer_format import ENFORCING, may_call, named_tool
 from headwater.services.errors import BadRequest
@@ -18,6 +18,10 @@ from headwater.services.text_model import TextModel
 from headwater.services.tool_formats import ANY_ARGUMENTS, TOOL_FORMATS, Form, OfferedTool
 
 Grammars = list[dict[str, Any]]
+OPENING = frozenset(
+    ("additionalProperties", "patternProperties", "unevaluatedProperties", "$ref", "anyOf", "oneOf", "allOf")
+)
+"""Keywords by which a schema may name more properties than `properties` has."""
 _ANSWER = "answer"
 _SPACE = r"/[ \t\r\n]{0,8}/"
 _UNLIMITED = -1
@@ -44,28 +48,35 @@ def calls_due(conversation: Conversation, tool_format: str) -> Form | None:
     if not tool_format or not may_call(conversation):
         return None
     chosen, form = named_tool(conversation), TOOL_FORMATS[tool_format]
-    tools = [_offered(tool, i) for i, tool in enumerate(conversation.tools)]
+    is_due = chosen is not None or conversation.tool_choice == ENFORCING
+    if not (is_due or any(tool.strict for tool in conversation.tools)):
+        return None
+    offered = enumerate(conversation.tools)
+    tools = [_offered(tool, i, is_due=is_due and chosen in (None, tool.name)) for i, tool in offered]
     single = conversation.HasField("parallel_tool_calls") and not conversation.parallel_tool_calls
     if chosen is not None:
         return form.calls([tool for tool in tools if tool.name == chosen], True)
-    if conversation.tool_choice == ENFORCING:
-        return form.calls(tools, single)
-    return form.free([_relaxed(tool) for tool in tools], single) if any(tool.is_strict for tool in tools) else None
+    return form.calls(tools, single) if is_due else form.free(tools, single)
 
 
-def _offered(tool: Any, i: int) -> OfferedTool:
+def _offered(tool: Tool, i: int, *, is_due: bool) -> OfferedTool:
+    """Of tools that may be left alone and are not strict only the form of a call is held to."""
+    if not (is_due or tool.strict):
+        return OfferedTool(name=tool.name, parameters=ANY_ARGUMENTS)
     param = f"tools[{i}].function.parameters"
     parameters = parse_json(param, tool.parameters_json) if tool.parameters_json else ANY_ARGUMENTS
     check_schema(param, parameters)
     if not isinstance(parameters, dict):
         raise BadRequest.of(param, parameters, "a JSON Schema of an object")
     # Arguments are an object whether or not the schema says so.
-    return OfferedTool(name=tool.name, parameters={"type": "object"} | parameters, is_strict=tool.strict)
+    return OfferedTool(name=tool.name, parameters={"type": "object"} | _closed(parameters))
 
 
-def _relaxed(tool: OfferedTool) -> OfferedTool:
-    """Of tools that are not strict only the form of a call is held to."""
-    return tool if tool.is_strict else OfferedTool(name=tool.name, parameters=ANY_ARGUMENTS)
+def _closed(parameters: dict[str, Any]) -> dict[str, Any]:
+    """Without arguments that the function does not name: a small model that may invent some does."""
+    if "properties" not in parameters or not OPENING.isdisjoint(parameters):
+        return parameters
+    return parameters | {"additionalProperties": False}
 
 
 def _behind_thoughts(model: TextModel, form: AnswerFormat, sampling: Sampling, grammars: Grammars) -> Grammars:

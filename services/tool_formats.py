@@ -22,7 +22,6 @@ class OfferedTool:
     name: str
     parameters: dict[str, Any]
     """JSON Schema of its arguments."""
-    is_strict: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

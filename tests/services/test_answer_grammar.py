@@ -105,7 +105,14 @@ def test_calls_that_are_due_are_written_as_the_family_writes_them(
 
 
 def test_free_answers_have_no_grammar(thinking: TextModel) -> None:
-    for asked in (request(), request(TIME), request(TIME, choice="auto"), request(WEATHER, choice="none")):
+    loose = Tool(name="loose", parameters_json='{"type": "object", "properties": {"a": {"not": {}}}}')
+    for asked in (
+        request(),
+        request(loose),
+        request(TIME),
+        request(TIME, choice="auto"),
+        request(WEATHER, choice="none"),
+    ):
         assert prepared(thinking, asked)[1] == ""
 
 
@@ -155,3 +162,12 @@ def test_what_cannot_be_held_to_is_refused(thinking: TextModel, demo_model: Text
             prepared(model, asked)
         assert (refused.value.param or "").startswith(param)
         assert words in refused.value.message
+
+
+def test_arguments_that_a_function_does_not_name_are_not_invented(thinking: TextModel, grammars: Grammars) -> None:
+    named = {"type": "object", "properties": {"city": {"type": "string"}}}
+    for schema, is_open in ((named, False), (named | {"additionalProperties": True}, True), ({"type": "object"}, True)):
+        tool = Tool(name="f", parameters_json=json.dumps(schema))
+        _, grammar = prepared(thinking, request(tool, choice="required", reasoning_effort="none"))
+        call = '<tool_call>\n{"name": "f", "arguments": {"town": "Ulm"}}\n</tool_call>'
+        assert accepts(thinking, grammars, grammar, call) == is_open
