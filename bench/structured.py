@@ -114,7 +114,7 @@ async def measure(
 ) -> Measurement:
     assert settings.model_folder is not None
     manifest = ModelManifest.read(settings.model_folder)
-    grammar = grammar_of(StructuredOutput(json_schema=json.dumps(SCHEMA)), ())
+    grammar = grammar_of(StructuredOutput(json_schema=json.dumps(SCHEMA)), {})
     rng = np.random.default_rng(0)
 
     def adds(masked: bool) -> list[pb.Add]:

@@ -1,4 +1,4 @@
-"""Compiles grammars in threads of their own, each once: a request waits for its grammar, no other request does."""
+"""Compiles the grammars of requests, each once, in threads of their own: others do not wait for them."""
 
 from __future__ import annotations
 
