@@ -259,8 +259,8 @@ def test_a_field_does_what_it_says(name: str, surface: Surface) -> None:
 @pytest.mark.slow
 def test_every_field_of_the_contract_has_a_row(surface: Surface) -> None:
     elsewhere = {
-        "structured_output": "tests/line/test_line_structured_output.py",
-        "thinking_token_budget": "tests/gateway/openai/test_reasoning.py",
+        "structured_output": "tests/line/test_line_structured.py",
+        "thinking_token_budget": "tests/gateway/openai/test_tools.py",
     }
     fields = {each.name for each in common_pb2.Sampling.DESCRIPTOR.fields}
     assert fields - set(FIELDS) == set(elsewhere)
