@@ -28,6 +28,7 @@ from headwater.gateway.roads import Roads
 from headwater.gateway.router.router import Router
 from headwater.gateway.settings import GatewaySettings
 from headwater.gateway.tenancy.accounts import Accounts, ScopesOf, unlimited
+from headwater.gateway.tenancy.admin import AdminSurface
 from headwater.gateway.tenancy.book import TenantBook
 from headwater.gateway.tenancy.directory import TenantDirectory
 from headwater.gateway.tenancy.limiter import Limiter
@@ -57,7 +58,7 @@ async def serve(settings: GatewaySettings) -> None:
         tracing = stack.enter_context(tracing_to(settings.otlp_endpoint, "gateway", name))
         line = await stack.enter_async_context(line_behind(settings, bus, name, tracing))
         durable = Durable(bus)
-        app = make_app(line, settings, durable)
+        app = make_app(line, settings, durable, admin_of(settings, bus))
         rest = RestListener(app, settings.host, settings.port, reuse_port=settings.reuse_port)
         public = GrpcListener(line, settings.host, settings.grpc_port, reuse_port=settings.reuse_port)
         rest.start()
@@ -147,6 +148,13 @@ async def tenants_of(settings: GatewaySettings, bus: Bus) -> AsyncIterator[tuple
     else:
         structlog.get_logger().warning("no keys are set: whoever reaches this gateway is served, by any name")
         yield OpenTenants(), unlimited
+
+
+def admin_of(settings: GatewaySettings, bus: Bus) -> AdminSurface | None:
+    if not settings.keeps_tenants:
+        return None
+    admins = AdminKeys.read(settings.admin_key, settings.admin_key_file)
+    return AdminSurface(bus, admins, TenantBook(bus), UsageLog(bus))
 
 
 def main() -> None:

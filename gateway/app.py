@@ -38,6 +38,7 @@ from headwater.gateway.pieces import Gathered
 from headwater.gateway.responses import Responses
 from headwater.gateway.session import Generation, run_all
 from headwater.gateway.settings import GatewaySettings
+from headwater.gateway.tenancy.admin import AdminSurface
 from headwater.gateway.tenants import Tenant
 from headwater.services import errors
 
@@ -51,7 +52,7 @@ EXPOSED = ["x-request-id", "retry-after"] + [
 Handler = Callable[[Exchange], Awaitable[None]]
 
 
-def make_app(line: Line, settings: GatewaySettings, durable: Durable) -> ASGIApp:
+def make_app(line: Line, settings: GatewaySettings, durable: Durable, admin: AdminSurface | None) -> ASGIApp:
     """The application. Error pages and methods are ours, so that every answer has OpenAI's envelope."""
     surface = RestSurface(line, settings)
     batches = BatchSurface(durable, surface.tenant_of, settings.max_file_bytes)
@@ -85,6 +86,18 @@ def make_app(line: Line, settings: GatewaySettings, durable: Durable) -> ASGIApp
         ("GET", "/", surface.console),
         ("GET", "/console/{file}", surface.console),
     ]
+    if admin is not None:
+        routes += [
+            ("POST", "/admin/tenants", admin.add_tenant),
+            ("GET", "/admin/tenants", admin.list_tenants),
+            ("GET", "/admin/tenants/{id}", admin.get_tenant),
+            ("PATCH", "/admin/tenants/{id}", admin.change_tenant),
+            ("DELETE", "/admin/tenants/{id}", admin.remove_tenant),
+            ("POST", "/admin/tenants/{id}/keys", admin.add_key),
+            ("DELETE", "/admin/tenants/{id}/keys/{key_id}", admin.remove_key),
+            ("GET", "/admin/tenants/{id}/usage", admin.usage),
+            ("GET", "/admin/audit", admin.audit),
+        ]
     handlers: dict[str, dict[str, Handler]] = {}
     for method, path, handler in routes:
         handlers.setdefault(path, {})[method] = handler

@@ -35,12 +35,15 @@ from headwater.services.settings import SettingError
 from headwater.services.stack_plan import gpu_flags
 from headwater.services.stack_settings import StackSettings
 from headwater.services.stage_process import StageDied
+from headwater.services.tenant_client import TenantError
+from headwater.services.tenant_commands import make_commands
 from headwater.services.up import INTERRUPTED
 from headwater.services.up import up as run_line
 
 KNOWN_ERRORS: tuple[type[Exception], ...] = (
     *(SettingError, ModelNotFound, ModelFolderError, ConversionFailed, HubError, DemoModelError),
-    *(StackError, StageDied, EmbeddedServerError, cluster.NobodyThere, chat_room.ChatError, httpx.HTTPError),
+    *(StackError, StageDied, EmbeddedServerError, cluster.NobodyThere, chat_room.ChatError, TenantError),
+    httpx.HTTPError,
 )
 """What a person can do something about; anything else is a fault of ours and shows its trace."""
 
@@ -78,6 +81,7 @@ StateDir = Annotated[
         help="Durable state, logs and the running line's addresses.",
     ),
 ]
+app.add_typer(make_commands(default_state_dir), name="tenant")
 CacheDir = Annotated[
     Path,
     typer.Option(
@@ -143,6 +147,10 @@ def up(
     ] = None,
     api_key_file: Annotated[
         Path | None, typer.Option(envvar="HEADWATER_API_KEY_FILE", help="`tenant key` lines; absent: open, loopback.")
+    ] = None,
+    admin_key_file: Annotated[
+        Path | None,
+        typer.Option(envvar="HEADWATER_ADMIN_KEY_FILE", help="`name key` lines of who manages tenants, with limits."),
     ] = None,
     allowed_origins: Annotated[
         list[str] | None, typer.Option(envvar="HEADWATER_ALLOWED_ORIGINS", help="Web origins that may call (CORS).")

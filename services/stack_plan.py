@@ -41,6 +41,7 @@ class StackPlan:
         # Behind a shared port /metrics would be anyone's: each gateway has an address for its own.
         flags += ["--reuse-port", "--metrics-port=0"] if settings.gateways > 1 else []
         flags += [f"--api-key-file={settings.api_key_file}"] if settings.api_key_file else []
+        flags += [f"--admin-key-file={settings.admin_key_file}"] if settings.admin_key_file else []
         flags += [f"--allowed-origins={origin}" for origin in settings.allowed_origins]
         for kind, flag in (("processor", "processor"), ("output-processor", "output-processor"), ("engine", "replica")):
             flags += [f"--{flag}={address}" for address in addresses.get(kind, ())]

@@ -43,6 +43,7 @@ class StackSettings:
     port: int
     grpc_port: int
     api_key_file: Path | None
+    admin_key_file: Path | None
     allowed_origins: tuple[str, ...]
     state_dir: Path
     cache_dir: Path
@@ -62,12 +63,13 @@ class StackSettings:
         for name, allowed in CHOICES.items():
             if getattr(self, name) not in allowed:
                 raise SettingError(name, getattr(self, name), ", ".join(allowed))
-        for name in ("chat_template", "api_key_file", "profile"):
+        for name in ("chat_template", "api_key_file", "admin_key_file", "profile"):
             path = getattr(self, name)
             if path is not None and not path.is_file():
                 raise SettingError(name, str(path), "an existing file")
-        if self.api_key_file is None and not is_loopback(self.host):
-            raise SettingError("host", self.host, "a loopback address, unless --api-key-file says who may call")
+        if self.api_key_file is None and self.admin_key_file is None and not is_loopback(self.host):
+            allowed = "a loopback address, unless --api-key-file or --admin-key-file says who may call"
+            raise SettingError("host", self.host, allowed)
 
 
 STACK_VARIABLES = frozenset(f"HEADWATER_{field.name.upper()}" for field in dataclasses.fields(StackSettings))

@@ -1,0 +1,278 @@
+"""The REST handlers of /admin: tenants, their keys, what they used, and what administrators did.
+
+Each call that changes something leaves a record of who asked for what; without one nothing is changed. A key is shown
+once, in the answer that made it, and is in no record and no log.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import time
+from collections.abc import AsyncIterator
+from typing import Annotated, Any
+
+import msgspec
+import structlog
+
+from headwater.gateway.batches.durable import or_unavailable
+from headwater.gateway.exchange import Exchange
+from headwater.gateway.openai.decode import decode
+from headwater.gateway.tenancy.book import TenantBook
+from headwater.gateway.tenancy.directory import new_key
+from headwater.gateway.tenancy.records import Key, Limits, TenantRecord
+from headwater.gateway.tenancy.usage import AUDIT_STREAM, UsageLog, make_stream, read_stream
+from headwater.gateway.tenants import AdminKeys, checked_name
+from headwater.services import errors, subjects
+from headwater.services.bus import Bus
+
+MAX_BODY_BYTES = 64 * 1024
+MAX_KEYS = 64
+"""Of a tenant."""
+MAX_GRACE_SECONDS = 30 * 86_400
+DEFAULT_DAYS = 31
+MAX_AUDIT = 1000
+
+Weight = Annotated[float, msgspec.Meta(gt=0, le=1000)]
+Tier = Annotated[int, msgspec.Meta(ge=0, le=100)]
+
+
+class NewTenant(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """POST /admin/tenants"""
+
+    id: str
+    weight: Weight = 1.0
+    tier: Tier = 0
+    shared_cache: bool = False
+    limits: Limits = Limits()
+    models: dict[str, Limits] = {}
+
+
+class Change(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """PATCH /admin/tenants/{id}: what is given replaces what was; in `limits`, each limit by itself, null lifts it."""
+
+    weight: Weight | msgspec.UnsetType = msgspec.UNSET
+    tier: Tier | msgspec.UnsetType = msgspec.UNSET
+    shared_cache: bool | msgspec.UnsetType = msgspec.UNSET
+    limits: dict[str, Any] | msgspec.UnsetType = msgspec.UNSET
+    models: dict[str, dict[str, Any] | None] | msgspec.UnsetType = msgspec.UNSET
+
+
+class Rotation(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """POST /admin/tenants/{id}/keys"""
+
+    limits: Limits = Limits()
+    expire_others_after: Annotated[int, msgspec.Meta(ge=0, le=MAX_GRACE_SECONDS)] | None = None
+    """Seconds for which the tenant's other keys are still taken; absent: as long as they were."""
+
+
+class AuditRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """Who asked for what."""
+
+    at: float
+    admin: str
+    action: str
+    tenant: str
+    change: dict[str, Any]
+
+
+class AdminSurface:
+    """Without administrators' keys every call is refused."""
+
+    def __init__(self, bus: Bus, admins: AdminKeys, book: TenantBook, usage: UsageLog) -> None:
+        self._bus, self._admins, self._book, self._usage = bus, admins, book, usage
+
+    async def add_tenant(self, exchange: Exchange) -> None:
+        admin, asked = self._admin(exchange), decode(await exchange.body(MAX_BODY_BYTES), NewTenant)
+        _checked_id(asked.id)
+        key, secret = new_key()
+        record = TenantRecord(
+            id=asked.id,
+            weight=asked.weight,
+            tier=asked.tier,
+            shared_cache=asked.shared_cache,
+            limits=asked.limits,
+            models=asked.models,
+            keys=(key,),
+        )
+        async with self._recorded(admin, "add", asked.id, msgspec.to_builtins(asked)):
+            await self._book.add(record)
+        await exchange.reply_json(_shown(record) | {"key": secret}, 201)
+
+    async def list_tenants(self, exchange: Exchange) -> None:
+        self._admin(exchange)
+        await exchange.reply_json({"object": "list", "data": [_shown(record) for record in await self._book.all()]})
+
+    async def get_tenant(self, exchange: Exchange) -> None:
+        self._admin(exchange)
+        await exchange.reply_json(_shown(await self._book.get(exchange.path_params["id"])))
+
+    async def change_tenant(self, exchange: Exchange) -> None:
+        admin, asked = self._admin(exchange), decode(await exchange.body(MAX_BODY_BYTES), Change)
+        tenant = exchange.path_params["id"]
+        async with self._recorded(admin, "set", tenant, msgspec.to_builtins(asked)):
+            record = await self._book.change(tenant, lambda record: _changed(record, asked))
+        await exchange.reply_json(_shown(record))
+
+    async def remove_tenant(self, exchange: Exchange) -> None:
+        admin, tenant = self._admin(exchange), exchange.path_params["id"]
+        async with self._recorded(admin, "remove", tenant, {}):
+            await self._book.remove(tenant)
+        await exchange.reply_json({"id": tenant, "object": "tenant", "deleted": True})
+
+    async def add_key(self, exchange: Exchange) -> None:
+        """Another key; with `expire_others_after` those that there are run out."""
+        admin, asked = self._admin(exchange), decode(await exchange.body(MAX_BODY_BYTES) or b"{}", Rotation)
+        tenant, (key, secret), now = exchange.path_params["id"], new_key(), time.time()
+        key = msgspec.structs.replace(key, limits=asked.limits)
+
+        def change(record: TenantRecord) -> TenantRecord:
+            others = tuple(_ending(each, asked.expire_others_after, now) for each in record.keys if each.is_valid(now))
+            if len(others) >= MAX_KEYS:
+                raise errors.BadRequest("id", f"tenant {record.id} has {MAX_KEYS} keys; allowed: {MAX_KEYS}")
+            return msgspec.structs.replace(record, keys=(*others, key))
+
+        async with self._recorded(admin, "add-key", tenant, {"key_id": key.id, **msgspec.to_builtins(asked)}):
+            record = await self._book.change(tenant, change)
+        await exchange.reply_json(_shown(record) | {"key": secret}, 201)
+
+    async def remove_key(self, exchange: Exchange) -> None:
+        admin = self._admin(exchange)
+        tenant, key_id = exchange.path_params["id"], exchange.path_params["key_id"]
+
+        def change(record: TenantRecord) -> TenantRecord:
+            keys = tuple(key for key in record.keys if key.id != key_id)
+            if len(keys) == len(record.keys):
+                raise errors.NotFound("key", key_id)
+            return msgspec.structs.replace(record, keys=keys)
+
+        async with self._recorded(admin, "remove-key", tenant, {"key_id": key_id}):
+            record = await self._book.change(tenant, change)
+        await exchange.reply_json(_shown(record))
+
+    async def usage(self, exchange: Exchange) -> None:
+        """By day and model, of the last `days`."""
+        self._admin(exchange)
+        tenant, days = exchange.path_params["id"], _days(exchange.query.get("days", str(DEFAULT_DAYS)))
+        today = datetime.datetime.now(datetime.UTC).replace(hour=0, minute=0, second=0, microsecond=0)
+        rows: dict[tuple[str, str], dict[str, Any]] = {}
+        with or_unavailable():
+            async for _, record in self._usage.read(tenant, today - datetime.timedelta(days=days - 1)):
+                day = datetime.datetime.fromtimestamp(record.at, datetime.UTC).date().isoformat()
+                row = rows.setdefault(
+                    (day, record.model),
+                    {"day": day, "model": record.model}
+                    | dict.fromkeys(("requests", "prompt_tokens", "cached_tokens", "output_tokens"), 0),
+                )
+                row["requests"] += 1
+                for name in ("prompt_tokens", "cached_tokens", "output_tokens"):
+                    row[name] += getattr(record, name)
+        await exchange.reply_json({"object": "list", "tenant": tenant, "data": [rows[key] for key in sorted(rows)]})
+
+    async def audit(self, exchange: Exchange) -> None:
+        """What was changed in the last `days`, oldest first; of too much, the youngest."""
+        self._admin(exchange)
+        days = _days(exchange.query.get("days", str(DEFAULT_DAYS)))
+        since = datetime.datetime.now(datetime.UTC) - datetime.timedelta(days=days)
+        with or_unavailable():
+            found = [msgspec.Raw(data) async for _, data in read_stream(self._bus, AUDIT_STREAM, subjects.AUDIT, since)]
+        await exchange.reply_json({"object": "list", "data": found[-MAX_AUDIT:]})
+
+    def _admin(self, exchange: Exchange) -> str:
+        name = self._admins.name_of(exchange.headers.get("authorization", ""))
+        if name is None:
+            structlog.get_logger().warning("administration refused", method=exchange.method, path=exchange.path)
+            raise errors.PermissionDenied("this needs an administrator's key")
+        return name
+
+    @contextlib.asynccontextmanager
+    async def _recorded(self, admin: str, action: str, tenant: str, change: dict[str, Any]) -> AsyncIterator[None]:
+        """Written before it is done, so that nothing is done unseen; what then fails has a second record."""
+        await self._write(AuditRecord(at=time.time(), admin=admin, action=action, tenant=tenant, change=change))
+        try:
+            yield
+        except errors.HeadwaterError as error:
+            failed = {"code": error.code}
+            await self._write(
+                AuditRecord(at=time.time(), admin=admin, action=f"{action}-failed", tenant=tenant, change=failed)
+            )
+            raise
+
+    async def _write(self, record: AuditRecord) -> None:
+        js = self._bus.jetstream()
+        if js is None:
+            raise errors.Unavailable("tenants need NATS with JetStream", code="storage_unavailable")
+        with or_unavailable():
+            await make_stream(js, AUDIT_STREAM, subjects.AUDIT)
+            await js.publish(subjects.AUDIT, msgspec.json.encode(record))
+        structlog.get_logger().info("administration", admin=record.admin, action=record.action, of=record.tenant)
+
+
+def _shown(record: TenantRecord) -> dict[str, Any]:
+    """A tenant without its keys' digests."""
+    keys = [
+        {
+            "id": key.id,
+            "created_at": key.created_at,
+            "expires_at": key.expires_at,
+            "limits": msgspec.to_builtins(key.limits),
+        }
+        for key in record.keys
+    ]
+    return {
+        "object": "tenant",
+        "id": record.id,
+        "created_at": record.created_at,
+        "weight": record.weight,
+        "tier": record.tier,
+        "shared_cache": record.shared_cache,
+        "limits": msgspec.to_builtins(record.limits),
+        "models": msgspec.to_builtins(record.models),
+        "keys": keys,
+    }
+
+
+def _changed(record: TenantRecord, asked: Change) -> TenantRecord:
+    given = {
+        name: value
+        for name in ("weight", "tier", "shared_cache")
+        if (value := getattr(asked, name)) is not msgspec.UNSET
+    }
+    if asked.limits is not msgspec.UNSET:
+        given["limits"] = _limits("limits", record.limits, asked.limits)
+    if asked.models is not msgspec.UNSET:
+        models = dict(record.models)
+        for model, limits in asked.models.items():
+            if limits is None:
+                models.pop(model, None)
+            else:
+                models[model] = _limits(f"models.{model}", models.get(model, Limits()), limits)
+        given["models"] = models
+    return msgspec.structs.replace(record, **given)
+
+
+def _limits(field: str, before: Limits, asked: dict[str, Any]) -> Limits:
+    merged = {name: value for name, value in (msgspec.to_builtins(before) | asked).items() if value is not None}
+    try:
+        return msgspec.convert(merged, Limits)
+    except msgspec.ValidationError as fault:
+        raise errors.BadRequest(field, f"{field}: {fault}") from None
+
+
+def _ending(key: Key, seconds: int | None, now: float) -> Key:
+    if seconds is None:
+        return key
+    return msgspec.structs.replace(key, expires_at=min(now + seconds, key.expires_at or now + seconds))
+
+
+def _checked_id(name: str) -> None:
+    try:
+        checked_name(name)
+    except errors.BadRequest as error:
+        raise error.in_words_of({"x-tenant": "id"}) from None
+
+
+def _days(raw: str) -> int:
+    if not (raw.isascii() and raw.isdigit() and 1 <= int(raw[:6]) <= 400):
+        raise errors.BadRequest.of("days", raw, "a whole number, 1…400")
+    return int(raw)
