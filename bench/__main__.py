@@ -17,6 +17,7 @@ BENCHMARKS = {
     "scheduler": ("scheduler_steps", "Host time of an engine step with the simulated executor."),
     "routing": ("routing_decision", "Time of a routing decision."),
     "policies": ("policy_replay", "Replay traces through routing policies: hit rate and time to first token."),
+    "chaos": ("chaos", "Break a simulated cluster by seed and check what must hold."),
     "prefix-index": ("prefix_index", "What the prefix index in Redis takes and gives."),
     "prepare": ("prepare", "Time to prepare a prompt: template, tokens, hashes."),
     "output": ("output_path", "What the output processor makes of engine frames."),

@@ -23,9 +23,10 @@ from rich.table import Column, Table
 
 from headwater.bench.bus_twin import Air, BusTwin
 from headwater.bench.plot import check_plot, plot_curves
+from headwater.bench.replica_facts import EngineStub
 from headwater.bench.routing_policies import RULES, Rule, Sight
 from headwater.bench.routing_traces import BLOCK_SIZE, Arrival, conversation, ladder
-from headwater.bench.simulated_replica import EngineStub, Hardware, Job, SimulatedReplica
+from headwater.bench.simulated_replica import Hardware, Job, SimulatedReplica
 from headwater.bench.virtual_loop import run_virtually
 from headwater.gateway.router.router import Dispatch, Router
 from headwater.services.index_feed import IndexFeed
@@ -135,7 +136,7 @@ async def _routed(air: Air, replicas: dict[str, SimulatedReplica]) -> AsyncItera
 
     @contextlib.asynccontextmanager
     async def dial(address: str) -> AsyncIterator[EngineStub]:
-        yield EngineStub(lambda: replicas.get(address))
+        yield EngineStub(lambda: replicas[address].facts)
 
     clock = asyncio.get_running_loop().time
     async with BusTwin.on(air) as bus:

@@ -1,7 +1,6 @@
 """A replica without an engine: prompts wait in one line, a block cache spares what it has, answers take their time.
 
-It tells the bus what a real engine tells (heartbeat, load, cached blocks, by the real log) and answers what a follower
-asks. Time passes on the running loop's clock.
+Time passes on the running loop's clock.
 """
 
 from __future__ import annotations
@@ -10,21 +9,13 @@ import asyncio
 import contextlib
 from collections import OrderedDict, deque
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-import grpc
-from grpc.aio import Metadata
-
+from headwater.bench.replica_facts import ReplicaFacts
 from headwater.engine_core.step_output import CacheEvents, StoredChain
-from headwater.proto import engine_pb2, events_pb2
-from headwater.services import subjects
 from headwater.services.bus import Bus
-from headwater.services.engine_facts import LOAD_SECONDS
-from headwater.services.engine_kv_events import KvEventLog
-from headwater.services.heartbeat import Heartbeat
 from headwater.services.member import Member, ReplicaLoad
 from headwater.services.runtime import owned_task
-from headwater.services.served_model import ServedModel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,15 +75,9 @@ class SimulatedReplica:
 
     def __init__(self, member: Member, hardware: Hardware, bus: Bus) -> None:
         assert member.model is not None
-        self.member, self.hardware = member, hardware
-        self._model: ServedModel = member.model
-        self._bus = bus
-        self._incarnation = events_pb2.Incarnation(replica_id=member.replica_id, epoch=member.epoch)
-        self.log = KvEventLog(self._incarnation)
-        self._unsent: deque[events_pb2.KvEventBatch] = deque()
-        self._changed = asyncio.Event()
-        self.log.publish = self._keep
-        self.cache = BlockCache(hardware.num_blocks, self.log.note)
+        self.hardware, self._block_size = hardware, member.model.block_size
+        self.facts = ReplicaFacts(member, bus, self.load)
+        self.cache = BlockCache(hardware.num_blocks, self.facts.log.note)
         self._waiting: deque[Job] = deque()
         self._arrived = asyncio.Event()
         self._num_waiting_tokens = self.num_running = 0
@@ -106,11 +91,7 @@ class SimulatedReplica:
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[SimulatedReplica]:
-        async with (
-            Heartbeat.running(self._bus, self._describe),
-            owned_task(self._compute()),
-            owned_task(self._tell()),
-        ):
+        async with self.facts.running(), owned_task(self._compute()):
             yield self
 
     def submit(self, job: Job) -> None:
@@ -118,7 +99,7 @@ class SimulatedReplica:
         self._waiting.append(job)
         self._num_waiting_tokens += job.num_uncached_tokens
         self._arrived.set()
-        self._changed.set()
+        self.facts.changed()
 
     def load(self) -> ReplicaLoad:
         return ReplicaLoad(
@@ -131,16 +112,9 @@ class SimulatedReplica:
             max_running=1024,
         )
 
-    def _describe(self) -> Member:
-        return replace(self.member, load=self.load())
-
-    def _keep(self, batch: events_pb2.KvEventBatch) -> None:
-        self._unsent.append(batch)
-        self._changed.set()
-
     def _cached_tokens(self, job: Job) -> int:
         """A token is always computed, and only whole blocks are found."""
-        block_size = self._model.block_size
+        block_size = self._block_size
         cached = self.cache.matched(job.hashes) * block_size
         return min(cached, job.num_prompt_tokens - 1) // block_size * block_size
 
@@ -160,61 +134,11 @@ class SimulatedReplica:
             self.num_prompt_tokens += job.num_prompt_tokens
             self.num_cached_tokens += cached
             self.num_running += 1
-            self._changed.set()
+            self.facts.changed()
             job.on_started(cached)
             loop.call_later(job.num_output_tokens * self.hardware.itl_seconds, self._finish, job)
 
     def _finish(self, job: Job) -> None:
         self.num_running -= 1
-        self._changed.set()
+        self.facts.changed()
         job.on_finished()
-
-    async def _tell(self) -> None:
-        """Cached blocks and load, as often as an engine says them."""
-        key, replica_id = self._model.key, self.member.replica_id
-        while True:
-            await self._changed.wait()
-            self._changed.clear()
-            while self._unsent:
-                batch = self._unsent.popleft()
-                batch.published_at = asyncio.get_running_loop().time()
-                await self._bus.publish(subjects.kv_events(key, replica_id), batch.SerializeToString())
-            load = self.load().to_pb(replica_id, self.member.epoch)
-            await self._bus.publish(subjects.load(key, replica_id), load.SerializeToString())
-            await asyncio.sleep(LOAD_SECONDS)
-
-
-class EngineStub:
-    """What a follower asks an engine for, answered by a simulated one."""
-
-    def __init__(self, find: Callable[[], SimulatedReplica | None]) -> None:
-        """`find` says who answers at the address now, if anyone."""
-        self._find = find
-
-    async def KvEvents(
-        self, request: engine_pb2.KvEventsRequest, timeout: float
-    ) -> AsyncIterator[events_pb2.KvEventBatch]:
-        replica = self._reached()
-        batches = replica.log.since(request.after_seq) if request.epoch == replica.member.epoch else None
-        if batches is None:
-            raise _failure(grpc.StatusCode.OUT_OF_RANGE)
-        for batch in batches:
-            yield batch
-
-    async def KvSnapshot(
-        self, request: engine_pb2.KvSnapshotRequest, timeout: float
-    ) -> AsyncIterator[engine_pb2.KvSnapshotPart]:
-        replica = self._reached()
-        seq, hashes = replica.log.snapshot()
-        incarnation = events_pb2.Incarnation(replica_id=replica.member.replica_id, epoch=replica.member.epoch)
-        yield engine_pb2.KvSnapshotPart(incarnation=incarnation, seq=seq, block_hashes=hashes, last=True)
-
-    def _reached(self) -> SimulatedReplica:
-        replica = self._find()
-        if replica is None:
-            raise _failure(grpc.StatusCode.UNAVAILABLE)
-        return replica
-
-
-def _failure(code: grpc.StatusCode) -> grpc.aio.AioRpcError:
-    return grpc.aio.AioRpcError(code, Metadata(), Metadata())

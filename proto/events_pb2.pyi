@@ -199,6 +199,7 @@ class Load(_message.Message):
     PREFIX_QUERIES_FIELD_NUMBER: _builtins.int
     PREFIX_HITS_FIELD_NUMBER: _builtins.int
     MAX_RUNNING_FIELD_NUMBER: _builtins.int
+    KV_SEQ_FIELD_NUMBER: _builtins.int
     step: _builtins.int
     """engine steps so far"""
     num_running: _builtins.int
@@ -225,6 +226,8 @@ class Load(_message.Message):
     """of these, found"""
     max_running: _builtins.int
     """the most requests that run at once"""
+    kv_seq: _builtins.int
+    """batches of KV events so far, so that the loss of the last is seen"""
     @_builtins.property
     def incarnation(self) -> Global___Incarnation:
         """whose load"""
@@ -246,10 +249,11 @@ class Load(_message.Message):
         prefix_queries: _builtins.int = ...,
         prefix_hits: _builtins.int = ...,
         max_running: _builtins.int = ...,
+        kv_seq: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "incarnation", b"incarnation", "itl_seconds", b"itl_seconds", "itl_seconds_per_request", b"itl_seconds_per_request", "max_running", b"max_running", "num_prefill_tokens", b"num_prefill_tokens", "num_running", b"num_running", "num_total_blocks", b"num_total_blocks", "num_used_blocks", b"num_used_blocks", "num_waiting", b"num_waiting", "prefill_tps", b"prefill_tps", "prefix_hits", b"prefix_hits", "prefix_queries", b"prefix_queries", "step", b"step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "incarnation", b"incarnation", "itl_seconds", b"itl_seconds", "itl_seconds_per_request", b"itl_seconds_per_request", "kv_seq", b"kv_seq", "max_running", b"max_running", "num_prefill_tokens", b"num_prefill_tokens", "num_running", b"num_running", "num_total_blocks", b"num_total_blocks", "num_used_blocks", b"num_used_blocks", "num_waiting", b"num_waiting", "prefill_tps", b"prefill_tps", "prefix_hits", b"prefix_hits", "prefix_queries", b"prefix_queries", "step", b"step"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

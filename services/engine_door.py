@@ -138,6 +138,7 @@ class Door:
             prefix_queries=load.prefix_queries,
             prefix_hits=load.prefix_hits,
             max_running=self._ready.max_num_seqs,
+            kv_seq=self.events.seq,
         )
 
     @property

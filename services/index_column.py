@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from headwater.services.slots import SlotTable, block_prefix, epoch_text, own_key, slots_key
@@ -68,10 +69,13 @@ class Owner:
 class IndexColumn:
     """`add`, `drop` and `clear` follow the cache and never wait; `write` brings Redis up to it."""
 
-    def __init__(self, store: Store, model_key: str, shard: int, owner: Owner) -> None:
+    def __init__(
+        self, store: Store, model_key: str, shard: int, owner: Owner, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self.blocks: set[bytes] = set()
         """What the column should hold."""
         self._store, self._model_key, self._shard, self._owner = store, model_key, shard, owner
+        self._clock = clock
         self._table = SlotTable(store, model_key, shard)
         self._pending: dict[bytes, bool] = {}
         """What Redis does not have yet, each block's last change."""
@@ -143,7 +147,7 @@ class IndexColumn:
         copy = list(self.blocks)
         owner = self._owner
         slot = await self._table.take(owner.replica_id, owner.epoch, owner.address, owner.capacity)
-        column = _Writer(self._store, self._table, self._model_key, self._shard, slot, owner.epoch)
+        column = _Writer(self._store, self._table, (self._model_key, self._shard), slot, owner.epoch, self._clock)
         for start in range(0, len(copy), BLOCKS_PER_CALL):
             await column.write([(block, True) for block in copy[start : start + BLOCKS_PER_CALL]])
             await column.renew()
@@ -176,15 +180,24 @@ class IndexColumn:
 class _Writer:
     """Writes one slot, one call after the other, each with the next sequence number."""
 
-    def __init__(self, store: Store, table: SlotTable, model_key: str, shard: int, slot: int, epoch: int) -> None:
-        self.slot = slot
+    def __init__(
+        self,
+        store: Store,
+        table: SlotTable,
+        place: tuple[str, int],
+        slot: int,
+        epoch: int,
+        clock: Callable[[], float],
+    ) -> None:
+        """`place` is the model's key and the shard."""
+        self.slot, self._clock = slot, clock
         self.unanswered: list[Change] = []
         """A call that may or may not have been done; sent again with the same number."""
         self._store, self._table, self._epoch = store, table, epoch
-        self._prefix = block_prefix(model_key, shard)
-        self._keys = [slots_key(model_key, shard), own_key(model_key, shard, slot)]
+        self._prefix = block_prefix(*place)
+        self._keys = [slots_key(*place), own_key(*place, slot)]
         self._seq = 0
-        self._renew_at = time.monotonic() + _RENEW_SECONDS
+        self._renew_at = self._clock() + _RENEW_SECONDS
 
     async def write(self, changes: list[Change]) -> None:
         """Raises `ColumnLost` and `StoreUnavailable`."""
@@ -205,8 +218,8 @@ class _Writer:
 
     async def renew(self) -> None:
         """Extends the lease when it is time."""
-        if time.monotonic() < self._renew_at:
+        if self._clock() < self._renew_at:
             return
         if not await self._table.renew(self.slot, self._epoch):
             raise ColumnLost
-        self._renew_at = time.monotonic() + _RENEW_SECONDS
+        self._renew_at = self._clock() + _RENEW_SECONDS

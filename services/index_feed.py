@@ -132,7 +132,11 @@ class IndexFeed:
 
     def _on_change(self, change: Change) -> None:
         member = change.member
-        if member.kind is not Kind.ENGINE or change.kind is ChangeKind.UPDATED:
+        if member.kind is not Kind.ENGINE:
+            return
+        if change.kind is ChangeKind.UPDATED:
+            if member.load is not None and (followed := self._followers.get(member.replica_id)) is not None:
+                followed[0].compare(member.load.kv_seq)
             return
         if change.kind is ChangeKind.LEFT:
             self._unfollow(member.replica_id)

@@ -62,6 +62,7 @@ class Follower:
         self._wanted = asyncio.Event()
         self._wanted.set()
         self._repaired_at = self._doubted_at = -math.inf
+        self._told_seq = 0
 
     def take(self, batch: events_pb2.KvEventBatch) -> None:
         """Applies a batch, or holds it until those before it are there."""
@@ -81,6 +82,14 @@ class Follower:
         """Asks the engine for what is missing, if anything is."""
         self._is_catching_up = True
         self._wanted.set()
+
+    def compare(self, seq: int) -> None:
+        """Takes the number of the engine's last batch, as its heartbeat tells. One that should have come by the next
+        heartbeat was lost, and nothing after it may ever show that."""
+        column = self._index.column(self._member.replica_id)
+        if not self._is_catching_up and column is not None and column.seq < self._told_seq:
+            self.catch_up()
+        self._told_seq = seq
 
     def doubt(self) -> None:
         """Asks for what was not heard, a little later; checksums then tell whether a snapshot is needed."""

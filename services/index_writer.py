@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 import structlog
 
@@ -29,12 +29,14 @@ _LEAVE_SECONDS = 1.0
 class IndexWriter:
     """Use within `running`, and hand every batch that goes out on the bus to `apply`."""
 
-    def __init__(self, store: Store, model: ServedModel, owner: Owner) -> None:
+    def __init__(
+        self, store: Store, model: ServedModel, owner: Owner, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self.refusal: str | None = None
         """Why the model's entry keeps this engine out of the index; None while nothing does."""
-        self._store = store
+        self._store, self._clock = store, clock
         self._model = model
-        self._columns = [IndexColumn(store, model.key, shard, owner) for shard in range(model.num_shards)]
+        self._columns = [IndexColumn(store, model.key, shard, owner, clock=clock) for shard in range(model.num_shards)]
         self._register_at = 0.0
         self._wanted = asyncio.Event()
         self._written = asyncio.Event()
@@ -106,7 +108,7 @@ class IndexWriter:
 
     async def _write(self) -> bool:
         """Whether Redis has everything now."""
-        if time.monotonic() >= self._register_at:
+        if self._clock() >= self._register_at:
             await self._register()
         if self.refusal is not None:
             return True
@@ -122,7 +124,7 @@ class IndexWriter:
             if self.refusal is None:
                 structlog.get_logger().error("refused by the index", reason=str(refusal))
             self.refusal = str(refusal)
-        self._register_at = time.monotonic() + _IDLE_SECONDS
+        self._register_at = self._clock() + _IDLE_SECONDS
 
     async def _leave(self) -> None:
         try:

@@ -6,6 +6,7 @@ import dataclasses
 import secrets
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Any
 
 from headwater.proto import events_pb2
 from headwater.services.served_model import ServedModel
@@ -51,10 +52,12 @@ class ReplicaLoad:
     prefix_queries: int = 0
     prefix_hits: int = 0
     max_running: int = 0
+    kv_seq: int = 0
 
     def to_pb(self, replica_id: str, epoch: int) -> events_pb2.Load:
         incarnation = events_pb2.Incarnation(replica_id=replica_id, epoch=epoch)
-        return events_pb2.Load(incarnation=incarnation, **dataclasses.asdict(self))
+        fields: dict[str, Any] = {each.name: getattr(self, each.name) for each in dataclasses.fields(self)}
+        return events_pb2.Load(incarnation=incarnation, **fields)
 
     @classmethod
     def from_pb(cls, message: events_pb2.Load) -> ReplicaLoad:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from hashlib import sha1
 from typing import Any
@@ -59,8 +59,8 @@ class Store:
     Opening never fails and never waits: the first use connects.
     """
 
-    def __init__(self, url: str | None) -> None:
-        self.url = url
+    def __init__(self, url: str | None, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self.url, self._clock = url, clock
         self._client = _client(url) if url else None
         self._broken_until = 0.0
         self._hurried: set[asyncio.Task[Any]] = set()
@@ -81,7 +81,7 @@ class Store:
     @property
     def broken(self) -> bool:
         """Whoever is in a hurry need not ask now."""
-        return self._client is None or time.monotonic() < self._broken_until
+        return self._client is None or self._clock() < self._broken_until
 
     async def run(
         self, script: Script, keys: Sequence[bytes | str], args: Sequence[Any] = (), *, seconds: float | None = None
@@ -122,7 +122,7 @@ class Store:
             self._rest()
 
     def _rest(self) -> None:
-        self._broken_until = time.monotonic() + _BREAK_SECONDS
+        self._broken_until = self._clock() + _BREAK_SECONDS
 
     async def _execute(self, words: tuple[Any, ...]) -> Any:
         if self._client is None:

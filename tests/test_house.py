@@ -25,7 +25,9 @@ THIRD_PARTY = {
     # Triton compiles for a GPU, numba for this CPU; numpy is how numba sees memory.
     "kernels": {"torch", "triton", "numba", "llvmlite", "numpy"},
     "bench": GRPC
-    | {"httpx", "httptools", "numpy", "rich", "typer", "msgspec", "torch", "structlog", "uvloop", "matplotlib"},
+    | {"httpx", "httptools", "numpy", "rich", "typer", "msgspec", "torch", "structlog", "uvloop", "matplotlib"}
+    # The twin of the store runs its scripts and raises its errors.
+    | {"redis", "lupa"},
 }
 ROOMS_SEEN = {
     "gateway": {"gateway", "proto", "services"},

@@ -85,6 +85,10 @@ class Router:
     def has_replicas(self) -> bool:
         return bool(self._fleet)
 
+    def num_in_flight(self, model_key: str) -> int:
+        """Requests on their way or running, of all gateways that tell."""
+        return sum(replica.load.num_requests for replica in self._fleet.of(model_key).values())
+
     async def consult(self, model_key: str, block_hashes: bytes) -> None:
         """Asks Redis where the local index is not sure of itself; returns at once where it is. Never raises."""
         if not self._feed.is_sure(model_key):

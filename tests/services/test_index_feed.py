@@ -17,7 +17,7 @@ from headwater.services.embedded import start_nats
 from headwater.services.engine_kv_events import KvEventLog
 from headwater.services.index_column import IndexColumn, Owner
 from headwater.services.index_feed import IndexFeed
-from headwater.services.member import Kind, Member, new_epoch
+from headwater.services.member import Kind, Member, ReplicaLoad, new_epoch
 from headwater.services.membership import Members
 from headwater.services.served_model import ServedModel
 from headwater.services.store import Store
@@ -240,3 +240,36 @@ async def test_while_an_engine_cannot_be_asked_redis_says_what_it_caches(
         members.hear(reborn, from_bus=False)
         await feed.consult(served_model.key, chain(0, 100))
         assert index.lookup(chain(0, 100)) == {}
+
+
+async def test_the_loss_of_the_last_batch_shows_by_the_second_heartbeat(nats_url: str, engine: Engine) -> None:
+    async with Bus.open(nats_url) as bus, Store.open(None) as nowhere, feeding(bus, nowhere) as (feed, members):
+        members.hear(engine.member, from_bus=True)
+        index = feed.index(engine.model.key)
+        await eventually(lambda: feed.is_synced(engine.member))
+        engine.stores(chain(0, 10))
+        engine.unpublished.clear()
+        heartbeat = dataclasses.replace(engine.member, load=ReplicaLoad(kv_seq=engine.log.seq))
+        members.hear(heartbeat, from_bus=True)
+        assert index.lookup(chain(0, 10)) == {}
+        members.hear(heartbeat, from_bus=True)
+        await eventually(lambda: index.lookup(chain(0, 10)) == {"a": 10})
+        assert engine.calls == ["snapshot", "events"]
+
+
+async def test_a_doubted_replica_is_asked_once_and_copied_only_where_the_sums_disagree(
+    nats_url: str, engine: Engine
+) -> None:
+    async with Bus.open(nats_url) as bus, Store.open(None) as nowhere, feeding(bus, nowhere) as (feed, members):
+        members.hear(engine.member, from_bus=True)
+        index = feed.index(engine.model.key)
+        await eventually(lambda: feed.is_synced(engine.member))
+        column = index.column("a")
+        assert column is not None
+        index.fill(column, chain(500, 1))  # What the engine does not have.
+        engine.stores(chain(0, 10))
+        engine.unpublished.clear()
+        for _ in range(5):
+            feed.doubt(engine.member)
+        await eventually(lambda: index.lookup(chain(0, 10)) == {"a": 10} and not index.lookup(chain(500, 1)))
+        assert engine.calls == ["snapshot", "events", "snapshot"]

@@ -4,11 +4,13 @@ import asyncio
 import contextlib
 import dataclasses
 import random
+import time
 from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
 
 import pytest
 
+from headwater.bench.store_twin import RedisTwin, StoreTwin
 from headwater.proto import events_pb2
 from headwater.services import slots as slots_module
 from headwater.services.embedded import start_valkey
@@ -25,8 +27,11 @@ REBORN = dataclasses.replace(FIRST, epoch=12)
 OTHER = Owner(replica_id="b", epoch=21, address="127.0.0.1:2", capacity=100)
 
 
-@pytest.fixture(params=["one server", "a cluster"])
+@pytest.fixture(params=["one server", "a cluster", "a twin"])
 async def store(request: pytest.FixtureRequest, redis_url: str, cluster_url: str) -> AsyncIterator[Store]:
+    if request.param == "a twin":
+        yield StoreTwin(RedisTwin(), time.monotonic)
+        return
     url = redis_url if request.param == "one server" else cluster_url.replace("redis://", "redis+cluster://")
     async with Store.open(url) as opened:
         yield opened

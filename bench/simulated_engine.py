@@ -1,0 +1,143 @@
+"""An engine in the simulation: the real scheduler, blocks and events over the simulated executor, in virtual time.
+
+`kill` ends it without a word, `pause` makes it hang. Keeps its column of the index in Redis, as a real engine does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field
+
+from headwater.bench.replica_facts import ReplicaFacts
+from headwater.engine_core.config import EngineConfig
+from headwater.engine_core.engine import Engine
+from headwater.engine_core.executors.simulated import SimulatedExecutor, SimulatedModel
+from headwater.engine_core.request import FinishReason, NewRequest
+from headwater.engine_core.sampling_params import SamplingParams
+from headwater.engine_core.step_output import StepOutput
+from headwater.services.bus import Bus
+from headwater.services.index_column import Owner
+from headwater.services.index_writer import IndexWriter
+from headwater.services.member import Member, ReplicaLoad
+from headwater.services.runtime import owned_task
+from headwater.services.store import Store
+
+STEP_SECONDS = 0.01
+
+
+class EngineLost(Exception):
+    """The engine died with the stream."""
+
+
+@dataclass(slots=True, eq=False)
+class Stream:
+    """A request's answer as it comes."""
+
+    on_started: Callable[[int], None]
+    """With the tokens that were found cached."""
+    on_tokens: Callable[[int, list[int]], None]
+    """With the index of the first."""
+    ended: asyncio.Future[FinishReason] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+
+
+class SimulatedEngine:
+    """Use within `running`."""
+
+    def __init__(self, member: Member, bus: Bus, store: Store, config: EngineConfig, model: SimulatedModel) -> None:
+        assert member.model is not None
+        clock = asyncio.get_running_loop().time
+        owner = Owner(
+            replica_id=member.replica_id, epoch=member.epoch, address=member.address, capacity=config.num_blocks
+        )
+        self.writer = IndexWriter(store, member.model, owner, clock=clock)
+        self.facts = ReplicaFacts(member, bus, self.load, self.writer.apply)
+        self.core = Engine(config, SimulatedExecutor(config, model, clock=clock), clock=clock)
+        self._keys = itertools.count(1)
+        self._streams: dict[int, Stream] = {}
+        self._wanted = asyncio.Event()
+        self._goes_on = asyncio.Event()
+        self._goes_on.set()
+        self.is_dead = False
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[SimulatedEngine]:
+        async with self.writer.running(), self.facts.running(), owned_task(self._step_for_ever()):
+            yield self
+
+    def open(
+        self, prompt_ids: Sequence[int], output_ids: Sequence[int], sampling: SamplingParams, stream: Stream
+    ) -> int:
+        """A request, or the rest of one. Raises `EngineLost`."""
+        if self.is_dead:
+            raise EngineLost
+        key = next(self._keys)
+        self._streams[key] = stream
+        self.core.add(NewRequest(key=key, prompt_ids=list(prompt_ids), output_ids=list(output_ids), sampling=sampling))
+        self._wanted.set()
+        return key
+
+    def cancel(self, key: int) -> None:
+        if self._streams.pop(key, None) is not None and not self.is_dead:
+            self.core.cancel(key)
+            self._wanted.set()
+
+    def kill(self) -> None:
+        """Every stream is lost; what the engine says from now on nobody hears."""
+        self.is_dead = True
+        self._goes_on.clear()
+        streams, self._streams = self._streams, {}
+        for stream in streams.values():
+            if not stream.ended.done():
+                stream.ended.set_exception(EngineLost())
+
+    def pause(self) -> None:
+        self._goes_on.clear()
+
+    def resume(self) -> None:
+        if not self.is_dead:
+            self._goes_on.set()
+
+    def load(self) -> ReplicaLoad:
+        load = self.core.load()
+        return ReplicaLoad(
+            num_running=load.num_running,
+            num_waiting=load.num_waiting,
+            num_prefill_tokens=load.num_prefill_tokens,
+            num_used_blocks=load.num_used_blocks,
+            num_total_blocks=load.num_total_blocks,
+            prefill_tps=3200.0,
+            itl_seconds=STEP_SECONDS,
+            max_running=8,
+        )
+
+    async def _step_for_ever(self) -> None:
+        while True:
+            while not self.core.has_work():
+                self._wanted.clear()
+                await self._wanted.wait()
+            await self._goes_on.wait()
+            output = self.core.step()
+            await asyncio.sleep(STEP_SECONDS)
+            await self._goes_on.wait()
+            if output is not None:
+                self._say(output)
+
+    def _say(self, output: StepOutput) -> None:
+        if output.cache_events is not None:
+            self.facts.log.note(output.cache_events)
+        self.facts.changed()
+        for start in output.starts:
+            if (stream := self._streams.get(start.key)) is not None:
+                stream.on_started(start.cached_tokens)
+        place = 0
+        for key, first, num in zip(output.keys, output.first_index, output.num_tokens, strict=True):
+            if (stream := self._streams.get(key)) is not None:
+                stream.on_tokens(first, output.token_ids[place : place + num])
+            place += num
+        for finish in output.finishes:
+            stream = self._streams.pop(finish.key, None)
+            if stream is not None and not stream.ended.done():
+                stream.ended.set_result(finish.reason)

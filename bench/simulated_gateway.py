@@ -1,0 +1,122 @@
+"""A gateway in the simulation: the real membership, index and router; requests are carried to simulated engines.
+
+What a real gateway does with text and sessions is not here; that an answer goes on where a dead engine left it is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field
+
+from headwater.bench.bus_twin import BusTwin
+from headwater.bench.replica_facts import EngineStub, ProberTwin
+from headwater.bench.simulated_engine import EngineLost, SimulatedEngine, Stream
+from headwater.bench.store_twin import StoreTwin
+from headwater.engine_core.prefix_hash import block_hashes
+from headwater.engine_core.sampling_params import SamplingParams
+from headwater.gateway.router.router import Router
+from headwater.services.errors import Unavailable
+from headwater.services.index_feed import IndexFeed
+from headwater.services.member import Kind
+from headwater.services.membership import Members
+from headwater.services.prober import Prober
+from headwater.services.served_model import ServedModel
+
+RETRY_SECONDS = 0.05
+"""Until a request that no replica could take asks again."""
+
+
+@dataclass(slots=True)
+class Answer:
+    """A request and what came of it."""
+
+    number: int
+    prompt_ids: list[int]
+    sampling: SamplingParams
+    output_ids: list[int] = field(default_factory=list)
+    replicas: list[str] = field(default_factory=list)
+    """Where it was, one after another."""
+    cached_tokens: int = 0
+    predicted_tokens: int = 0
+    """Of the last attempt, as the tokens above."""
+    is_done: bool = False
+
+
+class SimulatedGateway:
+    """Use within `running`."""
+
+    def __init__(
+        self,
+        bus: BusTwin,
+        store: StoreTwin,
+        model: ServedModel,
+        find: Callable[[str], SimulatedEngine | None],
+        epoch: int,
+        seeds: Sequence[str],
+    ) -> None:
+        """`find` says who answers at an address now, if anyone."""
+        self.bus, self.store, self._model, self._find = bus, store, model, find
+        clock = asyncio.get_running_loop().time
+        self.members = Members(bus, (Kind.ENGINE,), {Kind.ENGINE: seeds}, probers=self._probers, clock=clock)
+        self.feed = IndexFeed(bus, self.members, store, dial=self._dial, clock=clock, wall_clock=clock)
+        self.router = Router(bus, self.members, self.feed, clock=clock, epoch=epoch)
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[SimulatedGateway]:
+        async with self.members.running(), self.feed.running(), self.router.running():
+            yield self
+
+    async def carry(self, answer: Answer) -> None:
+        """Until it is whole, over as many engines as it takes."""
+        hashes = b"".join(block_hashes(b"\0" * 16, answer.prompt_ids, self._model.block_size))
+        failed: set[str] = set()
+        while not answer.is_done:
+            await self.router.consult(self._model.key, hashes)
+            try:
+                await self._attempt(answer, hashes, failed)
+            except Unavailable:
+                failed.clear()
+                await asyncio.sleep(RETRY_SECONDS)
+            except EngineLost:
+                failed.add(answer.replicas[-1])
+
+    async def _attempt(self, answer: Answer, hashes: bytes, failed: set[str]) -> None:
+        num_tokens, max_tokens = len(answer.prompt_ids), answer.sampling.max_tokens
+        decision = self.router.choose(self._model.key, hashes, num_tokens, max_tokens, exclude=failed)
+        answer.replicas.append(decision.replica_id)
+        answer.predicted_tokens = decision.predicted_cached_tokens
+        dispatch = self.router.dispatched(decision, str(answer.number))
+
+        def started(cached: int) -> None:
+            answer.cached_tokens = cached
+            self.router.started(dispatch, cached)
+
+        def tokens(first: int, ids: list[int]) -> None:
+            assert first == len(answer.output_ids), f"request {answer.number}: token {first} lost or doubled"
+            answer.output_ids += ids
+
+        is_fault, key, engine = False, 0, self._find(decision.address)
+        try:
+            if engine is None or engine.facts.member.epoch != decision.epoch:
+                raise EngineLost
+            stream = Stream(started, tokens)
+            key = engine.open(answer.prompt_ids, answer.output_ids, answer.sampling, stream)
+            await stream.ended
+            answer.is_done = True
+        except EngineLost:
+            is_fault = True
+            raise
+        finally:
+            if engine is not None and key:
+                engine.cancel(key)
+            self.router.finished(dispatch, failed=is_fault)
+
+    @contextlib.asynccontextmanager
+    async def _dial(self, address: str) -> AsyncIterator[EngineStub]:
+        yield EngineStub(lambda: engine.facts if (engine := self._find(address)) is not None else None)
+
+    @contextlib.asynccontextmanager
+    async def _probers(self) -> AsyncIterator[Prober]:
+        yield ProberTwin(lambda address: engine.facts if (engine := self._find(address)) is not None else None)
