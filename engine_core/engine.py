@@ -51,6 +51,7 @@ class Engine:
         self._retired_at = -math.inf
         self._output = StepOutput(step=0)
         self._num_added = 0
+        self._rise_at = 0.0
         # The last step had nothing to do, and nothing was said to the engine since.
         self._is_idle = True
 
@@ -60,6 +61,7 @@ class Engine:
         Returns what there is to say, if anything; waits for the executor only when as many steps are in flight as may
         be or nothing can be planned before results are known.
         """
+        self._let_rise()
         has_drawn = self._draw()
         # Where a draw is done at once, so is a step: whoever makes masks shall know the tokens before that.
         has_computed = not (has_drawn and self._is_only_ready()) and self._compute()
@@ -69,6 +71,12 @@ class Engine:
             retired = self._retire()
         self._is_idle = not (has_drawn or has_computed or retired or self._in_flight or self._holds_back())
         return self._take_output(retired)
+
+    def _let_rise(self) -> None:
+        """Once a second at most."""
+        if self._scheduler.waiting.may_rise and (now := self._clock()) >= self._rise_at:
+            self._rise_at = now + 1.0
+            self._scheduler.waiting.rise(now)
 
     def add(self, new: NewRequest) -> None:
         """Takes a request. One that can never be served ends with ERROR, one whose resumed answer is whole with the

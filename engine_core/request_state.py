@@ -36,6 +36,8 @@ class RequestState:
     chain: HashChain
     credit: int
     added_at: float
+    risen_at: float = 0.0
+    """When it last moved up a tier."""
     row: int = NO_ROW
     num_computed: int = 0
     num_cached_tokens: int = 0

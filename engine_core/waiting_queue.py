@@ -5,9 +5,12 @@ Knows nothing about blocks or budgets.
 
 from __future__ import annotations
 
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 
 from headwater.engine_core.request_state import Rank, RequestState
+
+RISE_SECONDS = 30.0
+"""In a tier, before a request goes on in the one above."""
 
 
 class WaitingQueue:
@@ -16,6 +19,8 @@ class WaitingQueue:
     def __init__(self) -> None:
         self.num_tokens = 0
         """Uncached tokens of all members."""
+        self.may_rise = False
+        """There may be a member below the first tier."""
         self._members: dict[int, RequestState] = {}
         self._ready: list[tuple[Rank, int, RequestState]] = []
         self._without_credit: set[int] = set()
@@ -27,6 +32,7 @@ class WaitingQueue:
 
     def push(self, request: RequestState) -> None:
         self._members[request.key] = request
+        self.may_rise |= request.rank[0] > 0
         self.num_tokens += request.num_uncached_tokens
         if request.credit > 0:
             self._make_ready(request)
@@ -44,6 +50,19 @@ class WaitingQueue:
         request = heappop(self._ready)[2]
         self.remove(request)
         return request
+
+    def rise(self, now: float) -> None:
+        """Moves up by a tier who has waited long in one: nobody starves. `now` is of the clock of `added_at`."""
+        risen = self.may_rise = False
+        for request in self._members.values():
+            tier, virtual_time, arrival = request.rank
+            self.may_rise |= tier > 0
+            if tier > 0 and now - max(request.added_at, request.risen_at) >= RISE_SECONDS:
+                request.rank, request.risen_at, risen = (tier - 1, virtual_time, arrival), now, True
+        if risen:
+            ready = {key: request for _, key, request in self._ready if key in self._members}
+            self._ready = [(request.rank, key, request) for key, request in ready.items()]
+            heapify(self._ready)
 
     def remove(self, request: RequestState) -> None:
         del self._members[request.key]

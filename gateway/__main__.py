@@ -33,6 +33,7 @@ from headwater.gateway.tenancy.book import TenantBook
 from headwater.gateway.tenancy.directory import TenantDirectory
 from headwater.gateway.tenancy.limiter import Limiter
 from headwater.gateway.tenancy.usage import UsageLog
+from headwater.gateway.tenancy.virtual_time import VirtualTime
 from headwater.gateway.tenants import AdminKeys, KeyedTenants, OpenTenants, Tenants
 from headwater.services.bus import Bus
 from headwater.services.heartbeat import Heartbeat
@@ -113,11 +114,13 @@ async def line_behind(settings: GatewaySettings, bus: Bus, gateway_id: str, trac
             feed.running(),
             router.running(),
             accounts.running(),
+            VirtualTime(counters).running() as fair,
             Roads(bus, gateway_id).running() as roads,
         ):
             line = Line(
                 tenants=tenants,
                 accounts=accounts,
+                fair=fair,
                 namespaces=CacheNamespaces.read(
                     settings.master_key, settings.master_key_file, shared=settings.shared_cache
                 ),

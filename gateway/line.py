@@ -22,6 +22,7 @@ from headwater.gateway.response_store import ResponseStore
 from headwater.gateway.roads import Explanation, Roads
 from headwater.gateway.router.router import Router
 from headwater.gateway.tenancy.accounts import Accounts
+from headwater.gateway.tenancy.virtual_time import VirtualTime
 from headwater.gateway.tenants import Tenants
 from headwater.services import errors
 from headwater.services.member import Kind
@@ -40,6 +41,7 @@ class Line:
     namespaces: CacheNamespaces
     admission: Admission
     accounts: Accounts
+    fair: VirtualTime
     router: Router
     metrics: Metrics
     processors: Processors = field(default_factory=Processors)

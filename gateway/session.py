@@ -7,9 +7,10 @@ task in between. Holds what another attempt needs: prompt ids, output ids, deliv
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,6 +26,7 @@ from headwater.gateway.roads import Explanation
 from headwater.gateway.router.decision import Decision
 from headwater.gateway.router.router import Dispatch
 from headwater.gateway.tenancy.grant import LEASE_TOKENS, Grant
+from headwater.gateway.tenancy.virtual_time import Share
 from headwater.proto import common_pb2, engine_pb2, output_processor_pb2, processor_pb2
 from headwater.services import errors
 
@@ -65,6 +67,8 @@ class Generation:
     decision: Decision | None = None
     grant: Grant = field(init=False)
     """Before it is charged, and where nobody is: as much as it wants."""
+    share: Share | None = None
+    """Its place among its tenant's and others' requests, once it runs."""
     _namespace: bytes = b""
     road: Road = field(default_factory=Road)
     _ended: asyncio.Future[None] | None = None
@@ -147,8 +151,8 @@ class Generation:
         caller, road, model = self.job.caller, self.road, self.job.model
         outcome = "error"
         try:
-            with self.line.running(self):
-                async with self.line.admission.turn(caller.tenant.tier + caller.priority):
+            with self.line.running(self), self._fairly() as self.share:
+                async with self.line.admission.turn(caller.tenant.tier + caller.priority, self.share.virtual_time):
                     road.admitted_at = time.perf_counter()
                     waited = road.admitted_at - (road.prepared_at or road.arrived_at)
                     self.line.metrics.of(model).queue_time.observe(waited)
@@ -164,6 +168,18 @@ class Generation:
         finally:
             road.outcome, road.ended_at = outcome, time.perf_counter()
             self._tell()
+
+    @contextlib.contextmanager
+    def _fairly(self) -> Iterator[Share]:
+        """Its part of what its tenant is given; what that came to is known in the end."""
+        num_output_tokens = self.prepared.sampling.max_tokens * len(self.choices) if self.is_answered else 0
+        with self.line.fair.request(self.job.caller.tenant, self.num_prompt_tokens, num_output_tokens) as share:
+            try:
+                yield share
+            finally:
+                prompt = self.num_prompt_tokens if self.attempt else 0
+                cached = min(prompt, self.cached_tokens)
+                share.ended(uncached=prompt - cached, cached=cached, output=self.num_output_tokens)
 
     def cancel(self, error: errors.HeadwaterError) -> None:
         """Ends the request from outside: `run` raises the error."""
@@ -206,7 +222,14 @@ class Generation:
         prepared, model_key = self.prepared, self.line.processors.model(self.job.model).key
         await self.line.router.consult(model_key, prepared.block_hashes)
         num_prompt_tokens, max_tokens = len(prepared.prompt_ids), prepared.sampling.max_tokens
-        return self.line.router.choose(model_key, prepared.block_hashes, num_prompt_tokens, max_tokens, exclude=failed)
+        decision = self.line.router.choose(
+            model_key, prepared.block_hashes, num_prompt_tokens, max_tokens, exclude=failed
+        )
+        remaining_ms = self.job.caller.remaining_ms
+        if remaining_ms and decision.predicted_seconds * 1e3 > remaining_ms:
+            seconds = decision.predicted_seconds
+            raise errors.DeadlineExceeded(f"the first token would come in {seconds:.1f} s, behind the deadline")
+        return decision
 
     async def _attempt(self, decision: Decision) -> None:
         session = self.line.outputs.pick(decision.address)
@@ -271,6 +294,7 @@ class Generation:
             tenant=caller.tenant.id,
             weight=caller.tenant.weight,
             tier=caller.tenant.tier + caller.priority,
+            virtual_time=self.share.virtual_time if self.share is not None else 0.0,
             deadline_ms=caller.remaining_ms,
             cache_namespace=self._namespace,
             traceparent=caller.span.context.traceparent,

@@ -16,6 +16,7 @@ def request(key: int, *, rank: Rank | None = None, credit: int = 1, num_uncached
         rank=rank or (0, 0.0, key),
         sampling=SamplingParams(),
         choice_index=0,
+        has_grammar=False,
         num_prompt_tokens=10,
         max_len=20,
         token_ids=np.arange(10, dtype=np.int32),
@@ -98,3 +99,16 @@ def test_it_pops_in_order_whatever_is_removed_between(steps: list[tuple[int, str
         assert len(queue) == len(model)
         assert queue.num_tokens == sum(each.num_uncached_tokens for each in model)
     assert drain(queue) == [each.key for each in sorted(model, key=lambda each: each.rank)]
+
+
+def test_who_waits_long_rises_a_tier_at_a_time_and_never_past_the_first() -> None:
+    low, first = request(0, rank=(2, 0.0, 0)), request(1, rank=(0, 9.0, 1))
+    middle = request(2, rank=(1, 1.0, 2))
+    middle.added_at = 20.0
+    queue = queue_of(low, first, middle)
+    for now in (29.0, 31.0, 45.0):
+        queue.rise(now)
+    assert [each.rank[0] for each in (low, first, middle)] == [1, 0, 1]
+    queue.rise(61.0)
+    assert [each.rank[0] for each in (low, first, middle)] == [0, 0, 0]
+    assert drain(queue) == [0, 2, 1]

@@ -68,3 +68,23 @@ async def test_whoever_leaves_the_queue_takes_no_turn() -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
     assert log == [0, 2]
     assert admission.num_running == 0
+
+
+async def test_whom_the_least_was_given_goes_first_and_who_waits_long_rises() -> None:
+    now = 0.0
+    admission, log, release = Admission(1, 10, clock=lambda: now), list[str](), asyncio.Event()
+
+    async def wait(name: str, tier: int, virtual_time: float) -> None:
+        async with admission.turn(tier, virtual_time):
+            log.append(name)
+            await release.wait()
+
+    tasks = [asyncio.create_task(wait("first", 0, 0.0))]
+    for name, tier, virtual_time in (("low", 1, 0.0), ("much", 0, 9.0), ("little", 0, 3.0)):
+        await settle()
+        tasks.append(asyncio.create_task(wait(name, tier, virtual_time)))
+    await settle()
+    now = 31.0
+    release.set()
+    await asyncio.gather(*tasks)
+    assert log == ["first", "low", "little", "much"]

@@ -1,0 +1,149 @@
+"""Fair shares: each tenant's virtual time, which runs ahead with what it is given, divided by its weight.
+
+Whoever is behind goes first, here and in the engines. The counters of all gateways meet in Redis a few times a second;
+without it each gateway is fair by itself. See Sheng et al., Fairness in Serving Large Language Models (2024).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import Counter, defaultdict
+from collections.abc import AsyncIterator, Iterator, Mapping
+
+import msgspec
+
+from headwater.gateway.tenants import Tenant
+from headwater.services.runtime import owned_task
+from headwater.services.store import Script, Store, StoreUnavailable
+
+SHARE_SECONDS = 0.1
+COST_UNCACHED, COST_CACHED, COST_OUTPUT = 1.0, 0.1, 2.0
+"""Of a token."""
+FIRST_GUESS = 128.0
+"""Tokens of a tenant's answer, before any is known."""
+LEARNING = 0.2
+KEYS = ("fair:{tenants}", "fair:{tenants}:active")
+
+_SHARE = Script(
+    """
+local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+for _, each in ipairs(cmsgpack.unpack(ARGV[1])) do
+  local name, delta, floor, known, active = each[1], each[2], each[3], each[4], each[5]
+  local value = tonumber(redis.call('HGET', KEYS[1], name) or known - delta)
+  redis.call('HSET', KEYS[1], name, math.max(value, floor) + delta)
+  if active then redis.call('ZADD', KEYS[2], now, name) end
+end
+for _, name in ipairs(redis.call('ZRANGEBYSCORE', KEYS[2], '-inf', now - 600000, 'LIMIT', 0, 100)) do
+  redis.call('ZREM', KEYS[2], name)
+  redis.call('HDEL', KEYS[1], name)
+end
+local found = {}
+for _, name in ipairs(redis.call('ZRANGEBYSCORE', KEYS[2], now - 2000, '+inf')) do
+  found[#found + 1] = { name, tonumber(redis.call('HGET', KEYS[1], name) or 0) }
+end
+return cmsgpack.pack(found)
+"""
+)
+
+
+class Share:
+    """One prompt's part: its place in the queue, and what it costs once that is known."""
+
+    def __init__(self, clock: VirtualTime, tenant: Tenant, virtual_time: float, charged: float) -> None:
+        self.virtual_time = virtual_time
+        """When it begins: smaller goes first."""
+        self._clock, self._tenant, self._charged = clock, tenant, charged
+
+    def ended(self, *, uncached: int, cached: int, output: int) -> None:
+        """Corrects what was guessed."""
+        cost = COST_UNCACHED * uncached + COST_CACHED * cached + COST_OUTPUT * output
+        self._clock.advance(self._tenant, cost - self._charged)
+        self._clock.learn(self._tenant, output)
+
+
+class VirtualTime:
+    """Use within `running`, or alone where nothing is shared."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._times: defaultdict[str, float] = defaultdict(float)
+        self._unsent: defaultdict[str, float] = defaultdict(float)
+        self._floors: dict[str, float] = {}
+        self._here: Counter[str] = Counter()
+        self._elsewhere: Mapping[str, float] = {}
+        """Who is active on any gateway, as last heard."""
+        self._answer_lens: dict[str, float] = {}
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[VirtualTime]:
+        async with owned_task(self._share()):
+            yield self
+
+    @contextlib.contextmanager
+    def request(self, tenant: Tenant, num_prompt_tokens: int, max_tokens: int) -> Iterator[Share]:
+        """Scopes a prompt's life. It is charged at once for what it will probably cost: many at once stand in line."""
+        self._lift(tenant.id)
+        begin = self._times[tenant.id]
+        output = min(max_tokens, self._answer_lens.get(tenant.id, FIRST_GUESS))
+        charged = COST_UNCACHED * num_prompt_tokens + COST_OUTPUT * output
+        self.advance(tenant, charged)
+        self._here[tenant.id] += 1
+        try:
+            yield Share(self, tenant, begin, charged)
+        finally:
+            self._here[tenant.id] -= 1
+
+    def advance(self, tenant: Tenant, cost: float) -> None:
+        self._times[tenant.id] += cost / tenant.weight
+        self._unsent[tenant.id] += cost / tenant.weight
+
+    def learn(self, tenant: Tenant, num_output_tokens: int) -> None:
+        before = self._answer_lens.get(tenant.id, float(num_output_tokens))
+        self._answer_lens[tenant.id] = before + LEARNING * (num_output_tokens - before)
+
+    def _lift(self, name: str) -> None:
+        """Who was away has saved up nothing."""
+        if self._here[name] or name in self._elsewhere:
+            return
+        active = [self._times[other] for other, count in self._here.items() if count]
+        active += [time for other, time in self._elsewhere.items() if not self._here[other]]
+        if active and (floor := min(active)) > self._times[name]:
+            self._times[name] = self._floors[name] = floor
+
+    async def _share(self) -> None:
+        while True:
+            await asyncio.sleep(SHARE_SECONDS)
+            with contextlib.suppress(StoreUnavailable):
+                await self.share()
+
+    async def share(self) -> None:
+        """Tells Redis what was given here and hears what was given elsewhere. Raises `StoreUnavailable`."""
+        active = {name for name, count in self._here.items() if count}
+        sent, floors = {name: self._unsent[name] for name in active | self._unsent.keys()}, self._floors
+        if not sent and not self._elsewhere:
+            return
+        told = [[name, sent[name], floors.get(name, 0.0), self._times[name], name in active] for name in sent]
+        self._unsent, self._floors = defaultdict(float), {}
+        try:
+            reply = await self._store.run(_SHARE, KEYS, [msgspec.msgpack.encode(told)], seconds=1.0)
+        except StoreUnavailable:
+            for name, delta in sent.items():
+                self._unsent[name] += delta
+            self._floors = floors | self._floors
+            raise
+        heard = dict(msgspec.msgpack.decode(reply, type=list[tuple[str, float]]))
+        self._elsewhere = heard
+        for name, time in heard.items():
+            self._times[name] = max(time, self._floors.get(name, 0.0)) + self._unsent[name]
+        self._forget()
+
+    def _forget(self) -> None:
+        """Tenants that nobody has heard of lately."""
+        for name in [name for name, count in self._here.items() if not count]:
+            del self._here[name]
+        if len(self._times) > 10_000:
+            kept = self._here.keys() | self._elsewhere.keys() | self._unsent.keys()
+            self._times = defaultdict(float, {name: self._times[name] for name in kept})
+            self._answer_lens = {name: value for name, value in self._answer_lens.items() if name in kept}

@@ -1,0 +1,84 @@
+"""Fair shares: who was given less goes first, whichever gateway gave."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator
+
+import pytest
+import pytest_asyncio
+
+from headwater.gateway.tenancy.virtual_time import VirtualTime
+from headwater.gateway.tenants import Tenant
+from headwater.services.store import Store, StoreUnavailable
+
+ADA, BOB, HEAVY = Tenant(id="ada"), Tenant(id="bob"), Tenant(id="heavy", weight=4.0)
+
+
+@pytest_asyncio.fixture
+async def clocks(redis_url: str) -> AsyncIterator[list[VirtualTime]]:
+    async with contextlib.AsyncExitStack() as stack:
+        stores = [await stack.enter_async_context(Store.open(redis_url)) for _ in range(3)]
+        for store in stores:
+            await store.command("PING")
+        yield [VirtualTime(store) for store in stores]
+
+
+def begin(stack: contextlib.ExitStack, clock: VirtualTime, tenant: Tenant, num_tokens: int = 100) -> float:
+    return stack.enter_context(clock.request(tenant, num_tokens, 0)).virtual_time
+
+
+def test_many_at_once_stand_in_line_and_a_heavy_tenant_advances_slower(redis_url: str) -> None:
+    clock = VirtualTime(Store(None))
+    with contextlib.ExitStack() as stack:
+        assert [begin(stack, clock, ADA) for _ in range(3)] == [0.0, 100.0, 200.0]
+        assert [begin(stack, clock, HEAVY) for _ in range(3)] == [300.0, 325.0, 350.0]
+
+
+def test_what_was_guessed_is_put_right_in_the_end() -> None:
+    clock = VirtualTime(Store(None))
+    with contextlib.ExitStack() as stack:
+        begin(stack, clock, BOB, 1)
+        with clock.request(ADA, 100, 1000) as share:
+            pass
+        share.ended(uncached=20, cached=80, output=10)
+        assert begin(stack, clock, ADA) == 1 + 20 + 8 + 20, "from where bob stood"
+
+
+async def test_what_one_gateway_gave_counts_on_the_others(clocks: list[VirtualTime]) -> None:
+    with contextlib.ExitStack() as stack:
+        begin(stack, clocks[0], ADA, 500)
+        begin(stack, clocks[1], ADA, 300)
+        begin(stack, clocks[2], BOB, 10)
+        for clock in (*clocks, *clocks):
+            await clock.share()
+        assert {begin(stack, clock, ADA) for clock in clocks} == {800.0}
+        assert {begin(stack, clock, BOB) for clock in clocks} == {10.0}
+
+
+async def test_who_was_away_has_saved_up_nothing(clocks: list[VirtualTime]) -> None:
+    with contextlib.ExitStack() as stack:
+        for _ in range(5):
+            begin(stack, clocks[0], ADA)
+        await clocks[0].share()
+        begin(stack, clocks[1], HEAVY, 1)
+        await clocks[1].share()
+        # Active are ada, at 500, and heavy, which came when nobody was known here.
+        assert begin(stack, clocks[1], BOB) == 0.25
+        await clocks[2].share()
+
+
+async def test_without_redis_a_gateway_is_fair_by_itself_and_tells_later(redis_url: str) -> None:
+    clock = VirtualTime(Store(None))
+    with contextlib.ExitStack() as stack:
+        begin(stack, clock, ADA)
+        with pytest.raises(StoreUnavailable):
+            await clock.share()
+        assert begin(stack, clock, ADA) == 100.0
+        async with Store.open(redis_url) as store:
+            clock._store = store
+            await clock.share()
+            assert float(await store.command("HGET", "fair:{tenants}", "ada")) == 200.0
+            await store.command("FLUSHALL")
+            await clock.share()
+            assert float(await store.command("HGET", "fair:{tenants}", "ada")) == 200.0
