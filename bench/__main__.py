@@ -17,6 +17,7 @@ BENCHMARKS = {
     "scheduler": ("scheduler_steps", "Host time of an engine step with the simulated executor."),
     "routing": ("routing_decision", "Time of a routing decision."),
     "policies": ("policy_replay", "Replay traces through routing policies: hit rate and time to first token."),
+    "replay": ("receipt_replay", "Score a gateway's logged routing decisions under other policies."),
     "chaos": ("chaos", "Break a simulated cluster by seed and check what must hold."),
     "prefix-index": ("prefix_index", "What the prefix index in Redis takes and gives."),
     "prepare": ("prepare", "Time to prepare a prompt: template, tokens, hashes."),
@@ -26,6 +27,7 @@ BENCHMARKS = {
     "dummy-model": ("dummy_model", "Write a model folder without weights, in the shape of a workload's model."),
     "gpu": ("gpu_suite", "Test and measure everything on a GPU: correctness, then the table of workloads."),
     "gateway": ("gateway_load", "What a gateway costs: overhead at a rate of requests, memory and CPU of streams."),
+    "fairness": ("fairness", "What ten tenants are given of a line when one of them asks for far too much."),
     "kernels": ("gpu_kernels", "Time and check the kernels on a GPU."),
 }
 """Name → module and one line of help."""

@@ -77,6 +77,8 @@ class Cluster:
         """The living, by address."""
         self.gateways: dict[int, SimulatedGateway] = {}
         self.answers: list[Answer] = []
+        self._carried: dict[int, set[asyncio.Task[None]]] = {}
+        """Requests at each gateway."""
         self._lives: dict[str | int, contextlib.AsyncExitStack] = {}
         self._buses: dict[str | int, BusTwin] = {}
         self._config = EngineConfig(
@@ -133,8 +135,11 @@ class Cluster:
     async def break_something(self) -> None:
         """One fault and its end."""
         rng = self.rng
-        fault = rng.choice((self._crash, self._hang, self._deafen, self._storm, self._redis_down, self._redis_empty,
-                            self._redis_slow, self._bus_down))  # fmt: skip
+        faults = (
+            *(self._crash, self._hang, self._gateway_crash, self._deafen, self._storm),
+            *(self._redis_down, self._redis_empty, self._redis_slow, self._bus_down),
+        )
+        fault = rng.choice(faults)
         self.note(fault.__name__)
         await fault(rng.uniform(0.2, 3.0))
         self.note(f"{fault.__name__} over")
@@ -146,6 +151,21 @@ class Cluster:
         await self.kill_engine(name)
         await asyncio.sleep(seconds)
         await self.start_engine(name)
+
+    async def _gateway_crash(self, seconds: float) -> None:
+        """Its clients come back through another one; engines cancel what it had there."""
+        if len(self.gateways) < 2:
+            return
+        number = self.rng.choice(sorted(self.gateways))
+        del self.gateways[number]
+        self._buses[number].lose()
+        carried = self._carried.pop(number, set())
+        for task in carried:
+            task.cancel()
+        await asyncio.gather(*carried, return_exceptions=True)
+        await self._lives.pop(number).aclose()
+        await asyncio.sleep(seconds)
+        await self.start_gateway(number)
 
     async def _hang(self, seconds: float) -> None:
         engine = self.engines[self.rng.choice(sorted(self.engines))]
@@ -207,7 +227,15 @@ class Cluster:
     async def carry(self, after: float) -> None:
         await asyncio.sleep(after)
         answer = self.new_answer()
-        await self.gateways[self.rng.choice(sorted(self.gateways))].carry(answer)
+        while not answer.is_done:
+            number = self.rng.choice(sorted(self.gateways))
+            answer.output_ids.clear()
+            task = asyncio.create_task(self.gateways[number].carry(answer))
+            self._carried.setdefault(number, set()).add(task)
+            await asyncio.wait([task])
+            if not task.cancelled():
+                self._carried[number].discard(task)
+                await task
         self.note(f"request {answer.number}: {answer.replicas}, {answer.cached_tokens} cached, {answer.output_ids}")
 
     def check_answers(self) -> None:

@@ -94,6 +94,7 @@ def _plain(candidate: Candidate) -> dict[str, Any]:
         "slow_seconds": round(parts.slow, 6),
         "matched_tokens": parts.matched_tokens,
         "num_requests": parts.num_requests,
+        "filled": round(parts.filled, 4),
         "trust": round(candidate.trust, 4),
         "synced": candidate.is_synced,
         "load_age_seconds": round(candidate.load_age, 4),

@@ -5,10 +5,13 @@ import json
 import uuid
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
+import structlog
 from prometheus_client import CollectorRegistry
 
+from headwater.bench.receipt_replay import accuracy, judge, receipts
 from headwater.gateway.router.decision import Decision
 from headwater.gateway.router.router import Dispatch, Router
 from headwater.services import subjects
@@ -212,6 +215,27 @@ async def test_a_receipt_is_json_and_says_who_was_seen_at_what_cost(cluster: Clu
     assert costs["b"] < costs["a"]
     # 385 prompt tokens at 1,000 a second, twice; one decode step of two rows; hardly any pressure.
     assert costs["a"] == pytest.approx(2 * 0.385 + 0.020, abs=0.002)
+
+
+async def test_a_logged_receipt_says_how_it_turned_out_and_can_be_scored_again(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    cluster.caches("b", chain("x", 20))
+    cluster.reports("b", replace(IDLE, num_waiting=1, num_prefill_tokens=100))
+    log = tmp_path / "gateway.log"
+    with structlog.testing.capture_logs() as lines:
+        for _ in range(4):
+            dispatch = cluster.sends(chain("x", 24))
+            cluster.now += 0.25
+            cluster.router.started(dispatch, 320)
+            cluster.router.finished(dispatch)
+    log.write_text("\n".join(json.dumps(line) for line in lines))
+    found = list(receipts(log))
+    assert [(each["replica_id"], each["actual_prefill_seconds"]) for each in found] == [("b", 0.25)] * 4
+    assert judge(found, "seconds").same == 1.0
+    assert judge(found, "load only").same < 1.0
+    assert judge(found, "overlap only").matched_tokens >= 320
+    assert accuracy(found)["cached"] <= 1.0
 
 
 async def test_load_messages_arrive_over_the_bus_and_those_of_another_incarnation_do_not_count(
