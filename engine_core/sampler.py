@@ -67,9 +67,7 @@ class Sampler:
             for i in np.flatnonzero(self._is_edited[rows]).tolist():
                 row = int(rows[i])
                 edit(logits[i], self._params[row], int(output_indices[i]), *known(row))
-        if masks is not None:
-            logits = mask_tokens_twin(logits, torch.from_numpy(masks))
-        tokens = self._draw(logits, rows, output_indices)
+        tokens = self._draw(logits, rows, output_indices, None if masks is None else torch.from_numpy(masks))
         wanted = np.flatnonzero(self._num_logprobs[rows] >= 0)
         if not wanted.size:
             return tokens, {}
@@ -82,21 +80,23 @@ class Sampler:
         num_top = self._params[row].num_prompt_logprobs or 0
         return score(logits, token_ids, [num_top] * len(token_ids))
 
-    def _draw(self, logits: torch.Tensor, rows: Int32Array, output_indices: Int32Array) -> Int32Array:
+    def _draw(
+        self, logits: torch.Tensor, rows: Int32Array, output_indices: Int32Array, masks: torch.Tensor | None
+    ) -> Int32Array:
         is_filtered = (self._top_ks[rows] > 0) | (self._top_ps[rows] < 1) | (self._min_ps[rows] > 0)
         is_filtered &= self._temperatures[rows] > 0
         if not is_filtered.any():
-            return draw(logits, self._draws(rows, output_indices)).numpy()
+            return draw(logits, self._draws(rows, output_indices), masks).numpy()
         tokens = np.empty(len(rows), np.int32)
-        for chosen, draw_rows in ((~is_filtered, self._draw_plain), (is_filtered, self._draw_filtered)):
-            where = np.flatnonzero(chosen)
-            if where.size:
-                draws = self._draws(rows[where], output_indices[where])
-                tokens[where] = draw_rows(logits[torch.from_numpy(where)], draws, rows[where]).numpy()
+        plain, filtered = np.flatnonzero(~is_filtered), np.flatnonzero(is_filtered)
+        if plain.size:
+            some, draws = logits[torch.from_numpy(plain)], self._draws(rows[plain], output_indices[plain])
+            tokens[plain] = draw(some, draws, None if masks is None else masks[torch.from_numpy(plain)]).numpy()
+        some = logits[torch.from_numpy(filtered)]
+        some = some.float() if masks is None else mask_tokens_twin(some, masks[torch.from_numpy(filtered)])
+        draws = self._draws(rows[filtered], output_indices[filtered])
+        tokens[filtered] = self._draw_filtered(some, draws, rows[filtered]).numpy()
         return tokens
-
-    def _draw_plain(self, logits: torch.Tensor, draws: Draws, rows: Int32Array) -> torch.Tensor:
-        return draw(logits, draws)
 
     def _draw_filtered(self, logits: torch.Tensor, draws: Draws, rows: Int32Array) -> torch.Tensor:
         filters = Filters(
@@ -104,7 +104,7 @@ class Sampler:
             top_ps=torch.from_numpy(self._top_ps[rows]),
             min_ps=torch.from_numpy(self._min_ps[rows]),
         )
-        return candidate_sample(logits.float(), draws, filters)
+        return candidate_sample(logits, draws, filters)
 
     def _draws(self, rows: Int32Array, output_indices: Int32Array) -> Draws:
         return Draws(

@@ -26,6 +26,7 @@ from headwater.kernels.cpu.lanes import (
     fma,
     highest_of,
     int32_at,
+    keep_where,
     load,
     log,
     maximum,
@@ -46,6 +47,7 @@ from headwater.kernels.cpu.lanes import (
 )
 from headwater.kernels.gumbel import gumbel_noise, noise_keys
 from headwater.kernels.sample import Draws, scores_twin
+from headwater.kernels.token_mask import LOWEST, mask_tokens_twin
 
 NUM_CANDIDATES = 8
 MARGIN = 1e-4
@@ -56,32 +58,41 @@ _MULTIPLIER_1, _MULTIPLIER_2 = 0x21F0AAAD, 0xD35A2D97
 _LEAST, _LARGEST, _SMALL = -3.0e38, 1 - 2.0**-24, 2.0**-7
 
 
-def draw(logits: torch.Tensor, draws: Draws) -> torch.Tensor:
-    """logits [R, V], float32 or bfloat16; returns int32 [R]."""
+def draw(logits: torch.Tensor, draws: Draws, masks: torch.Tensor | None = None) -> torch.Tensor:
+    """logits [R, V], float32 or bfloat16, under masks int32 [R, words] as `mask_tokens` has them; returns int32 [R]."""
     logits, (num_rows, vocab_size) = logits.contiguous(), logits.shape
     if vocab_size < NUM_LANES:
-        return scores_twin(logits, draws).argmax(1).int()
+        wide = logits if masks is None else mask_tokens_twin(logits, masks)
+        return scores_twin(wide, draws).argmax(1).int()
+    if masks is not None and vocab_size % NUM_LANES:
+        return draw(mask_tokens_twin(logits, masks), draws)
     keys = noise_keys(draws.seeds, draws.choice_indices, draws.output_indices)
     candidates = torch.zeros(num_rows, NUM_CANDIDATES, dtype=torch.int32)
     counts = torch.empty(num_rows, dtype=torch.int32)
     tensors = (logits, keys, draws.temperatures, candidates, counts)
-    KERNEL(logits.dtype, num_rows, 8 * logits.numel(), *(tensor.data_ptr() for tensor in tensors), vocab_size)
+    addresses = [tensor.data_ptr() for tensor in tensors]
+    mask, mask_size = (0, 0) if masks is None else (masks.data_ptr(), masks.stride(0) * 4)
+    KERNEL(logits.dtype, num_rows, 8 * logits.numel(), *addresses, vocab_size, mask, mask_size)
     is_random = draws.temperatures > 0
     tokens = candidates[:, 0].clone()
     if is_random.any():
-        scaled = logits.gather(1, candidates.long()).float() / draws.temperatures[:, None]
+        chosen = logits.gather(1, candidates.long()).float()
+        scaled = (chosen if masks is None else chosen.clamp_(min=LOWEST)) / draws.temperatures[:, None]
         best = (scaled + gumbel_noise(keys, candidates)).argmax(1, keepdim=True)
         tokens = torch.where(is_random, candidates.gather(1, best)[:, 0], tokens)
         crowded = torch.nonzero(is_random & (counts > NUM_CANDIDATES))[:, 0]
         if len(crowded):
-            tokens[crowded] = scores_twin(logits[crowded], draws.select(crowded)).argmax(1).int()
+            some = logits[crowded] if masks is None else mask_tokens_twin(logits[crowded], masks[crowded])
+            tokens[crowded] = scores_twin(some, draws.select(crowded)).argmax(1).int()
     return tokens
 
 
 @njit
-def _scores(p_logits: int, token: int, temperature: Any, key_0: int, key_1: int, element: Any) -> Any:
+def _scores(p_logits: int, p_mask: int, token: int, temperature: Any, key_0: int, key_1: int, element: Any) -> Any:
     """Of sixteen tokens, absolute error 1e-5 (of a greedy row: none)."""
     x = load(p_logits + token * size_of(element), element)
+    if p_mask:
+        x = keep_where(maximum(x, splat(F32(LOWEST))), p_mask + token // 8, splat(F32(-np.inf)))
     if temperature == F32(0):
         return x
     h = add_words(words_from(token), splat_word(key_0))
@@ -101,6 +112,9 @@ def _scores(p_logits: int, token: int, temperature: Any, key_0: int, key_1: int,
 def _row(arguments: int, i: int, p_scratch: int, element: Any) -> None:
     vocab_size = argument(arguments, 5)
     p_logits = argument(arguments, 0) + i * vocab_size * size_of(element)
+    p_mask = argument(arguments, 6)
+    if p_mask:
+        p_mask += i * argument(arguments, 7)
     key_0, key_1 = int32_at(argument(arguments, 1) + i * 8), int32_at(argument(arguments, 1) + i * 8 + 4)
     temperature = float32_at(argument(arguments, 2) + i * 4)
     p_candidates, p_count = argument(arguments, 3) + i * NUM_CANDIDATES * 4, argument(arguments, 4) + i * 4
@@ -110,7 +124,7 @@ def _row(arguments: int, i: int, p_scratch: int, element: Any) -> None:
         for at in range(strip, min(strip + _STRIP, vocab_size), NUM_LANES):
             # The last sixteen may have been seen in part.
             token = min(at, vocab_size - NUM_LANES)
-            best = maximum(best, _scores(p_logits, token, temperature, key_0, key_1, element))
+            best = maximum(best, _scores(p_logits, p_mask, token, temperature, key_0, key_1, element))
         of_strip = highest_of(best)
         put(p_scratch + strip // _STRIP * 4, of_strip, F32_ELEMENT)
         highest = max(highest, of_strip)
@@ -121,12 +135,15 @@ def _row(arguments: int, i: int, p_scratch: int, element: Any) -> None:
             continue
         for at in range(strip, min(strip + _STRIP, vocab_size), NUM_LANES):
             token = min(at, vocab_size - NUM_LANES)
-            store(p_some, _scores(p_logits, token, temperature, key_0, key_1, element), F32_ELEMENT)
+            store(p_some, _scores(p_logits, p_mask, token, temperature, key_0, key_1, element), F32_ELEMENT)
             for lane in range(NUM_LANES):
                 if float32_at(p_some + lane * 4) >= bound:
                     if count < NUM_CANDIDATES:
                         put_int32(p_candidates + count * 4, token + lane)
                     count += 1
+    # Places that are left repeat the first, so that no other token comes in by them.
+    for place in range(count, NUM_CANDIDATES):
+        put_int32(p_candidates + place * 4, int32_at(p_candidates))
     put_int32(p_count, count)
 
 

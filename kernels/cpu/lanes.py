@@ -192,6 +192,18 @@ def keep_first(typing: Any, x: Any, count: Any, other: Any) -> Any:
     return LANES(LANES, I64, LANES), generate
 
 
+@intrinsic
+def keep_where(typing: Any, x: Any, address: Any, other: Any) -> Any:
+    """The lanes of x whose bit is set in the 16 bits at an address, lowest first, and `other` in the rest."""
+
+    def generate(_: Any, builder: ir.IRBuilder, __: Any, a: list[Any]) -> Any:
+        bits = builder.load(_at(builder, a[1], _SHORT), align=2)
+        kept = builder.bitcast(bits, ir.VectorType(ir.IntType(1), NUM_LANES))
+        return builder.select(kept, a[0], a[2])
+
+    return LANES(LANES, I64, LANES), generate
+
+
 def _folded(builder: ir.IRBuilder, x: Any, combine: Any) -> Any:
     """Halves on halves, down to one number."""
     width = NUM_LANES

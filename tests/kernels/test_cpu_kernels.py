@@ -14,6 +14,7 @@ from headwater.kernels.qk_norm_rope_store_kv import qk_norm_rope_twin
 from headwater.kernels.rms_norm import rms_norm_twin
 from headwater.kernels.sample import Draws, scores_twin
 from headwater.kernels.silu_mul import silu_mul_twin
+from headwater.kernels.token_mask import mask_tokens_twin
 from tests.kernels.paging import relative_error
 
 DTYPES = [torch.float32, torch.bfloat16]
@@ -124,6 +125,27 @@ def test_draws_are_those_of_the_twin_and_greedy_rows_get_the_first_of_the_likeli
     wide = logits.float()
     first = (wide == wide.amax(1, keepdim=True)).int().argmax(1).int()
     assert torch.equal(draw(logits, draws), torch.where(is_greedy, first, expected))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("vocab_size", [7, 512, 1003])
+def test_a_mask_leaves_a_draw_only_what_it_allows(vocab_size: int, dtype: torch.dtype) -> None:
+    num_rows = 40
+    logits = torch.randn(num_rows, vocab_size).to(dtype) * 4
+    allowed = torch.rand(num_rows, vocab_size) < 0.1
+    allowed[:, 3] = True
+    logits[::4, 3] = float("-inf")
+    allowed[::4] = torch.arange(vocab_size) == 3
+    bits = torch.nn.functional.pad(allowed, (0, -vocab_size % 32)).unflatten(1, (-1, 32)).long()
+    masks = (bits << torch.arange(32)).sum(2).to(torch.int32)
+    rows = torch.arange(num_rows).int()
+    temperatures = torch.rand(num_rows)
+    temperatures[::3] = 0
+    draws = Draws(temperatures=temperatures, seeds=rows.long(), choice_indices=rows, output_indices=rows)
+    tokens = draw(logits, draws, masks)
+    assert torch.equal(tokens, scores_twin(mask_tokens_twin(logits, masks), draws).argmax(1).int())
+    assert allowed.gather(1, tokens[:, None].long()).all()
+    assert (tokens[::4] == 3).all()
 
 
 def test_a_row_of_many_equal_winners_is_drawn_as_the_twin_does() -> None:
