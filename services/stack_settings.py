@@ -68,8 +68,8 @@ class StackSettings:
             if path is not None and not path.is_file():
                 raise SettingError(name, str(path), "an existing file")
         if self.api_key_file is None and self.admin_key_file is None and not is_loopback(self.host):
-            allowed = "a loopback address, unless --api-key-file or --admin-key-file says who may call"
-            raise SettingError("host", self.host, allowed)
+            who = "a loopback address, unless --api-key-file or --admin-key-file says who may call"
+            raise SettingError("host", self.host, who)
 
 
 STACK_VARIABLES = frozenset(f"HEADWATER_{field.name.upper()}" for field in dataclasses.fields(StackSettings))

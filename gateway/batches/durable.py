@@ -123,7 +123,7 @@ async def entries(bucket: KeyValue, pattern: str) -> AsyncIterator[KeyValue.Entr
     watcher = await bucket.watch(pattern, ignore_deletes=True)
     try:
         # NOTE: the client marks the end of what was there with an entry that is none.
-        while entry := await watcher.updates(timeout=ENTRY_SECONDS):
+        while entry := await watcher.updates(timeout=ENTRY_SECONDS):  # type: ignore[no-untyped-call]
             yield entry
     finally:
         await watcher.stop()  # type: ignore[no-untyped-call]
