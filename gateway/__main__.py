@@ -9,6 +9,7 @@ import secrets
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import prometheus_client
 import structlog
@@ -21,7 +22,7 @@ from headwater.gateway.batches.line_caller import LineCaller
 from headwater.gateway.batches.runner import Runner
 from headwater.gateway.cache_namespace import CacheNamespaces
 from headwater.gateway.line import Line
-from headwater.gateway.listeners import GrpcListener, RestListener
+from headwater.gateway.listeners import ClientTls, GrpcListener, RestListener
 from headwater.gateway.metrics import Metrics
 from headwater.gateway.response_store import ResponseStore
 from headwater.gateway.roads import Roads
@@ -44,6 +45,7 @@ from headwater.services.runtime import configure_logging, in_one_line, lifetime,
 from headwater.services.settings import SettingError, read_settings
 from headwater.services.store import Store
 from headwater.services.text_stage import metrics_served
+from headwater.services.tls import stages_secured
 from headwater.services.tracing import Tracing, tracing_to
 
 LAST_WORDS = 1.0
@@ -60,8 +62,9 @@ async def serve(settings: GatewaySettings) -> None:
         line = await stack.enter_async_context(line_behind(settings, bus, name, tracing))
         durable = Durable(bus)
         app = make_app(line, settings, durable, admin_of(settings, bus))
-        rest = RestListener(app, settings.host, settings.port, reuse_port=settings.reuse_port)
-        public = GrpcListener(line, settings.host, settings.grpc_port, reuse_port=settings.reuse_port)
+        shared: dict[str, Any] = {"reuse_port": settings.reuse_port, "tls": ClientTls.of(settings)}
+        rest = RestListener(app, settings.host, settings.port, **shared)
+        public = GrpcListener(line, settings.host, settings.grpc_port, **shared)
         rest.start()
         await public.start()
         member = Member(kind=Kind.GATEWAY, replica_id=name, epoch=epoch, address=public.address)
@@ -166,7 +169,8 @@ def main() -> None:
         configure_logging("gateway", settings.log_level)
         # What is imported lives as long as the process: the collector need not look at it again.
         gc.freeze()
-        run_stage(serve(settings))
+        with stages_secured(settings):
+            run_stage(serve(settings))
 
 
 if __name__ == "__main__":

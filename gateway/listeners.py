@@ -6,16 +6,22 @@ import asyncio
 import contextlib
 import math
 import socket
+import ssl
 from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import grpc
 import uvicorn
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 from starlette.types import ASGIApp
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from headwater.gateway.line import Line
 from headwater.gateway.public_grpc import InferenceService
+from headwater.gateway.settings import GatewaySettings
 from headwater.proto import inference_pb2, inference_pb2_grpc
 from headwater.services.advertise import advertised
 from headwater.services.grpc_errors import ErrorInterceptor
@@ -34,6 +40,9 @@ PING_OPTIONS = (
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.min_ping_interval_without_data_ms", 5000),
 )
+MAX_HEAD_BYTES = 64 * 1024
+"""Of a request's headers."""
+SIZE_OPTIONS = (("grpc.max_metadata_size", MAX_HEAD_BYTES), ("grpc.absolute_max_metadata_size", MAX_HEAD_BYTES))
 SERVICE = inference_pb2.DESCRIPTOR.services_by_name["Inference"].full_name
 
 
@@ -45,16 +54,77 @@ class _Server(uvicorn.Server):
         yield
 
 
+class _BoundedHead(HttpToolsProtocol):
+    """A request's line and headers within a limit: whoever sends more is told 400 and cut off."""
+
+    _head_bytes = 0
+    _in_head = True
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._head_bytes, self._in_head = 0, True
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._head_bytes += len(name) + len(value)
+        if self._head_bytes > MAX_HEAD_BYTES:
+            # The parser makes a parser's error of it.
+            raise ValueError(f"headers exceed {MAX_HEAD_BYTES} bytes")
+        super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        self._in_head = False
+        super().on_headers_complete()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self._in_head and not self.transport.is_closing():
+            # One line that does not end is not seen by the parser's callbacks.
+            self._unfinished_bytes += len(data)
+            if self._unfinished_bytes > 2 * MAX_HEAD_BYTES:
+                self.send_400_response("the head of the request is too long")
+        else:
+            self._unfinished_bytes = 0
+
+    _unfinished_bytes = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ClientTls:
+    """Files for clients' connections; `client_ca`: whose certificates clients have to show."""
+
+    cert: Path
+    key: Path
+    client_ca: Path | None
+
+    @classmethod
+    def of(cls, settings: GatewaySettings) -> ClientTls | None:
+        if not settings.tls_cert_file:
+            return None
+        ca = Path(settings.tls_client_ca_file) if settings.tls_client_ca_file else None
+        return cls(Path(settings.tls_cert_file), Path(settings.tls_key_file), ca)
+
+    def for_rest(self) -> dict[str, Any]:
+        files: dict[str, Any] = {"ssl_certfile": self.cert, "ssl_keyfile": self.key}
+        if self.client_ca is not None:
+            files |= {"ssl_ca_certs": str(self.client_ca), "ssl_cert_reqs": ssl.CERT_REQUIRED}
+        return files
+
+    def for_grpc(self) -> grpc.ServerCredentials:
+        ca = self.client_ca.read_bytes() if self.client_ca is not None else None
+        pair = (self.key.read_bytes(), self.cert.read_bytes())
+        return grpc.ssl_server_credentials([pair], ca, require_client_auth=ca is not None)
+
+
 class RestListener:
     """`address` from the start."""
 
-    def __init__(self, app: ASGIApp, host: str, port: int, *, reuse_port: bool) -> None:
+    def __init__(self, app: ASGIApp, host: str, port: int, *, reuse_port: bool, tls: ClientTls | None = None) -> None:
         self._socket = _bound(host, port, reuse_port)
         self.address = advertised(host, self._socket.getsockname()[1])
         self._server = _Server(
             uvicorn.Config(
                 app,
-                http="httptools",
+                http=_BoundedHead,
                 ws="none",
                 lifespan="off",
                 log_config=None,
@@ -63,6 +133,7 @@ class RestListener:
                 server_header=False,
                 backlog=BACKLOG,
                 timeout_keep_alive=KEEP_ALIVE_SECONDS,
+                **(tls.for_rest() if tls is not None else {}),
             )
         )
         self._task: asyncio.Task[None] | None = None
@@ -100,14 +171,16 @@ def _bound(host: str, port: int, reuse_port: bool) -> socket.socket:
 class GrpcListener:
     """The public service; `address` from the start."""
 
-    def __init__(self, line: Line, host: str, port: int, *, reuse_port: bool) -> None:
-        options = (("grpc.so_reuseport", int(reuse_port)), *PING_OPTIONS)
+    def __init__(self, line: Line, host: str, port: int, *, reuse_port: bool, tls: ClientTls | None = None) -> None:
+        options = (("grpc.so_reuseport", int(reuse_port)), *PING_OPTIONS, *SIZE_OPTIONS)
         self._server = grpc.aio.server(interceptors=[ErrorInterceptor()], options=options)
         self._health = health.aio.HealthServicer()
         inference_pb2_grpc.add_InferenceServicer_to_server(InferenceService(line), self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server)
-        self.address = advertised(host, self._server.add_insecure_port(f"{host}:{port}"))
+        at = f"{host}:{port}"
+        bound = self._server.add_secure_port(at, tls.for_grpc()) if tls else self._server.add_insecure_port(at)
+        self.address = advertised(host, bound)
 
     async def start(self) -> None:
         await self._server.start()

@@ -6,10 +6,11 @@ from dataclasses import dataclass
 
 from headwater.services.advertise import is_loopback
 from headwater.services.settings import SettingError, setting
+from headwater.services.tls import StageTlsSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GatewaySettings:
+class GatewaySettings(StageTlsSettings):
     """The front door: OpenAI's REST API and public gRPC over processors, output processors and engines."""
 
     host: str = setting("127.0.0.1", "address to listen on; past loopback only with keys")
@@ -33,6 +34,9 @@ class GatewaySettings:
         "", "file with that secret; neither: a random one, so that no gateway shares prefixes"
     )
     shared_cache: bool = setting(False, "let all tenants hit one another's cached prefixes")
+    tls_cert_file: str = setting("", "PEM certificate for clients, REST and gRPC; none: no TLS")
+    tls_key_file: str = setting("", "PEM private key of that certificate")
+    tls_client_ca_file: str = setting("", "PEM certificates of those who sign for clients; given: clients show theirs")
     allowed_origins: tuple[str, ...] = setting((), "origin whose web pages may call the API (repeatable); *: any")
     max_body_bytes: int = setting(4 * 1024 * 1024, "largest request body")
     max_file_bytes: int = setting(100 * 1024 * 1024, "largest file of /v1/files")
@@ -56,6 +60,10 @@ class GatewaySettings:
         for name in ("max_queued", "batch_concurrency", "drain_limit"):
             if getattr(self, name) < 0:
                 raise SettingError(name, getattr(self, name), "at least 0")
+        if bool(self.tls_cert_file) != bool(self.tls_key_file):
+            raise SettingError("tls_key_file", self.tls_key_file, "a file, together with --tls-cert-file, or neither")
+        if self.tls_client_ca_file and not self.tls_cert_file:
+            raise SettingError("tls_client_ca_file", self.tls_client_ca_file, "a file, together with --tls-cert-file")
         if not 0 <= self.fail_open_share <= 1:
             raise SettingError("fail_open_share", self.fail_open_share, "0…1")
         if self.keeps_tenants and not self.nats_url:

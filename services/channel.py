@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import grpc
 
+from headwater.services import tls
+
 PING_SECONDS = 3.0
 """Between two pings of a connection on which nothing else is heard."""
 PONG_SECONDS = 5.0
@@ -24,7 +26,11 @@ def open_channel(address: str, *options: tuple[str, int]) -> grpc.aio.Channel:
     """A channel to a stage at host:port; connects when it is used."""
     first, longest = _RECONNECT_MS
     pauses = (("grpc.initial_reconnect_backoff_ms", first), ("grpc.max_reconnect_backoff_ms", longest))
-    return grpc.aio.insecure_channel(address, options=(*_keepalive(), *pauses, *options))
+    every = (*_keepalive(), *pauses, *options)
+    if (certificates := tls.current()) is None:
+        return grpc.aio.insecure_channel(address, options=every)
+    name = (("grpc.ssl_target_name_override", certificates.name),) if certificates.name else ()
+    return grpc.aio.secure_channel(address, certificates.client(), options=(*every, *name))
 
 
 def server_options() -> Options:

@@ -20,6 +20,7 @@ from headwater.services.model_entry import ModelRefused
 from headwater.services.runtime import Lifetime, configure_logging, in_one_line, lifetime, owned_task, run_stage
 from headwater.services.settings import SettingError, read_settings
 from headwater.services.text_stage import Listener, metrics_served
+from headwater.services.tls import stages_secured
 from headwater.services.tracing import Tracing, tracing_to
 
 LAST_WORDS_SECONDS = 2.0
@@ -77,7 +78,8 @@ def main() -> None:
     with in_one_line("engine", SettingError, CoreFailed, ModelFolderError, ModelRefused, OSError):
         settings = read_settings(EngineSettings, sys.argv[1:], prog="headwater serve engine")
         configure_logging("engine", settings.log_level)
-        run_stage(serve(settings))
+        with stages_secured(settings):
+            run_stage(serve(settings))
 
 
 if __name__ == "__main__":

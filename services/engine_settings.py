@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from headwater.services.settings import SettingError, setting
+from headwater.services.tls import StageTlsSettings
 
 LOAD_FORMATS = ("auto", "dummy")
 KV_CACHE_DTYPES = ("auto", "fp8")
@@ -13,7 +14,7 @@ CHOICES = {"executor": ("single", "simulated"), "load_format": LOAD_FORMATS, "kv
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EngineSettings:
+class EngineSettings(StageTlsSettings):
     """A replica of a model: computes token ids, caches prefixes and says what it caches."""
 
     model_folder: Path | None = setting(None, "converted model to serve")

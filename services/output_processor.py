@@ -19,6 +19,7 @@ from headwater.services.runtime import configure_logging, in_one_line, run_stage
 from headwater.services.settings import SettingError, read_settings
 from headwater.services.text_model import load_tokenizer, names_of
 from headwater.services.text_stage import TextStageSettings, serve_stage
+from headwater.services.tls import stages_secured
 from headwater.services.tokenizer import Tokenizer, TokenizerFilesError
 from headwater.services.tracing import NO_TRACING, Tracing, tracing_to
 
@@ -72,7 +73,8 @@ def main() -> None:
     with in_one_line("output-processor", SettingError, ModelFolderError, TokenizerFilesError, OSError):
         settings = read_settings(OutputProcessorSettings, sys.argv[1:], prog="headwater serve output-processor")
         configure_logging("output-processor", settings.log_level)
-        run_stage(serve(settings))
+        with stages_secured(settings):
+            run_stage(serve(settings))
 
 
 if __name__ == "__main__":

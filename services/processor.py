@@ -31,6 +31,7 @@ from headwater.services.settings import SettingError, read_settings, setting
 from headwater.services.structured_output import param_of
 from headwater.services.text_model import ServingChoices, TextModel, load_text_model, names_of
 from headwater.services.text_stage import TextStageSettings, serve_stage
+from headwater.services.tls import stages_secured
 from headwater.services.tokenizer import TokenizerFilesError
 from headwater.services.tracing import tracing_to
 
@@ -166,7 +167,8 @@ def main() -> None:
     with in_one_line("processor", SettingError, ModelFolderError, TokenizerFilesError, ChatTemplateError, OSError):
         settings = read_settings(ProcessorSettings, sys.argv[1:], prog="headwater serve processor")
         configure_logging("processor", settings.log_level)
-        run_stage(serve(settings))
+        with stages_secured(settings):
+            run_stage(serve(settings))
 
 
 if __name__ == "__main__":

@@ -21,12 +21,13 @@ from headwater.services.member import Kind, Member, new_epoch
 from headwater.services.runtime import lifetime
 from headwater.services.served_model import ServedModel
 from headwater.services.settings import SettingError, setting
+from headwater.services.tls import StageTlsSettings, add_port
 from headwater.services.trace_interceptor import TraceInterceptor
 from headwater.services.tracing import NO_TRACING, Tracing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TextStageSettings:
+class TextStageSettings(StageTlsSettings):
     """What the processor and the output processor are both told."""
 
     host: str = setting("127.0.0.1", "address to listen on")
@@ -60,7 +61,7 @@ class Listener:
         self.server = grpc.aio.server(interceptors=interceptors, options=server_options())
         self._health = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.server)
-        self.address = advertised(host, self.server.add_insecure_port(f"{host}:{port}"))
+        self.address = advertised(host, add_port(self.server, f"{host}:{port}"))
 
     async def start(self) -> None:
         await self.server.start()

@@ -12,6 +12,10 @@ from headwater.services.settings import SettingError, read_settings
 
 def test_a_new_knob_is_a_decision() -> None:
     assert [field.name for field in dataclasses.fields(GatewaySettings)] == [
+        "stage_tls_cert_file",
+        "stage_tls_key_file",
+        "stage_tls_ca_file",
+        "stage_tls_name",
         "host",
         "port",
         "grpc_port",
@@ -29,6 +33,9 @@ def test_a_new_knob_is_a_decision() -> None:
         "master_key",
         "master_key_file",
         "shared_cache",
+        "tls_cert_file",
+        "tls_key_file",
+        "tls_client_ca_file",
         "allowed_origins",
         "max_body_bytes",
         "max_file_bytes",

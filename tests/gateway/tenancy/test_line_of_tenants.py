@@ -107,7 +107,7 @@ def test_only_administrators_administer_and_each_change_is_on_record(managed: Ga
     assert [(each["admin"], each["action"]) for each in records] == [("carol", "add"), ("carol", "set")]
     assert records[1]["change"] == {"weight": 4.0}
     shown = json.dumps(records) + admin(managed, "GET", f"/tenants/{ada.id}").text
-    assert ada.key.rpartition("-")[2] not in shown
+    assert ada.key.split("-", 2)[2] not in shown
     assert "digest" not in shown
 
 
@@ -205,6 +205,6 @@ def test_tenants_that_share_their_cache_hit_each_other_s_prefixes_and_no_others(
 def test_a_tenant_s_secrets_are_in_no_log_and_no_metric(managed: Gateway) -> None:
     ada = Customer(managed)
     reply = managed.client.post(CHAT, json=chat_body(), headers=ada.headers | {"x-headwater-receipt": "1"})
-    secret = ada.key.rpartition("-")[2]
+    secret = ada.key.split("-", 2)[2]
     assert secret not in reply.text
     assert secret not in managed.client.get("/metrics").text

@@ -1,0 +1,149 @@
+"""Fair shares on a line of its own with simulated engines: one tenant that asks for far too much, nine that do not.
+
+`share`: everyone wants more than there is; what each is given, and Jain's index of that. `latency`: nine ask now and
+then; their time to first token, with and without the tenth.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Annotated
+
+import httpx
+import numpy as np
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from headwater.bench.own_line import own_line
+from headwater.services.line_file import LineRecord
+
+NUM_NORMAL = 9
+ABUSER = "abuser"
+WARM_UP_SECONDS = 2.0
+
+
+@dataclass(slots=True)
+class Seen:
+    """Of one run."""
+
+    tokens: Counter[str] = field(default_factory=Counter)
+    ttft: list[float] = field(default_factory=list)
+    """Of the normal ones, in seconds."""
+    num_failed: int = 0
+
+
+class Load:
+    """Asks a line in tenants' names."""
+
+    def __init__(self, line: LineRecord, client: httpx.AsyncClient, prompt_len: int, output_len: int) -> None:
+        self._line, self._client = line, client
+        self._prompt_len, self._output_len = prompt_len, output_len
+        self.seen = Seen()
+        self.since = 0.0
+
+    async def ask(self, tenant: str) -> None:
+        body = {
+            "model": self._line.model,
+            "prompt": [random.randrange(1000, 40_000) for _ in range(self._prompt_len)],
+            "max_tokens": self._output_len,
+            "ignore_eos": True,
+            "stream": True,
+        }
+        began, first = time.perf_counter(), None
+        async with self._client.stream("POST", "/v1/completions", json=body, headers={"x-tenant": tenant}) as reply:
+            self.seen.num_failed += reply.is_error
+            async for text in reply.aiter_lines():
+                first = first or (time.perf_counter() if text.startswith("data: ") else None)
+        if first is None or time.perf_counter() < self.since:
+            return
+        self.seen.tokens[tenant] += self._output_len
+        if tenant != ABUSER and began >= self.since:
+            self.seen.ttft.append(first - began)
+
+    async def ask_on(self, tenant: str) -> None:
+        while True:
+            await self.ask(tenant)
+
+    async def ask_at(self, tenant: str, rate: float) -> None:
+        async with asyncio.TaskGroup() as group:
+            while True:
+                await asyncio.sleep(random.expovariate(rate))
+                group.create_task(self.ask(tenant))
+
+
+async def run(
+    line: LineRecord, seconds: float, prompt_len: int, output_len: int, *, workers: int, abuse: int, rate: float
+) -> Seen:
+    """`workers` of each normal tenant ask on and on, or, with a `rate`, each asks so often; `abuse` of the abuser."""
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=4)
+    async with httpx.AsyncClient(base_url=line.rest, timeout=120, limits=limits) as client:
+        load = Load(line, client, prompt_len, output_len)
+        load.since = time.perf_counter() + WARM_UP_SECONDS
+        names = [f"normal-{i}" for i in range(NUM_NORMAL)]
+        asking = [load.ask_at(name, rate) if rate else load.ask_on(name) for name in names for _ in range(workers)]
+        tasks = [asyncio.create_task(each) for each in (*asking, *(load.ask_on(ABUSER) for _ in range(abuse)))]
+        await asyncio.sleep(seconds + WARM_UP_SECONDS)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        return load.seen
+
+
+def jain(values: list[int]) -> float:
+    """1: all are given the same; 1/n: one is given everything."""
+    return sum(values) ** 2 / (len(values) * sum(value * value for value in values))
+
+
+def main(
+    seconds: Annotated[float, typer.Option(help="of each run")] = 15.0,
+    gateways: Annotated[int, typer.Option(help="that share the tenants' virtual time")] = 3,
+    seats: Annotated[int, typer.Option(help="requests that the engine runs at once")] = 8,
+    step_ms: Annotated[
+        float, typer.Option(help="time of an engine's step: it, not the client, shall be what is short")
+    ] = 20.0,
+    prefill_us: Annotated[float, typer.Option(help="what a prompt token adds to it")] = 0.0,
+    prompt_len: Annotated[int, typer.Option(help="tokens")] = 64,
+    output_len: Annotated[int, typer.Option(help="tokens")] = 16,
+    abuse: Annotated[int, typer.Option(help="requests that the abuser has open at any time")] = 100,
+    rate: Annotated[float, typer.Option(help="requests a second of each normal tenant, for latencies")] = 1.0,
+    as_json: Annotated[bool, typer.Option("--json", help="print JSON only")] = False,
+) -> None:
+    """Jain's index among ten tenants, and what an abuser does to the others' time to first token."""
+    os.environ |= {"HEADWATER_MAX_NUM_SEQS": str(seats), "HEADWATER_SIMULATED_STEP_SECONDS": str(step_ms / 1e3)}
+    os.environ["HEADWATER_SIMULATED_PREFILL_SECONDS"] = str(prefill_us / 1e6)
+    with own_line(["--executor=simulated", "--replicas=1", f"--gateways={gateways}", "--log-level=error"]) as (line, _):
+        shape = (seconds, prompt_len, output_len)
+        share = asyncio.run(run(line, *shape, workers=max(2, seats // 2), abuse=abuse, rate=0.0))
+        alone = asyncio.run(run(line, *shape, workers=1, abuse=0, rate=rate))
+        beside = asyncio.run(run(line, *shape, workers=1, abuse=abuse, rate=rate))
+    given = [share.tokens[f"normal-{i}"] for i in range(NUM_NORMAL)] + [share.tokens[ABUSER]]
+    p50, p99 = (
+        {name: float(np.percentile(s.ttft, q)) for name, s in (("alone", alone), ("beside", beside))} for q in (50, 99)
+    )
+    found = {
+        "jain": round(jain(given), 4),
+        "tokens_of_normal": given[:-1],
+        "tokens_of_abuser": given[-1],
+        "ttft_p50_seconds": p50,
+        "ttft_p99_seconds": p99,
+        "ttft_p99_ratio": round(p99["beside"] / p99["alone"], 3),
+        "failed": share.num_failed + alone.num_failed + beside.num_failed,
+    }
+    if as_json:
+        print(json.dumps(found))
+        return
+    table = Table("figure", "value")
+    for name, value in found.items():
+        table.add_row(name, str(value))
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,81 @@
+"""Certificates between stages: who a stage says it is, and whom it believes. Both sides show theirs.
+
+Nothing is encrypted where no files are named.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from contextvars import ContextVar
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+
+from headwater.services.settings import SettingError, setting
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageTlsSettings:
+    """What every stage is told of TLS between stages: all of it or nothing."""
+
+    stage_tls_cert_file: str = setting("", "PEM certificate that this stage shows to other stages; none: no TLS")
+    stage_tls_key_file: str = setting("", "PEM private key of that certificate")
+    stage_tls_ca_file: str = setting("", "PEM certificates of those who sign for stages")
+    stage_tls_name: str = setting("", "name in the certificates of all stages; default: the address of each")
+
+    def stage_tls(self) -> StageTls | None:
+        """Raises `SettingError` for half of it, `OSError` for files that cannot be read."""
+        paths = {
+            "stage_tls_cert_file": self.stage_tls_cert_file,
+            "stage_tls_key_file": self.stage_tls_key_file,
+            "stage_tls_ca_file": self.stage_tls_ca_file,
+        }
+        if not any(paths.values()):
+            return None
+        for name, path in paths.items():
+            if not path:
+                raise SettingError(name, path, "a file, as the other two of certificate, key and authority are given")
+        cert, key, ca = (Path(path).read_bytes() for path in paths.values())
+        return StageTls(cert, key, ca, self.stage_tls_name)
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class StageTls:
+    """Read files."""
+
+    cert: bytes
+    key: bytes
+    ca: bytes
+    name: str
+
+    def client(self) -> grpc.ChannelCredentials:
+        return grpc.ssl_channel_credentials(self.ca, self.key, self.cert)
+
+    def server(self) -> grpc.ServerCredentials:
+        return grpc.ssl_server_credentials([(self.key, self.cert)], self.ca, require_client_auth=True)
+
+
+_CURRENT: ContextVar[StageTls | None] = ContextVar("stage_tls", default=None)
+
+
+def current() -> StageTls | None:
+    """Of the scope that this runs in; tasks have that of whoever started them."""
+    return _CURRENT.get()
+
+
+@contextlib.contextmanager
+def stages_secured(settings: StageTlsSettings) -> Iterator[None]:
+    """Channels and servers of stages that are opened in this scope use the settings' certificates."""
+    token = _CURRENT.set(settings.stage_tls())
+    try:
+        yield
+    finally:
+        _CURRENT.reset(token)
+
+
+def add_port(server: grpc.aio.Server, address: str) -> int:
+    """Lets a stage's server listen, by the scope's certificates; its port."""
+    tls = current()
+    return server.add_insecure_port(address) if tls is None else server.add_secure_port(address, tls.server())
