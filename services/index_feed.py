@@ -16,6 +16,7 @@ from google.protobuf.message import DecodeError
 from headwater.proto import events_pb2
 from headwater.services import subjects
 from headwater.services.bus import Bus, Subscription
+from headwater.services.index_burden import Burden
 from headwater.services.index_follower import Dial, Follower, engine_at
 from headwater.services.index_reader import IndexReader
 from headwater.services.kv_index import MAX_BLOCKS, KvIndex
@@ -25,6 +26,8 @@ from headwater.services.runtime import log_failure, owned_task
 from headwater.services.store import Store, StoreUnavailable
 
 _SNAPSHOTS_AT_A_TIME = 4
+_MAX_SHARE = 0.6
+"""Of a core, that following events may take where Redis can be asked instead."""
 _READ_BELIEVED_SECONDS = 1.0
 """How long an answer from Redis stands for a column that is not synced."""
 
@@ -42,8 +45,10 @@ class IndexFeed:
         dial: Dial = engine_at,
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
+        max_share: float = _MAX_SHARE,
     ) -> None:
         """`max_blocks` is the limit of each model's index."""
+        self._store, self._burden = store, Burden(max_share)
         self._bus, self._members, self._max_blocks = bus, members, max_blocks
         self._dial, self._clock, self._wall_clock = dial, clock, wall_clock
         self._reader = IndexReader(store, clock=clock)
@@ -102,7 +107,7 @@ class IndexFeed:
 
     def doubt(self, member: Member) -> None:
         """Its hits do not come true: what the index has of it is compared with what it says, soon and not too often."""
-        if (followed := self._followers.get(member.replica_id)) is not None:
+        if not self._burden.is_put_down and (followed := self._followers.get(member.replica_id)) is not None:
             followed[0].doubt()
 
     def _believe(self, member: Member, hashes: Sequence[bytes]) -> None:
@@ -115,6 +120,9 @@ class IndexFeed:
 
     async def _read(self, batches: Subscription) -> None:
         async for message in batches:
+            if self._burden.is_put_down and not self._follows_again():
+                continue
+            started = time.perf_counter()
             try:
                 batch = events_pb2.KvEventBatch.FromString(message.payload)
             except DecodeError as fault:
@@ -124,6 +132,24 @@ class IndexFeed:
             followed = self._followers.get(batch.incarnation.replica_id)
             if followed is not None:
                 followed[0].take(batch)
+            if self._burden.add(time.perf_counter() - started, self._clock()) and not self._store.broken:
+                self._read_through()
+
+    def _read_through(self) -> None:
+        """Events take too much of this core: for a while Redis is asked about each prompt, and they are passed over."""
+        structlog.get_logger().warning(
+            "events are passed over, the index is read through", replicas=len(self._followers)
+        )
+        self._burden.put_down(self._clock())
+        for member in self._members.of(Kind.ENGINE):
+            self.index(member.model_key).forget(member.replica_id)
+
+    def _follows_again(self) -> bool:
+        if not self._burden.try_again(self._clock()):
+            return False
+        for follower, _ in self._followers.values():
+            follower.catch_up()
+        return True
 
     def _on_connected(self) -> None:
         """Whatever was said while the bus was away was said to nobody."""
@@ -135,6 +161,8 @@ class IndexFeed:
         if member.kind is not Kind.ENGINE:
             return
         if change.kind is ChangeKind.UPDATED:
+            if self._burden.is_put_down:
+                return
             if member.load is not None and (followed := self._followers.get(member.replica_id)) is not None:
                 followed[0].compare(member.load.kv_seq)
             return

@@ -24,6 +24,8 @@ class Candidate:
     """Seconds since its last load message; −1: none came yet."""
     guard: str
     """Why it was skipped; empty: it was not."""
+    cached: int
+    """Sixteenths of its cache that hold something."""
 
 
 @dataclass(slots=True, kw_only=True)

@@ -39,6 +39,10 @@ class Replica:
             filled=filled,
         )
 
+    def cached_share(self, num_cached: int) -> int:
+        """How full the cache is, in sixteenths: finer differences mean nothing once caches are full."""
+        return 16 * num_cached // max(1, self.load.reported.num_total_blocks)
+
     def guard(self, parts: Parts, now: float) -> str:
         """Why the replica should not get the request; empty: it may."""
         if self.member.draining or self.load.reported.draining:

@@ -184,11 +184,15 @@ class Router:
             parts = replica.parts(num_prompt_tokens, matched_tokens, max_tokens, rates[replica.member.numerics_id], now)
             guard = "failed" if replica_id in exclude else replica.guard(parts, now)
             synced, age = index.is_synced(replica_id, replica.member.epoch), replica.load_age(now)
-            seen.append(Candidate(replica_id, parts, self._score(parts), replica.trust.value, synced, age, guard))
+            cached = replica.cached_share(index.num_blocks(replica_id))
+            seen.append(
+                Candidate(replica_id, parts, self._score(parts), replica.trust.value, synced, age, guard, cached)
+            )
         return seen
 
     def _pick(self, able: list[Candidate], hashes: list[bytes]) -> tuple[Candidate, str]:
-        """The best, and among those as good the one with fewest requests, then the one least lately used."""
+        """The best, and among those as good the one with fewest requests, then the one least lately used; for a prompt
+        that is cached nowhere, first the one whose cache has most room."""
         if len(able) == 1:
             return able[0], "only"
         prefix = home.prefix_of(hashes)
@@ -197,9 +201,15 @@ class Router:
         best = min(able, key=lambda each: each.cost)
         limit = best.cost * (1 + policy.SPREAD)
         served = self._last_served.get(prefix, {})
+        is_new = not any(each.parts.matched_tokens for each in able)
         chosen = min(
             (each for each in able if each.cost <= limit),
-            key=lambda each: (each.parts.num_requests, served.get(each.replica_id, 0.0), each.cost),
+            key=lambda each: (
+                each.cached if is_new else 0,
+                each.parts.num_requests,
+                served.get(each.replica_id, 0.0),
+                each.cost,
+            ),
         )
         if chosen is not best and chosen.cost > best.cost:
             return chosen, "spread"

@@ -273,3 +273,35 @@ async def test_a_doubted_replica_is_asked_once_and_copied_only_where_the_sums_di
             feed.doubt(engine.member)
         await eventually(lambda: index.lookup(chain(0, 10)) == {"a": 10} and not index.lookup(chain(500, 1)))
         assert engine.calls == ["snapshot", "events", "snapshot"]
+
+
+async def test_a_gateway_that_events_keep_too_busy_passes_them_over_for_a_while_and_asks_redis(
+    nats_url: str, redis_url: str, engine: Engine
+) -> None:
+    now = 0.0
+    owner = Owner(replica_id="a", epoch=engine.epoch, address=engine.address, capacity=100)
+    async with Bus.open(nats_url) as bus, Store.open(redis_url) as store:
+        members = Members(bus, (Kind.ENGINE,))
+        feed = IndexFeed(bus, members, store, clock=lambda: now, max_share=0.0)
+        async with members.running(), feed.running():
+            members.hear(engine.member, from_bus=True)
+            index = feed.index(engine.model.key)
+            await eventually(lambda: feed.is_synced(engine.member))
+            for second in range(3):
+                now += 1
+                engine.stores(chain(10 * second, 10))
+                await engine.publish(bus)
+                if second < 2:
+                    await eventually(lambda: index.lookup(chain(0, 30)) == {"a": 10 * second + 10})  # noqa: B023
+            await eventually(lambda: not feed.is_sure(engine.model.key))
+            assert index.lookup(chain(0, 30)) == {}
+            column = IndexColumn(store, engine.model.key, 0, owner)
+            for each in chain(0, 30):
+                column.add(each)
+            assert await column.write()
+            await feed.consult(engine.model.key, chain(0, 30))
+            assert index.lookup(chain(0, 30)) == {"a": 30}
+            now += 31
+            engine.stores(chain(30, 5))
+            await engine.publish(bus)
+            await eventually(lambda: feed.is_sure(engine.model.key) and index.lookup(chain(0, 35)) == {"a": 35})

@@ -266,3 +266,16 @@ async def test_load_messages_arrive_over_the_bus_and_those_of_another_incarnatio
                     await asyncio.sleep(0.01)
             assert ages["b"] == -1
             assert router.choose(served_model.key, b"", 10, 10).replica_id == "b"
+
+
+async def test_a_prompt_that_is_new_to_all_goes_where_the_cache_has_most_room(cluster: Cluster) -> None:
+    small = replace(IDLE, num_total_blocks=64)
+    cluster.caches("a", chain("old", 32))
+    cluster.reports("a", small)
+    cluster.reports("b", small)
+    assert [cluster.choose(chain(f"new{number}", 2)).replica_id for number in range(3)] == ["b"] * 3
+    cluster.caches("b", chain("also old", 34))
+    dispatch = cluster.sends(chain("new", 2))
+    cluster.router.started(dispatch, 0)
+    other = cluster.choose(chain("newer", 2)).replica_id
+    assert other != dispatch.replica.member.replica_id

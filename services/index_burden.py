@@ -1,0 +1,45 @@
+"""How much of a core following events takes. Too much for too long, and whoever follows had better ask when in need."""
+
+from __future__ import annotations
+
+_WINDOW_SECONDS = 1.0
+_PATIENCE = 3
+"""Windows in a row."""
+REST_SECONDS = 30.0
+"""Until following is tried again."""
+
+
+class Burden:
+    """Times are seconds of one monotonic clock, given by the caller."""
+
+    def __init__(self, max_share: float) -> None:
+        self._max_share = max_share
+        self._spent, self._since, self._num_over = 0.0, 0.0, 0
+        self._rests_until: float | None = None
+
+    @property
+    def is_put_down(self) -> bool:
+        return self._rests_until is not None
+
+    def add(self, seconds: float, now: float) -> bool:
+        """Takes the work of one batch; True when it has become too much with it."""
+        self._spent += seconds
+        if now - self._since < _WINDOW_SECONDS:
+            return False
+        is_over = self._spent > self._max_share * (now - self._since)
+        self._num_over = self._num_over + 1 if is_over else 0
+        self._spent, self._since = 0.0, now
+        if self._num_over < _PATIENCE:
+            return False
+        self._num_over = 0
+        return True
+
+    def put_down(self, now: float) -> None:
+        self._rests_until = now + REST_SECONDS
+
+    def try_again(self, now: float) -> bool:
+        """True once, when the rest is over."""
+        if self._rests_until is None or now < self._rests_until:
+            return False
+        self._rests_until, self._since, self._spent = None, now, 0.0
+        return True
