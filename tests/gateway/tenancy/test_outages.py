@@ -1,0 +1,76 @@
+"""Limits while Redis is away, and when it comes back with nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import uuid
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headwater.gateway.tenancy.limiter import NEVER
+from headwater.gateway.tenancy.local_limits import LocalLimits
+from headwater.gateway.tenancy.records import Limits, Scope
+from headwater.services.embedded import start_valkey
+from tests.gateway.conftest import GatewayStarter
+from tests.gateway.stages import Behind, Gateway, completion_body
+
+ADMIN = "admin-key-of-the-house"
+
+
+def test_alone_a_gateway_grants_its_share_and_no_more() -> None:
+    now = 0.0
+    local = LocalLimits(0.5, clock=lambda: now)
+    scopes = [Scope("tenant", Limits(requests_per_minute=4, concurrency=10, tokens_per_minute=1000, budget=1000))]
+    grants = [local.reserve("ada", scopes, most=100, least=1) for _ in range(3)]
+    assert [each.granted for each in grants] == [100, 100, 0]
+    assert grants[2].refusal is not None
+    assert (grants[2].refusal.limit, grants[2].refusal.seconds) == ("requests", 60.0)
+    now = 61.0
+    assert local.reserve("ada", scopes, most=400, least=1).granted == 300, "what half the budget has left"
+    refusal = local.reserve("ada", scopes, most=400, least=1).refusal
+    assert refusal is not None
+    assert (refusal.limit, refusal.seconds) == ("budget", NEVER)
+    local.settle("ada", scopes, unused=250)
+    assert local.reserve("ada", scopes, most=400, least=1, requests=0).granted == 250
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("share", [1.0, 0.0])
+async def test_a_lost_redis_costs_no_request_and_an_emptied_one_no_budget(
+    share: float,
+    behind: Behind,
+    start_gateway: GatewayStarter,
+    nats_url: str,
+    free_dir: Path,
+    kept: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("HEADWATER_ADMIN_KEY", ADMIN)
+    valkey = await start_valkey(free_dir, **kept)
+    flags = (f"--nats-url={nats_url}", f"--redis-url={valkey.url}", f"--fail-open-share={share}")
+    with contextlib.ExitStack() as stack:
+        gateway: Gateway = await asyncio.to_thread(stack.enter_context, start_gateway(behind, *flags))
+        made = gateway.client.post(
+            "/admin/tenants",
+            json={"id": f"t-{uuid.uuid4().hex[:8]}", "limits": {"budget": 200}},
+            headers={"authorization": f"Bearer {ADMIN}"},
+        ).json()
+        headers = {"authorization": f"Bearer {made['key']}"}
+
+        def ask(num_tokens: int) -> int:
+            body = completion_body([5] * 10, max_tokens=num_tokens, ignore_eos=True)
+            return gateway.client.post("/v1/completions", json=body, headers=headers).status_code
+
+        gateway.wait_until(lambda: gateway.client.get("/v1/models", headers=headers).status_code == 200)
+        assert ask(90) == 200
+        await valkey.kill()
+        assert ask(40) == (200 if share else 503)
+        again = await start_valkey(free_dir, port=valkey.port, **kept)
+        # The records know of 100 tokens, and of 50 more where they were granted without Redis.
+        gateway.wait_until(lambda: ask(40 if share else 90) in (200, 429), 5)
+        await asyncio.sleep(1)
+        assert ask(1) == 429
+        await again.stop()
