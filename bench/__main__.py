@@ -16,6 +16,7 @@ BENCHMARKS = {
     "structured": ("structured", "Throughput of answers that are held to a JSON schema against free ones."),
     "scheduler": ("scheduler_steps", "Host time of an engine step with the simulated executor."),
     "routing": ("routing_decision", "Time of a routing decision."),
+    "index-events": ("index_events", "How many cached blocks a second a gateway's index takes in."),
     "policies": ("policy_replay", "Replay traces through routing policies: hit rate and time to first token."),
     "replay": ("receipt_replay", "Score a gateway's logged routing decisions under other policies."),
     "chaos": ("chaos", "Break a simulated cluster by seed and check what must hold."),

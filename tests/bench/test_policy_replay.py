@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from headwater.bench.index_events import blocks_per_second
 from headwater.bench.policy_replay import LADDER_BLOCKS, OURS, Outcome, replay
 from headwater.bench.routing_policies import RULES
 from headwater.bench.routing_traces import BLOCK_SIZE, conversation, ladder
@@ -63,3 +64,7 @@ def test_virtual_time_passes_only_while_nothing_is_to_be_done_and_a_deadlock_is_
     assert run_virtually(sleeps(), 0) == pytest.approx(3600)
     with pytest.raises(Stuck):
         run_virtually(asyncio.Event().wait(), 0)
+
+
+def test_an_index_takes_in_what_its_replicas_say() -> None:
+    assert blocks_per_second(num_replicas=10, num_batches=100) > 0
