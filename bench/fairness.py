@@ -26,7 +26,8 @@ from headwater.services.line_file import LineRecord
 
 NUM_NORMAL = 9
 ABUSER = "abuser"
-WARM_UP_SECONDS = 2.0
+WARM_UP_SECONDS = 10.0
+"""What many ask for at the very start is not shared between gateways yet, and takes its time to be worked off."""
 
 
 @dataclass(slots=True)

@@ -323,6 +323,8 @@ class Generation:
         attempt = self.road.attempts[-1]
         if attempt.start is None:
             attempt.start = start
+            if self.share is not None:
+                self.share.started()
             self.cached_tokens = start.cached_tokens
             if self._dispatch is not None:
                 self.line.router.started(self._dispatch, start.cached_tokens)

@@ -39,7 +39,9 @@ for _, name in ipairs(redis.call('ZRANGEBYSCORE', KEYS[2], '-inf', now - 600000,
   redis.call('ZREM', KEYS[2], name)
   redis.call('HDEL', KEYS[1], name)
 end
-local found = {}
+local latest = math.max(tonumber(ARGV[2]), tonumber(redis.call('HGET', KEYS[1], '') or 0))
+redis.call('HSET', KEYS[1], '', latest)
+local found = { { '', latest } }
 for _, name in ipairs(redis.call('ZRANGEBYSCORE', KEYS[2], now - 2000, '+inf')) do
   found[#found + 1] = { name, tonumber(redis.call('HGET', KEYS[1], name) or 0) }
 end
@@ -55,6 +57,10 @@ class Share:
         self.virtual_time = virtual_time
         """When it begins: smaller goes first."""
         self._clock, self._tenant, self._charged = clock, tenant, charged
+
+    def started(self) -> None:
+        """Its turn has come."""
+        self._clock.reached(self.virtual_time)
 
     def ended(self, *, uncached: int, cached: int, output: int) -> None:
         """Corrects what was guessed."""
@@ -72,6 +78,8 @@ class VirtualTime:
         self._unsent: defaultdict[str, float] = defaultdict(float)
         self._floors: dict[str, float] = {}
         self._here: Counter[str] = Counter()
+        self._now = 0.0
+        """The latest beginning of what is, or was, computed, on any gateway."""
         self._elsewhere: Mapping[str, float] = {}
         """Who is active on any gateway, as last heard."""
         self._answer_lens: dict[str, float] = {}
@@ -103,14 +111,14 @@ class VirtualTime:
         before = self._answer_lens.get(tenant.id, float(num_output_tokens))
         self._answer_lens[tenant.id] = before + LEARNING * (num_output_tokens - before)
 
+    def reached(self, virtual_time: float) -> None:
+        """A request that began then is being computed."""
+        self._now = max(self._now, virtual_time)
+
     def _lift(self, name: str) -> None:
-        """Who was away has saved up nothing."""
-        if self._here[name] or name in self._elsewhere:
-            return
-        active = [self._times[other] for other, count in self._here.items() if count]
-        active += [time for other, time in self._elsewhere.items() if not self._here[other]]
-        if active and (floor := min(active)) > self._times[name]:
-            self._times[name] = self._floors[name] = floor
+        """Who was away has saved up nothing: it begins where those stand who are being served, not behind the queue."""
+        if self._times[name] < self._now:
+            self._times[name] = self._floors[name] = self._now
 
     async def _share(self) -> None:
         while True:
@@ -127,13 +135,14 @@ class VirtualTime:
         told = [[name, sent[name], floors.get(name, 0.0), self._times[name], name in active] for name in sent]
         self._unsent, self._floors = defaultdict(float), {}
         try:
-            reply = await self._store.run(_SHARE, KEYS, [msgspec.msgpack.encode(told)], seconds=1.0)
+            reply = await self._store.run(_SHARE, KEYS, [msgspec.msgpack.encode(told), self._now], seconds=1.0)
         except StoreUnavailable:
             for name, delta in sent.items():
                 self._unsent[name] += delta
             self._floors = floors | self._floors
             raise
         heard = dict(msgspec.msgpack.decode(reply, type=list[tuple[str, float]]))
+        self.reached(heard.pop(""))
         self._elsewhere = heard
         for name, time in heard.items():
             self._times[name] = max(time, self._floors.get(name, 0.0)) + self._unsent[name]
