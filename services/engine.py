@@ -52,11 +52,12 @@ async def _serve_door(
     await listener.start()
     try:
         with metrics_served(settings.host, settings.metrics_port) as metrics, collected(door, replica.model.name):
-            async with owned_task(door.sweep()), owned_task(door.grammars.run()):
+            async with owned_task(door.sweep()) as sweep, owned_task(door.grammars.run()) as masks:
                 async with EngineFacts.published(settings, replica, door) as facts:
                     door.open(facts.tell)
                     life.announce(grpc=listener.address, **metrics)
-                    await _first_of(life.stopping, core.gone, servicer.drain_wanted)
+                    # Nobody else ends what starves or waits for a mask: without these two, another engine is better.
+                    await _first_of(life.stopping, core.gone, servicer.drain_wanted, _ended(sweep), _ended(masks))
                 # Index and membership are left: from here on only late requests come.
                 await listener.leave()
                 if not life.orphaned:
@@ -65,6 +66,12 @@ async def _serve_door(
         await listener.server.stop(0.0 if life.orphaned else LAST_WORDS_SECONDS)
     if core.gone.is_set():
         raise CoreFailed(f"the engine core ended with status {await core.ended()}")
+
+
+def _ended(task: asyncio.Task[None]) -> asyncio.Event:
+    event = asyncio.Event()
+    task.add_done_callback(lambda _: event.set())
+    return event
 
 
 async def _first_of(*events: asyncio.Event) -> None:
