@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from headwater.gateway.caller import Caller
+from headwater.gateway.job import Job
 from headwater.gateway.line import Line
 from headwater.gateway.pieces import Gathered
-from headwater.gateway.session import Generation, Job, run_all
+from headwater.gateway.session import Generation, run_all
 from headwater.proto import common_pb2, processor_pb2
 from headwater.services.errors import BadRequest
 

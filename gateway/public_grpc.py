@@ -12,9 +12,10 @@ import grpc
 from headwater.gateway.caller import MAX_PRIORITY, Caller
 from headwater.gateway.choice import Choice, Sink
 from headwater.gateway.embeddings import Embedding
+from headwater.gateway.job import Job
 from headwater.gateway.line import Line, shutting_down
 from headwater.gateway.pieces import CallPiece, Gathered, Piece, PieceQueue
-from headwater.gateway.session import Generation, Job, run_all
+from headwater.gateway.session import Generation, run_all
 from headwater.proto import common_pb2, inference_pb2, inference_pb2_grpc, processor_pb2
 from headwater.services import errors
 

@@ -8,13 +8,14 @@ import msgspec
 
 from headwater.gateway.caller import Caller
 from headwater.gateway.exchange import Exchange
+from headwater.gateway.job import Job
 from headwater.gateway.line import Line
 from headwater.gateway.openai.response_answer import ResponseAnswer, ResponseEvents
 from headwater.gateway.openai.response_input import check, items_of, to_prompt, to_sampling, without_oldest
 from headwater.gateway.openai.response_schema import InputItem, ResponsesRequest
 from headwater.gateway.pieces import Gathered
 from headwater.gateway.response_store import Item, KeptResponse, ResponseStore
-from headwater.gateway.session import Generation, Job, run_all
+from headwater.gateway.session import Generation, run_all
 from headwater.services import errors
 
 TOO_LONG = "context_length_exceeded"

@@ -17,8 +17,8 @@ from typing import Any
 import structlog
 
 from headwater.gateway.beam_search import BeamSearch
-from headwater.gateway.caller import Caller
 from headwater.gateway.choice import ENGINE_UNAVAILABLE, Choice, ScoredChoice, Sink
+from headwater.gateway.job import Job
 from headwater.gateway.line import Line
 from headwater.gateway.output_sessions import OutputSession
 from headwater.gateway.road import Attempt, Road
@@ -31,22 +31,6 @@ from headwater.proto import common_pb2, engine_pb2, output_processor_pb2, proces
 from headwater.services import errors
 
 MAX_ATTEMPTS = 3
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
-    """What a client asks, in the line's words, unchecked."""
-
-    caller: Caller
-    model: str
-    prompt: processor_pb2.Prompt
-    sampling: common_pb2.Sampling
-    stream: bool
-    cache_salt: str = ""
-    first_index: int = 0
-    """Of its choices among those of the whole request."""
-    pooling: common_pb2.Pooling.ValueType = common_pb2.POOLING_UNSPECIFIED
-    """Given: the prompt is embedded, not answered."""
 
 
 @dataclass(slots=True, eq=False)

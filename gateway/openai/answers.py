@@ -11,12 +11,13 @@ import msgspec
 
 from headwater.gateway.caller import Caller
 from headwater.gateway.choice import Choice
+from headwater.gateway.job import Job
 from headwater.gateway.line import Line
 from headwater.gateway.openai.schema import Answering
 from headwater.gateway.openai.sse import DONE, KEEP_ALIVE, SseStream
 from headwater.gateway.output_sessions import Scores
 from headwater.gateway.pieces import Gathered, Held, Piece
-from headwater.gateway.session import Generation, Job
+from headwater.gateway.session import Generation
 from headwater.proto.output_processor_pb2 import RowParts
 
 encode = msgspec.json.Encoder().encode

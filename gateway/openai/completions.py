@@ -8,6 +8,7 @@ from typing import Any
 
 from headwater.gateway.caller import Caller
 from headwater.gateway.choice import Choice
+from headwater.gateway.job import Job
 from headwater.gateway.line import Line
 from headwater.gateway.openai.logprobs import completion_logprobs, prompt_logprobs
 from headwater.gateway.openai.schema import CompletionRequest
@@ -15,7 +16,7 @@ from headwater.gateway.openai.structured_output import put_structured_output
 from headwater.gateway.openai.to_pb import check_stream_options, sampling_to_pb
 from headwater.gateway.output_sessions import Scores
 from headwater.gateway.pieces import Piece
-from headwater.gateway.session import Generation, Job
+from headwater.gateway.session import Generation
 from headwater.proto import common_pb2, processor_pb2
 from headwater.services.errors import BadRequest
 
