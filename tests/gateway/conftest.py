@@ -10,13 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from headwater.services.demo_model import DEMO_REVISION, demo_gguf
-from headwater.services.gguf_tokenizer import write_tokenizer
-from headwater.services.manifest import LAYOUT, ModelManifest
-from headwater.services.model_store import default_cache_dir
-from headwater.services.progress import silent
+from headwater.bench.text_folder import demo_text_folder
 from tests.gateway.stages import (
-    MODEL,
     QUIET,
     THINKER,
     Behind,
@@ -37,21 +32,7 @@ GatewayStarter = Callable[..., contextlib.AbstractContextManager[Gateway]]
 @pytest.fixture(scope="session")
 def text_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The demo model's tokenizer and chat template; no weights."""
-    folder = tmp_path_factory.mktemp("text")
-    write_tokenizer(demo_gguf(default_cache_dir(), silent), folder)
-    ModelManifest(
-        name=MODEL,
-        revision=DEMO_REVISION,
-        dtype="float32",
-        layout=LAYOUT,
-        architecture="LlamaForCausalLM",
-        vocab_size=49152,
-        max_model_len=8192,
-        eos_token_ids=(2, 0),
-        bos_token_id=1,
-        source="the demo model's GGUF file",
-    ).write(folder)
-    return folder
+    return demo_text_folder(tmp_path_factory.mktemp("text"))
 
 
 @pytest.fixture(scope="session")

@@ -6,11 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from headwater.services.demo_model import DEMO_NAME, DEMO_REVISION, demo_gguf
-from headwater.services.gguf_tokenizer import write_tokenizer
-from headwater.services.manifest import LAYOUT, ModelManifest
-from headwater.services.model_store import default_cache_dir
-from headwater.services.progress import silent
+from headwater.bench.text_folder import demo_text_folder
+from headwater.services.demo_model import DEMO_NAME
 from headwater.services.text_model import ServingChoices, TextModel, load_text_model
 from headwater.services.tokenizer import Tokenizer
 
@@ -18,21 +15,7 @@ from headwater.services.tokenizer import Tokenizer
 @pytest.fixture(scope="session")
 def demo_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model folder without weights."""
-    folder = tmp_path_factory.mktemp("demo")
-    write_tokenizer(demo_gguf(default_cache_dir(), silent), folder)
-    ModelManifest(
-        name=DEMO_NAME,
-        revision=DEMO_REVISION,
-        dtype="float32",
-        layout=LAYOUT,
-        architecture="LlamaForCausalLM",
-        vocab_size=49152,
-        max_model_len=8192,
-        eos_token_ids=(2, 0),
-        bos_token_id=1,
-        source="the demo model's GGUF file",
-    ).write(folder)
-    return folder
+    return demo_text_folder(tmp_path_factory.mktemp("demo"))
 
 
 @pytest.fixture(scope="session")
