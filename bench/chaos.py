@@ -81,6 +81,7 @@ class Cluster:
         """Requests at each gateway."""
         self._lives: dict[str | int, contextlib.AsyncExitStack] = {}
         self._buses: dict[str | int, BusTwin] = {}
+        self._stores: dict[str | int, StoreTwin] = {}
         self._config = EngineConfig(
             block_size=BLOCK_SIZE,
             num_blocks=65,
@@ -108,7 +109,8 @@ class Cluster:
     async def _begin(self, name: str | int) -> tuple[contextlib.AsyncExitStack, BusTwin, StoreTwin]:
         life = self._lives[name] = contextlib.AsyncExitStack()
         bus = self._buses[name] = await life.enter_async_context(BusTwin.on(self.air))
-        return life, bus, StoreTwin(self.redis, asyncio.get_running_loop().time)
+        store = self._stores[name] = StoreTwin(self.redis, asyncio.get_running_loop().time)
+        return life, bus, store
 
     async def start_engine(self, name: str) -> None:
         life, bus, store = await self._begin(name)
@@ -128,7 +130,7 @@ class Cluster:
         """NOTE: cut off first, so that nothing it does while it ends is heard."""
         engine = self.engines.pop(name)
         self._buses[name].lose()
-        engine.writer._store.is_cut = True  # type: ignore[attr-defined]
+        self._stores[name].is_cut = True
         engine.kill()
         await self._lives.pop(name).aclose()
 
