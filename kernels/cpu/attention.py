@@ -15,7 +15,7 @@ import torch
 from numba import njit
 from numpy.typing import ArrayLike
 
-from headwater.kernels.cpu.compiled import Kernel, address_of, argument, float_bits, next_item
+from headwater.kernels.cpu.compiled import Kernel, address_of, argument, float_bits, items
 from headwater.kernels.cpu.lanes import (
     BF16_ELEMENT,
     F32,
@@ -276,18 +276,14 @@ def _total(p_scratch: int, j: int) -> Any:
 
 def _tiles_f32(arguments: int) -> None:
     scratch = np.empty(_SCRATCH, np.float32)
-    i = next_item(arguments)
-    while i >= 0:
+    for i in items(arguments):
         _tile(arguments, i, scratch.ctypes.data, F32_ELEMENT)
-        i = next_item(arguments)
 
 
 def _tiles_bf16(arguments: int) -> None:
     scratch = np.empty(_SCRATCH, np.float32)
-    i = next_item(arguments)
-    while i >= 0:
+    for i in items(arguments):
         _tile(arguments, i, scratch.ctypes.data, BF16_ELEMENT)
-        i = next_item(arguments)
 
 
 KERNEL = Kernel(_tiles_f32, _tiles_bf16)

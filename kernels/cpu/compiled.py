@@ -32,7 +32,7 @@ class Kernel:
     """Work on independent items, of which each thread takes the next, so they come in any order.
 
     `works` are the kernel for float32 and for bfloat16 elements: functions of the address of their arguments, which
-    call `next_item` until there is none. Compiled when a type is first used.
+    go through `items`. Compiled when a type is first used.
     """
 
     def __init__(self, *works: Callable[[int], None]) -> None:
@@ -57,10 +57,12 @@ class Kernel:
 
 
 @njit
-def next_item(arguments: int) -> Any:
-    """−1 when all have been taken."""
+def items(arguments: int) -> Any:
+    """Those that no other thread has taken, until there is none."""
     i = take_one(arguments)
-    return i if i < int64_at(arguments + 8) else -1
+    while i < int64_at(arguments + 8):
+        yield i
+        i = take_one(arguments)
 
 
 @njit
@@ -85,10 +87,11 @@ def _team() -> Any:
     """libgomp's entry to a parallel region; None where torch computes with something else, as on macOS."""
     maps = Path("/proc/self/maps")
     lines = maps.read_text().splitlines() if maps.is_file() else []
-    path = next((line.split(maxsplit=5)[-1] for line in lines if "libgomp" in line), None)
-    if path is None:
+    paths = {line.split(maxsplit=5)[-1] for line in lines if "libgomp" in line}
+    if not paths:
         return None
-    team = ctypes.CDLL(path).GOMP_parallel
+    # Other libraries may have brought one too; torch's own lies beside it, unless it uses the system's.
+    team = ctypes.CDLL(min(paths, key=lambda path: not path.startswith(str(Path(torch.__file__).parent)))).GOMP_parallel
     team.argtypes, team.restype = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint), None
     return team
 

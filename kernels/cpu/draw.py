@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from numba import njit
 
-from headwater.kernels.cpu.compiled import Kernel, argument, next_item
+from headwater.kernels.cpu.compiled import Kernel, argument, items
 from headwater.kernels.cpu.lanes import (
     BF16_ELEMENT,
     F32,
@@ -149,18 +149,14 @@ def _row(arguments: int, i: int, p_scratch: int, element: Any) -> None:
 
 def _rows_f32(arguments: int) -> None:
     scratch = np.empty(argument(arguments, 5) // _STRIP + 1 + NUM_LANES, np.float32)
-    i = next_item(arguments)
-    while i >= 0:
+    for i in items(arguments):
         _row(arguments, i, scratch.ctypes.data, F32_ELEMENT)
-        i = next_item(arguments)
 
 
 def _rows_bf16(arguments: int) -> None:
     scratch = np.empty(argument(arguments, 5) // _STRIP + 1 + NUM_LANES, np.float32)
-    i = next_item(arguments)
-    while i >= 0:
+    for i in items(arguments):
         _row(arguments, i, scratch.ctypes.data, BF16_ELEMENT)
-        i = next_item(arguments)
 
 
 KERNEL = Kernel(_rows_f32, _rows_bf16)

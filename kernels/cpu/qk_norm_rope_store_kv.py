@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from numba import njit
 
-from headwater.kernels.cpu.compiled import Kernel, address_of, argument, float_bits, next_item
+from headwater.kernels.cpu.compiled import Kernel, address_of, argument, float_bits, items
 from headwater.kernels.cpu.lanes import (
     BF16_ELEMENT,
     F32,
@@ -144,18 +144,14 @@ def _keep(arguments: int, i: int, kv_head: int, p_scratch: int, element: Any) ->
 
 def _tokens_f32(arguments: int) -> None:
     scratch = np.empty(MAX_HEAD_DIM, np.float32)
-    i = next_item(arguments)
-    while i >= 0:
+    for i in items(arguments):
         _token(arguments, i, scratch.ctypes.data, F32_ELEMENT)
-        i = next_item(arguments)
 
 
 def _tokens_bf16(arguments: int) -> None:
     scratch = np.empty(MAX_HEAD_DIM, np.float32)
-    i = next_item(arguments)
-    while i >= 0:
+    for i in items(arguments):
         _token(arguments, i, scratch.ctypes.data, BF16_ELEMENT)
-        i = next_item(arguments)
 
 
 KERNEL = Kernel(_tokens_f32, _tokens_bf16)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from numba import njit
 
-from headwater.kernels.cpu.compiled import Kernel, address_of, argument, float_bits, next_item
+from headwater.kernels.cpu.compiled import Kernel, address_of, argument, float_bits, items
 from headwater.kernels.cpu.lanes import (
     BF16_ELEMENT,
     F32,
@@ -68,17 +68,13 @@ def _norm_row(arguments: int, i: int, element: Any) -> None:
 
 
 def _norm_f32(arguments: int) -> None:
-    i = next_item(arguments)
-    while i >= 0:
+    for i in items(arguments):
         _norm_row(arguments, i, F32_ELEMENT)
-        i = next_item(arguments)
 
 
 def _norm_bf16(arguments: int) -> None:
-    i = next_item(arguments)
-    while i >= 0:
+    for i in items(arguments):
         _norm_row(arguments, i, BF16_ELEMENT)
-        i = next_item(arguments)
 
 
 KERNEL = Kernel(_norm_f32, _norm_bf16)

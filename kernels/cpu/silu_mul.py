@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from numba import njit
 
-from headwater.kernels.cpu.compiled import Kernel, argument, next_item
+from headwater.kernels.cpu.compiled import Kernel, argument, items
 from headwater.kernels.cpu.lanes import (
     BF16_ELEMENT,
     F32,
@@ -46,17 +46,13 @@ def _silu_row(arguments: int, i: int, element: Any) -> None:
 
 
 def _silu_f32(arguments: int) -> None:
-    i = next_item(arguments)
-    while i >= 0:
+    for i in items(arguments):
         _silu_row(arguments, i, F32_ELEMENT)
-        i = next_item(arguments)
 
 
 def _silu_bf16(arguments: int) -> None:
-    i = next_item(arguments)
-    while i >= 0:
+    for i in items(arguments):
         _silu_row(arguments, i, BF16_ELEMENT)
-        i = next_item(arguments)
 
 
 KERNEL = Kernel(_silu_f32, _silu_bf16)
