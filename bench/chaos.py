@@ -28,10 +28,10 @@ from headwater.bench.virtual_loop import run_virtually
 from headwater.engine_core.config import EngineConfig
 from headwater.engine_core.executors.simulated import SimulatedModel, expected_tokens
 from headwater.engine_core.sampling_params import SamplingParams
+from headwater.services.index.slots import SlotTable
 from headwater.services.member import Kind, Member
 from headwater.services.runtime import configure_logging
 from headwater.services.served_model import ServedModel
-from headwater.services.slots import SlotTable
 
 NUM_ENGINES, NUM_GATEWAYS, NUM_REQUESTS, NUM_FAULTS = 3, 2, 16, 6
 FAULT_SECONDS = 5.0

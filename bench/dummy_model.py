@@ -14,7 +14,7 @@ import typer
 
 from headwater.bench.text_folder import demo_text_folder
 from headwater.bench.workloads import MODELS
-from headwater.services.manifest import ModelManifest
+from headwater.services.models.manifest import ModelManifest
 
 
 def main(

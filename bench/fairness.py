@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 from headwater.bench.own_line import own_line
-from headwater.services.line_file import LineRecord
+from headwater.services.stack.line_file import LineRecord
 
 NUM_NORMAL = 9
 ABUSER = "abuser"

@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from headwater.proto.events_pb2 import Incarnation, KvEventBatch, StoredBlocks
-from headwater.services.kv_index import KvIndex
+from headwater.services.index.kv_index import KvIndex
 
 BLOCKS_PER_BATCH = 40
 

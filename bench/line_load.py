@@ -24,7 +24,7 @@ from headwater.bench.latency_report import Objective, summarize
 from headwater.bench.own_line import own_line
 from headwater.bench.serve import drive
 from headwater.bench.workloads import LINE_LOADS, LineLoad
-from headwater.services.line_file import LineRecord, StageRecord
+from headwater.services.stack.line_file import LineRecord, StageRecord
 
 MOST_WARMUP = 256
 

@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 from headwater.bench.own_line import own_line
-from headwater.services.line_file import LineRecord, StageRecord
+from headwater.services.stack.line_file import LineRecord, StageRecord
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -30,7 +30,7 @@ from headwater.proto.engine_pb2 import Add, ClientFrame, EngineFrame, InfoReques
 from headwater.proto.events_pb2 import Incarnation, Member
 from headwater.proto.output_processor_pb2 import GatewayFrame, Open, OutputFrame
 from headwater.services.channel import server_options
-from headwater.services.manifest import ModelManifest
+from headwater.services.models.manifest import ModelManifest
 from headwater.services.runtime import READY_FD
 
 EPOCH = 1

@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from headwater.services.line_file import LineRecord, read_line
+from headwater.services.stack.line_file import LineRecord, read_line
 
 LIMIT_SECONDS = 180.0
 

@@ -29,7 +29,7 @@ from headwater.bench.routing_traces import BLOCK_SIZE, Arrival, conversation, la
 from headwater.bench.simulated_replica import Hardware, Job, SimulatedReplica
 from headwater.bench.virtual_loop import run_virtually
 from headwater.gateway.router.router import Dispatch, Router
-from headwater.services.index_feed import IndexFeed
+from headwater.services.index.feed import IndexFeed
 from headwater.services.member import Kind, Member
 from headwater.services.membership import Members
 from headwater.services.runtime import configure_logging

@@ -21,12 +21,12 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from headwater.services.embedded import start_valkey
-from headwater.services.index_column import IndexColumn, Owner
-from headwater.services.index_reader import IndexReader
-from headwater.services.reaper import Reaper
+from headwater.services.index.column import IndexColumn, Owner
+from headwater.services.index.reader import IndexReader
+from headwater.services.index.reaper import Reaper
 from headwater.services.runtime import configure_logging
 from headwater.services.served_model import ServedModel
+from headwater.services.stack.embedded import start_valkey
 from headwater.services.store import Store
 
 PROMPT_BLOCKS = 512

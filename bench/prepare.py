@@ -22,10 +22,10 @@ from headwater.bench.text_folder import demo_text_folder
 from headwater.engine_core.prefix_hash import block_hashes
 from headwater.proto.common_pb2 import ChatMessage
 from headwater.proto.processor_pb2 import Conversation, PrepareRequest, Prompt
-from headwater.services import conversation
-from headwater.services.manifest import ModelManifest
-from headwater.services.prepare import prepare
-from headwater.services.text_model import ServingChoices, TextModel, load_text_model
+from headwater.services.models.manifest import ModelManifest
+from headwater.services.processor import conversation
+from headwater.services.processor.prepare import prepare
+from headwater.services.text.model import ServingChoices, TextModel, load_text_model
 
 ROOT = Path(__file__).resolve().parents[1]
 NAMESPACE = bytes(16)

@@ -17,8 +17,8 @@ from grpc.aio import Metadata
 from headwater.proto import engine_pb2, events_pb2
 from headwater.services import subjects
 from headwater.services.bus import Bus
-from headwater.services.engine_facts import LOAD_SECONDS
-from headwater.services.engine_kv_events import KvEventLog
+from headwater.services.engine.facts import LOAD_SECONDS
+from headwater.services.engine.kv_events import KvEventLog
 from headwater.services.heartbeat import Heartbeat
 from headwater.services.member import Kind, Member, ReplicaLoad
 from headwater.services.prober import Prober

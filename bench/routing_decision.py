@@ -21,7 +21,7 @@ from rich.table import Table
 from headwater.engine_core.prefix_hash import block_hashes
 from headwater.gateway.router.router import Router
 from headwater.services.bus import Bus
-from headwater.services.index_feed import IndexFeed
+from headwater.services.index.feed import IndexFeed
 from headwater.services.member import Kind, Member, ReplicaLoad, new_epoch
 from headwater.services.membership import Members
 from headwater.services.runtime import configure_logging

@@ -18,7 +18,7 @@ from headwater.engine_core.prefix_hash import block_hashes
 from headwater.engine_core.sampling_params import SamplingParams
 from headwater.gateway.router.router import Router
 from headwater.services.errors import Unavailable
-from headwater.services.index_feed import IndexFeed
+from headwater.services.index.feed import IndexFeed
 from headwater.services.member import Kind
 from headwater.services.membership import Members
 from headwater.services.prober import Prober

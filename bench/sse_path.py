@@ -28,9 +28,9 @@ from rich.table import Table
 
 from headwater.proto import engine_pb2, events_pb2, output_processor_pb2, processor_pb2
 from headwater.services.channel import server_options
-from headwater.services.demo_model import DEMO_NAME
-from headwater.services.manifest import ModelManifest
-from headwater.services.model_store import default_cache_dir, pull
+from headwater.services.models.demo_model import DEMO_NAME
+from headwater.services.models.manifest import ModelManifest
+from headwater.services.models.store import default_cache_dir, pull
 from headwater.services.progress import silent
 from headwater.services.runtime import READY_FD, run_stage
 from headwater.services.served_model import ServedModel

@@ -22,14 +22,14 @@ from rich.table import Table
 from headwater.proto import engine_pb2 as pb
 from headwater.proto.common_pb2 import Sampling, StructuredOutput
 from headwater.proto.events_pb2 import Incarnation
-from headwater.services.engine_core_link import CoreLink
-from headwater.services.engine_door import Door
-from headwater.services.engine_kv_events import KvEventLog
-from headwater.services.engine_settings import EngineSettings
-from headwater.services.grammars import Grammars, fill
-from headwater.services.manifest import ModelManifest
+from headwater.services.engine.core_link import CoreLink
+from headwater.services.engine.door import Door
+from headwater.services.engine.kv_events import KvEventLog
+from headwater.services.engine.settings import EngineSettings
+from headwater.services.grammars.grammars import Grammars, fill
+from headwater.services.grammars.structured_output import grammar_of
+from headwater.services.models.manifest import ModelManifest
 from headwater.services.runtime import configure_logging, owned_task
-from headwater.services.structured_output import grammar_of
 
 PERSON = {
     "type": "object",

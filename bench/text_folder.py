@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from headwater.services.demo_model import DEMO_NAME, DEMO_REVISION, demo_gguf
-from headwater.services.gguf_tokenizer import write_tokenizer
-from headwater.services.manifest import LAYOUT, ModelManifest
-from headwater.services.model_store import default_cache_dir
+from headwater.services.models.demo_model import DEMO_NAME, DEMO_REVISION, demo_gguf
+from headwater.services.models.manifest import LAYOUT, ModelManifest
+from headwater.services.models.store import default_cache_dir
 from headwater.services.progress import silent
+from headwater.services.text.gguf_tokenizer import write_tokenizer
 
 
 def demo_text_folder(folder: Path) -> Path:

@@ -27,8 +27,8 @@ from headwater.bench.latency_report import Objective, summarize
 from headwater.bench.own_line import LineFailed, own_line
 from headwater.bench.plot import check_plot, plot_front
 from headwater.bench.serve import drive
-from headwater.services.line_file import LineRecord
-from headwater.services.profile import EngineProfile, Profile
+from headwater.services.stack.line_file import LineRecord
+from headwater.services.stack.profile import EngineProfile, Profile
 
 KEPT_SHARE = 0.95
 """Of the requests, that keep the objective where a setting is said to keep it."""

@@ -38,13 +38,13 @@ from headwater.gateway.tenancy.virtual_time import VirtualTime
 from headwater.gateway.tenants import AdminKeys, KeyedTenants, OpenTenants, Tenants
 from headwater.services.bus import Bus
 from headwater.services.heartbeat import Heartbeat
-from headwater.services.index_feed import IndexFeed
+from headwater.services.index.feed import IndexFeed
 from headwater.services.member import Kind, Member, new_epoch
 from headwater.services.membership import Members
 from headwater.services.runtime import configure_logging, in_one_line, lifetime, run_stage
 from headwater.services.settings import SettingError, read_settings
 from headwater.services.store import Store
-from headwater.services.text_stage import metrics_served
+from headwater.services.text.stage import metrics_served
 from headwater.services.tls import stages_secured
 from headwater.services.tracing import Tracing, tracing_to
 

@@ -18,9 +18,9 @@ import pytest
 import pytest_asyncio
 from redis.asyncio import Redis
 
-from headwater.services.embedded import start_nats, start_valkey
 from headwater.services.kept_child import keeper_command
 from headwater.services.served_model import ServedModel
+from headwater.services.stack.embedded import start_nats, start_valkey
 
 
 @pytest.fixture(scope="session")

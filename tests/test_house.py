@@ -81,14 +81,18 @@ def test_only_the_engine_service_sees_the_engine_core() -> None:
     breaches = {
         f"{path.relative_to(ROOT)}: {name}"
         for path in files_of("services")
-        if not path.relative_to(ROOT / "services").parts[0].startswith("engine")
+        if path.relative_to(ROOT / "services").parts[0] != "engine"
         for name in imports_of(path)
         if name.startswith("headwater.engine_core") and not any(name.startswith(free) for free in TORCH_FREE_CORE)
     }
     assert breaches == set()
 
 
-FRONT_STAGES = ("headwater.gateway.__main__", "headwater.services.processor", "headwater.services.output_processor")
+FRONT_STAGES = (
+    "headwater.gateway.__main__",
+    "headwater.services.processor.__main__",
+    "headwater.services.output_processor.__main__",
+)
 
 
 @pytest.mark.parametrize("module", FRONT_STAGES)

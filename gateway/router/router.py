@@ -25,7 +25,7 @@ from headwater.gateway.router.policy import Policy
 from headwater.gateway.router.replica import Replica
 from headwater.services.bus import Bus
 from headwater.services.errors import Unavailable
-from headwater.services.index_feed import IndexFeed
+from headwater.services.index.feed import IndexFeed
 from headwater.services.member import new_epoch
 from headwater.services.membership import Members
 

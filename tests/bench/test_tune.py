@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from headwater.bench.halving import pareto_front, successive_halving, winner
-from headwater.services.profile import EngineProfile, Profile
 from headwater.services.settings import SettingError
+from headwater.services.stack.profile import EngineProfile, Profile
 
 
 def test_halving_spends_on_what_is_promising_and_finds_the_best() -> None:

@@ -10,10 +10,10 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from headwater.engine_core.gguf_file import GgufFile
-from headwater.services.demo_model import DEMO_NAME, demo_gguf
-from headwater.services.model_store import default_cache_dir, pull
+from headwater.services.models.demo_model import DEMO_NAME, demo_gguf
+from headwater.services.models.store import default_cache_dir, pull
 from headwater.services.progress import silent
-from headwater.services.text_model import ServingChoices, TextModel, load_text_model
+from headwater.services.text.model import ServingChoices, TextModel, load_text_model
 from tests.engine_core.small_models import SmallEngine, greedy
 
 TEXTS = [

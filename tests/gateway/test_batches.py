@@ -12,7 +12,7 @@ from typing import Any
 import openai
 import pytest
 
-from headwater.services.embedded import EmbeddedServer, start_nats
+from headwater.services.stack.embedded import EmbeddedServer, start_nats
 from tests.gateway.conftest import GatewayStarter
 from tests.gateway.stages import MODEL, Behind, Gateway, engine_stage, gateway_stage, started
 

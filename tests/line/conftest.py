@@ -16,8 +16,8 @@ from typing import Any
 import httpx
 import pytest
 
-from headwater.services.line_file import LineRecord, read_line
-from headwater.services.model_store import default_cache_dir
+from headwater.services.models.store import default_cache_dir
+from headwater.services.stack.line_file import LineRecord, read_line
 
 MODEL = "smollm2-135m-instruct"
 PACE = {"HEADWATER_SIMULATED_STEP_SECONDS": "0.01", "HEADWATER_SIMULATED_PREFILL_SECONDS": "0.0001"}

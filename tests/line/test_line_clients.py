@@ -9,7 +9,7 @@ import httpx
 import openai
 import pytest
 
-from headwater.services.chat import Chat, ChatError, first_model
+from headwater.services.cli.chat import Chat, ChatError, first_model
 
 
 def everything_is_free(line: Any) -> bool:

@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 import pytest
 
-from headwater.services.embedded import start_nats, start_valkey
+from headwater.services.stack.embedded import start_nats, start_valkey
 
 SMALL = ("--executor=simulated", "--replicas=2")
 

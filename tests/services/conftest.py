@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from headwater.bench.text_folder import demo_text_folder
-from headwater.services.demo_model import DEMO_NAME
-from headwater.services.text_model import ServingChoices, TextModel, load_text_model
-from headwater.services.tokenizer import Tokenizer
+from headwater.services.models.demo_model import DEMO_NAME
+from headwater.services.text.model import ServingChoices, TextModel, load_text_model
+from headwater.services.text.tokenizer import Tokenizer
 
 
 @pytest.fixture(scope="session")

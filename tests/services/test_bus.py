@@ -10,7 +10,7 @@ import pytest
 
 from headwater.bench.bus_twin import Air, BusTwin
 from headwater.services.bus import Bus
-from headwater.services.embedded import start_nats
+from headwater.services.stack.embedded import start_nats
 
 
 @contextlib.asynccontextmanager

@@ -13,11 +13,11 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from headwater.proto import engine_pb2, engine_pb2_grpc, events_pb2
 from headwater.services import membership
 from headwater.services.bus import Bus
-from headwater.services.embedded import start_nats
 from headwater.services.heartbeat import Heartbeat
 from headwater.services.member import Kind, Member, ReplicaLoad, new_epoch
 from headwater.services.membership import Change, ChangeKind, Members
 from headwater.services.served_model import ServedModel
+from headwater.services.stack.embedded import start_nats
 
 ENGINES = (Kind.ENGINE,)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from redis.exceptions import ResponseError
 
-from headwater.services.embedded import start_valkey
+from headwater.services.stack.embedded import start_valkey
 from headwater.services.store import READ_SECONDS, Script, Store, StoreUnavailable
 
 ECHO = Script("return {KEYS[1], ARGV[1]}")

@@ -8,7 +8,7 @@ from headwater.bench.bus_twin import Air, BusTwin
 from headwater.bench.virtual_loop import run_virtually
 from headwater.gateway.router.router import Router
 from headwater.services.bus import Bus
-from headwater.services.index_feed import IndexFeed
+from headwater.services.index.feed import IndexFeed
 from headwater.services.member import Kind, Member
 from headwater.services.membership import Members
 from headwater.services.served_model import ServedModel

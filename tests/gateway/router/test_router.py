@@ -17,7 +17,7 @@ from headwater.gateway.router.router import Dispatch, Router
 from headwater.services import subjects
 from headwater.services.bus import Bus
 from headwater.services.errors import Unavailable
-from headwater.services.index_feed import IndexFeed
+from headwater.services.index.feed import IndexFeed
 from headwater.services.member import Kind, Member, ReplicaLoad, new_epoch
 from headwater.services.membership import Members
 from headwater.services.served_model import ServedModel

@@ -14,7 +14,7 @@ import httpx
 import pytest
 from typer.testing import CliRunner
 
-from headwater.services.cli import app as command_line
+from headwater.services.cli.__main__ import app as command_line
 from tests.gateway.conftest import GatewayStarter
 from tests.gateway.stages import MODEL, Behind, Gateway, chat_body, completion_body
 

@@ -13,7 +13,7 @@ import pytest
 from headwater.gateway.tenancy.limiter import NEVER
 from headwater.gateway.tenancy.local_limits import LocalLimits
 from headwater.gateway.tenancy.records import Limits, Scope
-from headwater.services.embedded import start_valkey
+from headwater.services.stack.embedded import start_valkey
 from tests.gateway.conftest import GatewayStarter
 from tests.gateway.stages import Behind, Gateway, completion_body
 

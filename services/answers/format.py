@@ -1,0 +1,67 @@
+"""How the answer to a conversation will be read: which calls and thoughts to look for, known before it is computed."""
+
+from __future__ import annotations
+
+from headwater.proto.common_pb2 import AnswerFormat
+from headwater.proto.processor_pb2 import Conversation
+from headwater.services.answers.reasoning_parser import REASONING_FORMATS
+
+ENFORCING = "required"
+NAMED_CHOICES = ("auto", "none", ENFORCING)
+
+
+def named_tool(conversation: Conversation) -> str | None:
+    """The function that the client chose, if it chose one."""
+    choice = conversation.tool_choice
+    return choice if choice and choice not in NAMED_CHOICES else None
+
+
+def may_call(conversation: Conversation) -> bool:
+    return bool(conversation.tools) and conversation.tool_choice != "none"
+
+
+def answer_format(
+    conversation: Conversation, rendered: str, *, tool_format: str, reasoning_format: str
+) -> AnswerFormat | None:
+    """None where all of the answer is content. `rendered` is the prompt's text, which may have opened the thoughts."""
+    form = AnswerFormat()
+    if tool_format and may_call(conversation):
+        chosen = named_tool(conversation)
+        form.tool_parser = tool_format
+        form.tool_names.extend(tool.name for tool in conversation.tools)
+        # Who chose one function wants one call.
+        form.named_call = chosen is not None
+        form.single_call = form.named_call or not _is_parallel(conversation)
+    if reasoning_format and (starts_inside := _starts_inside(conversation, rendered, reasoning_format)) is not None:
+        form.reasoning_parser, form.starts_in_reasoning = reasoning_format, starts_inside
+        form.omit_reasoning = conversation.HasField("include_reasoning") and not conversation.include_reasoning
+    return form if form.tool_parser or form.reasoning_parser else None
+
+
+def _is_parallel(conversation: Conversation) -> bool:
+    return not conversation.HasField("parallel_tool_calls") or conversation.parallel_tool_calls
+
+
+def _starts_inside(conversation: Conversation, rendered: str, reasoning_format: str) -> bool | None:
+    """Whether the answer begins with thoughts for certain; None where the prompt has put an end to them."""
+    marks = REASONING_FORMATS[reasoning_format]
+    if conversation.continue_final_message:
+        final = conversation.messages[-1]
+        text = final.content or "".join(part.text for part in final.parts)
+        return True if text.rfind(marks.start) > text.rfind(marks.end) else None
+    prompt = rendered.rstrip()
+    if prompt.endswith(marks.end):
+        return None
+    return marks.is_implied or prompt.endswith(marks.start)
+
+
+def reasoning_format_of(template: str | None) -> str:
+    """By what the model's chat template says of thoughts; empty where it says nothing."""
+    source = template or ""
+    if "[THINK]" in source:
+        return "magistral"
+    if "</think>" not in source:
+        return ""
+    if "enable_thinking" in source:
+        return "qwen3"
+    return "deepseek_r1" if "<｜Assistant｜>" in source else "think"

@@ -1,0 +1,114 @@
+"""From the text of one answer to thoughts, calls and content, by the format that the processor chose for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from hashlib import blake2b
+from typing import Protocol
+
+from headwater.proto.common_pb2 import AnswerFormat
+from headwater.services.answers.parts import Parts, PartsParser
+from headwater.services.answers.pythonic_parser import PythonicParser
+from headwater.services.answers.reasoning_parser import REASONING_FORMATS, ReasoningParser
+from headwater.services.answers.tool_parsers import HermesParser, LlamaJsonParser, MistralParser
+
+
+class ToolParser(PartsParser, Protocol):
+    """Reads the calls of one answer."""
+
+    @property
+    def num_done(self) -> int:
+        """Calls that are complete."""
+
+
+TOOL_PARSERS: Mapping[str, Callable[[Collection[str]], ToolParser]] = {
+    "hermes": HermesParser,
+    "llama3_json": LlamaJsonParser,
+    "mistral": MistralParser,
+    "pythonic": PythonicParser,
+}
+MARKERS: Mapping[str, tuple[str, ...]] = {
+    "hermes": HermesParser.markers,
+    "llama3_json": LlamaJsonParser.markers,
+    "mistral": MistralParser.markers,
+    "pythonic": PythonicParser.markers,
+}
+
+
+class AnswerParser:
+    """One answer's. Thoughts come before calls, and calls are looked for behind them only."""
+
+    def __init__(self, answer_format: AnswerFormat) -> None:
+        form = answer_format
+        self._omits_reasoning, self._is_single = form.omit_reasoning, form.single_call
+        self._reasoning = (
+            ReasoningParser(REASONING_FORMATS[form.reasoning_parser], starts_inside=form.starts_in_reasoning)
+            if form.reasoning_parser
+            else None
+        )
+        make = TOOL_PARSERS.get(form.tool_parser)
+        self._tools = make(frozenset(form.tool_names)) if make is not None else None
+        self.has_called = False
+
+    @property
+    def is_reasoning(self) -> bool:
+        return self._reasoning is not None and self._reasoning.is_inside
+
+    @property
+    def is_over(self) -> bool:
+        """The one call that was allowed is complete."""
+        return self._is_single and self._tools is not None and self._tools.num_done > 0
+
+    def push(self, text: str) -> Parts:
+        if not self._is_single or self._tools is None:
+            return self._push(text)
+        parts = Parts()
+        for char in text:
+            # Nothing counts behind the call, wherever the text was cut.
+            if self.is_over:
+                break
+            parts.add(self._push(char))
+        return parts
+
+    def _push(self, text: str) -> Parts:
+        return self._with_calls(self._reasoning.push(text) if self._reasoning is not None else Parts(text))
+
+    def flush(self) -> Parts:
+        if self.is_over:
+            return Parts()
+        parts = self._with_calls(self._reasoning.flush() if self._reasoning is not None else Parts())
+        if self._tools is not None:
+            parts.add(self._tools.flush())
+        return parts
+
+    def _with_calls(self, parts: Parts) -> Parts:
+        reasoning = "" if self._omits_reasoning else parts.reasoning
+        if self._tools is None or not parts.content:
+            return Parts(parts.content, reasoning)
+        read = self._tools.push(parts.content)
+        self.has_called = self.has_called or bool(read.calls)
+        return Parts(read.content, reasoning, read.calls)
+
+
+def unknown_parser(answer_format: AnswerFormat) -> str | None:
+    """The parser that is asked for and does not exist, if so."""
+    for name, known in ((answer_format.tool_parser, TOOL_PARSERS), (answer_format.reasoning_parser, REASONING_FORMATS)):
+        if name and name not in known:
+            return name
+    return None
+
+
+def markers_of(answer_format: AnswerFormat) -> tuple[str, ...]:
+    """Tokens that must be spelled for the parsers, also where special tokens are not."""
+    tools = MARKERS.get(answer_format.tool_parser, ())
+    if not answer_format.reasoning_parser:
+        return tools
+    marks = REASONING_FORMATS[answer_format.reasoning_parser]
+    return (*tools, marks.start, marks.end)
+
+
+def call_id(answer_format: AnswerFormat, request_id: str, choice_index: int, call_index: int) -> str:
+    """The same on every attempt of a request, so that a resumed answer does not rename its calls."""
+    digest = blake2b(f"{request_id}|{choice_index}|{call_index}".encode(), digest_size=12).hexdigest()
+    # Mistral's template takes ids of nine letters and digits only.
+    return digest[:9] if answer_format.tool_parser == "mistral" else f"call_{digest}"

@@ -1,0 +1,158 @@
+"""Calls written as Python: `[weather(city="Ulm"), time()]`, as Llama 3.2 and 4 do. Arguments become JSON."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Collection
+
+from headwater.services.answers.parts import CallDelta, Parts
+
+_CALL = re.compile(r"\s*([A-Za-z_][\w.-]*)\s*\(")
+_ARGUMENT = re.compile(r"\s*,?\s*([A-Za-z_]\w*)\s*=\s*")
+_END = re.compile(r"\s*,?\s*\)")
+_SEPARATOR = re.compile(r"\s*,\s*")
+_LAST = re.compile(r"\s*\]")
+_QUOTES, _OPENING, _CLOSING = "\"'", "([{", ")]}"
+
+
+class PythonicParser:
+    """A list of calls as the whole answer. Only a list whose first call names a function that was offered counts."""
+
+    markers = ("<|python_start|>", "<|python_end|>")
+
+    def __init__(self, tool_names: Collection[str]) -> None:
+        self._tool_names = tool_names
+        self._held = ""
+        self._num_begun = self._num_arguments = 0
+        self._value: _PythonValue | None = None
+        self.num_done = 0
+        """Calls that are complete."""
+        self._read = self._before_list
+
+    def push(self, text: str) -> Parts:
+        parts, text, self._held = Parts(), self._held + text, ""
+        while text:
+            text = self._read(text, parts)
+        return parts
+
+    def flush(self) -> Parts:
+        # The rest of a call that was begun cannot be said as JSON, what stands behind the list is no answer.
+        return Parts("" if self._num_begun else self._held)
+
+    def _before_list(self, text: str, parts: Parts) -> str:
+        opening = text.lstrip().removeprefix(self.markers[0]).lstrip()
+        if self.markers[0].startswith(opening) or opening == "[":
+            return self._wait(text)
+        if not opening.startswith("["):
+            return self._give_up(text, parts)
+        found = _CALL.match(opening, 1)
+        if found is not None and found.group(1) in self._tool_names:
+            self._begin(found.group(1), parts)
+            return opening[found.end() :]
+        could_be = opening[1:].strip()
+        if found is None and any(name.startswith(could_be) for name in self._tool_names):
+            return self._wait(text)
+        return self._give_up(text, parts)
+
+    def _in_arguments(self, text: str, parts: Parts) -> str:
+        if (end := _END.match(text)) is not None:
+            self._say("}" if self._num_arguments else "{}", parts)
+            self.num_done += 1
+            self._read = self._behind_call
+            return text[end.end() :]
+        found = _ARGUMENT.match(text)
+        if found is None or found.end() == len(text):
+            return self._wait(text)
+        opening = "{" if self._num_arguments == 0 else ", "
+        self._num_arguments += 1
+        self._say(f"{opening}{json.dumps(found.group(1))}: ", parts)
+        self._value, self._read = _PythonValue(), self._in_value
+        return text[found.end() :]
+
+    def _in_value(self, text: str, parts: Parts) -> str:
+        assert self._value is not None
+        end = self._value.push(text)
+        if end is None:
+            return ""
+        self._say(self._value.as_json(), parts)
+        self._read = self._in_arguments
+        return text[end:]
+
+    def _behind_call(self, text: str, parts: Parts) -> str:
+        if _LAST.match(text) is not None:
+            self._read = self._behind_list
+            return text
+        separator = _SEPARATOR.match(text)
+        found = _CALL.match(text, separator.end()) if separator is not None else None
+        if found is None:
+            return self._wait(text)
+        self._begin(found.group(1), parts)
+        return text[found.end() :]
+
+    def _behind_list(self, text: str, parts: Parts) -> str:
+        return ""
+
+    def _in_content(self, text: str, parts: Parts) -> str:
+        parts.content += text
+        return ""
+
+    def _wait(self, text: str) -> str:
+        self._held = text
+        return ""
+
+    def _give_up(self, text: str, parts: Parts) -> str:
+        self._read = self._in_content
+        return text
+
+    def _begin(self, name: str, parts: Parts) -> None:
+        parts.add_call(CallDelta(self._num_begun, name))
+        self._num_begun += 1
+        self._num_arguments = 0
+        self._read = self._in_arguments
+
+    def _say(self, arguments: str, parts: Parts) -> None:
+        parts.add_call(CallDelta(self._num_begun - 1, "", arguments))
+
+
+class _PythonValue:
+    """A literal up to the comma or bracket that ends it."""
+
+    def __init__(self) -> None:
+        self._taken: list[str] = []
+        self._depth = 0
+        self._quote = ""
+        self._is_escaped = False
+
+    def push(self, text: str) -> int | None:
+        """Where the value ends, if it does."""
+        for i, char in enumerate(text):
+            if self._depth == 0 and not self._quote and char in ",)":
+                return i
+            self._taken.append(char)
+            self._take(char)
+        return None
+
+    def _take(self, char: str) -> None:
+        if self._quote:
+            if self._is_escaped:
+                self._is_escaped = False
+            elif char == "\\":
+                self._is_escaped = True
+            elif char == self._quote:
+                self._quote = ""
+        elif char in _QUOTES:
+            self._quote = char
+        else:
+            self._depth += (char in _OPENING) - (char in _CLOSING)
+
+    def as_json(self) -> str:
+        """Python's literals and JSON's are both taken; anything else stays the text that it is."""
+        written = "".join(self._taken).strip()
+        for read in (json.loads, ast.literal_eval):
+            try:
+                return json.dumps(read(written), ensure_ascii=False, allow_nan=False)
+            except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+                continue
+        return json.dumps(written, ensure_ascii=False)

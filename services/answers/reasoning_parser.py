@@ -1,0 +1,98 @@
+"""Tells thoughts from the answer that follows them. Models differ in their tags and in who writes the first one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from headwater.services.answers.parts import Margin, Parts, split_at
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReasoningFormat:
+    """How a family of models marks its thoughts."""
+
+    start: str = "<think>"
+    end: str = "</think>"
+    is_implied: bool = False
+    """Thoughts come first even where no tag opens them."""
+
+
+REASONING_FORMATS: Mapping[str, ReasoningFormat] = {
+    "think": ReasoningFormat(),
+    "qwen3": ReasoningFormat(),
+    "deepseek_r1": ReasoningFormat(is_implied=True),
+    "magistral": ReasoningFormat(start="[THINK]", end="[/THINK]"),
+}
+
+
+class ReasoningParser:
+    """Thoughts stand at the beginning of an answer or nowhere; what looks like a tag later on is content."""
+
+    def __init__(self, marks: ReasoningFormat, *, starts_inside: bool) -> None:
+        self._marks = marks
+        self._held = ""
+        self._margin = Margin(is_beside=True)
+        self._read = self._in_thoughts if starts_inside else self._before
+        self._is_first = True
+
+    @property
+    def is_inside(self) -> bool:
+        return self._read == self._in_thoughts
+
+    @property
+    def is_over(self) -> bool:
+        """From here on everything is content."""
+        return self._read == self._behind
+
+    def push(self, text: str) -> Parts:
+        parts, text, self._held = Parts(), self._held + text, ""
+        while text:
+            text = self._read(text, parts)
+        return parts
+
+    def flush(self) -> Parts:
+        if self._read == self._in_thoughts:
+            return Parts(reasoning=self._margin.push(self._held) + self._margin.flush())
+        return Parts(content=self._held)
+
+    def _before(self, text: str, parts: Parts) -> str:
+        body = text.lstrip()
+        if body.startswith(self._marks.start):
+            self._read = self._in_thoughts
+        elif self._marks.start.startswith(body):
+            self._held = text
+            return ""
+        else:
+            self._read = self._behind
+        return text
+
+    def _in_thoughts(self, text: str, parts: Parts) -> str:
+        if self._is_first:
+            # Whether or not the prompt has opened the thoughts, a model may write the tag itself.
+            body = text.lstrip()
+            if self._marks.start.startswith(body):
+                self._held = text
+                return ""
+            self._is_first = False
+            text = body.removeprefix(self._marks.start)
+        before, marker, rest = split_at(text, (self._marks.end,))
+        parts.reasoning += self._margin.push(before)
+        if marker:
+            self._margin.cut()
+            self._read = self._at_answer
+        else:
+            self._held = rest
+            return ""
+        return rest
+
+    def _at_answer(self, text: str, parts: Parts) -> str:
+        """White space between the thoughts and the answer belongs to neither."""
+        body = text.lstrip()
+        if body:
+            self._read = self._behind
+        return body
+
+    def _behind(self, text: str, parts: Parts) -> str:
+        parts.content += text
+        return ""

@@ -1,0 +1,262 @@
+"""How families of models write calls, read from their text as it comes: Hermes and Qwen, Llama 3, Mistral.
+
+Each parser passes on what is no call as content. Pythonic calls have a file of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from headwater.services.answers.call_reader import CallReader, JsonValue
+from headwater.services.answers.parts import CallDelta, Margin, Parts, split_at
+
+
+class Calls:
+    """The calls of one answer, numbered; with `names`, only those of them."""
+
+    def __init__(self, names: Collection[str] | None = None) -> None:
+        self.num_begun = 0
+        self._names = names
+        self._reader = CallReader(names)
+        self._is_named = False
+
+    def read(self, text: str, parts: Parts) -> str:
+        """Takes what belongs to the next call, until `reader` is done; returns what is behind it."""
+        rest = self._reader.push(text)
+        if self._reader.name:
+            if not self._is_named:
+                self._is_named = True
+                self.begin(self._reader.name, parts)
+            self.add(self._reader.take_arguments(), parts)
+        return rest
+
+    @property
+    def reader(self) -> CallReader:
+        return self._reader
+
+    def next(self) -> None:
+        self._reader, self._is_named = CallReader(self._names), False
+
+    def begin(self, name: str, parts: Parts) -> None:
+        self.num_begun += 1
+        parts.add_call(CallDelta(self.num_begun - 1, name))
+
+    def add(self, arguments: str, parts: Parts) -> None:
+        if arguments:
+            parts.add_call(CallDelta(self.num_begun - 1, "", arguments))
+
+
+class HermesParser:
+    """`<tool_call>{"name": …, "arguments": {…}}</tool_call>`, as often as there are calls, with text between them."""
+
+    markers = ("<tool_call>", "</tool_call>")
+
+    def __init__(self, tool_names: Collection[str]) -> None:
+        self._calls, self._margin = Calls(), Margin()
+        self._held = ""
+        self._read = self._in_text
+
+    @property
+    def num_done(self) -> int:
+        """Calls that are complete."""
+        return self._calls.num_begun - (self._read == self._in_call and self._calls.reader.name != "")
+
+    def push(self, text: str) -> Parts:
+        parts, text, self._held = Parts(), self._held + text, ""
+        while text:
+            text = self._read(text, parts)
+        return parts
+
+    def flush(self) -> Parts:
+        parts, held = Parts(), self._held
+        if self._read == self._in_call and not self._calls.reader.name:
+            held = self.markers[0] + self._calls.reader.raw + held
+        if self._read != self._behind_call:
+            parts.content = self._margin.push(held) + self._margin.flush()
+        return parts
+
+    def _in_text(self, text: str, parts: Parts) -> str:
+        before, marker, rest = split_at(text, self.markers[:1])
+        parts.content += self._margin.push(before)
+        if marker:
+            self._calls.next()
+            self._read = self._in_call
+            return rest
+        self._held = rest
+        return ""
+
+    def _in_call(self, text: str, parts: Parts) -> str:
+        rest = self._calls.read(text, parts)
+        if self._calls.reader.is_no_call:
+            parts.content += self._margin.push(self.markers[0] + self._calls.reader.raw)
+            self._read = self._in_text
+        elif self._calls.reader.is_done:
+            self._read = self._behind_call
+        if self._calls.reader.name:
+            self._margin.cut()
+        return rest
+
+    def _behind_call(self, text: str, parts: Parts) -> str:
+        """Up to the closing tag; one that is missing ends where the next call begins."""
+        _, marker, rest = split_at(text, self.markers)
+        if not marker:
+            self._held = rest
+            return ""
+        self._calls.next()
+        self._read = self._in_text if marker == self.markers[1] else self._in_call
+        return rest
+
+
+class LlamaJsonParser:
+    """`{"name": …, "parameters": {…}}` as the whole answer; several calls stand beside each other.
+
+    Nothing marks a call, so an object counts as one only if it names a function that was offered.
+    """
+
+    markers = ("<|python_tag|>",)
+    _BETWEEN = "; \t\r\n,"
+
+    def __init__(self, tool_names: Collection[str]) -> None:
+        self._calls = Calls(tool_names)
+        self._held, self._skipped = "", ""
+        self._read = self._before_call
+
+    @property
+    def num_done(self) -> int:
+        return self._calls.num_begun - (self._calls.reader.name != "" and not self._calls.reader.is_done)
+
+    def push(self, text: str) -> Parts:
+        parts, text, self._held = Parts(), self._held + text, ""
+        while text:
+            text = self._read(text, parts)
+        return parts
+
+    def flush(self) -> Parts:
+        if self._read == self._before_call:
+            # What separates calls is no content where no call follows.
+            return Parts("" if self._calls.num_begun else self._skipped + self._held)
+        is_open = self._read == self._in_call and not self._calls.reader.name
+        return Parts(self._skipped + self._calls.reader.raw if is_open else "")
+
+    def _before_call(self, text: str, parts: Parts) -> str:
+        """White space, separators and the tag; anything else makes the rest of the answer plain text."""
+        body = text.lstrip(self._BETWEEN)
+        self._skipped += text[: len(text) - len(body)]
+        if body.startswith(self.markers[0]):
+            self._skipped = ""
+            return body[len(self.markers[0]) :]
+        if body.startswith("{"):
+            self._calls.next()
+            self._read = self._in_call
+            return body
+        if self.markers[0].startswith(body):
+            self._held = body
+            return ""
+        return self._give_up(body, parts)
+
+    def _in_call(self, text: str, parts: Parts) -> str:
+        rest = self._calls.read(text, parts)
+        if self._calls.reader.is_no_call:
+            return self._give_up(self._calls.reader.raw + rest, parts)
+        if self._calls.reader.name:
+            self._skipped = ""
+        if self._calls.reader.is_done:
+            self._read = self._before_call
+        return rest
+
+    def _give_up(self, text: str, parts: Parts) -> str:
+        parts.content += self._skipped + text
+        self._skipped, self._read = "", self._in_content
+        return ""
+
+    def _in_content(self, text: str, parts: Parts) -> str:
+        parts.content += text
+        return ""
+
+
+class MistralParser:
+    """`[TOOL_CALLS]` and a list of `{"name": …, "arguments": {…}}`, or, since 2025, a name and its arguments."""
+
+    markers = ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]")
+
+    def __init__(self, tool_names: Collection[str]) -> None:
+        self._calls, self._margin = Calls(), Margin()
+        self._held = ""
+        self._value: JsonValue | None = None
+        self._read = self._in_text
+
+    @property
+    def num_done(self) -> int:
+        is_open = self._value is not None or (self._read == self._in_object and self._calls.reader.name != "")
+        return self._calls.num_begun - is_open
+
+    def push(self, text: str) -> Parts:
+        parts, text, self._held = Parts(), self._held + text, ""
+        while text:
+            text = self._read(text, parts)
+        return parts
+
+    def flush(self) -> Parts:
+        if self._read == self._in_text:
+            return Parts(self._margin.push(self._held) + self._margin.flush())
+        if self._read == self._in_object and not self._calls.reader.name:
+            return Parts(self._calls.reader.raw)
+        return Parts("" if self._read == self._in_list else self._held)
+
+    def _in_text(self, text: str, parts: Parts) -> str:
+        before, marker, rest = split_at(text, self.markers[:1])
+        parts.content += self._margin.push(before)
+        if marker:
+            self._margin.cut()
+            self._read = self._behind_marker
+            return rest
+        self._held = rest
+        return ""
+
+    def _behind_marker(self, text: str, parts: Parts) -> str:
+        text = text.lstrip()
+        if text:
+            self._read = self._in_list if text[0] in "[{" else self._in_name
+        return text
+
+    def _in_list(self, text: str, parts: Parts) -> str:
+        """Between the objects of a list: brackets, commas, white space; text again behind it."""
+        text = text.lstrip("[, \t\r\n")
+        if text.startswith("{"):
+            self._calls.next()
+            self._read = self._in_object
+        elif text:
+            self._read = self._in_text
+            return text.removeprefix("]")
+        return text
+
+    def _in_object(self, text: str, parts: Parts) -> str:
+        rest = self._calls.read(text, parts)
+        if self._calls.reader.is_no_call:
+            parts.content += self._margin.push(self._calls.reader.raw)
+            self._read = self._in_text
+        elif self._calls.reader.is_done:
+            self._read = self._in_list
+        return rest
+
+    def _in_name(self, text: str, parts: Parts) -> str:
+        """The name, perhaps an id, then the arguments' object."""
+        name, brace, _ = text.partition("{")
+        if not brace:
+            self._held = text
+            return ""
+        self._calls.begin(name.split("[")[0].strip(), parts)
+        self._value = JsonValue("{")
+        self._calls.add("{", parts)
+        self._read = self._in_arguments
+        return text[len(name) + 1 :]
+
+    def _in_arguments(self, text: str, parts: Parts) -> str:
+        assert self._value is not None
+        for i, char in enumerate(text):
+            if self._value.take(char):
+                self._calls.add(text[: i + 1], parts)
+                self._value, self._read = None, self._in_text
+                return text[i + 1 :]
+        self._calls.add(text, parts)
+        return ""

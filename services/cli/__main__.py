@@ -1,0 +1,338 @@
+"""The command `headwater`: flags to settings, errors to one line. Does nothing itself."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import httpx
+import structlog
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from headwater.services.cli import chat as chat_room
+from headwater.services.cli import doctor as examination
+from headwater.services.cli import status as cluster
+from headwater.services.cli.tenant_client import TenantError
+from headwater.services.cli.tenant_commands import make_commands
+from headwater.services.cli.up import INTERRUPTED
+from headwater.services.cli.up import up as run_line
+from headwater.services.models import store as model_store
+from headwater.services.models.demo_model import DEMO_NAME, DemoModelError
+from headwater.services.models.hugging_face import HubError
+from headwater.services.models.manifest import ModelFolderError
+from headwater.services.models.store import ConversionFailed, ModelNotFound
+from headwater.services.progress import ProgressBars
+from headwater.services.settings import SettingError
+from headwater.services.stack.embedded import EmbeddedServerError
+from headwater.services.stack.hardware import default_replicas
+from headwater.services.stack.line_file import read_line
+from headwater.services.stack.local_stack import StackError
+from headwater.services.stack.plan import gpu_flags
+from headwater.services.stack.profile import Profile
+from headwater.services.stack.settings import StackSettings
+from headwater.services.stack.stage_process import StageDied
+
+KNOWN_ERRORS: tuple[type[Exception], ...] = (
+    *(SettingError, ModelNotFound, ModelFolderError, ConversionFailed, HubError, DemoModelError),
+    *(StackError, StageDied, EmbeddedServerError, cluster.NobodyThere, chat_room.ChatError, TenantError),
+    httpx.HTTPError,
+)
+"""What a person can do something about; anything else is a fault of ours and shows its trace."""
+
+STAGES = {
+    "gateway": ("headwater.gateway", "The front door: REST and public gRPC, routing."),
+    "processor": ("headwater.services.processor", "Text to tokens, checked parameters, block hashes."),
+    "output-processor": ("headwater.services.output_processor", "Tokens to text, stop strings, logprobs."),
+    "engine": ("headwater.services.engine", "A replica of a model."),
+}
+PASS_ON: Mapping[str, Any] = {"allow_extra_args": True, "ignore_unknown_options": True}
+
+console = Console(stderr=True)
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    help="Serves large language models: requests flow to the replica that already holds their prefix.",
+)
+serve = typer.Typer(no_args_is_help=True, help="Run one stage in the foreground; its own --help lists its flags.")
+app.add_typer(serve, name="serve")
+
+
+def default_state_dir(env: Mapping[str, str] = os.environ) -> Path:
+    """`$XDG_STATE_HOME/headwater`, else `~/.local/state/headwater`."""
+    return Path(env.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "headwater"
+
+
+StateDir = Annotated[
+    Path,
+    typer.Option(
+        envvar="HEADWATER_STATE_DIR",
+        default_factory=default_state_dir,
+        show_default="~/.local/state/headwater",
+        help="Durable state, logs and the running line's addresses.",
+    ),
+]
+app.add_typer(make_commands(default_state_dir), name="tenant")
+CacheDir = Annotated[
+    Path,
+    typer.Option(
+        envvar="HEADWATER_CACHE",
+        default_factory=model_store.default_cache_dir,
+        show_default="~/.cache/headwater",
+        help="Downloaded and converted models.",
+    ),
+]
+Model = Annotated[
+    str, typer.Option(envvar="HEADWATER_MODEL", help="Demo model, Hugging Face id, model folder or .gguf file.")
+]
+Revision = Annotated[str | None, typer.Option(envvar="HEADWATER_REVISION", help="Branch, tag or commit on the Hub.")]
+Dtype = Annotated[str, typer.Option(envvar="HEADWATER_DTYPE", help="auto, float32, bfloat16 or float16.")]
+Device = Annotated[str, typer.Option(envvar="HEADWATER_DEVICE", help="auto, cpu or cuda.")]
+KvCacheDtype = Annotated[
+    str, typer.Option(envvar="HEADWATER_KV_CACHE_DTYPE", help="auto, or fp8: twice the cache, other bits; GPUs.")
+]
+MaxModelLen = Annotated[
+    int | None, typer.Option(envvar="HEADWATER_MAX_MODEL_LEN", help="Tokens of prompt and answer together.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
+
+
+@app.command()
+def up(
+    *,
+    model: Model = DEMO_NAME,
+    replicas: Annotated[
+        int | None,
+        typer.Option(
+            envvar="HEADWATER_REPLICAS", show_default="2; on GPUs one each", help="Engines; they share the machine."
+        ),
+    ] = None,
+    profile: Annotated[
+        Path | None, typer.Option(envvar="HEADWATER_PROFILE", help="Settings that `headwater bench tune` found.")
+    ] = None,
+    host: Annotated[
+        str, typer.Option(envvar="HEADWATER_HOST", help="Address to listen on; past loopback only with keys.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(envvar="HEADWATER_PORT", help="REST; 0: any free port.")] = 8000,
+    grpc_port: Annotated[int, typer.Option(envvar="HEADWATER_GRPC_PORT", help="Public gRPC; 0: any free port.")] = 8001,
+    device: Device = "auto",
+    dtype: Dtype = "auto",
+    load_format: Annotated[
+        str, typer.Option(envvar="HEADWATER_LOAD_FORMAT", help="auto, or dummy: random weights of the model's shape.")
+    ] = "auto",
+    kv_cache_dtype: KvCacheDtype = "auto",
+    gpu_memory_utilization: Annotated[
+        float, typer.Option(envvar="HEADWATER_GPU_MEMORY_UTILIZATION", help="Share of a GPU that an engine may take.")
+    ] = 0.9,
+    max_model_len: MaxModelLen = None,
+    served_model_name: Annotated[
+        str | None, typer.Option(envvar="HEADWATER_SERVED_MODEL_NAME", help="What clients ask for.")
+    ] = None,
+    revision: Revision = None,
+    chat_template: Annotated[
+        Path | None, typer.Option(envvar="HEADWATER_CHAT_TEMPLATE", help="A jinja file instead of the model's own.")
+    ] = None,
+    generation_config: Annotated[
+        str | None,
+        typer.Option(envvar="HEADWATER_GENERATION_CONFIG", help="Sampling defaults: auto (the model's), none, a file."),
+    ] = None,
+    api_key_file: Annotated[
+        Path | None, typer.Option(envvar="HEADWATER_API_KEY_FILE", help="`tenant key` lines; absent: open, loopback.")
+    ] = None,
+    admin_key_file: Annotated[
+        Path | None,
+        typer.Option(envvar="HEADWATER_ADMIN_KEY_FILE", help="`name key` lines of who manages tenants, with limits."),
+    ] = None,
+    allowed_origins: Annotated[
+        list[str] | None, typer.Option(envvar="HEADWATER_ALLOWED_ORIGINS", help="Web origins that may call (CORS).")
+    ] = None,
+    gateways: Annotated[
+        int, typer.Option(envvar="HEADWATER_GATEWAYS", help="Gateway processes that share the ports.")
+    ] = 1,
+    output_processors: Annotated[
+        int, typer.Option(envvar="HEADWATER_OUTPUT_PROCESSORS", help="Output processors.")
+    ] = 1,
+    executor: Annotated[
+        str, typer.Option(envvar="HEADWATER_EXECUTOR", help="single, or simulated: no model, a timing model instead.")
+    ] = "single",
+    nats_url: Annotated[
+        str | None, typer.Option(envvar="HEADWATER_NATS_URL", help="An outside NATS instead of the line's own.")
+    ] = None,
+    redis_url: Annotated[
+        str | None, typer.Option(envvar="HEADWATER_REDIS_URL", help="An outside Redis instead of the line's own.")
+    ] = None,
+    state_dir: StateDir,
+    cache_dir: CacheDir,
+    drain_limit: Annotated[
+        float, typer.Option(envvar="HEADWATER_DRAIN_LIMIT", help="Seconds that running answers get at Ctrl-C.")
+    ] = 5.0,
+    log_level: Annotated[
+        str, typer.Option(envvar="HEADWATER_LOG_LEVEL", help="debug, info, warning or error.")
+    ] = "info",
+) -> None:
+    """Run the whole line on this machine until Ctrl-C.
+
+    Starts NATS, Redis (Valkey), processor, output processor, engines and gateway, and keeps them running. Further
+    settings of a stage go through its variables, such as HEADWATER_MAX_NUM_SEQS (see `headwater serve engine --help`).
+    """
+    given = dict(locals())
+    given["allowed_origins"] = tuple(allowed_origins or ())
+    tuned = Profile.read(profile).replicas if profile is not None else None
+    given["replicas"] = replicas if replicas is not None else tuned or default_replicas(device)
+    given["state_dir"], given["cache_dir"] = state_dir.expanduser().resolve(), cache_dir.expanduser().resolve()
+    raise typer.Exit(run_line(StackSettings(**given), Console()))
+
+
+@app.command()
+def chat(
+    *,
+    base_url: Annotated[
+        str | None, typer.Option(envvar="HEADWATER_BASE_URL", help="An OpenAI-compatible API; default: the local line.")
+    ] = None,
+    model: Annotated[str | None, typer.Option(help="Default: the first that the server lists.")] = None,
+    system: Annotated[str, typer.Option(help="System message.")] = "",
+    temperature: Annotated[float | None, typer.Option(help="Default: the model's.")] = None,
+    max_tokens: Annotated[int | None, typer.Option(help="Longest answer.")] = None,
+    api_key: Annotated[str, typer.Option(envvar="HEADWATER_API_KEY", help="Where the server wants one.")] = "",
+    state_dir: StateDir,
+) -> None:
+    """Talk to a model in the terminal, streamed, with history."""
+    line = read_line(state_dir)
+    url = base_url or (f"{line.rest}/v1" if line is not None else "http://127.0.0.1:8000/v1")
+    options = {"temperature": temperature, "max_tokens": max_tokens}
+    options = {name: value for name, value in options.items() if value is not None}
+    headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
+    with httpx.Client(base_url=url, headers=headers, timeout=httpx.Timeout(10, read=300)) as client:
+        name = model or chat_room.first_model(client)
+        chat_room.converse(chat_room.Chat(client, name, system=system, options=options), Console())
+
+
+@app.command()
+def pull(
+    *,
+    model: Annotated[str, typer.Argument(help="Demo model, Hugging Face id, model folder or .gguf file.")] = DEMO_NAME,
+    revision: Revision = None,
+    dtype: Dtype = "auto",
+    device: Device = "auto",
+    link: Annotated[Path | None, typer.Option(help="Also point this symbolic link at the folder.")] = None,
+    cache_dir: CacheDir,
+) -> None:
+    """Download a model and convert it once into the layout that the engines map; prints its folder."""
+    with ProgressBars(console) as bars:
+        folder = model_store.pull(
+            model, cache_dir=cache_dir, progress=bars.report, revision=revision, dtype=dtype, device=device
+        )
+    if link is not None:
+        model_store.point(link, folder)
+    print(folder)
+
+
+@app.command()
+def warmup(
+    *,
+    model: Model = DEMO_NAME,
+    revision: Revision = None,
+    dtype: Dtype = "auto",
+    kv_cache_dtype: KvCacheDtype = "auto",
+    max_model_len: MaxModelLen = None,
+    cache_dir: CacheDir,
+) -> None:
+    """Compile what a GPU needs for a model, ahead of its first start: part of an image, or of a machine's setting-up.
+
+    Kernels go to the cache of models, under a key of their source, the GPU and the compiler's version. Settings of the
+    engine that change kernels are taken from their variables, as `headwater up` does.
+    """
+    with ProgressBars(console) as bars:
+        folder = model_store.pull(
+            model, cache_dir=cache_dir, progress=bars.report, revision=revision, dtype=dtype, device="cuda"
+        )
+    flags = [f"--model-folder={folder}", f"--kv-cache-dtype={kv_cache_dtype}", *gpu_flags(os.environ)]
+    flags += [f"--max-model-len={max_model_len}"] if max_model_len else []
+    _become("headwater.services.engine.warmup", flags)
+
+
+@app.command()
+def status(
+    *,
+    nats_url: Annotated[
+        str | None, typer.Option(envvar="HEADWATER_NATS_URL", help="Default: that of the local line.")
+    ] = None,
+    watch: Annotated[bool, typer.Option(help="Stay and refresh.")] = False,
+    as_json: AsJson = False,
+    state_dir: StateDir,
+) -> None:
+    """Show every process of the cluster, and how busy the engines are."""
+    line = read_line(state_dir)
+    url = nats_url or (line.nats_url if line is not None else None)
+    if url is None:
+        raise StackError(f"no line runs with the state folder {state_dir}; name one, or give --nats-url")
+    if watch:
+        asyncio.run(cluster.watch(url, Console()))
+    members = asyncio.run(cluster.listen(url))
+    if as_json:
+        print(json.dumps(cluster.as_json(members), indent=2))
+    else:
+        Console().print(cluster.as_table(members))
+
+
+@app.command()
+def doctor(
+    *,
+    as_json: AsJson = False,
+    state_dir: StateDir,
+    cache_dir: CacheDir,
+) -> None:
+    """Look for what is missing on this machine, and say how to get it."""
+    findings = examination.examine(cache_dir=cache_dir, state_dir=state_dir, ports=(8000, 8001))
+    if as_json:
+        rows = [{"what": each.what, "found": each.found, "remedy": each.remedy} for each in findings]
+        print(json.dumps(rows, indent=2))
+    else:
+        Console().print(examination.as_table(findings))
+    raise typer.Exit(int(any(each.blocks_up and each.remedy for each in findings)))
+
+
+@app.command(add_help_option=False, context_settings=dict(PASS_ON))
+def bench(context: typer.Context) -> None:
+    """Measure: `headwater bench --help` lists the benchmarks."""
+    _become("headwater.bench", context.args)
+
+
+def _add_stage(name: str, module: str, summary: str) -> None:
+    @serve.command(name, help=summary, add_help_option=False, context_settings=dict(PASS_ON))
+    def run(context: typer.Context) -> None:
+        _become(module, context.args)
+
+
+for _name, (_module, _summary) in STAGES.items():
+    _add_stage(_name, _module, _summary)
+
+
+def _become(module: str, args: list[str]) -> NoReturn:
+    """Another program in this process, so that rooms stay apart and signals reach it."""
+    os.execv(sys.executable, [sys.executable, "-m", module, *args])
+
+
+def main() -> None:
+    # What libraries of ours log is for stages; a person gets sentences.
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+    try:
+        app()
+    except KNOWN_ERRORS as error:
+        console.print(f"[red]headwater:[/] {escape(str(error))}", soft_wrap=True)
+        sys.exit(1)
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)
+
+
+if __name__ == "__main__":
+    main()

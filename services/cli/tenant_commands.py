@@ -1,0 +1,175 @@
+"""`headwater tenant`: manages the tenants of a line over its gateway, with an administrator's key."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import httpx
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from headwater.services.cli.tenant_client import LIMITS, TenantClient, TenantError, tenants_table, usage_table
+from headwater.services.stack.line_file import read_line
+
+Name = Annotated[str, typer.Argument(help="The tenant.")]
+BaseUrl = Annotated[
+    str | None, typer.Option(envvar="HEADWATER_BASE_URL", help="The gateway's REST address; default: the local line.")
+]
+AdminKeyFile = Annotated[
+    Path | None,
+    typer.Option(
+        envvar="HEADWATER_ADMIN_KEY_FILE", help="File whose first key is used; HEADWATER_ADMIN_KEY goes before."
+    ),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
+Weight = Annotated[float | None, typer.Option(help="Share of the line, relative to other tenants'.")]
+Tier = Annotated[int | None, typer.Option(help="Strict priority: lower goes first.")]
+Shared = Annotated[
+    bool | None, typer.Option("--shared-cache/--own-cache", help="Share cached prefixes with others that do.")
+]
+Model = Annotated[str | None, typer.Option(help="The limits are for this model.")]
+Rpm = Annotated[int | None, typer.Option(help="Requests in any 60 seconds; -1 lifts a limit, here and below.")]
+Tpm = Annotated[int | None, typer.Option(help="Tokens of prompts and answers in any 60 seconds.")]
+Concurrency = Annotated[int | None, typer.Option(help="Requests at once.")]
+Budget = Annotated[int | None, typer.Option(help="Tokens in a calendar period.")]
+BudgetPeriod = Annotated[str | None, typer.Option(help="day or month, UTC.")]
+
+
+def make_commands(state_dir: Callable[[], Path]) -> typer.Typer:
+    """`state_dir` says where the local line writes its addresses."""
+    app = typer.Typer(no_args_is_help=True, help="Tenants: who may call, within which limits, and what they used.")
+
+    @contextlib.contextmanager
+    def connected(base_url: str | None, key_file: Path | None) -> Iterator[TenantClient]:
+        folder = Path(os.environ.get("HEADWATER_STATE_DIR") or state_dir())
+        line = read_line(folder)
+        url = base_url or (line.rest if line is not None else "http://127.0.0.1:8000")
+        with httpx.Client(base_url=url, headers={"authorization": f"Bearer {_key(key_file)}"}, timeout=30) as client:
+            yield TenantClient(client)
+
+    @app.command()
+    def add(
+        tenant: Name,
+        *,
+        weight: Weight = None,
+        tier: Tier = None,
+        shared_cache: Shared = None,
+        requests_per_minute: Rpm = None,
+        tokens_per_minute: Tpm = None,
+        concurrency: Concurrency = None,
+        budget: Budget = None,
+        budget_period: BudgetPeriod = None,
+        as_json: AsJson = False,
+        base_url: BaseUrl = None,
+        admin_key_file: AdminKeyFile = None,
+    ) -> None:
+        """Add a tenant; prints its key, which is never shown again."""
+        settings = _settings(locals())
+        with connected(base_url, admin_key_file) as client:
+            _print_key(client.add(tenant, settings), as_json)
+
+    @app.command("list")
+    def list_all(*, as_json: AsJson = False, base_url: BaseUrl = None, admin_key_file: AdminKeyFile = None) -> None:
+        """Every tenant with its limits."""
+        with connected(base_url, admin_key_file) as client:
+            _print(tenants := client.all(), tenants_table(tenants), as_json)
+
+    @app.command()
+    def show(tenant: Name, *, base_url: BaseUrl = None, admin_key_file: AdminKeyFile = None) -> None:
+        """One tenant, as JSON."""
+        with connected(base_url, admin_key_file) as client:
+            print(json.dumps(client.show(tenant), indent=2))
+
+    @app.command("set")
+    def set_(
+        tenant: Name,
+        *,
+        model: Model = None,
+        weight: Weight = None,
+        tier: Tier = None,
+        shared_cache: Shared = None,
+        requests_per_minute: Rpm = None,
+        tokens_per_minute: Tpm = None,
+        concurrency: Concurrency = None,
+        budget: Budget = None,
+        budget_period: BudgetPeriod = None,
+        as_json: AsJson = False,
+        base_url: BaseUrl = None,
+        admin_key_file: AdminKeyFile = None,
+    ) -> None:
+        """Change what is named and leave the rest."""
+        settings = _settings(locals())
+        if model is not None:
+            settings["models"] = {model: settings.pop("limits", {})}
+        with connected(base_url, admin_key_file) as client:
+            _print(changed := client.set(tenant, settings), tenants_table([changed]), as_json)
+
+    @app.command("rotate-key")
+    def rotate_key(
+        tenant: Name,
+        *,
+        grace: Annotated[int, typer.Option(help="Seconds for which the old keys are still taken.")] = 0,
+        as_json: AsJson = False,
+        base_url: BaseUrl = None,
+        admin_key_file: AdminKeyFile = None,
+    ) -> None:
+        """A new key in place of those that there are; prints it once."""
+        with connected(base_url, admin_key_file) as client:
+            _print_key(client.rotate_key(tenant, grace), as_json)
+
+    @app.command()
+    def remove(tenant: Name, *, base_url: BaseUrl = None, admin_key_file: AdminKeyFile = None) -> None:
+        """Its keys are no longer taken; what it used stays on record."""
+        with connected(base_url, admin_key_file) as client:
+            client.remove(tenant)
+
+    @app.command()
+    def usage(
+        tenant: Name,
+        *,
+        days: Annotated[int, typer.Option(help="How far back, today included.")] = 31,
+        as_json: AsJson = False,
+        base_url: BaseUrl = None,
+        admin_key_file: AdminKeyFile = None,
+    ) -> None:
+        """Requests and tokens, by day and model."""
+        with connected(base_url, admin_key_file) as client:
+            _print(rows := client.usage(tenant, days), usage_table(rows), as_json)
+
+    return app
+
+
+def _settings(given: dict[str, Any]) -> dict[str, Any]:
+    """What was named, in the words of /admin."""
+    limits = {name: given[name] for name in LIMITS if given[name] is not None}
+    limits = {name: None if value == -1 else value for name, value in limits.items()}
+    settings = {name: given[name] for name in ("weight", "tier", "shared_cache") if given[name] is not None}
+    return settings | ({"limits": limits} if limits else {})
+
+
+def _key(path: Path | None) -> str:
+    """From the environment or the file: a flag would show it to everyone on the machine."""
+    if key := os.environ.get("HEADWATER_ADMIN_KEY"):
+        return key
+    for line in path.read_text().splitlines() if path is not None else ():
+        words = line.split()
+        if len(words) == 2 and not words[0].startswith("#"):
+            return words[1]
+    raise TenantError("an administrator's key is needed: set HEADWATER_ADMIN_KEY, or give --admin-key-file")
+
+
+def _print(answer: Any, table: Table, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(answer, indent=2))
+    else:
+        Console().print(table)
+
+
+def _print_key(answer: dict[str, Any], as_json: bool) -> None:
+    print(json.dumps(answer, indent=2) if as_json else answer["key"])

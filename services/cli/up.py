@@ -1,0 +1,121 @@
+"""`headwater up` in a terminal: the model first, then the line, then what to do with it, until Ctrl-C."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import json
+import os
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Coroutine, Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+
+from headwater.services.models import store as model_store
+from headwater.services.models.manifest import ModelManifest
+from headwater.services.progress import ProgressBars
+from headwater.services.stack.line_file import LineRecord
+from headwater.services.stack.local_stack import LocalStack, StackError
+from headwater.services.stack.settings import StackSettings
+
+INTERRUPTED = 130
+
+
+def up(settings: StackSettings, console: Console) -> int:
+    """Runs until a signal; the exit status. Raises what pulling a model and starting a line raise."""
+    began = time.monotonic()
+    signal.signal(signal.SIGTERM, _interrupt)
+    with _own_state_folder(settings.state_dir):
+        with ProgressBars(console) as bars:
+            folder = model_store.pull(
+                settings.model,
+                cache_dir=settings.cache_dir,
+                progress=bars.report,
+                revision=settings.revision,
+                dtype=settings.dtype,
+                device=settings.device,
+            )
+        return asyncio.run(_run(settings, folder, console, began))
+
+
+async def _run(settings: StackSettings, folder: Path, console: Console, began: float) -> int:
+    served_name = settings.served_model_name or ModelManifest.read(folder).name
+    stopping = asyncio.Event()
+    stack = LocalStack(settings, folder, served_name, say=lambda what: console.print(f"[yellow]{escape(what)}"))
+    _on_signals(stopping, stack.hurry)
+    try:
+        with ProgressBars(console) as bars:
+            if not await _unless(stopping, stack.start(bars.report)):
+                return INTERRUPTED
+        assert stack.record is not None
+        _tell(console, stack.record, settings, time.monotonic() - began)
+        await _unless(stopping, stack.run())
+        console.print("stopping: running answers may end (Ctrl-C again: at once)")
+        return 0
+    finally:
+        await stack.stop()
+
+
+def _interrupt(_number: int, _frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+def _on_signals(stopping: asyncio.Event, hurry: asyncio.Event) -> None:
+    """The first signal sets `stopping`, the second one `hurry`."""
+
+    def on_signal() -> None:
+        (hurry if stopping.is_set() else stopping).set()
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        asyncio.get_running_loop().add_signal_handler(number, on_signal)
+
+
+async def _unless(event: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
+    """Runs `work` to its end, or cancels it when `event` is set; whether it came to its end."""
+    task, waiting = asyncio.ensure_future(work), asyncio.ensure_future(event.wait())
+    await asyncio.wait((task, waiting), return_when=asyncio.FIRST_COMPLETED)
+    waiting.cancel()
+    if not task.done():
+        task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
+    return not task.cancelled()
+
+
+@contextlib.contextmanager
+def _own_state_folder(folder: Path) -> Iterator[None]:
+    """One line a state folder; the lock goes with this process, however that ends."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise StackError(f"a line runs with the state folder {folder}; choose another with --state-dir") from None
+        yield
+
+
+def _tell(console: Console, line: LineRecord, settings: StackSettings, seconds: float) -> None:
+    replicas = f"{settings.replicas} replica{'s' if settings.replicas > 1 else ''}"
+    console.print(f"\n[bold green]ready[/] in {seconds:.1f} s: [bold]{escape(line.model)}[/] on {replicas}\n")
+    command = "headwater" if shutil.which("headwater") else os.path.relpath(sys.argv[0])
+    body = {"model": line.model, "stream": True, "messages": [{"role": "user", "content": "What is a headwater?"}]}
+    key = "-H 'authorization: Bearer YOUR_KEY' " if settings.api_key_file else ""
+    header = f"-H 'content-type: application/json' {key}"
+    rows = {
+        "REST": f"{line.rest}/v1",
+        "gRPC": line.grpc,
+        "curl": f"curl -N {line.rest}/v1/chat/completions {header}-d '{json.dumps(body)}'",
+        "chat": f"{command} chat --base-url {line.rest}/v1",
+        "logs": str(settings.state_dir / "logs"),
+    }
+    for name, value in rows.items():
+        console.print(f"  [cyan]{name}[/]  {escape(value)}", soft_wrap=True, highlight=False)
+    console.print("\nCtrl-C stops everything.\n")

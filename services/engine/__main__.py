@@ -1,0 +1,93 @@
+"""The engine service: a replica of a model. This process is the door; it starts the core that computes."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+
+from headwater.proto.engine_pb2_grpc import add_EngineServicer_to_server
+from headwater.services.engine.core_link import CoreFailed, CoreLink
+from headwater.services.engine.door import Door
+from headwater.services.engine.facts import EngineFacts
+from headwater.services.engine.kv_events import KvEventLog
+from headwater.services.engine.messages import Ready
+from headwater.services.engine.metrics import collected
+from headwater.services.engine.replica import Replica
+from headwater.services.engine.servicer import EngineServicer
+from headwater.services.engine.settings import EngineSettings
+from headwater.services.models.entry import ModelRefused
+from headwater.services.models.manifest import ModelFolderError
+from headwater.services.runtime import Lifetime, configure_logging, in_one_line, lifetime, owned_task, run_stage
+from headwater.services.settings import SettingError, read_settings
+from headwater.services.text.stage import Listener, metrics_served
+from headwater.services.tls import stages_secured
+from headwater.services.tracing import Tracing, tracing_to
+
+LAST_WORDS_SECONDS = 2.0
+"""What ended sessions are given to reach their clients."""
+
+
+async def serve(settings: EngineSettings) -> None:
+    """From settings to the last token. Raises `CoreFailed`, `ModelFolderError` or `ModelRefused`."""
+    async with lifetime("engine") as life, CoreLink.running(settings) as core:
+        await _first_of(core.settled, life.stopping)
+        if not life.stopping.is_set():
+            await _serve_core(settings, core, await core.ready(), life)
+
+
+async def _serve_core(settings: EngineSettings, core: CoreLink, ready: Ready, life: Lifetime) -> None:
+    replica = Replica(settings, ready)
+    with tracing_to(settings.otlp_endpoint, "engine", replica.replica_id) as tracing:
+        await _serve_door(settings, core, ready, replica, tracing, life)
+
+
+async def _serve_door(
+    settings: EngineSettings, core: CoreLink, ready: Ready, replica: Replica, tracing: Tracing, life: Lifetime
+) -> None:
+    door = Door(core, ready, KvEventLog(replica.incarnation), replica.model.name, settings.model_folder, tracing)
+    servicer = EngineServicer(door, replica)
+    listener = Listener(settings.host, settings.port)
+    add_EngineServicer_to_server(servicer, listener.server)
+    replica.address = listener.address
+    await listener.start()
+    try:
+        with metrics_served(settings.host, settings.metrics_port) as metrics, collected(door, replica.model.name):
+            async with owned_task(door.sweep()) as sweep, owned_task(door.grammars.run()) as masks:
+                async with EngineFacts.published(settings, replica, door) as facts:
+                    door.open(facts.tell)
+                    life.announce(grpc=listener.address, **metrics)
+                    # Nobody else ends what starves or waits for a mask: without these two, another engine is better.
+                    await _first_of(life.stopping, core.gone, servicer.drain_wanted, _ended(sweep), _ended(masks))
+                # Index and membership are left: from here on only late requests come.
+                await listener.leave()
+                if not life.orphaned:
+                    await servicer.drain(settings.drain_limit)
+    finally:
+        await listener.server.stop(0.0 if life.orphaned else LAST_WORDS_SECONDS)
+    if core.gone.is_set():
+        raise CoreFailed(f"the engine core ended with status {await core.ended()}")
+
+
+def _ended(task: asyncio.Task[None]) -> asyncio.Event:
+    event = asyncio.Event()
+    task.add_done_callback(lambda _: event.set())
+    return event
+
+
+async def _first_of(*events: asyncio.Event) -> None:
+    waits = [asyncio.ensure_future(event.wait()) for event in events]
+    await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    for wait in waits:
+        wait.cancel()
+
+
+def main() -> None:
+    with in_one_line("engine", SettingError, CoreFailed, ModelFolderError, ModelRefused, OSError):
+        settings = read_settings(EngineSettings, sys.argv[1:], prog="headwater serve engine")
+        configure_logging("engine", settings.log_level)
+        with stages_secured(settings):
+            run_stage(serve(settings))
+
+
+if __name__ == "__main__":
+    main()

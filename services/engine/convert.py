@@ -1,0 +1,107 @@
+"""The process that converts a model once: its tokenizer's files, its weights in the kernels' layout, its manifest. For
+a CPU it also compiles the kernels, which an engine would wait for.
+
+Says where it stands on standard output, one JSON object a line: {"what", "done", "total"}.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from headwater.engine_core import weights
+from headwater.engine_core.packed_weights import pack_folder
+from headwater.engine_core.platforms.cpu import compile_kernels
+from headwater.services.engine.kernel_cache import with_kernel_cache
+from headwater.services.models.manifest import LAYOUT, ModelManifest
+from headwater.services.settings import SettingError, read_settings, setting
+from headwater.services.text.gguf_tokenizer import write_tokenizer
+
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "generation_config.json")
+READ_ONLY = 0o444
+"""Whoever runs a stage may read a model, nobody writes it again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConvertSettings:
+    """Converts a model into a folder that every stage reads."""
+
+    source: Path = setting(None, "a .gguf file or a folder in Hugging Face's layout")
+    folder: Path = setting(None, "an empty folder to fill")
+    name: str = setting("", "name of the model")
+    revision: str = setting("", "revision of the weights")
+    dtype: str = setting("float32", "float32, bfloat16 or float16")
+    device: str = setting("cpu", "what will compute: for a cpu, matrices are packed too as its library wants them")
+    origin: str = setting("", "where the source came from, for people")
+
+    def __post_init__(self) -> None:
+        for name in ("source", "folder", "name", "revision"):
+            if not getattr(self, name):
+                raise SettingError(name, getattr(self, name), "not empty")
+
+
+def convert(settings: ConvertSettings) -> None:
+    if settings.source.is_dir():
+        _copy_tokenizer(settings.source, settings.folder)
+    else:
+        write_tokenizer(settings.source, settings.folder)
+    converting = partial(_report, f"converting {settings.name} to {settings.dtype}")
+    weights.convert(settings.source, settings.folder, dtype=settings.dtype, progress=converting)
+    if settings.device == "cpu":
+        pack_folder(settings.folder, partial(_report, f"packing {settings.name}"))
+        os.environ |= with_kernel_cache(os.environ)
+        compile_kernels(weights.DTYPES[settings.dtype], partial(_report, "compiling kernels"))
+    _manifest(settings).write(settings.folder)
+    for path in settings.folder.iterdir():
+        path.chmod(READ_ONLY)
+
+
+def _report(what: str, done: int, total: int) -> None:
+    print(json.dumps({"what": what, "done": done, "total": total}), flush=True)
+
+
+def _copy_tokenizer(source: Path, folder: Path) -> None:
+    """A chat template in a file of its own joins `tokenizer_config.json`, so that stages look in one place."""
+    if not (source / "tokenizer.json").is_file():
+        raise SystemExit(f"{source} has no tokenizer.json; only fast tokenizers are served")
+    for name in TOKENIZER_FILES:
+        if (source / name).is_file():
+            shutil.copyfile(source / name, folder / name)
+    config = _read_json(folder / "tokenizer_config.json")
+    if (source / "chat_template.jinja").is_file():
+        config["chat_template"] = (source / "chat_template.jinja").read_text()
+    elif (source / "chat_template.json").is_file():
+        config["chat_template"] = _read_json(source / "chat_template.json")["chat_template"]
+    (folder / "tokenizer_config.json").write_text(json.dumps(config, ensure_ascii=False, indent=2))
+
+
+def _manifest(settings: ConvertSettings) -> ModelManifest:
+    config = _read_json(settings.folder / "config.json")
+    generation = _read_json(settings.folder / "generation_config.json")
+    eos = generation.get("eos_token_id", config.get("eos_token_id"))
+    return ModelManifest(
+        name=settings.name,
+        revision=settings.revision,
+        dtype=settings.dtype,
+        layout=LAYOUT,
+        architecture=config["architectures"][0],
+        vocab_size=config["vocab_size"],
+        max_model_len=config["max_position_embeddings"],
+        eos_token_ids=() if eos is None else tuple(eos) if isinstance(eos, list) else (eos,),
+        bos_token_id=config.get("bos_token_id"),
+        source=settings.origin,
+    )
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    return dict(json.loads(path.read_text())) if path.is_file() else {}
+
+
+if __name__ == "__main__":
+    convert(read_settings(ConvertSettings, sys.argv[1:]))

@@ -1,0 +1,205 @@
+"""The door's end of the core: starts the process, sends commands, hears reports, learns of its death."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import sys
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from typing import assert_never
+
+import msgspec
+import structlog
+
+from headwater.services.engine.kernel_cache import with_kernel_cache
+from headwater.services.engine.mask_table import Int32Array, create_mask_memory, map_masks
+from headwater.services.engine.messages import (
+    Command,
+    Ends,
+    Failed,
+    Idle,
+    Progress,
+    Ready,
+    Report,
+    Step,
+    decode_report,
+    encode,
+)
+from headwater.services.engine.ring import PeerGone, RingReader, RingWriter, create_ring
+from headwater.services.engine.settings import EngineSettings
+from headwater.services.runtime import PARENT_FD, READY_FD
+from headwater.services.settings import to_argv
+
+MAX_BACKLOG_BYTES = 16 << 20
+"""Of commands that wait for room in the ring; beyond it new requests are refused."""
+EXIT_SECONDS = 1.0
+"""What the core is given to end by itself."""
+
+
+class CoreFailed(Exception):
+    """The core did not start, or has ended by itself."""
+
+
+class CoreLink:
+    """Commands are sent in order and never wait: what the ring has no room for waits here."""
+
+    def __init__(self) -> None:
+        command_writer, self._command_reader = create_ring()
+        self._report_writer, report_reader = create_ring()
+        self._mask_memory = create_mask_memory()
+        self._commands, self._reports = RingWriter(command_writer), RingReader(report_reader)
+        self._start_result: Ready | CoreFailed | None = None
+        self._hear: Callable[[Step | Idle], None] | None = None
+        self._hear_end: Callable[[], None] | None = None
+        self._backlog: deque[tuple[bytes, int]] = deque()
+        self._num_backlog_bytes = 0
+        self._process: asyncio.subprocess.Process | None = None
+        self.settled = asyncio.Event()
+        """`ready` has an answer."""
+        self.gone = asyncio.Event()
+        """The core has ended by itself."""
+
+    @classmethod
+    @contextlib.asynccontextmanager
+    async def running(cls, settings: EngineSettings) -> AsyncIterator[CoreLink]:
+        """A core for the length of a scope."""
+        link = cls()
+        lifeline, held = os.pipe()
+        try:
+            await link._start(settings, lifeline)
+            yield link
+        finally:
+            await link._stop()
+            os.close(held)
+
+    async def ready(self) -> Ready:
+        """What the core serves, once it does. Raises `CoreFailed`."""
+        await self.settled.wait()
+        if not isinstance(self._start_result, Ready):
+            assert self._start_result is not None
+            raise self._start_result
+        return self._start_result
+
+    def connect(self, hear: Callable[[Step | Idle], None], hear_end: Callable[[], None]) -> None:
+        """From now on `hear` gets every step, on the event loop, and `hear_end` is told when the core dies."""
+        self._hear, self._hear_end = hear, hear_end
+
+    def send(self, command: Command) -> None:
+        with contextlib.suppress(PeerGone):
+            for piece, flag in self._commands.pieces(encode(command)):
+                if self._backlog or not self._commands.try_write(piece, flag):
+                    self._wait_for_room(piece, flag)
+
+    def map_masks(self, ready: Ready) -> Int32Array:
+        """The table in which the core finds the masks of its rows, to be written."""
+        return map_masks(self._mask_memory, ready.max_num_seqs, ready.vocab_size)
+
+    @property
+    def is_congested(self) -> bool:
+        return self._num_backlog_bytes > MAX_BACKLOG_BYTES
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    async def ended(self) -> int:
+        """The exit status of the core, once it has ended."""
+        assert self._process is not None
+        return await self._process.wait()
+
+    async def _start(self, settings: EngineSettings, lifeline: int) -> None:
+        ends = Ends(
+            commands=self._command_reader, reports=self._report_writer, masks=self._mask_memory, lifeline=lifeline
+        )
+        argument = msgspec.json.encode(ends).decode()
+        self._process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "headwater.services.engine.core_process",
+            argument,
+            *to_argv(settings),
+            stdin=asyncio.subprocess.DEVNULL,
+            env=core_environment(settings.threads),
+            pass_fds=(*ends.commands, *ends.reports, ends.masks, lifeline),
+        )
+        self._command_reader.close()
+        self._report_writer.close()
+        os.close(lifeline)
+        asyncio.get_running_loop().add_reader(self._reports.fileno(), self._on_reports)
+
+    async def _stop(self) -> None:
+        loop = asyncio.get_running_loop()
+        loop.remove_reader(self._reports.fileno())
+        if self._backlog:
+            loop.remove_reader(self._commands.fileno())
+        # Either end of file ends the core.
+        self._commands.close()
+        self._reports.close()
+        os.close(self._mask_memory)
+        if self._process is None:
+            return
+        try:
+            async with asyncio.timeout(EXIT_SECONDS):
+                await self._process.wait()
+        except TimeoutError:
+            self._process.kill()
+            await self._process.wait()
+
+    def _on_reports(self) -> None:
+        try:
+            for message in self._reports.read():
+                self._take(decode_report(message))
+        except PeerGone:
+            asyncio.get_running_loop().remove_reader(self._reports.fileno())
+            self._settle(CoreFailed("the engine core ended before it was ready"))
+            self.gone.set()
+            if self._hear_end is not None:
+                self._hear_end()
+
+    def _take(self, report: Report) -> None:
+        match report:
+            case Step() | Idle():
+                # A core that has just started is idle before anybody listens.
+                if self._hear is not None:
+                    self._hear(report)
+            case Progress():
+                structlog.get_logger().info("loading", phase=report.phase, done=report.done, total=report.total)
+            case Ready():
+                self._settle(report)
+            case Failed():
+                self._settle(CoreFailed(report.reason))
+            case _:
+                assert_never(report)
+
+    def _settle(self, start: Ready | CoreFailed) -> None:
+        self._start_result = self._start_result or start
+        self.settled.set()
+
+    def _wait_for_room(self, piece: bytes, flag: int) -> None:
+        if not self._backlog:
+            asyncio.get_running_loop().add_reader(self._commands.fileno(), self._on_room)
+        self._backlog.append((piece, flag))
+        self._num_backlog_bytes += len(piece)
+
+    def _on_room(self) -> None:
+        try:
+            while self._backlog and self._commands.try_write(*self._backlog[0]):
+                self._num_backlog_bytes -= len(self._backlog.popleft()[0])
+        except PeerGone:
+            self._backlog.clear()
+        if not self._backlog:
+            asyncio.get_running_loop().remove_reader(self._commands.fileno())
+
+
+def core_environment(threads: int) -> dict[str, str]:
+    """The environment of a core: so many threads compute, those that wait spin from one operation of the model to the
+    next but not longer, and kernels are kept."""
+    environment = {name: value for name, value in os.environ.items() if name not in (READY_FD, PARENT_FD)}
+    environment |= {"GOMP_SPINCOUNT": "30000", "KMP_BLOCKTIME": "1"}
+    environment.pop("OMP_WAIT_POLICY", None)
+    if threads:
+        environment |= {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
+    return with_kernel_cache(environment)

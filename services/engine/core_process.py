@@ -1,0 +1,181 @@
+"""The core: the process that steps the engine, launches the device and does nothing else.
+
+Commands come in and reports go out through shared-memory rings; it sleeps on the command ring when there is no work
+and ends when the door is gone. Knows nothing about sessions, gRPC, NATS or Redis.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import logging
+import os
+import signal
+import sys
+import threading
+from dataclasses import replace
+from typing import assert_never
+
+import msgspec
+
+from headwater.engine_core.config import ConfigError, EngineConfig
+from headwater.engine_core.engine import Engine
+from headwater.engine_core.executors.build_simulated import build_simulated_executor
+from headwater.engine_core.executors.executor import Executor
+from headwater.engine_core.executors.options import ExecutorOptions, ModelFacts
+from headwater.services.engine.mask_table import map_masks
+from headwater.services.engine.messages import (
+    Add,
+    Cancel,
+    Command,
+    Credit,
+    Ends,
+    Fail,
+    Failed,
+    Idle,
+    MasksFilled,
+    Progress,
+    Ready,
+    Step,
+    decode_command,
+    encode,
+)
+from headwater.services.engine.rates import MeasuredExecutor
+from headwater.services.engine.ring import PeerGone, RingReader, RingWriter
+from headwater.services.engine.settings import EngineSettings
+from headwater.services.settings import read_settings
+
+PATIENCE_SECONDS = 0.0002
+"""Between two looks at the device while masks are awaited."""
+
+
+def run(engine: Engine, executor: MeasuredExecutor, commands: RingReader, reports: RingWriter) -> None:
+    """Steps until the door closes the command ring."""
+    is_prepared = False
+    with contextlib.suppress(PeerGone):
+        while True:
+            if not engine.has_work():
+                reports.write(encode(Idle(engine.load())))
+                while not is_prepared and not commands.is_readable():
+                    is_prepared = not executor.prepare()
+                commands.wait()
+            elif engine.holds_back:
+                commands.wait(PATIENCE_SECONDS)
+            for message in commands.read():
+                _apply(engine, decode_command(message))
+            if (output := engine.step()) is not None:
+                reports.write(encode(Step(output, *executor.take())))
+
+
+def _apply(engine: Engine, command: Command) -> None:
+    match command:
+        case Add(request):
+            engine.add(request)
+        case Cancel(keys):
+            for key in keys:
+                engine.cancel(key)
+        case Credit(keys, tokens):
+            for key, more in zip(keys, tokens, strict=True):
+                engine.add_credit(key, more)
+        case MasksFilled(rows, tickets, output_indices):
+            engine.masks_filled(rows, tickets, output_indices)
+        case Fail(keys, errors):
+            for key, error in zip(keys, errors, strict=True):
+                engine.fail(key, error)
+        case _:
+            assert_never(command)
+
+
+def main() -> None:
+    ends = msgspec.json.decode(sys.argv[1], type=Ends)
+    settings = read_settings(EngineSettings, sys.argv[2:], env={})
+    # The door decides when to stop; a terminal's or a supervisor's signal to the group reaches it too.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    threading.Thread(target=_die_with_the_door, args=(ends.lifeline,), daemon=True).start()
+    commands, reports = RingReader(ends.commands), RingWriter(ends.reports)
+    logging.basicConfig(level=settings.log_level.upper(), format="%(message)s")
+    try:
+        executor, config, facts = _build(executor_options(settings), SpokenProgress(reports))
+    except ConfigError as error:
+        reports.write(encode(Failed(str(error))))
+        sys.exit(1)
+    measured = MeasuredExecutor(executor)
+    with contextlib.closing(measured):
+        masks = map_masks(ends.masks, config.max_num_seqs, facts.vocab_size)
+        engine = Engine(replace(config, policy=settings.policy), measured, masks=masks)
+        # What stands now stands for good: a collection in a step need not look at it.
+        gc.collect()
+        gc.freeze()
+        reports.write(encode(_ready(engine, config, facts)))
+        run(engine, measured, commands, reports)
+
+
+def _build(options: ExecutorOptions, progress: SpokenProgress) -> tuple[Executor, EngineConfig, ModelFacts]:
+    if options.executor == "simulated":
+        return build_simulated_executor(options)
+    # Imported here: it brings torch, which takes longer to load than a simulated engine to start.
+    from headwater.engine_core.executors.build import build_executor  # noqa: PLC0415
+
+    return build_executor(options, progress)
+
+
+class SpokenProgress:
+    """Tells the door of a phase's beginning, of each tenth of it and of its end."""
+
+    def __init__(self, reports: RingWriter) -> None:
+        self._reports = reports
+        self._said: tuple[str, int] | None = None
+
+    def __call__(self, phase: str, done: int, total: int) -> None:
+        now = (phase, 10 * done // max(total, 1))
+        if now != self._said:
+            self._said = now
+            self._reports.write(encode(Progress(phase, done, total)))
+
+
+def executor_options(settings: EngineSettings) -> ExecutorOptions:
+    return ExecutorOptions(
+        model_folder=settings.model_folder,
+        executor=settings.executor,
+        device=settings.device,
+        dtype=settings.dtype,
+        load_format=settings.load_format,
+        num_threads=settings.threads,
+        block_size=settings.block_size,
+        num_blocks=settings.num_blocks,
+        kv_cache_memory=settings.kv_cache_memory,
+        kv_cache_dtype=settings.kv_cache_dtype,
+        gpu_memory_utilization=settings.gpu_memory_utilization,
+        max_model_len=settings.max_model_len,
+        max_num_seqs=settings.max_num_seqs,
+        max_num_batched_tokens=settings.max_num_batched_tokens,
+        long_prefill_chunk=settings.long_prefill_chunk,
+        async_depth=settings.async_depth,
+        decode_steps=settings.decode_steps,
+        simulated_step_seconds=settings.simulated_step_seconds,
+        simulated_prefill_seconds=settings.simulated_prefill_seconds,
+    )
+
+
+def _ready(engine: Engine, config: EngineConfig, facts: ModelFacts) -> Ready:
+    return Ready(
+        dtype=facts.dtype,
+        kv_format=facts.kv_format,
+        vocab_size=facts.vocab_size,
+        numerics_id=facts.numerics_id,
+        block_size=config.block_size,
+        num_blocks=engine.load().num_total_blocks,
+        max_model_len=config.max_model_len,
+        max_num_seqs=config.max_num_seqs,
+    )
+
+
+def _die_with_the_door(lifeline: int) -> None:
+    """At once, also while the model loads or a step computes."""
+    os.read(lifeline, 1)
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,222 @@
+"""The door: joins sessions and the core. Steps go out to the sessions they speak of, commands go in.
+
+Knows nothing about the wire below a session, nor where facts are published.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import time
+from collections import Counter as Tally
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from headwater.engine_core.request import NewRequest
+from headwater.engine_core.step_output import EngineLoad, StepOutput
+from headwater.proto.events_pb2 import KvEventBatch
+from headwater.services.engine.core_link import CoreLink
+from headwater.services.engine.grammar_desk import GrammarDesk
+from headwater.services.engine.grammars import GrammarCompiler
+from headwater.services.engine.kv_events import KvEventLog
+from headwater.services.engine.masks import MaskWriter
+from headwater.services.engine.messages import Add, Cancel, Command, Idle, Ready, Step
+from headwater.services.engine.metrics import (
+    DECODE_SECONDS,
+    MASK_SECONDS,
+    PREFILL_SECONDS,
+    QUEUE_SECONDS,
+    STEP_SECONDS,
+    STEP_TOKENS,
+)
+from headwater.services.engine.rates import Rates
+from headwater.services.engine.requests import Limits
+from headwater.services.engine.session import DRAINING, EngineSession
+from headwater.services.errors import Unavailable
+from headwater.services.member import ReplicaLoad
+from headwater.services.tracing import NO_TRACING, Tracing
+
+_SWEEP_SECONDS = 1.0
+_CONFIRM_SECONDS = 2.0
+"""What the core is given to end what a drain cancels."""
+
+
+class Door:
+    """Every session of one core; is a session's `Host`."""
+
+    def __init__(
+        self,
+        core: CoreLink,
+        ready: Ready,
+        events: KvEventLog,
+        model_name: str,
+        folder: Path | None,
+        tracing: Tracing = NO_TRACING,
+    ) -> None:
+        """`folder` has the tokenizer that grammars need."""
+        self.tracing = tracing
+        self.limits = Limits(vocab_size=ready.vocab_size, max_model_len=ready.max_model_len)
+        self.keys: Iterator[int] = itertools.count(1)
+        self.events = events
+        self.load_changed = asyncio.Event()
+        self.is_draining = False
+        self.num_prompt_tokens = 0
+        self.num_finished: Tally[str] = Tally()
+        """Streams by the reason of their end."""
+        self._is_open = False
+        self._core, self._ready = core, ready
+        self._rates = Rates()
+        self._step_seconds = STEP_SECONDS.labels(model_name)
+        self._queue_seconds = QUEUE_SECONDS.labels(model_name)
+        self._prefill_seconds = PREFILL_SECONDS.labels(model_name)
+        self._decode_seconds = DECODE_SECONDS.labels(model_name)
+        self._step_tokens = STEP_TOKENS.labels(model_name)
+        self._started_at: dict[int, float] = {}
+        """When the first token of a running stream came, by the core's key."""
+        self._sessions: set[EngineSession] = set()
+        self._changed = asyncio.Event()
+        self._step = 0
+        self._load = EngineLoad(num_total_blocks=ready.num_blocks)
+        writer = MaskWriter(core.map_masks(ready), core.send, MASK_SECONDS.labels(model_name).observe)
+        self.grammars = GrammarDesk(GrammarCompiler(folder), writer, send=core.send, say=self._say)
+        core.connect(self._hear, self._hear_end)
+
+    def open(self, publish: Callable[[KvEventBatch], None]) -> None:
+        """From now on new requests are taken; `publish` gets every batch of KV events."""
+        self.events.publish = publish
+        self._is_open = True
+
+    @contextlib.contextmanager
+    def session(self) -> Iterator[EngineSession]:
+        """A session for the length of a scope; leaving it cancels its streams."""
+        session = EngineSession(self)
+        self._sessions.add(session)
+        try:
+            yield session
+        finally:
+            self._sessions.discard(session)
+            session.abandon()
+
+    def refusal(self) -> Unavailable | None:
+        if self.is_draining:
+            return Unavailable("draining", code="draining")
+        if not self._is_open:
+            return Unavailable("starting", code="starting")
+        if self._core.is_congested:
+            return Unavailable("the engine cannot take requests as fast as they come", code="overloaded")
+        return None
+
+    def enter(self, request: NewRequest, grammar: bytes) -> None:
+        self.num_prompt_tokens += len(request.prompt_ids)
+        if grammar:
+            self.grammars.enter(request, grammar)
+        else:
+            self._core.send(Add(request))
+
+    def send(self, command: Command) -> None:
+        if isinstance(command, Cancel):
+            self.grammars.cancel(command.keys)
+        self._core.send(command)
+
+    def session_changed(self) -> None:
+        self._changed.set()
+
+    def load(self) -> ReplicaLoad:
+        load = self._load
+        return ReplicaLoad(
+            step=self._step,
+            num_running=load.num_running,
+            num_waiting=load.num_waiting,
+            num_prefill_tokens=load.num_prefill_tokens,
+            num_used_blocks=load.num_used_blocks,
+            num_total_blocks=load.num_total_blocks,
+            prefill_tps=self._rates.prefill_tps,
+            itl_seconds=self._rates.itl(max(load.num_running, 1)),
+            itl_seconds_per_request=self._rates.itl_per_request,
+            draining=self.is_draining,
+            prefix_queries=load.prefix_queries,
+            prefix_hits=load.prefix_hits,
+            max_running=self._ready.max_num_seqs,
+            kv_seq=self.events.seq,
+        )
+
+    @property
+    def totals(self) -> EngineLoad:
+        """What the core said last of itself."""
+        return self._load
+
+    async def sweep(self) -> None:
+        """For ever: once a second, cancels streams whose readers have been out of room for too long."""
+        while True:
+            await asyncio.sleep(_SWEEP_SECONDS)
+            self.cancel_starved(asyncio.get_running_loop().time())
+
+    def cancel_starved(self, now: float) -> None:
+        for session in self._sessions:
+            session.cancel_starved(now)
+
+    async def drain(self, seconds: float) -> tuple[int, int]:
+        """Takes nothing new, gives what runs so many seconds, cancels the rest, ends the sessions.
+
+        Returns how many streams ended by themselves and how many were cancelled.
+        """
+        self.is_draining = True
+        self.load_changed.set()
+        num_streams = sum(session.num_streams for session in self._sessions)
+        await self._idle(seconds)
+        num_cancelled = sum(session.cancel_all(DRAINING) for session in self._sessions)
+        await self._idle(_CONFIRM_SECONDS)
+        for session in list(self._sessions):
+            session.end()
+        return num_streams - num_cancelled, num_cancelled
+
+    async def _idle(self, seconds: float) -> None:
+        """Returns when no stream is left, or after so long."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while not all(session.is_idle for session in self._sessions):
+                    self._changed.clear()
+                    await self._changed.wait()
+
+    def _hear(self, report: Step | Idle) -> None:
+        if isinstance(report, Step):
+            self._hear_step(report)
+        else:
+            self._load = report.load
+        self.load_changed.set()
+
+    def _hear_step(self, step: Step) -> None:
+        output = step.output
+        # First of all: the core waits for it.
+        self.grammars.hear(output)
+        self._step, self._load = output.step, output.load
+        self._say(output)
+        if output.cache_events is not None:
+            self.events.note(output.cache_events)
+        self._measure(step)
+
+    def _say(self, output: StepOutput) -> None:
+        for session in self._sessions:
+            session.deliver(output)
+
+    def _hear_end(self) -> None:
+        """The core is gone: every stream and every session ends by it."""
+        self._is_open = False
+        for session in list(self._sessions):
+            session.end(Unavailable("the engine core has ended", code="engine_core_ended"))
+
+    def _measure(self, step: Step) -> None:
+        if step.seconds:
+            self._rates.observe(step.prefill_tokens, step.decode_rows, step.seconds)
+            self._step_seconds.observe(step.seconds)
+            self._step_tokens.observe(step.prefill_tokens + step.decode_rows)
+        now = time.perf_counter()
+        for started in step.output.starts:
+            self._started_at[started.key] = now
+            self._queue_seconds.observe(started.queue_seconds)
+            self._prefill_seconds.observe(started.prefill_seconds)
+        for finished in step.output.finishes:
+            if (started_at := self._started_at.pop(finished.key, None)) is not None:
+                self._decode_seconds.observe(now - started_at)
+        self.num_finished.update(finished.reason.value for finished in step.output.finishes)

@@ -1,0 +1,90 @@
+"""An engine's facts on their way out: events and load over the bus, its column of the index, its membership."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections import deque
+from collections.abc import AsyncIterator
+
+from headwater.proto.events_pb2 import KvEventBatch
+from headwater.services import subjects
+from headwater.services.bus import Bus
+from headwater.services.engine.door import Door
+from headwater.services.engine.replica import Replica
+from headwater.services.engine.settings import EngineSettings
+from headwater.services.heartbeat import Heartbeat
+from headwater.services.index.column import Owner
+from headwater.services.index.writer import IndexWriter
+from headwater.services.runtime import owned_task
+from headwater.services.store import Store
+
+LOAD_SECONDS = 0.025
+"""Between two load messages of a busy engine, at least."""
+_IDLE_LOAD_SECONDS = 1.0
+_MAX_WAITING_BATCHES = 4096
+"""For the bus; the oldest go first, and whoever misses them asks for a replay."""
+
+
+class EngineFacts:
+    """Publishes what the engine says; without NATS or Redis nobody hears it, and nothing else changes."""
+
+    def __init__(self, bus: Bus, index: IndexWriter, replica: Replica, door: Door) -> None:
+        self._bus, self._index, self._replica, self._door = bus, index, replica, door
+        self._batches: deque[KvEventBatch] = deque(maxlen=_MAX_WAITING_BATCHES)
+        self._batch_waits = asyncio.Event()
+
+    @classmethod
+    @contextlib.asynccontextmanager
+    async def published(cls, settings: EngineSettings, replica: Replica, door: Door) -> AsyncIterator[EngineFacts]:
+        """A member of the cluster for the length of a scope; leaving it leaves the membership, then the index.
+
+        Raises `ModelRefused` when the cluster serves the model differently.
+        """
+        owner = Owner(
+            replica_id=replica.replica_id,
+            epoch=replica.epoch,
+            address=replica.address,
+            capacity=door.load().num_total_blocks,
+        )
+        async with (
+            Bus.open(settings.nats_url or None) as bus,
+            Store.open(settings.redis_url or None) as store,
+            IndexWriter(store, replica.model, owner).running() as index,
+        ):
+            facts = cls(bus, index, replica, door)
+            async with (
+                owned_task(facts._publish_batches()),
+                owned_task(facts._publish_load()),
+                Heartbeat.running(bus, lambda: replica.describe(door.load())),
+            ):
+                yield facts
+
+    def tell(self, batch: KvEventBatch) -> None:
+        """Takes a batch of KV events; never waits."""
+        self._index.apply(batch)
+        self._batches.append(batch)
+        self._batch_waits.set()
+
+    async def _publish_batches(self) -> None:
+        subject = subjects.kv_events(self._replica.model.key, self._replica.replica_id)
+        while True:
+            while self._batches:
+                batch = self._batches.popleft()
+                batch.published_at = time.time()
+                await self._bus.publish(subject, batch.SerializeToString())
+            self._batch_waits.clear()
+            await self._batch_waits.wait()
+
+    async def _publish_load(self) -> None:
+        replica, load_changed = self._replica, self._door.load_changed
+        subject = subjects.load(replica.model.key, replica.replica_id)
+        while True:
+            load = self._door.load().to_pb(replica.replica_id, replica.epoch)
+            await self._bus.publish(subject, load.SerializeToString())
+            await asyncio.sleep(LOAD_SECONDS)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_IDLE_LOAD_SECONDS):
+                    await load_changed.wait()
+            load_changed.clear()

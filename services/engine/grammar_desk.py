@@ -1,0 +1,70 @@
+"""Requests that have a grammar, from their arrival to the core: they wait here until it is compiled."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+
+from headwater.engine_core.request import FinishReason, NewRequest
+from headwater.engine_core.step_output import Finished, StepOutput
+from headwater.services.engine.grammars import GrammarCompiler
+from headwater.services.engine.masks import MaskWriter
+from headwater.services.engine.messages import Add, Command
+from headwater.services.grammars.grammars import GrammarError
+
+
+class GrammarDesk:
+    """`send` takes what the core shall hear, `say` what sessions shall hear of requests that never come so far."""
+
+    def __init__(
+        self,
+        compiler: GrammarCompiler,
+        writer: MaskWriter,
+        *,
+        send: Callable[[Command], None],
+        say: Callable[[StepOutput], None],
+    ) -> None:
+        self._compiler, self._writer = compiler, writer
+        self._send, self._say = send, say
+        self._waiting: dict[int, tuple[NewRequest, asyncio.Task[None]]] = {}
+        """By key."""
+
+    def enter(self, request: NewRequest, grammar: bytes) -> None:
+        task = asyncio.ensure_future(self._enter(request, grammar))
+        self._waiting[request.key] = request, task
+
+    def cancel(self, keys: Iterable[int]) -> None:
+        """Those of the requests that still wait; the others are the core's."""
+        for key in keys:
+            if (waiting := self._waiting.pop(key, None)) is not None:
+                request, task = waiting
+                task.cancel()
+                # Whoever cancels goes through its streams at the moment.
+                asyncio.get_running_loop().call_soon(self._end, request, FinishReason.CANCELLED, "")
+
+    def hear(self, output: StepOutput) -> None:
+        self._writer.hear(output)
+
+    async def run(self) -> None:
+        """For ever; whoever ends it also ends what waits."""
+        try:
+            await self._writer.run()
+        finally:
+            for _, task in self._waiting.values():
+                task.cancel()
+            self._writer.close()
+            self._compiler.close()
+
+    async def _enter(self, request: NewRequest, grammar: bytes) -> None:
+        try:
+            matcher = await self._compiler.matcher(grammar)
+        except GrammarError as fault:
+            self._end(request, FinishReason.ERROR, f"the grammar cannot be followed: {fault}")
+        else:
+            self._writer.follow(request.key, matcher, request.output_ids)
+            self._send(Add(request))
+        del self._waiting[request.key]
+
+    def _end(self, request: NewRequest, reason: FinishReason, error: str) -> None:
+        finished = Finished(key=request.key, reason=reason, num_output_tokens=len(request.output_ids), error=error)
+        self._say(StepOutput(step=0, finishes=[finished]))

@@ -1,0 +1,27 @@
+"""The masks of a core's rows, in memory that the door writes and the core reads."""
+
+from __future__ import annotations
+
+import mmap
+import os
+
+import numpy as np
+import numpy.typing as npt
+
+from headwater.services.engine.ring import anonymous_memory
+
+Int32Array = npt.NDArray[np.int32]
+
+
+def create_mask_memory() -> int:
+    """A file descriptor to be inherited; the memory has its size from whoever maps it first."""
+    return anonymous_memory("headwater-masks", 0)
+
+
+def map_masks(memory: int, num_rows: int, vocab_size: int) -> Int32Array:
+    """int32 [num_rows, words]: bit i of word w stands for token 32 w + i. What is not written costs nothing."""
+    num_words = -(-vocab_size // 32)
+    num_bytes = 4 * num_rows * num_words
+    if os.fstat(memory).st_size < num_bytes:
+        os.ftruncate(memory, num_bytes)
+    return np.frombuffer(mmap.mmap(memory, num_bytes), np.int32).reshape(num_rows, num_words)

@@ -1,0 +1,105 @@
+"""What the door and the core say to each other, as they cross the ring."""
+
+from __future__ import annotations
+
+import msgspec
+
+from headwater.engine_core.request import NewRequest
+from headwater.engine_core.step_output import EngineLoad, StepOutput
+from headwater.services.engine.ring import RingEnd
+
+
+class Add(msgspec.Struct, tag="add", array_like=True):
+    request: NewRequest
+
+
+class Cancel(msgspec.Struct, tag="cancel", array_like=True):
+    keys: list[int]
+
+
+class Credit(msgspec.Struct, tag="credit", array_like=True):
+    """tokens[i] more for request keys[i]."""
+
+    keys: list[int]
+    tokens: list[int]
+
+
+class MasksFilled(msgspec.Struct, tag="masks", array_like=True):
+    """Row rows[i] of the mask table holds the mask for output output_indices[i] of whoever got tickets[i]."""
+
+    rows: list[int]
+    tickets: list[int]
+    output_indices: list[int]
+
+
+class Fail(msgspec.Struct, tag="fail", array_like=True):
+    """Request keys[i] cannot go on, by errors[i]."""
+
+    keys: list[int]
+    errors: list[str]
+
+
+Command = Add | Cancel | Credit | MasksFilled | Fail
+
+
+class Progress(msgspec.Struct, tag="progress", array_like=True):
+    """How far the start has come."""
+
+    phase: str
+    done: int
+    total: int
+
+
+class Ready(msgspec.Struct, tag="ready", array_like=True):
+    """The core takes requests. What it serves, as it found it."""
+
+    dtype: str
+    kv_format: str
+    vocab_size: int
+    numerics_id: str
+    block_size: int
+    num_blocks: int
+    max_model_len: int
+    max_num_seqs: int
+
+
+class Failed(msgspec.Struct, tag="failed", array_like=True):
+    """The core cannot start, and why."""
+
+    reason: str
+
+
+class Step(msgspec.Struct, tag="step", array_like=True):
+    """What a step said, and what it cost."""
+
+    output: StepOutput
+    prefill_tokens: int
+    decode_rows: int
+    seconds: float
+    """Since the step before, or since the launch if the core was idle."""
+
+
+class Idle(msgspec.Struct, tag="idle", array_like=True):
+    """Nothing can be done until the next command: nothing runs, or whatever is there waits for credit."""
+
+    load: EngineLoad
+
+
+Report = Progress | Ready | Failed | Step | Idle
+
+
+class Ends(msgspec.Struct):
+    """Descriptors that the core inherits; its first argument, as JSON."""
+
+    commands: RingEnd
+    reports: RingEnd
+    masks: int
+    """Memory of the mask table."""
+    lifeline: int
+    """Reaches end of file when the door is gone."""
+
+
+_encoder = msgspec.msgpack.Encoder()
+encode = _encoder.encode
+decode_command = msgspec.msgpack.Decoder(Command).decode
+decode_report = msgspec.msgpack.Decoder(Report).decode

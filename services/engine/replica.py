@@ -1,0 +1,63 @@
+"""Who this engine is in the cluster: its incarnation, the model that it serves, what it says of both."""
+
+from __future__ import annotations
+
+import os
+import socket
+
+from headwater.proto.events_pb2 import Incarnation
+from headwater.services.engine.messages import Ready
+from headwater.services.engine.settings import EngineSettings
+from headwater.services.member import Kind, Member, ReplicaLoad, new_epoch
+from headwater.services.models.manifest import ModelManifest
+from headwater.services.served_model import ServedModel
+
+SIMULATED = "simulated"
+
+
+class Replica:
+    def __init__(self, settings: EngineSettings, ready: Ready) -> None:
+        """Raises `ModelFolderError`."""
+        self.replica_id = settings.replica_id or _default_id(settings.port)
+        self.epoch = new_epoch()
+        self.address = ""
+        """Set once the server listens."""
+        self.numerics_id = ready.numerics_id
+        self.model = _served_model(settings, ready)
+
+    @property
+    def incarnation(self) -> Incarnation:
+        return Incarnation(replica_id=self.replica_id, epoch=self.epoch)
+
+    def describe(self, load: ReplicaLoad) -> Member:
+        return Member(
+            kind=Kind.ENGINE,
+            replica_id=self.replica_id,
+            epoch=self.epoch,
+            address=self.address,
+            model=self.model,
+            numerics_id=self.numerics_id,
+            draining=load.draining,
+            load=load,
+        )
+
+
+def _default_id(port: int) -> str:
+    """The same after a restart where the port is fixed, unlike any other otherwise."""
+    return f"{socket.gethostname()}:{port}" if port else f"{socket.gethostname()}-{os.getpid()}"
+
+
+def _served_model(settings: EngineSettings, ready: Ready) -> ServedModel:
+    name, revision = settings.served_model_name or SIMULATED, SIMULATED
+    if settings.model_folder is not None:
+        manifest = ModelManifest.read(settings.model_folder)
+        name, revision = settings.served_model_name or manifest.name, manifest.revision
+    return ServedModel(
+        name=name,
+        revision=revision,
+        dtype=ready.dtype,
+        block_size=ready.block_size,
+        kv_format=ready.kv_format,
+        max_model_len=ready.max_model_len,
+        vocab_size=ready.vocab_size,
+    )

@@ -1,0 +1,72 @@
+"""The engine's gRPC methods. Knows the wire; the work is the door's."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+
+from headwater.proto import engine_pb2 as pb
+from headwater.proto import engine_pb2_grpc, events_pb2
+from headwater.services.engine.door import Door
+from headwater.services.engine.replica import Replica
+
+_PART_HASHES = 8192
+"""Of a snapshot's part: below the limit of a frame."""
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class EngineServicer(engine_pb2_grpc.EngineServicer):
+    def __init__(self, door: Door, replica: Replica) -> None:
+        self._door, self._replica = door, replica
+        self.drain_wanted = asyncio.Event()
+        """A client asked for it; whoever runs the service then calls `drain`."""
+        self._drain_seconds: float | None = None
+        self._drained: asyncio.Future[tuple[int, int]] = asyncio.get_running_loop().create_future()
+
+    async def drain(self, seconds: float) -> None:
+        """Lets what runs end within `seconds`, or within what a client asked for, and answers that client."""
+        self._drained.set_result(await self._door.drain(self._drain_seconds or seconds))
+
+    async def Session(self, frames: AsyncIterator[pb.ClientFrame], context: Context) -> AsyncIterator[pb.EngineFrame]:
+        with self._door.session() as session:
+            # A connection that breaks while a frame is being written does not resume this generator.
+            context.add_done_callback(lambda _: session.abandon())  # type: ignore[arg-type]
+            async for frame in session.run(frames):
+                yield frame
+
+    async def KvEvents(self, request: pb.KvEventsRequest, context: Context) -> AsyncIterator[events_pb2.KvEventBatch]:
+        epoch = self._replica.epoch
+        if request.epoch != epoch:
+            await context.abort(grpc.StatusCode.OUT_OF_RANGE, f"epoch is {request.epoch}; this incarnation's: {epoch}")
+        batches = self._door.events.since(request.after_seq)
+        if batches is None:
+            text = f"the batches after {request.after_seq} are not kept; take a snapshot"
+            await context.abort(grpc.StatusCode.OUT_OF_RANGE, text)
+        for batch in batches:
+            yield batch
+
+    async def KvSnapshot(self, request: pb.KvSnapshotRequest, context: Context) -> AsyncIterator[pb.KvSnapshotPart]:
+        seq, hashes = self._door.events.snapshot()
+        for start in range(0, max(len(hashes), 1), _PART_HASHES):
+            yield pb.KvSnapshotPart(
+                incarnation=self._replica.incarnation,
+                seq=seq,
+                block_hashes=hashes[start : start + _PART_HASHES],
+                last=start + _PART_HASHES >= len(hashes),
+            )
+
+    async def GetLoad(self, request: pb.LoadRequest, context: Context) -> events_pb2.Load:
+        return self._door.load().to_pb(self._replica.replica_id, self._replica.epoch)
+
+    async def Drain(self, request: pb.DrainRequest, context: Context) -> pb.DrainReply:
+        if request.limit_ms:
+            self._drain_seconds = request.limit_ms / 1000
+        self.drain_wanted.set()
+        num_finished, num_cancelled = await asyncio.shield(self._drained)
+        return pb.DrainReply(num_finished=num_finished, num_cancelled=num_cancelled)
+
+    async def Info(self, request: pb.InfoRequest, context: Context) -> events_pb2.Member:
+        return self._replica.describe(self._door.load()).to_pb()

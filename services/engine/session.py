@@ -1,0 +1,349 @@
+"""One Session: many streams of one client over one pair of message streams, in columns both ways.
+
+Reading never waits for a stream and writing never waits for reading. Knows nothing about how tokens are computed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import operator
+import time
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import structlog
+
+from headwater.engine_core.request import FinishReason, NewRequest
+from headwater.engine_core.step_output import Finished, PromptLogprobsPart, Started, StepOutput, Work
+from headwater.proto import common_pb2
+from headwater.proto import engine_pb2 as pb
+from headwater.services.engine.frames import (
+    MAX_ERROR_CHARS,
+    Rows,
+    embedding_frame,
+    prompt_logprob_frames,
+    step_frames,
+)
+from headwater.services.engine.messages import Cancel, Command, Credit
+from headwater.services.engine.outbox import Outbox
+from headwater.services.engine.requests import Limits, PendingAdd, requests_of
+from headwater.services.errors import BadRequest, HeadwaterError, Unavailable
+from headwater.services.runtime import owned_task
+from headwater.services.tracing import Span, Tracing
+
+SLOW_READER_SECONDS = 30.0
+"""A stream that has no credit for so long is cancelled: it holds blocks that others could use."""
+
+DRAINING = "draining"
+"""Why a stream was cancelled that another replica may go on with."""
+
+REASONS = {
+    FinishReason.STOP: common_pb2.FINISH_REASON_STOP,
+    FinishReason.LENGTH: common_pb2.FINISH_REASON_LENGTH,
+    FinishReason.CANCELLED: common_pb2.FINISH_REASON_CANCELLED,
+    FinishReason.ERROR: common_pb2.FINISH_REASON_ERROR,
+}
+
+
+class Host(Protocol):
+    """What a session needs of the door."""
+
+    limits: Limits
+    tracing: Tracing
+    keys: Iterator[int]
+    """Names of choices between door and core, never the same twice."""
+
+    def refusal(self) -> Unavailable | None:
+        """Why no new request is taken now, if so."""
+
+    def enter(self, request: NewRequest, grammar: bytes) -> None:
+        """To the core, when what its answer must match is compiled, if it must."""
+
+    def send(self, command: Command) -> None:
+        """To the core, in order."""
+
+    def session_changed(self) -> None:
+        """A session's last stream ended."""
+
+
+@dataclass(slots=True)
+class Stream:
+    key: int
+    granted: int
+    """Output index up to which the reader has room."""
+    prompt_ids: list[int]
+    deadline: asyncio.TimerHandle | None
+    span: Span
+    cancel_reason: str = ""
+    started_at: float | None = None
+    """When its first token came, on `time.perf_counter`."""
+    starved_since: float | None = None
+
+
+class EngineSession:
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._streams: dict[int, Stream] = {}
+        self._stream_ids: dict[int, int] = {}
+        """By the core's key."""
+        self._next_index: dict[int, int] = {}
+        """Output index of each stream's next token."""
+        self._pending: dict[int, PendingAdd] = {}
+        """By first stream: requests whose parts are still coming."""
+        self._outbox = Outbox()
+        self._has_left = False
+        self._fault: Unavailable | None = None
+
+    async def run(self, incoming: AsyncIterator[pb.ClientFrame]) -> AsyncIterator[pb.EngineFrame]:
+        """What the client hears, until it or the engine leaves. Its streams do not outlive it."""
+        try:
+            async with owned_task(self._read(incoming)) as reading:
+                async for frame in self._outbox.sent():
+                    yield frame
+                if reading.done():
+                    reading.result()
+        finally:
+            self.abandon()
+        if self._fault is not None:
+            raise self._fault
+
+    async def _read(self, incoming: AsyncIterator[pb.ClientFrame]) -> None:
+        try:
+            async for frame in incoming:
+                self.take(frame)
+            # A client that says no more still hears its streams to their end.
+            self._has_left = True
+        finally:
+            if self.is_idle or not self._has_left:
+                self._outbox.close()
+
+    def take(self, frame: pb.ClientFrame) -> None:
+        """Does what a client's frame asks for, cancels first; those that come with their own Add, last."""
+        early = [cancel for cancel in frame.cancels if not self.cancel(cancel.stream_id, cancel.reason)]
+        for add in frame.adds:
+            self._add(add)
+        for part in frame.parts:
+            self._extend(part)
+        if frame.credits:
+            self._grant(frame.credits)
+        for cancel in early:
+            self.cancel(cancel.stream_id, cancel.reason)
+
+    def deliver(self, output: StepOutput) -> None:
+        """Queues what the step says about this session's streams, in one frame if it fits."""
+        rows = Rows.of(output, self._stream_ids)
+        self._next_index.update(zip(rows.stream_ids, map(operator.add, rows.first_index, rows.num_tokens), strict=True))
+        for part in output.prompt_logprobs:
+            if part.key in self._stream_ids:
+                self._queue_chunks(output.step, part)
+        for key, values in output.embeddings.items():
+            if (stream_id := self._stream_ids.get(key)) is not None:
+                self._outbox.put([embedding_frame(output.step, stream_id, values)])
+        starts = [self._start_of(started) for started in output.starts if started.key in self._stream_ids]
+        finishes = [self._finish_of(finished) for finished in output.finishes if finished.key in self._stream_ids]
+        at_once = [finish for finish in finishes if not self._outbox.holds(finish)]
+        self._outbox.put(step_frames(output.step, rows, starts, at_once))
+        if finishes:
+            self._streams_ended()
+
+    def cancel(self, stream_id: int, reason: str) -> bool:
+        """Ends a stream within a step; False when there is none of that id."""
+        if (pending := self._pending.pop(stream_id, None)) is not None:
+            self._end_streams(pending.add.stream_ids, common_pb2.FINISH_REASON_CANCELLED, reason)
+            return True
+        if (stream := self._streams.get(stream_id)) is None:
+            return False
+        if not stream.cancel_reason:
+            stream.cancel_reason = reason or "cancelled"
+            self._host.send(Cancel([stream.key]))
+        return True
+
+    def cancel_starved(self, now: float) -> None:
+        """Cancels streams whose reader has granted nothing for too long. To be called about once a second."""
+        for stream_id, stream in self._streams.items():
+            if stream.granted > self._next_index[stream_id]:
+                stream.starved_since = None
+            elif stream.starved_since is None:
+                stream.starved_since = now
+            elif now - stream.starved_since >= SLOW_READER_SECONDS:
+                self.cancel(stream_id, "slow_reader")
+
+    def cancel_all(self, reason: str) -> int:
+        """Returns how many streams there were."""
+        stream_ids = [*self._pending, *self._streams]
+        for stream_id in stream_ids:
+            self.cancel(stream_id, reason)
+        return len(stream_ids)
+
+    def end(self, fault: Unavailable | None = None) -> None:
+        """Ends the session after what is queued. With a fault, whatever runs ends by it."""
+        if fault is not None:
+            self._fault = fault
+            stream_ids = [*self._streams, *(i for pending in self._pending.values() for i in pending.add.stream_ids)]
+            self.abandon()
+            self._end_streams(stream_ids, common_pb2.FINISH_REASON_ERROR, fault.message, retriable=True)
+        self._outbox.close()
+
+    @property
+    def is_idle(self) -> bool:
+        return not self._streams and not self._pending
+
+    @property
+    def num_streams(self) -> int:
+        return len(self._streams) + len(self._pending)
+
+    def _add(self, add: pb.Add) -> None:
+        if not self._are_new(add.stream_ids):
+            return
+        try:
+            if (refusal := self._host.refusal()) is not None:
+                raise refusal
+            self._pending[add.stream_ids[0]] = PendingAdd(add, self._host.limits)
+            self._start_if_complete(add.stream_ids[0])
+        except (BadRequest, Unavailable) as error:
+            self._refuse(add, error)
+
+    def _extend(self, part: pb.AddPart) -> None:
+        # A part of what was refused or cancelled is nobody's.
+        if (pending := self._pending.get(part.stream_id)) is None:
+            return
+        try:
+            pending.extend(part)
+            self._start_if_complete(part.stream_id)
+        except BadRequest as error:
+            self._refuse(pending.add, error)
+
+    def _are_new(self, stream_ids: Sequence[int]) -> bool:
+        """NOTE: a stream id in use means that client and engine disagree on what runs, so both streams of it end."""
+        in_use = [i for i in stream_ids if i in self._streams or i in self._pending]
+        if stream_ids and not in_use and len(set(stream_ids)) == len(stream_ids):
+            return True
+        structlog.get_logger().error("stream ids are not new", stream_ids=list(stream_ids), in_use=in_use)
+        for stream_id in in_use:
+            self.cancel(stream_id, "stream id used again")
+            self._forget(stream_id)
+        error = f"stream_ids is {list(stream_ids)}; allowed: ids that the session does not use"
+        self._end_streams(set(stream_ids), common_pb2.FINISH_REASON_ERROR, error)
+        return False
+
+    def _start_if_complete(self, first_stream: int) -> None:
+        pending = self._pending[first_stream]
+        if not pending.is_complete:
+            return
+        add = pending.add
+        requests = requests_of(pending, self._host.limits, self._host.keys)
+        del self._pending[first_stream]
+        for stream_id, request in zip(add.stream_ids, requests, strict=True):
+            self._enter(stream_id, request, add, pending.grammar)
+
+    def _enter(self, stream_id: int, request: NewRequest, add: pb.Add, grammar: bytes) -> None:
+        deadline = None
+        if add.deadline_ms:
+            loop = asyncio.get_running_loop()
+            deadline = loop.call_later(add.deadline_ms / 1000, self.cancel, stream_id, "deadline_exceeded")
+        told = {"headwater.request_id": add.request_id, "attempt": add.attempt, "choice": request.choice_index}
+        span = self._host.tracing.begin("engine", add.traceparent, **told)
+        structlog.get_logger().debug("stream entered", trace_id=span.context.trace_id, tenant=add.tenant, **told)
+        first_index, granted = len(request.output_ids), len(request.output_ids) + request.credit
+        self._streams[stream_id] = Stream(request.key, granted, request.prompt_ids, deadline, span)
+        self._stream_ids[request.key] = stream_id
+        self._next_index[stream_id] = first_index
+        self._host.enter(request, grammar)
+
+    def _grant(self, credits: Iterable[pb.Credit]) -> None:
+        granted = []
+        for credit in credits:
+            # Credit for a stream that just ended is late, not wrong.
+            if (stream := self._streams.get(credit.stream_id)) is not None:
+                stream.granted += credit.tokens
+                granted.append((stream.key, credit.tokens))
+        if granted:
+            self._host.send(Credit([key for key, _ in granted], [tokens for _, tokens in granted]))
+
+    def _start_of(self, started: Started) -> pb.Start:
+        stream_id, now = self._stream_ids[started.key], time.perf_counter()
+        stream = self._streams[stream_id]
+        stream.started_at, scheduled_at = now, now - started.prefill_seconds
+        stream.span.part("queue", scheduled_at - started.queue_seconds, scheduled_at)
+        stream.span.part("prefill", scheduled_at, now, cached_tokens=started.cached_tokens)
+        return pb.Start(
+            stream_id=stream_id,
+            cached_tokens=started.cached_tokens,
+            queue_seconds=started.queue_seconds,
+            prefill_seconds=started.prefill_seconds,
+        )
+
+    def _finish_of(self, finished: Finished) -> pb.Finish:
+        stream_id = self._stream_ids[finished.key]
+        stream = self._forget(stream_id)
+        error, work = finished.error, finished.work
+        if stream.started_at is not None:
+            stream.span.part("decode", stream.started_at, time.perf_counter(), output_tokens=finished.num_output_tokens)
+        if work is not None:
+            stream.span.end(error, steps=work.num_steps, batch=work.mean_batch, preemptions=work.num_preemptions)
+        if finished.reason is FinishReason.CANCELLED:
+            error = error or stream.cancel_reason
+        return pb.Finish(
+            stream_id=stream_id,
+            reason=REASONS[finished.reason],
+            stop_token_id=finished.stop_token_id,
+            num_output_tokens=finished.num_output_tokens,
+            error=error[:MAX_ERROR_CHARS],
+            retriable=stream.cancel_reason == DRAINING,
+            work=_work_of(finished.work) if finished.work is not None else None,
+        )
+
+    def _queue_chunks(self, step: int, part: PromptLogprobsPart) -> None:
+        stream_id, first = self._stream_ids[part.key], part.first_position
+        token_ids = self._streams[stream_id].prompt_ids[first : first + len(part.entries)]
+        for frame in prompt_logprob_frames(step, stream_id, first, token_ids, part.entries, part.last):
+            self._outbox.put_chunk(frame)
+
+    def _refuse(self, add: pb.Add, error: HeadwaterError) -> None:
+        self._pending.pop(add.stream_ids[0], None)
+        retriable = isinstance(error, Unavailable)
+        self._end_streams(add.stream_ids, common_pb2.FINISH_REASON_ERROR, error.message, retriable=retriable)
+
+    def _end_streams(
+        self,
+        stream_ids: Iterable[int],
+        reason: common_pb2.FinishReason.ValueType,
+        error: str,
+        *,
+        retriable: bool = False,
+    ) -> None:
+        """Says the end of streams that the core does not know, or no more."""
+        finishes = [
+            pb.Finish(stream_id=stream_id, reason=reason, error=error[:MAX_ERROR_CHARS], retriable=retriable)
+            for stream_id in stream_ids
+        ]
+        self._outbox.put(step_frames(0, Rows(), [], finishes))
+        self._streams_ended()
+
+    def _streams_ended(self) -> None:
+        if self.is_idle:
+            self._host.session_changed()
+            if self._has_left:
+                self._outbox.close()
+
+    def _forget(self, stream_id: int) -> Stream:
+        stream = self._streams.pop(stream_id)
+        del self._stream_ids[stream.key], self._next_index[stream_id]
+        if stream.deadline is not None:
+            stream.deadline.cancel()
+        return stream
+
+    def abandon(self) -> None:
+        """Nobody listens any more: the core drops what is left."""
+        self._pending.clear()
+        streams = [self._forget(stream_id) for stream_id in list(self._streams)]
+        for stream in streams:
+            stream.span.end("abandoned")
+        if streams:
+            self._host.send(Cancel([stream.key for stream in streams]))
+        self._host.session_changed()
+
+
+def _work_of(work: Work) -> pb.Work:
+    return pb.Work(preemptions=work.num_preemptions, steps=work.num_steps, mean_batch=work.mean_batch)

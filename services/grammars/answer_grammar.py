@@ -1,0 +1,123 @@
+"""What the whole of an answer must match: what a client asked for, calls that are due, and thoughts before either."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from headwater.proto.common_pb2 import AnswerFormat, Sampling, Tool
+from headwater.proto.processor_pb2 import Conversation, PrepareReply, PrepareRequest
+from headwater.services.answers.format import ENFORCING, may_call, named_tool
+from headwater.services.answers.reasoning_parser import REASONING_FORMATS
+from headwater.services.answers.tool_formats import ANY_ARGUMENTS, TOOL_FORMATS, Form, OfferedTool
+from headwater.services.errors import BadRequest
+from headwater.services.grammars.json_schema import check_schema, parse_json
+from headwater.services.grammars.lark import ANY_TEXT, literal, quoted
+from headwater.services.grammars.structural_tag import structural_tag_grammar
+from headwater.services.grammars.structured_output import grammar_of, with_whitespace
+from headwater.services.text.model import TextModel
+
+Grammars = list[dict[str, Any]]
+OPENING = frozenset(
+    ("additionalProperties", "patternProperties", "unevaluatedProperties", "$ref", "anyOf", "oneOf", "allOf")
+)
+"""Keywords by which a schema may name more properties than `properties` has."""
+_ANSWER = "answer"
+_SPACE = r"/[ \t\r\n]{0,8}/"
+_UNLIMITED = -1
+
+
+def answer_grammar(model: TextModel, request: PrepareRequest, reply: PrepareReply) -> str:
+    """In llguidance's words; empty where the answer is free. Raises `BadRequest`."""
+    sampling, special = request.sampling, model.tokenizer.special_texts
+    calls = calls_due(request.prompt.conversation, reply.answer_format.tool_parser)
+    if sampling.HasField("structured_output"):
+        if calls is not None:
+            raise BadRequest("tool_choice", "tool_choice enforces calls beside structured output; allowed: one of them")
+        grammars: Grammars = json.loads(grammar_of(sampling.structured_output, special))["grammars"]
+    elif calls is not None:
+        grammars = structural_tag_grammar("tools", {"format": calls}, special, with_whitespace)
+    else:
+        grammars = []
+    grammars = _behind_thoughts(model, reply.answer_format, sampling, grammars)
+    return json.dumps({"grammars": grammars}, ensure_ascii=False) if grammars else ""
+
+
+def calls_due(conversation: Conversation, tool_format: str) -> Form | None:
+    """What an answer must look like that has to call, or whose calls must keep strict schemas; None: it is free."""
+    if not tool_format or not may_call(conversation):
+        return None
+    chosen, form = named_tool(conversation), TOOL_FORMATS[tool_format]
+    is_due = chosen is not None or conversation.tool_choice == ENFORCING
+    if not (is_due or any(tool.strict for tool in conversation.tools)):
+        return None
+    offered = enumerate(conversation.tools)
+    tools = [_offered(tool, i, is_due=is_due and chosen in (None, tool.name)) for i, tool in offered]
+    single = conversation.HasField("parallel_tool_calls") and not conversation.parallel_tool_calls
+    if chosen is not None:
+        return form.calls([tool for tool in tools if tool.name == chosen], True)
+    return form.calls(tools, single) if is_due else form.free(tools, single)
+
+
+def _offered(tool: Tool, i: int, *, is_due: bool) -> OfferedTool:
+    """Of tools that may be left alone and are not strict only the form of a call is held to."""
+    if not (is_due or tool.strict):
+        return OfferedTool(name=tool.name, parameters=ANY_ARGUMENTS)
+    param = f"tools[{i}].function.parameters"
+    parameters = parse_json(param, tool.parameters_json) if tool.parameters_json else ANY_ARGUMENTS
+    check_schema(param, parameters)
+    if not isinstance(parameters, dict):
+        raise BadRequest.of(param, parameters, "a JSON Schema of an object")
+    # Arguments are an object whether or not the schema says so.
+    return OfferedTool(name=tool.name, parameters={"type": "object"} | _closed(parameters))
+
+
+def _closed(parameters: dict[str, Any]) -> dict[str, Any]:
+    """Without arguments that the function does not name: a small model that may invent some does."""
+    if "properties" not in parameters or not OPENING.isdisjoint(parameters):
+        return parameters
+    return parameters | {"additionalProperties": False}
+
+
+def _behind_thoughts(model: TextModel, form: AnswerFormat, sampling: Sampling, grammars: Grammars) -> Grammars:
+    """The answer's grammar begins where the thoughts end; a budget ends them."""
+    has_budget = sampling.HasField("thinking_token_budget")
+    if has_budget and not model.reasoning_format:
+        raise BadRequest(
+            "thinking_token_budget",
+            f"thinking_token_budget is not supported: the model {model.name!r} writes no thoughts that could be told",
+            code="unsupported_parameter",
+        )
+    if not form.reasoning_parser or not (grammars or has_budget):
+        return grammars
+    answer = ANY_TEXT
+    if grammars:
+        grammars[0]["name"] = grammars[0].get("name", _ANSWER)
+        answer = f"{_SPACE} @{grammars[0]['name']}"
+    rules = _thoughts(model, form, sampling.thinking_token_budget if has_budget else _UNLIMITED)
+    start = f"start: thoughts {answer}" if form.starts_in_reasoning else f"start: (opened thoughts)? {answer}"
+    return [{"lark_grammar": "\n".join((start, *rules))}, *grammars]
+
+
+def _thoughts(model: TextModel, form: AnswerFormat, budget: int) -> list[str]:
+    """Rules for `thoughts`, their end included, and `opened`."""
+    marks, special = REASONING_FORMATS[form.reasoning_parser], model.tokenizer.special_texts
+    opened = f"opened: {_SPACE} {_token(model, marks.start) or literal(marks.start, special)}"
+    end = model.tokenizer.id_of(marks.end)
+    if end is not None:
+        # Tokens, not text: so they can be counted, and end with the first one that closes them.
+        kept = ",".join(map(str, sorted({end, *model.eos_token_ids})))
+        inner = {_UNLIMITED: f"<[^{kept}]>*", 0: ""}.get(budget, f"<[^{kept}]>{{0,{budget}}}")
+        return [f"thoughts: {inner} <[{end}]>", opened]
+    if budget != _UNLIMITED:
+        raise BadRequest(
+            "thinking_token_budget",
+            f"thinking_token_budget is not supported: {marks.end} is no token of the model {model.name!r}",
+            code="unsupported_parameter",
+        )
+    return [f"thoughts[suffix={quoted(marks.end)}]: {ANY_TEXT}", opened]
+
+
+def _token(model: TextModel, text: str) -> str | None:
+    token_id = model.tokenizer.id_of(text)
+    return None if token_id is None else f"<[{token_id}]>"

@@ -1,0 +1,71 @@
+"""The process that compiles grammars to see whether they can be; one that takes too much time or memory kills it.
+
+Reads lines of JSON from standard input, `{"folder", "grammar"}` with the model's folder, and answers each with
+`{"error"}`, null where the grammar is good.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import resource
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from headwater.services.grammars.grammars import GrammarError, Grammars, check, fill
+
+COMPILE_SECONDS = 2.0
+"""CPU time of a grammar, from its text to its first tokens."""
+MAX_BYTES = 4 << 30
+"""Of address space."""
+NUM_TRIED = 16
+"""Tokens that are taken as a trial: what explodes when it is followed mostly does so at once."""
+TRIED_SHARES = (0.0, 0.5, 0.999)
+"""One way each: always the token at this share of those allowed."""
+
+
+def try_grammar(grammars: Grammars, grammar: str) -> None:
+    """Raises `GrammarError`."""
+    start = grammars.compile(grammar)
+    mask = np.zeros(grammars.num_words, np.int32)
+    for share in TRIED_SHARES:
+        matcher = start.deep_copy()
+        for _ in range(NUM_TRIED):
+            fill(matcher, mask)
+            allowed = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))
+            matcher.consume_token(int(allowed[int(share * len(allowed))]))
+            check(matcher)
+            if matcher.is_stopped():
+                break
+
+
+@contextlib.contextmanager
+def limited(seconds: float) -> Iterator[None]:
+    """A scope that ends the process, native code or not, when it takes more CPU time than that: by SIGPROF."""
+    signal.setitimer(signal.ITIMER_PROF, seconds)
+    yield
+    signal.setitimer(signal.ITIMER_PROF, 0)
+
+
+def main() -> None:
+    resource.setrlimit(resource.RLIMIT_AS, (MAX_BYTES, MAX_BYTES))
+    grammars: dict[str, Grammars] = {}
+    for line in sys.stdin:
+        asked, error = json.loads(line), None
+        folder = asked["folder"]
+        if folder not in grammars:
+            grammars[folder] = Grammars(Path(folder))
+        try:
+            with limited(COMPILE_SECONDS):
+                try_grammar(grammars[folder], asked["grammar"])
+        except GrammarError as fault:
+            error = str(fault)
+        print(json.dumps({"error": error}), flush=True)
+
+
+if __name__ == "__main__":
+    main()

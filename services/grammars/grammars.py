@@ -1,0 +1,73 @@
+"""Grammars of one model's tokens, compiled by llguidance within limits that are the same wherever it happens."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+
+from headwater.services.models.manifest import ModelManifest
+
+LIMITS = LLParserLimits(
+    max_items_in_row=2_000,
+    # About 20 ms of building expressions; then at most 14 and 3 ms a mask.
+    initial_lexer_fuel=1_000_000,
+    step_lexer_fuel=200_000,
+    step_max_items=50_000,
+    # 1 to 2 kB each, of every answer that is being written.
+    max_lexer_states=20_000,
+    max_grammar_size=500_000,
+    # What users are told is about their grammar, not about the parser's insides.
+    verbose_errors=False,
+)
+MAX_REASON_CHARS = 300
+Int32Array = npt.NDArray[np.int32]
+
+
+class GrammarError(Exception):
+    """A grammar that cannot be compiled or followed, and why."""
+
+    def __init__(self, reason: str) -> None:
+        reason = reason.removesuffix("<non-verbose/>").strip()
+        if reason.startswith("NoExtension"):
+            reason = "nothing matches it"
+        super().__init__(reason[:MAX_REASON_CHARS])
+
+
+class Grammars:
+    """Thread-safe; compiling releases the interpreter lock."""
+
+    def __init__(self, folder: Path) -> None:
+        """Reads the folder's tokenizer, which takes a part of a second. Raises `ModelFolderError`, `OSError`."""
+        manifest = ModelManifest.read(folder)
+        text = (folder / "tokenizer.json").read_text()
+        self._tokenizer = LLTokenizer(text, n_vocab=manifest.vocab_size, eos_token=list(manifest.eos_token_ids) or None)
+        self.num_words = words_of(manifest.vocab_size)
+
+    def compile(self, grammar: str) -> LLMatcher:
+        """A matcher at the grammar's start. Raises `GrammarError`."""
+        matcher = LLMatcher(self._tokenizer, grammar, log_level=0, limits=LIMITS)
+        check(matcher)
+        return matcher
+
+
+def words_of(vocab_size: int) -> int:
+    """Of a mask: 32-bit words, bit i of word w standing for token 32·w + i."""
+    return -(-vocab_size // 32)
+
+
+def check(matcher: LLMatcher) -> None:
+    """Raises `GrammarError` when the matcher has gone wrong, for good."""
+    if matcher.is_error():
+        raise GrammarError(matcher.get_error())
+
+
+def fill(matcher: LLMatcher, mask: Int32Array) -> None:
+    """Writes which tokens may come next. Raises `GrammarError` when there are none, or finding out costs too much."""
+    assert mask.flags.c_contiguous
+    matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
+    check(matcher)
+    if not mask.any():
+        raise GrammarError("nothing matches it")

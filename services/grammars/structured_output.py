@@ -1,0 +1,88 @@
+"""What an answer must match, as clients say it, to one grammar in llguidance's words.
+
+Refuses by name what a grammar cannot hold an answer to, before anything is compiled. Whether a grammar compiles, and in
+how long, is for `grammar_checker` to find out.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from headwater.proto.common_pb2 import StructuredOutput
+from headwater.services.errors import BadRequest
+from headwater.services.grammars.json_schema import check_schema, parse_json
+from headwater.services.grammars.lark import alternatives, expression
+from headwater.services.grammars.structural_tag import structural_tag_grammar
+
+MAX_BYTES = 256 << 10
+"""Of a schema, an expression, a grammar, or all choices together."""
+MAX_CHOICES = 4096
+WHITESPACE = r"(\r?\n)?[ \t]{0,40}"
+"""Between tokens of JSON: compact, spaced or indented. Bounded, since a model that writes only spaces never ends."""
+ANY_OBJECT = {"type": "object"}
+KINDS = "json_schema, json_object, regex, choice, grammar or structural_tag"
+
+
+def param_of(asked: StructuredOutput) -> str:
+    """The field's name in the contract; the gateway knows what the client called it."""
+    return f"structured_output.{asked.WhichOneof('kind') or 'kind'}"
+
+
+def grammar_of(asked: StructuredOutput, special_tokens: Mapping[str, int]) -> str:
+    """`special_tokens` are ids of tokens that are no text, by what they are written as. Raises `BadRequest`."""
+    param, kind = param_of(asked), asked.WhichOneof("kind")
+    if (size := asked.ByteSize()) > MAX_BYTES:
+        raise BadRequest(param, f"{param} has {size} bytes; allowed: at most {MAX_BYTES}")
+    if asked.HasField("whitespace_pattern") and kind not in ("json_schema", "json_object"):
+        raise BadRequest("whitespace_pattern", f"whitespace_pattern with {param}; allowed: with JSON")
+    match kind:
+        case "json_schema":
+            schema = parse_json(param, asked.json_schema)
+            check_schema(param, schema)
+            return _grammars({"json_schema": with_whitespace(schema, _whitespace(asked))})
+        case "json_object":
+            if not asked.json_object:
+                raise BadRequest.of(param, False, "true")
+            return _grammars({"json_schema": with_whitespace(ANY_OBJECT, _whitespace(asked))})
+        case "regex":
+            return _grammars({"lark_grammar": f"start: {expression(param, asked.regex)}"})
+        case "choice":
+            return _grammars({"lark_grammar": f"start: {_choices(param, list(asked.choice.choices))}"})
+        case "grammar":
+            return _grammars({"lark_grammar": _lark(param, asked.grammar)})
+        case "structural_tag":
+            tag = parse_json(param, asked.structural_tag)
+            return _grammars(*structural_tag_grammar(param, tag, special_tokens, with_whitespace))
+        case _:
+            raise BadRequest.of(param, None, KINDS)
+
+
+def with_whitespace(schema: object, whitespace: str = WHITESPACE) -> dict[str, Any]:
+    """The schema with a word to the compiler about what may stand between tokens."""
+    base = dict(schema) if isinstance(schema, dict) else {}
+    rule = {"whitespace_pattern": whitespace} if whitespace else {"whitespace_flexible": False}
+    return base | {"x-guidance": rule}
+
+
+def _whitespace(asked: StructuredOutput) -> str:
+    return asked.whitespace_pattern if asked.HasField("whitespace_pattern") else WHITESPACE
+
+
+def _choices(param: str, choices: list[str]) -> str:
+    if not choices or "" in choices:
+        raise BadRequest.of(param, choices, "at least one string, none empty")
+    if len(choices) > MAX_CHOICES:
+        raise BadRequest(param, f"{param} has {len(choices)} strings; allowed: at most {MAX_CHOICES}")
+    return alternatives(dict.fromkeys(choices))
+
+
+def _lark(param: str, grammar: str) -> str:
+    if not grammar.strip() or "::=" in grammar:
+        raise BadRequest.of(param, grammar, "a Lark grammar with a rule named start")
+    return grammar
+
+
+def _grammars(*grammars: dict[str, Any]) -> str:
+    return json.dumps({"grammars": grammars}, ensure_ascii=False)

@@ -1,0 +1,188 @@
+"""Feeds a gateway's indexes: one a model, a column a replica, from the bus, from the engines and, in need, from Redis.
+
+Whatever is lost on the way costs hits until it is mended; nothing here fails a request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+
+import structlog
+from google.protobuf.message import DecodeError
+
+from headwater.proto import events_pb2
+from headwater.services import subjects
+from headwater.services.bus import Bus, Subscription
+from headwater.services.index.burden import Burden
+from headwater.services.index.follower import Dial, Follower, engine_at
+from headwater.services.index.kv_index import MAX_BLOCKS, KvIndex
+from headwater.services.index.reader import IndexReader
+from headwater.services.member import Kind, Member
+from headwater.services.membership import Change, ChangeKind, Members
+from headwater.services.runtime import log_failure, owned_task
+from headwater.services.store import Store, StoreUnavailable
+
+_SNAPSHOTS_AT_A_TIME = 4
+_MAX_SHARE = 0.6
+"""Of a core, that following events may take where Redis can be asked instead."""
+_READ_BELIEVED_SECONDS = 1.0
+"""How long an answer from Redis stands for a column that is not synced."""
+
+
+class IndexFeed:
+    """Use within `running`; `index` gives a model's index, which is true to within the time that events travel."""
+
+    def __init__(
+        self,
+        bus: Bus,
+        members: Members,
+        store: Store,
+        *,
+        max_blocks: int = MAX_BLOCKS,
+        dial: Dial = engine_at,
+        clock: Callable[[], float] = time.monotonic,
+        wall_clock: Callable[[], float] = time.time,
+        max_share: float = _MAX_SHARE,
+    ) -> None:
+        """`max_blocks` is the limit of each model's index."""
+        self._store, self._burden = store, Burden(max_share)
+        self._bus, self._members, self._max_blocks = bus, members, max_blocks
+        self._dial, self._clock, self._wall_clock = dial, clock, wall_clock
+        self._reader = IndexReader(store, clock=clock)
+        self._indexes: dict[str, KvIndex] = {}
+        self._followers: dict[str, tuple[Follower, asyncio.Task[None]]] = {}
+        self._ended: set[asyncio.Task[None]] = set()
+        self.on_lag: Callable[[float], None] = _unheard
+        """Told how old each batch of events is when it comes, in seconds."""
+        self._snapshots = asyncio.Semaphore(_SNAPSHOTS_AT_A_TIME)
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[IndexFeed]:
+        """Follows every engine that is a member, for the length of a scope."""
+        async with self._bus.subscribe(subjects.EVERY_KV_EVENT) as batches, owned_task(self._read(batches)):
+            self._members.on_change(self._on_change)
+            self._bus.on_connected(self._on_connected)
+            try:
+                yield self
+            finally:
+                self._members.forget_listener(self._on_change)
+                for replica_id in list(self._followers):
+                    self._unfollow(replica_id)
+                await asyncio.gather(*self._ended, return_exceptions=True)
+
+    def index(self, model_key: str) -> KvIndex:
+        if model_key not in self._indexes:
+            self._indexes[model_key] = KvIndex(self._max_blocks, self._clock)
+        return self._indexes[model_key]
+
+    def is_synced(self, member: Member) -> bool:
+        """The index has everything that the engine said so far."""
+        return self.index(member.model_key).is_synced(member.replica_id, member.epoch)
+
+    def is_sure(self, model_key: str) -> bool:
+        """Every replica's column is synced, so that Redis knows nothing more."""
+        return all(self.is_synced(each) for each in self._members.of(Kind.ENGINE, model_key))
+
+    async def consult(self, model_key: str, hashes: Sequence[bytes]) -> None:
+        """Asks Redis about this chain on behalf of columns that are not synced; for a few milliseconds at most."""
+        unsure = {
+            (each.replica_id, each.epoch): each
+            for each in self._members.of(Kind.ENGINE, model_key)
+            if not self.is_synced(each)
+        }
+        models = [each.model for each in unsure.values() if each.model is not None]
+        if not models:
+            return
+        try:
+            matched = await self._reader.matched(models[0], hashes)
+        except StoreUnavailable as failure:
+            structlog.get_logger().debug("index not read", reason=str(failure))
+            return
+        for (replica_id, epoch), length in matched.items():
+            if (replica_id, epoch) in unsure:
+                self._believe(unsure[replica_id, epoch], hashes[:length])
+
+    def doubt(self, member: Member) -> None:
+        """Its hits do not come true: what the index has of it is compared with what it says, soon and not too often."""
+        if not self._burden.is_put_down and (followed := self._followers.get(member.replica_id)) is not None:
+            followed[0].doubt()
+
+    def _believe(self, member: Member, hashes: Sequence[bytes]) -> None:
+        index = self.index(member.model_key)
+        if index.column(member.replica_id) is None:
+            column = index.open(member.replica_id, member.epoch)
+            column.is_synced = False
+            index.publish(column, 0)
+        index.expect(member.replica_id, hashes, _READ_BELIEVED_SECONDS)
+
+    async def _read(self, batches: Subscription) -> None:
+        async for message in batches:
+            if self._burden.is_put_down and not self._follows_again():
+                continue
+            started = time.perf_counter()
+            try:
+                batch = events_pb2.KvEventBatch.FromString(message.payload)
+            except DecodeError as fault:
+                structlog.get_logger().warning("batch not understood", subject=message.subject, error=str(fault))
+                continue
+            self.on_lag(max(0.0, self._wall_clock() - batch.published_at))
+            followed = self._followers.get(batch.incarnation.replica_id)
+            if followed is not None:
+                followed[0].take(batch)
+            if self._burden.add(time.perf_counter() - started, self._clock()) and not self._store.broken:
+                self._read_through()
+
+    def _read_through(self) -> None:
+        """Events take too much of this core: for a while Redis is asked about each prompt, and they are passed over."""
+        structlog.get_logger().warning(
+            "events are passed over, the index is read through", replicas=len(self._followers)
+        )
+        self._burden.put_down(self._clock())
+        for member in self._members.of(Kind.ENGINE):
+            self.index(member.model_key).forget(member.replica_id)
+
+    def _follows_again(self) -> bool:
+        if not self._burden.try_again(self._clock()):
+            return False
+        for follower, _ in self._followers.values():
+            follower.catch_up()
+        return True
+
+    def _on_connected(self) -> None:
+        """Whatever was said while the bus was away was said to nobody."""
+        for follower, _ in self._followers.values():
+            follower.catch_up()
+
+    def _on_change(self, change: Change) -> None:
+        member = change.member
+        if member.kind is not Kind.ENGINE:
+            return
+        if change.kind is ChangeKind.UPDATED:
+            if self._burden.is_put_down:
+                return
+            if member.load is not None and (followed := self._followers.get(member.replica_id)) is not None:
+                followed[0].compare(member.load.kv_seq)
+            return
+        if change.kind is ChangeKind.LEFT:
+            self._unfollow(member.replica_id)
+            self.index(member.model_key).forget(member.replica_id)
+            return
+        index = self.index(member.model_key)
+        follower = Follower(self._bus, index, member, self._snapshots, dial=self._dial, clock=self._clock)
+        task = asyncio.create_task(follower.run())
+        task.add_done_callback(log_failure)
+        self._followers[member.replica_id] = follower, task
+
+    def _unfollow(self, replica_id: str) -> None:
+        if (followed := self._followers.pop(replica_id, None)) is not None:
+            _, task = followed
+            task.cancel()
+            self._ended.add(task)
+            task.add_done_callback(self._ended.discard)
+
+
+def _unheard(seconds: float) -> None:
+    pass

@@ -1,0 +1,178 @@
+"""Keeps one engine's column of a gateway's index true: batches as they come, replay or snapshot for missing ones."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import random
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager
+from typing import Any
+
+import grpc
+import structlog
+
+from headwater.proto import engine_pb2, engine_pb2_grpc, events_pb2
+from headwater.services.bus import Bus
+from headwater.services.channel import open_channel
+from headwater.services.index.kv_index import KvIndex, Verdict
+from headwater.services.member import Member
+
+_CALL_SECONDS = 30.0
+_POLL_SECONDS = 1.0
+"""Between replays while no bus brings events."""
+_FIRST_RETRY_SECONDS, _MAX_RETRY_SECONDS = 0.1, 2.0
+_REPAIR_SECONDS = 30.0
+"""Between two snapshots that a checksum asked for: a replica that keeps disagreeing must not be asked for ever."""
+_JITTER_SECONDS = 1.0
+"""Gateways that doubt a replica together do not ask it together."""
+_MAX_HELD = 4096
+
+Dial = Callable[[str], AbstractAsyncContextManager[Any]]
+"""A stub of the engine at an address, for the length of a scope."""
+
+
+@contextlib.asynccontextmanager
+async def engine_at(address: str) -> AsyncIterator[Any]:
+    async with open_channel(address) as channel:
+        yield engine_pb2_grpc.EngineStub(channel)
+
+
+class Follower:
+    """`take` is called with each batch; `run` is a task for as long as the engine's incarnation is a member."""
+
+    def __init__(
+        self,
+        bus: Bus,
+        index: KvIndex,
+        member: Member,
+        snapshots: asyncio.Semaphore,
+        *,
+        dial: Dial = engine_at,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`snapshots` limits how many followers fetch one at a time."""
+        self._bus, self._index, self._member, self._snapshots = bus, index, member, snapshots
+        self._dial, self._clock = dial, clock
+        self._held: deque[events_pb2.KvEventBatch] = deque(maxlen=_MAX_HELD)
+        self._is_catching_up = True
+        self._wanted = asyncio.Event()
+        self._wanted.set()
+        self._repaired_at = self._doubted_at = -math.inf
+        self._told_seq = 0
+
+    def take(self, batch: events_pb2.KvEventBatch) -> None:
+        """Applies a batch, or holds it until those before it are there."""
+        if batch.incarnation.epoch != self._member.epoch:
+            return
+        if self._is_catching_up:
+            self._held.append(batch)
+            return
+        match self._index.apply(batch):
+            case Verdict.GAP:
+                self._held.append(batch)
+                self.catch_up()
+            case Verdict.MISMATCH:
+                self._repair()
+
+    def catch_up(self) -> None:
+        """Asks the engine for what is missing, if anything is."""
+        self._is_catching_up = True
+        self._wanted.set()
+
+    def compare(self, seq: int) -> None:
+        """Takes the number of the engine's last batch, as its heartbeat tells. One that should have come by the next
+        heartbeat was lost, and nothing after it may ever show that."""
+        column = self._index.column(self._member.replica_id)
+        if not self._is_catching_up and column is not None and column.seq < self._told_seq:
+            self.catch_up()
+        self._told_seq = seq
+
+    def doubt(self) -> None:
+        """Asks for what was not heard, a little later; checksums then tell whether a snapshot is needed."""
+        if self._is_catching_up or self._clock() - self._doubted_at < _REPAIR_SECONDS:
+            return
+        self._doubted_at = self._clock()
+        asyncio.get_running_loop().call_later(random.uniform(0, _JITTER_SECONDS), self.catch_up)
+
+    def _repair(self) -> None:
+        if self._clock() - self._repaired_at < _REPAIR_SECONDS:
+            return
+        structlog.get_logger().warning("index disagrees with its replica", replica=self._member.replica_id)
+        self._repaired_at = self._clock()
+        self._index.forget(self._member.replica_id)
+        self.catch_up()
+
+    async def run(self) -> None:
+        async with self._dial(self._member.address) as engine:
+            while True:
+                await self._wait_until_wanted()
+                await self._catch_up(engine)
+                self._is_catching_up = False
+                held = list(self._held)
+                self._held.clear()
+                for batch in held:
+                    self.take(batch)
+
+    async def _wait_until_wanted(self) -> None:
+        """NOTE: without a bus nobody says that there is anything new, so the engine is asked now and then."""
+        while not self._wanted.is_set():
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_POLL_SECONDS):
+                    await self._wanted.wait()
+            if not self._bus.connected:
+                self.catch_up()
+        self._wanted.clear()
+
+    async def _catch_up(self, engine: Any) -> None:
+        """Tries until it is done; the engine may be starting, busy or out of reach."""
+        pause = _FIRST_RETRY_SECONDS
+        while True:
+            try:
+                if not await self._replay(engine):
+                    async with self._snapshots:
+                        await self._copy(engine)
+                return
+            except grpc.aio.AioRpcError as failure:
+                structlog.get_logger().debug(
+                    "index not synced", replica=self._member.replica_id, code=failure.code().name
+                )
+            await asyncio.sleep(pause * random.uniform(0.5, 1.5))
+            pause = min(2 * pause, _MAX_RETRY_SECONDS)
+
+    async def _replay(self, engine: Any) -> bool:
+        """Whether the batches that are missing could be had and applied."""
+        column = self._index.column(self._member.replica_id)
+        if column is None or column.epoch != self._member.epoch:
+            return False
+        request = engine_pb2.KvEventsRequest(epoch=column.epoch, after_seq=column.seq)
+        try:
+            async for batch in engine.KvEvents(request, timeout=_CALL_SECONDS):
+                if self._index.apply(batch) in (Verdict.GAP, Verdict.MISMATCH):
+                    return False
+        except grpc.aio.AioRpcError as failure:
+            if failure.code() is grpc.StatusCode.OUT_OF_RANGE:
+                return False
+            raise
+        column.is_synced = True
+        return True
+
+    async def _copy(self, engine: Any) -> None:
+        """Fills a new column from a snapshot and swaps it in."""
+        column, is_published = self._index.open(self._member.replica_id, self._member.epoch), False
+        try:
+            async for part in engine.KvSnapshot(engine_pb2.KvSnapshotRequest(), timeout=_CALL_SECONDS):
+                if part.incarnation.epoch != self._member.epoch:
+                    # Another incarnation answers at this address; the membership will say so.
+                    break
+                self._index.fill(column, part.block_hashes)
+                if part.last:
+                    self._index.publish(column, part.seq)
+                    is_published = True
+        finally:
+            # A published one may be out of the index again: its engine left while the call was ending.
+            if not is_published:
+                self._index.abandon(column)

@@ -1,0 +1,77 @@
+"""Takes the bits of dead columns out of the prefix index, a few at a time, and frees their numbers."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+import structlog
+
+from headwater.services.index.slots import SlotTable, block_prefix, own_key, slots_key
+from headwater.services.store import Script, Store, StoreUnavailable
+
+BLOCKS_PER_CALL = 256
+_PAUSE_SECONDS = 1.0
+
+# The owner of the number is looked at again in each call: a column that was freed, and taken by another incarnation
+# meanwhile, is left alone.
+_REAP = Script(
+    """
+local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+local slot = ARGV[1]
+local held = redis.call('HMGET', KEYS[1], slot .. ':epoch', slot .. ':lease')
+if not held[1] or (held[1] ~= '' and tonumber(held[2]) > now) then return 1 end
+redis.call('HSET', KEYS[1], slot .. ':epoch', '', slot .. ':live', 0)
+for i = 3, #KEYS do
+  if redis.call('GETBIT', KEYS[i], slot) == 1 then
+    redis.call('SETBIT', KEYS[i], slot, 0)
+    if redis.call('BITCOUNT', KEYS[i]) == 0 then redis.call('DEL', KEYS[i]) end
+  end
+  redis.call('SREM', KEYS[2], string.sub(KEYS[i], ARGV[2] + 1))
+end
+if redis.call('SCARD', KEYS[2]) > 0 then return 0 end
+for _, field in ipairs({'epoch', 'replica', 'address', 'capacity', 'lease', 'seq', 'live'}) do
+  redis.call('HDEL', KEYS[1], slot .. ':' .. field)
+end
+return 1
+"""
+)
+
+
+class Reaper:
+    """Any number of them may work on one model; every engine runs one."""
+
+    def __init__(self, store: Store, model_key: str, num_shards: int) -> None:
+        self._store = store
+        self._model_key = model_key
+        self._num_shards = num_shards
+
+    async def run(self) -> None:
+        """Reaps for ever, at a jittered pace so that several reapers seldom meet."""
+        while True:
+            await asyncio.sleep(_PAUSE_SECONDS * random.uniform(0.5, 1.5))
+            try:
+                await self.reap()
+            except StoreUnavailable as failure:
+                structlog.get_logger().debug("nothing reaped", error=str(failure))
+
+    async def reap(self) -> int:
+        """Reaps every column that has expired by now; how many. Raises `StoreUnavailable`."""
+        num_reaped = 0
+        for shard in range(self._num_shards):
+            expired = [
+                slot.number for slot in await SlotTable(self._store, self._model_key, shard).read() if slot.is_expired
+            ]
+            for number in expired:
+                while not await self._reap_some(shard, number):
+                    pass
+            num_reaped += len(expired)
+        return num_reaped
+
+    async def _reap_some(self, shard: int, slot: int) -> bool:
+        """Whether the column is done with."""
+        own, prefix = own_key(self._model_key, shard, slot), block_prefix(self._model_key, shard)
+        hashes = await self._store.command("SRANDMEMBER", own, BLOCKS_PER_CALL)
+        keys = [slots_key(self._model_key, shard), own, *(prefix + each for each in hashes)]
+        return bool(await self._store.run(_REAP, keys, (slot, len(prefix))))

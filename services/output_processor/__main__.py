@@ -1,0 +1,81 @@
+"""The output processor: carries requests to engines and turns tokens into text. Stateless but for open streams."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+
+from headwater.proto import output_processor_pb2, output_processor_pb2_grpc
+from headwater.services.member import Kind
+from headwater.services.models.manifest import ModelFolderError
+from headwater.services.output_processor.engines import EngineLinks
+from headwater.services.output_processor.session import GatewaySession
+from headwater.services.runtime import configure_logging, in_one_line, run_stage
+from headwater.services.settings import SettingError, read_settings
+from headwater.services.text.model import load_tokenizer, names_of
+from headwater.services.text.stage import TextStageSettings, serve_stage
+from headwater.services.text.tokenizer import Tokenizer, TokenizerFilesError
+from headwater.services.tls import stages_secured
+from headwater.services.tracing import NO_TRACING, Tracing, tracing_to
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutputProcessorSettings(TextStageSettings):
+    """The output processor: turns engines' tokens into text."""
+
+
+class OutputProcessor(output_processor_pb2_grpc.OutputProcessorServicer):
+    """A session a gateway; all of them share one session with each engine."""
+
+    def __init__(self, tokenizers: Mapping[str, Tokenizer], links: EngineLinks, tracing: Tracing = NO_TRACING) -> None:
+        self._tokenizers, self._links, self._tracing = tokenizers, links, tracing
+        self._sessions: set[GatewaySession] = set()
+
+    async def Session(
+        self,
+        request_iterator: AsyncIterator[output_processor_pb2.GatewayFrame],
+        context: grpc.aio.ServicerContext[Any, Any],
+    ) -> AsyncIterator[output_processor_pb2.OutputFrame]:
+        session = GatewaySession(self._tokenizers, self._links, self._tracing)
+        self._sessions.add(session)
+        try:
+            async for frame in session.run(request_iterator):
+                yield frame
+        finally:
+            self._sessions.discard(session)
+
+    def leave(self) -> None:
+        """Takes no new streams; each session ends with its last one."""
+        for session in self._sessions:
+            session.leave("the output processor is leaving")
+
+
+async def serve(settings: OutputProcessorSettings) -> None:
+    """From settings to the last token."""
+    folders = names_of(settings.model_folder, settings.served_model_name)
+    tokenizers = {name: load_tokenizer(path) for path, name in folders}
+    for tokenizer in tokenizers.values():
+        # Built now, so that the first request does not wait for it.
+        assert len(tokenizer.table)
+    with tracing_to(settings.otlp_endpoint, "output-processor", settings.replica_id) as tracing:
+        async with EngineLinks() as links:
+            servicer = OutputProcessor(tokenizers, links, tracing)
+            add = functools.partial(output_processor_pb2_grpc.add_OutputProcessorServicer_to_server, servicer)
+            await serve_stage(settings, Kind.OUTPUT_PROCESSOR, [None], add, servicer.leave)
+
+
+def main() -> None:
+    with in_one_line("output-processor", SettingError, ModelFolderError, TokenizerFilesError, OSError):
+        settings = read_settings(OutputProcessorSettings, sys.argv[1:], prog="headwater serve output-processor")
+        configure_logging("output-processor", settings.log_level)
+        with stages_secured(settings):
+            run_stage(serve(settings))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,266 @@
+"""One session with each engine, kept for all gateways: requests down, token frames up, stream ids renumbered.
+
+Reading never waits for a stream. Knows nothing about text.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import grpc
+import structlog
+
+from headwater.proto import engine_pb2, engine_pb2_grpc
+from headwater.proto.engine_pb2 import Add, AddPart, Cancel, ClientFrame, Credit, EngineFrame
+from headwater.proto.output_processor_pb2 import Open
+from headwater.services.channel import open_channel
+from headwater.services.output_processor import metrics as output_metrics
+from headwater.services.output_processor.stream import OutputStream
+from headwater.services.output_processor.token_logprobs import entries_by_position
+from headwater.services.runtime import log_failure, owned_task
+
+INTRODUCTION_SECONDS = 3.0
+"""Time for an engine to accept a connection and say who it is."""
+MAX_WORDS = 1024
+"""Cancels, and credits, in one frame."""
+FULL_FRAME_BYTES = 240 * 1024
+"""What waits joins a frame until it has this size; a gateway's frame, renumbered, fits alone."""
+HIGHEST_STREAM_ID = 2**32 - 1
+
+
+@dataclass(slots=True, kw_only=True)
+class Request:
+    """Choices that enter the engine together."""
+
+    engine: str
+    """Replica id, for people."""
+    epoch: int
+    first: int
+    """The number that parts of the request name."""
+    streams: dict[int, OutputStream]
+    """By the number that the engine knows them by; those that ended are gone."""
+    is_sent: bool = False
+    early_cancels: list[Cancel] = field(default_factory=list)
+    """Of single choices, for right after the request."""
+
+
+class EngineLink:
+    """The session with the engine at one address, from its first request until it breaks."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self._requests: dict[int, Request] = {}
+        """By each of their numbers."""
+        self._queue: deque[tuple[Request, Add | AddPart]] = deque()
+        self._cancels: deque[Cancel] = deque()
+        self._credits: dict[int, int] = {}
+        self._last_id = 0
+        self._epoch = 0
+        self._wake = asyncio.Event()
+
+    @property
+    def num_streams(self) -> int:
+        return len(self._requests)
+
+    def open(self, opening: Open, streams: Sequence[OutputStream]) -> Request:
+        """Queues a request."""
+        numbers = [self._new_id() for _ in streams]
+        request = Request(
+            engine=opening.replica_id,
+            epoch=opening.epoch,
+            first=numbers[0],
+            streams=dict(zip(numbers, streams, strict=True)),
+        )
+        self._requests.update(dict.fromkeys(numbers, request))
+        opening.add.stream_ids[:] = numbers
+        self._queue.append((request, opening.add))
+        self._wake.set()
+        return request
+
+    def extend(self, request: Request, part: AddPart) -> None:
+        """Queues more of a request."""
+        part.stream_id = request.first
+        self._queue.append((request, part))
+        self._wake.set()
+
+    def grant(self, number: int, tokens: int) -> None:
+        if number in self._requests:
+            self._credits[number] = self._credits.get(number, 0) + tokens
+            self._wake.set()
+
+    def cancel(self, number: int, reason: str) -> None:
+        """Forgets a stream and ends it at the engine; one that has ended is left alone."""
+        if (request := self._forget(number)) is None:
+            return
+        cancel = Cancel(stream_id=number, reason=reason)
+        if request.is_sent:
+            self._cancels.append(cancel)
+            self._wake.set()
+        else:
+            request.early_cancels.append(cancel)
+
+    async def run(self) -> None:
+        """Connects, carries frames until the session breaks, and tells the streams that are left."""
+        try:
+            problem = await self._carry()
+        finally:
+            self._lose()
+        output_metrics.ENGINES_LOST.inc()
+        structlog.get_logger().warning("engine session lost", engine=self.address, problem=problem)
+
+    async def _carry(self) -> str:
+        """One session to its end; returns what ended it."""
+        try:
+            async with open_channel(self.address) as channel:
+                stub = engine_pb2_grpc.EngineStub(channel)
+                # Before Info: should the engine be replaced between the two, the session breaks.
+                call = stub.Session()
+                info = await stub.Info(engine_pb2.InfoRequest(), timeout=INTRODUCTION_SECONDS)
+                self._epoch = info.incarnation.epoch
+                async with owned_task(self._write(call)):
+                    while (frame := await call.read()) is not grpc.aio.EOF:
+                        assert isinstance(frame, EngineFrame)
+                        with output_metrics.FRAME_SECONDS.time():
+                            self._take(frame)
+            return "it ended the session"
+        except grpc.aio.AioRpcError as failure:
+            return failure.details() or failure.code().name
+        except ValueError as failure:
+            return f"it sent a frame that cannot be read: {failure}"
+
+    def _take(self, frame: EngineFrame) -> None:
+        """Sorts one frame to its streams; rows of streams that ended here are dropped."""
+        requests, token_ids, position = self._requests, frame.token_ids[:], 0
+        output_metrics.ENGINE_FRAMES.inc()
+        output_metrics.TOKENS.inc(len(token_ids))
+        entries = entries_by_position(frame.logprobs) if frame.HasField("logprobs") else None
+        for start in frame.starts:
+            if (stream := self._stream(start.stream_id)) is not None:
+                stream.start(start)
+        for part in frame.prompt_logprobs:
+            if (stream := self._stream(part.stream_id)) is not None:
+                stream.add_prompt_logprobs(part)
+        for embedding in frame.embeddings:
+            if (stream := self._stream(embedding.stream_id)) is not None:
+                stream.add_embedding(embedding)
+        for number, first, count in zip(frame.stream_ids[:], frame.first_index[:], frame.num_tokens[:], strict=True):
+            end = position + count
+            if count and (request := requests.get(number)) is not None:
+                stream = request.streams[number]
+                stream.push(first, token_ids[position:end], entries, position)
+                if stream.ended:
+                    self.cancel(number, "stop_string" if stream.is_stopped else "fault")
+            position = end
+        for finish in frame.finishes:
+            if (stream := self._stream(finish.stream_id)) is not None:
+                self._forget(finish.stream_id)
+                stream.finish(finish)
+
+    def _stream(self, number: int) -> OutputStream | None:
+        request = self._requests.get(number)
+        return request.streams[number] if request is not None else None
+
+    async def _write(self, call: grpc.aio.StreamStreamCall[ClientFrame, EngineFrame]) -> None:
+        # A call that has ended refuses what is written; why it ended is the reader's to say.
+        with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            while True:
+                for frame in self._frames():
+                    await call.write(frame)
+                await self._wake.wait()
+                self._wake.clear()
+
+    def _frames(self) -> Iterator[ClientFrame]:
+        """Empties the queues: cancels overtake requests that wait, except those of the request itself."""
+        while self._cancels or self._credits or self._queue:
+            frame = ClientFrame(cancels=self._next_cancels(), credits=self._next_credits())
+            num_bytes = frame.ByteSize()
+            while self._queue:
+                num_bytes += self._queue[0][1].ByteSize()
+                if frame.ByteSize() and num_bytes > FULL_FRAME_BYTES:
+                    break
+                if not self._put_next(frame):
+                    break
+            if frame.ByteSize():
+                yield frame
+
+    def _next_cancels(self) -> list[Cancel]:
+        return [self._cancels.popleft() for _ in range(min(MAX_WORDS, len(self._cancels)))]
+
+    def _next_credits(self) -> list[Credit]:
+        numbers = list(self._credits)[:MAX_WORDS]
+        return [Credit(stream_id=number, tokens=self._credits.pop(number)) for number in numbers]
+
+    def _put_next(self, frame: ClientFrame) -> bool:
+        """Whether the frame may take more: one part of a long prompt, and nothing behind a choice's own cancel."""
+        request, item = self._queue.popleft()
+        if not request.streams:
+            return True
+        if request.epoch != self._epoch:
+            self._refuse(request)
+            return True
+        if isinstance(item, AddPart):
+            frame.parts.append(item)
+            return False
+        frame.adds.append(item)
+        request.is_sent = True
+        self._cancels.extend(request.early_cancels)
+        return not request.early_cancels
+
+    def _refuse(self, request: Request) -> None:
+        for number, stream in list(request.streams.items()):
+            self._forget(number)
+            stream.fail(f"engine {request.engine} is gone: another one answers at {self.address}", retriable=True)
+
+    def _forget(self, number: int) -> Request | None:
+        if (request := self._requests.pop(number, None)) is not None:
+            del request.streams[number]
+            self._credits.pop(number, None)
+        return request
+
+    def _lose(self) -> None:
+        for number, request in list(self._requests.items()):
+            stream = request.streams[number]
+            self._forget(number)
+            stream.fail(f"engine {request.engine} is gone", retriable=True)
+
+    def _new_id(self) -> int:
+        while True:
+            self._last_id = self._last_id % HIGHEST_STREAM_ID + 1
+            if self._last_id not in self._requests:
+                return self._last_id
+
+
+class EngineLinks:
+    """The sessions with all engines; each begins with the first request for its engine."""
+
+    def __init__(self) -> None:
+        self._links: dict[str, EngineLink] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def __aenter__(self) -> EngineLinks:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def to(self, address: str) -> EngineLink:
+        if (link := self._links.get(address)) is None:
+            link = self._links[address] = EngineLink(address)
+            task = asyncio.ensure_future(self._run(link))
+            task.add_done_callback(log_failure)
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+        return link
+
+    async def _run(self, link: EngineLink) -> None:
+        """A link that broke is gone before anyone can ask for it again."""
+        try:
+            await link.run()
+        finally:
+            del self._links[link.address]

@@ -1,0 +1,175 @@
+"""The processor: text to tokens, parameters to a checked contract, prompts to block hashes. Stateless."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import functools
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import grpc
+import prometheus_client
+
+from headwater.proto import processor_pb2, processor_pb2_grpc
+from headwater.services.errors import BadRequest, NotFound
+from headwater.services.grammars.answer_grammar import answer_grammar
+from headwater.services.grammars.checker import GrammarChecker
+from headwater.services.grammars.grammars import GrammarError
+from headwater.services.grammars.structured_output import param_of
+from headwater.services.member import Kind
+from headwater.services.models.manifest import ModelFolderError
+from headwater.services.processor.chat_template import ChatTemplateError
+from headwater.services.processor.parameters import check_vocabulary
+from headwater.services.processor.prepare import prepare, prompt_ids
+from headwater.services.runtime import configure_logging, in_one_line, run_stage
+from headwater.services.settings import SettingError, read_settings, setting
+from headwater.services.text.model import ServingChoices, TextModel, load_text_model, names_of
+from headwater.services.text.stage import TextStageSettings, serve_stage
+from headwater.services.text.tokenizer import TokenizerFilesError
+from headwater.services.tls import stages_secured
+from headwater.services.tracing import tracing_to
+
+ReplyT = TypeVar("ReplyT")
+
+LONG_REQUEST_BYTES = 8192
+"""Requests from this size on are worked on by a thread, so that short ones do not wait behind them."""
+
+PREPARE_SECONDS = prometheus_client.Histogram(
+    "headwater_processor_seconds",
+    "Time to answer one call",
+    ["method"],
+    buckets=(0.0005, 0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.128, 0.256, 1.0),
+)
+PROMPT_TOKENS = prometheus_client.Counter("headwater_processor_prompt_tokens", "Prompt tokens prepared", ["model_name"])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessorSettings(TextStageSettings):
+    """The processor: turns text into checked requests of tokens."""
+
+    dtype: str = setting("", "dtype that the engines serve (default: the folder's)")
+    kv_format: str = setting("", "format of the engines' KV cache (default: dtype)")
+    block_size: int = setting(16, "tokens a KV block of the engines")
+    max_model_len: int = setting(0, "tokens of prompt and answer together (default: the model's)")
+    chat_template: str = setting("", "file with a chat template (default: the model's)")
+    generation_config: str = setting("auto", "auto (the model's), none, or a file with sampling defaults")
+    tool_parser: str = setting("auto", "auto (by the chat template), none, hermes, llama3_json, mistral or pythonic")
+    reasoning_parser: str = setting("auto", "auto (by the chat template), none, think, qwen3, deepseek_r1 or magistral")
+    threads: int = setting(0, "threads for long texts; 0: as many as cores")
+
+    @property
+    def choices(self) -> ServingChoices:
+        names = [field.name for field in dataclasses.fields(ServingChoices)]
+        return ServingChoices(**{name: getattr(self, name) for name in names})
+
+
+class Processor(processor_pb2_grpc.ProcessorServicer):
+    """Answers each call by itself."""
+
+    def __init__(self, models: Sequence[TextModel], pool: ThreadPoolExecutor, checker: GrammarChecker) -> None:
+        self._models = {model.name: model for model in models}
+        self._pool, self._checker = pool, checker
+
+    async def Prepare(
+        self, request: processor_pb2.PrepareRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> processor_pb2.PrepareReply:
+        model = self._model(request.model)
+        reply = await self._work("Prepare", request.ByteSize(), functools.partial(prepare, model, request))
+        reply.grammar = await self._grammar(model, request, reply)
+        PROMPT_TOKENS.labels(model.name).inc(len(reply.prompt_ids))
+        return reply
+
+    async def Tokenize(
+        self, request: processor_pb2.ProcessorTokenizeRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> processor_pb2.ProcessorTokenizeReply:
+        work = functools.partial(tokenize, self._model(request.model), request)
+        return await self._work("Tokenize", request.ByteSize(), work)
+
+    async def Detokenize(
+        self, request: processor_pb2.ProcessorDetokenizeRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> processor_pb2.ProcessorDetokenizeReply:
+        work = functools.partial(detokenize, self._model(request.model), request)
+        return await self._work("Detokenize", request.ByteSize(), work)
+
+    async def ListModels(
+        self, request: processor_pb2.ProcessorModelsRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> processor_pb2.ProcessorModelsReply:
+        return processor_pb2.ProcessorModelsReply(models=[model.served.to_pb() for model in self._models.values()])
+
+    async def _grammar(
+        self, model: TextModel, request: processor_pb2.PrepareRequest, reply: processor_pb2.PrepareReply
+    ) -> bytes:
+        """What the answer must match, known to compile; empty where it is free. Raises `BadRequest`."""
+        grammar = answer_grammar(model, request, reply)
+        if not grammar:
+            return b""
+        try:
+            await self._checker.check(model.folder, grammar)
+        except GrammarError as fault:
+            is_asked = request.sampling.HasField("structured_output")
+            param = param_of(request.sampling.structured_output) if is_asked else "tools"
+            raise BadRequest(param, f"{param} cannot be followed: {fault}", code="invalid_grammar") from None
+        return grammar.encode()
+
+    def _model(self, name: str) -> TextModel:
+        if name not in self._models:
+            raise NotFound("model", name)
+        return self._models[name]
+
+    async def _work(self, method: str, num_bytes: int, work: Callable[[], ReplyT]) -> ReplyT:
+        started = time.perf_counter()
+        if num_bytes < LONG_REQUEST_BYTES:
+            reply = work()
+        else:
+            reply = await asyncio.get_running_loop().run_in_executor(self._pool, work)
+        PREPARE_SECONDS.labels(method).observe(time.perf_counter() - started)
+        return reply
+
+
+def tokenize(model: TextModel, request: processor_pb2.ProcessorTokenizeRequest) -> processor_pb2.ProcessorTokenizeReply:
+    token_ids = prompt_ids(model, request.prompt)
+    spelled = model.tokenizer.table.bytes_of if request.return_token_strings else []
+    return processor_pb2.ProcessorTokenizeReply(
+        token_ids=token_ids,
+        max_model_len=model.limits.max_model_len,
+        token_strings=[spelled[token_id].decode(errors="replace") for token_id in token_ids] if spelled else [],
+    )
+
+
+def detokenize(
+    model: TextModel, request: processor_pb2.ProcessorDetokenizeRequest
+) -> processor_pb2.ProcessorDetokenizeReply:
+    check_vocabulary("tokens", request.token_ids, model.limits.vocab_size)
+    return processor_pb2.ProcessorDetokenizeReply(text=model.tokenizer.decode(request.token_ids))
+
+
+async def serve(settings: ProcessorSettings) -> None:
+    """From settings to the last answer."""
+    folders = names_of(settings.model_folder, settings.served_model_name)
+    models = [load_text_model(path, name, settings.choices) for path, name in folders]
+    with (
+        tracing_to(settings.otlp_endpoint, "processor", settings.replica_id) as tracing,
+        ThreadPoolExecutor(settings.threads or os.cpu_count(), "text") as pool,
+    ):
+        async with GrammarChecker() as checker:
+            servicer = Processor(models, pool, checker)
+            add = functools.partial(processor_pb2_grpc.add_ProcessorServicer_to_server, servicer)
+            await serve_stage(settings, Kind.PROCESSOR, [model.served for model in models], add, tracing=tracing)
+
+
+def main() -> None:
+    with in_one_line("processor", SettingError, ModelFolderError, TokenizerFilesError, ChatTemplateError, OSError):
+        settings = read_settings(ProcessorSettings, sys.argv[1:], prog="headwater serve processor")
+        configure_logging("processor", settings.log_level)
+        with stages_secured(settings):
+            run_stage(serve(settings))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,133 @@
+"""A conversation as clients send it to the messages and tools that chat templates read."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import msgspec
+
+from headwater.proto import common_pb2, processor_pb2
+from headwater.services.answers.format import may_call
+from headwater.services.errors import BadRequest
+from headwater.services.processor import plain_tools
+from headwater.services.processor.chat_template import ChatTemplate
+
+Message = dict[str, Any]
+EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
+_TOOL_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+ROLES = ("system", "developer", "user", "assistant", "tool")
+_RESERVED = ("messages", "tools", "add_generation_prompt", "continue_final_message")
+
+
+def render(template: ChatTemplate, conversation: processor_pb2.Conversation) -> str:
+    """The prompt's text. Raises `BadRequest` naming the message and what is allowed."""
+    if not conversation.messages:
+        raise BadRequest.of("messages", [], "at least one message")
+    goes_on = conversation.continue_final_message
+    if goes_on and conversation.HasField("add_generation_prompt") and conversation.add_generation_prompt:
+        raise BadRequest("continue_final_message", "continue_final_message excludes add_generation_prompt")
+    _check_tool_choice(conversation)
+    _check_tool_names(conversation)
+    messages = [_message(message, i) for i, message in enumerate(conversation.messages)]
+    tools = [_tool(tool, i) for i, tool in enumerate(conversation.tools)] if may_call(conversation) else None
+    return template.render(
+        _understood(template, messages, tools),
+        tools=tools,
+        add_generation_prompt=not conversation.HasField("add_generation_prompt") or conversation.add_generation_prompt,
+        continue_final_message=goes_on,
+        variables=_effort(conversation) | _variables(conversation.chat_template_kwargs_json),
+    )
+
+
+def _understood(template: ChatTemplate, messages: list[Message], tools: list[dict[str, Any]] | None) -> list[Message]:
+    """The messages in words that the template has: not every one knows developers, tools and calls."""
+    if not template.mentions("developer"):
+        messages = [m | {"role": "system"} if m["role"] == "developer" else m for m in messages]
+    if template.reads_tools or template.mentions("tool_calls"):
+        return messages
+    messages = plain_tools.told(messages)
+    return plain_tools.offered(messages, tools) if tools else messages
+
+
+def _effort(conversation: processor_pb2.Conversation) -> dict[str, Any]:
+    """How much to think, in the words of those templates that can be told."""
+    effort = conversation.reasoning_effort
+    if effort and effort not in EFFORTS:
+        raise BadRequest.of("reasoning_effort", effort, ", ".join(EFFORTS))
+    if not effort:
+        return {}
+    return {"reasoning_effort": effort, "enable_thinking": effort != "none", "thinking": effort != "none"}
+
+
+def _check_tool_names(conversation: processor_pb2.Conversation) -> None:
+    names: set[str] = set()
+    for i, tool in enumerate(conversation.tools):
+        if not _TOOL_NAME.fullmatch(tool.name):
+            raise BadRequest.of(f"tools[{i}].function.name", tool.name, "1 to 64 letters, digits, _, - and .")
+        if tool.name in names:
+            raise BadRequest.of(f"tools[{i}].function.name", tool.name, "names that differ")
+        names.add(tool.name)
+
+
+def _check_tool_choice(conversation: processor_pb2.Conversation) -> None:
+    choice, names = conversation.tool_choice, [tool.name for tool in conversation.tools]
+    if not choice or choice == "none":
+        return
+    if not names:
+        raise BadRequest("tool_choice", f"tool_choice is {choice!r} without tools; allowed: none")
+    if choice not in ("auto", "required", *names):
+        raise BadRequest.of("tool_choice", choice, f"none, auto, required or one of {names}")
+
+
+def _message(message: common_pb2.ChatMessage, i: int) -> dict[str, Any]:
+    if message.role not in ROLES:
+        raise BadRequest.of(f"messages[{i}].role", message.role, ", ".join(ROLES))
+    rendered: dict[str, Any] = {"role": message.role, "content": _content(message, i)}
+    if message.tool_calls:
+        rendered["tool_calls"] = [_tool_call(call, i, k) for k, call in enumerate(message.tool_calls)]
+    for name in ("name", "tool_call_id", "reasoning_content"):
+        if message.HasField(name):
+            rendered[name] = getattr(message, name)
+    return rendered
+
+
+def _content(message: common_pb2.ChatMessage, i: int) -> str:
+    if message.HasField("content"):
+        return message.content
+    for k, part in enumerate(message.parts):
+        if part.type != "text":
+            raise BadRequest.of(f"messages[{i}].content[{k}].type", part.type, "text")
+    if not message.parts and message.role != "assistant":
+        raise BadRequest.of(f"messages[{i}].content", None, "a string or a list of text parts")
+    return "\n".join(part.text for part in message.parts)
+
+
+def _tool_call(call: common_pb2.ToolCall, i: int, k: int) -> dict[str, Any]:
+    """Templates write the arguments as an object, clients send them as JSON."""
+    param = f"messages[{i}].tool_calls[{k}].function.arguments"
+    arguments = _json_object(call.arguments or "{}", param)
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": arguments}}
+
+
+def _tool(tool: common_pb2.Tool, i: int) -> dict[str, Any]:
+    function: dict[str, Any] = {"name": tool.name, "description": tool.description}
+    function["parameters"] = _json_object(tool.parameters_json or "{}", f"tools[{i}].function.parameters")
+    return {"type": "function", "function": function}
+
+
+def _variables(kwargs_json: str) -> dict[str, Any]:
+    variables = _json_object(kwargs_json or "{}", "chat_template_kwargs")
+    for name in _RESERVED:
+        if name in variables:
+            raise BadRequest(
+                "chat_template_kwargs", f"chat_template_kwargs may not set {name}: it has a field of its own"
+            )
+    return variables
+
+
+def _json_object(text: str, param: str) -> dict[str, Any]:
+    try:
+        return msgspec.json.decode(text, type=dict[str, Any])
+    except msgspec.MsgspecError:
+        raise BadRequest.of(param, text, "a JSON object") from None

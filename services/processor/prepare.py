@@ -1,0 +1,83 @@
+"""From what a client sent to what an engine takes. Pure work on one request: no network, no clock."""
+
+from __future__ import annotations
+
+from headwater.engine_core.prefix_hash import HASH_LEN, block_hashes
+from headwater.proto import common_pb2, processor_pb2
+from headwater.proto.common_pb2 import AnswerFormat
+from headwater.services.answers.format import answer_format
+from headwater.services.errors import BadRequest
+from headwater.services.processor import conversation
+from headwater.services.processor.parameters import bad_word_sequences, check_sampling, check_vocabulary, fit_context
+from headwater.services.text.model import TextModel
+
+
+def prepare(model: TextModel, request: processor_pb2.PrepareRequest) -> processor_pb2.PrepareReply:
+    """Raises `BadRequest` for what the contract refuses."""
+    if len(request.cache_namespace) != HASH_LEN:
+        raise BadRequest.of("cache_namespace", request.cache_namespace.hex(), f"{HASH_LEN} bytes")
+    sampling = check_sampling(request.sampling, model.limits, stream=request.stream)
+    if request.pooling:
+        sampling.max_tokens = 0
+    token_ids, form = _tokens_and_format(model, request.prompt)
+    token_ids = fit_context(sampling, token_ids, model.limits, prompt_name=prompt_name(request.prompt))
+    # What it must match goes on as a grammar.
+    sampling.ClearField("structured_output")
+    block_size = model.served.block_size
+    return processor_pb2.PrepareReply(
+        prompt_ids=token_ids,
+        sampling=sampling,
+        eos_token_ids=model.eos_token_ids,
+        bad_word_ids=_bad_words(model, sampling),
+        block_hashes=b"".join(block_hashes(request.cache_namespace, token_ids, block_size)),
+        block_size=block_size,
+        answer_format=form,
+    )
+
+
+def _tokens_and_format(model: TextModel, prompt: processor_pb2.Prompt) -> tuple[list[int], AnswerFormat | None]:
+    """The prompt as tokens, and how the answer to it will be read."""
+    if prompt.WhichOneof("kind") != "conversation":
+        return prompt_ids(model, prompt), None
+    text = _rendered(model, prompt.conversation)
+    form = answer_format(
+        prompt.conversation, text, tool_format=model.tool_format, reasoning_format=model.reasoning_format
+    )
+    return model.tokenizer.encode(text, add_special_tokens=_adds_special_tokens(prompt, default=False)), form
+
+
+def prompt_name(prompt: processor_pb2.Prompt) -> str:
+    """The field that a client knows the prompt by."""
+    return "messages" if prompt.WhichOneof("kind") == "conversation" else "prompt"
+
+
+def prompt_ids(model: TextModel, prompt: processor_pb2.Prompt) -> list[int]:
+    """The prompt as tokens, whichever way it was given."""
+    match prompt.WhichOneof("kind"):
+        case "text":
+            return model.tokenizer.encode(prompt.text, add_special_tokens=_adds_special_tokens(prompt, default=True))
+        case "token_ids":
+            check_vocabulary("prompt", prompt.token_ids.ids, model.limits.vocab_size)
+            return list(prompt.token_ids.ids)
+        case "conversation":
+            text = _rendered(model, prompt.conversation)
+            return model.tokenizer.encode(text, add_special_tokens=_adds_special_tokens(prompt, default=False))
+        case _:
+            raise BadRequest.of("prompt", None, "text, token ids or a conversation")
+
+
+def _rendered(model: TextModel, asked: processor_pb2.Conversation) -> str:
+    if model.chat_template is None:
+        raise BadRequest("messages", f"the model {model.name!r} has no chat template; give one to the processor")
+    return conversation.render(model.chat_template, asked)
+
+
+def _adds_special_tokens(prompt: processor_pb2.Prompt, *, default: bool) -> bool:
+    return prompt.add_special_tokens if prompt.HasField("add_special_tokens") else default
+
+
+def _bad_words(model: TextModel, sampling: common_pb2.Sampling) -> list[common_pb2.TokenSequence]:
+    def encode(text: str) -> list[int]:
+        return model.tokenizer.encode(text, add_special_tokens=False)
+
+    return [common_pb2.TokenSequence(token_ids=ids) for ids in bad_word_sequences(sampling.bad_words, encode)]

@@ -1,0 +1,120 @@
+"""The flags of every stage of a line, from the settings and from the addresses known so far. Starts nothing."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from headwater.services.stack.hardware import gpu_names, num_cores, resolve_device
+from headwater.services.stack.profile import Profile
+from headwater.services.stack.settings import StackSettings
+
+BEHIND_HOST = "127.0.0.1"
+GPU_BLOCK_SIZE = 64
+"""Tokens that the kernels of a GPU read at once."""
+GPU_DEFAULTS = {"block-size": GPU_BLOCK_SIZE, "max-num-seqs": 512, "max-num-batched-tokens": 8192}
+"""A step of a GPU takes more than one of a CPU before it takes longer."""
+
+
+@dataclass(frozen=True, slots=True)
+class StackPlan:
+    """Flags by stage; every stage behind the gateways takes a free port on loopback and says which."""
+
+    settings: StackSettings
+    model_folder: Path
+    served_name: str
+    port: int
+    grpc_port: int
+    nats_url: str
+    redis_url: str
+    master_key: str
+    """Separates tenants' caches; the same for every gateway, restarted ones included."""
+
+    def gateway(self, idx: int, addresses: Mapping[str, Sequence[str]]) -> list[str]:
+        """`addresses`: what is known of the stages behind, so that a restarted gateway needs no NATS to find them."""
+        settings = self.settings
+        flags = [f"--host={settings.host}", f"--port={self.port}", f"--grpc-port={self.grpc_port}"]
+        flags += [f"--gateway-id={self._id('gateway', idx)}", f"--drain-limit={settings.drain_limit}"]
+        # Behind a shared port /metrics would be anyone's: each gateway has an address for its own.
+        flags += ["--reuse-port", "--metrics-port=0"] if settings.gateways > 1 else []
+        flags += [f"--api-key-file={settings.api_key_file}"] if settings.api_key_file else []
+        flags += [f"--admin-key-file={settings.admin_key_file}"] if settings.admin_key_file else []
+        flags += [f"--allowed-origins={origin}" for origin in settings.allowed_origins]
+        for kind, flag in (("processor", "processor"), ("output-processor", "output-processor"), ("engine", "replica")):
+            flags += [f"--{flag}={address}" for address in addresses.get(kind, ())]
+        return flags + self._facts()
+
+    def gateway_env(self) -> dict[str, str]:
+        """A secret is no flag, which everyone on the machine could read. One that is set already stays."""
+        is_set = {"HEADWATER_MASTER_KEY", "HEADWATER_MASTER_KEY_FILE"} & os.environ.keys()
+        return {} if is_set else {"HEADWATER_MASTER_KEY": self.master_key}
+
+    def processor(self) -> list[str]:
+        settings = self.settings
+        flags = [*self._behind(), f"--replica-id={self._id('processor', 0)}", *self._length()]
+        flags += [*self._block_size(), *([f"--kv-format={kv}"] if (kv := settings.kv_cache_dtype) != "auto" else [])]
+        flags += [f"--chat-template={settings.chat_template}"] if settings.chat_template else []
+        flags += [f"--generation-config={settings.generation_config}"] if settings.generation_config else []
+        return flags
+
+    def output_processor(self, idx: int) -> list[str]:
+        return [*self._behind(), f"--replica-id={self._id('output-processor', idx)}"]
+
+    def engine(self, idx: int) -> list[str]:
+        settings = self.settings
+        flags = [*self._behind(), f"--replica-id={self._id('engine', idx)}", f"--executor={settings.executor}"]
+        flags += [f"--device={self.device}", f"--threads={self.threads}", f"--load-format={settings.load_format}"]
+        flags += [f"--kv-cache-dtype={settings.kv_cache_dtype}"]
+        flags += [f"--gpu-memory-utilization={settings.gpu_memory_utilization}"]
+        flags += gpu_flags(os.environ) if self.device == "cuda" else []
+        flags += Profile.read(settings.profile).engine_flags(os.environ) if settings.profile else []
+        return flags + self._length()
+
+    def engine_env(self, idx: int) -> dict[str, str]:
+        """GPUs go to the replicas in turn, and so do a CPU's threads."""
+        if self.device != "cuda":
+            return {"OMP_NUM_THREADS": str(self.threads)}
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(str(gpu) for gpu in range(len(gpu_names())))
+        gpus = visible.split(",")
+        return {"CUDA_VISIBLE_DEVICES": gpus[idx % len(gpus)]}
+
+    @property
+    def device(self) -> str:
+        return resolve_device(self.settings.device)
+
+    @property
+    def threads(self) -> int:
+        return max(1, num_cores() // self.settings.replicas)
+
+    def _id(self, stage: str, idx: int) -> str:
+        """Where NATS or Redis are shared with other lines, names tell the lines apart."""
+        alone = self.settings.nats_url is None and self.settings.redis_url is None
+        return f"{stage}-{idx}" if alone else f"{socket.gethostname()}-{os.getpid()}-{stage}-{idx}"
+
+    def _behind(self) -> list[str]:
+        model = [f"--model-folder={self.model_folder}", f"--served-model-name={self.served_name}"]
+        return [f"--host={BEHIND_HOST}", "--port=0", *model, *self._facts()]
+
+    def _block_size(self) -> list[str]:
+        """The same for those who hash prompts and those who cache them."""
+        return gpu_flags(os.environ, {"block-size": GPU_BLOCK_SIZE}) if self.device == "cuda" else []
+
+    def _length(self) -> list[str]:
+        return [f"--max-model-len={self.settings.max_model_len}"] if self.settings.max_model_len else []
+
+    def _facts(self) -> list[str]:
+        return [
+            f"--nats-url={self.nats_url}",
+            f"--redis-url={self.redis_url}",
+            f"--log-level={self.settings.log_level}",
+        ]
+
+
+def gpu_flags(env: Mapping[str, str], flags: Mapping[str, int] = GPU_DEFAULTS) -> list[str]:
+    """Without those that a variable sets, which stages read by themselves."""
+    return [
+        f"--{name}={value}" for name, value in flags.items() if f"HEADWATER_{name.replace('-', '_').upper()}" not in env
+    ]

@@ -1,0 +1,76 @@
+"""What `headwater up` is told, validated once; the command line writes the defaults."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+
+from headwater.services.advertise import is_loopback
+from headwater.services.engine.settings import KV_CACHE_DTYPES, LOAD_FORMATS
+from headwater.services.settings import SettingError
+from headwater.services.stack.hardware import DEVICES, DTYPES
+
+CHOICES = {
+    "dtype": DTYPES,
+    "device": DEVICES,
+    "executor": ("single", "simulated"),
+    "load_format": LOAD_FORMATS,
+    "kv_cache_dtype": KV_CACHE_DTYPES,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StackSettings:
+    """One line on this machine: what it serves, where it listens, how many of each stage."""
+
+    model: str
+    revision: str | None
+    served_model_name: str | None
+    dtype: str
+    device: str
+    load_format: str
+    kv_cache_dtype: str
+    gpu_memory_utilization: float
+    max_model_len: int | None
+    chat_template: Path | None
+    generation_config: str | None
+    profile: Path | None
+    replicas: int
+    gateways: int
+    output_processors: int
+    host: str
+    port: int
+    grpc_port: int
+    api_key_file: Path | None
+    admin_key_file: Path | None
+    allowed_origins: tuple[str, ...]
+    state_dir: Path
+    cache_dir: Path
+    nats_url: str | None
+    redis_url: str | None
+    executor: str
+    drain_limit: float
+    log_level: str
+
+    def __post_init__(self) -> None:
+        for name in ("replicas", "gateways", "output_processors"):
+            if getattr(self, name) < 1:
+                raise SettingError(name, getattr(self, name), "at least 1")
+        for name in ("port", "grpc_port"):
+            if not 0 <= getattr(self, name) <= 65535:
+                raise SettingError(name, getattr(self, name), "0…65535")
+        for name, allowed in CHOICES.items():
+            if getattr(self, name) not in allowed:
+                raise SettingError(name, getattr(self, name), ", ".join(allowed))
+        for name in ("chat_template", "api_key_file", "admin_key_file", "profile"):
+            path = getattr(self, name)
+            if path is not None and not path.is_file():
+                raise SettingError(name, str(path), "an existing file")
+        if self.api_key_file is None and self.admin_key_file is None and not is_loopback(self.host):
+            who = "a loopback address, unless --api-key-file or --admin-key-file says who may call"
+            raise SettingError("host", self.host, who)
+
+
+STACK_VARIABLES = frozenset(f"HEADWATER_{field.name.upper()}" for field in dataclasses.fields(StackSettings))
+"""Variables that speak to `headwater up`; its children get flags instead. Others, of engines say, pass through."""

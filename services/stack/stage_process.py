@@ -1,0 +1,170 @@
+"""One life of one supervised process: started, ready, ended. Knows nothing of what the process does."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from headwater.services.runtime import PARENT_FD, READY_FD
+from headwater.services.stack.embedded import EmbeddedServer, EmbeddedServerError
+
+Addresses = Mapping[str, str]
+"""What a stage announced: kind of address → host:port."""
+
+
+class StageDied(Exception):
+    """A process ended before it was ready; carries the last line of its log."""
+
+    def __init__(self, name: str, returncode: int, log: Path) -> None:
+        lines = log.read_text(errors="replace").strip().splitlines() if log.exists() else []
+        super().__init__(f"{name} ended with status {returncode}: {lines[-1] if lines else 'no word'} (log: {log})")
+        self.name, self.returncode, self.log = name, returncode, log
+
+
+class SupervisorPipe:
+    """A pipe that only the supervisor holds open: its end of file tells every child that the supervisor is gone."""
+
+    def __init__(self) -> None:
+        self.watched, self._held = os.pipe()
+
+    def close(self) -> None:
+        os.close(self.watched)
+        os.close(self._held)
+
+
+class StageProcess:
+    """A running child in a session of its own, so that a terminal's Ctrl-C reaches the supervisor alone."""
+
+    def __init__(self, name: str, process: asyncio.subprocess.Process, word: asyncio.StreamReader, log: Path) -> None:
+        self.name, self.log = name, log
+        self._process, self._word = process, word
+
+    @classmethod
+    async def start(
+        cls, name: str, command: Sequence[str], *, log: Path, supervisor: SupervisorPipe, env: Mapping[str, str]
+    ) -> StageProcess:
+        ready_read, ready_write = os.pipe()
+        with log.open("ab") as output:
+            process = await asyncio.create_subprocess_exec(
+                *command,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env={**env, READY_FD: str(ready_write), PARENT_FD: str(supervisor.watched)},
+                pass_fds=(ready_write, supervisor.watched),
+                start_new_session=True,
+            )
+        os.close(ready_write)
+        word = asyncio.StreamReader()
+        await asyncio.get_running_loop().connect_read_pipe(
+            lambda: asyncio.StreamReaderProtocol(word), os.fdopen(ready_read, "rb", 0)
+        )
+        return cls(name, process, word, log)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    async def ready(self) -> Addresses:
+        """What the process announces. Raises `StageDied` when it ends instead."""
+        line = await self._word.readline()
+        if not line:
+            raise StageDied(self.name, await self.ended(), self.log)
+        addresses: Addresses = json.loads(line)["addresses"]
+        return addresses
+
+    async def ended(self) -> int:
+        """Its exit status; negative: the signal that ended it."""
+        return await self._process.wait()
+
+    async def stop(self, limit: float, hurry: asyncio.Event) -> None:
+        """SIGTERM, then SIGKILL after `limit` seconds or as soon as `hurry` is set."""
+        self._signal(signal.SIGTERM)
+        ending = asyncio.ensure_future(self.ended())
+        impatience = asyncio.ensure_future(hurry.wait())
+        await asyncio.wait((ending, impatience), timeout=limit, return_when=asyncio.FIRST_COMPLETED)
+        impatience.cancel()
+        if not ending.done():
+            self._signal(signal.SIGKILL)
+        await ending
+
+    def _signal(self, number: signal.Signals) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            self._process.send_signal(number)
+
+
+class Child(Protocol):
+    """What `KeptStage` needs of a running process: `StageProcess` and `ServerProcess` have it."""
+
+    @property
+    def pid(self) -> int: ...
+    async def ready(self) -> Addresses: ...
+    async def ended(self) -> int: ...
+    async def stop(self, limit: float, hurry: asyncio.Event) -> None: ...
+
+
+class ServerProcess:
+    """An embedded server among the stages: ready when it has started."""
+
+    def __init__(self, server: EmbeddedServer) -> None:
+        self._server = server
+
+    @property
+    def pid(self) -> int:
+        return self._server.pid
+
+    async def ready(self) -> Addresses:
+        return {"url": self._server.url, "port": str(self._server.port)}
+
+    async def ended(self) -> int:
+        return await self._server.wait()
+
+    async def stop(self, limit: float, hurry: asyncio.Event) -> None:
+        await self._server.stop()
+
+
+class KeptStage:
+    """A stage that is started again whenever it dies, with growing pauses; a long life makes them short again."""
+
+    PAUSES = (0.1, 0.5, 1.0, 2.0, 5.0, 10.0)
+    LONG_LIFE = 30.0
+
+    def __init__(self, name: str, start: Callable[[], Awaitable[Child]], changed: Callable[[str], None]) -> None:
+        self.name = name
+        self.addresses: Addresses = {}
+        """Of the last life that got ready."""
+        self.process: Child | None = None
+        self._start, self._changed = start, changed
+
+    async def begin(self) -> None:
+        """The first life; a death before it is ready is the caller's to handle."""
+        self.process = await self._start()
+        self.addresses = await self.process.ready()
+        self._changed(f"{self.name} is ready")
+
+    async def keep(self) -> None:
+        """Watches the process that `begin` started, and every one after it; ends when cancelled."""
+        clock, deaths = asyncio.get_running_loop().time, 0
+        while True:
+            assert self.process is not None
+            born = clock()
+            status = await self.process.ended()
+            deaths = 0 if clock() - born > self.LONG_LIFE else deaths
+            pause = self.PAUSES[min(deaths, len(self.PAUSES) - 1)]
+            deaths += 1
+            self._changed(f"{self.name} ended with status {status}; starting it again in {pause} s")
+            await asyncio.sleep(pause)
+            try:
+                await self.begin()
+            except (StageDied, EmbeddedServerError, OSError) as death:
+                self._changed(str(death))
+
+    async def stop(self, limit: float, hurry: asyncio.Event) -> None:
+        if self.process is not None:
+            await self.process.stop(limit, hurry)

@@ -1,0 +1,145 @@
+"""What the text stages know of a model: its tokenizer, its chat template, its limits. Never its weights."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from headwater.services.answers.format import reasoning_format_of
+from headwater.services.answers.reasoning_parser import REASONING_FORMATS
+from headwater.services.answers.tool_formats import TOOL_FORMATS, format_of_template
+from headwater.services.models.manifest import ModelManifest
+from headwater.services.processor.chat_template import ChatTemplate
+from headwater.services.processor.parameters import ModelLimits, model_defaults
+from headwater.services.served_model import ServedModel
+from headwater.services.settings import SettingError
+from headwater.services.text.tokenizer import Tokenizer, read_json
+
+BLOCK_SIZES = (16, 32, 64, 128)
+SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextModel:
+    """One served model."""
+
+    served: ServedModel
+    folder: Path
+    tokenizer: Tokenizer
+    chat_template: ChatTemplate | None
+    eos_token_ids: tuple[int, ...]
+    limits: ModelLimits
+    tool_format: str = ""
+    """The way in which it writes calls; empty: they are not looked for."""
+    reasoning_format: str = ""
+    """The way in which it writes thoughts; empty: they are not looked for."""
+
+    @property
+    def name(self) -> str:
+        return self.served.name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServingChoices:
+    """What an operator may set otherwise than the model's own files; empty or 0: as these say."""
+
+    dtype: str = ""
+    kv_format: str = ""
+    block_size: int = 16
+    max_model_len: int = 0
+    chat_template: str = ""
+    generation_config: str = "auto"
+    tool_parser: str = "auto"
+    reasoning_parser: str = "auto"
+
+
+def names_of(folders: Sequence[str], served_names: Sequence[str]) -> list[tuple[Path, str]]:
+    """Pairs folders with the names that they are served under. Raises `SettingError`."""
+    if not folders:
+        raise SettingError("model_folder", None, "a converted model folder, at least once")
+    if served_names and len(served_names) != len(folders):
+        raise SettingError("served_model_name", ", ".join(served_names), f"as many as model folders ({len(folders)})")
+    paths = [Path(folder) for folder in folders]
+    names = list(served_names) or [ModelManifest.read(path).name for path in paths]
+    if len(set(names)) < len(names):
+        raise SettingError("served_model_name", ", ".join(names), "names that differ")
+    return list(zip(paths, names, strict=True))
+
+
+def load_tokenizer(folder: Path) -> Tokenizer:
+    """Raises `ModelFolderError` or `TokenizerFilesError`."""
+    return Tokenizer.from_folder(folder, ModelManifest.read(folder).vocab_size)
+
+
+def load_text_model(folder: Path, name: str, choices: ServingChoices) -> TextModel:
+    """Raises `ModelFolderError`, `TokenizerFilesError`, `ChatTemplateError` or `SettingError`."""
+    if choices.block_size not in BLOCK_SIZES:
+        raise SettingError("block_size", choices.block_size, "16, 32, 64 or 128")
+    manifest = ModelManifest.read(folder)
+    tokenizer = Tokenizer.from_folder(folder, manifest.vocab_size)
+    dtype = choices.dtype or manifest.dtype
+    served = ServedModel(
+        name=name,
+        revision=manifest.revision,
+        dtype=dtype,
+        block_size=choices.block_size,
+        kv_format=choices.kv_format or dtype,
+        max_model_len=_max_model_len(choices.max_model_len, manifest.max_model_len),
+        vocab_size=manifest.vocab_size,
+    )
+    defaults = model_defaults(_generation_config(folder, choices.generation_config))
+    template = _chat_template(tokenizer, choices.chat_template)
+    source = template.source if template is not None else None
+    return TextModel(
+        served=served,
+        folder=folder,
+        tokenizer=tokenizer,
+        chat_template=template,
+        eos_token_ids=manifest.eos_token_ids,
+        limits=ModelLimits(vocab_size=served.vocab_size, max_model_len=served.max_model_len, defaults=defaults),
+        tool_format=_parser("tool_parser", choices.tool_parser, TOOL_FORMATS, format_of_template(source)),
+        reasoning_format=_parser(
+            "reasoning_parser", choices.reasoning_parser, REASONING_FORMATS, reasoning_format_of(source)
+        ),
+    )
+
+
+def _parser(setting: str, choice: str, known: Collection[str], detected: str) -> str:
+    if choice not in ("auto", "none", *known):
+        raise SettingError(setting, choice, ", ".join(("auto", "none", *known)))
+    return {"auto": detected, "none": ""}.get(choice, choice)
+
+
+def _max_model_len(asked: int, trained: int) -> int:
+    if not 0 <= asked <= trained:
+        raise SettingError("max_model_len", asked, f"1…{trained}, what the model was trained to read")
+    return asked or trained
+
+
+def _generation_config(folder: Path, choice: str) -> dict[str, object]:
+    if choice == "none":
+        return {}
+    source = folder if choice == "auto" else Path(choice)
+    path = source / "generation_config.json" if source.is_dir() else source
+    if choice != "auto" and not path.is_file():
+        raise SettingError("generation_config", choice, "auto, none, a file or a folder with generation_config.json")
+    return read_json(path)
+
+
+def _chat_template(tokenizer: Tokenizer, path: str) -> ChatTemplate | None:
+    if path and not Path(path).is_file():
+        raise SettingError("chat_template", path, "a readable file")
+    source = Path(path).read_text() if path else _own_template(tokenizer.config.get("chat_template"))
+    if source is None:
+        return None
+    named = {name: token for name in SPECIAL_TOKENS if (token := tokenizer.special_token(name)) is not None}
+    return ChatTemplate(source, named)
+
+
+def _own_template(template: object) -> str | None:
+    """Some models carry several, by name; `default` is the one for chats."""
+    if isinstance(template, list):
+        by_name = {entry["name"]: entry["template"] for entry in template}
+        return by_name.get("default")
+    return template if isinstance(template, str) else None

@@ -1,0 +1,142 @@
+"""A model's tokenizer, read from its folder: text to ids and back. Knows nothing about chats or sampling."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from tokenizers import Tokenizer as Backend
+
+from headwater.services.text.gguf_tokenizer import PRE_TOKENIZERS
+from headwater.services.text.token_table import TokenTable
+
+PIECE_LEN = 4096
+"""Characters of the pieces that a long text is cut into, so that all cores share it."""
+
+_BETWEEN_WORDS = re.compile(r"(?<=[A-Za-z]) (?=[A-Za-z])")
+_PUBLISHED_PATTERNS = {pre.pattern for pre in PRE_TOKENIZERS.values() if pre.pattern is not None}
+
+
+class TokenizerFilesError(Exception):
+    """A model folder whose tokenizer cannot be used, and why."""
+
+    def __init__(self, path: Path, reason: str) -> None:
+        super().__init__(f"{path} cannot be used: {reason}")
+        self.path, self.reason = path, reason
+
+
+class Tokenizer:
+    """Text to token ids and back. Thread-safe; encoding and decoding release the interpreter lock."""
+
+    def __init__(self, backend: Backend, config: dict[str, Any], vocab_size: int) -> None:
+        self._backend = backend
+        self._vocab_size = vocab_size
+        self._cuts_anywhere = _may_cut_between_words(backend)
+        self.config = config
+        """`tokenizer_config.json`."""
+
+    @classmethod
+    def from_folder(cls, folder: Path, vocab_size: int) -> Tokenizer:
+        """Raises `TokenizerFilesError`."""
+        path = folder / "tokenizer.json"
+        if not path.is_file():
+            raise TokenizerFilesError(path, "it is missing")
+        try:
+            backend = Backend.from_buffer(path.read_bytes())
+        except ValueError as error:
+            raise TokenizerFilesError(path, str(error)) from None
+        backend.no_truncation()
+        backend.no_padding()
+        return cls(backend, read_json(folder / "tokenizer_config.json"), vocab_size)
+
+    @functools.cached_property
+    def table(self) -> TokenTable:
+        """Made on first use: whoever only encodes does not wait for it."""
+        return TokenTable(self._backend, self._vocab_size)
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """Ids of a text; `add_special_tokens` puts around it what the model's own template of sequences says."""
+        if len(text) < 2 * PIECE_LEN or not self._cuts_anywhere:
+            return _ids(self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0])
+        pieces = self._backend.encode_batch_fast(_pieces(text), add_special_tokens=False)
+        token_ids = [token_id for piece in pieces for token_id in piece.ids]
+        if not add_special_tokens:
+            return token_ids
+        before, after = self._around
+        return [*before, *token_ids, *after]
+
+    @functools.cached_property
+    def _around(self) -> tuple[list[int], list[int]]:
+        """The special ids that open and close a text."""
+        bare = self.encode("a", add_special_tokens=False)
+        full = self.encode("a", add_special_tokens=True)
+        start = next(i for i in range(len(full)) if full[i : i + len(bare)] == bare)
+        return full[:start], full[start + len(bare) :]
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
+        return str(self._backend.decode(token_ids, skip_special_tokens=skip_special_tokens))
+
+    @functools.cached_property
+    def special_texts(self) -> dict[str, int]:
+        """Tokens that are no text to a grammar: special ones, and all that are added and written as a tag.
+
+        The compiler of grammars sees tags so, whether or not the tokenizer calls them special.
+        """
+        added = self._backend.get_added_tokens_decoder().items()
+        return {token.content: i for i, token in added if token.special or re.fullmatch("<.*>", token.content)}
+
+    def id_of(self, text: str) -> int | None:
+        """The one token that spells the text, if there is one."""
+        token_id: int | None = self._backend.token_to_id(text)
+        return token_id
+
+    def special_token(self, name: str) -> str | None:
+        """The text of `bos_token`, `eos_token`, … as `tokenizer_config.json` names it."""
+        token = self.config.get(name)
+        return token.get("content") if isinstance(token, dict) else token
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object; empty where the file is missing. Raises `TokenizerFilesError`."""
+    if not path.is_file():
+        return {}
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+    except msgspec.MsgspecError as error:
+        raise TokenizerFilesError(path, str(error)) from None
+
+
+def _ids(encoding: Any) -> list[int]:
+    return list(encoding.ids)
+
+
+def _may_cut_between_words(backend: Backend) -> bool:
+    """Whether ids of `a b` are always those of `a` and of ` b`: true of byte-level models whose words end at a space.
+
+    That is certain of the published expressions only, so any other tokenizer sees its text whole.
+    """
+    state = msgspec.json.decode(backend.pre_tokenizer.__getstate__()) if backend.pre_tokenizer else {}
+    steps = state.get("pretokenizers", [state])
+    for step in steps:
+        match step:
+            case {"type": "ByteLevel", "add_prefix_space": False} | {"type": "Digits"}:
+                pass
+            case {"type": "Split", "pattern": {"Regex": pattern}, "invert": False} if pattern in _PUBLISHED_PATTERNS:
+                pass
+            case _:
+                return False
+    normalizer = msgspec.json.decode(backend.normalizer.__getstate__()) if backend.normalizer else {"type": "NFC"}
+    added = backend.get_added_tokens_decoder().values()
+    return normalizer["type"] == "NFC" and not any(token.rstrip or " " in token.content for token in added)
+
+
+def _pieces(text: str) -> list[str]:
+    pieces, start = [], 0
+    while (cut := _BETWEEN_WORDS.search(text, start + PIECE_LEN)) is not None:
+        pieces.append(text[start : cut.start()])
+        start = cut.start()
+    return [*pieces, text[start:]]

@@ -1,0 +1,85 @@
+"""Which families a chat template belongs to, and what is known of an answer before it is computed."""
+# ruff: noqa: E501 (a row is a line)
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headwater.proto.common_pb2 import AnswerFormat, ChatMessage, Tool
+from headwater.proto.processor_pb2 import Conversation
+from headwater.services.answers.format import answer_format, reasoning_format_of
+from headwater.services.answers.tool_formats import format_of_template
+from headwater.services.settings import SettingError
+from headwater.services.text.model import ServingChoices, load_text_model
+
+TOOL_SIGNS = {
+    "{%- for call in message.tool_calls %}<tool_call>": "hermes",
+    "{{ '[TOOL_CALLS] [' }}": "mistral",
+    '{"name": function name, "parameters": dictionary of argument name and its value}': "llama3_json",
+    "{{ '<|python_tag|>' }}": "llama3_json",
+    "{{ '<|python_start|>' }} [func_name1(params_name1=params_value1)]": "pythonic",
+    "{{ message.content }}": "hermes",
+}
+REASONING_SIGNS = {
+    "{% if enable_thinking is false %}<think>\n\n</think>": "qwen3",
+    "{{ content.split('</think>')[-1] }}<｜Assistant｜>": "deepseek_r1",
+    "{{ '</think>' }}": "think",
+    "[THINK]": "magistral",
+    "{{ message.content }}": "",
+}
+
+
+@pytest.mark.parametrize(("template", "family"), TOOL_SIGNS.items())
+def test_a_template_tells_how_its_model_writes_calls(template: str, family: str) -> None:
+    assert format_of_template(template) == family
+
+
+@pytest.mark.parametrize(("template", "family"), REASONING_SIGNS.items())
+def test_a_template_tells_how_its_model_writes_thoughts(template: str, family: str) -> None:
+    assert reasoning_format_of(template) == family
+
+
+def test_an_operator_knows_better(demo_folder: Path) -> None:
+    model = load_text_model(demo_folder, "m", ServingChoices(tool_parser="pythonic", reasoning_parser="qwen3"))
+    assert (model.tool_format, model.reasoning_format) == ("pythonic", "qwen3")
+    none = load_text_model(demo_folder, "m", ServingChoices(tool_parser="none"))
+    assert (none.tool_format, none.reasoning_format) == ("", "")
+    with pytest.raises(SettingError, match="morse"):
+        load_text_model(demo_folder, "m", ServingChoices(tool_parser="morse"))
+
+
+USER = ChatMessage(role="user", content="hi")
+TIME = Tool(name="time")
+THINKING = {"reasoning_parser": "think"}
+CASES: list[tuple[dict[str, Any], str, str, dict[str, Any] | None]] = [
+    ({}, "<assistant>", "", None),
+    ({"tools": [TIME]}, "<assistant>", "", {"tool_parser": "hermes", "tool_names": ["time"]}),
+    ({"tools": [TIME], "tool_choice": "none"}, "<assistant>", "", None),
+    ({"tools": [TIME], "parallel_tool_calls": False}, "", "", {"tool_parser": "hermes", "tool_names": ["time"], "single_call": True}),
+    ({"tools": [TIME], "tool_choice": "time"}, "", "", {"tool_parser": "hermes", "tool_names": ["time"], "single_call": True, "named_call": True}),
+    ({}, "<assistant>", "think", THINKING),
+    ({}, "<assistant><think>\n", "think", THINKING | {"starts_in_reasoning": True}),
+    ({}, "<assistant><think>\n\n</think>\n\n", "think", None),
+    ({}, "<assistant>", "deepseek_r1", {"reasoning_parser": "deepseek_r1", "starts_in_reasoning": True}),
+    ({"include_reasoning": False}, "<assistant>", "think", THINKING | {"omit_reasoning": True}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("asked", "rendered", "reasoning", "expected"), CASES, ids=str)
+def test_what_to_look_for_in_an_answer(
+    asked: dict[str, Any], rendered: str, reasoning: str, expected: dict[str, Any] | None
+) -> None:
+    conversation = Conversation(messages=[USER], **asked)
+    found = answer_format(conversation, rendered, tool_format="hermes", reasoning_format=reasoning)
+    assert found == (AnswerFormat(**expected) if expected is not None else None)
+
+
+@pytest.mark.parametrize(("begun", "is_inside"), [("<think>So", True), ("<think>So</think>Yes", None), ("Yes", None)])
+def test_an_answer_that_goes_on_is_where_it_stopped(begun: str, is_inside: bool | None) -> None:
+    messages = [USER, ChatMessage(role="assistant", content=begun)]
+    conversation = Conversation(messages=messages, continue_final_message=True)
+    found = answer_format(conversation, begun, tool_format="", reasoning_format="think")
+    assert (found.starts_in_reasoning if found is not None else None) == is_inside

@@ -1,0 +1,215 @@
+"""Answers as models write them, cut in every way: what is told of them is the same, and arguments are valid JSON."""
+# ruff: noqa: E501 (answers stand here as models write them)
+
+from __future__ import annotations
+
+import itertools
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headwater.proto.common_pb2 import AnswerFormat
+from headwater.services.answers.parser import TOOL_PARSERS, AnswerParser, call_id
+from headwater.services.answers.parts import Parts
+
+NAMES = ["weather", "time", "get_user"]
+ULM = {"city": "Ulm", "note": 'a "quoted" } brace, </tool_call> and \\ in a string', "days": [1, 2.5, True, None]}
+ULM_JSON = json.dumps(ULM)
+
+
+@dataclass
+class Heard:
+    """What a client has put together."""
+
+    content: str = ""
+    reasoning: str = ""
+    names: list[str] = field(default_factory=list)
+    arguments: list[str] = field(default_factory=list)
+
+    def take(self, parts: Parts) -> None:
+        self.content += parts.content
+        self.reasoning += parts.reasoning
+        for call in parts.calls:
+            if call.index == len(self.names):
+                assert call.name
+                self.names.append("")
+                self.arguments.append("")
+            self.names[call.index] += call.name
+            self.arguments[call.index] += call.arguments
+
+    @property
+    def calls(self) -> list[tuple[str, Any]]:
+        return [(name, json.loads(arguments)) for name, arguments in zip(self.names, self.arguments, strict=True)]
+
+
+def heard_of(answer_format: AnswerFormat, pieces: list[str]) -> Heard:
+    parser, heard = AnswerParser(answer_format), Heard()
+    for piece in pieces:
+        heard.take(parser.push(piece))
+    heard.take(parser.flush())
+    return heard
+
+
+def cut(text: str, places: list[int]) -> list[str]:
+    bounds = [0, *sorted(place % (len(text) + 1) for place in places), len(text)]
+    return [text[start:end] for start, end in itertools.pairwise(bounds)]
+
+
+CASES: list[tuple[str, str, str, list[tuple[str, Any]]]] = [
+    ("hermes", "Just an answer.\n", "Just an answer.\n", []),
+    ("hermes", 'Look:\n<tool_call>\n{"name": "weather", "arguments": ' + ULM_JSON + "}\n</tool_call>", "Look:", [("weather", ULM)]),
+    (
+        "hermes",
+        '<tool_call>{"name": "time"}</tool_call>\n<tool_call>{"arguments": {"id": 7}, "name": "get_user"}</tool_call> Done. ',
+        "Done. ",
+        [("time", {}), ("get_user", {"id": 7})],
+    ),
+    ("hermes", '<tool_call>{"name": "time", "arguments": "{\\"zone\\": \\"UTC\\"}"}</tool_call>', "", [("time", {"zone": "UTC"})]),
+    ("hermes", '<tool_call>{"name": "time", "arguments": null}\n<tool_call>{"name": "time"}', "", [("time", {}), ("time", {})]),
+    ("hermes", "2 < 3 <tool_call>is a tag</tool_call>", "2 < 3 <tool_call>is a tag</tool_call>", []),
+    ("hermes", '<tool_call>{"nam', '<tool_call>{"nam', []),
+    ("hermes", "a <tool_ca", "a <tool_ca", []),
+    ("llama3_json", '{"name": "weather", "parameters": ' + ULM_JSON + "}", "", [("weather", ULM)]),
+    ("llama3_json", '<|python_tag|>{"type": "function", "name": "time", "parameters": {}}; {"name": "get_user", "parameters": {"id": 1}}', "", [("time", {}), ("get_user", {"id": 1})]),
+    ("llama3_json", '\n{"name": "Ada", "age": 36}', '\n{"name": "Ada", "age": 36}', []),
+    ("llama3_json", '{"answer": {"name": "time"}}', '{"answer": {"name": "time"}}', []),
+    ("llama3_json", " It is late.", " It is late.", []),
+    ("llama3_json", '{"name": "ti', '{"name": "ti', []),
+    ("mistral", 'Hm. [TOOL_CALLS] [{"name": "weather", "arguments": ' + ULM_JSON + '}, {"name": "time", "arguments": {}}]', "Hm.", [("weather", ULM), ("time", {})]),
+    ("mistral", "[TOOL_CALLS]weather" + ULM_JSON + "[TOOL_CALLS]time{}", "", [("weather", ULM), ("time", {})]),
+    ("mistral", "[TOOL_CALLS]weather[CALL_ID]abc123def[ARGS]" + ULM_JSON, "", [("weather", ULM)]),
+    ("mistral", "No [brackets] matter. [TOOL", "No [brackets] matter. [TOOL", []),
+    ("pythonic", "[weather(city='Ulm', note=\"a ) and ' b\", days=[1, 2.5, True, None], deep={'a': (1, 2)}), time()]", "", [("weather", {"city": "Ulm", "note": "a ) and ' b", "days": [1, 2.5, True, None], "deep": {"a": [1, 2]}}), ("time", {})]),
+    ("pythonic", "<|python_start|>[get_user(id=-7, active=true)]<|python_end|>", "", [("get_user", {"id": -7, "active": True})]),
+    ("pythonic", "[1, 2] is a list.", "[1, 2] is a list.", []),
+    ("pythonic", "[weathering(the storm)]", "[weathering(the storm)]", []),
+    ("pythonic", "[time", "[time", []),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("parser", "text", "content", "calls"), CASES)
+@settings(max_examples=30, deadline=None)
+@given(places=st.lists(st.integers(0, 500), max_size=12))
+def test_calls_and_content_are_the_same_however_the_text_is_cut(
+    parser: str, text: str, content: str, calls: list[tuple[str, Any]], places: list[int]
+) -> None:
+    answer_format = AnswerFormat(tool_parser=parser, tool_names=NAMES)
+    for pieces in (cut(text, places), list(text), [text]):
+        heard = heard_of(answer_format, pieces)
+        assert (heard.content, heard.calls) == (content, calls)
+
+
+@pytest.mark.parametrize("parser", TOOL_PARSERS)
+@settings(max_examples=60, deadline=None)
+@given(
+    text=st.text(alphabet="<tool_call>{}[]\"'\\(),:;= \naTOL_CALLSname|python_tag>", max_size=60),
+    thinks=st.booleans(),
+    places=st.lists(st.integers(0, 500), max_size=6),
+)
+def test_what_is_said_after_some_text_depends_on_that_text_alone(
+    parser: str, text: str, thinks: bool, places: list[int]
+) -> None:
+    answer_format = AnswerFormat(tool_parser=parser, tool_names=["a"], reasoning_parser="think" if thinks else "")
+    pieces, by_character = cut(text, places), AnswerParser(answer_format)
+    parser_, heard, expected = AnswerParser(answer_format), Heard(), Heard()
+    for piece in pieces:
+        heard.take(parser_.push(piece))
+        for char in piece:
+            expected.take(by_character.push(char))
+        assert heard == expected
+    heard.take(parser_.flush())
+    expected.take(by_character.flush())
+    assert heard == expected
+
+
+arguments_of = st.dictionaries(
+    st.text(alphabet="abcdefgh_", min_size=1, max_size=6),
+    st.recursive(
+        st.none() | st.booleans() | st.integers(-1000, 1000) | st.text(max_size=12),
+        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+        max_leaves=8,
+    ),
+    max_size=4,
+)
+WRITERS = {
+    "hermes": lambda args: f'<tool_call>\n{{"name": "weather", "arguments": {json.dumps(args)}}}\n</tool_call>\n' * 2,
+    "llama3_json": lambda args: "; ".join([f'{{"name": "weather", "parameters": {json.dumps(args, ensure_ascii=False)}}}'] * 2),
+    "mistral": lambda args: f"[TOOL_CALLS]{json.dumps([{'name': 'weather', 'arguments': args}] * 2)}",
+    "pythonic": lambda args: f"[{', '.join(['weather(' + ', '.join(f'{k}={v!r}' for k, v in args.items()) + ')'] * 2)}]",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("parser", WRITERS)
+@settings(max_examples=40, deadline=None)
+@given(arguments=arguments_of, places=st.lists(st.integers(0, 1000), max_size=20))
+def test_streamed_arguments_are_the_json_that_the_model_meant(
+    parser: str, arguments: dict[str, Any], places: list[int]
+) -> None:
+    heard = heard_of(AnswerFormat(tool_parser=parser, tool_names=NAMES), cut(WRITERS[parser](arguments), places))
+    assert heard.calls == [("weather", arguments)] * 2
+    assert heard.content == ""
+
+
+@pytest.mark.parametrize("parser", WRITERS)
+def test_arguments_come_while_they_are_written(parser: str) -> None:
+    written = WRITERS[parser]({"city": "Ulm", "days": 3})
+    reader, heard = AnswerParser(AnswerFormat(tool_parser=parser, tool_names=NAMES)), Heard()
+    heard.take(reader.push(written[: written.index("days")]))
+    assert heard.names == ["weather"]
+    assert heard.arguments[0].startswith('{"city": "Ulm"')
+
+
+@pytest.mark.parametrize("parser", WRITERS)
+def test_a_single_call_ends_the_answer(parser: str) -> None:
+    reader, heard = AnswerParser(AnswerFormat(tool_parser=parser, tool_names=NAMES, single_call=True)), Heard()
+    heard.take(reader.push(WRITERS[parser]({"city": "Ulm"}) + " more"))
+    assert reader.is_over
+    heard.take(reader.flush())
+    assert (heard.calls, heard.content) == ([("weather", {"city": "Ulm"})], "")
+
+
+THOUGHTS: list[tuple[str, bool, str, str, str]] = [
+    ("think", False, "<think>\nHm, so.\n</think>\n\nYes.\n", "Hm, so.", "Yes.\n"),
+    ("think", False, "No thoughts </think> here.", "", "No thoughts </think> here."),
+    ("think", True, "Hm, so.\n</think>\nYes. <think>", "Hm, so.", "Yes. <think>"),
+    ("think", False, "<think>\n\n</think>\n\nYes.", "", "Yes."),
+    ("qwen3", False, "<think>never ends ", "never ends ", ""),
+    ("deepseek_r1", True, "<think>\nHm.</think>Yes.", "Hm.", "Yes."),
+    ("deepseek_r1", True, "Hm.</think>Yes.", "Hm.", "Yes."),
+    ("magistral", False, "[THINK]Hm.[/THINK]Yes.", "Hm.", "Yes."),
+    ("think", False, "<thi", "", "<thi"),
+]
+
+
+@pytest.mark.parametrize(("parser", "starts_inside", "text", "reasoning", "content"), THOUGHTS)
+@settings(max_examples=15, deadline=None)
+@given(places=st.lists(st.integers(0, 500), max_size=8))
+def test_thoughts_and_answer_are_the_same_however_the_text_is_cut(
+    parser: str, starts_inside: bool, text: str, reasoning: str, content: str, places: list[int]
+) -> None:
+    answer_format = AnswerFormat(reasoning_parser=parser, starts_in_reasoning=starts_inside)
+    for pieces in (cut(text, places), list(text), [text]):
+        heard = heard_of(answer_format, pieces)
+        assert (heard.reasoning, heard.content) == (reasoning, content)
+    answer_format.omit_reasoning = True
+    assert heard_of(answer_format, [text]).reasoning == ""
+
+
+def test_calls_are_looked_for_behind_the_thoughts_only() -> None:
+    call = '<tool_call>{"name": "time"}</tool_call>'
+    answer_format = AnswerFormat(tool_parser="hermes", tool_names=NAMES, reasoning_parser="think")
+    heard = heard_of(answer_format, [f"<think>I could say {call}.</think>", f"\nOne moment. {call}"])
+    assert heard.reasoning == f"I could say {call}."
+    assert (heard.content, heard.calls) == ("One moment.", [("time", {})])
+
+
+def test_the_id_of_a_call_is_the_same_on_every_attempt_and_fits_its_family() -> None:
+    assert call_id(AnswerFormat(tool_parser="hermes"), "r", 0, 1) == call_id(
+        AnswerFormat(tool_parser="hermes"), "r", 0, 1
+    )
+    assert call_id(AnswerFormat(), "r", 0, 1) != call_id(AnswerFormat(), "r", 1, 1)
+    assert len(call_id(AnswerFormat(tool_parser="mistral"), "r", 0, 0)) == 9

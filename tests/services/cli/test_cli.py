@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from headwater.services.cli import __main__ as cli
+from headwater.services.stack.settings import StackSettings
+
+
+def headwater(*args: str, **env: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "headwater.services.cli", *args]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, env=os.environ | env, check=False)
+
+
+def test_the_flags_of_up_are_the_settings_of_a_line() -> None:
+    fields = {field.name for field in dataclasses.fields(StackSettings)}
+    assert set(inspect.signature(cli.up).parameters) == fields
+    assert fields == {
+        *("model", "revision", "served_model_name", "dtype", "device", "max_model_len"),
+        *("load_format", "kv_cache_dtype", "gpu_memory_utilization"),
+        *("chat_template", "generation_config", "profile", "replicas", "gateways", "output_processors"),
+        *("host", "port", "grpc_port", "api_key_file", "admin_key_file", "allowed_origins", "state_dir", "cache_dir"),
+        *("nats_url", "redis_url", "executor", "drain_limit", "log_level"),
+    }
+
+
+@pytest.mark.parametrize(
+    ("args", "sentence"),
+    [
+        (("pull", "nosuch"), "--model is 'nosuch'; allowed: smollm2-135m-instruct, a Hugging Face id"),
+        (("up", "--replicas", "0"), "--replicas is 0; allowed: at least 1"),
+        (("up", "--host", "0.0.0.0"), "--host is '0.0.0.0'; allowed: a loopback address, unless --api-key-file"),
+        (("up", "--dtype", "int3"), "--dtype is 'int3'; allowed: auto, float32, bfloat16, float16"),
+        (("up", "--chat-template", "/no/file"), "--chat-template is '/no/file'; allowed: an existing file"),
+        (("status", "--state-dir", "/no/folder"), "no line runs with the state folder /no/folder"),
+        (("chat", "--base-url", "http://127.0.0.1:1/v1"), "nobody answers at http://127.0.0.1:1/v1/; start a line"),
+    ],
+)
+def test_what_cannot_be_done_is_said_in_one_line(args: tuple[str, ...], sentence: str) -> None:
+    done = headwater(*args, HEADWATER_STATE_DIR="", HEADWATER_NATS_URL="")
+    assert done.returncode == 1
+    assert sentence in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_an_occupied_port_is_named_with_the_flag_that_changes_it(tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "model.json").write_text(
+        '{"name": "m", "revision": "r", "dtype": "float32", "layout": "v1", "architecture": "A", "vocab_size": 1,'
+        '"max_model_len": 1, "eos_token_ids": [], "bos_token_id": null, "source": "s"}'
+    )
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = str(server.getsockname()[1])
+        done = headwater("up", "--model", str(model), "--state-dir", str(tmp_path / "state"), "--port", port)
+    assert done.returncode == 1
+    assert f"port {port} on 127.0.0.1 is in use; choose another with --port" in done.stderr
+
+
+@pytest.mark.parametrize("args", [("serve", "processor", "--help"), ("bench", "--help"), ("bench", "serve", "--help")])
+def test_a_stage_and_a_benchmark_show_their_own_flags(args: tuple[str, ...]) -> None:
+    done = headwater(*args)
+    assert done.returncode == 0, done.stderr
+    assert "--help" in done.stdout
+
+
+def test_every_benchmark_that_is_listed_is_there() -> None:
+    from headwater.bench.__main__ import BENCHMARKS  # noqa: PLC0415 (a program; imported for its table)
+
+    bench = Path(__file__).parents[3] / "bench"
+    assert [module for module, _ in BENCHMARKS.values() if not (bench / f"{module}.py").exists()] == []

@@ -1,0 +1,39 @@
+from __future__ import annotations
+
+import pytest
+from rich.console import Console
+
+from headwater.services.bus import Bus
+from headwater.services.cli.status import NobodyThere, as_json, as_table, listen
+from headwater.services.heartbeat import Heartbeat
+from headwater.services.member import Kind, Member, ReplicaLoad, new_epoch
+from headwater.services.served_model import ServedModel
+
+LOAD = ReplicaLoad(
+    num_running=3, num_waiting=1, num_used_blocks=40, num_total_blocks=100, prefix_queries=200, prefix_hits=150
+)
+
+
+async def test_everyone_who_beats_is_in_the_table(nats_url: str, served_model: ServedModel) -> None:
+    engine = Member(
+        kind=Kind.ENGINE,
+        replica_id=served_model.name,
+        epoch=new_epoch(),
+        address="127.0.0.1:9",
+        model=served_model,
+        load=LOAD,
+    )
+    async with Bus.open(nats_url) as bus, Heartbeat.running(bus, lambda: engine):
+        members = [each for each in await listen(nats_url) if each.replica_id == engine.replica_id]
+    assert members == [engine]
+    console = Console(width=200)
+    with console.capture() as captured:
+        console.print(as_table(members))
+    assert captured.get().splitlines()[1].split()[-6:] == ["serving", "3", "1", "40/100", "75%", "–"]
+    (row,) = as_json(members)
+    assert (row["kind"], row["load"]["num_running"]) == ("engine", 3)
+
+
+async def test_a_bus_out_of_reach_is_named() -> None:
+    with pytest.raises(NobodyThere, match=r"no NATS server answers at nats://127\.0\.0\.1:1; is the line up"):
+        await listen("nats://127.0.0.1:1")

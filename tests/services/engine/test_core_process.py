@@ -1,0 +1,127 @@
+"""The core's loop, in a thread of this process."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from headwater.engine_core.config import EngineConfig
+from headwater.engine_core.engine import Engine
+from headwater.engine_core.executors.simulated import (
+    SimulatedExecutor,
+    SimulatedModel,
+    SimulatedTiming,
+    expected_tokens,
+)
+from headwater.engine_core.request import FinishReason, NewRequest
+from headwater.engine_core.sampling_params import SamplingParams
+from headwater.services.engine.core_process import SpokenProgress, run
+from headwater.services.engine.messages import Add, Cancel, Command, Credit, Progress, Step, decode_report, encode
+from headwater.services.engine.rates import MeasuredExecutor
+from headwater.services.engine.ring import RingReader, RingWriter, create_ring
+
+CONFIG = EngineConfig(num_blocks=100, max_model_len=1024, max_num_seqs=8, max_num_batched_tokens=64, async_depth=2)
+MODEL = SimulatedModel(vocab_size=1000)
+
+
+class Core:
+    """A running loop, seen from the door."""
+
+    def __init__(self) -> None:
+        command_writer, command_reader = create_ring(1 << 16)
+        report_writer, report_reader = create_ring(1 << 16)
+        self.commands, self.reports = RingWriter(command_writer), RingReader(report_reader)
+        executor = MeasuredExecutor(SimulatedExecutor(CONFIG, MODEL, SimulatedTiming(step_seconds=0.005)))
+        inner = RingReader(command_reader), RingWriter(report_writer)
+        self.engine = Engine(CONFIG, executor)
+        self.thread = threading.Thread(target=run, args=(self.engine, executor, *inner))
+        self.thread.start()
+
+    def send(self, *commands: Command) -> None:
+        for command in commands:
+            self.commands.write(encode(command))
+
+    def steps(self) -> Iterator[Step]:
+        """For ever, as they come."""
+        while True:
+            self.reports.wait()
+            for message in self.reports.read():
+                if isinstance(report := decode_report(message), Step):
+                    yield report
+
+
+@pytest.fixture
+def core() -> Iterator[Core]:
+    core = Core()
+    yield core
+    core.commands.close()
+    core.thread.join(5)
+    assert not core.thread.is_alive()
+
+
+def request(key: int, max_tokens: int = 500, **fields: int) -> Add:
+    sampling = SamplingParams(temperature=0.0, max_tokens=max_tokens)
+    return Add(NewRequest(key=key, prompt_ids=[key] * 40, output_ids=[], sampling=sampling, **fields))
+
+
+def test_a_cancelled_request_says_nothing_after_the_step_that_runs_and_gives_its_blocks_back(core: Core) -> None:
+    core.send(request(1), request(2))
+    steps = core.steps()
+    last_step = next(step.output.step for step in steps if len(step.output.keys) == 2)
+    core.send(Cancel([1]))
+    ended = next(step.output for step in steps if step.output.finishes)
+    assert (ended.finishes[0].key, ended.finishes[0].reason) == (1, FinishReason.CANCELLED)
+    assert ended.step - last_step <= 2
+    for _ in range(CONFIG.async_depth):
+        ended = next(steps).output
+    assert ended.keys == [2]
+    # 40 prompt tokens and some more: three blocks of one request.
+    assert ended.load.num_used_blocks == 3
+    core.send(Cancel([2]))
+    next(step for step in steps if step.output.finishes)
+
+
+def test_an_idle_core_sleeps_until_it_is_told_something(core: Core) -> None:
+    core.send(request(1, 20, credit=4))
+    tokens: list[int] = []
+    steps = core.steps()
+    while len(tokens) < 4:
+        tokens += next(steps).output.token_ids
+    while core.engine.has_work():
+        time.sleep(0.001)
+    core.send(Credit([1], [100]))
+    while len(tokens) < 20:
+        tokens += next(steps).output.token_ids
+    assert tokens == expected_tokens(MODEL, [1] * 40, SamplingParams(temperature=0.0, max_tokens=20))
+
+
+def test_a_step_says_what_it_computed_and_how_long_it_took(core: Core) -> None:
+    core.send(request(1, 10))
+    steps = list(itertools.islice(core.steps(), 10))
+    assert [(step.prefill_tokens, step.decode_rows) for step in steps] == [(40, 0)] + [(0, 1)] * 9
+    assert 0.045 < sum(step.seconds for step in steps) < 1
+
+
+def test_the_core_ends_when_nobody_reads_it(core: Core) -> None:
+    core.send(request(1))
+    next(core.steps())
+    core.reports.close()
+    core.thread.join(5)
+    assert not core.thread.is_alive()
+
+
+def test_loading_is_told_at_its_tenths_and_not_with_every_tensor() -> None:
+    report_writer, report_reader = create_ring(1 << 16)
+    writer, reader = RingWriter(report_writer), RingReader(report_reader)
+    say = SpokenProgress(writer)
+    for done in range(0, 1001, 3):
+        say("loading weights", done, 1000)
+    say("loading weights", 1000, 1000)
+    said = [decode_report(message) for message in reader.read()]
+    assert [report.done // 100 for report in said if isinstance(report, Progress)] == list(range(11))
+    writer.close()
+    reader.close()

@@ -1,0 +1,139 @@
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headwater.services.engine.ring import PeerGone, RingReader, RingWriter, create_ring
+
+
+@pytest.fixture
+def ring() -> Iterator[tuple[RingWriter, RingReader]]:
+    """1 KiB: a piece is at most 256 bytes."""
+    writer_end, reader_end = create_ring(1024)
+    writer, reader = RingWriter(writer_end), RingReader(reader_end)
+    yield writer, reader
+    writer.close()
+    reader.close()
+
+
+def read_all(reader: RingReader, count: int) -> list[bytes]:
+    messages: list[bytes] = []
+    while len(messages) < count:
+        reader.wait()
+        messages += reader.read()
+    return messages
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    messages=st.lists(st.binary(max_size=5000) | st.binary(max_size=20), max_size=60), capacity=st.integers(16, 4096)
+)
+def test_messages_of_any_length_arrive_whole_and_in_order(messages: list[bytes], capacity: int) -> None:
+    writer_end, reader_end = create_ring(capacity)
+    writer, reader = RingWriter(writer_end), RingReader(reader_end)
+    writing = threading.Thread(target=lambda: [writer.write(message) for message in messages])
+    writing.start()
+    assert read_all(reader, len(messages)) == messages
+    writing.join()
+    writer.close()
+    reader.close()
+
+
+def test_very_many_small_messages_wait_for_their_reader(ring: tuple[RingWriter, RingReader]) -> None:
+    writer, reader = ring
+    messages = [i.to_bytes(3, "little") for i in range(50_000)]
+    writing = threading.Thread(target=lambda: [writer.write(message) for message in messages])
+    writing.start()
+    assert read_all(reader, len(messages)) == messages
+    writing.join()
+
+
+def test_a_full_ring_takes_nothing_until_its_reader_has_read(ring: tuple[RingWriter, RingReader]) -> None:
+    writer, reader = ring
+    assert [writer.try_write(bytes(250)) for _ in range(5)] == [True, True, True, True, False]
+    assert reader.read() == [bytes(250)] * 4
+    assert writer.try_write(b"more")
+    assert reader.read() == [b"more"]
+
+
+def test_a_reader_hears_everything_and_then_that_the_writer_is_gone(ring: tuple[RingWriter, RingReader]) -> None:
+    writer, reader = ring
+    writer.write(b"last words")
+    writer.close()
+    assert reader.read() == [b"last words"]
+    with pytest.raises(PeerGone):
+        reader.read()
+
+
+def test_a_writer_learns_that_its_reader_is_gone(ring: tuple[RingWriter, RingReader]) -> None:
+    writer, reader = ring
+    reader.close()
+    with pytest.raises(PeerGone):
+        writer.write(b"hello")
+
+
+def test_a_writer_that_waits_for_room_learns_that_its_reader_is_gone(ring: tuple[RingWriter, RingReader]) -> None:
+    writer, reader = ring
+    gone = threading.Event()
+
+    def fill() -> None:
+        try:
+            writer.write(bytes(100_000))
+        except PeerGone:
+            gone.set()
+
+    writing = threading.Thread(target=fill)
+    writing.start()
+    reader.wait()
+    reader.close()
+    assert gone.wait(5)
+    writing.join()
+
+
+async def test_an_event_loop_is_woken_by_a_message(ring: tuple[RingWriter, RingReader]) -> None:
+    writer, reader = ring
+    heard: asyncio.Queue[list[bytes]] = asyncio.Queue()
+    loop = asyncio.get_running_loop()
+    loop.add_reader(reader.fileno(), lambda: heard.put_nowait(reader.read()))
+    writer.write(b"hello")
+    assert await heard.get() == [b"hello"]
+    loop.remove_reader(reader.fileno())
+
+
+KILLED_WRITER = """
+import sys, time
+from headwater.services.engine.ring import RingEnd, RingWriter
+writer = RingWriter(RingEnd(*map(int, sys.argv[1:])))
+writer.write(b"whole")
+piece, flag = next(writer.pieces(bytes(10_000)))
+assert writer.try_write(piece, flag)
+print("written", flush=True)
+time.sleep(60)
+"""
+
+
+def test_a_killed_writer_leaves_its_whole_messages_and_no_memory_behind() -> None:
+    shared_memory = set(os.listdir("/dev/shm"))
+    writer_end, reader_end = create_ring(1024)
+    reader = RingReader(reader_end)
+    arguments = [str(fd) for fd in writer_end]
+    command = [sys.executable, "-c", KILLED_WRITER, *arguments]
+    with subprocess.Popen(command, pass_fds=writer_end, stdout=subprocess.PIPE) as process:
+        writer_end.close()
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"written\n"
+        process.send_signal(signal.SIGKILL)
+    assert reader.read() == [b"whole"]
+    with pytest.raises(PeerGone):
+        reader.read()
+    reader.close()
+    assert set(os.listdir("/dev/shm")) == shared_memory

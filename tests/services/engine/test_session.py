@@ -1,0 +1,105 @@
+"""What a session decides by itself; the rest is tested through the service."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+from headwater.engine_core.request import FinishReason, NewRequest
+from headwater.engine_core.step_output import Finished, StepOutput
+from headwater.proto import engine_pb2 as pb
+from headwater.services.engine.messages import Add, Cancel, Command, Credit
+from headwater.services.engine.requests import Limits
+from headwater.services.engine.session import EngineSession
+from headwater.services.errors import Unavailable
+from headwater.services.tracing import NO_TRACING
+from tests.services.engine.engine_process import add
+
+
+class Recorder:
+    """A host that keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.limits = Limits(vocab_size=1000, max_model_len=100)
+        self.tracing = NO_TRACING
+        self.keys: Iterator[int] = itertools.count(1)
+        self.commands: list[Command] = []
+
+    def refusal(self) -> Unavailable | None:
+        return None
+
+    def enter(self, request: NewRequest, grammar: bytes) -> None:
+        self.send(Add(request))
+
+    def send(self, command: Command) -> None:
+        self.commands.append(command)
+
+    def session_changed(self) -> None:
+        pass
+
+
+def tokens(key: int, first_index: int, count: int) -> StepOutput:
+    return StepOutput(step=1, keys=[key], first_index=[first_index], num_tokens=[count], token_ids=list(range(count)))
+
+
+async def test_a_stream_without_credit_for_thirty_seconds_is_cancelled() -> None:
+    host = Recorder()
+    session = EngineSession(host)
+    session.take(pb.ClientFrame(adds=[add(1, [1, 2, 3], credit=4), add(2, [1, 2, 3], credit=5)]))
+    session.deliver(tokens(1, 0, 4))
+    session.deliver(tokens(2, 0, 4))
+    for now in range(100, 130):
+        session.cancel_starved(now)
+    assert all(isinstance(command, Add) for command in host.commands)
+    session.cancel_starved(130)
+    session.cancel_starved(131)
+    assert host.commands[2:] == [Cancel([1])]
+    session.deliver(StepOutput(step=2, finishes=[Finished(key=1, reason=FinishReason.CANCELLED, num_output_tokens=4)]))
+    session.end()
+    *_, last = [frame async for frame in session._outbox.sent()]
+    assert (last.finishes[0].stream_id, last.finishes[0].error) == (1, "slow_reader")
+
+
+async def test_credit_in_time_saves_a_stream() -> None:
+    host = Recorder()
+    session = EngineSession(host)
+    session.take(pb.ClientFrame(adds=[add(1, [1, 2, 3], credit=4)]))
+    session.deliver(tokens(1, 0, 4))
+    session.cancel_starved(100)
+    session.take(pb.ClientFrame(credits=[pb.Credit(stream_id=1, tokens=2)]))
+    session.cancel_starved(131)
+    session.deliver(tokens(1, 4, 2))
+    session.cancel_starved(132)
+    session.cancel_starved(161)
+    assert host.commands[1:] == [Credit([1], [2])]
+
+
+async def test_a_cancel_that_comes_with_its_own_add_still_cancels() -> None:
+    host = Recorder()
+    session = EngineSession(host)
+    session.take(pb.ClientFrame(adds=[add(1, [1, 2, 3])], cancels=[pb.Cancel(stream_id=1, reason="client_gone")]))
+    assert host.commands[1:] == [Cancel([1])]
+
+
+async def test_only_the_first_choice_scores_the_prompt() -> None:
+    host = Recorder()
+    session = EngineSession(host)
+    request = add(1, [1, 2, 3], stream_ids=[1, 2, 3], choice_indices=[4, 5, 6])
+    request.sampling.prompt_logprobs = 2
+    session.take(pb.ClientFrame(adds=[request]))
+    requests = [command.request for command in host.commands if isinstance(command, Add)]
+    assert [request.choice_index for request in requests] == [4, 5, 6]
+    assert [request.sampling.num_prompt_logprobs for request in requests] == [2, None, None]
+
+
+async def test_ends_of_sequence_stop_unless_ignored_and_wait_for_min_tokens() -> None:
+    host = Recorder()
+    session = EngineSession(host)
+    for stream_id, ignore_eos, min_tokens in ((1, False, 0), (2, True, 0), (3, False, 2)):
+        request = add(stream_id, [1, 2, 3], eos_token_ids=[7])
+        request.sampling.stop_token_ids.append(8)
+        request.sampling.ignore_eos, request.sampling.min_tokens = ignore_eos, min_tokens
+        session.take(pb.ClientFrame(adds=[request]))
+    sampling = [command.request.sampling for command in host.commands if isinstance(command, Add)]
+    assert [each.stop_token_ids for each in sampling] == [(7, 8), (8,), (7, 8)]
+    assert [each.min_tokens_blocked_ids for each in sampling] == [(), (), (7, 8)]

@@ -1,0 +1,103 @@
+"""An engine in this process that follows grammars as the door does, for the tests beside."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from headwater.engine_core.config import EngineConfig
+from headwater.engine_core.engine import Engine
+from headwater.engine_core.executors.executor import Executor
+from headwater.engine_core.executors.simulated import SimulatedExecutor, SimulatedModel
+from headwater.engine_core.request import NewRequest
+from headwater.engine_core.sampling_params import SamplingParams
+from headwater.engine_core.step_output import Finished, StepOutput
+from headwater.services.engine.grammars import GrammarCompiler
+from headwater.services.engine.masks import MaskWriter
+from headwater.services.engine.messages import Command, Fail, MasksFilled
+from headwater.services.runtime import owned_task
+
+VOCAB_SIZE = 49152
+EOS = (2, 0)
+
+
+@dataclass
+class Ask:
+    grammar: str
+    prompt_ids: list[int]
+    sampling: SamplingParams
+    output_ids: list[int] = field(default_factory=list)
+
+
+@dataclass
+class Told:
+    token_ids: list[int]
+    finished: Finished | None = None
+
+
+def sampling(seed: int = 0, max_tokens: int = 400, **more: object) -> SamplingParams:
+    return SamplingParams(seed=seed, max_tokens=max_tokens, stop_token_ids=EOS, **more)  # type: ignore[arg-type]
+
+
+def config(**more: object) -> EngineConfig:
+    values: dict[str, object] = {"num_blocks": 4096, "max_model_len": 1024, "max_num_seqs": 64}
+    return EngineConfig(**(values | more))  # type: ignore[arg-type]
+
+
+def simulated(settings: EngineConfig) -> SimulatedExecutor:
+    return SimulatedExecutor(settings, SimulatedModel(vocab_size=VOCAB_SIZE, first_token_id=256), verify_every=1)
+
+
+async def answers(
+    folder: Path, settings: EngineConfig, asks: Sequence[Ask], executor: Executor | None = None
+) -> tuple[list[Told], Engine]:
+    """What became of all, asked at once."""
+    masks = np.zeros((settings.max_num_seqs, VOCAB_SIZE // 32), np.int32)
+    engine = Engine(settings, executor or simulated(settings), masks=masks)
+    commands: list[Command] = []
+    compiler, writer = GrammarCompiler(folder), MaskWriter(masks, commands.append, lambda seconds: None)
+    told = [Told(list(ask.output_ids)) for ask in asks]
+    for key, ask in enumerate(asks):
+        if ask.grammar:
+            writer.follow(key, await compiler.matcher(ask.grammar.encode()), ask.output_ids)
+        engine.add(
+            NewRequest(
+                key=key,
+                prompt_ids=ask.prompt_ids,
+                output_ids=ask.output_ids,
+                sampling=ask.sampling,
+                has_grammar=bool(ask.grammar),
+            )
+        )
+    async with owned_task(writer.run()):
+        while any(each.finished is None for each in told):
+            for command in commands:
+                _apply(engine, command)
+            commands.clear()
+            if (output := engine.step()) is not None:
+                writer.hear(output)
+                _hear(output, told)
+            await asyncio.sleep(0)
+    writer.close()
+    compiler.close()
+    return told, engine
+
+
+def _apply(engine: Engine, command: Command) -> None:
+    match command:
+        case MasksFilled(rows, tickets, output_indices):
+            engine.masks_filled(rows, tickets, output_indices)
+        case Fail(keys, errors):
+            for key, error in zip(keys, errors, strict=True):
+                engine.fail(key, error)
+
+
+def _hear(output: StepOutput, told: list[Told]) -> None:
+    for key, token_id in zip(output.keys, output.token_ids, strict=True):
+        told[key].token_ids.append(token_id)
+    for finished in output.finishes:
+        told[finished.key].finished = finished

@@ -1,0 +1,173 @@
+"""What answers with tools and thoughts are held to, seen through a model's tokens."""
+# ruff: noqa: E501 (answers stand here as models write them)
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headwater.proto.common_pb2 import ChatMessage, Sampling, StructuredOutput, Tool
+from headwater.proto.processor_pb2 import Conversation, PrepareReply, PrepareRequest, Prompt
+from headwater.services.answers.parser import AnswerParser
+from headwater.services.answers.tool_formats import TOOL_FORMATS
+from headwater.services.errors import BadRequest
+from headwater.services.grammars.answer_grammar import answer_grammar
+from headwater.services.grammars.grammars import Grammars
+from headwater.services.processor.prepare import prepare
+from headwater.services.text.model import ServingChoices, TextModel, load_text_model
+from tests.small_models import make_thinking_folder
+
+CITY = {
+    "type": "object",
+    "properties": {"city": {"type": "string"}, "days": {"type": "integer"}, "unit": {"enum": ["C", "F"]}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
+NOTHING: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
+WEATHER = Tool(name="weather", description="now", parameters_json=json.dumps(CITY), strict=True)
+TIME = Tool(name="time", parameters_json=json.dumps(NOTHING))
+Accepts = Callable[[str], bool]
+
+
+@pytest.fixture(scope="module")
+def thinking(demo_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> TextModel:
+    folder = make_thinking_folder(demo_folder, tmp_path_factory.mktemp("models") / "thinking", name="thinking")
+    return load_text_model(folder, "thinking", ServingChoices())
+
+
+@pytest.fixture(scope="module")
+def grammars(thinking: TextModel) -> Grammars:
+    return Grammars(thinking.folder)
+
+
+def request(*tools: Tool, choice: str | None = None, sampling: Sampling | None = None, **more: Any) -> PrepareRequest:
+    user = ChatMessage(role="user", content="hi")
+    conversation = Conversation(messages=[user], tools=tools, tool_choice=choice, **more)
+    return PrepareRequest(
+        prompt=Prompt(conversation=conversation), sampling=sampling or Sampling(), cache_namespace=bytes(16)
+    )
+
+
+def prepared(model: TextModel, asked: PrepareRequest) -> tuple[PrepareReply, str]:
+    reply = prepare(model, asked)
+    return reply, answer_grammar(model, asked, reply)
+
+
+def accepts(model: TextModel, grammars: Grammars, grammar: str, text: str) -> bool:
+    matcher = grammars.compile(grammar)
+    ids = model.tokenizer.encode(text, add_special_tokens=False)
+    return matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()
+
+
+ULM = '{"city": "Ulm", "unit": "C"}'
+CALLS = {
+    "hermes": ('<tool_call>\n{"name": "weather", "arguments": ' + ULM + "}\n</tool_call>", '<tool_call>\n{"name": "time", "arguments": {}}\n</tool_call>', "\n"),
+    "llama3_json": ('{"name": "weather", "parameters": ' + ULM + "}", '{"name": "time", "parameters": {}}', "; "),
+    "mistral": ('{"name": "weather", "arguments": ' + ULM + "}", '{"name": "time", "arguments": {}}', ", "),
+    "pythonic": ('weather(city="Ulm", unit="C")', "time()", ", "),
+}  # fmt: skip
+AROUND = {"mistral": ("[TOOL_CALLS][", "]"), "pythonic": ("[", "]")}
+
+
+def written(form: str, *calls: str) -> str:
+    before, after = AROUND.get(form, ("", ""))
+    return before + CALLS[form][2].join(calls) + after
+
+
+@pytest.mark.parametrize("form", TOOL_FORMATS)
+def test_calls_that_are_due_are_written_as_the_family_writes_them(
+    thinking: TextModel, grammars: Grammars, form: str
+) -> None:
+    model = dataclasses.replace(thinking, tool_format=form, reasoning_format="")
+    weather, time, _ = CALLS[form]
+    cases: list[tuple[dict[str, Any], list[str], list[str]]] = [
+        ({"choice": "required"}, [written(form, weather), written(form, time, weather)], ["It is late.", "", written(form, weather.replace('"Ulm"', "3"))]),
+        ({"choice": "required", "parallel_tool_calls": False}, [written(form, time)], [written(form, time, weather)]),
+        ({"choice": "weather"}, [written(form, weather)], [written(form, time), written(form, weather, weather)]),
+        ({"choice": "auto"}, ["It is late.", written(form, weather)], [written(form, weather.replace('"C"', '"K"'))]),
+    ]  # fmt: skip
+    for options, good, bad in cases:
+        reply, grammar = prepared(model, request(WEATHER, TIME, **options))
+        for text in good:
+            assert accepts(model, grammars, grammar, text), (options, text)
+        for text in bad:
+            assert not accepts(model, grammars, grammar, text), (options, text)
+        parser = AnswerParser(reply.answer_format)
+        read = parser.push(good[-1])
+        read.add(parser.flush())
+        assert [json.loads(call.arguments) for call in read.calls if call.name == "weather"] in ([json.loads(ULM)], [])
+        assert read.content == ""
+
+
+def test_free_answers_have_no_grammar(thinking: TextModel) -> None:
+    loose = Tool(name="loose", parameters_json='{"type": "object", "properties": {"a": {"not": {}}}}')
+    for asked in (
+        request(),
+        request(loose),
+        request(TIME),
+        request(TIME, choice="auto"),
+        request(WEATHER, choice="none"),
+    ):
+        assert prepared(thinking, asked)[1] == ""
+
+
+@pytest.mark.parametrize("opens", [False, True])
+def test_the_grammar_of_an_answer_begins_behind_the_thoughts(
+    thinking: TextModel, grammars: Grammars, opens: bool
+) -> None:
+    sampling = Sampling(structured_output=StructuredOutput(regex="[0-9]+"))
+    kwargs = {"chat_template_kwargs_json": '{"opens_thoughts": true}'} if opens else {}
+    reply, grammar = prepared(thinking, request(sampling=sampling, **kwargs))
+    assert reply.answer_format.starts_in_reasoning == opens
+    opening = "" if opens else "<think>"
+    assert accepts(thinking, grammars, grammar, f"{opening}seven, I think</think>\n\n7")
+    assert not accepts(thinking, grammars, grammar, f"{opening}seven</think>seven")
+    assert accepts(thinking, grammars, grammar, "7") == (not opens)
+    told_not_to = prepared(thinking, request(sampling=sampling, reasoning_effort="none"))
+    assert not told_not_to[0].HasField("answer_format")
+    assert accepts(thinking, grammars, told_not_to[1], "7")
+
+
+def test_a_budget_ends_the_thoughts_and_leaves_the_answer_free(thinking: TextModel, grammars: Grammars) -> None:
+    opened = {"chat_template_kwargs_json": '{"opens_thoughts": true}'}
+    _, grammar = prepared(thinking, request(sampling=Sampling(thinking_token_budget=4), **opened))
+    assert accepts(thinking, grammars, grammar, "one two three four</think>\nAnything.")
+    assert accepts(thinking, grammars, grammar, "one</think> two three four five six")
+    assert not accepts(thinking, grammars, grammar, "one two three four five</think>")
+    calls = prepared(thinking, request(TIME, choice="required", sampling=Sampling(thinking_token_budget=0), **opened))
+    assert accepts(thinking, grammars, calls[1], "</think>" + CALLS["hermes"][1])
+    assert not accepts(thinking, grammars, calls[1], "so</think>" + CALLS["hermes"][1])
+
+
+def test_what_cannot_be_held_to_is_refused(thinking: TextModel, demo_model: TextModel) -> None:
+    schema = Sampling(structured_output=StructuredOutput(json_object=True))
+    bad = Tool(name="bad", parameters_json='{"type": "object", "properties": {"a": {"not": {}}}}', strict=True)
+    not_json = Tool(name="bad", parameters_json="{", strict=True)
+    cases: list[tuple[TextModel, PrepareRequest, str, str]] = [
+        (thinking, request(TIME, choice="required", sampling=schema), "tool_choice", "beside structured output"),
+        (thinking, request(bad, choice="required"), "tools[0].function.parameters", "not"),
+        (thinking, request(not_json), "tools[0].function.parameters", "JSON"),
+        (thinking, request(Tool(name="a b")), "tools[0].function.name", "letters, digits"),
+        (thinking, request(TIME, TIME), "tools[1].function.name", "names that differ"),
+        (thinking, request(reasoning_effort="some"), "reasoning_effort", "minimal"),
+        (demo_model, request(sampling=Sampling(thinking_token_budget=4)), "thinking_token_budget", "no thoughts"),
+    ]
+    for model, asked, param, words in cases:
+        with pytest.raises(BadRequest) as refused:
+            prepared(model, asked)
+        assert (refused.value.param or "").startswith(param)
+        assert words in refused.value.message
+
+
+def test_arguments_that_a_function_does_not_name_are_not_invented(thinking: TextModel, grammars: Grammars) -> None:
+    named = {"type": "object", "properties": {"city": {"type": "string"}}}
+    for schema, is_open in ((named, False), (named | {"additionalProperties": True}, True), ({"type": "object"}, True)):
+        tool = Tool(name="f", parameters_json=json.dumps(schema))
+        _, grammar = prepared(thinking, request(tool, choice="required", reasoning_effort="none"))
+        call = '<tool_call>\n{"name": "f", "arguments": {"town": "Ulm"}}\n</tool_call>'
+        assert accepts(thinking, grammars, grammar, call) == is_open

@@ -1,0 +1,184 @@
+"""What a grammar accepts, seen through the demo model's tokens."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from headwater.proto.common_pb2 import StructuredOutput
+from headwater.services.errors import BadRequest
+from headwater.services.grammars.grammars import Grammars
+from headwater.services.grammars.structured_output import grammar_of
+from headwater.services.text.model import TextModel
+
+CHOICES = StructuredOutput.Choices
+SPECIAL = {"<|im_start|>": 1, "<|im_end|>": 2}
+X = {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]}
+FOO: dict[str, Any] = {
+    "type": "tag",
+    "begin": "<f=foo>",
+    "content": {"type": "json_schema", "json_schema": X},
+    "end": "</f>",
+}
+OLD_FOO = {"begin": "<f=foo>", "schema": X, "end": "</f>"}
+THINK = {"type": "tag", "begin": "<think>", "content": {"type": "any_text"}, "end": "</think>"}
+
+
+def tag(**form: Any) -> dict[str, Any]:
+    return {"structural_tag": json.dumps({"type": "structural_tag", "format": form})}
+
+
+TRIGGERED = {"type": "triggered_tags", "triggers": ["<f="], "tags": [FOO]}
+ACCEPTED: dict[str, tuple[dict[str, Any], list[str], list[str]]] = {
+    "an expression, anchored or not": ({"regex": r"^[a-z]+/\d{2}$"}, ["ab/12"], ["ab/1", "ab/123", " ab/12"]),
+    "choices, whatever is in them": ({"choice": CHOICES(choices=["red", 'a "b"\n'])}, ["red", 'a "b"\n'], ["re", "a"]),
+    "objects, compact, spaced or indented": (
+        {"json_object": True},
+        ["{}", '{"a":1}', '{ "a": 1 }', '{\n  "a": [\n    1\n  ]\n}'],
+        ["[1]", '{"a":1', '{\n\n"a":1}'],
+    ),
+    "whitespace as asked": ({"json_object": True, "whitespace_pattern": " ?"}, ['{"a": 1}'], ['{"a":  1}']),
+    "no whitespace": ({"json_object": True, "whitespace_pattern": ""}, ['{"a":1}'], ['{"a": 1}']),
+    "a schema": ({"json_schema": json.dumps(X)}, ['{"x": 3}', '{"x":3,"y":[]}'], ["{}", '{"x": "3"}', '{"x": 3.5}']),
+    "a Lark grammar": ({"grammar": 'start: "a"+ NUM\nNUM: /[0-9]/'}, ["aa1"], ["a", "1"]),
+    "structures among free text": (
+        {"structural_tag": json.dumps({"structures": [OLD_FOO], "triggers": ["<f="]})},
+        ["free", 'a<f=foo>{"x":1}</f>b<f=foo>{"x":2}</f>'],
+        ["<f=bar>", '<f=foo>{"y"', '<f=foo>{"x":1}'],
+    ),
+    "at least one tag": (tag(**TRIGGERED, at_least_one=True), ['so <f=foo>{"x":1}</f> and'], ["free"]),
+    "nothing after the first tag": (
+        tag(**TRIGGERED, stop_after_first=True),
+        ["free", '<f=foo>{"x":1}</f>'],
+        ['<f=foo>{"x":1}</f>!'],
+    ),
+    "tags in a row": (
+        tag(type="tags_with_separator", tags=[FOO], separator=", "),
+        ["", '<f=foo>{"x":1}</f>', '<f=foo>{"x":1}</f>, <f=foo>{"x":2}</f>'],
+        ['<f=foo>{"x":1}</f><'],
+    ),
+    "one tag and no more": (
+        tag(type="tags_with_separator", tags=[FOO], separator=",", at_least_one=True, stop_after_first=True),
+        ['<f=foo>{"x":1}</f>'],
+        ["", '<f=foo>{"x":1}</f>,'],
+    ),
+    "thoughts, then an answer": (
+        tag(type="sequence", elements=[THINK, {"type": "or", "elements": [
+            {"type": "regex", "pattern": r"\d+"}, {"type": "grammar", "grammar": 'start: "yes" | "no"'}]}]),
+        ["<think>a < b\n</think>12", "<think></think>yes"],
+        ["12", "<think>a</think>maybe"],
+    ),
+    "text as given": (tag(type="const_string", value="a/b"), ["a/b"], ["a"]),
+}  # fmt: skip
+REFUSED: list[tuple[dict[str, Any], str, str]] = [
+    ({"json_schema": "{"}, "structured_output.json_schema", "is not valid JSON"),
+    ({"json_schema": "[1]"}, "structured_output.json_schema", "allowed: a JSON Schema that is an object"),
+    ({"json_schema": "[" * 65 + "]" * 65}, "structured_output.json_schema", "is nested 65 deep; allowed: at most 64"),
+    ({"json_schema": "[" * 99_999}, "structured_output.json_schema", "is not valid JSON"),
+    ({"json_schema": json.dumps("x" * 300_000)}, "structured_output.json_schema", "allowed: at most 262144"),
+    ({"json_object": False}, "structured_output.json_object", "allowed: true"),
+    ({"regex": ""}, "structured_output.regex", "allowed: a regular expression that is not empty"),
+    ({"choice": CHOICES()}, "structured_output.choice", "allowed: at least one string, none empty"),
+    ({"choice": CHOICES(choices=["a", ""])}, "structured_output.choice", "allowed: at least one string, none empty"),
+    ({"choice": CHOICES(choices=map(str, range(5000)))}, "structured_output.choice", "allowed: at most 4096"),
+    ({"grammar": "root ::= x"}, "structured_output.grammar", "allowed: a Lark grammar"),
+    ({"regex": "a", "whitespace_pattern": " "}, "whitespace_pattern", "allowed: with JSON"),
+    ({}, "structured_output.kind", "allowed: json_schema, json_object, regex, choice, grammar or structural_tag"),
+    (tag(type="magic"), "structured_output.structural_tag", "an object whose type is any_text, const_string"),
+    (tag(**FOO | {"end": 3}), "structured_output.structural_tag", "`begin` and `end`, both strings"),
+    (
+        tag(**TRIGGERED | {"triggers": ["<g="]}),
+        "structured_output.structural_tag",
+        "allowed: text that starts with one of ['<g=']",
+    ),
+    (
+        tag(**TRIGGERED | {"triggers": [""]}),
+        "structured_output.structural_tag",
+        "allowed: a string that is not empty",
+    ),
+    (
+        tag(**FOO | {"content": {"type": "json_schema", "json_schema": {"not": {}}}}),
+        "structured_output.structural_tag",
+        "uses the keyword 'not'",
+    ),
+]  # fmt: skip
+NOT_ENFORCED: dict[str, Any] = {
+    "not": {"type": "string"},
+    "if": {"type": "string"},
+    "then": {"minLength": 1},
+    "else": {"minLength": 1},
+    "dependentSchemas": {"a": {}},
+    "dependentRequired": {"a": ["b"]},
+    "dependencies": {"a": ["b"]},
+    "uniqueItems": True,
+    "contains": {"type": "string"},
+    "minContains": 1,
+    "maxContains": 1,
+    "unevaluatedItems": {"type": "string"},
+    "propertyNames": {"pattern": "^a"},
+    "unevaluatedProperties": {"type": "string"},
+    "$dynamicRef": "#a",
+    "$recursiveRef": "#",
+    "minProperties": 2,
+}
+
+
+@pytest.fixture(scope="module")
+def grammars(demo_model: TextModel) -> Grammars:
+    return Grammars(demo_model.folder)
+
+
+def accepts(grammars: Grammars, demo_model: TextModel, grammar: str, text: str) -> bool:
+    matcher = grammars.compile(grammar)
+    token_ids = demo_model.tokenizer.encode(text, add_special_tokens=False)
+    return matcher.try_consume_tokens(token_ids) == len(token_ids) and matcher.is_accepting()
+
+
+@pytest.mark.parametrize("case", ACCEPTED)
+def test_a_grammar_accepts(case: str, grammars: Grammars, demo_model: TextModel) -> None:
+    asked, matching, others = ACCEPTED[case]
+    grammar = grammar_of(StructuredOutput(**asked), SPECIAL)
+    assert [text for text in matching if not accepts(grammars, demo_model, grammar, text)] == []
+    assert [text for text in others if accepts(grammars, demo_model, grammar, text)] == []
+
+
+@pytest.mark.parametrize(("asked", "param", "sentence"), REFUSED, ids=lambda value: str(value)[:40])
+def test_what_no_grammar_can_be_made_of_is_refused(asked: dict[str, Any], param: str, sentence: str) -> None:
+    with pytest.raises(BadRequest) as caught:
+        grammar_of(StructuredOutput(**asked), SPECIAL)
+    assert caught.value.param == param
+    assert sentence in caught.value.message
+
+
+@pytest.mark.parametrize("keyword", NOT_ENFORCED)
+@pytest.mark.parametrize(
+    ("around", "path"),
+    [
+        (lambda part: part, "the top level"),
+        (lambda part: {"properties": {"a": {"items": part}}}, "/properties/a/items"),
+        (lambda part: {"anyOf": [{}, {"additionalProperties": part}]}, "/anyOf/1/additionalProperties"),
+        (lambda part: {"$ref": "#/$defs/x", "$defs": {"x": {"allOf": [part]}}}, "/$defs/x/allOf/0"),
+    ],
+    ids=["top", "items", "anyOf", "$defs"],
+)
+def test_a_keyword_that_cannot_be_held_to_is_refused_by_name_and_place(keyword: str, around: Any, path: str) -> None:
+    with pytest.raises(BadRequest) as caught:
+        grammar_of(StructuredOutput(json_schema=json.dumps(around({keyword: NOT_ENFORCED[keyword]}))), SPECIAL)
+    sentence = f"structured_output.json_schema uses the keyword {keyword!r} at {path}, which is not supported: "
+    assert caught.value.message.startswith(sentence)
+    assert caught.value.code == "unsupported_schema"
+
+
+def test_a_property_may_bear_the_name_of_a_keyword() -> None:
+    schema = {"properties": {"not": {"type": "string"}, "if": {}}, "uniqueItems": False, "required": ["contains"]}
+    assert grammar_of(StructuredOutput(json_schema=json.dumps(schema)), SPECIAL)
+
+
+def test_a_special_token_in_a_tag_is_that_token_and_not_its_letters(grammars: Grammars, demo_model: TextModel) -> None:
+    form = tag(type="tag", begin="<|im_start|>call", content={"type": "any_text"}, end="<|im_start|>")
+    matcher = grammars.compile(grammar_of(StructuredOutput(**form), SPECIAL))
+    token_ids = demo_model.tokenizer.encode("<|im_start|>call me<|im_start|>", add_special_tokens=False)
+    assert matcher.try_consume_tokens(token_ids) == len(token_ids)
+    assert matcher.is_accepting()

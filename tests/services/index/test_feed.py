@@ -1,0 +1,307 @@
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import grpc
+import pytest
+
+from headwater.engine_core.step_output import CacheEvents, StoredChain
+from headwater.proto import engine_pb2, engine_pb2_grpc, events_pb2
+from headwater.services import subjects
+from headwater.services.bus import Bus
+from headwater.services.engine.kv_events import KvEventLog
+from headwater.services.index.column import IndexColumn, Owner
+from headwater.services.index.feed import IndexFeed
+from headwater.services.member import Kind, Member, ReplicaLoad, new_epoch
+from headwater.services.membership import Members
+from headwater.services.served_model import ServedModel
+from headwater.services.stack.embedded import start_nats
+from headwater.services.store import Store
+
+
+def chain(start: int, length: int) -> list[bytes]:
+    return [number.to_bytes(8, "little") * 2 for number in range(start, start + length)]
+
+
+class Engine(engine_pb2_grpc.EngineServicer):
+    """An engine's KV events, really numbered, kept and served; only the cache itself is the test's."""
+
+    def __init__(self, model: ServedModel, replica_id: str = "a") -> None:
+        self.model, self.replica_id, self.address = model, replica_id, ""
+        self.calls: list[str] = []
+        self.unpublished: list[events_pb2.KvEventBatch] = []
+        self.may_end = asyncio.Event()
+        """Calls for a snapshot."""
+        self.may_end.set()
+        self.restart()
+
+    def restart(self) -> None:
+        self.epoch = new_epoch()
+        self.log = KvEventLog(events_pb2.Incarnation(replica_id=self.replica_id, epoch=self.epoch))
+        self.log.publish = self.unpublished.append
+
+    @property
+    def member(self) -> Member:
+        return Member(
+            kind=Kind.ENGINE, replica_id=self.replica_id, epoch=self.epoch, address=self.address, model=self.model
+        )
+
+    def stores(self, hashes: list[bytes]) -> None:
+        self.log.note(CacheEvents(stored=[StoredChain(parent=b"", hashes=hashes)]))
+        self.log.flush()
+
+    async def publish(self, bus: Bus) -> None:
+        for batch in self.unpublished:
+            await bus.publish(subjects.kv_events(self.model.key, self.replica_id), batch.SerializeToString())
+        self.unpublished.clear()
+
+    async def KvEvents(  # type: ignore[override]
+        self, request: engine_pb2.KvEventsRequest, context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[events_pb2.KvEventBatch]:
+        self.calls.append("events")
+        batches = self.log.since(request.after_seq)
+        if batches is None or request.epoch != self.epoch:
+            await context.abort(grpc.StatusCode.OUT_OF_RANGE, "not kept")
+        for batch in batches or ():
+            yield batch
+
+    async def KvSnapshot(  # type: ignore[override]
+        self, request: engine_pb2.KvSnapshotRequest, context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[engine_pb2.KvSnapshotPart]:
+        self.calls.append("snapshot")
+        seq, hashes = self.log.snapshot()
+        incarnation = events_pb2.Incarnation(replica_id=self.replica_id, epoch=self.epoch)
+        half = len(hashes) // 2
+        yield engine_pb2.KvSnapshotPart(incarnation=incarnation, seq=seq, block_hashes=hashes[:half])
+        yield engine_pb2.KvSnapshotPart(incarnation=incarnation, seq=seq, block_hashes=hashes[half:], last=True)
+        await self.may_end.wait()
+
+
+@pytest.fixture
+async def engine(served_model: ServedModel) -> AsyncIterator[Engine]:
+    server, servicer = grpc.aio.server(), Engine(served_model)
+    engine_pb2_grpc.add_EngineServicer_to_server(servicer, server)  # type: ignore[no-untyped-call]
+    servicer.address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    await server.start()
+    yield servicer
+    await server.stop(None)
+
+
+@contextlib.asynccontextmanager
+async def feeding(bus: Bus, store: Store) -> AsyncIterator[tuple[IndexFeed, Members]]:
+    members = Members(bus, (Kind.ENGINE,))
+    async with members.running(), IndexFeed(bus, members, store).running() as feed:
+        yield feed, members
+
+
+async def eventually(condition: Callable[[], bool], seconds: float = 5) -> None:
+    async with asyncio.timeout(seconds):
+        while not condition():  # noqa: ASYNC110 (the condition has no event)
+            await asyncio.sleep(0.005)
+
+
+async def test_a_gateway_that_starts_late_knows_what_is_cached_by_a_snapshot_and_then_by_events(
+    nats_url: str, engine: Engine
+) -> None:
+    engine.stores(chain(0, 100))
+    engine.unpublished.clear()
+    async with Bus.open(nats_url) as bus, Store.open(None) as nowhere, feeding(bus, nowhere) as (feed, members):
+        members.hear(engine.member, from_bus=True)
+        index = feed.index(engine.model.key)
+        await eventually(lambda: feed.is_synced(engine.member))
+        assert index.lookup(chain(0, 100)) == {"a": 100}
+        engine.stores(chain(100, 50))
+        await engine.publish(bus)
+        await eventually(lambda: index.lookup(chain(0, 150)) == {"a": 150})
+        assert engine.calls == ["snapshot"]
+
+
+async def test_lost_batches_are_replayed_and_where_they_are_not_kept_a_snapshot_comes(
+    nats_url: str, engine: Engine
+) -> None:
+    async with Bus.open(nats_url) as bus, Store.open(None) as nowhere, feeding(bus, nowhere) as (feed, members):
+        members.hear(engine.member, from_bus=True)
+        index = feed.index(engine.model.key)
+        await eventually(lambda: feed.is_synced(engine.member))
+        engine.stores(chain(0, 10))
+        engine.stores(chain(10, 10))
+        del engine.unpublished[0]
+        await engine.publish(bus)
+        await eventually(lambda: index.lookup(chain(0, 20)) == {"a": 20})
+        assert engine.calls == ["snapshot", "events"]
+
+        engine.stores(chain(20, 10))
+        engine.stores(chain(30, 10))
+        engine.log._kept.clear()
+        engine.stores(chain(40, 10))
+        del engine.unpublished[:2]
+        await engine.publish(bus)
+        await eventually(lambda: index.lookup(chain(0, 50)) == {"a": 50})
+        assert engine.calls == ["snapshot", "events", "events", "snapshot"]
+
+
+async def test_a_checksum_that_disagrees_brings_one_snapshot_and_not_a_storm(nats_url: str, engine: Engine) -> None:
+    async with Bus.open(nats_url) as bus, Store.open(None) as nowhere, feeding(bus, nowhere) as (feed, members):
+        members.hear(engine.member, from_bus=True)
+        index = feed.index(engine.model.key)
+        await eventually(lambda: feed.is_synced(engine.member))
+        for start in range(0, 30, 10):
+            engine.stores(chain(start, 10))
+            del engine.unpublished[-1].stored[0].block_hashes[5:]
+            await engine.publish(bus)
+            await asyncio.sleep(0.05)
+        assert engine.calls == ["snapshot", "snapshot"]
+        assert index.lookup(chain(0, 10)) == {"a": 10}
+
+
+async def test_an_engine_that_leaves_as_its_snapshot_ends_is_forgotten_once(nats_url: str, engine: Engine) -> None:
+    engine.stores(chain(0, 100))
+    engine.may_end.clear()
+    async with Bus.open(nats_url) as bus, Store.open(None) as nowhere, feeding(bus, nowhere) as (feed, members):
+        members.hear(engine.member, from_bus=True)
+        index = feed.index(engine.model.key)
+        await eventually(lambda: index.lookup(chain(0, 100)) == {"a": 100})
+        members.hear(dataclasses.replace(engine.member, leaving=True), from_bus=True)
+        engine.may_end.set()
+        await asyncio.sleep(0.05)
+        index.sweep(1000)
+        assert index.lookup(chain(0, 100)) == {}
+        assert len(index) == 0
+
+
+async def test_a_restarted_engine_has_none_of_its_old_blocks(nats_url: str, engine: Engine) -> None:
+    engine.stores(chain(0, 10))
+    async with Bus.open(nats_url) as bus, Store.open(None) as nowhere, feeding(bus, nowhere) as (feed, members):
+        members.hear(engine.member, from_bus=True)
+        index = feed.index(engine.model.key)
+        await eventually(lambda: feed.is_synced(engine.member))
+        late = engine.unpublished[:]
+        engine.restart()
+        members.hear(engine.member, from_bus=True)
+        assert index.lookup(chain(0, 10)) == {}
+        await eventually(lambda: feed.is_synced(engine.member))
+        engine.unpublished[:0] = late
+        engine.stores(chain(50, 5))
+        await engine.publish(bus)
+        await eventually(lambda: index.lookup(chain(50, 5)) == {"a": 5})
+        assert index.lookup(chain(0, 10)) == {}
+
+
+async def test_without_nats_events_still_come_by_asking_and_after_its_return_by_themselves(
+    free_dir: Path, engine: Engine
+) -> None:
+    nats_server = await start_nats(free_dir)
+    async with (
+        Bus.open(nats_server.url) as bus,
+        Store.open(None) as nowhere,
+        feeding(bus, nowhere) as (feed, members),
+    ):
+        members.hear(engine.member, from_bus=True)
+        index = feed.index(engine.model.key)
+        await eventually(lambda: feed.is_synced(engine.member))
+        await nats_server.kill()
+        engine.stores(chain(0, 10))
+        await engine.publish(bus)
+        await eventually(lambda: index.lookup(chain(0, 10)) == {"a": 10})
+        nats_server = await start_nats(free_dir, port=nats_server.port)
+        assert await bus.wait_connected(5)
+        members.hear(engine.member, from_bus=True)
+        engine.stores(chain(10, 10))
+        await engine.publish(bus)
+        await eventually(lambda: index.lookup(chain(0, 20)) == {"a": 20})
+    await nats_server.stop()
+
+
+async def test_while_an_engine_cannot_be_asked_redis_says_what_it_caches(
+    redis_url: str, served_model: ServedModel
+) -> None:
+    silent = Engine(served_model)
+    silent.address = "127.0.0.1:1"
+    async with Bus.open(None) as bus, Store.open(redis_url) as store, feeding(bus, store) as (feed, members):
+        members.hear(silent.member, from_bus=False)
+        owner = Owner(replica_id="a", epoch=silent.epoch, address=silent.address, capacity=100)
+        column = IndexColumn(store, served_model.key, 0, owner)
+        for block in chain(0, 70):
+            column.add(block)
+        assert await column.write()
+        index = feed.index(served_model.key)
+        assert index.lookup(chain(0, 100)) == {}
+        # Reads have a limit of milliseconds, and this machine may be busy with other things.
+        async with asyncio.timeout(10):
+            while index.lookup(chain(0, 100)) != {"a": 70}:
+                await feed.consult(served_model.key, chain(0, 100))
+                await asyncio.sleep(0.05)
+
+        reborn = dataclasses.replace(silent.member, epoch=new_epoch())
+        members.hear(reborn, from_bus=False)
+        await feed.consult(served_model.key, chain(0, 100))
+        assert index.lookup(chain(0, 100)) == {}
+
+
+async def test_the_loss_of_the_last_batch_shows_by_the_second_heartbeat(nats_url: str, engine: Engine) -> None:
+    async with Bus.open(nats_url) as bus, Store.open(None) as nowhere, feeding(bus, nowhere) as (feed, members):
+        members.hear(engine.member, from_bus=True)
+        index = feed.index(engine.model.key)
+        await eventually(lambda: feed.is_synced(engine.member))
+        engine.stores(chain(0, 10))
+        engine.unpublished.clear()
+        heartbeat = dataclasses.replace(engine.member, load=ReplicaLoad(kv_seq=engine.log.seq))
+        members.hear(heartbeat, from_bus=True)
+        assert index.lookup(chain(0, 10)) == {}
+        members.hear(heartbeat, from_bus=True)
+        await eventually(lambda: index.lookup(chain(0, 10)) == {"a": 10})
+        assert engine.calls == ["snapshot", "events"]
+
+
+async def test_a_doubted_replica_is_asked_once_and_copied_only_where_the_sums_disagree(
+    nats_url: str, engine: Engine
+) -> None:
+    async with Bus.open(nats_url) as bus, Store.open(None) as nowhere, feeding(bus, nowhere) as (feed, members):
+        members.hear(engine.member, from_bus=True)
+        index = feed.index(engine.model.key)
+        await eventually(lambda: feed.is_synced(engine.member))
+        column = index.column("a")
+        assert column is not None
+        index.fill(column, chain(500, 1))  # What the engine does not have.
+        engine.stores(chain(0, 10))
+        engine.unpublished.clear()
+        for _ in range(5):
+            feed.doubt(engine.member)
+        await eventually(lambda: index.lookup(chain(0, 10)) == {"a": 10} and not index.lookup(chain(500, 1)))
+        assert engine.calls == ["snapshot", "events", "snapshot"]
+
+
+async def test_a_gateway_that_events_keep_too_busy_passes_them_over_for_a_while_and_asks_redis(
+    nats_url: str, redis_url: str, engine: Engine
+) -> None:
+    now = 0.0
+    owner = Owner(replica_id="a", epoch=engine.epoch, address=engine.address, capacity=100)
+    async with Bus.open(nats_url) as bus, Store.open(redis_url) as store:
+        members = Members(bus, (Kind.ENGINE,))
+        feed = IndexFeed(bus, members, store, clock=lambda: now, max_share=0.0)
+        async with members.running(), feed.running():
+            members.hear(engine.member, from_bus=True)
+            index = feed.index(engine.model.key)
+            await eventually(lambda: feed.is_synced(engine.member))
+            for second in range(3):
+                now += 1
+                engine.stores(chain(10 * second, 10))
+                await engine.publish(bus)
+                if second < 2:
+                    await eventually(lambda: index.lookup(chain(0, 30)) == {"a": 10 * second + 10})  # noqa: B023
+            await eventually(lambda: not feed.is_sure(engine.model.key))
+            assert index.lookup(chain(0, 30)) == {}
+            column = IndexColumn(store, engine.model.key, 0, owner)
+            for each in chain(0, 30):
+                column.add(each)
+            assert await column.write()
+            await feed.consult(engine.model.key, chain(0, 30))
+            assert index.lookup(chain(0, 30)) == {"a": 30}
+            now += 31
+            engine.stores(chain(30, 5))
+            await engine.publish(bus)
+            await eventually(lambda: feed.is_sure(engine.model.key) and index.lookup(chain(0, 35)) == {"a": 35})

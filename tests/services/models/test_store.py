@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from headwater.services.models.hugging_face import HubError
+from headwater.services.models.manifest import LAYOUT
+from headwater.services.models.store import ModelNotFound, default_cache_dir, find_source, pull
+from headwater.services.progress import silent
+
+
+@pytest.mark.parametrize(
+    ("env", "folder"),
+    [
+        ({"HEADWATER_CACHE": "/a"}, "/a"),
+        ({"XDG_CACHE_HOME": "/b"}, "/b/headwater"),
+        ({"XDG_CACHE_HOME": ""}, str(Path.home() / ".cache/headwater")),
+    ],
+)
+def test_the_cache_is_where_the_environment_says(env: dict[str, str], folder: str) -> None:
+    assert str(default_cache_dir(env)) == folder
+
+
+def test_the_demo_model_is_known_without_a_network(tmp_path: Path) -> None:
+    source = find_source("smollm2-135m-instruct", revision=None, cache_dir=tmp_path, progress=silent)
+    assert (source.name, source.revision) == ("smollm2-135m-instruct", "0.1.2")
+
+
+def test_a_gguf_file_is_named_by_its_stem_and_its_revision_by_its_content(tmp_path: Path) -> None:
+    paths = [tmp_path / "a" / "tiny.gguf", tmp_path / "b" / "tiny.gguf", tmp_path / "c" / "tiny.gguf"]
+    for path, content in zip(paths, (b"one", b"one", b"two"), strict=True):
+        path.parent.mkdir()
+        path.write_bytes(content)
+    first, same, other = (find_source(str(path), revision=None, cache_dir=tmp_path, progress=silent) for path in paths)
+    assert first.name == "tiny"
+    assert first.revision == same.revision != other.revision
+
+
+def test_a_name_that_is_nothing_is_refused_with_what_is_allowed(tmp_path: Path) -> None:
+    with pytest.raises(ModelNotFound, match=r"--model is 'nosuch'; allowed: smollm2-135m-instruct, a Hugging Face id"):
+        pull("nosuch", cache_dir=tmp_path, progress=silent)
+
+
+def test_a_hub_id_that_cannot_be_had_offline_says_what_would_help(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(HubError, match=r"give a local folder or a \.gguf file instead"):
+        pull("somebody/something", cache_dir=tmp_path, progress=silent)
+
+
+def test_a_converted_folder_is_served_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / "model.json").write_text("{}")
+    assert pull(str(tmp_path), cache_dir=tmp_path, progress=silent) == tmp_path
+
+
+def test_a_model_in_the_cache_is_not_made_again(tmp_path: Path) -> None:
+    folder = tmp_path / "smollm2-135m-instruct" / f"0.1.2-float32-{LAYOUT}"
+    folder.mkdir(parents=True)
+    assert pull("smollm2-135m-instruct", cache_dir=tmp_path, progress=silent, dtype="float32") == folder

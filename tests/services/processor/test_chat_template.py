@@ -1,0 +1,103 @@
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import pytest
+
+from headwater.services.errors import BadRequest
+from headwater.services.processor import chat_template
+from headwater.services.processor.chat_template import ChatTemplate, ChatTemplateError
+from headwater.services.text.model import TextModel
+
+HELLO = [{"role": "user", "content": "Hello 1 <b>"}]
+TURNS = [*HELLO, {"role": "assistant", "content": "Hi."}, {"role": "user", "content": " bye "}]
+TOOLS = [{"type": "function", "function": {"name": "f", "description": "dé", "parameters": {"type": "object"}}}]
+TEMPLATES = {
+    "tojson": "{{ tools | tojson(indent=2) }}{{ messages | tojson }}",
+    "whitespace": "{% for m in messages %}\n  {% if loop.first %}\n{{ bos_token }}\n  {% endif %}\n"
+    "{{ m.content | trim }}\n{% endfor %}",
+    "loop controls": "{% for m in messages %}{% if loop.index == 2 %}{% continue %}{% endif %}{{ m.role }}{% endfor %}",
+    "generation": "{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}",
+    "namespace": "{% set ns = namespace(n=0) %}{% for m in messages %}{% set ns.n = ns.n + 1 %}{% endfor %}{{ ns.n }}",
+    "prompt": "{{ messages[0].content }}{% if add_generation_prompt %}assistant:{% endif %}{{ kind | default('x') }}",
+    "undefined": "{% if documents %}docs{% endif %}{{ nothing }}",
+}
+
+
+def demo_text(model: TextModel, messages: list[dict[str, Any]], **options: Any) -> str:
+    assert model.chat_template is not None
+    return model.chat_template.render(messages, **options)
+
+
+def test_the_demo_models_template_renders_as_its_authors_mean_it(demo_model: TextModel) -> None:
+    assert demo_text(demo_model, [{"role": "user", "content": "Hi"}]) == (
+        "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n"
+        "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
+    )
+
+
+def test_a_system_message_replaces_the_models_own(demo_model: TextModel) -> None:
+    text = demo_text(demo_model, [{"role": "system", "content": "Be brief."}], add_generation_prompt=False)
+    assert text == "<|im_start|>system\nBe brief.<|im_end|>\n"
+
+
+def test_the_final_message_can_be_left_open(demo_model: TextModel) -> None:
+    messages = [{"role": "user", "content": "Count"}, {"role": "assistant", "content": "one, two,"}]
+    assert demo_text(demo_model, messages, continue_final_message=True).endswith("<|im_start|>assistant\none, two,")
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+@pytest.mark.filterwarnings("ignore")
+def test_a_template_sees_what_transformers_shows_it(name: str) -> None:
+    theirs = importlib.import_module("transformers.utils.chat_template_utils").render_jinja_template
+    options = {"tools": TOOLS, "add_generation_prompt": True, "kind": "k", "bos_token": "<s>"}
+    rendered, _ = theirs(conversations=[TURNS], chat_template=TEMPLATES[name], **options)
+    ours = ChatTemplate(TEMPLATES[name], {"bos_token": "<s>"}).render(TURNS, tools=TOOLS, variables={"kind": "k"})
+    assert [ours] == rendered
+
+
+def test_a_template_may_refuse_and_its_words_reach_the_client() -> None:
+    template = ChatTemplate("{{ raise_exception('roles must alternate') }}", {})
+    with pytest.raises(BadRequest, match=r"messages do not fit .*: roles must alternate") as caught:
+        template.render(HELLO)
+    assert caught.value.param == "messages"
+
+
+@pytest.mark.parametrize(
+    "source",
+    ["{{ messages[0].content + 1 }}", "{{ messages[9].content.x }}", "{{ 1 // 0 }}", "{{ nothing.at.all }}"],
+    ids=["type", "index", "division", "undefined"],
+)
+def test_a_template_that_fails_is_the_messages_fault(source: str) -> None:
+    with pytest.raises(BadRequest, match="messages do not fit"):
+        ChatTemplate(source, {}).render(HELLO)
+
+
+@pytest.mark.parametrize(
+    "source",
+    ["{{ ''.__class__.__mro__ }}", "{{ messages.append(1) }}", "{{ cycler.__init__.__globals__ }}"],
+    ids=["class", "change", "globals"],
+)
+def test_a_template_cannot_leave_its_sandbox(source: str) -> None:
+    with pytest.raises(BadRequest, match="messages do not fit"):
+        ChatTemplate(source, {}).render(HELLO)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% for i in range(99999) %}{% for k in range(99999) %}{{ messages }}{% endfor %}{% endfor %}",
+        "{{ range(10 ** 9) | list }}",
+    ],
+    ids=["nested loops", "long range"],
+)
+def test_a_template_cannot_go_on_for_ever(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chat_template, "MAX_RENDERED_LEN", 1 << 20)
+    with pytest.raises(BadRequest, match="messages do not fit"):
+        ChatTemplate(source, {}).render(HELLO)
+
+
+def test_a_template_that_does_not_parse_names_its_line() -> None:
+    with pytest.raises(ChatTemplateError, match="line 2"):
+        ChatTemplate("ok\n{% for %}", {})

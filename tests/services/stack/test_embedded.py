@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+import asyncio
+import socket
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import nats
+import pytest
+from redis.asyncio import Redis
+from redis.exceptions import ResponseError
+
+from headwater.services.stack.embedded import EmbeddedServerError, start_nats, start_valkey
+
+
+def names_in(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir()}
+
+
+def is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) != 0
+
+
+async def test_a_nats_server_answers_on_its_url_and_its_port_is_free_after_stop(free_dir: Path) -> None:
+    server = await start_nats(free_dir, jetstream=free_dir / "streams")
+    client = await nats.connect(server.url)
+    await client.jetstream().account_info()
+    await client.close()
+    await server.stop()
+    assert is_free(server.port)
+
+
+async def test_a_stopped_valkey_starts_again_empty_on_the_same_port(free_dir: Path) -> None:
+    first = await start_valkey(free_dir)
+    async with Redis.from_url(first.url) as client:
+        await client.set("key", "value")
+    await first.stop()
+    second = await start_valkey(free_dir, port=first.port)
+    assert second.url == first.url
+    async with Redis.from_url(second.url) as client:
+        assert await client.get("key") is None
+    await second.stop()
+    assert names_in(free_dir) == {"valkey.log"}
+
+
+async def test_a_killed_server_is_noticed_by_whoever_waits_for_it(free_dir: Path) -> None:
+    server = await start_valkey(free_dir)
+    waiting = asyncio.create_task(server.wait())
+    await server.kill()
+    assert await waiting == -9
+
+
+async def test_a_port_in_use_is_reported_with_the_servers_own_words(free_dir: Path, redis_url: str) -> None:
+    taken = urlsplit(redis_url).port
+    assert taken is not None
+    with pytest.raises(EmbeddedServerError, match="Address already in use"):
+        await start_valkey(free_dir, port=taken)
+
+
+async def test_a_cluster_of_one_node_refuses_keys_of_different_slots(cluster_url: str) -> None:
+    async with Redis.from_url(cluster_url) as client:
+        assert await client.mget("a{x}", "b{x}") == [None, None]
+        with pytest.raises(ResponseError, match=r"CROSSSLOT|same slot"):
+            await client.mget("a{x}", "a{y}")

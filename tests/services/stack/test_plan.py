@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headwater.services.engine.settings import EngineSettings
+from headwater.services.processor.__main__ import ProcessorSettings
+from headwater.services.settings import SettingError, read_settings
+from headwater.services.stack.plan import StackPlan
+from headwater.services.stack.settings import StackSettings
+
+
+def plan(**given: Any) -> StackPlan:
+    nothing: dict[str, Any] = {field.name: None for field in dataclasses.fields(StackSettings)}
+    settings = StackSettings(
+        **nothing
+        | {"dtype": "auto", "device": "cpu", "load_format": "auto", "kv_cache_dtype": "auto", "executor": "single"}
+        | {"gpu_memory_utilization": 0.9, "replicas": 1, "gateways": 1, "output_processors": 1, "log_level": "info"}
+        | {"host": "127.0.0.1", "port": 0, "grpc_port": 0, "allowed_origins": (), "drain_limit": 1.0}
+        | given
+    )
+    return StackPlan(settings, Path("/models/m"), "m", 8000, 8001, "nats://n", "redis://r", master_key="")
+
+
+def engine_of(stack: StackPlan) -> EngineSettings:
+    return read_settings(EngineSettings, stack.engine(0), env={})
+
+
+def processor_of(stack: StackPlan) -> ProcessorSettings:
+    return read_settings(ProcessorSettings, stack.processor(), env={})
+
+
+def test_the_settings_of_a_gpu_reach_its_engine_and_who_hashes_for_it() -> None:
+    stack = plan(device="cuda", load_format="dummy", kv_cache_dtype="fp8", gpu_memory_utilization=0.5)
+    engine, processor = engine_of(stack), processor_of(stack)
+    assert (engine.device, engine.load_format, engine.kv_cache_dtype) == ("cuda", "dummy", "fp8")
+    assert engine.gpu_memory_utilization == 0.5
+    assert (engine.max_num_seqs, engine.max_num_batched_tokens) == (512, 8192)
+    assert engine.block_size == processor.block_size == 64
+    assert processor.kv_format == "fp8"
+
+
+def test_on_a_cpu_an_engine_keeps_its_own_sizes() -> None:
+    assert (
+        engine_of(plan()).block_size
+        == processor_of(plan()).block_size
+        == EngineSettings(executor="simulated").block_size
+    )
+
+
+def test_a_variable_says_more_than_what_suits_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HEADWATER_BLOCK_SIZE", "32")
+    stack = plan(device="cuda")
+    # The stages read the variable by themselves.
+    assert not [flag for flag in stack.engine(0) + stack.processor() if flag.startswith("--block-size")]
+    assert engine_of(stack).max_num_seqs == 512
+
+
+@pytest.mark.parametrize(("name", "value"), [("load_format", "none"), ("kv_cache_dtype", "int4"), ("device", "tpu")])
+def test_a_word_that_is_no_setting_is_refused_by_name(name: str, value: str) -> None:
+    with pytest.raises(SettingError, match=name.replace("_", "-")):
+        plan(**{name: value})

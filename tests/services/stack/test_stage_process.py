@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from headwater.services.stack.stage_process import KeptStage, StageDied, StageProcess, SupervisorPipe
+
+READY = """import os, json, time
+os.write(int(os.environ["HEADWATER_READY_FD"]), json.dumps({"addresses": {"grpc": "here"}}).encode() + b"\\n")
+"""
+
+
+async def start(code: str, folder: Path, pipe: SupervisorPipe) -> StageProcess:
+    command = [sys.executable, "-c", code]
+    return await StageProcess.start("stage", command, log=folder / "stage.log", supervisor=pipe, env=os.environ)
+
+
+async def test_a_stage_is_ready_with_the_addresses_that_it_announces(tmp_path: Path) -> None:
+    pipe = SupervisorPipe()
+    stage = await start(READY + "time.sleep(60)", tmp_path, pipe)
+    assert await stage.ready() == {"grpc": "here"}
+    await stage.stop(5, asyncio.Event())
+    assert await stage.ended() == -signal.SIGTERM
+    pipe.close()
+
+
+async def test_a_stage_that_ends_before_it_is_ready_leaves_its_last_words(tmp_path: Path) -> None:
+    pipe = SupervisorPipe()
+    stage = await start("import sys; print('no such model'); sys.exit(4)", tmp_path, pipe)
+    with pytest.raises(StageDied, match="status 4: no such model"):
+        await stage.ready()
+    pipe.close()
+
+
+async def test_a_stage_that_does_not_end_is_killed_as_soon_as_somebody_is_in_a_hurry(tmp_path: Path) -> None:
+    pipe, hurry = SupervisorPipe(), asyncio.Event()
+    stage = await start("import signal; signal.signal(15, signal.SIG_IGN)\n" + READY + "time.sleep(60)", tmp_path, pipe)
+    await stage.ready()
+    stopping = asyncio.ensure_future(stage.stop(60, hurry))
+    await asyncio.sleep(0.05)
+    hurry.set()
+    async with asyncio.timeout(5):
+        await stopping
+    assert await stage.ended() == -signal.SIGKILL
+    pipe.close()
+
+
+async def test_a_stage_that_dies_is_started_again(tmp_path: Path) -> None:
+    pipe, said = SupervisorPipe(), []
+    ready_again = asyncio.Event()
+
+    def changed(what: str) -> None:
+        said.append(what)
+        if said.count("stage is ready") == 2:
+            ready_again.set()
+
+    kept = KeptStage("stage", lambda: start(READY + "time.sleep(60)", tmp_path, pipe), changed)
+    await kept.begin()
+    keeping = asyncio.ensure_future(kept.keep())
+    assert kept.process is not None
+    first = kept.process.pid
+    os.kill(first, signal.SIGKILL)
+    async with asyncio.timeout(10):
+        await ready_again.wait()
+    assert kept.process.pid != first
+    assert said[1] == "stage ended with status -9; starting it again in 0.1 s"
+    keeping.cancel()
+    await asyncio.gather(keeping, return_exceptions=True)
+    await kept.stop(5, asyncio.Event())
+    pipe.close()

@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headwater.services.text.gguf_tokenizer import GgufTokenizerError, Metadata, build_tokenizer, write_tokenizer
+from headwater.services.text.tokenizer import Tokenizer
+from tests.services.text.small_tokenizers import byte_level, sentencepiece
+
+
+def tokens_of(tokenizer: Tokenizer, text: str) -> list[str]:
+    table = tokenizer.table
+    return [table.bytes_of[i].decode(errors="replace") for i in tokenizer.encode(text, add_special_tokens=False)]
+
+
+@pytest.mark.parametrize(
+    ("text", "tokens"),
+    [
+        ("Hello world", ["Hello", " world"]),
+        ("in 2025", ["in", " ", "2", "0", "2", "5"]),
+        ("it's", ["it", "'s"]),
+        ("a  b", ["a", " ", " b"]),
+        ("<|im_start|>user\n", ["<|im_start|>", "user", "\n"]),
+        ("x<|im_end|>y", ["x", "<|im_end|>", "y"]),
+    ],
+)
+def test_the_demo_model_cuts_text_as_its_authors_do(demo_tokenizer: Tokenizer, text: str, tokens: list[str]) -> None:
+    assert tokens_of(demo_tokenizer, text) == tokens
+
+
+@pytest.mark.parametrize("text", ["", " ", "héllo\n\twörld  ", "日本語 🙂👩‍👩‍👧", "1+1=2;\r\n", "<|endoftext|>"])
+def test_the_demo_models_ids_spell_the_text_again(demo_tokenizer: Tokenizer, text: str) -> None:
+    assert demo_tokenizer.decode(demo_tokenizer.encode(text, add_special_tokens=True)) == text
+
+
+def test_special_tokens_keep_their_ids(demo_tokenizer: Tokenizer) -> None:
+    ids = demo_tokenizer.encode("<|endoftext|><|im_start|><|im_end|>", add_special_tokens=False)
+    assert ids == [0, 1, 2]
+    assert set(range(17)) <= demo_tokenizer.table.special_ids
+
+
+def test_the_configuration_names_special_tokens_template_and_ends(demo_folder: Path) -> None:
+    config = json.loads((demo_folder / "tokenizer_config.json").read_text())
+    assert (config["bos_token"], config["eos_token"]) == ("<|im_start|>", "<|im_end|>")
+    assert config["add_bos_token"] is False
+    assert config["chat_template"].startswith("{% for message in messages %}")
+    assert json.loads((demo_folder / "generation_config.json").read_text())["eos_token_id"] == [2, 0]
+
+
+@pytest.mark.parametrize(
+    ("pre", "tokens"),
+    [
+        ("qwen2", ["a", "Ġ", "1", "2", "3", "4", "5"]),
+        ("llama-bpe", ["a", "Ġ", "1", "2", "3", "4", "5"]),
+        ("smollm", ["a", "Ġ", "1", "2", "3", "4", "5"]),
+    ],
+)
+def test_each_family_of_byte_level_models_is_known(pre: str, tokens: list[str]) -> None:
+    assert byte_level(pre).encode("a 12345", add_special_tokens=False).tokens == tokens
+
+
+@pytest.mark.parametrize(
+    ("pre", "words"),
+    [
+        ("gpt-2", ["a", "Ġ12345", "Ġit", "'s"]),
+        ("smollm", ["a", "Ġ", "1", "2", "3", "4", "5", "Ġit", "'s"]),
+        ("qwen2", ["a", "Ġ", "1", "2", "3", "4", "5", "Ġit", "'s"]),
+        ("llama-bpe", ["a", "Ġ", "123", "45", "Ġit", "'s"]),
+        ("tekken", ["a", "Ġ", "1", "2", "3", "4", "5", "Ġit", "'s"]),
+    ],
+)
+def test_words_are_cut_as_each_family_does(pre: str, words: list[str]) -> None:
+    pre_tokenizer = byte_level(pre).pre_tokenizer
+    assert pre_tokenizer is not None
+    assert [word for word, _ in pre_tokenizer.pre_tokenize_str("a 12345 it's")] == words
+
+
+def test_sentencepiece_merges_by_score_and_falls_back_to_bytes() -> None:
+    encoding = sentencepiece().encode("hello ü", add_special_tokens=True)
+    assert encoding.tokens == ["<s>", "▁hello", "▁", "<0xC3>", "<0xBC>"]
+
+
+def test_an_unknown_pre_tokenizer_is_refused_by_name() -> None:
+    metadata = Metadata({"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "klingon", "tokenizer.ggml.tokens": []})
+    with pytest.raises(GgufTokenizerError, match=r"tokenizer\.ggml\.pre is 'klingon'; known: gpt-2"):
+        build_tokenizer(metadata)
+
+
+def test_an_unknown_model_is_refused_by_name() -> None:
+    values: dict[str, Any] = {"tokenizer.ggml.model": "bert", "tokenizer.ggml.tokens": []}
+    with pytest.raises(GgufTokenizerError, match=r"tokenizer\.ggml\.model is 'bert'; known: gpt2, llama"):
+        build_tokenizer(Metadata(values))
+
+
+def test_a_file_that_is_no_gguf_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    path.write_bytes(b"not a model, but long enough to be looked at as if it were one")
+    with pytest.raises(ValueError, match="GGUF magic"):
+        write_tokenizer(path, tmp_path)
