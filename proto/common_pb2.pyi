@@ -87,6 +87,50 @@ FINISH_REASON_ERROR: FinishReason.ValueType  # 6
 """a fault ended it"""
 Global___FinishReason: _TypeAlias = FinishReason  # noqa: Y015
 
+class _LossCause:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _LossCauseEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_LossCause.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    LOSS_CAUSE_UNSPECIFIED: _LossCause.ValueType  # 0
+    """it ended for good, or nobody knows"""
+    LOSS_CAUSE_ENGINE_GONE: _LossCause.ValueType  # 1
+    """the engine died, or the session with it broke"""
+    LOSS_CAUSE_HANDED_OVER: _LossCause.ValueType  # 2
+    """the engine leaves and gives away what it would not end in time"""
+    LOSS_CAUSE_REFUSED: _LossCause.ValueType  # 3
+    """the engine takes nothing now"""
+    LOSS_CAUSE_MISSING: _LossCause.ValueType  # 4
+    """the engine was asked for the stream and does not have it"""
+    LOSS_CAUSE_FAULT: _LossCause.ValueType  # 5
+    """what the engine said of it cannot be right"""
+    LOSS_CAUSE_SUPERSEDED: _LossCause.ValueType  # 6
+    """a later attempt of the same request came"""
+    LOSS_CAUSE_OUTPUT_PROCESSOR_LEAVING: _LossCause.ValueType  # 7
+    """the output processor takes nothing now"""
+
+class LossCause(_LossCause, metaclass=_LossCauseEnumTypeWrapper):
+    """Why a stream ended before its answer did, where another replica may go on with it."""
+
+LOSS_CAUSE_UNSPECIFIED: LossCause.ValueType  # 0
+"""it ended for good, or nobody knows"""
+LOSS_CAUSE_ENGINE_GONE: LossCause.ValueType  # 1
+"""the engine died, or the session with it broke"""
+LOSS_CAUSE_HANDED_OVER: LossCause.ValueType  # 2
+"""the engine leaves and gives away what it would not end in time"""
+LOSS_CAUSE_REFUSED: LossCause.ValueType  # 3
+"""the engine takes nothing now"""
+LOSS_CAUSE_MISSING: LossCause.ValueType  # 4
+"""the engine was asked for the stream and does not have it"""
+LOSS_CAUSE_FAULT: LossCause.ValueType  # 5
+"""what the engine said of it cannot be right"""
+LOSS_CAUSE_SUPERSEDED: LossCause.ValueType  # 6
+"""a later attempt of the same request came"""
+LOSS_CAUSE_OUTPUT_PROCESSOR_LEAVING: LossCause.ValueType  # 7
+"""the output processor takes nothing now"""
+Global___LossCause: _TypeAlias = LossCause  # noqa: Y015
+
 @_typing.final
 class Sampling(_message.Message):
     """How the next token is chosen. An absent field takes the model's own default."""

@@ -30,6 +30,7 @@ class ClientFrame(_message.Message):
     CREDITS_FIELD_NUMBER: _builtins.int
     ADDS_FIELD_NUMBER: _builtins.int
     PARTS_FIELD_NUMBER: _builtins.int
+    ASKED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def cancels(self) -> _containers.RepeatedCompositeFieldContainer[Global___Cancel]:
         """first, so that they overtake prompts"""
@@ -46,6 +47,10 @@ class ClientFrame(_message.Message):
     def parts(self) -> _containers.RepeatedCompositeFieldContainer[Global___AddPart]:
         """more of requests that did not fit a frame"""
 
+    @_builtins.property
+    def asked(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """streams that were silent for long: those that are not here end, as missing"""
+
     def __init__(
         self,
         *,
@@ -53,10 +58,11 @@ class ClientFrame(_message.Message):
         credits: _abc.Iterable[Global___Credit] | None = ...,
         adds: _abc.Iterable[Global___Add] | None = ...,
         parts: _abc.Iterable[Global___AddPart] | None = ...,
+        asked: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adds", b"adds", "cancels", b"cancels", "credits", b"credits", "parts", b"parts"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adds", b"adds", "asked", b"asked", "cancels", b"cancels", "credits", b"credits", "parts", b"parts"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -93,6 +99,7 @@ class Add(_message.Message):
     BAD_WORD_IDS_FIELD_NUMBER: _builtins.int
     POOLING_FIELD_NUMBER: _builtins.int
     NUM_GRAMMAR_BYTES_FIELD_NUMBER: _builtins.int
+    PROMPT_INDEX_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """the gateway's"""
     attempt: _builtins.int
@@ -129,6 +136,8 @@ class Add(_message.Message):
     """embed the prompt: no token is sampled"""
     num_grammar_bytes: _builtins.int
     """length of the whole grammar; 0: the answer is free"""
+    prompt_index: _builtins.int
+    """which prompt of the request it is; of each, a later attempt ends earlier ones"""
     @_builtins.property
     def stream_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """one a choice; unique within the session"""
@@ -185,10 +194,11 @@ class Add(_message.Message):
         bad_word_ids: _abc.Iterable[_common_pb2.TokenSequence] | None = ...,
         pooling: _common_pb2.Pooling.ValueType = ...,
         num_grammar_bytes: _builtins.int = ...,
+        prompt_index: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "bad_word_ids", b"bad_word_ids", "cache_namespace", b"cache_namespace", "choice_indices", b"choice_indices", "credit", b"credit", "deadline_ms", b"deadline_ms", "eos_token_ids", b"eos_token_ids", "grammar", b"grammar", "lora", b"lora", "num_grammar_bytes", b"num_grammar_bytes", "num_output_tokens", b"num_output_tokens", "num_prompt_tokens", b"num_prompt_tokens", "numerics_id", b"numerics_id", "output_ids", b"output_ids", "pooling", b"pooling", "predicted_cached_tokens", b"predicted_cached_tokens", "prompt_ids", b"prompt_ids", "request_id", b"request_id", "sampling", b"sampling", "stream_ids", b"stream_ids", "tenant", b"tenant", "tier", b"tier", "traceparent", b"traceparent", "virtual_time", b"virtual_time", "weight", b"weight"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "bad_word_ids", b"bad_word_ids", "cache_namespace", b"cache_namespace", "choice_indices", b"choice_indices", "credit", b"credit", "deadline_ms", b"deadline_ms", "eos_token_ids", b"eos_token_ids", "grammar", b"grammar", "lora", b"lora", "num_grammar_bytes", b"num_grammar_bytes", "num_output_tokens", b"num_output_tokens", "num_prompt_tokens", b"num_prompt_tokens", "numerics_id", b"numerics_id", "output_ids", b"output_ids", "pooling", b"pooling", "predicted_cached_tokens", b"predicted_cached_tokens", "prompt_ids", b"prompt_ids", "prompt_index", b"prompt_index", "request_id", b"request_id", "sampling", b"sampling", "stream_ids", b"stream_ids", "tenant", b"tenant", "tier", b"tier", "traceparent", b"traceparent", "virtual_time", b"virtual_time", "weight", b"weight"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -455,6 +465,7 @@ class Finish(_message.Message):
     ERROR_FIELD_NUMBER: _builtins.int
     RETRIABLE_FIELD_NUMBER: _builtins.int
     WORK_FIELD_NUMBER: _builtins.int
+    CAUSE_FIELD_NUMBER: _builtins.int
     stream_id: _builtins.int
     """which"""
     reason: _common_pb2.FinishReason.ValueType
@@ -467,6 +478,8 @@ class Finish(_message.Message):
     """what went wrong"""
     retriable: _builtins.bool
     """another replica may do better"""
+    cause: _common_pb2.LossCause.ValueType
+    """of an end that is retriable"""
     @_builtins.property
     def work(self) -> Global___Work:
         """what it took; absent for a stream that the core never had"""
@@ -481,10 +494,11 @@ class Finish(_message.Message):
         error: _builtins.str = ...,
         retriable: _builtins.bool = ...,
         work: Global___Work | None = ...,
+        cause: _common_pb2.LossCause.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_stop_token_id", b"_stop_token_id", "stop_token_id", b"stop_token_id", "work", b"work"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_stop_token_id", b"_stop_token_id", "error", b"error", "num_output_tokens", b"num_output_tokens", "reason", b"reason", "retriable", b"retriable", "stop_token_id", b"stop_token_id", "stream_id", b"stream_id", "work", b"work"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_stop_token_id", b"_stop_token_id", "cause", b"cause", "error", b"error", "num_output_tokens", b"num_output_tokens", "reason", b"reason", "retriable", b"retriable", "stop_token_id", b"stop_token_id", "stream_id", b"stream_id", "work", b"work"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__stop_token_id: _TypeAlias = _typing.Literal["stop_token_id"]  # noqa: Y015
     _WhichOneofArgType__stop_token_id: _TypeAlias = _typing.Literal["_stop_token_id", b"_stop_token_id"]  # noqa: Y015

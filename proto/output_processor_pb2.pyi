@@ -30,6 +30,7 @@ class GatewayFrame(_message.Message):
     CREDITS_FIELD_NUMBER: _builtins.int
     OPENS_FIELD_NUMBER: _builtins.int
     PARTS_FIELD_NUMBER: _builtins.int
+    ASKED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def cancels(self) -> _containers.RepeatedCompositeFieldContainer[_engine_pb2.Cancel]:
         """first, so that they overtake prompts"""
@@ -46,6 +47,10 @@ class GatewayFrame(_message.Message):
     def parts(self) -> _containers.RepeatedCompositeFieldContainer[_engine_pb2.AddPart]:
         """more of requests that did not fit a frame"""
 
+    @_builtins.property
+    def asked(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """streams that were silent for long: those that are not here, or not at their engine, end"""
+
     def __init__(
         self,
         *,
@@ -53,10 +58,11 @@ class GatewayFrame(_message.Message):
         credits: _abc.Iterable[_engine_pb2.Credit] | None = ...,
         opens: _abc.Iterable[Global___Open] | None = ...,
         parts: _abc.Iterable[_engine_pb2.AddPart] | None = ...,
+        asked: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancels", b"cancels", "credits", b"credits", "opens", b"opens", "parts", b"parts"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["asked", b"asked", "cancels", b"cancels", "credits", b"credits", "opens", b"opens", "parts", b"parts"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -283,6 +289,7 @@ class OutputFinish(_message.Message):
     RETRIABLE_FIELD_NUMBER: _builtins.int
     NUM_REASONING_TOKENS_FIELD_NUMBER: _builtins.int
     WORK_FIELD_NUMBER: _builtins.int
+    CAUSE_FIELD_NUMBER: _builtins.int
     stream_id: _builtins.int
     """which"""
     reason: _common_pb2.FinishReason.ValueType
@@ -299,6 +306,8 @@ class OutputFinish(_message.Message):
     """another replica may do better"""
     num_reasoning_tokens: _builtins.int
     """of these, thoughts"""
+    cause: _common_pb2.LossCause.ValueType
+    """of an end that is retriable"""
     @_builtins.property
     def work(self) -> _engine_pb2.Work:
         """of the engine; absent when a stop string ended the stream"""
@@ -315,10 +324,11 @@ class OutputFinish(_message.Message):
         retriable: _builtins.bool = ...,
         num_reasoning_tokens: _builtins.int = ...,
         work: _engine_pb2.Work | None = ...,
+        cause: _common_pb2.LossCause.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["stop_reason", b"stop_reason", "stop_string", b"stop_string", "stop_token_id", b"stop_token_id", "work", b"work"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "num_output_tokens", b"num_output_tokens", "num_reasoning_tokens", b"num_reasoning_tokens", "reason", b"reason", "retriable", b"retriable", "stop_reason", b"stop_reason", "stop_string", b"stop_string", "stop_token_id", b"stop_token_id", "stream_id", b"stream_id", "work", b"work"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cause", b"cause", "error", b"error", "num_output_tokens", b"num_output_tokens", "num_reasoning_tokens", b"num_reasoning_tokens", "reason", b"reason", "retriable", b"retriable", "stop_reason", b"stop_reason", "stop_string", b"stop_string", "stop_token_id", b"stop_token_id", "stream_id", b"stream_id", "work", b"work"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_stop_reason: _TypeAlias = _typing.Literal["stop_string", "stop_token_id"]  # noqa: Y015
     _WhichOneofArgType_stop_reason: _TypeAlias = _typing.Literal["stop_reason", b"stop_reason"]  # noqa: Y015
