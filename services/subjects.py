@@ -17,6 +17,8 @@ USAGE = "usage"
 AUDIT = "audit.admin"
 """One record a call of an administrator; durable."""
 EVERY_MEMBER = "member.>"
+EVERY_DEMAND = "demand.>"
+EVERY_CATALOGUE = "catalogue.>"
 EVERY_LOAD = "load.>"
 EVERY_KV_EVENT = "kv.>"
 EVERY_IN_FLIGHT = "inflight.>"
@@ -42,6 +44,21 @@ def in_flight(epoch: int) -> str:
 
 def kv_events(model_key: str, replica_id: str) -> str:
     return f"kv.{model_key}.{key_of(replica_id)}"
+
+
+def demand(model_key: str) -> str:
+    """Requests that wait for a replica of the model."""
+    return f"demand.{model_key}"
+
+
+def catalogue(supervisor_id: str) -> str:
+    """What a supervisor serves."""
+    return f"catalogue.{key_of(supervisor_id)}"
+
+
+def models_control(supervisor_id: str) -> str:
+    """Where a supervisor is asked to load and unload models."""
+    return f"ctl.models.{key_of(supervisor_id)}"
 
 
 def usage(tenant_id: str) -> str:
