@@ -437,3 +437,126 @@ class InFlightEntry(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___InFlightEntry: _TypeAlias = InFlightEntry  # noqa: Y015
+
+@_typing.final
+class Demand(_message.Message):
+    """Requests that wait at one gateway because no replica of their model is there. Subject: demand.<model_key>; sent when
+    their number changes, and twice a second while there are any.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GATEWAY_ID_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    NUM_WAITING_FIELD_NUMBER: _builtins.int
+    gateway_id: _builtins.str
+    """who holds them"""
+    model: _builtins.str
+    """as clients ask for it"""
+    num_waiting: _builtins.int
+    """requests"""
+    def __init__(
+        self,
+        *,
+        gateway_id: _builtins.str = ...,
+        model: _builtins.str = ...,
+        num_waiting: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["gateway_id", b"gateway_id", "model", b"model", "num_waiting", b"num_waiting"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Demand: _TypeAlias = Demand  # noqa: Y015
+
+@_typing.final
+class Catalogue(_message.Message):
+    """What a supervisor serves on its machine. Subject: catalogue.<supervisor key>; sent each second and at each change."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SUPERVISOR_ID_FIELD_NUMBER: _builtins.int
+    MODELS_FIELD_NUMBER: _builtins.int
+    LEAVING_FIELD_NUMBER: _builtins.int
+    supervisor_id: _builtins.str
+    """who; answers at ctl.models.<supervisor key>"""
+    leaving: _builtins.bool
+    """the last word"""
+    @_builtins.property
+    def models(self) -> _containers.RepeatedCompositeFieldContainer[Global___CatalogueEntry]:
+        """everything that it serves, or is about to"""
+
+    def __init__(
+        self,
+        *,
+        supervisor_id: _builtins.str = ...,
+        models: _abc.Iterable[Global___CatalogueEntry] | None = ...,
+        leaving: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["leaving", b"leaving", "models", b"models", "supervisor_id", b"supervisor_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Catalogue: _TypeAlias = Catalogue  # noqa: Y015
+
+@_typing.final
+class CatalogueEntry(_message.Message):
+    """A model of a catalogue."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    class _State:
+        ValueType = _typing.NewType("ValueType", _builtins.int)
+        V: _TypeAlias = ValueType  # noqa: Y015
+
+    class _StateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[CatalogueEntry._State.ValueType], _builtins.type):
+        DESCRIPTOR: _descriptor.EnumDescriptor
+        STATE_UNSPECIFIED: CatalogueEntry._State.ValueType  # 0
+        """never sent"""
+        STATE_LOADING: CatalogueEntry._State.ValueType  # 1
+        """its text stages are not there yet: requests wait"""
+        STATE_SERVING: CatalogueEntry._State.ValueType  # 2
+        """requests are taken; a replica may have to be started first"""
+        STATE_UNLOADING: CatalogueEntry._State.ValueType  # 3
+        """no new requests are taken"""
+
+    class State(_State, metaclass=_StateEnumTypeWrapper): ...
+    STATE_UNSPECIFIED: CatalogueEntry.State.ValueType  # 0
+    """never sent"""
+    STATE_LOADING: CatalogueEntry.State.ValueType  # 1
+    """its text stages are not there yet: requests wait"""
+    STATE_SERVING: CatalogueEntry.State.ValueType  # 2
+    """requests are taken; a replica may have to be started first"""
+    STATE_UNLOADING: CatalogueEntry.State.ValueType  # 3
+    """no new requests are taken"""
+
+    MODEL_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    PROBLEM_FIELD_NUMBER: _builtins.int
+    RETRY_SECONDS_FIELD_NUMBER: _builtins.int
+    model: _builtins.str
+    """as clients ask for it"""
+    state: Global___CatalogueEntry.State.ValueType
+    """where it stands"""
+    problem: _builtins.str
+    """why no replica of it can start; empty: none is known"""
+    retry_seconds: _builtins.float
+    """until the next try, where there is a problem"""
+    def __init__(
+        self,
+        *,
+        model: _builtins.str = ...,
+        state: Global___CatalogueEntry.State.ValueType = ...,
+        problem: _builtins.str = ...,
+        retry_seconds: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "problem", b"problem", "retry_seconds", b"retry_seconds", "state", b"state"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CatalogueEntry: _TypeAlias = CatalogueEntry  # noqa: Y015
