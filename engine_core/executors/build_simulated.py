@@ -22,7 +22,11 @@ def build_simulated_executor(options: ExecutorOptions) -> tuple[Executor, Engine
     timing = SimulatedTiming(
         step_seconds=options.simulated_step_seconds, seconds_per_prefill_token=options.simulated_prefill_seconds
     )
-    simulated_model = SimulatedModel(vocab_size=vocab_size, first_token_id=min(256, vocab_size // 2))
-    executor = SimulatedExecutor(config, simulated_model, timing)
+    executor = SimulatedExecutor(config, simulated_model(vocab_size), timing)
     facts = ModelFacts(dtype="simulated", kv_format="simulated", vocab_size=vocab_size, numerics_id="simulated")
     return executor, config, facts
+
+
+def simulated_model(vocab_size: int) -> SimulatedModel:
+    """What such an engine says: the lowest ids, where special tokens lie, left out."""
+    return SimulatedModel(vocab_size=vocab_size, first_token_id=min(256, vocab_size // 2))

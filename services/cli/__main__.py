@@ -158,6 +158,7 @@ def up(
     gateways: Annotated[
         int, typer.Option(envvar="HEADWATER_GATEWAYS", help="Gateway processes that share the ports.")
     ] = 1,
+    processors: Annotated[int, typer.Option(envvar="HEADWATER_PROCESSORS", help="Processors.")] = 1,
     output_processors: Annotated[
         int, typer.Option(envvar="HEADWATER_OUTPUT_PROCESSORS", help="Output processors.")
     ] = 1,

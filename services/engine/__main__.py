@@ -48,7 +48,7 @@ async def _serve_door(
     servicer = EngineServicer(door, replica)
     listener = Listener(settings.host, settings.port)
     add_EngineServicer_to_server(servicer, listener.server)
-    replica.address = listener.address
+    replica.address = settings.advertise or listener.address
     await listener.start()
     try:
         with metrics_served(settings.host, settings.metrics_port) as metrics, collected(door, replica.model.name):

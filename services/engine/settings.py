@@ -22,6 +22,7 @@ class EngineSettings(StageTlsSettings):
     replica_id: str = setting("", "stable name of this replica; empty: host name and port")
     host: str = setting("127.0.0.1", "address to listen on")
     port: int = setting(0, "gRPC port; 0: any free one")
+    advertise: str = setting("", "host:port by which others reach it, behind a proxy say; empty: where it listens")
     nats_url: str = setting("", "NATS server for events, load and membership; empty: none")
     redis_url: str = setting("", "Redis server of the prefix index; empty: none")
     metrics_port: int = setting(0, "port of /metrics; 0: any, -1: none")

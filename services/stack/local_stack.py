@@ -127,7 +127,10 @@ class LocalStack:
             self._stage(f"engine-{i}", "headwater.services.engine", partial(plan.engine, i), plan.engine_env(i))
             for i in range(settings.replicas)
         ]
-        self._groups["processor"] = [self._stage("processor-0", "headwater.services.processor", plan.processor)]
+        self._groups["processor"] = [
+            self._stage(f"processor-{i}", "headwater.services.processor", partial(plan.processor, i))
+            for i in range(settings.processors)
+        ]
         self._groups["output-processor"] = [
             self._stage(
                 f"output-processor-{i}", "headwater.services.output_processor", partial(plan.output_processor, i)

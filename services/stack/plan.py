@@ -52,9 +52,9 @@ class StackPlan:
         is_set = {"HEADWATER_MASTER_KEY", "HEADWATER_MASTER_KEY_FILE"} & os.environ.keys()
         return {} if is_set else {"HEADWATER_MASTER_KEY": self.master_key}
 
-    def processor(self) -> list[str]:
+    def processor(self, idx: int) -> list[str]:
         settings = self.settings
-        flags = [*self._behind(), f"--replica-id={self._id('processor', 0)}", *self._length()]
+        flags = [*self._behind(), f"--replica-id={self._id('processor', idx)}", *self._length()]
         flags += [*self._block_size(), *([f"--kv-format={kv}"] if (kv := settings.kv_cache_dtype) != "auto" else [])]
         flags += [f"--chat-template={settings.chat_template}"] if settings.chat_template else []
         flags += [f"--generation-config={settings.generation_config}"] if settings.generation_config else []

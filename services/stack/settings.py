@@ -38,6 +38,7 @@ class StackSettings:
     profile: Path | None
     replicas: int
     gateways: int
+    processors: int
     output_processors: int
     host: str
     port: int
@@ -54,7 +55,7 @@ class StackSettings:
     log_level: str
 
     def __post_init__(self) -> None:
-        for name in ("replicas", "gateways", "output_processors"):
+        for name in ("replicas", "gateways", "processors", "output_processors"):
             if getattr(self, name) < 1:
                 raise SettingError(name, getattr(self, name), "at least 1")
         for name in ("port", "grpc_port"):

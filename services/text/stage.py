@@ -32,6 +32,7 @@ class TextStageSettings(StageTlsSettings):
 
     host: str = setting("127.0.0.1", "address to listen on")
     port: int = setting(0, "gRPC port; 0: any")
+    advertise: str = setting("", "host:port by which others reach it, behind a proxy say; empty: where it listens")
     replica_id: str = setting("", "stable name of this process; default: a random one")
     nats_url: str = setting("", "NATS server that carries membership; none: gateways need the address")
     redis_url: str = setting("", "accepted like on every stage; text needs no store")
@@ -90,9 +91,8 @@ async def serve_stage(
             async with contextlib.AsyncExitStack() as presence:
                 for i, model in enumerate(models):
                     replica_id = name if i == 0 else f"{name}-{i}"
-                    member = Member(
-                        kind=kind, replica_id=replica_id, epoch=epoch, address=listener.address, model=model
-                    )
+                    address = settings.advertise or listener.address
+                    member = Member(kind=kind, replica_id=replica_id, epoch=epoch, address=address, model=model)
                     await presence.enter_async_context(Heartbeat.running(bus, functools.partial(_same, member)))
                 life.announce(grpc=listener.address, **metrics)
                 await life.stopping.wait()

@@ -18,8 +18,15 @@ def plan(**given: Any) -> StackPlan:
     settings = StackSettings(
         **nothing
         | {"dtype": "auto", "device": "cpu", "load_format": "auto", "kv_cache_dtype": "auto", "executor": "single"}
-        | {"gpu_memory_utilization": 0.9, "replicas": 1, "gateways": 1, "output_processors": 1, "log_level": "info"}
-        | {"host": "127.0.0.1", "port": 0, "grpc_port": 0, "allowed_origins": (), "drain_limit": 1.0}
+        | {"gpu_memory_utilization": 0.9, "replicas": 1, "gateways": 1, "processors": 1, "output_processors": 1}
+        | {
+            "host": "127.0.0.1",
+            "port": 0,
+            "grpc_port": 0,
+            "allowed_origins": (),
+            "drain_limit": 1.0,
+            "log_level": "info",
+        }
         | given
     )
     return StackPlan(settings, Path("/models/m"), "m", 8000, 8001, "nats://n", "redis://r", master_key="")
@@ -30,7 +37,7 @@ def engine_of(stack: StackPlan) -> EngineSettings:
 
 
 def processor_of(stack: StackPlan) -> ProcessorSettings:
-    return read_settings(ProcessorSettings, stack.processor(), env={})
+    return read_settings(ProcessorSettings, stack.processor(0), env={})
 
 
 def test_the_settings_of_a_gpu_reach_its_engine_and_who_hashes_for_it() -> None:
@@ -55,7 +62,7 @@ def test_a_variable_says_more_than_what_suits_a_gpu(monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("HEADWATER_BLOCK_SIZE", "32")
     stack = plan(device="cuda")
     # The stages read the variable by themselves.
-    assert not [flag for flag in stack.engine(0) + stack.processor() if flag.startswith("--block-size")]
+    assert not [flag for flag in stack.engine(0) + stack.processor(0) if flag.startswith("--block-size")]
     assert engine_of(stack).max_num_seqs == 512
 
 

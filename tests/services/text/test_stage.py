@@ -54,7 +54,17 @@ async def running(module: str, *flags: str) -> AsyncIterator[tuple[asyncio.subpr
 
 
 COMMON = ["stage_tls_cert_file", "stage_tls_key_file", "stage_tls_ca_file", "stage_tls_name"]
-COMMON += ["host", "port", "replica_id", "nats_url", "redis_url", "model_folder", "served_model_name", "drain_limit"]
+COMMON += [
+    "host",
+    "port",
+    "advertise",
+    "replica_id",
+    "nats_url",
+    "redis_url",
+    "model_folder",
+    "served_model_name",
+    "drain_limit",
+]
 COMMON += ["metrics_port", "otlp_endpoint", "log_level"]
 OWN = ["dtype", "kv_format", "block_size", "max_model_len", "chat_template", "generation_config"]
 OWN += ["tool_parser", "reasoning_parser", "threads"]
