@@ -1,14 +1,15 @@
-"""Published routing policies as formulas, to be measured beside our own; see docs/routing.md for their sources.
+"""Published routing policies as formulas in our words, each with the source that it was checked against.
 
 Each sees more than it would in the field: the caches as they are, and counts without delay. Knows nothing of time.
 """
 
 from __future__ import annotations
 
+import operator
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 from headwater.bench.routing_traces import BLOCK_SIZE, Arrival
 from headwater.gateway.router import home
@@ -55,7 +56,11 @@ def consistent_hash(arrival: Arrival, seen: Sequence[Sight]) -> int:
 
 
 def linear_blocks(arrival: Arrival, seen: Sequence[Sight]) -> int:
-    """Dynamo's KV router at its defaults: blocks to prefill there, this request's included, and blocks to decode."""
+    """Dynamo's KV router at its defaults (overlap credit and prefill scale 1, temperature 0: the lowest cost wins).
+
+    Blocks to prefill there, this request's included and less those it finds, and blocks to decode with it there.
+    ai-dynamo/dynamo 07a6c9c, lib/kv-router/src/scheduling/selector/default.rs.
+    """
 
     def cost(each: Sight) -> float:
         uncached = arrival.num_prompt_tokens - each.num_matched * BLOCK_SIZE
@@ -65,55 +70,85 @@ def linear_blocks(arrival: Arrival, seen: Sequence[Sight]) -> int:
     return _best(arrival, [-cost(each) for each in seen])
 
 
-def weighted_scores(arrival: Arrival, seen: Sequence[Sight]) -> int:
-    """llm-d's scheduler with its usual weights: cached share twice, queue and free memory once each."""
-    waiting = [each.num_waiting for each in seen]
-    shortest, longest = min(waiting), max(waiting)
+def share_of_prompt(arrival: Arrival, seen: Sequence[Sight]) -> list[float]:
+    """Of the prompt's blocks, cached there: `prefix-cache-scorer` (llm-d/llm-d-router b364753)."""
+    return [each.num_matched / max(1, len(arrival.hashes)) for each in seen]
 
-    def score(each: Sight) -> float:
-        prefix = each.num_matched / max(1, len(arrival.hashes))
-        queue = (longest - each.num_waiting) / (longest - shortest) if longest > shortest else 1.0
-        free = 1 - min(1.0, each.num_active_blocks / each.num_blocks)
-        return 2 * prefix + queue + free
 
-    return _best(arrival, [score(each) for each in seen])
+def among_holders(arrival: Arrival, seen: Sequence[Sight]) -> list[float]:
+    """From 0 for the shortest match to 1 for the longest, of those that have one; 1 where these are equal.
+
+    `precise-prefix-cache-scorer` (llm-d/llm-d-inference-scheduler 2202f3c, pkg/plugins/scorer/utils.go).
+    """
+    found = [each.num_matched for each in seen if each.num_matched]
+    low, high = min(found, default=0), max(found, default=0)
+    if low == high:
+        return [float(each.num_matched > 0) for each in seen]
+    return [max(0.0, (each.num_matched - low) / (high - low)) for each in seen]
+
+
+class WeightedScores:
+    """llm-d's scheduler: scores of cached prefix, queue and free memory, each from 0 to 1, by weight; the most wins.
+
+    Queue and memory: kubernetes-sigs/gateway-api-inference-extension 02308be, pkg/epp/scheduling/framework/plugins.
+    """
+
+    def __init__(self, prefix: Callable[[Arrival, Sequence[Sight]], list[float]], weights: tuple[int, int, int]):
+        """`weights` of prefix, queue and memory."""
+        self._prefix, self._weights = prefix, weights
+
+    def __call__(self, arrival: Arrival, seen: Sequence[Sight]) -> int:
+        waiting = [each.num_waiting for each in seen]
+        shortest, longest = min(waiting), max(waiting)
+        queue = [(longest - each) / (longest - shortest) if longest > shortest else 1.0 for each in waiting]
+        free = [1 - min(1.0, each.num_active_blocks / each.num_blocks) for each in seen]
+        rows = zip(self._prefix(arrival, seen), queue, free, strict=True)
+        return _best(arrival, [sum(map(operator.mul, self._weights, row)) for row in rows])
 
 
 class Thresholds:
-    """The cache-aware policy of SGLang's router at its defaults: the longest match in trees of what was sent, if it is
-    long enough and load is balanced; else the smallest tree, or the fewest requests."""
+    """SGLang's gateway, cache-aware, at its defaults: to whom the longest match of what was sent belongs, if it is long
+    enough and load is balanced; else to the fewest requests. It sees no caches, only what it sent.
+
+    sgl-project/sglang 053b63f, sgl-model-gateway/src/policies/cache_aware.rs and tree.rs (03744db); defaults as in its
+    router_args.py. Until December 2025 a miss went to the smallest tree instead: `on_miss`.
+    """
 
     CACHE, ABSOLUTE, RELATIVE = 0.3, 64, 1.5
     MAX_BLOCKS = (1 << 26) // 4 // BLOCK_SIZE
-    """Of a tree, which is limited to 2^26 characters, four a token."""
+    """Of a replica in the tree, which is limited to 2^26 characters, four a token."""
 
-    def __init__(self) -> None:
-        self._trees: dict[str, OrderedDict[bytes, None]] = {}
+    def __init__(self, on_miss: Literal["fewest requests", "smallest tree"] = "fewest requests") -> None:
+        self._on_miss = on_miss
+        self._sent: dict[str, OrderedDict[bytes, None]] = {}
+        """Blocks by replica, least recently used first."""
+        self._owners: dict[bytes, dict[str, None]] = {}
+        """Replicas by block, the first to get it first: to it the block's node belongs while it has it."""
 
     def __call__(self, arrival: Arrival, seen: Sequence[Sight]) -> int:
-        loads = [each.num_requests for each in seen]
-        trees = [self._trees.setdefault(each.replica_id, OrderedDict()) for each in seen]
-        matches = [_matched(arrival.hashes, tree) for tree in trees]
+        ids, loads = [each.replica_id for each in seen], [each.num_requests for each in seen]
+        length = next((at for at, block in enumerate(arrival.hashes) if block not in self._owners), len(arrival.hashes))
         if max(loads) - min(loads) > self.ABSOLUTE and max(loads) > self.RELATIVE * min(loads):
             place = loads.index(min(loads))
-        elif max(matches) > self.CACHE * len(arrival.hashes):
-            place = matches.index(max(matches))
+        elif length * BLOCK_SIZE > self.CACHE * arrival.num_prompt_tokens:
+            place = ids.index(next(iter(self._owners[arrival.hashes[length - 1]])))
         else:
-            sizes = [len(tree) for tree in trees]
+            sizes = loads if self._on_miss == "fewest requests" else [len(self._sent.get(each, ())) for each in ids]
             place = sizes.index(min(sizes))
-        self._note(trees[place], arrival.hashes)
+        self._note(ids[place], arrival.hashes)
         return place
 
-    def _note(self, tree: OrderedDict[bytes, None], hashes: Sequence[bytes]) -> None:
+    def _note(self, replica_id: str, hashes: Sequence[bytes]) -> None:
+        sent = self._sent.setdefault(replica_id, OrderedDict())
         for block in reversed(hashes):
-            tree[block] = None
-            tree.move_to_end(block)
-        while len(tree) > self.MAX_BLOCKS:
-            tree.popitem(last=False)
-
-
-def _matched(hashes: Sequence[bytes], tree: OrderedDict[bytes, None]) -> int:
-    return next((length for length, block in enumerate(hashes) if block not in tree), len(hashes))
+            sent[block] = None
+            sent.move_to_end(block)
+            self._owners.setdefault(block, {})[replica_id] = None
+        while len(sent) > self.MAX_BLOCKS:
+            block, _ = sent.popitem(last=False)
+            del self._owners[block][replica_id]
+            if not self._owners[block]:
+                del self._owners[block]
 
 
 def _best(arrival: Arrival, scores: Sequence[float]) -> int:
@@ -127,7 +162,10 @@ RULES: dict[str, Callable[[], Rule]] = {
     "least requests": lambda: least_requests,
     "consistent hash": lambda: consistent_hash,
     "linear blocks (Dynamo)": lambda: linear_blocks,
-    "weighted scores (llm-d)": lambda: weighted_scores,
+    "weighted scores 2:1:1 (llm-d)": lambda: WeightedScores(share_of_prompt, (2, 1, 1)),
+    "weighted scores 3:2:2 (llm-d)": lambda: WeightedScores(share_of_prompt, (3, 2, 2)),
+    "among holders 3:2:2 (llm-d)": lambda: WeightedScores(among_holders, (3, 2, 2)),
     "thresholds (SGLang)": Thresholds,
+    "thresholds, smallest tree (SGLang)": lambda: Thresholds(on_miss="smallest tree"),
 }
 """How each is made."""
