@@ -109,6 +109,8 @@ class _LossCauseEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_LossCause.V
     """a later attempt of the same request came"""
     LOSS_CAUSE_OUTPUT_PROCESSOR_LEAVING: _LossCause.ValueType  # 7
     """the output processor takes nothing now"""
+    LOSS_CAUSE_TAKEN_OVER: _LossCause.ValueType  # 20
+    """another reader goes on with it"""
 
 class LossCause(_LossCause, metaclass=_LossCauseEnumTypeWrapper):
     """Why a stream ended before its answer did, where another replica may go on with it."""
@@ -129,6 +131,8 @@ LOSS_CAUSE_SUPERSEDED: LossCause.ValueType  # 6
 """a later attempt of the same request came"""
 LOSS_CAUSE_OUTPUT_PROCESSOR_LEAVING: LossCause.ValueType  # 7
 """the output processor takes nothing now"""
+LOSS_CAUSE_TAKEN_OVER: LossCause.ValueType  # 20
+"""another reader goes on with it"""
 Global___LossCause: _TypeAlias = LossCause  # noqa: Y015
 
 @_typing.final

@@ -26,7 +26,7 @@ from headwater.proto import common_pb2 as headwater_dot_proto_dot_common__pb2
 from headwater.proto import processor_pb2 as headwater_dot_proto_dot_processor__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fheadwater/proto/inference.proto\x12\x0cheadwater.v1\x1a\x1cheadwater/proto/common.proto\x1a\x1fheadwater/proto/processor.proto\"\xc9\x02\n\x0b\x43hatRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x30\n\x0c\x63onversation\x18\x02 \x01(\x0b\x32\x1a.headwater.v1.Conversation\x12(\n\x08sampling\x18\x03 \x01(\x0b\x32\x16.headwater.v1.Sampling\x12\x19\n\x11\x63lient_request_id\x18\x04 \x01(\t\x12\x17\n\ncache_salt\x18\x05 \x01(\tH\x00\x88\x01\x01\x12\x15\n\x08priority\x18\x06 \x01(\x11H\x01\x88\x01\x01\x12\x18\n\x10return_token_ids\x18\x07 \x01(\x08\x12\x16\n\x0ereturn_receipt\x18\x08 \x01(\x08\x12\x1f\n\x12\x61\x64\x64_special_tokens\x18\t \x01(\x08H\x02\x88\x01\x01\x42\r\n\x0b_cache_saltB\x0b\n\t_priorityB\x15\n\x13_add_special_tokens\"\xfd\x01\n\tChatReply\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x19\n\x11\x63lient_request_id\x18\x02 \x01(\t\x12\r\n\x05model\x18\x03 \x01(\t\x12)\n\x07\x63hoices\x18\x04 \x03(\x0b\x32\x18.headwater.v1.ChatChoice\x12\"\n\x05usage\x18\x05 \x01(\x0b\x32\x13.headwater.v1.Usage\x12\x18\n\x10prompt_token_ids\x18\x06 \x03(\r\x12\x14\n\x0creceipt_json\x18\x07 \x01(\t\x12\x33\n\x0fprompt_logprobs\x18\x08 \x03(\x0b\x32\x1a.headwater.v1.TokenLogprob\"\xea\x01\n\nChatChoice\x12\r\n\x05index\x18\x01 \x01(\r\x12*\n\x07message\x18\x02 \x01(\x0b\x32\x19.headwater.v1.ChatMessage\x12\x31\n\rfinish_reason\x18\x03 \x01(\x0e\x32\x1a.headwater.v1.FinishReason\x12-\n\x0bstop_reason\x18\x04 \x01(\x0b\x32\x18.headwater.v1.StopReason\x12,\n\x08logprobs\x18\x05 \x03(\x0b\x32\x1a.headwater.v1.TokenLogprob\x12\x11\n\ttoken_ids\x18\x06 \x03(\r\"8\n\nStopReason\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12\x12\n\x08token_id\x18\x02 \x01(\rH\x00\x42\x06\n\x04kind\"\xba\x03\n\tChatChunk\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x19\n\x11\x63lient_request_id\x18\x02 \x01(\t\x12\r\n\x05model\x18\x03 \x01(\t\x12\r\n\x05index\x18\x04 \x01(\r\x12\x0c\n\x04role\x18\x05 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x06 \x01(\t\x12,\n\x08logprobs\x18\x07 \x03(\x0b\x32\x1a.headwater.v1.TokenLogprob\x12\x11\n\ttoken_ids\x18\x08 \x03(\r\x12\x31\n\rfinish_reason\x18\t \x01(\x0e\x32\x1a.headwater.v1.FinishReason\x12-\n\x0bstop_reason\x18\n \x01(\x0b\x32\x18.headwater.v1.StopReason\x12\"\n\x05usage\x18\x0b \x01(\x0b\x32\x13.headwater.v1.Usage\x12\x18\n\x10prompt_token_ids\x18\x0c \x03(\r\x12\x14\n\x0creceipt_json\x18\r \x01(\t\x12\x19\n\x11reasoning_content\x18\x0e \x01(\t\x12/\n\ntool_calls\x18\x0f \x03(\x0b\x32\x1b.headwater.v1.ToolCallDelta\"\xe9\x02\n\x0f\x43ompleteRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12\x32\n\ttoken_ids\x18\x03 \x01(\x0b\x32\x1d.headwater.v1.Prompt.TokenIdsH\x00\x12(\n\x08sampling\x18\x04 \x01(\x0b\x32\x16.headwater.v1.Sampling\x12\x19\n\x11\x63lient_request_id\x18\x05 \x01(\t\x12\x17\n\ncache_salt\x18\x06 \x01(\tH\x01\x88\x01\x01\x12\x15\n\x08priority\x18\x07 \x01(\x11H\x02\x88\x01\x01\x12\x18\n\x10return_token_ids\x18\x08 \x01(\x08\x12\x16\n\x0ereturn_receipt\x18\t \x01(\x08\x12\x1f\n\x12\x61\x64\x64_special_tokens\x18\n \x01(\x08H\x03\x88\x01\x01\x42\x08\n\x06promptB\r\n\x0b_cache_saltB\x0b\n\t_priorityB\x15\n\x13_add_special_tokens\"\xd0\x01\n\rCompleteReply\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x19\n\x11\x63lient_request_id\x18\x02 \x01(\t\x12\r\n\x05model\x18\x03 \x01(\t\x12-\n\x07\x63hoices\x18\x04 \x03(\x0b\x32\x1c.headwater.v1.CompleteChoice\x12\"\n\x05usage\x18\x05 \x01(\x0b\x32\x13.headwater.v1.Usage\x12\x18\n\x10prompt_token_ids\x18\x06 \x03(\r\x12\x14\n\x0creceipt_json\x18\x07 \x01(\t\"\x85\x02\n\x0e\x43ompleteChoice\x12\r\n\x05index\x18\x01 \x01(\r\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x31\n\rfinish_reason\x18\x03 \x01(\x0e\x32\x1a.headwater.v1.FinishReason\x12-\n\x0bstop_reason\x18\x04 \x01(\x0b\x32\x18.headwater.v1.StopReason\x12,\n\x08logprobs\x18\x05 \x03(\x0b\x32\x1a.headwater.v1.TokenLogprob\x12\x11\n\ttoken_ids\x18\x06 \x03(\r\x12\x33\n\x0fprompt_logprobs\x18\x07 \x03(\x0b\x32\x1a.headwater.v1.TokenLogprob\"\x96\x03\n\rCompleteChunk\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x19\n\x11\x63lient_request_id\x18\x02 \x01(\t\x12\r\n\x05model\x18\x03 \x01(\t\x12\r\n\x05index\x18\x04 \x01(\r\x12\x0c\n\x04text\x18\x05 \x01(\t\x12,\n\x08logprobs\x18\x06 \x03(\x0b\x32\x1a.headwater.v1.TokenLogprob\x12\x11\n\ttoken_ids\x18\x07 \x03(\r\x12\x31\n\rfinish_reason\x18\x08 \x01(\x0e\x32\x1a.headwater.v1.FinishReason\x12-\n\x0bstop_reason\x18\t \x01(\x0b\x32\x18.headwater.v1.StopReason\x12\"\n\x05usage\x18\n \x01(\x0b\x32\x13.headwater.v1.Usage\x12\x18\n\x10prompt_token_ids\x18\x0b \x03(\r\x12\x14\n\x0creceipt_json\x18\x0c \x01(\t\x12\x33\n\x0fprompt_logprobs\x18\r \x03(\x0b\x32\x1a.headwater.v1.TokenLogprob\"\xe0\x02\n\x0c\x45mbedRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12$\n\x06inputs\x18\x02 \x03(\x0b\x32\x14.headwater.v1.Prompt\x12&\n\x07pooling\x18\x03 \x01(\x0e\x32\x15.headwater.v1.Pooling\x12\x17\n\ndimensions\x18\x04 \x01(\rH\x00\x88\x01\x01\x12\x16\n\tnormalize\x18\x05 \x01(\x08H\x01\x88\x01\x01\x12#\n\x16truncate_prompt_tokens\x18\x06 \x01(\rH\x02\x88\x01\x01\x12\x19\n\x11\x63lient_request_id\x18\x07 \x01(\t\x12\x17\n\ncache_salt\x18\x08 \x01(\tH\x03\x88\x01\x01\x12\x15\n\x08priority\x18\t \x01(\x11H\x04\x88\x01\x01\x42\r\n\x0b_dimensionsB\x0c\n\n_normalizeB\x19\n\x17_truncate_prompt_tokensB\r\n\x0b_cache_saltB\x0b\n\t_priority\"\xbd\x01\n\nEmbedReply\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x19\n\x11\x63lient_request_id\x18\x02 \x01(\t\x12\r\n\x05model\x18\x03 \x01(\t\x12\x33\n\nembeddings\x18\x04 \x03(\x0b\x32\x1f.headwater.v1.EmbedReply.Vector\x12\"\n\x05usage\x18\x05 \x01(\x0b\x32\x13.headwater.v1.Usage\x1a\x18\n\x06Vector\x12\x0e\n\x06values\x18\x01 \x03(\x02\"d\n\x0fTokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12$\n\x06prompt\x18\x02 \x01(\x0b\x32\x14.headwater.v1.Prompt\x12\x1c\n\x14return_token_strings\x18\x03 \x01(\x08\"P\n\rTokenizeReply\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x15\n\rmax_model_len\x18\x02 \x01(\r\x12\x15\n\rtoken_strings\x18\x03 \x03(\t\"5\n\x11\x44\x65tokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\"\x1f\n\x0f\x44\x65tokenizeReply\x12\x0c\n\x04text\x18\x01 \x01(\t\"\x13\n\x11ListModelsRequest\":\n\x0fListModelsReply\x12\'\n\x06models\x18\x01 \x03(\x0b\x32\x17.headwater.v1.ModelCard\"Q\n\tModelCard\x12\n\n\x02id\x18\x01 \x01(\t\x12\x15\n\rmax_model_len\x18\x02 \x01(\r\x12\x0f\n\x07\x63reated\x18\x03 \x01(\x03\x12\x10\n\x08revision\x18\x04 \x01(\t\"#\n\rCancelRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\" \n\x0b\x43\x61ncelReply\x12\x11\n\tcancelled\x18\x01 \x01(\x08\x32\x88\x05\n\tInference\x12:\n\x04\x43hat\x12\x19.headwater.v1.ChatRequest\x1a\x17.headwater.v1.ChatReply\x12\x42\n\nChatStream\x12\x19.headwater.v1.ChatRequest\x1a\x17.headwater.v1.ChatChunk0\x01\x12\x46\n\x08\x43omplete\x12\x1d.headwater.v1.CompleteRequest\x1a\x1b.headwater.v1.CompleteReply\x12N\n\x0e\x43ompleteStream\x12\x1d.headwater.v1.CompleteRequest\x1a\x1b.headwater.v1.CompleteChunk0\x01\x12=\n\x05\x45mbed\x12\x1a.headwater.v1.EmbedRequest\x1a\x18.headwater.v1.EmbedReply\x12\x46\n\x08Tokenize\x12\x1d.headwater.v1.TokenizeRequest\x1a\x1b.headwater.v1.TokenizeReply\x12L\n\nDetokenize\x12\x1f.headwater.v1.DetokenizeRequest\x1a\x1d.headwater.v1.DetokenizeReply\x12L\n\nListModels\x12\x1f.headwater.v1.ListModelsRequest\x1a\x1d.headwater.v1.ListModelsReply\x12@\n\x06\x43\x61ncel\x12\x1b.headwater.v1.CancelRequest\x1a\x19.headwater.v1.CancelReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fheadwater/proto/inference.proto\x12\x0cheadwater.v1\x1a\x1cheadwater/proto/common.proto\x1a\x1fheadwater/proto/processor.proto\"\xdc\x02\n\x0b\x43hatRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x30\n\x0c\x63onversation\x18\x02 \x01(\x0b\x32\x1a.headwater.v1.Conversation\x12(\n\x08sampling\x18\x03 \x01(\x0b\x32\x16.headwater.v1.Sampling\x12\x19\n\x11\x63lient_request_id\x18\x04 \x01(\t\x12\x17\n\ncache_salt\x18\x05 \x01(\tH\x00\x88\x01\x01\x12\x15\n\x08priority\x18\x06 \x01(\x11H\x01\x88\x01\x01\x12\x18\n\x10return_token_ids\x18\x07 \x01(\x08\x12\x16\n\x0ereturn_receipt\x18\x08 \x01(\x08\x12\x1f\n\x12\x61\x64\x64_special_tokens\x18\t \x01(\x08H\x02\x88\x01\x01\x12\x11\n\tresumable\x18\x14 \x01(\x08\x42\r\n\x0b_cache_saltB\x0b\n\t_priorityB\x15\n\x13_add_special_tokens\"\xfd\x01\n\tChatReply\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x19\n\x11\x63lient_request_id\x18\x02 \x01(\t\x12\r\n\x05model\x18\x03 \x01(\t\x12)\n\x07\x63hoices\x18\x04 \x03(\x0b\x32\x18.headwater.v1.ChatChoice\x12\"\n\x05usage\x18\x05 \x01(\x0b\x32\x13.headwater.v1.Usage\x12\x18\n\x10prompt_token_ids\x18\x06 \x03(\r\x12\x14\n\x0creceipt_json\x18\x07 \x01(\t\x12\x33\n\x0fprompt_logprobs\x18\x08 \x03(\x0b\x32\x1a.headwater.v1.TokenLogprob\"\xea\x01\n\nChatChoice\x12\r\n\x05index\x18\x01 \x01(\r\x12*\n\x07message\x18\x02 \x01(\x0b\x32\x19.headwater.v1.ChatMessage\x12\x31\n\rfinish_reason\x18\x03 \x01(\x0e\x32\x1a.headwater.v1.FinishReason\x12-\n\x0bstop_reason\x18\x04 \x01(\x0b\x32\x18.headwater.v1.StopReason\x12,\n\x08logprobs\x18\x05 \x03(\x0b\x32\x1a.headwater.v1.TokenLogprob\x12\x11\n\ttoken_ids\x18\x06 \x03(\r\"8\n\nStopReason\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12\x12\n\x08token_id\x18\x02 \x01(\rH\x00\x42\x06\n\x04kind\"\xcf\x03\n\tChatChunk\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x19\n\x11\x63lient_request_id\x18\x02 \x01(\t\x12\r\n\x05model\x18\x03 \x01(\t\x12\r\n\x05index\x18\x04 \x01(\r\x12\x0c\n\x04role\x18\x05 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x06 \x01(\t\x12,\n\x08logprobs\x18\x07 \x03(\x0b\x32\x1a.headwater.v1.TokenLogprob\x12\x11\n\ttoken_ids\x18\x08 \x03(\r\x12\x31\n\rfinish_reason\x18\t \x01(\x0e\x32\x1a.headwater.v1.FinishReason\x12-\n\x0bstop_reason\x18\n \x01(\x0b\x32\x18.headwater.v1.StopReason\x12\"\n\x05usage\x18\x0b \x01(\x0b\x32\x13.headwater.v1.Usage\x12\x18\n\x10prompt_token_ids\x18\x0c \x03(\r\x12\x14\n\x0creceipt_json\x18\r \x01(\t\x12\x19\n\x11reasoning_content\x18\x0e \x01(\t\x12/\n\ntool_calls\x18\x0f \x03(\x0b\x32\x1b.headwater.v1.ToolCallDelta\x12\x13\n\x0b\x63hunk_index\x18\x14 \x01(\r\"\xfc\x02\n\x0f\x43ompleteRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12\x32\n\ttoken_ids\x18\x03 \x01(\x0b\x32\x1d.headwater.v1.Prompt.TokenIdsH\x00\x12(\n\x08sampling\x18\x04 \x01(\x0b\x32\x16.headwater.v1.Sampling\x12\x19\n\x11\x63lient_request_id\x18\x05 \x01(\t\x12\x17\n\ncache_salt\x18\x06 \x01(\tH\x01\x88\x01\x01\x12\x15\n\x08priority\x18\x07 \x01(\x11H\x02\x88\x01\x01\x12\x18\n\x10return_token_ids\x18\x08 \x01(\x08\x12\x16\n\x0ereturn_receipt\x18\t \x01(\x08\x12\x1f\n\x12\x61\x64\x64_special_tokens\x18\n \x01(\x08H\x03\x88\x01\x01\x12\x11\n\tresumable\x18\x14 \x01(\x08\x42\x08\n\x06promptB\r\n\x0b_cache_saltB\x0b\n\t_priorityB\x15\n\x13_add_special_tokens\"\xd0\x01\n\rCompleteReply\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x19\n\x11\x63lient_request_id\x18\x02 \x01(\t\x12\r\n\x05model\x18\x03 \x01(\t\x12-\n\x07\x63hoices\x18\x04 \x03(\x0b\x32\x1c.headwater.v1.CompleteChoice\x12\"\n\x05usage\x18\x05 \x01(\x0b\x32\x13.headwater.v1.Usage\x12\x18\n\x10prompt_token_ids\x18\x06 \x03(\r\x12\x14\n\x0creceipt_json\x18\x07 \x01(\t\"\x85\x02\n\x0e\x43ompleteChoice\x12\r\n\x05index\x18\x01 \x01(\r\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x31\n\rfinish_reason\x18\x03 \x01(\x0e\x32\x1a.headwater.v1.FinishReason\x12-\n\x0bstop_reason\x18\x04 \x01(\x0b\x32\x18.headwater.v1.StopReason\x12,\n\x08logprobs\x18\x05 \x03(\x0b\x32\x1a.headwater.v1.TokenLogprob\x12\x11\n\ttoken_ids\x18\x06 \x03(\r\x12\x33\n\x0fprompt_logprobs\x18\x07 \x03(\x0b\x32\x1a.headwater.v1.TokenLogprob\"\xab\x03\n\rCompleteChunk\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x19\n\x11\x63lient_request_id\x18\x02 \x01(\t\x12\r\n\x05model\x18\x03 \x01(\t\x12\r\n\x05index\x18\x04 \x01(\r\x12\x0c\n\x04text\x18\x05 \x01(\t\x12,\n\x08logprobs\x18\x06 \x03(\x0b\x32\x1a.headwater.v1.TokenLogprob\x12\x11\n\ttoken_ids\x18\x07 \x03(\r\x12\x31\n\rfinish_reason\x18\x08 \x01(\x0e\x32\x1a.headwater.v1.FinishReason\x12-\n\x0bstop_reason\x18\t \x01(\x0b\x32\x18.headwater.v1.StopReason\x12\"\n\x05usage\x18\n \x01(\x0b\x32\x13.headwater.v1.Usage\x12\x18\n\x10prompt_token_ids\x18\x0b \x03(\r\x12\x14\n\x0creceipt_json\x18\x0c \x01(\t\x12\x33\n\x0fprompt_logprobs\x18\r \x03(\x0b\x32\x1a.headwater.v1.TokenLogprob\x12\x13\n\x0b\x63hunk_index\x18\x14 \x01(\r\"\xe0\x02\n\x0c\x45mbedRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12$\n\x06inputs\x18\x02 \x03(\x0b\x32\x14.headwater.v1.Prompt\x12&\n\x07pooling\x18\x03 \x01(\x0e\x32\x15.headwater.v1.Pooling\x12\x17\n\ndimensions\x18\x04 \x01(\rH\x00\x88\x01\x01\x12\x16\n\tnormalize\x18\x05 \x01(\x08H\x01\x88\x01\x01\x12#\n\x16truncate_prompt_tokens\x18\x06 \x01(\rH\x02\x88\x01\x01\x12\x19\n\x11\x63lient_request_id\x18\x07 \x01(\t\x12\x17\n\ncache_salt\x18\x08 \x01(\tH\x03\x88\x01\x01\x12\x15\n\x08priority\x18\t \x01(\x11H\x04\x88\x01\x01\x42\r\n\x0b_dimensionsB\x0c\n\n_normalizeB\x19\n\x17_truncate_prompt_tokensB\r\n\x0b_cache_saltB\x0b\n\t_priority\"\xbd\x01\n\nEmbedReply\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x19\n\x11\x63lient_request_id\x18\x02 \x01(\t\x12\r\n\x05model\x18\x03 \x01(\t\x12\x33\n\nembeddings\x18\x04 \x03(\x0b\x32\x1f.headwater.v1.EmbedReply.Vector\x12\"\n\x05usage\x18\x05 \x01(\x0b\x32\x13.headwater.v1.Usage\x1a\x18\n\x06Vector\x12\x0e\n\x06values\x18\x01 \x03(\x02\"d\n\x0fTokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12$\n\x06prompt\x18\x02 \x01(\x0b\x32\x14.headwater.v1.Prompt\x12\x1c\n\x14return_token_strings\x18\x03 \x01(\x08\"P\n\rTokenizeReply\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x15\n\rmax_model_len\x18\x02 \x01(\r\x12\x15\n\rtoken_strings\x18\x03 \x03(\t\"5\n\x11\x44\x65tokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\"\x1f\n\x0f\x44\x65tokenizeReply\x12\x0c\n\x04text\x18\x01 \x01(\t\"\x13\n\x11ListModelsRequest\":\n\x0fListModelsReply\x12\'\n\x06models\x18\x01 \x03(\x0b\x32\x17.headwater.v1.ModelCard\"Q\n\tModelCard\x12\n\n\x02id\x18\x01 \x01(\t\x12\x15\n\rmax_model_len\x18\x02 \x01(\r\x12\x0f\n\x07\x63reated\x18\x03 \x01(\x03\x12\x10\n\x08revision\x18\x04 \x01(\t\"#\n\rCancelRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\" \n\x0b\x43\x61ncelReply\x12\x11\n\tcancelled\x18\x01 \x01(\x08\"8\n\rResumeRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x13\n\x0b\x61\x66ter_index\x18\x02 \x01(\r\"o\n\x0bResumeReply\x12\'\n\x04\x63hat\x18\x01 \x01(\x0b\x32\x17.headwater.v1.ChatChunkH\x00\x12/\n\x08\x63omplete\x18\x02 \x01(\x0b\x32\x1b.headwater.v1.CompleteChunkH\x00\x42\x06\n\x04kind2\xcc\x05\n\tInference\x12:\n\x04\x43hat\x12\x19.headwater.v1.ChatRequest\x1a\x17.headwater.v1.ChatReply\x12\x42\n\nChatStream\x12\x19.headwater.v1.ChatRequest\x1a\x17.headwater.v1.ChatChunk0\x01\x12\x46\n\x08\x43omplete\x12\x1d.headwater.v1.CompleteRequest\x1a\x1b.headwater.v1.CompleteReply\x12N\n\x0e\x43ompleteStream\x12\x1d.headwater.v1.CompleteRequest\x1a\x1b.headwater.v1.CompleteChunk0\x01\x12=\n\x05\x45mbed\x12\x1a.headwater.v1.EmbedRequest\x1a\x18.headwater.v1.EmbedReply\x12\x46\n\x08Tokenize\x12\x1d.headwater.v1.TokenizeRequest\x1a\x1b.headwater.v1.TokenizeReply\x12L\n\nDetokenize\x12\x1f.headwater.v1.DetokenizeRequest\x1a\x1d.headwater.v1.DetokenizeReply\x12L\n\nListModels\x12\x1f.headwater.v1.ListModelsRequest\x1a\x1d.headwater.v1.ListModelsReply\x12\x42\n\x06Resume\x12\x1b.headwater.v1.ResumeRequest\x1a\x19.headwater.v1.ResumeReply0\x01\x12@\n\x06\x43\x61ncel\x12\x1b.headwater.v1.CancelRequest\x1a\x19.headwater.v1.CancelReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,47 +34,51 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'headwater.proto.inference_p
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_CHATREQUEST']._serialized_start=113
-  _globals['_CHATREQUEST']._serialized_end=442
-  _globals['_CHATREPLY']._serialized_start=445
-  _globals['_CHATREPLY']._serialized_end=698
-  _globals['_CHATCHOICE']._serialized_start=701
-  _globals['_CHATCHOICE']._serialized_end=935
-  _globals['_STOPREASON']._serialized_start=937
-  _globals['_STOPREASON']._serialized_end=993
-  _globals['_CHATCHUNK']._serialized_start=996
-  _globals['_CHATCHUNK']._serialized_end=1438
-  _globals['_COMPLETEREQUEST']._serialized_start=1441
-  _globals['_COMPLETEREQUEST']._serialized_end=1802
-  _globals['_COMPLETEREPLY']._serialized_start=1805
-  _globals['_COMPLETEREPLY']._serialized_end=2013
-  _globals['_COMPLETECHOICE']._serialized_start=2016
-  _globals['_COMPLETECHOICE']._serialized_end=2277
-  _globals['_COMPLETECHUNK']._serialized_start=2280
-  _globals['_COMPLETECHUNK']._serialized_end=2686
-  _globals['_EMBEDREQUEST']._serialized_start=2689
-  _globals['_EMBEDREQUEST']._serialized_end=3041
-  _globals['_EMBEDREPLY']._serialized_start=3044
-  _globals['_EMBEDREPLY']._serialized_end=3233
-  _globals['_EMBEDREPLY_VECTOR']._serialized_start=3209
-  _globals['_EMBEDREPLY_VECTOR']._serialized_end=3233
-  _globals['_TOKENIZEREQUEST']._serialized_start=3235
-  _globals['_TOKENIZEREQUEST']._serialized_end=3335
-  _globals['_TOKENIZEREPLY']._serialized_start=3337
-  _globals['_TOKENIZEREPLY']._serialized_end=3417
-  _globals['_DETOKENIZEREQUEST']._serialized_start=3419
-  _globals['_DETOKENIZEREQUEST']._serialized_end=3472
-  _globals['_DETOKENIZEREPLY']._serialized_start=3474
-  _globals['_DETOKENIZEREPLY']._serialized_end=3505
-  _globals['_LISTMODELSREQUEST']._serialized_start=3507
-  _globals['_LISTMODELSREQUEST']._serialized_end=3526
-  _globals['_LISTMODELSREPLY']._serialized_start=3528
-  _globals['_LISTMODELSREPLY']._serialized_end=3586
-  _globals['_MODELCARD']._serialized_start=3588
-  _globals['_MODELCARD']._serialized_end=3669
-  _globals['_CANCELREQUEST']._serialized_start=3671
-  _globals['_CANCELREQUEST']._serialized_end=3706
-  _globals['_CANCELREPLY']._serialized_start=3708
-  _globals['_CANCELREPLY']._serialized_end=3740
-  _globals['_INFERENCE']._serialized_start=3743
-  _globals['_INFERENCE']._serialized_end=4391
+  _globals['_CHATREQUEST']._serialized_end=461
+  _globals['_CHATREPLY']._serialized_start=464
+  _globals['_CHATREPLY']._serialized_end=717
+  _globals['_CHATCHOICE']._serialized_start=720
+  _globals['_CHATCHOICE']._serialized_end=954
+  _globals['_STOPREASON']._serialized_start=956
+  _globals['_STOPREASON']._serialized_end=1012
+  _globals['_CHATCHUNK']._serialized_start=1015
+  _globals['_CHATCHUNK']._serialized_end=1478
+  _globals['_COMPLETEREQUEST']._serialized_start=1481
+  _globals['_COMPLETEREQUEST']._serialized_end=1861
+  _globals['_COMPLETEREPLY']._serialized_start=1864
+  _globals['_COMPLETEREPLY']._serialized_end=2072
+  _globals['_COMPLETECHOICE']._serialized_start=2075
+  _globals['_COMPLETECHOICE']._serialized_end=2336
+  _globals['_COMPLETECHUNK']._serialized_start=2339
+  _globals['_COMPLETECHUNK']._serialized_end=2766
+  _globals['_EMBEDREQUEST']._serialized_start=2769
+  _globals['_EMBEDREQUEST']._serialized_end=3121
+  _globals['_EMBEDREPLY']._serialized_start=3124
+  _globals['_EMBEDREPLY']._serialized_end=3313
+  _globals['_EMBEDREPLY_VECTOR']._serialized_start=3289
+  _globals['_EMBEDREPLY_VECTOR']._serialized_end=3313
+  _globals['_TOKENIZEREQUEST']._serialized_start=3315
+  _globals['_TOKENIZEREQUEST']._serialized_end=3415
+  _globals['_TOKENIZEREPLY']._serialized_start=3417
+  _globals['_TOKENIZEREPLY']._serialized_end=3497
+  _globals['_DETOKENIZEREQUEST']._serialized_start=3499
+  _globals['_DETOKENIZEREQUEST']._serialized_end=3552
+  _globals['_DETOKENIZEREPLY']._serialized_start=3554
+  _globals['_DETOKENIZEREPLY']._serialized_end=3585
+  _globals['_LISTMODELSREQUEST']._serialized_start=3587
+  _globals['_LISTMODELSREQUEST']._serialized_end=3606
+  _globals['_LISTMODELSREPLY']._serialized_start=3608
+  _globals['_LISTMODELSREPLY']._serialized_end=3666
+  _globals['_MODELCARD']._serialized_start=3668
+  _globals['_MODELCARD']._serialized_end=3749
+  _globals['_CANCELREQUEST']._serialized_start=3751
+  _globals['_CANCELREQUEST']._serialized_end=3786
+  _globals['_CANCELREPLY']._serialized_start=3788
+  _globals['_CANCELREPLY']._serialized_end=3820
+  _globals['_RESUMEREQUEST']._serialized_start=3822
+  _globals['_RESUMEREQUEST']._serialized_end=3878
+  _globals['_RESUMEREPLY']._serialized_start=3880
+  _globals['_RESUMEREPLY']._serialized_end=3991
+  _globals['_INFERENCE']._serialized_start=3994
+  _globals['_INFERENCE']._serialized_end=4710
 # @@protoc_insertion_point(module_scope)

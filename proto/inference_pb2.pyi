@@ -36,6 +36,7 @@ class ChatRequest(_message.Message):
     RETURN_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     RETURN_RECEIPT_FIELD_NUMBER: _builtins.int
     ADD_SPECIAL_TOKENS_FIELD_NUMBER: _builtins.int
+    RESUMABLE_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """served name"""
     client_request_id: _builtins.str
@@ -50,6 +51,8 @@ class ChatRequest(_message.Message):
     """also where it was served and why"""
     add_special_tokens: _builtins.bool
     """around what the template renders; default false"""
+    resumable: _builtins.bool
+    """streams: chunks are numbered, and Resume goes on behind the last one that came"""
     @_builtins.property
     def conversation(self) -> _processor_pb2.Conversation:
         """what to answer"""
@@ -70,10 +73,11 @@ class ChatRequest(_message.Message):
         return_token_ids: _builtins.bool = ...,
         return_receipt: _builtins.bool = ...,
         add_special_tokens: _builtins.bool | None = ...,
+        resumable: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens", "_cache_salt", b"_cache_salt", "_priority", b"_priority", "add_special_tokens", b"add_special_tokens", "cache_salt", b"cache_salt", "conversation", b"conversation", "priority", b"priority", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens", "_cache_salt", b"_cache_salt", "_priority", b"_priority", "add_special_tokens", b"add_special_tokens", "cache_salt", b"cache_salt", "client_request_id", b"client_request_id", "conversation", b"conversation", "model", b"model", "priority", b"priority", "return_receipt", b"return_receipt", "return_token_ids", b"return_token_ids", "sampling", b"sampling"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens", "_cache_salt", b"_cache_salt", "_priority", b"_priority", "add_special_tokens", b"add_special_tokens", "cache_salt", b"cache_salt", "client_request_id", b"client_request_id", "conversation", b"conversation", "model", b"model", "priority", b"priority", "resumable", b"resumable", "return_receipt", b"return_receipt", "return_token_ids", b"return_token_ids", "sampling", b"sampling"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__add_special_tokens: _TypeAlias = _typing.Literal["add_special_tokens"]  # noqa: Y015
     _WhichOneofArgType__add_special_tokens: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens"]  # noqa: Y015
@@ -241,6 +245,7 @@ class ChatChunk(_message.Message):
     RECEIPT_JSON_FIELD_NUMBER: _builtins.int
     REASONING_CONTENT_FIELD_NUMBER: _builtins.int
     TOOL_CALLS_FIELD_NUMBER: _builtins.int
+    CHUNK_INDEX_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """the gateway's"""
     client_request_id: _builtins.str
@@ -259,6 +264,8 @@ class ChatChunk(_message.Message):
     """in the last chunk of all, when asked"""
     reasoning_content: _builtins.str
     """more thoughts"""
+    chunk_index: _builtins.int
+    """of a resumable stream: 1, 2, 3, …"""
     @_builtins.property
     def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.TokenLogprob]:
         """of this piece"""
@@ -301,10 +308,11 @@ class ChatChunk(_message.Message):
         receipt_json: _builtins.str = ...,
         reasoning_content: _builtins.str = ...,
         tool_calls: _abc.Iterable[_common_pb2.ToolCallDelta] | None = ...,
+        chunk_index: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["stop_reason", b"stop_reason", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_request_id", b"client_request_id", "content", b"content", "finish_reason", b"finish_reason", "index", b"index", "logprobs", b"logprobs", "model", b"model", "prompt_token_ids", b"prompt_token_ids", "reasoning_content", b"reasoning_content", "receipt_json", b"receipt_json", "request_id", b"request_id", "role", b"role", "stop_reason", b"stop_reason", "token_ids", b"token_ids", "tool_calls", b"tool_calls", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk_index", b"chunk_index", "client_request_id", b"client_request_id", "content", b"content", "finish_reason", b"finish_reason", "index", b"index", "logprobs", b"logprobs", "model", b"model", "prompt_token_ids", b"prompt_token_ids", "reasoning_content", b"reasoning_content", "receipt_json", b"receipt_json", "request_id", b"request_id", "role", b"role", "stop_reason", b"stop_reason", "token_ids", b"token_ids", "tool_calls", b"tool_calls", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -324,6 +332,7 @@ class CompleteRequest(_message.Message):
     RETURN_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     RETURN_RECEIPT_FIELD_NUMBER: _builtins.int
     ADD_SPECIAL_TOKENS_FIELD_NUMBER: _builtins.int
+    RESUMABLE_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """served name"""
     text: _builtins.str
@@ -340,6 +349,8 @@ class CompleteRequest(_message.Message):
     """also where it was served and why"""
     add_special_tokens: _builtins.bool
     """around a text; default true"""
+    resumable: _builtins.bool
+    """streams: chunks are numbered, and Resume goes on behind the last one that came"""
     @_builtins.property
     def token_ids(self) -> _processor_pb2.Prompt.TokenIds:
         """already tokens"""
@@ -361,10 +372,11 @@ class CompleteRequest(_message.Message):
         return_token_ids: _builtins.bool = ...,
         return_receipt: _builtins.bool = ...,
         add_special_tokens: _builtins.bool | None = ...,
+        resumable: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens", "_cache_salt", b"_cache_salt", "_priority", b"_priority", "add_special_tokens", b"add_special_tokens", "cache_salt", b"cache_salt", "priority", b"priority", "prompt", b"prompt", "sampling", b"sampling", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens", "_cache_salt", b"_cache_salt", "_priority", b"_priority", "add_special_tokens", b"add_special_tokens", "cache_salt", b"cache_salt", "client_request_id", b"client_request_id", "model", b"model", "priority", b"priority", "prompt", b"prompt", "return_receipt", b"return_receipt", "return_token_ids", b"return_token_ids", "sampling", b"sampling", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens", "_cache_salt", b"_cache_salt", "_priority", b"_priority", "add_special_tokens", b"add_special_tokens", "cache_salt", b"cache_salt", "client_request_id", b"client_request_id", "model", b"model", "priority", b"priority", "prompt", b"prompt", "resumable", b"resumable", "return_receipt", b"return_receipt", "return_token_ids", b"return_token_ids", "sampling", b"sampling", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__add_special_tokens: _TypeAlias = _typing.Literal["add_special_tokens"]  # noqa: Y015
     _WhichOneofArgType__add_special_tokens: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens"]  # noqa: Y015
@@ -504,6 +516,7 @@ class CompleteChunk(_message.Message):
     PROMPT_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     RECEIPT_JSON_FIELD_NUMBER: _builtins.int
     PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
+    CHUNK_INDEX_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """the gateway's"""
     client_request_id: _builtins.str
@@ -518,6 +531,8 @@ class CompleteChunk(_message.Message):
     """in a choice's last chunk"""
     receipt_json: _builtins.str
     """in the last chunk of all, when asked"""
+    chunk_index: _builtins.int
+    """of a resumable stream: 1, 2, 3, …"""
     @_builtins.property
     def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.TokenLogprob]:
         """of this piece"""
@@ -558,10 +573,11 @@ class CompleteChunk(_message.Message):
         prompt_token_ids: _abc.Iterable[_builtins.int] | None = ...,
         receipt_json: _builtins.str = ...,
         prompt_logprobs: _abc.Iterable[_common_pb2.TokenLogprob] | None = ...,
+        chunk_index: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["stop_reason", b"stop_reason", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_request_id", b"client_request_id", "finish_reason", b"finish_reason", "index", b"index", "logprobs", b"logprobs", "model", b"model", "prompt_logprobs", b"prompt_logprobs", "prompt_token_ids", b"prompt_token_ids", "receipt_json", b"receipt_json", "request_id", b"request_id", "stop_reason", b"stop_reason", "text", b"text", "token_ids", b"token_ids", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chunk_index", b"chunk_index", "client_request_id", b"client_request_id", "finish_reason", b"finish_reason", "index", b"index", "logprobs", b"logprobs", "model", b"model", "prompt_logprobs", b"prompt_logprobs", "prompt_token_ids", b"prompt_token_ids", "receipt_json", b"receipt_json", "request_id", b"request_id", "stop_reason", b"stop_reason", "text", b"text", "token_ids", b"token_ids", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -918,3 +934,59 @@ class CancelReply(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___CancelReply: _TypeAlias = CancelReply  # noqa: Y015
+
+@_typing.final
+class ResumeRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    AFTER_INDEX_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    """the gateway's, as chunks name it"""
+    after_index: _builtins.int
+    """chunk_index of the last chunk that came; 0: all of them again"""
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+        after_index: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after_index", b"after_index", "request_id", b"request_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ResumeRequest: _TypeAlias = ResumeRequest  # noqa: Y015
+
+@_typing.final
+class ResumeReply(_message.Message):
+    """A chunk of the kind that was asked for."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CHAT_FIELD_NUMBER: _builtins.int
+    COMPLETE_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def chat(self) -> Global___ChatChunk:
+        """of ChatStream"""
+
+    @_builtins.property
+    def complete(self) -> Global___CompleteChunk:
+        """of CompleteStream"""
+
+    def __init__(
+        self,
+        *,
+        chat: Global___ChatChunk | None = ...,
+        complete: Global___CompleteChunk | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["chat", b"chat", "complete", b"complete", "kind", b"kind"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chat", b"chat", "complete", b"complete", "kind", b"kind"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["chat", "complete"]  # noqa: Y015
+    _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
+
+Global___ResumeReply: _TypeAlias = ResumeReply  # noqa: Y015

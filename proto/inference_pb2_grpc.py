@@ -74,6 +74,11 @@ class InferenceStub:
                 request_serializer=headwater_dot_proto_dot_inference__pb2.ListModelsRequest.SerializeToString,
                 response_deserializer=headwater_dot_proto_dot_inference__pb2.ListModelsReply.FromString,
                 _registered_method=True)
+        self.Resume = channel.unary_stream(
+                '/headwater.v1.Inference/Resume',
+                request_serializer=headwater_dot_proto_dot_inference__pb2.ResumeRequest.SerializeToString,
+                response_deserializer=headwater_dot_proto_dot_inference__pb2.ResumeReply.FromString,
+                _registered_method=True)
         self.Cancel = channel.unary_unary(
                 '/headwater.v1.Inference/Cancel',
                 request_serializer=headwater_dot_proto_dot_inference__pb2.CancelRequest.SerializeToString,
@@ -140,6 +145,13 @@ class InferenceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Resume(self, request, context):
+        """Goes on with a stream that was asked to be resumable and whose connection broke.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Cancel(self, request, context):
         """Ends a request of the same tenant.
         """
@@ -189,6 +201,11 @@ def add_InferenceServicer_to_server(servicer, server):
                     servicer.ListModels,
                     request_deserializer=headwater_dot_proto_dot_inference__pb2.ListModelsRequest.FromString,
                     response_serializer=headwater_dot_proto_dot_inference__pb2.ListModelsReply.SerializeToString,
+            ),
+            'Resume': grpc.unary_stream_rpc_method_handler(
+                    servicer.Resume,
+                    request_deserializer=headwater_dot_proto_dot_inference__pb2.ResumeRequest.FromString,
+                    response_serializer=headwater_dot_proto_dot_inference__pb2.ResumeReply.SerializeToString,
             ),
             'Cancel': grpc.unary_unary_rpc_method_handler(
                     servicer.Cancel,
@@ -412,6 +429,33 @@ class Inference:
             '/headwater.v1.Inference/ListModels',
             headwater_dot_proto_dot_inference__pb2.ListModelsRequest.SerializeToString,
             headwater_dot_proto_dot_inference__pb2.ListModelsReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Resume(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/headwater.v1.Inference/Resume',
+            headwater_dot_proto_dot_inference__pb2.ResumeRequest.SerializeToString,
+            headwater_dot_proto_dot_inference__pb2.ResumeReply.FromString,
             options,
             channel_credentials,
             insecure,

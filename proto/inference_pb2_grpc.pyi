@@ -50,6 +50,8 @@ class InferenceStub:
     """Token ids to text."""
     ListModels: _grpc.UnaryUnaryMultiCallable[_inference_pb2.ListModelsRequest, _inference_pb2.ListModelsReply]
     """What is served."""
+    Resume: _grpc.UnaryStreamMultiCallable[_inference_pb2.ResumeRequest, _inference_pb2.ResumeReply]
+    """Goes on with a stream that was asked to be resumable and whose connection broke."""
     Cancel: _grpc.UnaryUnaryMultiCallable[_inference_pb2.CancelRequest, _inference_pb2.CancelReply]
     """Ends a request of the same tenant."""
 
@@ -72,6 +74,8 @@ class InferenceAsyncStub(InferenceStub):
     """Token ids to text."""
     ListModels: _aio.UnaryUnaryMultiCallable[_inference_pb2.ListModelsRequest, _inference_pb2.ListModelsReply]  # type: ignore[assignment]
     """What is served."""
+    Resume: _aio.UnaryStreamMultiCallable[_inference_pb2.ResumeRequest, _inference_pb2.ResumeReply]  # type: ignore[assignment]
+    """Goes on with a stream that was asked to be resumable and whose connection broke."""
     Cancel: _aio.UnaryUnaryMultiCallable[_inference_pb2.CancelRequest, _inference_pb2.CancelReply]  # type: ignore[assignment]
     """Ends a request of the same tenant."""
 
@@ -139,6 +143,14 @@ class InferenceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_inference_pb2.ListModelsReply, _abc.Awaitable[_inference_pb2.ListModelsReply]]:
         """What is served."""
+
+    @_abc_1.abstractmethod
+    def Resume(
+        self,
+        request: _inference_pb2.ResumeRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_inference_pb2.ResumeReply], _abc.AsyncIterator[_inference_pb2.ResumeReply]]:
+        """Goes on with a stream that was asked to be resumable and whose connection broke."""
 
     @_abc_1.abstractmethod
     def Cancel(

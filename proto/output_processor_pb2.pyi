@@ -31,6 +31,9 @@ class GatewayFrame(_message.Message):
     OPENS_FIELD_NUMBER: _builtins.int
     PARTS_FIELD_NUMBER: _builtins.int
     ASKED_FIELD_NUMBER: _builtins.int
+    KEEPS_FIELD_NUMBER: _builtins.int
+    ATTACHES_FIELD_NUMBER: _builtins.int
+    LET_GO_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def cancels(self) -> _containers.RepeatedCompositeFieldContainer[_engine_pb2.Cancel]:
         """first, so that they overtake prompts"""
@@ -51,6 +54,18 @@ class GatewayFrame(_message.Message):
     def asked(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """streams that were silent for long: those that are not here, or not at their engine, end"""
 
+    @_builtins.property
+    def keeps(self) -> _containers.RepeatedCompositeFieldContainer[Global___Keep]:
+        """ahead of the opens of requests that can be resumed"""
+
+    @_builtins.property
+    def attaches(self) -> _containers.RepeatedCompositeFieldContainer[Global___Attach]:
+        """requests that go on in this session"""
+
+    @_builtins.property
+    def let_go(self) -> _containers.RepeatedCompositeFieldContainer[Global___LetGo]:
+        """requests that nobody reads for now"""
+
     def __init__(
         self,
         *,
@@ -59,10 +74,13 @@ class GatewayFrame(_message.Message):
         opens: _abc.Iterable[Global___Open] | None = ...,
         parts: _abc.Iterable[_engine_pb2.AddPart] | None = ...,
         asked: _abc.Iterable[_builtins.int] | None = ...,
+        keeps: _abc.Iterable[Global___Keep] | None = ...,
+        attaches: _abc.Iterable[Global___Attach] | None = ...,
+        let_go: _abc.Iterable[Global___LetGo] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["asked", b"asked", "cancels", b"cancels", "credits", b"credits", "opens", b"opens", "parts", b"parts"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["asked", b"asked", "attaches", b"attaches", "cancels", b"cancels", "credits", b"credits", "keeps", b"keeps", "let_go", b"let_go", "opens", b"opens", "parts", b"parts"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -81,6 +99,7 @@ class Open(_message.Message):
     ADD_FIELD_NUMBER: _builtins.int
     DELIVERED_BYTES_FIELD_NUMBER: _builtins.int
     ANSWER_FORMAT_FIELD_NUMBER: _builtins.int
+    RESUMABLE_FIELD_NUMBER: _builtins.int
     engine_address: _builtins.str
     """host:port of the chosen engine"""
     replica_id: _builtins.str
@@ -89,6 +108,8 @@ class Open(_message.Message):
     """its incarnation; another one refuses"""
     model: _builtins.str
     """whose tokenizer"""
+    resumable: _builtins.bool
+    """what comes of it is kept for a time; its choices outlive the session"""
     @_builtins.property
     def add(self) -> _engine_pb2.Add:
         """what the engine takes; stream ids are the gateway session's"""
@@ -111,10 +132,11 @@ class Open(_message.Message):
         add: _engine_pb2.Add | None = ...,
         delivered_bytes: _abc.Iterable[_builtins.int] | None = ...,
         answer_format: _common_pb2.AnswerFormat | None = ...,
+        resumable: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["add", b"add", "answer_format", b"answer_format"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["add", b"add", "answer_format", b"answer_format", "delivered_bytes", b"delivered_bytes", "engine_address", b"engine_address", "epoch", b"epoch", "model", b"model", "replica_id", b"replica_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["add", b"add", "answer_format", b"answer_format", "delivered_bytes", b"delivered_bytes", "engine_address", b"engine_address", "epoch", b"epoch", "model", b"model", "replica_id", b"replica_id", "resumable", b"resumable"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -138,6 +160,7 @@ class OutputFrame(_message.Message):
     PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
     PARTS_FIELD_NUMBER: _builtins.int
     EMBEDDINGS_FIELD_NUMBER: _builtins.int
+    ATTACHED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def stream_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """a row a stream"""
@@ -186,6 +209,10 @@ class OutputFrame(_message.Message):
     def embeddings(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.Embedding]:
         """of requests that asked; their finish follows"""
 
+    @_builtins.property
+    def attached(self) -> _containers.RepeatedCompositeFieldContainer[Global___Attached]:
+        """requests that go on in this session; all that was said of them follows"""
+
     def __init__(
         self,
         *,
@@ -201,10 +228,11 @@ class OutputFrame(_message.Message):
         prompt_logprobs: _abc.Iterable[Global___OutputPromptLogprobs] | None = ...,
         parts: _abc.Iterable[Global___RowParts] | None = ...,
         embeddings: _abc.Iterable[_common_pb2.Embedding] | None = ...,
+        attached: _abc.Iterable[Global___Attached] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["embeddings", b"embeddings", "finishes", b"finishes", "first_index", b"first_index", "logprobs", b"logprobs", "num_tokens", b"num_tokens", "parts", b"parts", "prompt_logprobs", b"prompt_logprobs", "starts", b"starts", "stream_ids", b"stream_ids", "text_offset", b"text_offset", "texts", b"texts", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attached", b"attached", "embeddings", b"embeddings", "finishes", b"finishes", "first_index", b"first_index", "logprobs", b"logprobs", "num_tokens", b"num_tokens", "parts", b"parts", "prompt_logprobs", b"prompt_logprobs", "starts", b"starts", "stream_ids", b"stream_ids", "text_offset", b"text_offset", "texts", b"texts", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -290,6 +318,7 @@ class OutputFinish(_message.Message):
     NUM_REASONING_TOKENS_FIELD_NUMBER: _builtins.int
     WORK_FIELD_NUMBER: _builtins.int
     CAUSE_FIELD_NUMBER: _builtins.int
+    ENDED_AT_FIELD_NUMBER: _builtins.int
     stream_id: _builtins.int
     """which"""
     reason: _common_pb2.FinishReason.ValueType
@@ -308,6 +337,8 @@ class OutputFinish(_message.Message):
     """of these, thoughts"""
     cause: _common_pb2.LossCause.ValueType
     """of an end that is retriable"""
+    ended_at: _builtins.int
+    """seconds since 1970; of a request that can be resumed"""
     @_builtins.property
     def work(self) -> _engine_pb2.Work:
         """of the engine; absent when a stop string ended the stream"""
@@ -325,10 +356,11 @@ class OutputFinish(_message.Message):
         num_reasoning_tokens: _builtins.int = ...,
         work: _engine_pb2.Work | None = ...,
         cause: _common_pb2.LossCause.ValueType = ...,
+        ended_at: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["stop_reason", b"stop_reason", "stop_string", b"stop_string", "stop_token_id", b"stop_token_id", "work", b"work"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cause", b"cause", "error", b"error", "num_output_tokens", b"num_output_tokens", "num_reasoning_tokens", b"num_reasoning_tokens", "reason", b"reason", "retriable", b"retriable", "stop_reason", b"stop_reason", "stop_string", b"stop_string", "stop_token_id", b"stop_token_id", "stream_id", b"stream_id", "work", b"work"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cause", b"cause", "ended_at", b"ended_at", "error", b"error", "num_output_tokens", b"num_output_tokens", "num_reasoning_tokens", b"num_reasoning_tokens", "reason", b"reason", "retriable", b"retriable", "stop_reason", b"stop_reason", "stop_string", b"stop_string", "stop_token_id", b"stop_token_id", "stream_id", b"stream_id", "work", b"work"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_stop_reason: _TypeAlias = _typing.Literal["stop_string", "stop_token_id"]  # noqa: Y015
     _WhichOneofArgType_stop_reason: _TypeAlias = _typing.Literal["stop_reason", b"stop_reason"]  # noqa: Y015
@@ -371,3 +403,213 @@ class OutputPromptLogprobs(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___OutputPromptLogprobs: _TypeAlias = OutputPromptLogprobs  # noqa: Y015
+
+@_typing.final
+class Keep(_message.Message):
+    """A part of what the next gateway of a request needs."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STREAM_ID_FIELD_NUMBER: _builtins.int
+    CONTEXT_FIELD_NUMBER: _builtins.int
+    stream_id: _builtins.int
+    """the first one of the open that follows"""
+    context: _builtins.bytes
+    """the gateways' own words; parts in order"""
+    def __init__(
+        self,
+        *,
+        stream_id: _builtins.int = ...,
+        context: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["context", b"context", "stream_id", b"stream_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Keep: _TypeAlias = Keep  # noqa: Y015
+
+@_typing.final
+class Attach(_message.Message):
+    """Takes a request over, from its first token on."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    TENANT_FIELD_NUMBER: _builtins.int
+    STREAM_IDS_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    """as in its Add"""
+    tenant: _builtins.str
+    """whose it is"""
+    @_builtins.property
+    def stream_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """one a choice, in this session"""
+
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+        tenant: _builtins.str = ...,
+        stream_ids: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["request_id", b"request_id", "stream_ids", b"stream_ids", "tenant", b"tenant"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Attach: _TypeAlias = Attach  # noqa: Y015
+
+@_typing.final
+class LetGo(_message.Message):
+    """Leaves a request to whoever comes for it in time."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STREAM_IDS_FIELD_NUMBER: _builtins.int
+    PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
+    OUTPUT_TOKENS_FIELD_NUMBER: _builtins.int
+    prompt_tokens: _builtins.int
+    """charged so far"""
+    output_tokens: _builtins.int
+    """likewise"""
+    @_builtins.property
+    def stream_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """of its choices"""
+
+    def __init__(
+        self,
+        *,
+        stream_ids: _abc.Iterable[_builtins.int] | None = ...,
+        prompt_tokens: _builtins.int = ...,
+        output_tokens: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["output_tokens", b"output_tokens", "prompt_tokens", b"prompt_tokens", "stream_ids", b"stream_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LetGo: _TypeAlias = LetGo  # noqa: Y015
+
+@_typing.final
+class Attached(_message.Message):
+    """A request that was taken over."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STREAM_IDS_FIELD_NUMBER: _builtins.int
+    GRANTED_FIELD_NUMBER: _builtins.int
+    PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
+    OUTPUT_TOKENS_FIELD_NUMBER: _builtins.int
+    prompt_tokens: _builtins.int
+    """that earlier gateways charge"""
+    output_tokens: _builtins.int
+    """likewise"""
+    @_builtins.property
+    def stream_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """one a choice"""
+
+    @_builtins.property
+    def granted(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """output index up to which each may go without more credit"""
+
+    def __init__(
+        self,
+        *,
+        stream_ids: _abc.Iterable[_builtins.int] | None = ...,
+        granted: _abc.Iterable[_builtins.int] | None = ...,
+        prompt_tokens: _builtins.int = ...,
+        output_tokens: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["granted", b"granted", "output_tokens", b"output_tokens", "prompt_tokens", b"prompt_tokens", "stream_ids", b"stream_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Attached: _TypeAlias = Attached  # noqa: Y015
+
+@_typing.final
+class FindStreamRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    TENANT_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    """the gateway's"""
+    tenant: _builtins.str
+    """who asks; another tenant's is not found"""
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+        tenant: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["request_id", b"request_id", "tenant", b"tenant"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FindStreamRequest: _TypeAlias = FindStreamRequest  # noqa: Y015
+
+@_typing.final
+class FoundStream(_message.Message):
+    """What there is, in parts."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CONTEXT_FIELD_NUMBER: _builtins.int
+    NUM_CHOICES_FIELD_NUMBER: _builtins.int
+    GRANTED_FIELD_NUMBER: _builtins.int
+    NUM_TOKENS_FIELD_NUMBER: _builtins.int
+    ENDED_FIELD_NUMBER: _builtins.int
+    PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
+    OUTPUT_TOKENS_FIELD_NUMBER: _builtins.int
+    NUM_READERS_FIELD_NUMBER: _builtins.int
+    ATTEMPT_FIELD_NUMBER: _builtins.int
+    context: _builtins.bytes
+    """more of it"""
+    num_choices: _builtins.int
+    """in the first part, as the rest"""
+    ended: _builtins.bool
+    """all choices have"""
+    prompt_tokens: _builtins.int
+    """that earlier gateways charge"""
+    output_tokens: _builtins.int
+    """likewise"""
+    num_readers: _builtins.int
+    """gateways that carried it so far"""
+    attempt: _builtins.int
+    """dispatches so far"""
+    @_builtins.property
+    def granted(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """output index up to which each may go without more credit"""
+
+    @_builtins.property
+    def num_tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """that each has"""
+
+    def __init__(
+        self,
+        *,
+        context: _builtins.bytes = ...,
+        num_choices: _builtins.int = ...,
+        granted: _abc.Iterable[_builtins.int] | None = ...,
+        num_tokens: _abc.Iterable[_builtins.int] | None = ...,
+        ended: _builtins.bool = ...,
+        prompt_tokens: _builtins.int = ...,
+        output_tokens: _builtins.int = ...,
+        num_readers: _builtins.int = ...,
+        attempt: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "context", b"context", "ended", b"ended", "granted", b"granted", "num_choices", b"num_choices", "num_readers", b"num_readers", "num_tokens", b"num_tokens", "output_tokens", b"output_tokens", "prompt_tokens", b"prompt_tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FoundStream: _TypeAlias = FoundStream  # noqa: Y015

@@ -39,6 +39,11 @@ class OutputProcessorStub:
                 request_serializer=headwater_dot_proto_dot_output__processor__pb2.GatewayFrame.SerializeToString,
                 response_deserializer=headwater_dot_proto_dot_output__processor__pb2.OutputFrame.FromString,
                 _registered_method=True)
+        self.FindStream = channel.unary_stream(
+                '/headwater.v1.OutputProcessor/FindStream',
+                request_serializer=headwater_dot_proto_dot_output__processor__pb2.FindStreamRequest.SerializeToString,
+                response_deserializer=headwater_dot_proto_dot_output__processor__pb2.FoundStream.FromString,
+                _registered_method=True)
 
 
 class OutputProcessorServicer:
@@ -51,6 +56,13 @@ class OutputProcessorServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def FindStream(self, request, context):
+        """What is known of a request that can be resumed here, and what its gateway left for the next; else NOT_FOUND.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_OutputProcessorServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -58,6 +70,11 @@ def add_OutputProcessorServicer_to_server(servicer, server):
                     servicer.Session,
                     request_deserializer=headwater_dot_proto_dot_output__processor__pb2.GatewayFrame.FromString,
                     response_serializer=headwater_dot_proto_dot_output__processor__pb2.OutputFrame.SerializeToString,
+            ),
+            'FindStream': grpc.unary_stream_rpc_method_handler(
+                    servicer.FindStream,
+                    request_deserializer=headwater_dot_proto_dot_output__processor__pb2.FindStreamRequest.FromString,
+                    response_serializer=headwater_dot_proto_dot_output__processor__pb2.FoundStream.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -87,6 +104,33 @@ class OutputProcessor:
             '/headwater.v1.OutputProcessor/Session',
             headwater_dot_proto_dot_output__processor__pb2.GatewayFrame.SerializeToString,
             headwater_dot_proto_dot_output__processor__pb2.OutputFrame.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def FindStream(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/headwater.v1.OutputProcessor/FindStream',
+            headwater_dot_proto_dot_output__processor__pb2.FindStreamRequest.SerializeToString,
+            headwater_dot_proto_dot_output__processor__pb2.FoundStream.FromString,
             options,
             channel_credentials,
             insecure,

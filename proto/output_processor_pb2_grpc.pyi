@@ -33,12 +33,16 @@ class OutputProcessorStub:
     def __new__(cls, channel: _aio.Channel) -> OutputProcessorAsyncStub: ...
     Session: _grpc.StreamStreamMultiCallable[_output_processor_pb2.GatewayFrame, _output_processor_pb2.OutputFrame]
     """Carries every request between one gateway and one output processor. No frame exceeds 256 KiB."""
+    FindStream: _grpc.UnaryStreamMultiCallable[_output_processor_pb2.FindStreamRequest, _output_processor_pb2.FoundStream]
+    """What is known of a request that can be resumed here, and what its gateway left for the next; else NOT_FOUND."""
 
 @_typing.type_check_only
 class OutputProcessorAsyncStub(OutputProcessorStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     Session: _aio.StreamStreamMultiCallable[_output_processor_pb2.GatewayFrame, _output_processor_pb2.OutputFrame]  # type: ignore[assignment]
     """Carries every request between one gateway and one output processor. No frame exceeds 256 KiB."""
+    FindStream: _aio.UnaryStreamMultiCallable[_output_processor_pb2.FindStreamRequest, _output_processor_pb2.FoundStream]  # type: ignore[assignment]
+    """What is known of a request that can be resumed here, and what its gateway left for the next; else NOT_FOUND."""
 
 class OutputProcessorServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -48,5 +52,13 @@ class OutputProcessorServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_output_processor_pb2.OutputFrame], _abc.AsyncIterator[_output_processor_pb2.OutputFrame]]:
         """Carries every request between one gateway and one output processor. No frame exceeds 256 KiB."""
+
+    @_abc_1.abstractmethod
+    def FindStream(
+        self,
+        request: _output_processor_pb2.FindStreamRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_output_processor_pb2.FoundStream], _abc.AsyncIterator[_output_processor_pb2.FoundStream]]:
+        """What is known of a request that can be resumed here, and what its gateway left for the next; else NOT_FOUND."""
 
 def add_OutputProcessorServicer_to_server(servicer: OutputProcessorServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
