@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 
@@ -119,6 +119,13 @@ class Engine:
             self._is_idle = False
             self._settler.finish(request, FinishReason.ERROR, self._output, error=error)
 
+    def ask(self, keys: Iterable[int]) -> None:
+        """Says the end of those that are neither waiting nor running, preempted ones included: they are not here."""
+        for key in keys:
+            if key not in self._requests:
+                self._is_idle = False
+                self._output.finishes.append(Finished(key=key, reason=FinishReason.MISSING, num_output_tokens=0))
+
     @property
     def holds_back(self) -> bool:
         """Whether the next step would do nothing until masks come or the device is done: time to wait for either."""
@@ -203,7 +210,8 @@ class Engine:
     def _take_output(self, retired: PlannedStep | None) -> StepOutput | None:
         output = self._output
         output.cache_events = self._scheduler.cache.take_events()
-        if not (retired or output.finishes or output.cache_events or output.masks_wanted):
+        is_told = retired is not None and not retired.is_silent
+        if not (is_told or output.finishes or output.cache_events or output.masks_wanted):
             return None
         for finished in output.finishes:
             self._requests.pop(finished.key, None)

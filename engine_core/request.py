@@ -15,6 +15,8 @@ class FinishReason(Enum):
     LENGTH = "length"
     CANCELLED = "cancelled"
     ERROR = "error"
+    MISSING = "missing"
+    """It was asked for and is not here."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

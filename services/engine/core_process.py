@@ -26,6 +26,7 @@ from headwater.engine_core.executors.options import ExecutorOptions, ModelFacts
 from headwater.services.engine.mask_table import map_masks
 from headwater.services.engine.messages import (
     Add,
+    Ask,
     Cancel,
     Command,
     Credit,
@@ -82,6 +83,8 @@ def _apply(engine: Engine, command: Command) -> None:
         case Fail(keys, errors):
             for key, error in zip(keys, errors, strict=True):
                 engine.fail(key, error)
+        case Ask(keys):
+            engine.ask(keys)
         case _:
             assert_never(command)
 

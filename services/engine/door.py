@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import math
 import time
 from collections import Counter as Tally
 from collections.abc import Callable, Iterator
@@ -17,11 +18,12 @@ from headwater.engine_core.request import NewRequest
 from headwater.engine_core.step_output import EngineLoad, StepOutput
 from headwater.proto.events_pb2 import KvEventBatch
 from headwater.services.engine.core_link import CoreLink
+from headwater.services.engine.fence import Fence
 from headwater.services.engine.grammar_desk import GrammarDesk
 from headwater.services.engine.grammars import GrammarCompiler
 from headwater.services.engine.kv_events import KvEventLog
 from headwater.services.engine.masks import MaskWriter
-from headwater.services.engine.messages import Add, Cancel, Command, Idle, Ready, Step
+from headwater.services.engine.messages import Add, Ask, Cancel, Command, Idle, Ready, Step
 from headwater.services.engine.metrics import (
     DECODE_SECONDS,
     MASK_SECONDS,
@@ -32,7 +34,7 @@ from headwater.services.engine.metrics import (
 )
 from headwater.services.engine.rates import Rates
 from headwater.services.engine.requests import Limits
-from headwater.services.engine.session import DRAINING, EngineSession
+from headwater.services.engine.session import EngineSession
 from headwater.services.errors import Unavailable
 from headwater.services.member import ReplicaLoad
 from headwater.services.tracing import NO_TRACING, Tracing
@@ -58,6 +60,7 @@ class Door:
         self.tracing = tracing
         self.limits = Limits(vocab_size=ready.vocab_size, max_model_len=ready.max_model_len)
         self.keys: Iterator[int] = itertools.count(1)
+        self.fence = Fence()
         self.events = events
         self.load_changed = asyncio.Event()
         self.is_draining = False
@@ -117,6 +120,8 @@ class Door:
     def send(self, command: Command) -> None:
         if isinstance(command, Cancel):
             self.grammars.cancel(command.keys)
+        elif isinstance(command, Ask):
+            command.keys = [key for key in command.keys if not self.grammars.has(key)]
         self._core.send(command)
 
     def session_changed(self) -> None:
@@ -157,15 +162,19 @@ class Door:
             session.cancel_starved(now)
 
     async def drain(self, seconds: float) -> tuple[int, int]:
-        """Takes nothing new, gives what runs so many seconds, cancels the rest, ends the sessions.
+        """Takes nothing new, hands over what would not end within so many seconds, then whatever has not ended, and
+        ends the sessions.
 
-        Returns how many streams ended by themselves and how many were cancelled.
+        Returns how many streams ended by themselves and how many were handed over.
         """
         self.is_draining = True
         self.load_changed.set()
         num_streams = sum(session.num_streams for session in self._sessions)
+        seconds_per_token = self._rates.itl(max(self._load.num_running, 1))
+        most_tokens = seconds / seconds_per_token if seconds_per_token else math.inf
+        num_cancelled = sum(session.hand_over(most_tokens) for session in self._sessions)
         await self._idle(seconds)
-        num_cancelled = sum(session.cancel_all(DRAINING) for session in self._sessions)
+        num_cancelled += sum(session.hand_over(0) for session in self._sessions)
         await self._idle(_CONFIRM_SECONDS)
         for session in list(self._sessions):
             session.end()

@@ -33,6 +33,10 @@ class GrammarDesk:
         task = asyncio.ensure_future(self._enter(request, grammar))
         self._waiting[request.key] = request, task
 
+    def has(self, key: int) -> bool:
+        """Whether the request still waits here."""
+        return key in self._waiting
+
     def cancel(self, keys: Iterable[int]) -> None:
         """Those of the requests that still wait; the others are the core's."""
         for key in keys:

@@ -39,7 +39,13 @@ class Fail(msgspec.Struct, tag="fail", array_like=True):
     errors: list[str]
 
 
-Command = Add | Cancel | Credit | MasksFilled | Fail
+class Ask(msgspec.Struct, tag="ask", array_like=True):
+    """Whoever of these the core does not have ends."""
+
+    keys: list[int]
+
+
+Command = Add | Cancel | Credit | MasksFilled | Fail | Ask
 
 
 class Progress(msgspec.Struct, tag="progress", array_like=True):

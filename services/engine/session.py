@@ -10,7 +10,7 @@ import operator
 import time
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import structlog
 
@@ -18,6 +18,7 @@ from headwater.engine_core.request import FinishReason, NewRequest
 from headwater.engine_core.step_output import Finished, PromptLogprobsPart, Started, StepOutput, Work
 from headwater.proto import common_pb2
 from headwater.proto import engine_pb2 as pb
+from headwater.services.engine.fence import Fence, Prompt
 from headwater.services.engine.frames import (
     MAX_ERROR_CHARS,
     Rows,
@@ -25,7 +26,7 @@ from headwater.services.engine.frames import (
     prompt_logprob_frames,
     step_frames,
 )
-from headwater.services.engine.messages import Cancel, Command, Credit
+from headwater.services.engine.messages import Ask, Cancel, Command, Credit
 from headwater.services.engine.outbox import Outbox
 from headwater.services.engine.requests import Limits, PendingAdd, requests_of
 from headwater.services.errors import BadRequest, HeadwaterError, Unavailable
@@ -35,14 +36,21 @@ from headwater.services.tracing import Span, Tracing
 SLOW_READER_SECONDS = 30.0
 """A stream that has no credit for so long is cancelled: it holds blocks that others could use."""
 
-DRAINING = "draining"
-"""Why a stream was cancelled that another replica may go on with."""
+DRAINING, SUPERSEDED = "draining", "superseded"
+CAUSES = {
+    DRAINING: common_pb2.LOSS_CAUSE_HANDED_OVER,
+    SUPERSEDED: common_pb2.LOSS_CAUSE_SUPERSEDED,
+}
+"""By the reason of a cancel: streams that the engine itself ends, though their answers have not ended."""
+LIVE = common_pb2.LOSS_CAUSE_UNSPECIFIED
+MISSING = "the engine does not have the stream"
 
 REASONS = {
     FinishReason.STOP: common_pb2.FINISH_REASON_STOP,
     FinishReason.LENGTH: common_pb2.FINISH_REASON_LENGTH,
     FinishReason.CANCELLED: common_pb2.FINISH_REASON_CANCELLED,
     FinishReason.ERROR: common_pb2.FINISH_REASON_ERROR,
+    FinishReason.MISSING: common_pb2.FINISH_REASON_ERROR,
 }
 
 
@@ -53,6 +61,7 @@ class Host(Protocol):
     tracing: Tracing
     keys: Iterator[int]
     """Names of choices between door and core, never the same twice."""
+    fence: Fence
 
     def refusal(self) -> Unavailable | None:
         """Why no new request is taken now, if so."""
@@ -70,6 +79,8 @@ class Host(Protocol):
 @dataclass(slots=True)
 class Stream:
     key: int
+    prompt: Prompt
+    max_tokens: int
     granted: int
     """Output index up to which the reader has room."""
     prompt_ids: list[int]
@@ -127,6 +138,8 @@ class EngineSession:
             self._extend(part)
         if frame.credits:
             self._grant(frame.credits)
+        if frame.asked:
+            self._ask(frame.asked)
         for cancel in early:
             self.cancel(cancel.stream_id, cancel.reason)
 
@@ -150,7 +163,8 @@ class EngineSession:
     def cancel(self, stream_id: int, reason: str) -> bool:
         """Ends a stream within a step; False when there is none of that id."""
         if (pending := self._pending.pop(stream_id, None)) is not None:
-            self._end_streams(pending.add.stream_ids, common_pb2.FINISH_REASON_CANCELLED, reason)
+            cause = CAUSES.get(reason, LIVE)
+            self._end_streams(pending.add.stream_ids, common_pb2.FINISH_REASON_CANCELLED, reason, cause=cause)
             return True
         if (stream := self._streams.get(stream_id)) is None:
             return False
@@ -169,12 +183,18 @@ class EngineSession:
             elif now - stream.starved_since >= SLOW_READER_SECONDS:
                 self.cancel(stream_id, "slow_reader")
 
-    def cancel_all(self, reason: str) -> int:
-        """Returns how many streams there were."""
-        stream_ids = [*self._pending, *self._streams]
-        for stream_id in stream_ids:
-            self.cancel(stream_id, reason)
+    def hand_over(self, most_tokens: float) -> int:
+        """Ends streams that may need more tokens than that to end by themselves; another replica goes on with them.
+
+        Returns how many there were.
+        """
+        long = [each for each, stream in self._streams.items() if self._num_left(each, stream) > most_tokens]
+        for stream_id in (stream_ids := [*self._pending, *long]):
+            self.cancel(stream_id, DRAINING)
         return len(stream_ids)
+
+    def _num_left(self, stream_id: int, stream: Stream) -> int:
+        return 0 if stream.cancel_reason else max(1, stream.max_tokens - self._next_index[stream_id])
 
     def end(self, fault: Unavailable | None = None) -> None:
         """Ends the session after what is queued. With a fault, whatever runs ends by it."""
@@ -182,7 +202,8 @@ class EngineSession:
             self._fault = fault
             stream_ids = [*self._streams, *(i for pending in self._pending.values() for i in pending.add.stream_ids)]
             self.abandon()
-            self._end_streams(stream_ids, common_pb2.FINISH_REASON_ERROR, fault.message, retriable=True)
+            error = common_pb2.FINISH_REASON_ERROR
+            self._end_streams(stream_ids, error, fault.message, cause=common_pb2.LOSS_CAUSE_ENGINE_GONE)
         self._outbox.close()
 
     @property
@@ -199,6 +220,14 @@ class EngineSession:
         try:
             if (refusal := self._host.refusal()) is not None:
                 raise refusal
+            if self._host.fence.is_stale(_prompt_of(add), add.attempt):
+                self._end_streams(
+                    add.stream_ids,
+                    common_pb2.FINISH_REASON_CANCELLED,
+                    SUPERSEDED,
+                    cause=common_pb2.LOSS_CAUSE_SUPERSEDED,
+                )
+                return
             self._pending[add.stream_ids[0]] = PendingAdd(add, self._host.limits)
             self._start_if_complete(add.stream_ids[0])
         except (BadRequest, Unavailable) as error:
@@ -246,9 +275,11 @@ class EngineSession:
         span = self._host.tracing.begin("engine", add.traceparent, **told)
         structlog.get_logger().debug("stream entered", trace_id=span.context.trace_id, tenant=add.tenant, **told)
         first_index, granted = len(request.output_ids), len(request.output_ids) + request.credit
-        self._streams[stream_id] = Stream(request.key, granted, request.prompt_ids, deadline, span)
+        prompt, max_tokens = _prompt_of(add), request.sampling.max_tokens
+        self._streams[stream_id] = Stream(request.key, prompt, max_tokens, granted, request.prompt_ids, deadline, span)
         self._stream_ids[request.key] = stream_id
         self._next_index[stream_id] = first_index
+        self._host.fence.enter(prompt, add.attempt, request.key, lambda: self.cancel(stream_id, SUPERSEDED))
         self._host.enter(request, grammar)
 
     def _grant(self, credits: Iterable[pb.Credit]) -> None:
@@ -260,6 +291,24 @@ class EngineSession:
                 granted.append((stream.key, credit.tokens))
         if granted:
             self._host.send(Credit([key for key, _ in granted], [tokens for _, tokens in granted]))
+
+    def _ask(self, asked: Iterable[int]) -> None:
+        """Ends those that are not here; whether the core still has the others is its to say."""
+        known, missing = [], []
+        for stream_id in asked:
+            if (stream := self._streams.get(stream_id)) is not None:
+                known.append(stream.key)
+            elif stream_id not in self._pending:
+                missing.append(stream_id)
+        if known:
+            self._host.send(Ask(known))
+        if missing:
+            self._say_missing(missing)
+
+    def _say_missing(self, stream_ids: Sequence[int]) -> None:
+        structlog.get_logger().warning("streams that were asked for are not here", stream_ids=list(stream_ids))
+        error = common_pb2.FINISH_REASON_ERROR
+        self._end_streams(stream_ids, error, MISSING, cause=common_pb2.LOSS_CAUSE_MISSING)
 
     def _start_of(self, started: Started) -> pb.Start:
         stream_id, now = self._stream_ids[started.key], time.perf_counter()
@@ -277,20 +326,23 @@ class EngineSession:
     def _finish_of(self, finished: Finished) -> pb.Finish:
         stream_id = self._stream_ids[finished.key]
         stream = self._forget(stream_id)
-        error, work = finished.error, finished.work
+        error, work, cause = finished.error, finished.work, LIVE
         if stream.started_at is not None:
             stream.span.part("decode", stream.started_at, time.perf_counter(), output_tokens=finished.num_output_tokens)
         if work is not None:
             stream.span.end(error, steps=work.num_steps, batch=work.mean_batch, preemptions=work.num_preemptions)
         if finished.reason is FinishReason.CANCELLED:
-            error = error or stream.cancel_reason
+            error, cause = error or stream.cancel_reason, CAUSES.get(stream.cancel_reason, LIVE)
+        elif finished.reason is FinishReason.MISSING:
+            error, cause = MISSING, common_pb2.LOSS_CAUSE_MISSING
         return pb.Finish(
             stream_id=stream_id,
             reason=REASONS[finished.reason],
             stop_token_id=finished.stop_token_id,
             num_output_tokens=finished.num_output_tokens,
             error=error[:MAX_ERROR_CHARS],
-            retriable=stream.cancel_reason == DRAINING,
+            retriable=cause != LIVE,
+            cause=cause,
             work=_work_of(finished.work) if finished.work is not None else None,
         )
 
@@ -302,8 +354,8 @@ class EngineSession:
 
     def _refuse(self, add: pb.Add, error: HeadwaterError) -> None:
         self._pending.pop(add.stream_ids[0], None)
-        retriable = isinstance(error, Unavailable)
-        self._end_streams(add.stream_ids, common_pb2.FINISH_REASON_ERROR, error.message, retriable=retriable)
+        cause = common_pb2.LOSS_CAUSE_REFUSED if isinstance(error, Unavailable) else LIVE
+        self._end_streams(add.stream_ids, common_pb2.FINISH_REASON_ERROR, error.message, cause=cause)
 
     def _end_streams(
         self,
@@ -311,13 +363,11 @@ class EngineSession:
         reason: common_pb2.FinishReason.ValueType,
         error: str,
         *,
-        retriable: bool = False,
+        cause: common_pb2.LossCause.ValueType = LIVE,
     ) -> None:
         """Says the end of streams that the core does not know, or no more."""
-        finishes = [
-            pb.Finish(stream_id=stream_id, reason=reason, error=error[:MAX_ERROR_CHARS], retriable=retriable)
-            for stream_id in stream_ids
-        ]
+        told: dict[str, Any] = {"reason": reason, "error": error[:MAX_ERROR_CHARS], "cause": cause}
+        finishes = [pb.Finish(stream_id=stream_id, retriable=cause != LIVE, **told) for stream_id in stream_ids]
         self._outbox.put(step_frames(0, Rows(), [], finishes))
         self._streams_ended()
 
@@ -330,6 +380,7 @@ class EngineSession:
     def _forget(self, stream_id: int) -> Stream:
         stream = self._streams.pop(stream_id)
         del self._stream_ids[stream.key], self._next_index[stream_id]
+        self._host.fence.leave(stream.prompt, stream.key)
         if stream.deadline is not None:
             stream.deadline.cancel()
         return stream
@@ -343,6 +394,10 @@ class EngineSession:
         if streams:
             self._host.send(Cancel([stream.key for stream in streams]))
         self._host.session_changed()
+
+
+def _prompt_of(add: pb.Add) -> Prompt:
+    return add.request_id, add.prompt_index
 
 
 def _work_of(work: Work) -> pb.Work:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import grpc
 import structlog
 
-from headwater.proto import engine_pb2, engine_pb2_grpc
+from headwater.proto import common_pb2, engine_pb2, engine_pb2_grpc
 from headwater.proto.engine_pb2 import Add, AddPart, Cancel, ClientFrame, Credit, EngineFrame
 from headwater.proto.output_processor_pb2 import Open
 from headwater.services.channel import open_channel
@@ -58,6 +58,7 @@ class EngineLink:
         self._queue: deque[tuple[Request, Add | AddPart]] = deque()
         self._cancels: deque[Cancel] = deque()
         self._credits: dict[int, int] = {}
+        self._asked: set[int] = set()
         self._last_id = 0
         self._epoch = 0
         self._wake = asyncio.Event()
@@ -90,6 +91,12 @@ class EngineLink:
     def grant(self, number: int, tokens: int) -> None:
         if number in self._requests:
             self._credits[number] = self._credits.get(number, 0) + tokens
+            self._wake.set()
+
+    def ask(self, number: int) -> None:
+        """Has the engine end the stream if it does not have it."""
+        if (request := self._requests.get(number)) is not None and request.is_sent:
+            self._asked.add(number)
             self._wake.set()
 
     def cancel(self, number: int, reason: str) -> None:
@@ -175,8 +182,8 @@ class EngineLink:
 
     def _frames(self) -> Iterator[ClientFrame]:
         """Empties the queues: cancels overtake requests that wait, except those of the request itself."""
-        while self._cancels or self._credits or self._queue:
-            frame = ClientFrame(cancels=self._next_cancels(), credits=self._next_credits())
+        while self._cancels or self._credits or self._asked or self._queue:
+            frame = ClientFrame(cancels=self._next_cancels(), credits=self._next_credits(), asked=self._next_asked())
             num_bytes = frame.ByteSize()
             while self._queue:
                 num_bytes += self._queue[0][1].ByteSize()
@@ -193,6 +200,9 @@ class EngineLink:
     def _next_credits(self) -> list[Credit]:
         numbers = list(self._credits)[:MAX_WORDS]
         return [Credit(stream_id=number, tokens=self._credits.pop(number)) for number in numbers]
+
+    def _next_asked(self) -> list[int]:
+        return [self._asked.pop() for _ in range(min(MAX_WORDS, len(self._asked)))]
 
     def _put_next(self, frame: ClientFrame) -> bool:
         """Whether the frame may take more: one part of a long prompt, and nothing behind a choice's own cancel."""
@@ -213,19 +223,21 @@ class EngineLink:
     def _refuse(self, request: Request) -> None:
         for number, stream in list(request.streams.items()):
             self._forget(number)
-            stream.fail(f"engine {request.engine} is gone: another one answers at {self.address}", retriable=True)
+            error = f"engine {request.engine} is gone: another one answers at {self.address}"
+            stream.fail(error, cause=common_pb2.LOSS_CAUSE_ENGINE_GONE)
 
     def _forget(self, number: int) -> Request | None:
         if (request := self._requests.pop(number, None)) is not None:
             del request.streams[number]
             self._credits.pop(number, None)
+            self._asked.discard(number)
         return request
 
     def _lose(self) -> None:
         for number, request in list(self._requests.items()):
             stream = request.streams[number]
             self._forget(number)
-            stream.fail(f"engine {request.engine} is gone", retriable=True)
+            stream.fail(f"engine {request.engine} is gone", cause=common_pb2.LOSS_CAUSE_ENGINE_GONE)
 
     def _new_id(self) -> int:
         while True:

@@ -21,6 +21,8 @@ from headwater.proto.output_processor_pb2 import (
 
 FULL_FRAME_BYTES = 192 * 1024
 """A frame takes nothing more from this size on; no item is larger than the rest of the 256 KiB that it may have."""
+_FINISHES_BYTES = 48 * 1024
+"""That ends of streams may take of a frame beyond that."""
 _ROW_BYTES, _TOKEN_BYTES, _START_BYTES = 32, 4, 32
 """More than protobuf takes for them."""
 
@@ -126,7 +128,9 @@ class Outbox:
         if self._num_parts[finish.stream_id]:
             self._held[finish.stream_id] = finish
             return
-        columns = self._open_columns()
+        # With the row before it, if that is its stream's: what is told of an end comes with the end or not at all.
+        is_room = self._frames and self._frames[-1].num_bytes < FULL_FRAME_BYTES + _FINISHES_BYTES
+        columns = self._frames[-1] if is_room else self._open_columns()
         columns.finishes.append(finish)
         columns.num_bytes += finish.ByteSize() + _ROW_BYTES
 

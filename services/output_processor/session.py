@@ -5,7 +5,7 @@ Reading never waits for writing. Knows which stream is at which engine; knows no
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import structlog
@@ -100,6 +100,7 @@ class GatewaySession:
             if (place := self._places.get(credit.stream_id)) is not None:
                 place.stream.grant(credit.tokens)
                 place.link.grant(place.number, credit.tokens)
+        self._ask(frame.asked)
 
     def leave(self, reason: str) -> None:
         """Refuses new streams from now on; the session ends with the last one that runs."""
@@ -118,7 +119,7 @@ class GatewaySession:
             # Of streams that are taken nothing can be said without ending them.
             self._refuse([each for each in stream_ids if each not in self._places], "stream ids are taken")
         elif self._refusal is not None:
-            self._refuse(stream_ids, self._refusal, retriable=True)
+            self._refuse(stream_ids, self._refusal, cause=common_pb2.LOSS_CAUSE_OUTPUT_PROCESSOR_LEAVING)
         elif (unknown := unknown_parser(opening.answer_format)) is not None:
             self._refuse(stream_ids, f"the parser {unknown!r} is not known here")
         elif (tokenizer := self._tokenizers.get(opening.model)) is None:
@@ -193,17 +194,33 @@ class GatewaySession:
         place.stream.cancel()
         return True
 
+    def _ask(self, stream_ids: Sequence[int]) -> None:
+        """Ends those that are not here; whether engines have the others is theirs to say."""
+        missing = []
+        for stream_id in stream_ids:
+            if (place := self._places.get(stream_id)) is not None:
+                place.link.ask(place.number)
+            else:
+                missing.append(stream_id)
+        if missing:
+            structlog.get_logger().warning("streams that were asked for are not here", stream_ids=missing)
+            self._refuse(missing, "the output processor does not have it", cause=common_pb2.LOSS_CAUSE_MISSING)
+
     def _cancel_all(self, reason: str) -> None:
         for stream_id in list(self._places):
             self._cancel(Cancel(stream_id=stream_id, reason=reason))
 
-    def _refuse(self, stream_ids: list[int], error: str, *, retriable: bool = False) -> None:
+    def _refuse(
+        self,
+        stream_ids: list[int],
+        error: str,
+        *,
+        cause: common_pb2.LossCause.ValueType = common_pb2.LOSS_CAUSE_UNSPECIFIED,
+    ) -> None:
         for stream_id in stream_ids:
-            self._outbox.add_finish(
-                OutputFinish(
-                    stream_id=stream_id, reason=common_pb2.FINISH_REASON_ERROR, error=error, retriable=retriable
-                )
-            )
+            finish = OutputFinish(stream_id=stream_id, reason=common_pb2.FINISH_REASON_ERROR, error=error, cause=cause)
+            finish.retriable = cause != common_pb2.LOSS_CAUSE_UNSPECIFIED
+            self._outbox.add_finish(finish)
 
     def _forget(self, stream: OutputStream) -> None:
         opened = self._places.pop(stream.stream_id).opened

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from headwater.proto import common_pb2
-from headwater.proto.common_pb2 import AnswerFormat, Embedding, FinishReason, ToolCallDelta
+from headwater.proto.common_pb2 import AnswerFormat, Embedding, FinishReason, LossCause, ToolCallDelta
 from headwater.proto.engine_pb2 import Add, Finish, PromptLogprobs, Start
 from headwater.proto.output_processor_pb2 import OutputFinish, RowParts
 from headwater.services.answers.parser import AnswerParser, call_id, markers_of
@@ -109,7 +109,8 @@ class OutputStream:
         self._offset = 0
         """UTF-8 bytes of text so far."""
         self._granted = credit + CREDIT_SLACK
-        self._replayed: list[str] = []
+        self._replayed: list[tuple[int, bytes]] = []
+        """Numbers of tokens, and the text that each made certain."""
         self.ended = False
 
     def push(
@@ -117,7 +118,8 @@ class OutputStream:
     ) -> None:
         """Tokens from output index `first` on; `entries` has their log probabilities from `position` on."""
         if first != self._next_index:
-            self.fail(f"tokens from {first} on came where {self._next_index} was next", retriable=True)
+            error = f"tokens from {first} on came where {self._next_index} was next"
+            self.fail(error, cause=common_pb2.LOSS_CAUSE_FAULT)
         elif len(token_ids) <= self._plan.max_row_tokens:
             self._push_row(token_ids, entries, position)
         else:
@@ -140,7 +142,8 @@ class OutputStream:
         if self.is_stopped:
             self._end_early()
         elif self._next_index > self._granted:
-            self.fail(f"{self._next_index} tokens came for a credit of {self._granted - CREDIT_SLACK}", retriable=True)
+            error = f"{self._next_index} tokens came for a credit of {self._granted - CREDIT_SLACK}"
+            self.fail(error, cause=common_pb2.LOSS_CAUSE_FAULT)
 
     def _spell(self, token_ids: list[int]) -> tuple[int, str]:
         """How many of the tokens count, and the text that they make certain."""
@@ -209,29 +212,48 @@ class OutputStream:
         """Tokens that an earlier attempt has already delivered: they make text, but nothing is sent."""
         if self.is_stopped:
             return
+        # Where thoughts are counted, it matters which token's text is one.
+        rows = [token_ids] if self._parser is None else [[token_id] for token_id in token_ids]
         try:
-            num_used, text = self._spell(token_ids)
+            for row in rows:
+                num_used, text = self._spell(row)
+                self._next_index += num_used
+                self._granted += num_used
+                self._replayed.append((num_used, text.encode()))
         except IndexError:
             self.fail(f"an id of {token_ids} is outside the vocabulary")
-            return
-        self._next_index += num_used
-        self._granted += num_used
-        self._replayed.append(text)
 
     def resume(self, delivered_bytes: int) -> None:
         """Goes on after the replay: from the text that the gateway has not had yet."""
-        spelled, self._replayed = "".join(self._replayed).encode(), []
-        if delivered_bytes > len(spelled):
-            self.fail(f"delivered_bytes is {delivered_bytes}; allowed: 0…{len(spelled)}, what output_ids spell")
+        num_spelled = sum(len(text) for _, text in self._replayed)
+        if delivered_bytes > num_spelled:
+            self.fail(f"delivered_bytes is {delivered_bytes}; allowed: 0…{num_spelled}, what output_ids spell")
             return
         self._offset = delivered_bytes
-        if self._parser is not None:
-            # The gateway has had whatever was told of that text.
-            self._parser.push(spelled[:delivered_bytes].decode(errors="ignore"))
-        if missing := spelled[delivered_bytes:].decode(errors="ignore"):
-            self._send((), missing)
+        parts, num_bytes = self._untold(delivered_bytes)
+        if num_bytes and self._parser is not None:
+            self._send_parts((), parts, num_bytes)
+        elif num_bytes:
+            self._send((), parts.content)
         if self.is_stopped:
             self._end_early()
+
+    def _untold(self, num_told: int) -> tuple[Parts, int]:
+        """What of the replayed text comes after its first bytes, and how many bytes that are."""
+        untold, num_bytes = Parts(), 0
+        for num_tokens, spelled in self._replayed:
+            told, rest = spelled[:num_told].decode(errors="ignore"), spelled[num_told:].decode(errors="ignore")
+            num_told, num_bytes = max(0, num_told - len(spelled)), num_bytes + _num_bytes(rest)
+            if self._parser is None:
+                untold.add(Parts(rest))
+                continue
+            # The gateway has had whatever was told of that text.
+            self._parser.push(told)
+            if rest:
+                untold.add(self._parser.push(rest))
+            self._num_reasoning_tokens += num_tokens if self._parser.is_reasoning else 0
+        self._replayed = []
+        return untold, num_bytes
 
     def grant(self, tokens: int) -> None:
         self._granted += tokens
@@ -263,7 +285,7 @@ class OutputStream:
             # Of a stream that broke the rest may yet come, from another engine.
             self._flush_parser()
         ending = self._ending(self._reason_after_calls(finish.reason))
-        ending.error, ending.retriable = finish.error[:MAX_ERROR_CHARS], finish.retriable
+        ending.error, ending.retriable, ending.cause = finish.error[:MAX_ERROR_CHARS], finish.retriable, finish.cause
         if finish.HasField("work"):
             ending.work.CopyFrom(finish.work)
         if finish.stop_token_id in self._plan.reported_ids and finish.HasField("stop_token_id"):
@@ -273,9 +295,11 @@ class OutputStream:
     def cancel(self) -> None:
         self._end(self._ending(common_pb2.FINISH_REASON_CANCELLED))
 
-    def fail(self, error: str, *, retriable: bool = False) -> None:
+    def fail(self, error: str, *, cause: LossCause.ValueType = common_pb2.LOSS_CAUSE_UNSPECIFIED) -> None:
+        """With a cause, another replica may go on with it."""
         ending = self._ending(common_pb2.FINISH_REASON_ERROR)
-        ending.error, ending.retriable = error[:MAX_ERROR_CHARS], retriable
+        ending.error, ending.cause = error[:MAX_ERROR_CHARS], cause
+        ending.retriable = cause != common_pb2.LOSS_CAUSE_UNSPECIFIED
         self._end(ending)
 
     @property
