@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,27 @@ from redis.asyncio import Redis
 from headwater.services.kept_child import keeper_command
 from headwater.services.served_model import ServedModel
 from headwater.services.stack.embedded import start_nats, start_valkey
+from tests import stage_log
+
+
+def pytest_runtest_setup() -> None:
+    stage_log.mark_all()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What runs on one worker: a file with its fixtures, and all that starts whole lines, one line after the other."""
+    for item in items:
+        room = item.path.parent
+        item.add_marker(pytest.mark.xdist_group("line" if room.name == "line" else str(item.path)))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """What the processes said that a failed test had to do with."""
+    report = yield
+    if report.failed:
+        report.sections += stage_log.sections()
+    return report
 
 
 @pytest.fixture(scope="session")

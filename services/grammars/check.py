@@ -1,7 +1,7 @@
-"""The process that compiles grammars to see whether they can be; one that takes too much time or memory kills it.
+"""The process that compiles grammars to see whether they can be; one that takes too much time or memory ends it.
 
 Reads lines of JSON from standard input, `{"folder", "grammar"}` with the model's folder, and answers each with
-`{"error"}`, null where the grammar is good.
+`{"error"}`, null where the grammar is good. Ends with its input.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ COMPILE_SECONDS = 2.0
 """CPU time of a grammar, from its text to its first tokens."""
 MAX_BYTES = 4 << 30
 """Of address space."""
+TOO_LONG = f"compiling it takes more than {COMPILE_SECONDS:g} seconds"
+TOO_LARGE = "compiling it takes too much memory"
 NUM_TRIED = 16
 """Tokens that are taken as a trial: what explodes when it is followed mostly does so at once."""
 TRIED_SHARES = (0.0, 0.5, 0.999)
@@ -47,24 +49,33 @@ def try_grammar(grammars: Grammars, grammar: str) -> None:
 def limited(seconds: float) -> Iterator[None]:
     """A scope that ends the process, native code or not, when it takes more CPU time than that: by SIGPROF."""
     signal.setitimer(signal.ITIMER_PROF, seconds)
-    yield
-    signal.setitimer(signal.ITIMER_PROF, 0)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+
+
+def verdict_on(grammars: Grammars, grammar: str) -> str | None:
+    """Why not; None for a good grammar."""
+    try:
+        with limited(COMPILE_SECONDS):
+            try_grammar(grammars, grammar)
+    except GrammarError as fault:
+        return str(fault)
+    except MemoryError:
+        return TOO_LARGE
+    return None
 
 
 def main() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (MAX_BYTES, MAX_BYTES))
     grammars: dict[str, Grammars] = {}
     for line in sys.stdin:
-        asked, error = json.loads(line), None
+        asked = json.loads(line)
         folder = asked["folder"]
         if folder not in grammars:
             grammars[folder] = Grammars(Path(folder))
-        try:
-            with limited(COMPILE_SECONDS):
-                try_grammar(grammars[folder], asked["grammar"])
-        except GrammarError as fault:
-            error = str(fault)
-        print(json.dumps({"error": error}), flush=True)
+        print(json.dumps({"error": verdict_on(grammars[folder], asked["grammar"])}), flush=True)
 
 
 if __name__ == "__main__":

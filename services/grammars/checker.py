@@ -6,88 +6,159 @@ Remembers what was asked before. A grammar that explodes costs its own limit, on
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import json
-import signal
-import sys
+import threading
+import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
 
-from headwater.services.grammars.check import COMPILE_SECONDS
+import structlog
+
+from headwater.services.errors import Unavailable
+from headwater.services.grammars.check import TOO_LARGE
+from headwater.services.grammars.check_process import CheckDied, CheckProcess, Verdict
 from headwater.services.grammars.grammars import GrammarError
 
 MAX_PROCESSES = 4
 MAX_REMEMBERED = 4096
-_MAX_LINE = 4 << 20
+START_PAUSES = (0.1, 0.5)
+"""Seconds before a start that failed is tried again."""
 
-Verdict = str | None
-"""Why not; None for a good grammar."""
+
+@dataclass(slots=True)
+class _Asked:
+    """A question that is being answered, for all who want to know."""
+
+    answer: asyncio.Future[Verdict]
+    num_waiting: int = 0
 
 
 class GrammarChecker:
     """Starts its first process with the first question, another one when all are busy."""
 
     def __init__(self) -> None:
-        self._verdicts: OrderedDict[bytes, Verdict] = OrderedDict()
-        self._idle: list[asyncio.subprocess.Process] = []
-        self._room = asyncio.Semaphore(MAX_PROCESSES)
+        self._remembered: OrderedDict[bytes, Verdict] = OrderedDict()
+        self._asked: dict[bytes, _Asked] = {}
+        self._processes = _Processes()
+        self._threads = ThreadPoolExecutor(MAX_PROCESSES, "grammar")
 
     async def __aenter__(self) -> GrammarChecker:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        for process in self._idle:
-            await _end(process)
+        self._processes.close()
+        await asyncio.to_thread(self._threads.shutdown, cancel_futures=True)
 
     async def check(self, folder: Path, grammar: str) -> None:
-        """Raises `GrammarError` for what the tokens of the model in this folder cannot follow, or not within limits."""
+        """Raises `GrammarError` for what the tokens of the model in this folder cannot follow, or not within limits;
+        `Unavailable` when it cannot be found out."""
         key = blake2b(f"{folder}\0{grammar}".encode(), digest_size=16).digest()
-        if key not in self._verdicts:
-            self._verdicts[key] = await self._ask({"folder": str(folder), "grammar": grammar})
-            if len(self._verdicts) > MAX_REMEMBERED:
-                self._verdicts.popitem(last=False)
-        verdict = self._verdicts[key]
+        if key not in self._remembered:
+            self._remembered[key] = await self._answer(key, {"folder": str(folder), "grammar": grammar})
+            if len(self._remembered) > MAX_REMEMBERED:
+                self._remembered.popitem(last=False)
+        self._remembered.move_to_end(key)
+        verdict = self._remembered[key]
         if verdict is not None:
             raise GrammarError(verdict)
 
-    async def _ask(self, question: dict[str, str]) -> Verdict:
-        async with self._process() as process:
-            assert process.stdin is not None
-            assert process.stdout is not None
-            process.stdin.write(json.dumps(question).encode() + b"\n")
-            if line := await process.stdout.readline():
-                verdict: Verdict = json.loads(line)["error"]
-                return verdict
-            if await process.wait() == -signal.SIGPROF:
-                return f"compiling it takes more than {COMPILE_SECONDS:g} seconds"
-            return "compiling it takes too much memory"
+    async def _answer(self, key: bytes, question: dict[str, str]) -> Verdict:
+        """Asked once for all who wait; when they have all left, it is asked no more."""
+        asked = self._asked.get(key)
+        if asked is None:
+            loop = asyncio.get_running_loop()
+            answer = loop.run_in_executor(self._threads, _judged, self._processes, question)
+            asked = self._asked[key] = _Asked(answer)
+        asked.num_waiting += 1
+        try:
+            return await asyncio.shield(asked.answer)
+        finally:
+            asked.num_waiting -= 1
+            if not asked.num_waiting:
+                del self._asked[key]
+                asked.answer.cancel()
 
-    @contextlib.asynccontextmanager
-    async def _process(self) -> AsyncIterator[asyncio.subprocess.Process]:
-        """One that nobody else speaks with; it is kept unless it died or its caller left before it answered."""
-        async with self._room:
-            process = self._idle.pop() if self._idle else await _start()
-            try:
-                yield process
-            except BaseException:
-                await _end(process)
-                raise
-            if process.returncode is None:
+
+class _Processes:
+    """Those that run; threads take one, ask it, and give it back."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._idle: list[CheckProcess] = []
+        self._busy: set[CheckProcess] = set()
+        self._is_closed = False
+
+    def ask(self, question: dict[str, str], *, fresh: bool) -> Verdict:
+        """A process that was found dead is not asked. Raises `CheckDied`, `Unavailable`."""
+        process = None if fresh else self._take()
+        if process is None:
+            process = self._start()
+        try:
+            return process.ask(question)
+        finally:
+            self._give_back(process)
+
+    def close(self) -> None:
+        """Whoever asks is told of a death."""
+        with self._lock:
+            self._is_closed = True
+            for process in self._busy:
+                process.kill()
+            for process in self._idle:
+                process.end()
+
+    def _take(self) -> CheckProcess | None:
+        with self._lock:
+            while self._idle:
+                process = self._idle.pop()
+                if process.is_alive:
+                    self._busy.add(process)
+                    return process
+                process.end()
+        return None
+
+    def _give_back(self, process: CheckProcess) -> None:
+        with self._lock:
+            self._busy.remove(process)
+            if process.is_alive and not self._is_closed:
                 self._idle.append(process)
+            else:
+                process.end()
+
+    def _start(self) -> CheckProcess:
+        for pause in (*START_PAUSES, None):
+            try:
+                with self._lock:
+                    if self._is_closed:
+                        break
+                    self._busy.add(process := CheckProcess())
+            except OSError as fault:
+                structlog.get_logger().warning("grammar checker did not start", fault=str(fault))
+                if pause is not None:
+                    time.sleep(pause)
+            else:
+                return process
+        raise _out_of_reach()
 
 
-async def _start() -> asyncio.subprocess.Process:
-    return await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "headwater.services.grammars.check"),
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        limit=_MAX_LINE,
+def _judged(processes: _Processes, question: dict[str, str]) -> Verdict:
+    """A death says nothing until a fresh process dies of the same question, and of memory: it may have been killed."""
+    try:
+        return processes.ask(question, fresh=False)
+    except CheckDied as death:
+        structlog.get_logger().warning("grammar checker died", returncode=death.returncode)
+    try:
+        return processes.ask(question, fresh=True)
+    except CheckDied as death:
+        structlog.get_logger().warning("grammar checker died again", returncode=death.returncode)
+        if death.is_of_memory:
+            return TOO_LARGE
+        raise _out_of_reach() from death
+
+
+def _out_of_reach() -> Unavailable:
+    return Unavailable(
+        "whether the grammar can be followed cannot be found out now", code="grammar_checker_unavailable"
     )
-
-
-async def _end(process: asyncio.subprocess.Process) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        process.kill()
-    await process.wait()

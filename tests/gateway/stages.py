@@ -17,6 +17,7 @@ from typing import Any
 import httpx
 
 from headwater.services.runtime import PARENT_FD, READY_FD
+from tests.stage_log import StageLog
 
 MODEL = "smollm2-135m-instruct"
 THINKER = "thinking"
@@ -31,11 +32,12 @@ class Stage:
     def __init__(self, module: str, *flags: str) -> None:
         ready_read, ready_write = os.pipe()
         watched, self._supervisor = os.pipe()
+        self._log = StageLog(module)
         self.process = subprocess.Popen(
             [sys.executable, "-m", module, *flags],
             env={**os.environ, READY_FD: str(ready_write), PARENT_FD: str(watched)},
             pass_fds=(ready_write, watched),
-            stderr=subprocess.PIPE,
+            stderr=self._log.file,
         )
         os.close(ready_write)
         os.close(watched)
@@ -65,8 +67,9 @@ class Stage:
         if self._supervisor != -1:
             os.close(self._supervisor)
             self._supervisor = -1
-        _, log = self.process.communicate(timeout=10)
-        return log.decode()
+        self.process.wait(10)
+        self._log.is_over = True
+        return self._log.text()
 
 
 @contextlib.contextmanager

@@ -23,6 +23,7 @@ from headwater.proto import engine_pb2 as pb
 from headwater.proto import engine_pb2_grpc
 from headwater.proto.common_pb2 import Sampling
 from headwater.services.runtime import PARENT_FD, READY_FD
+from tests.stage_log import StageLog
 
 VOCAB_SIZE = 49152
 MODEL = SimulatedModel(vocab_size=VOCAB_SIZE, first_token_id=256)
@@ -35,11 +36,12 @@ class EngineProcess:
     def __init__(self, *flags: str) -> None:
         ready_read, ready_write = os.pipe()
         watched, self._supervisor = os.pipe()
+        self._log = StageLog("the engine")
         self.process = subprocess.Popen(
             [sys.executable, "-m", "headwater.services.engine", *FLAGS, *flags],
             env={**os.environ, READY_FD: str(ready_write), PARENT_FD: str(watched)},
             pass_fds=(ready_write, watched),
-            stderr=subprocess.PIPE,
+            stderr=self._log.file,
         )
         os.close(ready_write)
         os.close(watched)
@@ -73,8 +75,9 @@ class EngineProcess:
         """Ends it, if it has not ended; returns its log."""
         if self._supervisor != -1:
             self.lose_supervisor()
-        _, log = self.process.communicate(timeout=10)
-        return log.decode()
+        self.process.wait(10)
+        self._log.is_over = True
+        return self._log.text()
 
 
 @contextlib.contextmanager

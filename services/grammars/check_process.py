@@ -1,0 +1,79 @@
+"""One process that compiles grammars, seen from the stage that asks it: questions and answers, each a line.
+
+Everything here waits, so it is for threads. The process ends with its input: with the stage, whatever ends that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import subprocess
+import sys
+
+from headwater.services.grammars.check import TOO_LONG
+
+Verdict = str | None
+"""Why not; None for a good grammar."""
+
+
+class CheckDied(Exception):
+    """A process that ended instead of answering, and not because it had computed for too long."""
+
+    def __init__(self, returncode: int) -> None:
+        super().__init__(f"the process that compiles grammars ended with status {returncode}")
+        self.returncode = returncode
+
+    @property
+    def is_of_memory(self) -> bool:
+        """Native code that is refused memory, or has used up its stack, ends so. Others may have sent it, though."""
+        return -self.returncode in (signal.SIGABRT, signal.SIGSEGV)
+
+
+class CheckProcess:
+    """Runs from here on; asks by one thread at a time, `kill` from any."""
+
+    def __init__(self) -> None:
+        """Raises `OSError` when the system has no room for a process."""
+        # NOTE: not asyncio's, which forks a process full of gRPC's threads; this one is started without (vfork). It has
+        # a session of its own, so that a terminal's Ctrl-C reaches the stage alone.
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "headwater.services.grammars.check"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,
+        )
+
+    @property
+    def is_alive(self) -> bool:
+        return self._process.poll() is None
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def ask(self, question: dict[str, str]) -> Verdict:
+        """Raises `CheckDied`."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        try:
+            self._process.stdin.write(json.dumps(question).encode() + b"\n")
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            raise CheckDied(self._process.wait()) from None
+        if line := self._process.stdout.readline():
+            verdict: Verdict = json.loads(line)["error"]
+            return verdict
+        if (returncode := self._process.wait()) == -signal.SIGPROF:
+            return TOO_LONG
+        raise CheckDied(returncode)
+
+    def kill(self) -> None:
+        """Whoever asks it now is told of its death."""
+        self._process.kill()
+
+    def end(self) -> None:
+        """Nobody asks it any more."""
+        self._process.kill()
+        with contextlib.suppress(BrokenPipeError), self._process:
+            pass

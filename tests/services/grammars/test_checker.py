@@ -1,0 +1,129 @@
+"""Whether a grammar can be followed, found out in processes that may die at any time."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from headwater.services.errors import Unavailable
+from headwater.services.grammars.check import TOO_LARGE, TOO_LONG
+from headwater.services.grammars.checker import GrammarChecker
+from headwater.services.grammars.grammars import GrammarError
+from tests.services.engine.engine_process import wait_for_end
+
+GOOD = json.dumps({"grammars": [{"json_schema": {"type": "integer"}}]})
+EXPLODING = json.dumps(
+    {"grammars": [{"json_schema": {"patternProperties": {f"^[a-z]{{{i},{i + 1}}}x{i}.*y$": {} for i in range(300)}}}]}
+)
+"""Computes until its limit ends it."""
+
+
+def children(pid: int | str = "self") -> set[int]:
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    return {int(pid) for task in tasks for pid in (task / "children").read_text().split()}
+
+
+@pytest.fixture
+def others() -> set[int]:
+    """Children that are none of the checker's."""
+    return children()
+
+
+async def verdict(checker: GrammarChecker, folder: Path, grammar: str) -> str:
+    try:
+        await checker.check(folder, grammar)
+    except GrammarError as fault:
+        return str(fault)
+    return "good"
+
+
+@contextlib.contextmanager
+def killing(others: set[int], number: signal.Signals, *, times: int) -> Iterator[set[int]]:
+    """Signals so many of the checker's processes a moment after they have started."""
+    killed: set[int] = set()
+
+    async def kill() -> None:
+        while len(killed) < times:
+            for pid in children() - others - killed:
+                os.kill(pid, number)
+                killed.add(pid)
+            await asyncio.sleep(0.01)
+
+    killer = asyncio.ensure_future(kill())
+    yield killed
+    killer.cancel()
+
+
+async def test_a_process_that_died_idle_is_replaced(demo_folder: Path, others: set[int]) -> None:
+    async with GrammarChecker() as checker:
+        assert await verdict(checker, demo_folder, GOOD) == "good"
+        (pid,) = children() - others
+        os.kill(pid, signal.SIGKILL)
+        assert await verdict(checker, demo_folder, GOOD + " ") == "good"
+        assert children() - others - {pid}
+
+
+async def test_a_process_that_is_killed_says_nothing_about_the_grammar(demo_folder: Path, others: set[int]) -> None:
+    async with GrammarChecker() as checker:
+        with killing(others, signal.SIGKILL, times=1) as killed:
+            assert await verdict(checker, demo_folder, GOOD) == "good"
+            assert len(killed) == 1
+        (idle,) = children() - others
+        with killing(others | {idle}, signal.SIGKILL, times=2):
+            os.kill(idle, signal.SIGKILL)
+            with pytest.raises(Unavailable, match="cannot be found out now"):
+                await checker.check(demo_folder, GOOD + " ")
+        assert await verdict(checker, demo_folder, GOOD + " ") == "good"
+
+
+async def test_two_that_end_themselves_for_want_of_memory_say_that_it_takes_too_much(
+    demo_folder: Path, others: set[int]
+) -> None:
+    async with GrammarChecker() as checker:
+        with killing(others, signal.SIGABRT, times=2):
+            assert await verdict(checker, demo_folder, GOOD) == TOO_LARGE
+
+
+async def test_what_several_want_to_know_is_asked_once(demo_folder: Path, others: set[int]) -> None:
+    async with GrammarChecker() as checker:
+        asking = [asyncio.ensure_future(verdict(checker, demo_folder, EXPLODING)) for _ in range(4)]
+        await asyncio.sleep(1)
+        assert len(children() - others) == 1
+        asking[0].cancel()
+        assert await asyncio.gather(*asking[1:]) == [TOO_LONG] * 3
+        began = time.monotonic()
+        assert await verdict(checker, demo_folder, EXPLODING) == TOO_LONG
+        assert time.monotonic() - began < 0.1
+    assert children() <= others
+
+
+STAGE = """
+import asyncio, pathlib, sys
+from headwater.services.grammars.checker import GrammarChecker
+
+async def main():
+    await GrammarChecker().check(pathlib.Path(sys.argv[1]), sys.argv[2])
+    print("ready", flush=True)
+    await asyncio.sleep(60)
+
+asyncio.run(main())
+"""
+
+
+def test_its_processes_end_with_the_stage_even_when_that_is_killed(demo_folder: Path) -> None:
+    with subprocess.Popen([sys.executable, "-c", STAGE, str(demo_folder), GOOD], stdout=subprocess.PIPE) as stage:
+        assert stage.stdout is not None
+        assert stage.stdout.readline() == b"ready\n"
+        (pid,) = children(stage.pid)
+        stage.kill()
+    wait_for_end(pid, seconds=2)
