@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from headwater.services.index.kv_index import Column
 
 _MICROSECONDS = tuple(each * 1e-6 for each in (50, 100, 200, 300, 500, 750, 1000, 2000, 5000, 10_000))
 
@@ -33,3 +39,20 @@ class RouterMetrics:
         self.doubted = Counter(
             "headwater_router_doubted", "Prefills that left a replica's trust below 0.7", ["replica"], registry=registry
         )
+
+
+class IndexCollector(Collector):
+    """How much is known of each replica's cache; the replica's own numbers are in its heartbeats."""
+
+    def __init__(self, columns: Callable[[], Sequence[Column]]) -> None:
+        self._columns = columns
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        blocks = GaugeMetricFamily("headwater_index_blocks", "Blocks known to be cached", labels=["replica"])
+        batch = GaugeMetricFamily("headwater_index_batch", "The last batch of events taken in", labels=["replica"])
+        synced = GaugeMetricFamily("headwater_index_synced", "1: no batch before it is missing", labels=["replica"])
+        for column in self._columns():
+            blocks.add_metric([column.replica_id], len(column.blocks))
+            batch.add_metric([column.replica_id], column.seq)
+            synced.add_metric([column.replica_id], column.is_synced)
+        yield from (blocks, batch, synced)

@@ -19,7 +19,7 @@ from headwater.gateway.router.decision import Candidate, Decision
 from headwater.gateway.router.fleet import Fleet
 from headwater.gateway.router.lag import EventLag
 from headwater.gateway.router.load import InFlight
-from headwater.gateway.router.metrics import RouterMetrics
+from headwater.gateway.router.metrics import IndexCollector, RouterMetrics
 from headwater.gateway.router.peers import Peers
 from headwater.gateway.router.policy import Policy
 from headwater.gateway.router.replica import Replica
@@ -71,7 +71,9 @@ class Router:
         self._fleet = Fleet(bus, members, clock)
         self.peers = Peers(bus, self._fleet, epoch or new_epoch(), clock)
         self._lag = EventLag()
-        self._metrics = RouterMetrics(registry if registry is not None else CollectorRegistry())
+        registry = registry if registry is not None else CollectorRegistry()
+        self._metrics = RouterMetrics(registry)
+        registry.register(IndexCollector(lambda: feed.columns))
         feed.on_lag = self._on_lag
         self._last_served: OrderedDict[bytes, dict[str, float]] = OrderedDict()
 

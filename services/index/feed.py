@@ -18,7 +18,7 @@ from headwater.services import subjects
 from headwater.services.bus import Bus, Subscription
 from headwater.services.index.burden import Burden
 from headwater.services.index.follower import Dial, Follower, engine_at
-from headwater.services.index.kv_index import MAX_BLOCKS, KvIndex
+from headwater.services.index.kv_index import MAX_BLOCKS, Column, KvIndex
 from headwater.services.index.reader import IndexReader
 from headwater.services.member import Kind, Member
 from headwater.services.membership import Change, ChangeKind, Members
@@ -77,6 +77,11 @@ class IndexFeed:
         if model_key not in self._indexes:
             self._indexes[model_key] = KvIndex(self._max_blocks, self._clock)
         return self._indexes[model_key]
+
+    @property
+    def columns(self) -> list[Column]:
+        """Of every model: what is known of each replica's cache."""
+        return [column for index in self._indexes.values() for column in index.columns]
 
     def is_synced(self, member: Member) -> bool:
         """The index has everything that the engine said so far."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from heapq import heappop, heappush
@@ -80,6 +80,11 @@ class KvIndex:
 
     def __len__(self) -> int:
         return len(self._bitmaps)
+
+    @property
+    def columns(self) -> Collection[Column]:
+        """Those that count, one a replica."""
+        return self._columns.values()
 
     def column(self, replica_id: str) -> Column | None:
         """The column that counts for a replica."""
