@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from headwater.proto.common_pb2 import Embedding, TokenLogprob
 from headwater.proto.engine_pb2 import Start
 from headwater.proto.output_processor_pb2 import (
+    Attached,
     OutputFinish,
     OutputFrame,
     OutputPromptLogprobs,
@@ -31,6 +32,7 @@ class _Columns:
     """A frame in the making."""
 
     __slots__ = (
+        "attached",
         "embeddings",
         "finishes",
         "first_index",
@@ -55,6 +57,7 @@ class _Columns:
         self.logprobs: list[RowLogprobs] = []
         self.parts: list[RowParts] = []
         self.starts: list[Start] = []
+        self.attached: list[Attached] = []
         self.embeddings: list[Embedding] = []
         self.finishes: list[OutputFinish] = []
         self.num_bytes = 0
@@ -72,6 +75,7 @@ class _Columns:
             starts=self.starts,
             embeddings=self.embeddings,
             finishes=self.finishes,
+            attached=self.attached,
         )
 
 
@@ -85,6 +89,8 @@ class Outbox:
         """Prompt parts that wait, by stream."""
         self._held: dict[int, OutputFinish] = {}
         """Finishes that wait for their stream's prompt parts."""
+        self._is_sealed = False
+        """The last frame takes nothing more."""
         self.filled = asyncio.Event()
 
     def add_row(
@@ -114,6 +120,15 @@ class Outbox:
         columns.parts.append(parts)
         columns.num_bytes += parts.ByteSize()
 
+    def add_attached(self, attached: Attached) -> None:
+        columns = self._open_columns()
+        columns.attached.append(attached)
+        columns.num_bytes += attached.ByteSize() + _ROW_BYTES
+
+    def seal(self) -> None:
+        """What comes from now on comes in another frame: within one, rows are read ahead of finishes."""
+        self._is_sealed = True
+
     def add_start(self, start: Start) -> None:
         columns = self._open_columns()
         columns.starts.append(start)
@@ -129,7 +144,9 @@ class Outbox:
             self._held[finish.stream_id] = finish
             return
         # With the row before it, if that is its stream's: what is told of an end comes with the end or not at all.
-        is_room = self._frames and self._frames[-1].num_bytes < FULL_FRAME_BYTES + _FINISHES_BYTES
+        is_room = (
+            self._frames and not self._is_sealed and self._frames[-1].num_bytes < FULL_FRAME_BYTES + _FINISHES_BYTES
+        )
         columns = self._frames[-1] if is_room else self._open_columns()
         columns.finishes.append(finish)
         columns.num_bytes += finish.ByteSize() + _ROW_BYTES
@@ -157,8 +174,9 @@ class Outbox:
                 self.add_finish(finish)
 
     def _open_columns(self) -> _Columns:
-        if self._frames and self._frames[-1].num_bytes < FULL_FRAME_BYTES:
+        if self._frames and not self._is_sealed and self._frames[-1].num_bytes < FULL_FRAME_BYTES:
             return self._frames[-1]
         self._frames.append(_Columns())
+        self._is_sealed = False
         self.filled.set()
         return self._frames[-1]

@@ -15,3 +15,5 @@ GATEWAY_FRAMES = Counter("headwater_output_gateway_frames", "Frames sent to gate
 STREAMS = Gauge("headwater_output_streams", "Streams that are open now")
 FINISHES = Counter("headwater_output_finishes", "Streams that ended", ["reason"])
 ENGINES_LOST = Counter("headwater_output_engines_lost", "Sessions with engines that broke")
+LOGS = Gauge("headwater_output_logs", "Requests that can be resumed now")
+LOG_BYTES = Gauge("headwater_output_log_bytes", "About what their logs take of memory")

@@ -13,25 +13,31 @@ import structlog
 from headwater.proto import common_pb2
 from headwater.proto.common_pb2 import AnswerFormat
 from headwater.proto.engine_pb2 import AddPart, Cancel
-from headwater.proto.output_processor_pb2 import GatewayFrame, Open, OutputFinish, OutputFrame
+from headwater.proto.output_processor_pb2 import Attach, GatewayFrame, LetGo, Open, OutputFinish, OutputFrame
 from headwater.services.answers.parser import unknown_parser
 from headwater.services.output_processor import metrics as output_metrics
 from headwater.services.output_processor.engines import EngineLink, EngineLinks, Request
 from headwater.services.output_processor.frames import Outbox
 from headwater.services.output_processor.stream import OutputStream, TextPlan
+from headwater.services.output_processor.stream_log import StreamLog, StreamLogs
 from headwater.services.runtime import owned_task
 from headwater.services.text.tokenizer import Tokenizer
 from headwater.services.tracing import NO_TRACING, Span, Tracing
 
 
 @dataclass(slots=True)
-class _Place:
+class Place:
     """Where a stream is computed."""
 
     link: EngineLink
     number: int
     stream: OutputStream
     opened: _Opened
+
+    def abandon(self, reason: str) -> None:
+        """Ends it, here and at its engine."""
+        self.link.cancel(self.number, reason)
+        self.stream.cancel()
 
 
 @dataclass(slots=True)
@@ -51,17 +57,36 @@ class _Opened:
     delivered_bytes: int
     span: Span
 
+    def one_ended(self) -> bool:
+        """Whether it was the last of them."""
+        output_metrics.STREAMS.dec()
+        self.num_running -= 1
+        if not self.num_running:
+            self.span.end()
+        return not self.num_running
+
 
 class GatewaySession:
     """`tokenizers` by the names of the models that they belong to."""
 
-    def __init__(self, tokenizers: Mapping[str, Tokenizer], links: EngineLinks, tracing: Tracing = NO_TRACING) -> None:
+    def __init__(
+        self,
+        tokenizers: Mapping[str, Tokenizer],
+        links: EngineLinks,
+        tracing: Tracing = NO_TRACING,
+        logs: StreamLogs | None = None,
+    ) -> None:
         self._tokenizers, self._links, self._tracing = tokenizers, links, tracing
-        self._places: dict[int, _Place] = {}
+        self._logs = logs if logs is not None else StreamLogs()
+        self._logged: set[StreamLog] = set()
+        """That this session reads."""
+        self._kept: dict[int, bytes] = {}
+        """What gateways need to go on with requests that are about to be opened, by their first stream's id."""
+        self._places: dict[int, Place] = {}
         """By the gateway's stream id."""
         self._opened: dict[int, _Opened] = {}
         """Requests whose parts are still coming, by the gateway's id of their first stream."""
-        self._outbox = Outbox()
+        self.outbox = Outbox()
         self._refusal: str | None = None
         self._is_over = False
 
@@ -70,17 +95,19 @@ class GatewaySession:
         return len(self._places)
 
     async def run(self, incoming: AsyncIterator[GatewayFrame]) -> AsyncIterator[OutputFrame]:
-        """What the gateway hears, until it leaves. Its streams do not outlive it."""
+        """What the gateway hears, until it leaves. Its streams do not outlive it, but for those that can be resumed."""
         try:
             async with owned_task(self._read(incoming)) as reading:
                 reading.add_done_callback(lambda _: self.end())
                 while not self._is_over:
-                    await self._outbox.filled.wait()
-                    self._outbox.filled.clear()
-                    for frame in self._outbox.frames():
+                    await self.outbox.filled.wait()
+                    self.outbox.filled.clear()
+                    for frame in self.outbox.frames():
                         output_metrics.GATEWAY_FRAMES.inc()
                         yield frame
         finally:
+            for log in list(self._logged):
+                self._let_go(log, None)
             self._cancel_all("gateway_gone")
 
     async def _read(self, incoming: AsyncIterator[GatewayFrame]) -> None:
@@ -90,6 +117,8 @@ class GatewaySession:
     def take(self, frame: GatewayFrame) -> None:
         """Everything a gateway's frame asks for, cancels first."""
         early = [cancel for cancel in frame.cancels if not self._cancel(cancel)]
+        for kept in frame.keeps:
+            self._kept[kept.stream_id] = self._kept.get(kept.stream_id, b"") + kept.context
         for opening in frame.opens:
             self._open(opening)
         for part in frame.parts:
@@ -101,6 +130,10 @@ class GatewaySession:
                 place.stream.grant(credit.tokens)
                 place.link.grant(place.number, credit.tokens)
         self._ask(frame.asked)
+        for said in frame.let_go:
+            self._leave_for_later(said)
+        for attach in frame.attaches:
+            self._attach(attach)
 
     def leave(self, reason: str) -> None:
         """Refuses new streams from now on; the session ends with the last one that runs."""
@@ -111,10 +144,11 @@ class GatewaySession:
     def end(self) -> None:
         """Ends the session after what is queued."""
         self._is_over = True
-        self._outbox.filled.set()
+        self.outbox.filled.set()
 
     def _open(self, opening: Open) -> None:
         add, stream_ids = opening.add, list(opening.add.stream_ids)
+        context = self._kept.pop(stream_ids[0], b"") if stream_ids else b""
         if not stream_ids or len({*stream_ids}) < len(stream_ids) or not self._places.keys().isdisjoint(stream_ids):
             # Of streams that are taken nothing can be said without ending them.
             self._refuse([each for each in stream_ids if each not in self._places], "stream ids are taken")
@@ -130,10 +164,13 @@ class GatewaySession:
             self._refuse(stream_ids, "output_ids belong to one choice; allowed: one stream")
         else:
             plan = TextPlan.of(add, tokenizer.table, _format_of(opening))
+            log = self._begin_log(opening, context) if opening.resumable else None
             streams = [
-                OutputStream(each, plan, self._outbox, add.credit, self._forget, choice_index)
+                OutputStream(each, plan, log or self.outbox, add.credit, self._forget, choice_index)
                 for each, choice_index in zip(stream_ids, add.choice_indices or range(len(stream_ids)), strict=True)
             ]
+            if log is not None:
+                log.runs(streams)
             link = self._links.to(opening.engine_address)
             self._expect(link, opening, streams)
 
@@ -160,7 +197,7 @@ class GatewaySession:
             span=span,
         )
         for number, stream in request.streams.items():
-            self._places[stream.stream_id] = _Place(link, number, stream, opened)
+            self._places[stream.stream_id] = Place(link, number, stream, opened)
         output_metrics.STREAMS.inc(len(streams))
         self._opened[opened.first] = opened
         self._arrived(opened, output_ids)
@@ -188,10 +225,10 @@ class GatewaySession:
 
     def _cancel(self, cancel: Cancel) -> bool:
         """False when there is no such stream."""
+        self._kept.pop(cancel.stream_id, None)
         if (place := self._places.get(cancel.stream_id)) is None:
             return False
-        place.link.cancel(place.number, cancel.reason or "cancelled")
-        place.stream.cancel()
+        place.abandon(cancel.reason or "cancelled")
         return True
 
     def _ask(self, stream_ids: Sequence[int]) -> None:
@@ -206,6 +243,55 @@ class GatewaySession:
             structlog.get_logger().warning("streams that were asked for are not here", stream_ids=missing)
             self._refuse(missing, "the output processor does not have it", cause=common_pb2.LOSS_CAUSE_MISSING)
 
+    def _begin_log(self, opening: Open, context: bytes) -> StreamLog | None:
+        log = self._logs.begin(self, opening, context)
+        if log is not None:
+            self._logged.add(log)
+        return log
+
+    def _attach(self, attach: Attach) -> None:
+        """Goes on with what another session carried, or an earlier reader of this one."""
+        log, stream_ids = self._logs.find(attach.request_id, attach.tenant), list(attach.stream_ids)
+        if log is None or log.num_choices != len(stream_ids) or not self._places.keys().isdisjoint(stream_ids):
+            self._refuse(stream_ids, "the stream is no longer kept")
+            return
+        for stream_id, place in log.take_over(self, stream_ids).items():
+            place.stream.belong_to(stream_id, self._forget)
+            self._places[stream_id] = place
+        self._logged.add(log)
+        log.tell()
+
+    def _leave_for_later(self, said: LetGo) -> None:
+        """What is not kept ends."""
+        for log in [each for each in self._logged if not set(said.stream_ids).isdisjoint(each.stream_ids)]:
+            self._let_go(log, said)
+        for stream_id in said.stream_ids:
+            self._cancel(Cancel(stream_id=stream_id, reason="client_gone"))
+
+    def forget(self, log: StreamLog) -> None:
+        """It cannot be resumed any longer: its choices are this session's alone."""
+        self._logged.discard(log)
+
+    def _let_go(self, log: StreamLog, said: LetGo | None) -> None:
+        """Leaves a request to whoever comes for it, unless parts of it never came."""
+        self._logged.discard(log)
+        places = {stream_id: self._places[stream_id] for stream_id in log.stream_ids if stream_id in self._places}
+        for stream_id, place in list(places.items()):
+            if place.opened.first in self._opened:
+                del places[stream_id]
+                place.abandon("gateway_gone")
+        for stream_id in places:
+            del self._places[stream_id]
+        log.let_go(places, said)
+        self._end_if_left()
+
+    def give_up(self, log: StreamLog) -> dict[int, Place]:
+        """Another reader takes it over: the choices that run, by their ids here."""
+        self._logged.discard(log)
+        gone = "another reader goes on with the stream"
+        self._refuse(log.open_ids, gone, cause=common_pb2.LOSS_CAUSE_TAKEN_OVER, retriable=False)
+        return {stream_id: self._places.pop(stream_id) for stream_id in log.stream_ids if stream_id in self._places}
+
     def _cancel_all(self, reason: str) -> None:
         for stream_id in list(self._places):
             self._cancel(Cancel(stream_id=stream_id, reason=reason))
@@ -216,19 +302,21 @@ class GatewaySession:
         error: str,
         *,
         cause: common_pb2.LossCause.ValueType = common_pb2.LOSS_CAUSE_UNSPECIFIED,
+        retriable: bool | None = None,
     ) -> None:
+        """With a cause it is retriable, unless said otherwise."""
         for stream_id in stream_ids:
             finish = OutputFinish(stream_id=stream_id, reason=common_pb2.FINISH_REASON_ERROR, error=error, cause=cause)
-            finish.retriable = cause != common_pb2.LOSS_CAUSE_UNSPECIFIED
-            self._outbox.add_finish(finish)
+            finish.retriable = cause != common_pb2.LOSS_CAUSE_UNSPECIFIED if retriable is None else retriable
+            self.outbox.add_finish(finish)
 
     def _forget(self, stream: OutputStream) -> None:
         opened = self._places.pop(stream.stream_id).opened
-        output_metrics.STREAMS.dec()
-        opened.num_running -= 1
-        if not opened.num_running:
+        if opened.one_ended():
             self._opened.pop(opened.first, None)
-            opened.span.end()
+        self._end_if_left()
+
+    def _end_if_left(self) -> None:
         if self._refusal is not None and not self._places:
             self.end()
 

@@ -15,6 +15,7 @@ from headwater.services.output_processor import metrics as output_metrics
 from headwater.services.output_processor.detokenizer import Detokenizer
 from headwater.services.output_processor.frames import Outbox
 from headwater.services.output_processor.stops import StopMatcher, Stops
+from headwater.services.output_processor.stream_log import StreamLog
 from headwater.services.output_processor.token_logprobs import Entry, prompt_parts, token_logprob
 from headwater.services.text.token_table import TokenTable
 
@@ -94,7 +95,7 @@ class OutputStream:
         self,
         stream_id: int,
         plan: TextPlan,
-        outbox: Outbox,
+        outbox: Outbox | StreamLog,
         credit: int,
         on_end: Callable[[OutputStream], None],
         choice_index: int = 0,
@@ -257,6 +258,15 @@ class OutputStream:
 
     def grant(self, tokens: int) -> None:
         self._granted += tokens
+
+    @property
+    def credit(self) -> int:
+        """Output index up to which tokens may come."""
+        return self._granted - CREDIT_SLACK
+
+    def belong_to(self, stream_id: int, on_end: Callable[[OutputStream], None]) -> None:
+        """From now on it is another session's, or nobody's for a time."""
+        self.stream_id, self._on_end = stream_id, on_end
 
     def start(self, start: Start) -> None:
         start.stream_id = self.stream_id

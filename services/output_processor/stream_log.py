@@ -1,0 +1,408 @@
+"""What gateways were told of requests that can be resumed, kept for whoever comes back: bounded in time and in memory.
+
+A log stands where an outbox does, remembers what is put in, passes it on to the session that reads, and says all of it
+again to the next. Knows nothing about text.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from headwater.proto.common_pb2 import FINISH_REASON_CANCELLED, Embedding, TokenLogprob
+from headwater.proto.engine_pb2 import Start
+from headwater.proto.output_processor_pb2 import (
+    Attached,
+    FoundStream,
+    LetGo,
+    Open,
+    OutputFinish,
+    OutputPromptLogprobs,
+    RowLogprobs,
+    RowParts,
+)
+from headwater.services.output_processor import metrics as output_metrics
+
+if TYPE_CHECKING:
+    from headwater.services.output_processor.session import GatewaySession, Place
+    from headwater.services.output_processor.stream import OutputStream
+
+HOLD_SECONDS = 15.0
+"""That an answer goes on while nobody reads it."""
+KEEP_SECONDS = 60.0
+"""That an answer which has ended can be read again."""
+MAX_TOKENS = 32_768
+"""Of a request, over its choices; one that grows past them cannot be resumed any longer."""
+MAX_BYTES = 64 * 1024 * 1024
+"""Of all requests."""
+CONTEXT_BYTES = 128 * 1024
+"""In one message."""
+_ROW_BYTES, _TOKEN_BYTES = 240, 36
+"""About what Python takes for them."""
+
+
+@dataclass(slots=True)
+class _Row:
+    choice: int
+    first: int
+    token_ids: Sequence[int]
+    text: str
+    offset: int
+    num_bytes: int
+    logprobs: bytes | None = None
+    parts: bytes | None = None
+
+    @property
+    def size(self) -> int:
+        beside = len(self.logprobs or b"") + len(self.parts or b"")
+        return _ROW_BYTES + _TOKEN_BYTES * len(self.token_ids) + self.num_bytes + beside
+
+
+@dataclass(slots=True)
+class _Start:
+    choice: int
+    start: Start
+    size: int = _ROW_BYTES
+
+
+@dataclass(slots=True)
+class _End:
+    choice: int
+    finish: OutputFinish
+    size: int = _ROW_BYTES
+
+
+class StreamLog:
+    """One request. It has a reader, or it is held for the next one until its time is over."""
+
+    def __init__(self, logs: StreamLogs, request_id: str, tenant: str, num_choices: int) -> None:
+        self.request_id, self.tenant, self.num_choices = request_id, tenant, num_choices
+        self.context = b""
+        self.attempt = 0
+        self.reader: GatewaySession | None = None
+        self.stream_ids = [0] * num_choices
+        """As the reader numbers its choices, or the last one did."""
+        self.num_readers = 0
+        self.num_bytes = 0
+        self._logs = logs
+        self._entries: list[_Row | _Start | _End] = []
+        self._num_tokens = [0] * num_choices
+        self._ended = [False] * num_choices
+        self._cancelled: set[int] = set()
+        """Choices that were not wanted any longer."""
+        self._streams: dict[int, OutputStream] = {}
+        """By choice: those that run, or ran last."""
+        self._choices: dict[int, int] = {}
+        """By stream id."""
+        self._held: dict[int, Place] = {}
+        """Of choices that run while nobody reads."""
+        self._num_prompt_tokens = 0
+        self._charged = (0, 0)
+        """Tokens of the prompt, and of answers, that earlier readers charge."""
+        self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def has_ended(self) -> bool:
+        return all(self._ended)
+
+    @property
+    def is_wanted(self) -> bool:
+        return not self._cancelled
+
+    # What an outbox takes.
+
+    def add_row(
+        self, stream_id: int, first: int, token_ids: Sequence[int], text: str, offset: int, num_bytes: int
+    ) -> None:
+        choice = self._choices[stream_id]
+        self._num_tokens[choice] = first + len(token_ids)
+        self._keep(_Row(choice, first, token_ids, text, offset, num_bytes))
+        if self.reader is not None:
+            self.reader.outbox.add_row(stream_id, first, token_ids, text, offset, num_bytes)
+
+    def add_logprobs(self, tokens: Iterable[TokenLogprob]) -> None:
+        row = RowLogprobs(tokens=tokens)
+        if isinstance(last := self._last(), _Row):
+            last.logprobs = row.SerializeToString()
+            self._grow(len(last.logprobs))
+        if self.reader is not None:
+            self.reader.outbox.add_logprobs(row.tokens)
+
+    def add_parts(self, parts: RowParts) -> None:
+        if isinstance(last := self._last(), _Row):
+            last.parts = parts.SerializeToString()
+            self._grow(len(last.parts))
+        if self.reader is not None:
+            self.reader.outbox.add_parts(parts)
+
+    def add_start(self, start: Start) -> None:
+        kept = Start()
+        kept.CopyFrom(start)
+        self._keep(_Start(self._choices[start.stream_id], kept))
+        if self.reader is not None:
+            self.reader.outbox.add_start(start)
+
+    def add_finish(self, finish: OutputFinish) -> None:
+        choice = self._choices[finish.stream_id]
+        finish.ended_at = int(time.time())
+        self._ended[choice] = True
+        self._cancelled |= {choice} if finish.reason == FINISH_REASON_CANCELLED else set()
+        self._keep(_End(choice, finish))
+        if self.reader is not None:
+            self._pass_on(finish)
+        if self.has_ended and not self.is_lost:
+            self._end_in(KEEP_SECONDS)
+
+    def add_embedding(self, embedding: Embedding) -> None:
+        raise AssertionError("a prompt that is embedded is no stream")
+
+    def add_prompt_part(self, part: OutputPromptLogprobs) -> None:
+        """Not kept: who wants them cannot have the stream resumed."""
+        if self.reader is not None:
+            self.reader.outbox.add_prompt_part(part)
+
+    # Its readers.
+
+    def begin(self, reader: GatewaySession, opening: Open, context: bytes) -> None:
+        """Choices of it are computed anew, from what `reader` has had of them."""
+        add = opening.add
+        if self.reader is not reader:
+            self._leave_reader()
+            self.reader, self.num_readers = reader, self.num_readers + 1
+        self._stop_timer()
+        self.attempt, self._num_prompt_tokens = max(self.attempt, add.attempt), add.num_prompt_tokens
+        if context:
+            self._grow(len(context) - len(self.context))
+            self.context = context
+        for stream_id, choice in zip(add.stream_ids, add.choice_indices or range(self.num_choices), strict=True):
+            if (place := self._held.get(choice)) is not None:
+                place.abandon("superseded")
+            delivered = opening.delivered_bytes[0] if opening.delivered_bytes else 0
+            self._cut(choice, add.num_output_tokens, delivered)
+            self._number(choice, stream_id)
+
+    def runs(self, streams: Iterable[OutputStream]) -> None:
+        """What computes its choices now."""
+        for stream in streams:
+            self._streams[self._choices[stream.stream_id]] = stream
+
+    def take_over(self, reader: GatewaySession, stream_ids: Sequence[int]) -> dict[int, Place]:
+        """Gives it to another reader, whose numbers these are; the choices that run, by these numbers."""
+        self._leave_reader()
+        if not self.has_ended:
+            self._stop_timer()
+        held, self._held = self._held, {}
+        self.reader, self.num_readers = reader, self.num_readers + 1
+        for choice, stream_id in enumerate(stream_ids):
+            self._number(choice, stream_id)
+        return {stream_ids[choice]: place for choice, place in held.items()}
+
+    def tell(self) -> None:
+        """Says to the reader everything that was said so far."""
+        assert self.reader is not None
+        outbox = self.reader.outbox
+        prompt_tokens, output_tokens = self._charged
+        outbox.add_attached(
+            Attached(
+                stream_ids=self.stream_ids,
+                granted=self._granted(),
+                prompt_tokens=prompt_tokens,
+                output_tokens=output_tokens,
+            )
+        )
+        for entry in self._entries:
+            stream_id = self.stream_ids[entry.choice]
+            if isinstance(entry, _Row):
+                outbox.add_row(stream_id, entry.first, entry.token_ids, entry.text, entry.offset, entry.num_bytes)
+                if entry.logprobs is not None:
+                    outbox.add_logprobs(RowLogprobs.FromString(entry.logprobs).tokens)
+                if entry.parts is not None:
+                    outbox.add_parts(RowParts.FromString(entry.parts))
+            elif isinstance(entry, _Start):
+                start = Start()
+                start.CopyFrom(entry.start)
+                start.stream_id = stream_id
+                outbox.add_start(start)
+            else:
+                finish = OutputFinish()
+                finish.CopyFrom(entry.finish)
+                finish.stream_id = stream_id
+                self._pass_on(finish)
+
+    def let_go(self, places: dict[int, Place], said: LetGo | None) -> None:
+        """Nobody reads for now; `places` are by stream id. Without a word of its reader nothing was charged."""
+        self.reader = None
+        if said is not None:
+            self._charged = (said.prompt_tokens, said.output_tokens)
+        elif self.has_ended:
+            self._charged = self._all_charged()
+        self._hold(places)
+        if not self.has_ended:
+            self._end_in(HOLD_SECONDS)
+
+    def found(self) -> Iterator[FoundStream]:
+        prompt_tokens, output_tokens = self._charged if self.reader is None else self._all_charged()
+        yield FoundStream(
+            context=self.context[:CONTEXT_BYTES],
+            num_choices=self.num_choices,
+            granted=self._granted(),
+            num_tokens=self._num_tokens,
+            ended=self.has_ended,
+            prompt_tokens=prompt_tokens,
+            output_tokens=output_tokens,
+            num_readers=self.num_readers,
+            attempt=self.attempt,
+        )
+        for start in range(CONTEXT_BYTES, len(self.context), CONTEXT_BYTES):
+            yield FoundStream(context=self.context[start : start + CONTEXT_BYTES])
+
+    # Its memory.
+
+    @property
+    def is_lost(self) -> bool:
+        """It was too long to be kept: nobody can resume it."""
+        return not self._logs.has(self)
+
+    def close(self) -> None:
+        """Forgets what was said; its choices go on for the reader, and end without one."""
+        self._stop_timer()
+        self._entries.clear()
+        self.context = b""
+        if self.reader is not None:
+            self.reader.forget(self)
+        for place in list(self._held.values()):
+            place.abandon("nobody_came")
+
+    def _keep(self, entry: _Row | _Start | _End) -> None:
+        if not self.is_lost:
+            self._entries.append(entry)
+            self._grow(entry.size)
+            if sum(self._num_tokens) > MAX_TOKENS:
+                self._logs.drop(self)
+
+    def _grow(self, num_bytes: int) -> None:
+        if not self.is_lost:
+            self.num_bytes += num_bytes
+            self._logs.grow(num_bytes)
+
+    def _last(self) -> _Row | _Start | _End | None:
+        return self._entries[-1] if self._entries else None
+
+    def _cut(self, choice: int, num_tokens: int, num_bytes: int) -> None:
+        """Forgets what was said of a choice past its first tokens and bytes."""
+        self._ended[choice], self._num_tokens[choice] = False, num_tokens
+        self._cancelled.discard(choice)
+        kept = [each for each in self._entries if each.choice != choice or _is_within(each, num_tokens, num_bytes)]
+        if not self.is_lost:
+            self._grow(sum(each.size for each in kept) - sum(each.size for each in self._entries))
+            self._entries = kept
+
+    @property
+    def open_ids(self) -> list[int]:
+        """Its reader's numbers of choices that have not ended."""
+        return [stream_id for stream_id, has_ended in zip(self.stream_ids, self._ended, strict=True) if not has_ended]
+
+    def _number(self, choice: int, stream_id: int) -> None:
+        self._choices.pop(self.stream_ids[choice], None)
+        self.stream_ids[choice] = stream_id
+        self._choices[stream_id] = choice
+
+    def _granted(self) -> list[int]:
+        return [self._streams[choice].credit if choice in self._streams else 0 for choice in range(self.num_choices)]
+
+    def _all_charged(self) -> tuple[int, int]:
+        """A reader that is there charges whatever it was told and nobody before it."""
+        return self._num_prompt_tokens, sum(self._num_tokens)
+
+    def _leave_reader(self) -> None:
+        """Whoever reads is told that another does."""
+        if self.reader is not None:
+            self._charged = self._all_charged()
+            places = self.reader.give_up(self)
+            self.reader = None
+            self._hold(places)
+
+    def _hold(self, places: dict[int, Place]) -> None:
+        for stream_id, place in places.items():
+            self._held[self._choices[stream_id]] = place
+            place.stream.belong_to(stream_id, self._ended_alone)
+
+    def _pass_on(self, finish: OutputFinish) -> None:
+        assert self.reader is not None
+        passed = OutputFinish()
+        passed.CopyFrom(finish)
+        self.reader.outbox.add_finish(passed)
+        # What is said of other choices from now on comes behind it, as it does in the log.
+        self.reader.outbox.seal()
+
+    def _ended_alone(self, stream: OutputStream) -> None:
+        if (place := self._held.pop(self._choices[stream.stream_id], None)) is not None:
+            place.opened.one_ended()
+
+    def _end_in(self, seconds: float) -> None:
+        self._stop_timer()
+        self._timer = asyncio.get_running_loop().call_later(seconds, self._logs.drop, self)
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+
+class StreamLogs:
+    """Of one output processor, by request."""
+
+    def __init__(self, max_bytes: int = MAX_BYTES) -> None:
+        self._max_bytes = max_bytes
+        self._logs: dict[str, StreamLog] = {}
+        self._num_bytes = 0
+
+    def begin(self, reader: GatewaySession, opening: Open, context: bytes) -> StreamLog | None:
+        """The log of a request that is to be resumable. None where what was answered before is not known here."""
+        add = opening.add
+        log = self._logs.get(add.request_id)
+        if log is not None and log.tenant != add.tenant:
+            return None
+        if log is None:
+            if add.num_output_tokens:
+                return None
+            log = self._logs[add.request_id] = StreamLog(self, add.request_id, add.tenant, len(add.stream_ids))
+            output_metrics.LOGS.inc()
+        log.begin(reader, opening, context)
+        return log
+
+    def find(self, request_id: str, tenant: str) -> StreamLog | None:
+        """None also for another tenant's."""
+        log = self._logs.get(request_id)
+        return log if log is not None and log.tenant == tenant and log.is_wanted else None
+
+    def has(self, log: StreamLog) -> bool:
+        return self._logs.get(log.request_id) is log
+
+    def grow(self, num_bytes: int) -> None:
+        """Past the bound the oldest goes that has ended, or else the oldest."""
+        self._num_bytes += num_bytes
+        output_metrics.LOG_BYTES.set(self._num_bytes)
+        while self._num_bytes > self._max_bytes and self._logs:
+            ended = (log for log in self._logs.values() if log.has_ended)
+            self.drop(next(ended, None) or next(iter(self._logs.values())))
+
+    def drop(self, log: StreamLog) -> None:
+        """Nobody can resume it any longer."""
+        if self.has(log):
+            del self._logs[log.request_id]
+            self._num_bytes -= log.num_bytes
+            output_metrics.LOGS.dec()
+            output_metrics.LOG_BYTES.set(self._num_bytes)
+            log.close()
+
+
+def _is_within(entry: _Row | _Start | _End, num_tokens: int, num_bytes: int) -> bool:
+    """It was said among so many tokens and bytes of its choice."""
+    if isinstance(entry, _Row):
+        end = entry.first + len(entry.token_ids)
+        return end <= num_tokens and (bool(entry.token_ids) or entry.first < num_tokens or entry.offset < num_bytes)
+    return isinstance(entry, _Start) and num_tokens > 0
