@@ -1,4 +1,7 @@
-"""The output processor: carries requests to engines and turns tokens into text. Stateless but for open streams."""
+"""The output processor: carries requests to engines and turns tokens into text.
+
+Stateless but for open streams, and those that can be resumed.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +14,12 @@ from typing import Any
 import grpc
 
 from headwater.proto import output_processor_pb2, output_processor_pb2_grpc
+from headwater.services.errors import NotFound
 from headwater.services.member import Kind
 from headwater.services.models.manifest import ModelFolderError
 from headwater.services.output_processor.engines import EngineLinks
 from headwater.services.output_processor.session import GatewaySession
+from headwater.services.output_processor.stream_log import StreamLogs
 from headwater.services.runtime import configure_logging, in_one_line, run_stage
 from headwater.services.settings import SettingError, read_settings
 from headwater.services.text.model import load_tokenizer, names_of
@@ -35,19 +40,28 @@ class OutputProcessor(output_processor_pb2_grpc.OutputProcessorServicer):
     def __init__(self, tokenizers: Mapping[str, Tokenizer], links: EngineLinks, tracing: Tracing = NO_TRACING) -> None:
         self._tokenizers, self._links, self._tracing = tokenizers, links, tracing
         self._sessions: set[GatewaySession] = set()
+        self._logs = StreamLogs()
 
     async def Session(
         self,
         request_iterator: AsyncIterator[output_processor_pb2.GatewayFrame],
         context: grpc.aio.ServicerContext[Any, Any],
     ) -> AsyncIterator[output_processor_pb2.OutputFrame]:
-        session = GatewaySession(self._tokenizers, self._links, self._tracing)
+        session = GatewaySession(self._tokenizers, self._links, self._tracing, self._logs)
         self._sessions.add(session)
         try:
             async for frame in session.run(request_iterator):
                 yield frame
         finally:
             self._sessions.discard(session)
+
+    async def FindStream(
+        self, request: output_processor_pb2.FindStreamRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> AsyncIterator[output_processor_pb2.FoundStream]:
+        if (log := self._logs.find(request.request_id, request.tenant)) is None:
+            raise NotFound("stream", request.request_id)
+        for part in log.found():
+            yield part
 
     def leave(self) -> None:
         """Takes no new streams; each session ends with its last one."""
