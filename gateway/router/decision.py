@@ -36,7 +36,7 @@ class Decision:
     reason: str
     """`prefix`, `load`, `spread`, `home` (no index: consistent hash) or `only` (one candidate)."""
     candidates: list[Candidate]
-    hashes: list[bytes]
+    hashes: tuple[bytes, ...]
     num_prompt_tokens: int
     num_matched_blocks: int
     """Of the prompt, in the index for the chosen replica."""

@@ -129,8 +129,8 @@ class Router:
         replica.breaker.sent(now)
         self._remember(home.prefix_of(decision.hashes), decision.replica_id, now)
         believed = max(EXPECT_SECONDS, 2 * self._lag.p99, 2 * decision.predicted_seconds)
-        new_blocks = decision.hashes[decision.num_matched_blocks :]
-        self._feed.index(decision.model_key).expect(decision.replica_id, new_blocks, believed)
+        index = self._feed.index(decision.model_key)
+        index.expect(decision.replica_id, decision.hashes, believed, start=decision.num_matched_blocks)
         return Dispatch(decision, request_id, replica, in_flight, now, self.peers.added(decision.member, in_flight))
 
     def started(self, dispatch: Dispatch, cached_tokens: int) -> None:
@@ -170,7 +170,7 @@ class Router:
     def _look(
         self,
         model_key: str,
-        hashes: list[bytes],
+        hashes: tuple[bytes, ...],
         num_prompt_tokens: int,
         max_tokens: int,
         exclude: Collection[str],
@@ -192,7 +192,7 @@ class Router:
             )
         return seen
 
-    def _pick(self, able: list[Candidate], hashes: list[bytes]) -> tuple[Candidate, str]:
+    def _pick(self, able: list[Candidate], hashes: tuple[bytes, ...]) -> tuple[Candidate, str]:
         """The best, and among those as good the one with fewest requests, then the one least lately used; for a prompt
         that is cached nowhere, first the one whose cache has most room."""
         if len(able) == 1:
@@ -224,8 +224,9 @@ class Router:
             self._last_served.popitem(last=False)
 
 
-def _split(block_hashes: bytes) -> list[bytes]:
-    return [block_hashes[start : start + HASH_LEN] for start in range(0, len(block_hashes), HASH_LEN)]
+def _split(block_hashes: bytes) -> tuple[bytes, ...]:
+    """NOTE: a tuple, since the garbage collector goes through lists for as long as their requests run."""
+    return tuple([block_hashes[start : start + HASH_LEN] for start in range(0, len(block_hashes), HASH_LEN)])
 
 
 def _able(seen: list[Candidate]) -> list[Candidate]:
@@ -246,7 +247,12 @@ def _nearest(able: list[Candidate], prefix: bytes) -> Candidate:
 
 
 def _decide(
-    replica: Replica, chosen: Candidate, reason: str, seen: list[Candidate], hashes: list[bytes], num_prompt_tokens: int
+    replica: Replica,
+    chosen: Candidate,
+    reason: str,
+    seen: list[Candidate],
+    hashes: tuple[bytes, ...],
+    num_prompt_tokens: int,
 ) -> Decision:
     block_size, parts = replica.block_size, chosen.parts
     return Decision(

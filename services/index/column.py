@@ -72,8 +72,8 @@ class IndexColumn:
     def __init__(
         self, store: Store, model_key: str, shard: int, owner: Owner, *, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self.blocks: set[bytes] = set()
-        """What the column should hold."""
+        self.blocks: dict[bytes, None] = {}
+        """What the column should hold, as keys: the garbage collector passes over such a dict."""
         self._store, self._model_key, self._shard, self._owner = store, model_key, shard, owner
         self._clock = clock
         self._table = SlotTable(store, model_key, shard)
@@ -94,11 +94,11 @@ class IndexColumn:
         return not self._needs_filling and not self._pending and not self._published.unanswered  # type: ignore[union-attr]
 
     def add(self, block: bytes) -> None:
-        self.blocks.add(block)
+        self.blocks[block] = None
         self._pending[block] = True
 
     def drop(self, block: bytes) -> None:
-        self.blocks.discard(block)
+        self.blocks.pop(block, None)
         self._pending[block] = False
         if len(self._pending) > _PENDING_FLOOR + 2 * len(self.blocks):
             # Redis is away and the cache turns over: to write the column anew is less work than to catch up.
