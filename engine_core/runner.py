@@ -15,6 +15,8 @@ from headwater.engine_core.sampler import Sampler
 
 SCORED_AT_ONCE = 256
 """Prompt positions whose logits exist at the same time."""
+HeldRow = tuple[torch.Tensor, int]
+"""Logits [S, V] of a step, and which row of them."""
 
 
 class Runner:
@@ -31,8 +33,8 @@ class Runner:
         self._token_ids = torch.zeros(config.max_num_seqs, config.max_model_len + 1, dtype=torch.int32)
         self._block_ids = torch.zeros(config.max_num_seqs, max_blocks, dtype=torch.int32)
         self._num_prompt = np.zeros(config.max_num_seqs, np.int32)
-        self._held: dict[int, torch.Tensor] = {}
-        """Logits [V] by table row, for a draw."""
+        self._held: dict[int, HeldRow] = {}
+        """By table row, for a draw."""
         self._kv_cache = torch.zeros(
             model.num_layers, 2, config.num_blocks, model.num_kv_heads, config.block_size, model.head_dim, dtype=dtype
         )
@@ -58,7 +60,7 @@ class Runner:
 
     @torch.inference_mode()
     def draw(self, plan: DrawPlan) -> StepResult:
-        logits = torch.stack([self._held.pop(row) for row in plan.rows.tolist()])
+        logits = _joined([self._held.pop(row) for row in plan.rows.tolist()])
         tokens, logprobs = self._sample(logits, plan.rows, plan.positions, plan.output_indices, plan.masks)
         return StepResult(token_ids=tokens, logprobs=logprobs)
 
@@ -66,7 +68,7 @@ class Runner:
         """Keeps the logits that are drawn from later; returns those that are sampled now."""
         is_held = plan.holds[plan.samples | plan.holds]
         held = np.flatnonzero(is_held).tolist()
-        self._held |= zip(plan.rows[plan.holds].tolist(), (logits[i] for i in held), strict=True)
+        self._held |= zip(plan.rows[plan.holds].tolist(), ((logits, i) for i in held), strict=True)
         return logits[torch.from_numpy(~is_held)]
 
     def _sample(
@@ -114,3 +116,11 @@ class Runner:
             logits = self._decoder.logits(hidden[first + at : first + end])
             entries += self._sampler.score_prompt(logits, next_ids[at:end], row)
         return entries
+
+
+def _joined(held: list[HeldRow]) -> torch.Tensor:
+    """Logits [S, V]; as they were computed where all of a step are drawn together."""
+    logits = held[0][0]
+    if [index for _, index in held] == list(range(len(logits))) and all(each is logits for each, _ in held):
+        return logits
+    return torch.stack([each[index] for each, index in held])

@@ -44,6 +44,11 @@ class PlannedStep:
     masks_wanted: MasksWanted | None = None
     """By rows that hold logits for the first time since they were seated."""
 
+    @property
+    def is_silent(self) -> bool:
+        """Whether its result says nothing: what it computed is drawn from later."""
+        return not (self.chunks or self.sampled_rows.size)
+
 
 @dataclass(slots=True)
 class StepDraft:

@@ -1,7 +1,8 @@
 """Draws tokens from whole rows of logits on a CPU: the same that `sample.scores_twin` has highest, or, where the
 temperature is 0, the first of the likeliest.
 
-A fast pass finds every row's few tokens that could have the highest score; only theirs are computed exactly.
+A fast pass finds every row's few tokens that could have the highest score; only theirs are computed exactly. Sixteen
+tokens that a mask leaves none of cost one look: most masks leave few.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from headwater.kernels.cpu.lanes import (
     div,
     float32_at,
     fma,
+    has_bits,
     highest_of,
     int32_at,
     keep_where,
@@ -124,6 +126,8 @@ def _row(arguments: int, i: int, p_scratch: int, element: Any) -> None:
         for at in range(strip, min(strip + _STRIP, vocab_size), NUM_LANES):
             # The last sixteen may have been seen in part.
             token = min(at, vocab_size - NUM_LANES)
+            if p_mask and not has_bits(p_mask + token // 8):
+                continue
             best = maximum(best, _scores(p_logits, p_mask, token, temperature, key_0, key_1, element))
         of_strip = highest_of(best)
         put(p_scratch + strip // _STRIP * 4, of_strip, F32_ELEMENT)
@@ -135,6 +139,8 @@ def _row(arguments: int, i: int, p_scratch: int, element: Any) -> None:
             continue
         for at in range(strip, min(strip + _STRIP, vocab_size), NUM_LANES):
             token = min(at, vocab_size - NUM_LANES)
+            if p_mask and not has_bits(p_mask + token // 8):
+                continue
             store(p_some, _scores(p_logits, p_mask, token, temperature, key_0, key_1, element), F32_ELEMENT)
             for lane in range(NUM_LANES):
                 if float32_at(p_some + lane * 4) >= bound:

@@ -256,6 +256,16 @@ def int64_at(typing: Any, address: Any) -> Any:
 
 
 @intrinsic
+def has_bits(typing: Any, address: Any) -> Any:
+    """Whether any of the 16 bits at an address is set."""
+
+    def generate(_: Any, builder: ir.IRBuilder, __: Any, a: list[Any]) -> Any:
+        return builder.icmp_unsigned("!=", builder.load(_at(builder, a[0], _SHORT), align=2), ir.Constant(_SHORT, 0))
+
+    return types.boolean(I64), generate
+
+
+@intrinsic
 def take_one(typing: Any, address: Any) -> Any:
     """Counts an int64 up, whoever else does at the same time, and returns what it was."""
 

@@ -60,7 +60,9 @@ class MaskWriter:
         """By key: those whose next mask can be written."""
         self._heard = asyncio.Event()
         self._thread = ThreadPoolExecutor(1, "masks")
-        self._crew = LLExecutor(max(1, min(MAX_THREADS, (os.cpu_count() or 1) // 2)))
+        num_threads = min(MAX_THREADS, (os.cpu_count() or 1) // 2)
+        # None: the thread does it, without waking another one.
+        self._crew = LLExecutor(num_threads) if num_threads > 1 else None
 
     def follow(self, key: int, matcher: LLMatcher, output_ids: Sequence[int]) -> None:
         """From the grammar's start; `output_ids` is what a resumed answer has already."""
@@ -127,10 +129,13 @@ class MaskWriter:
     def _work(self, jobs: list[Job]) -> list[str | None]:
         """What went wrong with each, if anything. In the thread."""
         faults = [_fault_of(job) for job in jobs]
+        table, address, num_bytes = self._table, self._table.ctypes.data, self._table.strides[0]
         good = [(job.follower.matcher, job.row) for job, fault in zip(jobs, faults, strict=True) if fault is None]
-        table = self._table
-        if good:
-            self._crew.unsafe_compute_mask_ptr(good, table.ctypes.data, table.strides[0], len(table))
+        if self._crew is not None and len(good) > 1:
+            self._crew.unsafe_compute_mask_ptr(good, address, num_bytes, len(table))
+        else:
+            for matcher, row in good:
+                matcher.unsafe_compute_mask_ptr(address + row * num_bytes, num_bytes)
         return [fault or _fault_of_mask(job, table) for job, fault in zip(jobs, faults, strict=True)]
 
     def _tell(self, jobs: list[Job], faults: list[str | None]) -> None:
