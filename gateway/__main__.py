@@ -105,7 +105,7 @@ async def line_behind(settings: GatewaySettings, bus: Bus, gateway_id: str, trac
         members.running(),
     ):
         feed = IndexFeed(bus, members, store)
-        router = Router(bus, members, feed, registry=prometheus_client.REGISTRY)
+        router = Router(bus, members, feed, registry=prometheus_client.REGISTRY, logged_share=settings.log_receipts)
         accounts = Accounts(
             Limiter(counters),
             UsageLog(bus),

@@ -46,6 +46,7 @@ class GatewaySettings(StageTlsSettings):
     response_ttl: float = setting(86400.0, "seconds that answers of /v1/responses are kept in Redis")
     sse_keep_alive: float = setting(5.0, "seconds of silence after which a stream gets a comment")
     drain_limit: float = setting(30.0, "seconds that running requests are given at shutdown")
+    log_receipts: float = setting(0.01, "part of the requests whose routing decision is logged; failed ones always are")
     metrics_port: int = setting(-1, "port of /metrics for this process alone; 0: any, -1: none")
     otlp_endpoint: str = setting("", "OpenTelemetry collector that gets spans, http://host:port (gRPC); none: no spans")
     log_level: str = setting("info", "debug, info, warning or error")
@@ -64,8 +65,9 @@ class GatewaySettings(StageTlsSettings):
             raise SettingError("tls_key_file", self.tls_key_file, "a file, together with --tls-cert-file, or neither")
         if self.tls_client_ca_file and not self.tls_cert_file:
             raise SettingError("tls_client_ca_file", self.tls_client_ca_file, "a file, together with --tls-cert-file")
-        if not 0 <= self.fail_open_share <= 1:
-            raise SettingError("fail_open_share", self.fail_open_share, "0…1")
+        for name in ("fail_open_share", "log_receipts"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise SettingError(name, getattr(self, name), "0…1")
         if self.keeps_tenants and not self.nats_url:
             raise SettingError("nats_url", self.nats_url, "a NATS server with JetStream, where tenants are kept")
         if not (self.api_key_file or self.keeps_tenants or is_loopback(self.host)):

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from heapq import nsmallest
 from typing import Any
 
 from headwater.gateway.router.cost import Parts
 from headwater.services.member import Member
 
+MAX_SHOWN = 64
+"""Candidates in a receipt; more would make it cost more than the decision."""
 
-@dataclass(slots=True)
+
+@dataclass(slots=True, eq=False)
 class Candidate:
     """A replica as the router saw it."""
 
@@ -36,6 +40,8 @@ class Decision:
     reason: str
     """`prefix`, `load`, `spread`, `home` (no index: consistent hash) or `only` (one candidate)."""
     candidates: list[Candidate]
+    """As many as a receipt shows."""
+    num_candidates: int
     hashes: tuple[bytes, ...]
     num_prompt_tokens: int
     num_matched_blocks: int
@@ -81,8 +87,17 @@ class Decision:
             "actual_cached_tokens": self.actual_cached_tokens,
             "predicted_prefill_seconds": round(self.predicted_seconds, 6),
             "actual_prefill_seconds": round(self.actual_seconds, 6) if self.actual_seconds is not None else None,
+            "num_candidates": self.num_candidates,
             "candidates": [_plain(candidate) for candidate in self.candidates],
         }
+
+
+def shown(seen: list[Candidate], chosen: Candidate) -> list[Candidate]:
+    """All; of very many the cheapest, which the chosen one may not be among, and that one."""
+    if len(seen) <= MAX_SHOWN:
+        return seen
+    best = nsmallest(MAX_SHOWN, seen, key=lambda each: each.cost)
+    return best if chosen in best else [chosen, *best[:-1]]
 
 
 def _plain(candidate: Candidate) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from headwater.gateway.router.cost import GUARD_FILLED, Parts, pressure
 from headwater.gateway.router.load import Load
 from headwater.gateway.router.rates import Rates
 from headwater.gateway.router.trust import Trust
+from headwater.services.index.kv_index import Column
 from headwater.services.member import Member
 
 EXPECTED_OUTPUT = 128
@@ -39,9 +40,12 @@ class Replica:
             filled=filled,
         )
 
-    def cached_share(self, num_cached: int) -> int:
-        """How full the cache is, in sixteenths: finer differences mean nothing once caches are full."""
-        return 16 * num_cached // max(1, self.load.reported.num_total_blocks)
+    def standing(self, column: Column | None) -> tuple[bool, int]:
+        """Whether the index has everything that this incarnation said, and how full its cache is by that: in
+        sixteenths, since finer differences mean nothing once caches are full."""
+        if column is None or column.epoch != self.member.epoch:
+            return False, 0
+        return column.is_synced, 16 * len(column.stored) // (self.load.reported.num_total_blocks or 1)
 
     def guard(self, parts: Parts, now: float) -> str:
         """Why the replica should not get the request; empty: it may."""

@@ -10,12 +10,13 @@ import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Collection
 from dataclasses import dataclass
+from zlib import crc32
 
 import structlog
 from prometheus_client import CollectorRegistry
 
 from headwater.gateway.router import home, policy
-from headwater.gateway.router.decision import Candidate, Decision
+from headwater.gateway.router.decision import Candidate, Decision, shown
 from headwater.gateway.router.fleet import Fleet
 from headwater.gateway.router.lag import EventLag
 from headwater.gateway.router.load import InFlight
@@ -65,9 +66,12 @@ class Router:
         score: Policy = policy.seconds,
         clock: Callable[[], float] = time.monotonic,
         epoch: int | None = None,
+        logged_share: float = 0.0,
     ) -> None:
-        """`epoch` names this life of the gateway to others; drawn where it is not given."""
+        """`epoch` names this life of the gateway to others; drawn where it is not given. `logged_share` of the requests
+        leave their receipts in the log."""
         self._feed, self._score, self._clock = feed, score, clock
+        self._logged_share = logged_share
         self._fleet = Fleet(bus, members, clock)
         self.peers = Peers(bus, self._fleet, epoch or new_epoch(), clock)
         self._lag = EventLag()
@@ -159,9 +163,14 @@ class Router:
         now = self._clock()
         dispatch.replica.load.ended(dispatch.in_flight, now)
         self.peers.ended(dispatch.number)
-        structlog.get_logger().info("routed", request_id=dispatch.request_id, receipt=dispatch.decision.receipt)
         if failed:
             dispatch.replica.breaker.failed(now)
+        if failed or self._is_logged(dispatch.request_id):
+            structlog.get_logger().info("routed", request_id=dispatch.request_id, receipt=dispatch.decision.receipt)
+
+    def _is_logged(self, request_id: str) -> bool:
+        """All attempts of a request, on all gateways, or none."""
+        return crc32(request_id.encode()) < self._logged_share * (1 << 32)
 
     def _on_lag(self, seconds: float) -> None:
         self._lag.observe(seconds)
@@ -185,10 +194,10 @@ class Router:
             matched_tokens = matched.get(replica_id, 0) * replica.block_size
             parts = replica.parts(num_prompt_tokens, matched_tokens, max_tokens, rates[replica.member.numerics_id], now)
             guard = "failed" if replica_id in exclude else replica.guard(parts, now)
-            synced, age = index.is_synced(replica_id, replica.member.epoch), replica.load_age(now)
-            cached = replica.cached_share(index.num_blocks(replica_id))
+            is_synced, cached = replica.standing(index.column(replica_id))
+            age = replica.load_age(now)
             seen.append(
-                Candidate(replica_id, parts, self._score(parts), replica.trust.value, synced, age, guard, cached)
+                Candidate(replica_id, parts, self._score(parts), replica.trust.value, is_synced, age, guard, cached)
             )
         return seen
 
@@ -258,7 +267,8 @@ def _decide(
     return Decision(
         member=replica.member,
         reason=reason,
-        candidates=seen,
+        candidates=shown(seen, chosen),
+        num_candidates=len(seen),
         hashes=hashes,
         num_prompt_tokens=num_prompt_tokens,
         num_matched_blocks=parts.matched_tokens // block_size,

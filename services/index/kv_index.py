@@ -118,11 +118,6 @@ class KvIndex:
         """The column that counts for a replica."""
         return self._columns.get(replica_id)
 
-    def num_blocks(self, replica_id: str) -> int:
-        """That the replica said it caches."""
-        column = self._columns.get(replica_id)
-        return len(column.stored) if column is not None else 0
-
     def is_synced(self, replica_id: str, epoch: int) -> bool:
         """The column of this incarnation counts and has everything that was said so far."""
         column = self._columns.get(replica_id)

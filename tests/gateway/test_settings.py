@@ -45,6 +45,7 @@ def test_a_new_knob_is_a_decision() -> None:
         "response_ttl",
         "sse_keep_alive",
         "drain_limit",
+        "log_receipts",
         "metrics_port",
         "otlp_endpoint",
         "log_level",

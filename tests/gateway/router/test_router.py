@@ -42,7 +42,9 @@ class Cluster:
         self.members = Members(Bus(None), (Kind.ENGINE,))
         self.feed = IndexFeed(Bus(None), self.members, Store(None))
         self.registry = CollectorRegistry()
-        self.router = Router(Bus(None), self.members, self.feed, registry=self.registry, clock=lambda: self.now)
+        self.router = Router(
+            Bus(None), self.members, self.feed, registry=self.registry, clock=lambda: self.now, logged_share=0.5
+        )
         self.replicas = {
             name: Member(
                 kind=Kind.ENGINE, replica_id=name, epoch=new_epoch(), address=f"{name}:1", model=model, numerics_id="n"
@@ -224,13 +226,15 @@ async def test_a_logged_receipt_says_how_it_turned_out_and_can_be_scored_again(
     cluster.reports("b", replace(IDLE, num_waiting=1, num_prefill_tokens=100))
     log = tmp_path / "gateway.log"
     with structlog.testing.capture_logs() as lines:
-        for _ in range(4):
-            dispatch = cluster.sends(chain("x", 24))
+        for number in range(4 * 2):
+            dispatch = cluster.router.dispatched(cluster.choose(chain("x", 24)), f"r{1 + number // 4}")
             cluster.now += 0.25
             cluster.router.started(dispatch, 320)
             cluster.router.finished(dispatch)
     log.write_text("\n".join(json.dumps(line) for line in lines))
     found = list(receipts(log))
+    # Half of the requests: every attempt of one, none of the other.
+    assert {line["request_id"] for line in lines} < {"r1", "r2"}
     assert [(each["replica_id"], each["actual_prefill_seconds"]) for each in found] == [("b", 0.25)] * 4
     assert judge(found, "seconds").same == 1.0
     assert judge(found, "load only").same < 1.0
