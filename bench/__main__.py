@@ -19,6 +19,7 @@ BENCHMARKS = {
     "index-events": ("index_events", "How many cached blocks a second a gateway's index takes in."),
     "policies": ("policy_replay", "Replay traces through routing policies: hit rate and time to first token."),
     "replay": ("receipt_replay", "Score a gateway's logged routing decisions under other policies."),
+    "cluster": ("cluster", "Real processes under a trace, undisturbed or broken by seed: what must hold."),
     "chaos": ("chaos", "Break a simulated cluster by seed and check what must hold."),
     "prefix-index": ("prefix_index", "What the prefix index in Redis takes and gives."),
     "prepare": ("prepare", "Time to prepare a prompt: template, tokens, hashes."),

@@ -140,6 +140,7 @@ class KeptStage:
         self.addresses: Addresses = {}
         """Of the last life that got ready."""
         self.process: Child | None = None
+        self.pauses: Sequence[float] = self.PAUSES
         self._start, self._changed = start, changed
 
     async def begin(self) -> None:
@@ -156,7 +157,7 @@ class KeptStage:
             born = clock()
             status = await self.process.ended()
             deaths = 0 if clock() - born > self.LONG_LIFE else deaths
-            pause = self.PAUSES[min(deaths, len(self.PAUSES) - 1)]
+            pause = self.pauses[min(deaths, len(self.pauses) - 1)]
             deaths += 1
             self._changed(f"{self.name} ended with status {status}; starting it again in {pause} s")
             await asyncio.sleep(pause)

@@ -1,0 +1,128 @@
+"""`headwater bench cluster`: a line of real processes under a trace, undisturbed or broken by seeded schedules.
+
+`headwater bench cluster --replicas 8 --trace conversation_trace.jsonl`; `… --schedules 200`; one again: `--faults 17`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import json
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Annotated
+
+import httpx
+import numpy as np
+import typer
+from rich.console import Console
+
+from headwater.bench.cluster.line import MAX_MODEL_LEN, Cluster, Shape, new_admin_key
+from headwater.bench.cluster.questions import Asker
+from headwater.bench.cluster.trial import Outcome, Trials
+from headwater.bench.cluster.views import Views
+from headwater.bench.routing_traces import Arrival, conversation, ladder
+from headwater.services.models import store as model_store
+from headwater.services.models.demo_model import DEMO_NAME
+from headwater.services.models.manifest import ModelManifest
+from headwater.services.progress import silent
+from headwater.services.runtime import configure_logging
+from headwater.services.text.model import load_tokenizer
+
+console = Console(stderr=True)
+
+
+@contextlib.asynccontextmanager
+async def trials_on(shape: Shape, arrivals: list[Arrival], folder: Path, log_level: str) -> AsyncIterator[Trials]:
+    """A cluster of its own for the length of a scope."""
+    model_folder = model_store.pull(DEMO_NAME, cache_dir=model_store.default_cache_dir(), progress=silent, device="cpu")
+    vocab_size = ModelManifest.read(model_folder).vocab_size
+    asker, admin_key = Asker(DEMO_NAME, load_tokenizer(model_folder), vocab_size, MAX_MODEL_LEN), new_admin_key()
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=8)
+    async with contextlib.AsyncExitStack() as life:
+        running = Cluster.running(shape, folder, model_folder, admin_key=admin_key, log_level=log_level)
+        cluster = await life.enter_async_context(running)
+        views = await life.enter_async_context(Views.open(cluster))
+        http = await life.enter_async_context(httpx.AsyncClient(base_url=cluster.rest, limits=limits, timeout=60))
+        trials = Trials(cluster, views, http, asker, arrivals)
+        await trials.prepare(admin_key)
+        yield trials
+
+
+async def _undisturbed(shape: Shape, arrivals: list[Arrival], folder: Path, num: int, rate: float, level: str) -> bool:
+    async with trials_on(shape, arrivals, folder, level) as trials:
+        tally = await trials.undisturbed(num, rate)
+    ttft = np.array(tally.ttft) * 1e3
+    found = {
+        "asked": tally.num_asked,
+        "hit_rate": round(tally.hit_rate, 4),
+        "ttft_ms": {name: round(float(np.percentile(ttft, q)), 1) for name, q in (("p50", 50), ("p99", 99))},
+        "wrong": tally.wrong,
+    }
+    print(json.dumps(found))
+    return not tally.wrong
+
+
+async def _broken(
+    shape: Shape, arrivals: list[Arrival], folder: Path, seeds: range, limit: float, patience: float, level: str
+) -> bool:
+    """Whether all of them held; says where to go on when the time is over."""
+    end, failed, num_run = time.monotonic() + limit, [], 0
+    async with trials_on(shape, arrivals, folder, level) as trials:
+        trials.patience = patience
+        for seed in seeds:
+            if time.monotonic() > end:
+                console.print(f"the time is over; go on with --first {seed}")
+                break
+            outcome = await trials.run(seed)
+            num_run += 1
+            failed += [seed] if outcome.wrong else []
+            _tell(outcome)
+    print(json.dumps({"run": num_run, "failed": failed}))
+    return not failed
+
+
+def _tell(outcome: Outcome) -> None:
+    print(json.dumps(dataclasses.asdict(outcome)), flush=True)
+
+
+def main(
+    replicas: Annotated[int, typer.Option(help="engines")] = 3,
+    gateways: Annotated[int, typer.Option(help="that share a port")] = 2,
+    processors: Annotated[int, typer.Option(help="processors")] = 2,
+    output_processors: Annotated[int, typer.Option(help="output processors")] = 2,
+    trace: Annotated[
+        Path | None, typer.Option(help="of Mooncake's format; none: the shared-prefix ladder, generated")
+    ] = None,
+    requests: Annotated[int, typer.Option(help="of the trace, while nothing is broken")] = 200,
+    rate: Annotated[float, typer.Option(help="of these, a second")] = 10.0,
+    schedules: Annotated[int, typer.Option(help="of faults, one after another on one cluster; 0: none")] = 0,
+    first: Annotated[int, typer.Option(help="their first seed")] = 0,
+    faults: Annotated[int | None, typer.Option(help="the seed of one schedule: again what failed")] = None,
+    limit: Annotated[float, typer.Option(help="seconds after which no further schedule begins")] = 3600.0,
+    patience: Annotated[float, typer.Option(help="limits of time, times this")] = 1.0,
+    keep: Annotated[Path | None, typer.Option(help="folder for logs and state, kept")] = None,
+    log_level: Annotated[str, typer.Option(help="of every stage")] = "warning",
+) -> None:
+    """Real gateways, processors, output processors and engines without a model, NATS and Redis, and what must hold."""
+    configure_logging("cluster", "error")
+    shape = Shape(engines=replicas, gateways=gateways, processors=processors, output_processors=output_processors)
+    arrivals = conversation(trace) if trace is not None else ladder(0)
+    seeds = range(faults, faults + 1) if faults is not None else range(first, first + schedules)
+    with contextlib.ExitStack() as stack:
+        folder = keep or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="headwater-cluster-")))
+        folder.mkdir(parents=True, exist_ok=True)
+        if seeds:
+            run = _broken(shape, arrivals, folder, seeds, limit, patience, log_level)
+        else:
+            run = _undisturbed(shape, arrivals, folder, requests, rate, log_level)
+        held = asyncio.run(run)
+    sys.exit(0 if held else 1)
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,222 @@
+"""Those who ask a cluster: each reads its stream event by event and knows what it should have been told.
+
+A client whose gateway died asks again, as a browser does; everything else is the line's to bear.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+
+from headwater.bench.cluster.questions import PATH, Question
+
+ANSWER_SECONDS = 60.0
+"""What an answer may take, whatever happens meanwhile."""
+ASK_AGAIN_SECONDS = 0.1
+LET_GO_SECONDS = 0.05
+"""Between the line's end of an answer and this process's reading of it, on a busy machine."""
+
+
+@dataclass(slots=True)
+class Told:
+    """What a client was told of one question."""
+
+    texts: list[str]
+    token_ids: list[list[int]]
+    finish_reasons: list[str]
+    num_logprobs: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    first_at: float = 0.0
+    sent_at: float = 0.0
+    last_at: float = 0.0
+    max_gap: float = 0.0
+    """Seconds between two events."""
+
+
+@dataclass(slots=True)
+class Tally:
+    """Of many questions."""
+
+    num_asked: int = 0
+    num_asked_again: int = 0
+    """Their gateway died."""
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    ttft: list[float] = field(default_factory=list)
+    gaps: list[float] = field(default_factory=list)
+    """The longest of each answer."""
+    wrong: list[str] = field(default_factory=list)
+
+    @property
+    def hit_rate(self) -> float:
+        return self.cached_tokens / max(1, self.prompt_tokens)
+
+    def add(self, question: Question, told: Told) -> None:
+        self.num_asked += 1
+        self.prompt_tokens += told.prompt_tokens
+        self.cached_tokens += told.cached_tokens
+        self.ttft.append(told.first_at - told.sent_at)
+        self.gaps.append(told.max_gap)
+        self.wrong += [f"question {question.number} ({question.kind}): {each}" for each in faults_of(question, told)]
+
+
+class Refused(Exception):
+    """The line said no: carries status and words."""
+
+    def __init__(self, status: int, text: str) -> None:
+        super().__init__(f"HTTP {status}: {text[:300]}")
+        self.status = status
+
+
+class BrokenAnswer(Exception):
+    """A stream that ended with an error."""
+
+
+class Client:
+    """Asks one gateway address in one tenant's name."""
+
+    def __init__(self, http: httpx.AsyncClient, key: str) -> None:
+        self._http, self._headers = http, {"authorization": f"Bearer {key}"}
+
+    async def ask(self, question: Question, tally: Tally) -> None:
+        """To the end of the answer, from the beginning again where the gateway is gone."""
+        try:
+            async with asyncio.timeout(ANSWER_SECONDS):
+                tally.add(question, await self._ask(question, tally))
+        except (BrokenAnswer, Refused, TimeoutError) as fault:
+            tally.num_asked += 1
+            tally.wrong.append(f"question {question.number} ({question.kind}): {type(fault).__name__} {fault}")
+
+    async def _ask(self, question: Question, tally: Tally) -> Told:
+        while True:
+            try:
+                return await self.once(question)
+            except httpx.TransportError:
+                tally.num_asked_again += 1
+                await asyncio.sleep(ASK_AGAIN_SECONDS)
+
+    async def once(self, question: Question) -> Told:
+        """Raises `Refused`, `BrokenAnswer`, and what HTTP raises when the gateway dies."""
+        num_choices = question.body.get("n", 1)
+        told = Told([""] * num_choices, [[] for _ in range(num_choices)], [""] * num_choices, sent_at=time.monotonic())
+        async with self._http.stream("POST", PATH, json=question.body, headers=self._headers) as reply:
+            if reply.status_code != httpx.codes.OK:
+                raise Refused(reply.status_code, (await reply.aread()).decode(errors="replace"))
+            async for event in _events(reply):
+                _hear(told, event)
+        return told
+
+    async def learn(self, questions: Iterable[Question]) -> None:
+        """Asks what cannot be computed here, while nothing is broken."""
+        for question in questions:
+            if not question.texts:
+                told = await self.once(question)
+                question.texts, question.token_ids = told.texts, told.token_ids
+
+
+async def _events(reply: httpx.Response) -> AsyncIterator[dict[str, Any]]:
+    async for line in reply.aiter_lines():
+        if line == "data: [DONE]":
+            return
+        if line.startswith("data: "):
+            yield json.loads(line.removeprefix("data: "))
+    raise httpx.RemoteProtocolError("the stream ended without [DONE]")
+
+
+def _hear(told: Told, event: dict[str, Any]) -> None:
+    if "error" in event:
+        raise BrokenAnswer(json.dumps(event["error"]))
+    now = time.monotonic()
+    if told.last_at:
+        told.max_gap = max(told.max_gap, now - told.last_at)
+    for choice in event["choices"]:
+        idx = choice["index"]
+        told.first_at, told.last_at = told.first_at or now, now
+        told.texts[idx] += choice["text"]
+        told.token_ids[idx] += choice.get("token_ids") or []
+        told.finish_reasons[idx] = choice["finish_reason"] or told.finish_reasons[idx]
+        told.num_logprobs += len((choice["logprobs"] or {}).get("tokens", ()))
+    if usage := event.get("usage"):
+        told.prompt_tokens = usage["prompt_tokens"]
+        told.cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0)
+
+
+def faults_of(question: Question, told: Told) -> list[str]:
+    """In what an answer differs from the undisturbed one."""
+    found = []
+    for i, (text, ids, reason) in enumerate(zip(told.texts, told.token_ids, told.finish_reasons, strict=True)):
+        expected_text, expected_ids = question.texts[i], question.token_ids[i]
+        # Tokens past a stop string, and the one that ends a JSON text, may or may not be told.
+        is_cut = question.kind == "stop"
+        if text != expected_text:
+            found.append(f"choice {i}: text {_difference(text, expected_text)}")
+        if (expected_ids[: len(ids)] if is_cut else expected_ids) != ids:
+            found.append(f"choice {i}: tokens {_difference(ids, expected_ids)}")
+        if reason not in ("stop", "length"):
+            found.append(f"choice {i}: ended by {reason!r}")
+    if question.kind == "logprobs" and told.num_logprobs != len(question.token_ids[0]):
+        found.append(f"{told.num_logprobs} log probabilities instead of {len(question.token_ids[0])}")
+    return found
+
+
+def _difference(told: Any, expected: Any) -> str:
+    place = next(
+        (i for i, (a, b) in enumerate(zip(told, expected, strict=False)) if a != b), min(len(told), len(expected))
+    )
+    return f"differs from place {place} on, {len(told)} long instead of {len(expected)}"
+
+
+@dataclass(slots=True)
+class Limited:
+    """A tenant that always wants more than it may have."""
+
+    concurrency: int
+    tokens_per_minute: int
+    spans: list[tuple[float, float, int]] = field(default_factory=list)
+    """Of each answer: from its first event to its last, and its tokens, the prompt's among them."""
+    refused: Counter[int] = field(default_factory=Counter)
+    """By status."""
+    wrong: list[str] = field(default_factory=list)
+
+    async def ask_on(self, client: Client, question: Question) -> None:
+        """For ever; what is refused is asked again a little later."""
+        num_tokens = question.num_prompt_tokens + question.body["max_tokens"]
+        while True:
+            began = time.monotonic()
+            try:
+                told = await client.once(question)
+                self.spans.append((told.first_at, told.last_at, num_tokens))
+                self.wrong += [f"limited: {each}" for each in faults_of(question, told)]
+            except Refused as refusal:
+                self.refused[refusal.status] += 1
+                if refusal.status != httpx.codes.TOO_MANY_REQUESTS:
+                    self.wrong.append(f"limited: {refusal}")
+            except BrokenAnswer as broken:
+                self.wrong.append(f"limited: {broken}")
+            except httpx.TransportError:
+                # What its gateway had granted may have been used.
+                self.spans.append((began, began, num_tokens))
+            await asyncio.sleep(ASK_AGAIN_SECONDS)
+
+    def most_at_once(self, since: float) -> int:
+        marks = [
+            (at, change) for a, b, _ in self.spans if b > since for at, change in ((a, 1), (b - LET_GO_SECONDS, -1))
+        ]
+        now = most = 0
+        for _, change in sorted(marks):
+            now += change
+            most = max(most, now)
+        return most
+
+    def most_in_a_minute(self) -> int:
+        """Tokens of answers that began within any 60 seconds."""
+        starts = sorted((a, tokens) for a, _, tokens in self.spans)
+        return max((sum(n for at, n in starts if first <= at < first + 60) for first, _ in starts), default=0)

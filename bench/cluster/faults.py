@@ -1,0 +1,152 @@
+"""What is done to a cluster, and when: a schedule that a seed fixes, and the hand that carries it out.
+
+Real processes take their own time; the seed fixes what is broken, not how the cluster takes it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from headwater.bench.cluster.line import ENGINE, GATEWAY, NATS, OUTPUT_PROCESSOR, PROCESSOR, REDIS, Cluster, Shape
+from headwater.bench.cluster.relay import NatsRelay
+
+NUM_FAULTS = 3
+SPAN_SECONDS = 3.0
+"""Within which faults begin."""
+LEAST_SECONDS, MOST_SECONDS = 0.3, 2.5
+"""That one lasts. Past ten, a connection that is held counts as gone; that takes a schedule of its own."""
+SLOW_SECONDS = 0.05
+DEADLY = frozenset({"kill", "kill_core", "terminate"})
+"""Whoever meets one of these comes back as another life."""
+EMPTIED = frozenset({"empty_redis", "empty_nats", "empty_both"})
+
+KINDS: dict[str, tuple[str, ...]] = {
+    "kill": (ENGINE, OUTPUT_PROCESSOR, PROCESSOR, GATEWAY),
+    "kill_core": (ENGINE,),
+    "terminate": (ENGINE, OUTPUT_PROCESSOR, PROCESSOR, GATEWAY),
+    "pause": (ENGINE, OUTPUT_PROCESSOR, PROCESSOR, GATEWAY, NATS, REDIS),
+    "cut": (ENGINE, OUTPUT_PROCESSOR, NATS, REDIS),
+    "slow": (ENGINE, OUTPUT_PROCESSOR, NATS, REDIS),
+    "storm": (NATS,),
+    "empty_redis": (REDIS,),
+    "empty_nats": (NATS,),
+    "empty_both": (REDIS,),
+}
+"""A fault and what it may befall."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    at: float
+    kind: str
+    target: str
+    seconds: float
+
+    def __str__(self) -> str:
+        return f"{self.at:.2f} s: {self.kind} {self.target} for {self.seconds:.2f} s"
+
+
+def schedule(seed: int, shape: Shape, kinds: tuple[str, ...] = tuple(KINDS)) -> list[Fault]:
+    """The faults of a seed, in order. Of each kind of stage at least one is left alone."""
+    rng = random.Random(seed)
+    targets = {kind: rng.sample(names := shape.names(kind), len(names) - 1) for kind in _STAGES}
+    targets |= {NATS: [NATS], REDIS: [REDIS]}
+    chosen: list[Fault] = []
+    while len(chosen) < NUM_FAULTS:
+        kind = rng.choice(kinds)
+        befallen = rng.choice(KINDS[kind])
+        if not targets[befallen]:
+            continue
+        target = targets[befallen].pop()
+        if kind == "empty_both":
+            targets[NATS].clear()
+        at, seconds = rng.uniform(0, SPAN_SECONDS), rng.uniform(LEAST_SECONDS, MOST_SECONDS)
+        chosen.append(Fault(round(at, 3), kind, target, round(seconds, 3)))
+    return sorted(chosen, key=lambda fault: fault.at)
+
+
+_STAGES = (ENGINE, OUTPUT_PROCESSOR, PROCESSOR, GATEWAY)
+
+
+class Breaker:
+    """Carries faults out; each is over when its method returns."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+
+    async def carry_out(self, faults: list[Fault], seed: int) -> None:
+        """Returns when the last one is over."""
+        async with asyncio.TaskGroup() as group:
+            for fault in faults:
+                group.create_task(self._carry_out(fault, random.Random(seed)))
+
+    async def _carry_out(self, fault: Fault, rng: random.Random) -> None:
+        await asyncio.sleep(fault.at)
+        if fault.kind == "storm":
+            await self._storm(rng, fault.seconds)
+        else:
+            methods: dict[str, Callable[[str, float], Awaitable[None]]] = {
+                "kill": self._kill,
+                "kill_core": self._kill_core,
+                "terminate": self._terminate,
+                "pause": self._pause,
+                "cut": self._cut,
+                "slow": self._slow,
+                "empty_redis": self._empty,
+                "empty_nats": self._empty,
+                "empty_both": self._empty_both,
+            }
+            await methods[fault.kind](fault.target, fault.seconds)
+
+    async def _kill(self, name: str, seconds: float) -> None:
+        self._cluster.kill(name)
+
+    async def _kill_core(self, name: str, seconds: float) -> None:
+        self._cluster.kill_core(name)
+
+    async def _terminate(self, name: str, seconds: float) -> None:
+        self._cluster.terminate(name)
+
+    async def _pause(self, name: str, seconds: float) -> None:
+        stopped = self._cluster.pause(name)
+        try:
+            await asyncio.sleep(seconds)
+        finally:
+            self._cluster.go_on(stopped)
+
+    async def _cut(self, name: str, seconds: float) -> None:
+        relay = self._cluster.relays[name]
+        relay.cut()
+        try:
+            await asyncio.sleep(seconds)
+        finally:
+            relay.mend()
+
+    async def _slow(self, name: str, seconds: float) -> None:
+        relay = self._cluster.relays[name]
+        relay.delay = SLOW_SECONDS
+        try:
+            await asyncio.sleep(seconds)
+        finally:
+            relay.delay = 0.0
+
+    async def _storm(self, rng: random.Random, seconds: float) -> None:
+        relay = self._cluster.relays[NATS]
+        assert isinstance(relay, NatsRelay)
+        relay.storm = rng
+        try:
+            await asyncio.sleep(seconds)
+        finally:
+            relay.storm = None
+
+    async def _empty(self, name: str, seconds: float) -> None:
+        server = self._cluster.servers[name]
+        await server.kill()
+        await asyncio.sleep(seconds)
+        await server.start()
+
+    async def _empty_both(self, name: str, seconds: float) -> None:
+        await asyncio.gather(self._empty(REDIS, seconds), self._empty(NATS, seconds))

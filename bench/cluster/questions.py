@@ -1,0 +1,135 @@
+"""What is asked of a cluster, and the answer to each question: requests of a trace, shrunk, of all kinds.
+
+The simulated engine's tokens follow from the prompt, so that the undisturbed answer can be computed here.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from headwater.bench.routing_traces import BLOCK_SIZE, Arrival
+from headwater.engine_core.executors.build_simulated import simulated_model
+from headwater.engine_core.executors.simulated import expected_tokens
+from headwater.engine_core.sampling_params import SamplingParams
+from headwater.services.text.tokenizer import Tokenizer
+
+SHRINK = 16
+"""A trace's lengths by so much: a block of 512 tokens becomes two of an engine's."""
+LEAST_OUTPUT, MOST_OUTPUT = 8, 120
+MAX_PROMPT = 1600
+PATH = "/v1/completions"
+JSON_TOKENS = 100
+KINDS = ("greedy", "seeded", "stop", "logprobs", "two", "json")
+JSON_SCHEMA = {
+    "type": "object",
+    "properties": {"river": {"type": "string", "maxLength": 20}, "length": {"type": "integer", "maximum": 9999}},
+    "required": ["river", "length"],
+    "additionalProperties": False,
+}
+
+
+@dataclass(slots=True)
+class Question:
+    """A request and what has to come back."""
+
+    number: int
+    kind: str
+    at: float
+    """Seconds from the start."""
+    body: dict[str, Any]
+    token_ids: list[list[int]] = field(default_factory=list)
+    """By choice. Empty: not known beforehand."""
+    texts: list[str] = field(default_factory=list)
+    """By choice. Empty: not known until it was asked undisturbed."""
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return len(self.body["prompt"])
+
+
+class Asker:
+    """Turns arrivals into questions; the same arrival and seed give the same question."""
+
+    def __init__(self, model: str, tokenizer: Tokenizer, vocab_size: int, max_model_len: int) -> None:
+        self._model, self._tokenizer, self._max_model_len = model, tokenizer, max_model_len
+        self._says = simulated_model(vocab_size)
+
+    def questions(self, arrivals: Sequence[Arrival], seed: int, rate: float) -> Iterator[Question]:
+        """As often as `rate` says, in the trace's order."""
+        rng, at = random.Random(seed), 0.0
+        for arrival in arrivals:
+            at += rng.expovariate(rate)
+            yield self.question(arrival, rng.choice(KINDS), at, rng)
+
+    def question(self, arrival: Arrival, kind: str, at: float, rng: random.Random) -> Question:
+        num_tokens = min(MOST_OUTPUT, max(LEAST_OUTPUT, arrival.num_output_tokens // SHRINK))
+        question = self.plain(arrival.number, prompt_of(arrival), num_tokens)
+        question.kind, question.at, body = kind, at, question.body
+        if kind == "json":
+            structure = {"type": "json_schema", "json_schema": {"name": "river", "schema": JSON_SCHEMA}}
+            body |= {"response_format": structure, "ignore_eos": False, "max_tokens": JSON_TOKENS}
+            question.texts, question.token_ids = [], []
+        if kind in ("seeded", "two"):
+            body |= {"temperature": 1.0, "seed": rng.randrange(1 << 31), "n": 2 if kind == "two" else 1}
+            self._answer(question)
+        if kind == "logprobs":
+            body["logprobs"] = 2
+        if kind == "stop":
+            _stop(question)
+        return question
+
+    def plain(self, number: int, prompt_ids: list[int], num_tokens: int) -> Question:
+        """A greedy answer of so many tokens."""
+        body: dict[str, Any] = {
+            "model": self._model,
+            "prompt": prompt_ids,
+            "max_tokens": num_tokens,
+            "temperature": 0.0,
+            "ignore_eos": True,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            "return_token_ids": True,
+        }
+        question = Question(number, "greedy", 0.0, body)
+        self._answer(question)
+        return question
+
+    def _answer(self, question: Question) -> None:
+        """Fills in what has to come back."""
+        body = question.body
+        sampling = SamplingParams(
+            max_tokens=body["max_tokens"], temperature=body["temperature"], seed=body.get("seed", 0)
+        )
+        question.token_ids = [
+            expected_tokens(
+                self._says, body["prompt"], sampling, choice_index=choice, max_model_len=self._max_model_len
+            )
+            for choice in range(body.get("n", 1))
+        ]
+        question.texts = [self._tokenizer.decode(ids, skip_special_tokens=True) for ids in question.token_ids]
+
+
+def _stop(question: Question) -> None:
+    """At some characters from the middle of the answer, cut where they come first."""
+    [text] = question.texts
+    middle = len(text) // 2
+    stop = text[middle : middle + 4]
+    question.body["stop"] = [stop]
+    question.texts = [text[: text.index(stop)]]
+
+
+def prompt_of(arrival: Arrival) -> list[int]:
+    """Equal for equal blocks, so far as a trace tells blocks; the rest is its own."""
+    ids: list[int] = []
+    for block in arrival.hashes:
+        ids += _words(block, BLOCK_SIZE // SHRINK)
+    num_own = max(1, arrival.num_prompt_tokens // SHRINK - len(ids))
+    return (ids + _words(f"rest of {arrival.number}".encode(), num_own))[:MAX_PROMPT]
+
+
+def _words(seed: bytes, count: int) -> list[int]:
+    rng = random.Random(seed)
+    return [rng.randrange(1000, 40_000) for _ in range(count)]

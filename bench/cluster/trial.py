@@ -1,0 +1,214 @@
+"""One schedule of faults on a running cluster, and what has to hold of it.
+
+Every answer is the undisturbed one, nobody holds anything afterwards, everyone knows again what is cached, prefixes are
+hit as before, and no tenant was given more than its limits say.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import random
+import time
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+
+import httpx
+
+from headwater.bench.cluster.clients import Client, Limited, Tally
+from headwater.bench.cluster.faults import DEADLY, Breaker, Fault, schedule
+from headwater.bench.cluster.line import ENVIRONMENT, REDIS, Cluster
+from headwater.bench.cluster.questions import Asker, Question, prompt_of
+from headwater.bench.cluster.views import Views
+from headwater.bench.routing_traces import Arrival
+
+NUM_QUESTIONS, RATE = 24, 6.0
+"""Of a schedule; a second."""
+NUM_PROBES, NUM_LEARNED = 8, 6
+AGREE_SECONDS, AGREE_AFTER_LOSS_SECONDS = 2.0, 5.0
+"""After everyone is up, and after NATS or Redis were away."""
+BACK_SECONDS = 30.0
+"""Until whoever died answers again."""
+POLL_SECONDS = 0.05
+HITS_KEPT = 0.95
+CONCURRENCY, NUM_EAGER = 2, 5
+TOKENS_PER_MINUTE = 4000
+WISH_PROMPT, WISH_OUTPUT = 48, 24
+FAIL_OPEN_SHARE = float(ENVIRONMENT["HEADWATER_FAIL_OPEN_SHARE"])
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What a schedule did."""
+
+    seed: int
+    faults: list[str]
+    num_asked: int = 0
+    num_asked_again: int = 0
+    hit_rate: float = 0.0
+    """Of the probes, afterwards."""
+    longest_gap: float = 0.0
+    """Between two events of an answer, in seconds."""
+    agreed_after: float = 0.0
+    """Seconds from when everything was up, over and answered."""
+    seconds: float = 0.0
+    wrong: list[str] = field(default_factory=list)
+
+
+class ClusterFailed(Exception):
+    """The cluster is not what it should be before anything was broken."""
+
+    def __init__(self, reasons: list[str]) -> None:
+        super().__init__("; ".join(reasons))
+
+
+class Trials:
+    """`prepare`, then `run` one seed after another."""
+
+    def __init__(
+        self, cluster: Cluster, views: Views, http: httpx.AsyncClient, asker: Asker, arrivals: Sequence[Arrival]
+    ) -> None:
+        self.patience = 1.0
+        """Limits of time, times this: on a machine that is busy with other things."""
+        self._cluster, self._views, self._http = cluster, views, http
+        self._asker, self._arrivals = asker, arrivals
+        self._learned: list[Question] = []
+        self._probes: list[Question] = []
+        self._usual_hit_rate = 0.0
+        self._clients: dict[str, Client] = {}
+        """By tenant."""
+        self._losses: list[float] = []
+        """When Redis could not be asked, or was emptied."""
+        self._one_by_one = Limited(CONCURRENCY, 0)
+        self._spare = Limited(0, TOKENS_PER_MINUTE)
+
+    async def prepare(self, admin_key: str) -> None:
+        """Makes the tenants, learns the answers that cannot be computed, measures the usual hit rate."""
+        await self._make_tenants(admin_key)
+        if disagreements := await self._agreement(BACK_SECONDS):
+            raise ClusterFailed(disagreements)
+        rng = random.Random(0)
+        pick = rng.sample(self._arrivals[: 10 * (NUM_PROBES + NUM_LEARNED)], NUM_PROBES + NUM_LEARNED)
+        self._learned = [self._asker.question(each, "json", 0.0, rng) for each in pick[NUM_PROBES:]]
+        await self._clients["free"].learn(self._learned)
+        self._probes = [self._asker.plain(each.number, prompt_of(each), 1) for each in pick[:NUM_PROBES]]
+        await self._hit_rate()
+        self._usual_hit_rate = await self._hit_rate()
+        self._wish = self._asker.plain(-1, prompt_of(pick[0])[:WISH_PROMPT], WISH_OUTPUT)
+
+    async def _make_tenants(self, admin_key: str) -> None:
+        limits = {
+            "free": {},
+            "one-by-one": {"concurrency": CONCURRENCY},
+            "spare": {"tokens_per_minute": TOKENS_PER_MINUTE},
+        }
+        for tenant, given in limits.items():
+            headers = {"authorization": f"Bearer {admin_key}"}
+            body = {"id": tenant, "limits": given}
+            reply = await self._http.post("/admin/tenants", json=body, headers=headers)
+            reply.raise_for_status()
+            self._clients[tenant] = Client(self._http, reply.json()["key"])
+
+    async def run(self, seed: int, faults: list[Fault] | None = None) -> Outcome:
+        """The schedule of a seed, or other faults under its questions."""
+        faults = schedule(seed, self._cluster.shape) if faults is None else faults
+        outcome, tally, began = Outcome(seed, [str(each) for each in faults]), Tally(), time.monotonic()
+        async with self._eager_ones(), asyncio.TaskGroup() as group:
+            group.create_task(Breaker(self._cluster).carry_out(faults, seed))
+            for question in self.questions(seed, NUM_QUESTIONS):
+                group.create_task(self._ask_in_time(question, tally))
+        outcome.wrong += tally.wrong
+        outcome.num_asked, outcome.num_asked_again = tally.num_asked, tally.num_asked_again
+        outcome.longest_gap = round(max(tally.gaps, default=0.0), 3)
+        await self._settle(outcome, faults)
+        if any(fault.target == REDIS for fault in faults):
+            self._losses.append(time.monotonic())
+        outcome.wrong += self._limits_broken(began)
+        outcome.seconds = round(time.monotonic() - began, 2)
+        return outcome
+
+    def questions(self, seed: int, count: int, rate: float = RATE) -> list[Question]:
+        """Of a stretch of the trace that the seed chooses."""
+        first = seed * count % max(1, len(self._arrivals) - count)
+        rng, found = random.Random(seed), []
+        for question in self._asker.questions(self._arrivals[first : first + count], seed, rate):
+            is_learned = question.kind == "json"
+            found.append(dataclasses.replace(rng.choice(self._learned), at=question.at) if is_learned else question)
+        return found
+
+    async def undisturbed(self, count: int, rate: float) -> Tally:
+        """So many questions of the trace, while nothing is broken."""
+        tally = Tally()
+        async with asyncio.TaskGroup() as group:
+            for question in self.questions(0, count, rate):
+                group.create_task(self._ask_in_time(question, tally))
+        return tally
+
+    async def _ask_in_time(self, question: Question, tally: Tally) -> None:
+        await asyncio.sleep(question.at)
+        await self._clients["free"].ask(question, tally)
+
+    async def _settle(self, outcome: Outcome, faults: list[Fault]) -> None:
+        await self._everyone_back()
+        began = time.monotonic()
+        is_short = all(fault.kind in DEADLY for fault in faults)
+        limit = self.patience * (AGREE_SECONDS if is_short else AGREE_AFTER_LOSS_SECONDS)
+        outcome.wrong += await self._agreement(limit)
+        outcome.agreed_after = round(time.monotonic() - began, 3)
+        await self._hit_rate()
+        outcome.hit_rate = round(await self._hit_rate(), 4)
+        if outcome.hit_rate < HITS_KEPT * self._usual_hit_rate:
+            outcome.wrong.append(f"hit rate {outcome.hit_rate:.3f} instead of {self._usual_hit_rate:.3f}")
+
+    async def _everyone_back(self) -> None:
+        """Returns when every stage's last life answers. Raises `TimeoutError`."""
+        async with asyncio.timeout(BACK_SECONDS):
+            while not await self._views.all_answer():  # noqa: ASYNC110 (other processes)
+                await asyncio.sleep(POLL_SECONDS)
+
+    async def _agreement(self, seconds: float) -> list[str]:
+        """What they still disagree about after so long."""
+        end = time.monotonic() + seconds
+        while True:
+            disagreements = await self._views.disagreements()
+            if not disagreements or time.monotonic() > end:
+                return disagreements
+            await asyncio.sleep(POLL_SECONDS)
+
+    async def _hit_rate(self) -> float:
+        """Of prompts that were asked before."""
+        tally = Tally()
+        for probe in self._probes:
+            await self._clients["free"].ask(probe, tally)
+        if tally.wrong:
+            raise ClusterFailed(tally.wrong)
+        return tally.hit_rate
+
+    def _limits_broken(self, since: float) -> list[str]:
+        """Without Redis every gateway grants its share by itself, and an empty Redis has forgotten the last minute."""
+        alone = self._cluster.shape.gateways * FAIL_OPEN_SHARE
+        at_once = CONCURRENCY * (1 + alone * any(loss > since for loss in self._losses))
+        num_losses = sum(loss > time.monotonic() - 60 for loss in self._losses)
+        in_a_minute = TOKENS_PER_MINUTE * (1 + num_losses * (1 + alone))
+        found = self._one_by_one.wrong + self._spare.wrong
+        self._one_by_one.wrong, self._spare.wrong = [], []
+        if (most := self._one_by_one.most_at_once(since)) > at_once:
+            found.append(f"{most} requests at once of a tenant that may have {at_once:.0f}")
+        if (most := self._spare.most_in_a_minute()) > in_a_minute:
+            found.append(f"{most} tokens in a minute of a tenant that may have {in_a_minute:.0f}")
+        return found
+
+    @contextlib.asynccontextmanager
+    async def _eager_ones(self) -> AsyncIterator[None]:
+        """The tenants that want too much ask for the length of a scope."""
+        wishes = [(self._one_by_one, "one-by-one")] * NUM_EAGER + [(self._spare, "spare")] * 2
+        tasks = [asyncio.create_task(limited.ask_on(self._clients[tenant], self._wish)) for limited, tenant in wishes]
+        try:
+            yield
+        finally:
+            for task in tasks:
+                task.cancel()
+            for result in await asyncio.gather(*tasks, return_exceptions=True):
+                if isinstance(result, Exception):
+                    raise result
