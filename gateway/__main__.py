@@ -21,9 +21,13 @@ from headwater.gateway.batches.durable import Durable
 from headwater.gateway.batches.line_caller import LineCaller
 from headwater.gateway.batches.runner import Runner
 from headwater.gateway.cache_namespace import CacheNamespaces
+from headwater.gateway.catalogues import Catalogues
+from headwater.gateway.demand import Demand
 from headwater.gateway.line import Line
 from headwater.gateway.listeners import ClientTls, GrpcListener, RestListener
 from headwater.gateway.metrics import Metrics
+from headwater.gateway.output_sessions import OutputSessions
+from headwater.gateway.processors import Processors
 from headwater.gateway.response_store import ResponseStore
 from headwater.gateway.roads import Roads
 from headwater.gateway.router.router import Router
@@ -42,6 +46,7 @@ from headwater.services.index.feed import IndexFeed
 from headwater.services.member import Kind, Member, new_epoch
 from headwater.services.membership import Members
 from headwater.services.runtime import configure_logging, in_one_line, lifetime, run_stage
+from headwater.services.served_model import model_key
 from headwater.services.settings import SettingError, read_settings
 from headwater.services.store import Store
 from headwater.services.text.stage import metrics_served
@@ -119,7 +124,18 @@ async def line_behind(settings: GatewaySettings, bus: Bus, gateway_id: str, trac
             accounts.running(),
             VirtualTime(counters).running() as fair,
             Roads(bus, gateway_id).running() as roads,
+            Catalogues(bus).running() as catalogues,
         ):
+            processors, outputs = Processors(), OutputSessions()
+            demand = Demand(
+                bus,
+                gateway_id,
+                catalogues,
+                patience=settings.cold_start_timeout,
+                max_waiting=settings.max_queued,
+                is_served=lambda model: processors.serves(model) and outputs.serves(model),
+                has_replica=lambda model: router.has_replica(model_key(model)),
+            )
             line = Line(
                 tenants=tenants,
                 accounts=accounts,
@@ -129,6 +145,10 @@ async def line_behind(settings: GatewaySettings, bus: Bus, gateway_id: str, trac
                 ),
                 admission=Admission(settings.max_running, settings.max_queued),
                 router=router,
+                catalogues=catalogues,
+                demand=demand,
+                processors=processors,
+                outputs=outputs,
                 metrics=Metrics(prometheus_client.REGISTRY),
                 roads=roads,
                 responses=ResponseStore(store, settings.response_ttl),
@@ -136,7 +156,8 @@ async def line_behind(settings: GatewaySettings, bus: Bus, gateway_id: str, trac
             )
             members.on_change(line.follow)
             try:
-                yield line
+                async with demand.running():
+                    yield line
             finally:
                 await line.close()
 

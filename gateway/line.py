@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+from collections import Counter
 from collections.abc import Awaitable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -15,8 +16,10 @@ import structlog
 from headwater.gateway.admission import Admission
 from headwater.gateway.cache_namespace import CacheNamespaces
 from headwater.gateway.caller import Caller
+from headwater.gateway.catalogues import Catalogues
+from headwater.gateway.demand import Demand
 from headwater.gateway.metrics import Metrics
-from headwater.gateway.output_sessions import OutputSessions
+from headwater.gateway.output_sessions import ANY_MODEL, OutputSessions
 from headwater.gateway.processors import Processors
 from headwater.gateway.response_store import ResponseStore
 from headwater.gateway.roads import Explanation, Roads
@@ -43,12 +46,14 @@ class Line:
     accounts: Accounts
     fair: VirtualTime
     router: Router
+    catalogues: Catalogues
+    demand: Demand
     metrics: Metrics
-    processors: Processors = field(default_factory=Processors)
+    processors: Processors
+    outputs: OutputSessions
     roads: Roads
     responses: ResponseStore
     tracing: Tracing = field(default_factory=NoTracing)
-    outputs: OutputSessions = field(default_factory=OutputSessions)
     draining: bool = False
     """No new requests are taken."""
     is_cut_off: bool = False
@@ -59,6 +64,8 @@ class Line:
         self.metrics.queue.read = lambda: self.admission.queued_by_tier
         self.metrics.running.set_function(lambda: self.admission.num_running)
         self.metrics.waiting.set_function(lambda: self.admission.num_queued)
+        self.metrics.demand.read = self._demand_by_model
+        self.processors.on_change = self.outputs.on_change = self.demand.look_again
         self.metrics.streams.set_function(lambda: self.outputs.num_streams)
 
     def missing(self) -> list[str]:
@@ -66,7 +73,8 @@ class Line:
         stages = {
             "processor": bool(self.processors.models()),
             "output processor": self.outputs.is_reachable,
-            "engine": self.router.has_replicas,
+            # Where replicas are started when requests wait, none need be there.
+            "engine": self.router.has_replicas or self.demand.patience > 0,
         }
         return ["draining"] * self.draining + [stage for stage, is_there in stages.items() if not is_there]
 
@@ -84,6 +92,13 @@ class Line:
             group.remove(generation)
             if not group:
                 self._running.pop(request_id, None)
+
+    def _demand_by_model(self) -> dict[str, tuple[int, int]]:
+        """Requests that are here, and of these those without a replica."""
+        without = self.demand.waiting
+        here = Counter(each.job.model for group in self._running.values() for each in group)
+        names = {*self.processors.models(), *without, *here}
+        return {name: (max(here[name], without.get(name, 0)), without.get(name, 0)) for name in names}
 
     @property
     def num_requests(self) -> int:
@@ -129,6 +144,7 @@ class Line:
         doors = asyncio.ensure_future(closing)
         await asyncio.wait((doors,), timeout=limit)
         self.is_cut_off = True
+        self.demand.end(shutting_down())
         for group in list(self._running.values()):
             for generation in list(group):
                 generation.cancel(shutting_down())
@@ -136,15 +152,18 @@ class Line:
 
     def follow(self, change: Change) -> None:
         """Keeps the connections to processors and output processors in step with the membership."""
-        pools: dict[Kind, Processors | OutputSessions] = {
-            Kind.PROCESSOR: self.processors,
-            Kind.OUTPUT_PROCESSOR: self.outputs,
-        }
-        pool = pools.get(change.member.kind)
-        if pool is not None and change.kind is ChangeKind.JOINED:
-            pool.join(change.member.address)
-        elif pool is not None and change.kind is ChangeKind.LEFT:
-            pool.leave(change.member.address)
+        member, kind = change.member, change.kind
+        model = member.model.name if member.model is not None else ANY_MODEL
+        if member.kind is Kind.PROCESSOR and kind is ChangeKind.JOINED:
+            self.processors.join(member.address)
+        elif member.kind is Kind.PROCESSOR and kind is ChangeKind.LEFT:
+            self.processors.leave(member.address)
+        elif member.kind is Kind.OUTPUT_PROCESSOR and kind is ChangeKind.JOINED:
+            self.outputs.join(member.address, model)
+        elif member.kind is Kind.OUTPUT_PROCESSOR and kind is ChangeKind.LEFT:
+            self.outputs.leave(member.address, model)
+        if kind is not ChangeKind.UPDATED:
+            self.demand.look_again()
 
     async def close(self) -> None:
         await self.processors.close()

@@ -66,6 +66,25 @@ class QueueLengths(Collector):
         yield family
 
 
+class ModelDemand(Collector):
+    """Requests by model: what an autoscaler looks at. A model that nobody asks for is told too, with zero."""
+
+    def __init__(self) -> None:
+        self.read: Callable[[], Mapping[str, tuple[int, int]]] = dict
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        here = GaugeMetricFamily("headwater_model_requests", "Requests that wait or run", labels=["model_name"])
+        without = GaugeMetricFamily(
+            "headwater_model_requests_without_replica",
+            "Requests that wait because no replica of their model is there",
+            labels=["model_name"],
+        )
+        for model, (num_requests, num_without) in sorted(self.read().items()):
+            here.add_metric([model], num_requests)
+            without.add_metric([model], num_without)
+        yield from (here, without)
+
+
 LENGTH_BUCKETS = (1, 4, 16, 64, 256, 1024, 4096, 16_384, 65_536, 262_144)
 MAX_TENANTS = 1000
 """With counters of their own: where tenants name themselves, their number has no bound."""
@@ -126,7 +145,9 @@ class Metrics:
         )
         self.queue = QueueLengths()
         registry.register(self.between_tokens)
+        self.demand = ModelDemand()
         registry.register(self.queue)
+        registry.register(self.demand)
 
     def of(self, model: str) -> ModelMetrics:
         """Of a model that is served."""

@@ -13,11 +13,24 @@ from typing import Protocol
 import grpc
 import structlog
 
+from headwater.gateway.stream_context import Found, contexts
 from headwater.proto import common_pb2, engine_pb2, output_processor_pb2, output_processor_pb2_grpc
 from headwater.proto.engine_pb2 import AddPart
-from headwater.proto.output_processor_pb2 import GatewayFrame, Open, OutputFrame, RowParts
+from headwater.proto.output_processor_pb2 import (
+    Attach,
+    Attached,
+    FindStreamRequest,
+    FoundStream,
+    GatewayFrame,
+    Keep,
+    LetGo,
+    Open,
+    OutputFrame,
+    RowParts,
+)
 from headwater.services import errors
 from headwater.services.channel import open_channel
+from headwater.services.grpc_errors import from_rpc_error
 from headwater.services.runtime import log_failure
 
 CHUNK_TOKENS = 16_384
@@ -28,7 +41,11 @@ MAX_HEAD_BYTES = 128 * 1024
 """Of a request without its prompt."""
 MAX_CREDITS = 1024
 """And as many cancels, in one frame."""
+CONTEXT_BYTES = 128 * 1024
+"""Of what a resumable request's next gateway needs, in one frame."""
+FIND_SECONDS = 3.0
 RECONNECT_SECONDS = 0.2
+ANY_MODEL = ""
 Scores = Sequence[common_pb2.TokenLogprob]
 
 
@@ -59,35 +76,86 @@ SessionCall = grpc.aio.StreamStreamCall[GatewayFrame, OutputFrame]
 class OutputSession:
     """The stream of frames to and from one output processor, kept up by `run`."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, on_connected: Callable[[], None] = lambda: None) -> None:
         self.address = address
         self.connected = asyncio.Event()
+        self.models: set[str] = set()
+        """That it has the tokenizers of; `ANY_MODEL` for one that has not said."""
+        self._on_connected = on_connected
         self.leaving = False
         """The other side ends the session with its last stream; no new ones come."""
         self._streams: dict[int, Receiver] = {}
         self._ids = itertools.count(1)
         self._cancels: list[engine_pb2.Cancel] = []
         self._credits: dict[int, int] = {}
-        self._adds: deque[Open | AddPart] = deque()
+        self._adds: deque[Keep | Open | AddPart | Attach] = deque()
+        self._let_go: list[LetGo] = []
+        self._attaching: dict[int, Callable[[Attached], None]] = {}
+        """By the first stream id: whom to tell that a request goes on here."""
+        self._stub: output_processor_pb2_grpc.OutputProcessorAsyncStub | None = None
         self._wake = asyncio.Event()
 
     @property
     def num_streams(self) -> int:
         return len(self._streams)
 
-    def open(self, request: Open, receivers: Sequence[Receiver]) -> list[int]:
+    def open(self, request: Open, receivers: Sequence[Receiver], context: bytes = b"") -> list[int]:
         """Sends a request whose choices report to `receivers`; returns their stream ids.
 
+        With the context that its next gateway needs, it can be resumed.
         Raises `Unavailable` while the session is down, `BadRequest` when the parameters exceed a frame.
         """
         if not self.connected.is_set():
             raise errors.Unavailable("the output processor is out of reach", code="output_processor_unavailable")
         ids = [next(self._ids) for _ in receivers]
         request.add.stream_ids[:] = ids
+        request.resumable = bool(context)
+        for start in range(0, len(context), CONTEXT_BYTES):
+            self._adds.append(Keep(stream_id=ids[0], context=context[start : start + CONTEXT_BYTES]))
         self._adds.extend(_chunked(request))
         self._streams.update(zip(ids, receivers, strict=True))
         self._wake.set()
         return ids
+
+    async def find(self, request_id: str, tenant: str) -> Found:
+        """What the output processor keeps of a request. Raises `NotFound`, `Unavailable`."""
+        if self._stub is None:
+            raise errors.Unavailable("the output processor is out of reach", code="output_processor_unavailable")
+        asked = FindStreamRequest(request_id=request_id, tenant=tenant)
+        try:
+            parts = [part async for part in self._stub.FindStream(asked, timeout=FIND_SECONDS)]
+        except grpc.aio.AioRpcError as failure:
+            raise from_rpc_error(failure) from None
+        return _found(self.address, request_id, parts)
+
+    def attach(
+        self,
+        request_id: str,
+        tenant: str,
+        receivers: Sequence[Receiver],
+        on_attached: Callable[[Attached], None],
+    ) -> list[int]:
+        """Takes a request over, whose choices report to `receivers` from their first token on; returns stream ids.
+
+        Raises `Unavailable` while the session is down.
+        """
+        if not self.connected.is_set():
+            raise errors.Unavailable("the output processor is out of reach", code="output_processor_unavailable")
+        ids = [next(self._ids) for _ in receivers]
+        self._adds.append(Attach(request_id=request_id, tenant=tenant, stream_ids=ids))
+        self._attaching[ids[0]] = on_attached
+        self._streams.update(zip(ids, receivers, strict=True))
+        self._wake.set()
+        return ids
+
+    def let_go(self, stream_ids: Sequence[int], prompt_tokens: int, output_tokens: int) -> None:
+        """Leaves a resumable request to whoever comes for it; so many of its tokens are charged."""
+        known = [stream_id for stream_id in stream_ids if self._streams.pop(stream_id, None) is not None]
+        for stream_id in known:
+            self._credits.pop(stream_id, None)
+        if known:
+            self._let_go.append(LetGo(stream_ids=known, prompt_tokens=prompt_tokens, output_tokens=output_tokens))
+            self._wake.set()
 
     def cancel(self, stream_id: int, reason: str) -> None:
         """Ends a stream; nothing more is heard of it. A stream that has ended is left alone."""
@@ -107,13 +175,18 @@ class OutputSession:
         while not self.leaving:
             async with open_channel(self.address) as channel:
                 await channel.channel_ready()
-                problem = await self._carry(output_processor_pb2_grpc.OutputProcessorStub(channel).Session())
+                self._stub = output_processor_pb2_grpc.OutputProcessorStub(channel)
+                try:
+                    problem = await self._carry(self._stub.Session())
+                finally:
+                    self._stub = None
             structlog.get_logger().warning("output session lost", address=self.address, problem=problem)
             await asyncio.sleep(RECONNECT_SECONDS)
 
     async def _carry(self, call: SessionCall) -> str:
         """One session to its end; returns what ended it."""
         self.connected.set()
+        self._on_connected()
         writer = asyncio.create_task(self._write(call))
         try:
             await self._read(call)
@@ -137,6 +210,9 @@ class OutputSession:
     def _deliver(self, frame: OutputFrame) -> None:
         """Sorts one frame to its streams. Rows of streams that were cancelled meanwhile are dropped."""
         now, streams, position, token_ids = time.perf_counter(), self._streams, 0, frame.token_ids[:]
+        for attached in frame.attached:
+            if (on_attached := self._attaching.pop(attached.stream_ids[0], None)) is not None:
+                on_attached(attached)
         for start in frame.starts:
             if (stream := streams.get(start.stream_id)) is not None:
                 stream.started(start)
@@ -170,21 +246,28 @@ class OutputSession:
 
     def _next_frame(self) -> GatewayFrame | None:
         """What is to be said now: every cancel, every credit, and one prompt's part behind them."""
-        if not (self._cancels or self._credits or self._adds):
+        if not (self._cancels or self._credits or self._adds or self._let_go):
             return None
-        frame = GatewayFrame(cancels=self._cancels[:MAX_CREDITS])
+        frame = GatewayFrame(cancels=self._cancels[:MAX_CREDITS], let_go=self._let_go[:MAX_CREDITS])
         del self._cancels[:MAX_CREDITS]
+        del self._let_go[:MAX_CREDITS]
         for stream_id in list(itertools.islice(self._credits, MAX_CREDITS)):
             frame.credits.add(stream_id=stream_id, tokens=self._credits.pop(stream_id))
-        while self._adds and not (frame.opens or frame.parts):
+        while self._adds and not (frame.opens or frame.parts or frame.keeps):
             self._put(self._adds.popleft(), frame)
         return frame if frame.ByteSize() else None
 
-    def _put(self, item: Open | AddPart, frame: GatewayFrame) -> None:
+    def _put(self, item: Keep | Open | AddPart | Attach, frame: GatewayFrame) -> None:
         """Unless it was cancelled while it waited: its cancel goes ahead and must not be overtaken by it."""
         if isinstance(item, Open):
             if not self._streams.keys().isdisjoint(item.add.stream_ids):
                 frame.opens.append(item)
+        elif isinstance(item, Attach):
+            if not self._streams.keys().isdisjoint(item.stream_ids):
+                frame.attaches.append(item)
+        elif isinstance(item, Keep):
+            if item.stream_id in self._streams:
+                frame.keeps.append(item)
         elif item.stream_id in self._streams:
             frame.parts.append(item)
 
@@ -193,6 +276,8 @@ class OutputSession:
         self._cancels.clear()
         self._credits.clear()
         self._adds.clear()
+        self._let_go.clear()
+        self._attaching.clear()
         for stream in streams.values():
             stream.lost(errors.Unavailable("the output processor is gone", code="output_processor_unavailable"))
 
@@ -201,32 +286,58 @@ class OutputSessions:
     """The sessions to all output processors; each engine's requests go through one of them."""
 
     def __init__(self) -> None:
+        self.on_change: Callable[[], None] = lambda: None
+        """Called when a session stands."""
         self._sessions: dict[str, OutputSession] = {}
         self._tasks: dict[OutputSession, asyncio.Task[None]] = {}
 
-    def join(self, address: str) -> None:
+    def join(self, address: str, model: str = ANY_MODEL) -> None:
+        """An output processor for a model; for several it joins several times."""
         if address not in self._sessions:
-            session = self._sessions[address] = OutputSession(address)
+            session = self._sessions[address] = OutputSession(address, self.on_change)
             task = self._tasks[session] = asyncio.create_task(session.run())
             task.add_done_callback(log_failure)
             task.add_done_callback(lambda _: self._tasks.pop(session, None))
+        self._sessions[address].models.add(model)
 
-    def leave(self, address: str) -> None:
-        """Sends nothing more there; streams that run end in their own time, or with the connection."""
-        if (session := self._sessions.pop(address, None)) is not None:
+    def leave(self, address: str, model: str = ANY_MODEL) -> None:
+        """With the last model that it has, nothing more is sent there; streams that run end in their own time, or with
+        the connection."""
+        if (session := self._sessions.get(address)) is not None:
+            session.models.discard(model)
+            if session.models:
+                return
+            del self._sessions[address]
             session.leaving = True
             if not session.num_streams and (task := self._tasks.get(session)) is not None:
                 task.cancel()
 
-    def pick(self, engine: str) -> OutputSession:
-        """By rendezvous hash among those within reach, so that an engine speaks to one of them.
+    def pick(self, engine: str, model: str = ANY_MODEL) -> OutputSession:
+        """By rendezvous hash among those within reach that have the model, so that an engine speaks to one of them.
 
         Raises `Unavailable` when there is none.
         """
-        connected = [session for session in self._sessions.values() if session.connected.is_set()]
+        connected = self._with(model) or self._with(ANY_MODEL)
         if not connected:
             raise errors.Unavailable("no output processor is within reach", code="output_processor_unavailable")
         return max(connected, key=lambda session: _weight(session.address, engine))
+
+    def serves(self, model: str) -> bool:
+        return bool(self._with(model) or self._with(ANY_MODEL))
+
+    def _with(self, model: str) -> list[OutputSession]:
+        return [each for each in self._sessions.values() if each.connected.is_set() and model in each.models]
+
+    def in_order_for(self, request_id: str) -> list[OutputSession]:
+        """Those within reach, in the order in which they would be picked for a resumable request."""
+        connected = [session for session in self._sessions.values() if session.connected.is_set()]
+        return sorted(connected, key=lambda session: _weight(session.address, request_id), reverse=True)
+
+    def at(self, address: str) -> OutputSession:
+        """Raises `Unavailable`."""
+        if (session := self._sessions.get(address)) is None:
+            raise errors.Unavailable("the output processor is out of reach", code="output_processor_unavailable")
+        return session
 
     @property
     def is_reachable(self) -> bool:
@@ -245,6 +356,22 @@ class OutputSessions:
 
 def _weight(address: str, engine: str) -> bytes:
     return blake2b(f"{address}|{engine}".encode(), digest_size=8).digest()
+
+
+def _found(address: str, request_id: str, parts: Sequence[FoundStream]) -> Found:
+    first = parts[0]
+    return Found(
+        address=address,
+        request_id=request_id,
+        context=contexts.decode(b"".join(part.context for part in parts)),
+        granted=list(first.granted),
+        num_tokens=list(first.num_tokens),
+        has_ended=first.ended,
+        prompt_tokens=first.prompt_tokens,
+        output_tokens=first.output_tokens,
+        num_readers=first.num_readers,
+        attempt=first.attempt,
+    )
 
 
 def _chunked(request: Open) -> Iterator[Open | AddPart]:

@@ -39,6 +39,8 @@ class Processors:
     """A pool: the least busy one that serves the model, another one if it is out of reach."""
 
     def __init__(self) -> None:
+        self.on_change: Callable[[], None] = lambda: None
+        """Called when a processor has said what it serves."""
         self._pool: dict[str, Processor] = {}
         self._askers: dict[str, asyncio.Task[None]] = {}
         self._closing: set[asyncio.Task[None]] = set()
@@ -50,6 +52,7 @@ class Processors:
             self._pool[address] = processor = Processor(address, channel, stub, since=int(time.time()))
             asker = self._askers[address] = asyncio.create_task(_ask_models(processor))
             asker.add_done_callback(log_failure)
+            asker.add_done_callback(lambda _: self.on_change())
 
     def leave(self, address: str) -> None:
         if (processor := self._pool.pop(address, None)) is not None:
@@ -65,6 +68,9 @@ class Processors:
             for name, model in processor.models.items():
                 served.setdefault(name, (model, processor.since))
         return served
+
+    def serves(self, name: str) -> bool:
+        return any(name in processor.models for processor in self._pool.values())
 
     def model(self, name: str) -> ServedModel:
         """Raises `NotFound`, or `Unavailable` while no processor is known to ask."""

@@ -41,6 +41,8 @@ class Road:
 
     arrived_at: float = field(default_factory=time.perf_counter)
     prepared_at: float | None = None
+    queued_at: float | None = None
+    """A replica of the model is there."""
     admitted_at: float | None = None
     first_token_at: float | None = None
     ended_at: float | None = None
@@ -60,8 +62,10 @@ class Road:
         """What lies behind, as parts of the request's span."""
         if self.prepared_at is not None:
             span.part("prepare", self.arrived_at, self.prepared_at)
-        if self.prepared_at is not None and self.admitted_at is not None:
-            span.part("queue", self.prepared_at, self.admitted_at)
+        if self.prepared_at is not None and self.queued_at is not None:
+            span.part("replica", self.prepared_at, self.queued_at)
+        if self.queued_at is not None and self.admitted_at is not None:
+            span.part("queue", self.queued_at, self.admitted_at)
         for number, attempt in enumerate(self.attempts, 1):
             decision = attempt.decision
             told = {"replica": decision.replica_id, "reason": decision.reason, "attempt": number}
@@ -81,7 +85,8 @@ class Road:
             "output_tokens": generation.num_output_tokens,
             "seconds": {
                 "prepare": _between(self.arrived_at, self.prepared_at),
-                "queue": _between(self.prepared_at, self.admitted_at),
+                "replica": _between(self.prepared_at, self.queued_at),
+                "queue": _between(self.queued_at, self.admitted_at),
                 "route": sum(each.dispatched_at - each.asked_at for each in self.attempts),
                 "engine_queue": start.queue_seconds if start is not None else None,
                 "engine_prefill": start.prefill_seconds if start is not None else None,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -71,6 +72,11 @@ class Generation:
         return bool(self.prepared.sampling.max_tokens) and not self.job.pooling
 
     @property
+    def is_computed(self) -> bool:
+        """By an engine, that is."""
+        return self.is_answered or bool(self.prepared.sampling.HasField("prompt_logprobs") or self.job.pooling)
+
+    @property
     def num_tokens_at_first(self) -> int:
         """That its answers need before more is asked for. Beams are not followed one by one: all that they may need."""
         sampling = self.prepared.sampling
@@ -97,6 +103,7 @@ class Generation:
 
     async def prepare(self) -> None:
         """Text to tokens, by the contract. Raises `BadRequest`, `NotFound`, `Unavailable`."""
+        await self.line.demand.text_stages(self.job.model)
         job, model = self.job, self.line.processors.model(self.job.model)
         self._namespace = self.line.namespaces.of(
             job.caller.tenant.id, model, cache_salt=job.cache_salt, shared=job.caller.tenant.shared_cache
@@ -135,12 +142,16 @@ class Generation:
         caller, road, model = self.job.caller, self.road, self.job.model
         outcome = "error"
         try:
-            with self.line.running(self), self._fairly() as self.share:
-                async with self.line.admission.turn(caller.tenant.tier + caller.priority, self.share.virtual_time):
-                    road.admitted_at = time.perf_counter()
-                    waited = road.admitted_at - (road.prepared_at or road.arrived_at)
-                    self.line.metrics.of(model).queue_time.observe(waited)
-                    await self._carry()
+            with self.line.running(self):
+                if self.is_computed:
+                    # Before it has a turn: those of models that are there do not wait behind it.
+                    await self.line.demand.replica(model)
+                road.queued_at = time.perf_counter()
+                with self._fairly() as self.share:
+                    async with self.line.admission.turn(caller.tenant.tier + caller.priority, self.share.virtual_time):
+                        road.admitted_at = time.perf_counter()
+                        self.line.metrics.of(model).queue_time.observe(road.admitted_at - road.queued_at)
+                        await self._carry()
             outcome = "done"
         except asyncio.CancelledError:
             outcome = "cancelled"
@@ -173,8 +184,7 @@ class Generation:
 
     async def _carry(self) -> None:
         """Dispatches until an attempt ends well, or badly past its first token, or for the third time."""
-        sampling = self.prepared.sampling
-        if not (sampling.max_tokens or sampling.HasField("prompt_logprobs") or self.job.pooling):
+        if not self.is_computed:
             self._num_open = len(self.choices)
             for choice in self.choices:
                 choice.end("length", None, 0)
@@ -205,6 +215,7 @@ class Generation:
         """The replica that answers soonest, of those that have not failed this request."""
         prepared, model_key = self.prepared, self.line.processors.model(self.job.model).key
         await self.line.router.consult(model_key, prepared.block_hashes)
+        await self.line.demand.replica(self.job.model)
         num_prompt_tokens, max_tokens = len(prepared.prompt_ids), prepared.sampling.max_tokens
         decision = self.line.router.choose(
             model_key, prepared.block_hashes, num_prompt_tokens, max_tokens, exclude=failed
@@ -216,7 +227,8 @@ class Generation:
         return decision
 
     async def _attempt(self, decision: Decision) -> None:
-        session = self.line.outputs.pick(decision.address)
+        # A request that can be resumed names its output processor: whoever knows its id finds it.
+        session = self.line.outputs.pick(self.job.caller.request_id if self.job.context else decision.address, self.job.model)
         self._ended = asyncio.get_running_loop().create_future()
         self._num_open = len(self.choices)
         # An attempt that failed may have scored a part of the prompt.
@@ -227,7 +239,7 @@ class Generation:
             if self.prepared.sampling.use_beam_search:
                 await self._open_beams(session, decision)
             else:
-                ids = session.open(self._open_message(decision), self.choices)
+                ids = session.open(self._open_message(decision), self.choices, self.context)
                 for choice, stream_id in zip(self.choices, ids, strict=True):
                     choice.opened(session, stream_id)
             await self._ended
@@ -235,9 +247,32 @@ class Generation:
             is_fault = error.code in (ENGINE_UNAVAILABLE, errors.InternalError.code)
             raise
         finally:
+            self.part()
+            self.line.router.finished(self._dispatch, failed=is_fault)
+
+    @property
+    def context(self) -> bytes:
+        """What another gateway needs to go on with it; empty when it is not resumable."""
+        return self.job.context.encode(self.prepared.sampling.seed) if self.job.context is not None else b""
+
+    def part(self) -> None:
+        """Its streams end, or are left to whoever comes for them."""
+        if self.job.context is None or not self._is_left():
             for choice in self.choices:
                 choice.cancel("client_gone")
-            self.line.router.finished(self._dispatch, failed=is_fault)
+            return
+        session = next((each.session for each in self.choices if each.session is not None), None)
+        stream_ids = [stream_id for each in self.choices if (stream_id := each.let_go()) is not None]
+        if session is not None:
+            session.let_go(stream_ids, self.num_prompt_tokens, self.num_output_tokens)
+
+    def _is_left(self) -> bool:
+        """By its client's connection or by its gateway, not by a word that ends it. Asked while the cause is raised."""
+        if not isinstance(sys.exc_info()[1], asyncio.CancelledError):
+            return False
+        deadline = self.job.caller.deadline
+        is_late = deadline is not None and time.monotonic() >= deadline
+        return not is_late and (self._cancelled_by is None or isinstance(self._cancelled_by, errors.Unavailable))
 
     async def _open_beams(self, session: OutputSession, decision: Decision) -> None:
         """Finds the beams; that an answer has been computed makes its text, as in a resume."""

@@ -43,6 +43,9 @@ class GatewaySettings(StageTlsSettings):
     batch_concurrency: int = setting(64, "lines of batches that run here at once; 0: others run them")
     max_running: int = setting(4096, "requests that run at once")
     max_queued: int = setting(4096, "requests that wait for their turn")
+    cold_start_timeout: float = setting(
+        0.0, "seconds that a request waits for the first replica of its model to start; 0: nobody starts any"
+    )
     response_ttl: float = setting(86400.0, "seconds that answers of /v1/responses are kept in Redis")
     sse_keep_alive: float = setting(5.0, "seconds of silence after which a stream gets a comment")
     drain_limit: float = setting(30.0, "seconds that running requests are given at shutdown")
@@ -58,7 +61,7 @@ class GatewaySettings(StageTlsSettings):
         for name in ("max_body_bytes", "max_file_bytes", "max_running", "response_ttl", "sse_keep_alive"):
             if getattr(self, name) <= 0:
                 raise SettingError(name, getattr(self, name), "more than 0")
-        for name in ("max_queued", "batch_concurrency", "drain_limit"):
+        for name in ("max_queued", "cold_start_timeout", "batch_concurrency", "drain_limit"):
             if getattr(self, name) < 0:
                 raise SettingError(name, getattr(self, name), "at least 0")
         if bool(self.tls_cert_file) != bool(self.tls_key_file):

@@ -26,7 +26,7 @@ class ServedModel:
     @property
     def key(self) -> str:
         """Hex, for NATS subjects and Redis keys, since names contain `.` and `/`."""
-        return _key(self.name)
+        return model_key(self.name)
 
     def mismatch(self, other: ServedModel) -> str | None:
         """The first field in which two entries of one name differ, as a sentence; None when they agree."""
@@ -45,5 +45,6 @@ class ServedModel:
 
 
 @lru_cache(maxsize=256)
-def _key(name: str) -> str:
+def model_key(name: str) -> str:
+    """Of the model that is served under a name."""
     return blake2b(name.encode(), digest_size=8).hexdigest()

@@ -49,11 +49,15 @@ class Replica:
 
     def guard(self, parts: Parts, now: float) -> str:
         """Why the replica should not get the request; empty: it may."""
-        if self.member.draining or self.load.reported.draining:
+        if self.is_draining:
             return "draining"
         if self.breaker.is_open(now):
             return "failing"
         return "full" if parts.filled > GUARD_FILLED else ""
+
+    @property
+    def is_draining(self) -> bool:
+        return self.member.draining or self.load.reported.draining
 
     def load_age(self, now: float) -> float:
         return now - self.load.reported_at if self.load.reported_at is not None else -1.0

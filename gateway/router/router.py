@@ -91,6 +91,10 @@ class Router:
     def has_replicas(self) -> bool:
         return bool(self._fleet)
 
+    def has_replica(self, model_key: str) -> bool:
+        """Whether an engine serves the model and goes on to."""
+        return any(not replica.is_draining for replica in self._fleet.of(model_key).values())
+
     def num_in_flight(self, model_key: str) -> int:
         """Requests on their way or running, of all gateways that tell."""
         return sum(replica.load.num_requests for replica in self._fleet.of(model_key).values())

@@ -9,6 +9,7 @@ import functools
 import sys
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -16,11 +17,12 @@ import grpc
 from headwater.proto import output_processor_pb2, output_processor_pb2_grpc
 from headwater.services.errors import NotFound
 from headwater.services.member import Kind
-from headwater.services.models.manifest import ModelFolderError
+from headwater.services.models.manifest import ModelFolderError, ModelManifest
 from headwater.services.output_processor.engines import EngineLinks
 from headwater.services.output_processor.session import GatewaySession
 from headwater.services.output_processor.stream_log import StreamLogs
 from headwater.services.runtime import configure_logging, in_one_line, run_stage
+from headwater.services.served_model import ServedModel
 from headwater.services.settings import SettingError, read_settings
 from headwater.services.text.model import load_tokenizer, names_of
 from headwater.services.text.stage import TextStageSettings, serve_stage
@@ -76,11 +78,26 @@ async def serve(settings: OutputProcessorSettings) -> None:
     for tokenizer in tokenizers.values():
         # Built now, so that the first request does not wait for it.
         assert len(tokenizer.table)
+    models = [_served(path, name) for path, name in folders]
     with tracing_to(settings.otlp_endpoint, "output-processor", settings.replica_id) as tracing:
         async with EngineLinks() as links:
             servicer = OutputProcessor(tokenizers, links, tracing)
             add = functools.partial(output_processor_pb2_grpc.add_OutputProcessorServicer_to_server, servicer)
-            await serve_stage(settings, Kind.OUTPUT_PROCESSOR, [None], add, servicer.leave)
+            await serve_stage(settings, Kind.OUTPUT_PROCESSOR, models, add, servicer.leave)
+
+
+def _served(folder: Path, name: str) -> ServedModel:
+    """What gateways are told; how engines cache it is no business of text."""
+    manifest = ModelManifest.read(folder)
+    return ServedModel(
+        name=name,
+        revision=manifest.revision,
+        dtype=manifest.dtype,
+        block_size=0,
+        kv_format="",
+        max_model_len=manifest.max_model_len,
+        vocab_size=manifest.vocab_size,
+    )
 
 
 def main() -> None:

@@ -42,6 +42,7 @@ def test_a_new_knob_is_a_decision() -> None:
         "batch_concurrency",
         "max_running",
         "max_queued",
+        "cold_start_timeout",
         "response_ttl",
         "sse_keep_alive",
         "drain_limit",

@@ -87,7 +87,8 @@ async def test_a_stage_is_ready_present_and_gone_in_order(module: str, demo_fold
             member = members.get(kind, replica_id)
             assert member is not None
             assert member.address == addresses["grpc"]
-            assert (member.model is not None) == (kind is Kind.PROCESSOR)
+            assert member.model is not None
+            assert member.model.name == "smollm2-135m-instruct"
             async with grpc.aio.insecure_channel(addresses["grpc"]) as channel:
                 reply = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())
             assert reply.status == health_pb2.HealthCheckResponse.SERVING

@@ -1,0 +1,74 @@
+"""What supervisors say that they serve: which models are on their way, and why a replica cannot start.
+
+Knows nothing about requests. Without a supervisor it is empty.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+
+import structlog
+from google.protobuf.message import DecodeError
+
+from headwater.proto.events_pb2 import Catalogue, CatalogueEntry
+from headwater.services import subjects
+from headwater.services.bus import Bus, Subscription
+from headwater.services.runtime import owned_task
+
+EXPIRY_SECONDS = 4.0
+"""Silence after which a supervisor is gone."""
+AWAITED = (CatalogueEntry.STATE_LOADING, CatalogueEntry.STATE_SERVING)
+"""States of a model whose requests are worth waiting."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Heard:
+    entries: dict[str, CatalogueEntry]
+    at: float
+
+
+class Catalogues:
+    """Use within `running`."""
+
+    def __init__(self, bus: Bus, clock: Callable[[], float] = time.monotonic) -> None:
+        self.on_change: Callable[[], None] = lambda: None
+        self._bus, self._clock = bus, clock
+        self._heard: dict[str, _Heard] = {}
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[Catalogues]:
+        """Listens for the length of a scope."""
+        async with self._bus.subscribe(subjects.EVERY_CATALOGUE) as words, owned_task(self._read(words)):
+            await self._bus.publish(subjects.HELLO, b"")
+            yield self
+
+    def supervisors(self) -> list[str]:
+        """Those who are there, in the order of their names."""
+        since = self._clock() - EXPIRY_SECONDS
+        return sorted(name for name, heard in self._heard.items() if heard.at > since)
+
+    def owners(self, model: str) -> list[str]:
+        """Those who serve a model."""
+        return [name for name in self.supervisors() if model in self._heard[name].entries]
+
+    def entries(self, model: str) -> list[CatalogueEntry]:
+        """What is said of a model; nothing where no supervisor knows it."""
+        return [self._heard[name].entries[model] for name in self.owners(model)]
+
+    def hear(self, catalogue: Catalogue) -> None:
+        if catalogue.leaving:
+            self._heard.pop(catalogue.supervisor_id, None)
+        else:
+            entries = {entry.model: entry for entry in catalogue.models}
+            self._heard[catalogue.supervisor_id] = _Heard(entries, self._clock())
+        self.on_change()
+
+    async def _read(self, words: Subscription) -> None:
+        async for message in words:
+            try:
+                self.hear(Catalogue.FromString(message.payload))
+            except DecodeError as fault:
+                structlog.get_logger().warning("catalogue not understood", subject=message.subject, error=str(fault))

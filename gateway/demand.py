@@ -1,0 +1,140 @@
+"""Requests that wait because nothing can compute them yet, and the word of it to whoever starts replicas.
+
+Bounded in number and in time. Knows nothing about who starts them, nor how.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Mapping
+
+from headwater.gateway.catalogues import AWAITED, Catalogues
+from headwater.proto import events_pb2
+from headwater.proto.events_pb2 import CatalogueEntry
+from headwater.services import errors, subjects
+from headwater.services.bus import Bus
+from headwater.services.runtime import owned_task
+from headwater.services.served_model import model_key
+
+TELL_SECONDS = 0.5
+"""Between two words while anyone waits."""
+PAUSE_SECONDS = 0.02
+"""Between two words at least, however many come and go."""
+RETRY_SECONDS = 5.0
+"""After which a client whose wait ran out should ask again."""
+
+
+class Demand:
+    """Use within `running`, or alone where there is no bus."""
+
+    def __init__(
+        self,
+        bus: Bus,
+        gateway_id: str,
+        catalogues: Catalogues,
+        *,
+        patience: float,
+        max_waiting: int,
+        is_served: Callable[[str], bool],
+        has_replica: Callable[[str], bool],
+    ) -> None:
+        """`patience` is in seconds, 0: nobody starts replicas, so nobody waits. `is_served` and `has_replica` say of a
+        model by name whether its text stages are there, and an engine."""
+        self.patience = patience
+        self._bus, self._gateway_id, self._catalogues = bus, gateway_id, catalogues
+        self._max_waiting, self._is_served, self._has_replica = max_waiting, is_served, has_replica
+        self._waiting: Counter[str] = Counter()
+        self._news, self._changed = asyncio.Event(), asyncio.Event()
+        self._end: errors.HeadwaterError | None = None
+        catalogues.on_change = self.look_again
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[Demand]:
+        """Tells the bus for the length of a scope."""
+        async with owned_task(self._tell()):
+            yield self
+
+    @property
+    def waiting(self) -> Mapping[str, int]:
+        """How many wait, by model."""
+        return self._waiting
+
+    async def text_stages(self, model: str) -> None:
+        """Returns at once where they serve the model or nobody knows it; while a supervisor starts them, when they are
+        there. Raises `NotFound` for a model that is being unloaded, and as `replica` does."""
+        states = {entry.state for entry in self._catalogues.entries(model)}
+        if states == {CatalogueEntry.STATE_UNLOADING}:
+            raise errors.NotFound("model", model)
+        if self.patience and not self._is_served(model) and not states.isdisjoint(AWAITED):
+            await self._until(model, lambda: self._is_served(model) or not self._catalogues.entries(model))
+
+    async def replica(self, model: str) -> None:
+        """Returns when an engine for the model is there, or at once where nobody would start one.
+
+        Raises `Unavailable` when none came in time or none can start, `LimitExceeded` when too many wait already.
+        """
+        if self.patience and not self._has_replica(model):
+            await self._until(model, lambda: self._has_replica(model))
+
+    def look_again(self) -> None:
+        """What whoever waits looks at has changed."""
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+
+    def end(self, error: errors.HeadwaterError) -> None:
+        """Nobody waits any longer."""
+        self._end = error
+        self.look_again()
+
+    async def _until(self, model: str, is_there: Callable[[], bool]) -> None:
+        if (num_waiting := self._waiting.total()) >= self._max_waiting:
+            raise errors.LimitExceeded(f"{num_waiting} requests are already waiting", retry_after=1.0)
+        self._count(model, 1)
+        try:
+            async with asyncio.timeout(self.patience):
+                while not is_there():
+                    if (error := self._end or self._problem(model)) is not None:
+                        raise error
+                    await self._changed.wait()
+        except TimeoutError:
+            raise errors.Unavailable(
+                f"no replica of the model {model!r} was there within {self.patience:g} s",
+                retry_after=RETRY_SECONDS,
+                code="no_replica",
+            ) from None
+        finally:
+            self._count(model, -1)
+
+    def _problem(self, model: str) -> errors.Unavailable | None:
+        """Where everyone who serves the model has one, it is the request's."""
+        entries = self._catalogues.entries(model)
+        if not entries or not all(entry.problem for entry in entries):
+            return None
+        entry = min(entries, key=lambda each: each.retry_seconds)
+        return errors.Unavailable(
+            f"no replica of the model {model!r} can start: {entry.problem}",
+            retry_after=entry.retry_seconds,
+            code="no_replica",
+        )
+
+    def _count(self, model: str, change: int) -> None:
+        self._waiting[model] += change
+        self._news.set()
+
+    async def _tell(self) -> None:
+        """The last word of a model is that nobody waits."""
+        while True:
+            if not self._waiting:
+                await self._news.wait()
+            self._news.clear()
+            for model, num_waiting in list(self._waiting.items()):
+                word = events_pb2.Demand(gateway_id=self._gateway_id, model=model, num_waiting=num_waiting)
+                await self._bus.publish(subjects.demand(model_key(model)), word.SerializeToString())
+                if not self._waiting[model]:
+                    del self._waiting[model]
+            await asyncio.sleep(PAUSE_SECONDS)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(TELL_SECONDS):
+                    await self._news.wait()
