@@ -1,0 +1,97 @@
+"""How many replicas a model should have, from what is seen of it. Knows no processes: whoever asks acts on the answer."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from dataclasses import dataclass
+
+from headwater.services.settings import SettingError
+
+IDLE_SECONDS = 300.0
+TARGET_REQUESTS = 32
+UP_SECONDS = 2.0
+"""A load that lasts so long is worth a replica."""
+RELEASE = 0.5
+"""A replica is given up when the load would fill the others to this share of their target: more would call it back."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScaleRules:
+    """Equal bounds: a fixed number."""
+
+    min_replicas: int
+    max_replicas: int
+    idle_seconds: float = IDLE_SECONDS
+    """After which a replica that is not needed is stopped."""
+    target_requests: int = TARGET_REQUESTS
+    """At once on a replica, before another one is started."""
+
+    def __post_init__(self) -> None:
+        if self.min_replicas < 0:
+            raise SettingError("min_replicas", self.min_replicas, "at least 0")
+        if self.max_replicas < max(1, self.min_replicas):
+            raise SettingError("max_replicas", self.max_replicas, f"at least {max(1, self.min_replicas)}")
+        if self.idle_seconds <= 0:
+            raise SettingError("idle_seconds", self.idle_seconds, "more than 0")
+        if self.target_requests < 1:
+            raise SettingError("target_requests", self.target_requests, "at least 1")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sight:
+    """What is seen of a model at one moment."""
+
+    num_replicas: int
+    """Started, whether or not they are ready."""
+    num_without_replica: int = 0
+    """Requests at gateways that wait for the first one."""
+    num_requests: int = 0
+    """On the replicas, running or waiting there."""
+    was_busy: bool = False
+    """A replica has worked since the last look."""
+
+
+class Scaler:
+    """Goes up to the least that was needed over a short while, down to the most that was needed over a long one."""
+
+    def __init__(self, rules: ScaleRules, now: float) -> None:
+        self.rules = rules
+        self._since = now
+        """Of the last change: nothing is concluded from what was before."""
+        self._seen: deque[tuple[float, int, int]] = deque()
+        """When, how many replicas the load needed, and how many it would have kept."""
+
+    def wanted(self, sight: Sight, now: float) -> int:
+        """How many replicas there should be from now on."""
+        wanted = self._wanted(sight, now)
+        if wanted != sight.num_replicas:
+            self._since = now
+            self._seen.clear()
+        return wanted
+
+    def _wanted(self, sight: Sight, now: float) -> int:
+        rules, there = self.rules, sight.num_replicas
+        self._look(sight, now)
+        if not rules.min_replicas <= there <= rules.max_replicas:
+            return min(max(there, rules.min_replicas), rules.max_replicas)
+        if there == 0:
+            return min(1, sight.num_without_replica)
+        if self._lasted(UP_SECONDS, now):
+            needed = min(need for at, need, _ in self._seen if at >= now - UP_SECONDS)
+            if needed > there:
+                return min(needed, rules.max_replicas)
+        if self._lasted(rules.idle_seconds, now):
+            kept = max(keep for _, _, keep in self._seen)
+            return max(min(kept, there), rules.min_replicas)
+        return there
+
+    def _look(self, sight: Sight, now: float) -> None:
+        target, load = self.rules.target_requests, sight.num_requests + sight.num_without_replica
+        kept = max(math.ceil(load / (target * RELEASE)), int(sight.was_busy))
+        self._seen.append((now, math.ceil(load / target), kept))
+        while self._seen[0][0] < now - max(self.rules.idle_seconds, UP_SECONDS):
+            self._seen.popleft()
+
+    def _lasted(self, seconds: float, now: float) -> bool:
+        return now - self._since >= seconds
