@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from headwater.gateway.openai.response_schema import InputItem, InputPart, ResponsesRequest, TextFormat
-from headwater.gateway.openai.to_pb import TOOL_CHOICES, sampling_to_pb
+from headwater.gateway.openai.to_pb import given, sampling_to_pb, tool_choice_word
 from headwater.proto import common_pb2, processor_pb2
 from headwater.proto.common_pb2 import ChatMessage
 from headwater.services.errors import BadRequest, UnsupportedField
@@ -66,10 +66,12 @@ def to_prompt(asked: ResponsesRequest, items: Sequence[InputItem], *, first: int
     messages = [ChatMessage(role="system", content=asked.instructions)] if asked.instructions else []
     for position, item in enumerate(items):
         _add(messages, item, f"input[{position - first}]")
+    choice, allowed = _tool_choice(asked)
     conversation = processor_pb2.Conversation(
         messages=messages,
         tools=[_tool(tool) for tool in asked.tools or ()],
-        tool_choice=_tool_choice(asked),
+        tool_choice=choice,
+        allowed_tools=allowed,
         parallel_tool_calls=asked.parallel_tool_calls,
         reasoning_effort=asked.reasoning.effort if asked.reasoning is not None else None,
     )
@@ -148,11 +150,13 @@ def _tool(tool: Any) -> common_pb2.Tool:
     )
 
 
-def _tool_choice(asked: ResponsesRequest) -> str | None:
+def _tool_choice(asked: ResponsesRequest) -> tuple[str | None, list[str]]:
+    """A function's name, or a word, with the functions that it is about where these are not all."""
     choice = asked.tool_choice
-    if choice is None or not isinstance(choice, str):
-        return choice.name if choice is not None else None
-    if choice not in TOOL_CHOICES:
-        raise BadRequest.of("tool_choice", choice, "auto, none, required, or an object that names a function")
-    # Clients say `auto` whether or not they have tools.
-    return choice if asked.tools or choice != "auto" else None
+    if isinstance(choice, str) or choice is None:
+        # Clients say `auto` whether or not they have tools.
+        return (tool_choice_word(choice) if asked.tools or choice != "auto" else None), []
+    if choice.type == "function":
+        return given("tool_choice.name", choice.name), []
+    allowed = given("tool_choice.tools", choice.tools)
+    return given("tool_choice.mode", choice.mode), [tool.name for tool in allowed]

@@ -41,11 +41,20 @@ class ResponseTool(Struct, kw_only=True):
     strict: Flag | None = None
 
 
-class ChosenFunction(Struct, kw_only=True):
-    """The function that is to be called."""
+class NamedFunction(Struct, kw_only=True):
+    """A function by its name."""
 
     name: str
     type: Annotated[Literal["function"], Meta(description="function")]
+
+
+class ResponseToolChoice(Struct, kw_only=True):
+    """The function that is to be called, or those that may be."""
+
+    type: Annotated[Literal["function", "allowed_tools"], Meta(description="function or allowed_tools")]
+    name: str | None = None
+    mode: Annotated[Literal["auto", "required"], Meta(description="auto or required")] | None = None
+    tools: Annotated[list[NamedFunction], Meta(min_length=1, description="at least one function")] | None = None
 
 
 class TextFormat(Struct, kw_only=True):
@@ -73,9 +82,10 @@ class Reasoning(Struct, kw_only=True):
 
 
 class ResponseStreamOptions(Struct, kw_only=True):
-    """What a stream carries besides; nothing here changes it."""
+    """What a stream carries besides."""
 
     include_obfuscation: Flag | None = None
+    resumable: Flag | None = None
 
 
 class ResponsesRequest(Sampling, kw_only=True):
@@ -91,7 +101,7 @@ class ResponsesRequest(Sampling, kw_only=True):
     max_output_tokens: Annotated[Whole, Meta(description="a whole number, at least 1")] | None = None
     tools: Annotated[list[ResponseTool], Meta(description="functions")] | None = None
     tool_choice: (
-        Annotated[str | ChosenFunction, Meta(description="auto, none, required, or an object that names a function")]
+        Annotated[str | ResponseToolChoice, Meta(description="auto, none, required, or an object that names functions")]
         | None
     ) = None
     parallel_tool_calls: Flag | None = None

@@ -51,6 +51,7 @@ class StreamOptions(Struct, kw_only=True):
 
     include_usage: Flag | None = None
     continuous_usage_stats: Flag | None = None
+    resumable: Flag | None = None
 
 
 class JsonSchemaFormat(Struct, kw_only=True):
@@ -166,10 +167,25 @@ class FunctionName(Struct, kw_only=True):
 
 
 class NamedTool(Struct, kw_only=True):
-    """The tool that is to be called."""
+    """A tool by its name."""
 
     function: FunctionName
     type: Annotated[Literal["function"], Meta(description="function")] = "function"
+
+
+class AllowedTools(Struct, kw_only=True):
+    """The tools of which some may be called, or must be."""
+
+    mode: Annotated[Literal["auto", "required"], Meta(description="auto or required")]
+    tools: Annotated[list[NamedTool], Meta(min_length=1, description="at least one tool, by its name")]
+
+
+class ToolChoice(Struct, kw_only=True):
+    """The tool that is to be called, or those that may be."""
+
+    type: Annotated[Literal["function", "allowed_tools"], Meta(description="function or allowed_tools")] = "function"
+    function: Annotated[FunctionName, Meta(description="an object with a name")] | None = None
+    allowed_tools: Annotated[AllowedTools, Meta(description="an object with a mode and tools")] | None = None
 
 
 class ChatCompletionRequest(Answering, kw_only=True):
@@ -182,7 +198,7 @@ class ChatCompletionRequest(Answering, kw_only=True):
     add_special_tokens: Flag | None = None
     chat_template_kwargs: Annotated[dict[str, Any], Meta(description="an object")] | None = None
     tool_choice: (
-        Annotated[str | NamedTool, Meta(description="auto, none, required, or an object that names a function")] | None
+        Annotated[str | ToolChoice, Meta(description="auto, none, required, or an object that names functions")] | None
     ) = None
     parallel_tool_calls: Flag | None = None
     include_reasoning: Flag | None = None

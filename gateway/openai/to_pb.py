@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 import msgspec
 
 from headwater.gateway.openai.schema import (
     ChatCompletionRequest,
     ContentPart,
     Message,
-    NamedTool,
     Sampling,
     StreamOptions,
     TokenizeRequest,
     Tool,
+    ToolChoice,
 )
 from headwater.proto import common_pb2, processor_pb2
 from headwater.services.errors import BadRequest
@@ -20,6 +22,7 @@ from headwater.services.errors import BadRequest
 _SCALARS = tuple(name for name in Sampling.__struct_fields__ if name not in ("stop", "logit_bias"))
 MAX_TOKEN_ID = 2**32 - 1
 TOOL_CHOICES = ("auto", "none", "required")
+FieldT = TypeVar("FieldT")
 
 
 def sampling_to_pb(asked: Sampling) -> common_pb2.Sampling:
@@ -51,22 +54,39 @@ def conversation_to_pb(asked: ChatCompletionRequest | TokenizeRequest) -> proces
 
 def _answering_to_pb(asked: ChatCompletionRequest) -> processor_pb2.Conversation:
     """How the conversation is to be answered."""
+    choice, allowed = _tool_choice(asked)
     return processor_pb2.Conversation(
-        tool_choice=_tool_choice(asked),
+        tool_choice=choice,
+        allowed_tools=allowed,
         parallel_tool_calls=asked.parallel_tool_calls,
         include_reasoning=asked.include_reasoning,
         reasoning_effort=asked.reasoning_effort,
     )
 
 
-def _tool_choice(asked: ChatCompletionRequest) -> str | None:
-    """A function's name, or a word; the contract tells them apart, so a word must be one of its own."""
+def _tool_choice(asked: ChatCompletionRequest) -> tuple[str | None, list[str]]:
+    """A function's name, or a word, with the functions that it is about where these are not all."""
     choice = asked.tool_choice
-    if isinstance(choice, NamedTool):
-        return choice.function.name
+    if not isinstance(choice, ToolChoice):
+        return tool_choice_word(choice), []
+    if choice.type == "function":
+        return given("tool_choice.function", choice.function).name, []
+    allowed = given("tool_choice.allowed_tools", choice.allowed_tools)
+    return allowed.mode, [tool.function.name for tool in allowed.tools]
+
+
+def tool_choice_word(choice: str | None) -> str | None:
+    """The contract tells words from names, so a word must be one of its own."""
     if choice is not None and choice not in TOOL_CHOICES:
-        raise BadRequest.of("tool_choice", choice, "auto, none, required, or an object that names a function")
+        raise BadRequest.of("tool_choice", choice, "auto, none, required, or an object that names functions")
     return choice
+
+
+def given(param: str, value: FieldT | None) -> FieldT:
+    """A field that another one asks for."""
+    if value is None:
+        raise BadRequest(param, f"{param} is missing; allowed: a value", code="missing_field")
+    return value
 
 
 def _tool_to_pb(tool: Tool) -> common_pb2.Tool:

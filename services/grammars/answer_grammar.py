@@ -11,6 +11,7 @@ from headwater.services.answers.format import ENFORCING, may_call, named_tool
 from headwater.services.answers.reasoning_parser import REASONING_FORMATS
 from headwater.services.answers.tool_formats import ANY_ARGUMENTS, TOOL_FORMATS, Form, OfferedTool
 from headwater.services.errors import BadRequest
+from headwater.services.grammars.counted_text import counted_up_to
 from headwater.services.grammars.json_schema import check_schema, parse_json
 from headwater.services.grammars.lark import ANY_TEXT, literal, quoted
 from headwater.services.grammars.structural_tag import structural_tag_grammar
@@ -49,9 +50,10 @@ def calls_due(conversation: Conversation, tool_format: str) -> Form | None:
         return None
     chosen, form = named_tool(conversation), TOOL_FORMATS[tool_format]
     is_due = chosen is not None or conversation.tool_choice == ENFORCING
-    if not (is_due or any(tool.strict for tool in conversation.tools)):
+    if not (is_due or conversation.allowed_tools or any(tool.strict for tool in conversation.tools)):
         return None
-    offered = enumerate(conversation.tools)
+    allowed = conversation.allowed_tools or [tool.name for tool in conversation.tools]
+    offered = [(i, tool) for i, tool in enumerate(conversation.tools) if tool.name in allowed]
     tools = [_offered(tool, i, is_due=is_due and chosen in (None, tool.name)) for i, tool in offered]
     single = conversation.HasField("parallel_tool_calls") and not conversation.parallel_tool_calls
     if chosen is not None:
@@ -110,11 +112,8 @@ def _thoughts(model: TextModel, form: AnswerFormat, budget: int) -> list[str]:
         inner = {_UNLIMITED: f"<[^{kept}]>*", 0: ""}.get(budget, f"<[^{kept}]>{{0,{budget}}}")
         return [f"thoughts: {inner} <[{end}]>", opened]
     if budget != _UNLIMITED:
-        raise BadRequest(
-            "thinking_token_budget",
-            f"thinking_token_budget is not supported: {marks.end} is no token of the model {model.name!r}",
-            code="unsupported_parameter",
-        )
+        counted = counted_up_to(marks.end.encode(), model.tokenizer.table, model.eos_token_ids, budget)
+        return ["thoughts: counted", *counted, opened]
     return [f"thoughts[suffix={quoted(marks.end)}]: {ANY_TEXT}", opened]
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from llguidance import regex_to_lark
+from llguidance.gbnf_to_lark import ASTNode, GbnfToLarkError, GrammarParser, RuleRefNode, gbnf_to_lark
 
 from headwater.services.errors import BadRequest
 
@@ -42,3 +43,29 @@ def expression(param: str, regex: str) -> str:
     if bare.endswith("$") and not bare.endswith("\\$"):
         bare = bare[:-1]
     return f"/{regex_to_lark(bare, '')}/"
+
+
+def grammar(param: str, text: str) -> str:
+    """A grammar in Lark's words, or in those of GBNF, which are translated."""
+    if not text.strip():
+        raise BadRequest.of(param, text, "a Lark grammar with a rule named start, or GBNF with one named root")
+    return _from_gbnf(param, text) if "::=" in text else text
+
+
+def _from_gbnf(param: str, text: str) -> str:
+    try:
+        rules = GrammarParser().parse(text)
+        missing = {"root", *(name for rule in rules.values() for name in _named(rule))} - rules.keys()
+        if not missing:
+            return gbnf_to_lark(text)
+    except (GbnfToLarkError, ValueError, OverflowError, RecursionError) as fault:
+        raise BadRequest(param, f"{param} is no GBNF: {str(fault)[:200]}", code="invalid_grammar") from None
+    raise BadRequest(param, f"{param} has no rule named {min(missing)!r}", code="invalid_grammar")
+
+
+def _named(node: ASTNode) -> Iterator[str]:
+    """Rules that are spoken of in a rule."""
+    if isinstance(node, RuleRefNode):
+        yield node.name
+    for child in node.children():
+        yield from _named(child)

@@ -1,7 +1,7 @@
 """What an answer must match, as clients say it, to one grammar in llguidance's words.
 
 Refuses by name what a grammar cannot hold an answer to, before anything is compiled. Whether a grammar compiles, and in
-how long, is for `grammar_checker` to find out.
+how long, is for `checker` to find out.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import Any
 
 from headwater.proto.common_pb2 import StructuredOutput
 from headwater.services.errors import BadRequest
+from headwater.services.grammars import lark
 from headwater.services.grammars.json_schema import check_schema, parse_json
-from headwater.services.grammars.lark import alternatives, expression
 from headwater.services.grammars.structural_tag import structural_tag_grammar
 
 MAX_BYTES = 256 << 10
@@ -47,11 +47,11 @@ def grammar_of(asked: StructuredOutput, special_tokens: Mapping[str, int]) -> st
                 raise BadRequest.of(param, False, "true")
             return _grammars({"json_schema": with_whitespace(ANY_OBJECT, _whitespace(asked))})
         case "regex":
-            return _grammars({"lark_grammar": f"start: {expression(param, asked.regex)}"})
+            return _grammars({"lark_grammar": f"start: {lark.expression(param, asked.regex)}"})
         case "choice":
             return _grammars({"lark_grammar": f"start: {_choices(param, list(asked.choice.choices))}"})
         case "grammar":
-            return _grammars({"lark_grammar": _lark(param, asked.grammar)})
+            return _grammars({"lark_grammar": lark.grammar(param, asked.grammar)})
         case "structural_tag":
             tag = parse_json(param, asked.structural_tag)
             return _grammars(*structural_tag_grammar(param, tag, special_tokens, with_whitespace))
@@ -75,13 +75,7 @@ def _choices(param: str, choices: list[str]) -> str:
         raise BadRequest.of(param, choices, "at least one string, none empty")
     if len(choices) > MAX_CHOICES:
         raise BadRequest(param, f"{param} has {len(choices)} strings; allowed: at most {MAX_CHOICES}")
-    return alternatives(dict.fromkeys(choices))
-
-
-def _lark(param: str, grammar: str) -> str:
-    if not grammar.strip() or "::=" in grammar:
-        raise BadRequest.of(param, grammar, "a Lark grammar with a rule named start")
-    return grammar
+    return lark.alternatives(dict.fromkeys(choices))
 
 
 def _grammars(*grammars: dict[str, Any]) -> str:

@@ -106,7 +106,9 @@ class Processor(processor_pb2_grpc.ProcessorServicer):
         self, model: TextModel, request: processor_pb2.PrepareRequest, reply: processor_pb2.PrepareReply
     ) -> bytes:
         """What the answer must match, known to compile; empty where it is free. Raises `BadRequest`."""
-        grammar = answer_grammar(model, request, reply)
+        grammar = await self._work(
+            "Grammar", request.ByteSize(), functools.partial(answer_grammar, model, request, reply)
+        )
         if not grammar:
             return b""
         try:

@@ -72,12 +72,16 @@ def _check_tool_names(conversation: processor_pb2.Conversation) -> None:
 
 def _check_tool_choice(conversation: processor_pb2.Conversation) -> None:
     choice, names = conversation.tool_choice, [tool.name for tool in conversation.tools]
+    for name in conversation.allowed_tools:
+        if name not in names:
+            raise BadRequest.of("tool_choice", name, f"allowed tools of {names}")
     if not choice or choice == "none":
         return
     if not names:
         raise BadRequest("tool_choice", f"tool_choice is {choice!r} without tools; allowed: none")
-    if choice not in ("auto", "required", *names):
-        raise BadRequest.of("tool_choice", choice, f"none, auto, required or one of {names}")
+    callable_names = list(conversation.allowed_tools) or names
+    if choice not in ("auto", "required", *callable_names):
+        raise BadRequest.of("tool_choice", choice, f"none, auto, required or one of {callable_names}")
 
 
 def _message(message: common_pb2.ChatMessage, i: int) -> dict[str, Any]:

@@ -79,6 +79,7 @@ ACCEPTED: list[dict[str, Any]] = [
     {"prompt_logprobs": 20},
 ]
 
+ALLOWED = {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [{"function": {"name": "g"}}]}}
 # What only JSON can get wrong; the path, what is changed in a good body (None: taken out), status and field.
 JSON_ROWS: list[tuple[str, dict[str, Any], int, str | None]] = [
     (CHAT, {"model": None}, 400, "model"),
@@ -123,6 +124,19 @@ JSON_ROWS: list[tuple[str, dict[str, Any], int, str | None]] = [
     (CHAT, {"tools": [{"function": {"name": "f"}}], "tool_choice": "g"}, 400, "tool_choice"),
     (CHAT, {"tools": [{"function": {"name": "f"}}], "tool_choice": {"function": {"name": "g"}}}, 400, "tool_choice"),
     (CHAT, {"tools": [{"function": {"name": "f"}}], "tool_choice": {"name": "g"}}, 400, "tool_choice.function"),
+    (
+        CHAT,
+        {"tools": [{"function": {"name": "f"}}], "tool_choice": ALLOWED | {"allowed_tools": {"mode": "any"}}},
+        400,
+        "tool_choice.allowed_tools.mode",
+    ),
+    (CHAT, {"tools": [{"function": {"name": "f"}}], "tool_choice": ALLOWED}, 400, "tool_choice"),
+    (
+        CHAT,
+        {"tools": [{"function": {"name": "f"}}], "tool_choice": {"type": "allowed_tools"}},
+        400,
+        "tool_choice.allowed_tools",
+    ),
     (CHAT, {"tool_choice": "auto"}, 400, "tool_choice"),
     (CHAT, {"functions": [{"name": "f"}]}, 400, "functions"),
     (CHAT, {"reasoning_effort": "some"}, 400, "reasoning_effort"),

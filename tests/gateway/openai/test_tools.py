@@ -97,6 +97,20 @@ def test_a_call_that_is_due_is_made_and_keeps_its_schema(thinker: Gateway, choic
     assert whole["finish_reason"] == ("tool_calls" if choice == "required" else "stop")
 
 
+def test_only_tools_that_are_allowed_are_called(thinker: Gateway, client: openai.OpenAI) -> None:
+    functions = [{"type": "function", "function": {"name": "time"}}]
+    allowed = {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": functions}}
+    asked: Any = {"tools": [WEATHER, TIME], "reasoning_effort": "none", "temperature": 1, "seed": 3, "n": 3}
+    for choice in answer(thinker, tool_choice=allowed, **asked)["choices"]:
+        assert {call["function"]["name"] for call in choice["message"]["tool_calls"]} == {"time"}
+    flat: Any = [{"type": "function", **each["function"]} for each in (WEATHER, TIME)]
+    choice_of_one: Any = {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "time"}]}
+    made = client.responses.create(
+        model=MODEL, input="So?", tools=flat, tool_choice=choice_of_one, reasoning={"effort": "none"}
+    )
+    assert {item.name for item in made.output if item.type == "function_call"} == {"time"}
+
+
 def test_one_call_is_all_where_calls_are_not_parallel(thinker: Gateway) -> None:
     said = {"structured_outputs": spoken(SAID.split("One moment. ")[1]), "reasoning_effort": "none"}
     whole = answer(thinker, tools=[WEATHER, TIME], parallel_tool_calls=False, **said)

@@ -144,6 +144,36 @@ def test_a_budget_ends_the_thoughts_and_leaves_the_answer_free(thinking: TextMod
     assert not accepts(thinking, grammars, calls[1], "so</think>" + CALLS["hermes"][1])
 
 
+def test_a_budget_ends_thoughts_whose_end_is_spelled_by_several_tokens(
+    demo_model: TextModel, demo_folder: Path
+) -> None:
+    grammars = Grammars(demo_folder)
+    plain = dataclasses.replace(demo_model, reasoning_format="deepseek_r1")
+    digits = StructuredOutput(regex="[0-9]+")
+    for budget, good, bad in [
+        (4, ["</think>7", "one two three four</think>\n\n7", "a < b</div></think>7"], ["one two three four five</think>7"]),
+        (4, [], ["one</think>seven", "one</think> two</think>7", "one two three four<b></think>7"]),
+        (0, ["</think>7"], ["one</think>7"]),
+        (30_000, [" word" * 900 + "</think>7"], []),
+    ]:  # fmt: skip
+        _, grammar = prepared(plain, request(sampling=Sampling(thinking_token_budget=budget, structured_output=digits)))
+        for text in good:
+            assert accepts(plain, grammars, grammar, text), (budget, text[-40:])
+        for text in bad:
+            assert not accepts(plain, grammars, grammar, text), (budget, text)
+
+
+def test_only_tools_that_are_allowed_are_called(thinking: TextModel, grammars: Grammars) -> None:
+    for form in TOOL_FORMATS:
+        model = dataclasses.replace(thinking, tool_format=form, reasoning_format="")
+        weather, time, _ = CALLS[form]
+        for choice in ("auto", "required"):
+            _, grammar = prepared(model, request(WEATHER, TIME, choice=choice, allowed_tools=["time"]))
+            assert accepts(model, grammars, grammar, written(form, time)), (form, choice)
+            assert not accepts(model, grammars, grammar, written(form, weather)), (form, choice)
+            assert accepts(model, grammars, grammar, "It is late.") == (choice == "auto")
+
+
 def test_what_cannot_be_held_to_is_refused(thinking: TextModel, demo_model: TextModel) -> None:
     schema = Sampling(structured_output=StructuredOutput(json_object=True))
     bad = Tool(name="bad", parameters_json='{"type": "object", "properties": {"a": {"not": {}}}}', strict=True)
@@ -154,6 +184,13 @@ def test_what_cannot_be_held_to_is_refused(thinking: TextModel, demo_model: Text
         (thinking, request(not_json), "tools[0].function.parameters", "JSON"),
         (thinking, request(Tool(name="a b")), "tools[0].function.name", "letters, digits"),
         (thinking, request(TIME, TIME), "tools[1].function.name", "names that differ"),
+        (thinking, request(TIME, allowed_tools=["tide"]), "tool_choice", "allowed tools of ['time']"),
+        (
+            thinking,
+            request(TIME, WEATHER, choice="weather", allowed_tools=["time"]),
+            "tool_choice",
+            "required or one of",
+        ),
         (thinking, request(reasoning_effort="some"), "reasoning_effort", "minimal"),
         (demo_model, request(sampling=Sampling(thinking_token_budget=4)), "thinking_token_budget", "no thoughts"),
     ]

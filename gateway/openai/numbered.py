@@ -1,0 +1,88 @@
+"""A stream of events that have numbers, so that a client can come back for the rest of them.
+
+What a client has had is left out. Nothing is merged: which events there are depends on the answer alone, not on how
+fast it is read. What the socket does not take waits in order, and the tokens' credit with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from headwater.gateway.openai.sse import KEEP_ALIVE, SseStream
+from headwater.proto.output_processor_pb2 import RowParts
+
+if TYPE_CHECKING:
+    from headwater.gateway.choice import Choice, Sink
+    from headwater.gateway.output_sessions import Scores
+
+
+class NumberedStream:
+    """Writes where an `SseStream` would; `after` is the number of the last event that is not wanted any more."""
+
+    blocked = False
+    """Whoever writes may go on: it is asked to hold back credit instead."""
+
+    def __init__(self, open_stream: Callable[[Callable[[], None]], SseStream], after: int = 0) -> None:
+        self._out = open_stream(self._on_writable)
+        self._after, self._number = after, 0
+        self._waiting: list[Choice] = []
+
+    @property
+    def started(self) -> bool:
+        return self._out.started
+
+    @property
+    def num_events(self) -> int:
+        return self._out.num_events
+
+    def open(self, on_writable: Callable[[], None]) -> NumberedStream:
+        """For a sink that opens its stream itself; nothing is ever kept for it."""
+        return self
+
+    def begin(self) -> None:
+        """The response begins, whatever comes of it."""
+        self._out.write(KEEP_ALIVE)
+
+    def write(self, data: bytes) -> None:
+        if data.startswith(b":"):
+            if not self._out.blocked:
+                self._out.write(data)
+        elif numbered := self.numbered(data):
+            self._out.write(numbered)
+
+    def numbered(self, data: bytes) -> bytes:
+        """Events with their numbers, without those that are not wanted."""
+        events = []
+        # JSON has no empty lines.
+        for event in data.split(b"\n\n")[:-1]:
+            self._number += 1
+            if self._number > self._after:
+                events.append(b"id: %d\n%b\n\n" % (self._number, event))
+        return b"".join(events)
+
+    def hold_back(self, choice: Choice) -> None:
+        """While the socket takes nothing, the engine is given no more credit."""
+        if self._out.blocked and not choice.is_held_back:
+            choice.is_held_back = True
+            self._waiting.append(choice)
+
+    def _on_writable(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        for choice in waiting:
+            choice.is_held_back = False
+            choice.taken(0)
+
+
+class NumberedSink:
+    """A sink whose events have numbers."""
+
+    def __init__(self, sink: Sink, out: NumberedStream) -> None:
+        self._sink, self._out = sink, out
+
+    def piece(self, choice: Choice, text: str, token_ids: list[int], logprobs: Scores, parts: RowParts | None) -> bool:
+        self._out.hold_back(choice)
+        return self._sink.piece(choice, text, token_ids, logprobs, parts)
+
+    def ended(self, choice: Choice) -> None:
+        self._sink.ended(choice)
