@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from headwater.gateway.caller import Caller
+from headwater.gateway.stream_context import StreamContext
 from headwater.proto import common_pb2, processor_pb2
 
 
@@ -22,3 +23,5 @@ class Job:
     """Of its choices among those of the whole request."""
     pooling: common_pb2.Pooling.ValueType = common_pb2.POOLING_UNSPECIFIED
     """Given: the prompt is embedded, not answered."""
+    context: StreamContext | None = None
+    """Given: its stream can be resumed."""

@@ -64,6 +64,9 @@ class Grant:
     used_before: int = 0
     """Tokens of prompts."""
     num_output_tokens: int = 0
+    charged_prompt_tokens: int = 0
+    """By gateways that carried the request before; as with the next."""
+    charged_output_tokens: int = 0
     refusal: errors.LimitExceeded | None = None
     """Since no more is given."""
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)

@@ -1,0 +1,111 @@
+"""A request that another gateway began, or an earlier connection: found by its id, told again from the start, gone on.
+
+What the client has had already is left out by whoever writes the answer: it is rendered all the same, since the state
+behind the next event is what rendering left.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from headwater.gateway.line import Line
+from headwater.gateway.session import Generation
+from headwater.gateway.stream_context import Found, StreamNotKept
+from headwater.gateway.tenancy.virtual_time import Share
+from headwater.proto import engine_pb2, output_processor_pb2
+from headwater.services import errors
+
+
+def bare_id(shown: str) -> str:
+    """Our id, of one with or without the prefix that an answer's id has."""
+    return shown.rpartition("-")[2].rpartition("_")[2]
+
+
+async def find(line: Line, tenant: str, request_id: str) -> Found:
+    """Asks output processors, the likeliest first. Raises `StreamNotKept`, or `Unavailable` where nobody can tell."""
+    fault: errors.Unavailable | None = None
+    for session in line.outputs.in_order_for(request_id):
+        try:
+            return await session.find(request_id, tenant)
+        except errors.NotFound:
+            continue
+        except errors.Unavailable as error:
+            fault = error
+    raise fault or StreamNotKept(request_id)
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class ResumedGeneration(Generation):
+    """Goes on with what was found. Should its engine or output processor die now, it is carried on as any other."""
+
+    found: Found
+    attached: output_processor_pb2.Attached | None = None
+
+    @property
+    def is_computed(self) -> bool:
+        """It is on its way already: it waits for no replica."""
+        return False
+
+    async def prepare(self) -> None:
+        await Generation.prepare(self)
+        self.prepared.sampling.seed = self.found.context.seed
+        self.attempt = self.found.attempt
+        if len(self.choices) != len(self.found.granted):
+            raise StreamNotKept(self.found.request_id)
+
+    @contextlib.contextmanager
+    def _fairly(self) -> Iterator[Share]:
+        """What was told before is not its tenant's to pay again."""
+        told = sum(self.found.num_tokens)
+        with self.line.fair.request(self.job.caller.tenant, 0, self.found.num_outstanding) as share:
+            try:
+                yield share
+            finally:
+                share.ended(uncached=0, cached=0, output=max(0, self.num_output_tokens - told))
+
+    async def _carry(self) -> None:
+        try:
+            await self._go_on()
+        except errors.Unavailable as error:
+            # What it was before is known now: it is begun elsewhere, from there.
+            if self.attached is None or error.code == "draining":
+                raise
+            await Generation._carry(self)
+
+    async def _go_on(self) -> None:
+        self._ended = asyncio.get_running_loop().create_future()
+        self._num_open = len(self.choices)
+        session = self.line.outputs.at(self.found.address)
+        try:
+            ids = session.attach(self.found.request_id, self.job.caller.tenant.id, self.choices, self._on_attached)
+            for choice, stream_id in zip(self.choices, ids, strict=True):
+                choice.opened(session, stream_id)
+            await self._ended
+        except errors.InternalError:
+            if self.attached is None:
+                raise StreamNotKept(self.found.request_id) from None
+            raise
+        finally:
+            self.part()
+
+    def _on_attached(self, attached: output_processor_pb2.Attached) -> None:
+        self.attached = attached
+        self.grant.charged_prompt_tokens = attached.prompt_tokens
+        self.grant.charged_output_tokens = attached.output_tokens
+        for choice, granted in zip(self.choices, attached.granted, strict=True):
+            choice.attached(granted)
+
+    def first_token(self, now: float) -> None:
+        """Was told to the first gateway's metrics."""
+
+    def started(self, start: engine_pb2.Start) -> None:
+        if self.road.attempts:
+            Generation.started(self, start)
+        self.cached_tokens = self.cached_tokens or start.cached_tokens
+
+    def _tell(self) -> None:
+        self.line.roads.keep(self.explanation(), self.explained())
+        self._log()
