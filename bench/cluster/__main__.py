@@ -12,7 +12,7 @@ import json
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -21,6 +21,7 @@ import numpy as np
 import typer
 from rich.console import Console
 
+from headwater.bench.cluster.convergence import Convergence
 from headwater.bench.cluster.line import MAX_MODEL_LEN, Cluster, Shape, new_admin_key
 from headwater.bench.cluster.questions import Asker
 from headwater.bench.cluster.trial import Outcome, Trials
@@ -68,7 +69,7 @@ async def _undisturbed(shape: Shape, arrivals: list[Arrival], folder: Path, num:
 
 
 async def _broken(
-    shape: Shape, arrivals: list[Arrival], folder: Path, seeds: range, limit: float, patience: float, level: str
+    shape: Shape, arrivals: list[Arrival], folder: Path, seeds: Sequence[int], limit: float, patience: float, level: str
 ) -> bool:
     """Whether all of them held; says where to go on when the time is over."""
     end, failed, num_run = time.monotonic() + limit, [], 0
@@ -84,6 +85,14 @@ async def _broken(
             _tell(outcome)
     print(json.dumps({"run": num_run, "failed": failed}))
     return not failed
+
+
+async def _convergence(shape: Shape, arrivals: list[Arrival], folder: Path, rounds: int, level: str) -> bool:
+    async with trials_on(shape, arrivals, folder, level) as trials:
+        convergence = Convergence(trials.cluster, trials.views, trials)
+        found = await convergence.measure(rounds)
+    print(json.dumps({"seconds": found, "asked": convergence.tally.num_asked, "wrong": convergence.tally.wrong}))
+    return not convergence.tally.wrong
 
 
 def _tell(outcome: Outcome) -> None:
@@ -102,7 +111,12 @@ def main(
     rate: Annotated[float, typer.Option(help="of these, a second")] = 10.0,
     schedules: Annotated[int, typer.Option(help="of faults, one after another on one cluster; 0: none")] = 0,
     first: Annotated[int, typer.Option(help="their first seed")] = 0,
-    faults: Annotated[int | None, typer.Option(help="the seed of one schedule: again what failed")] = None,
+    faults: Annotated[
+        list[int] | None, typer.Option(help="the seed of a schedule, repeatable: again what failed")
+    ] = None,
+    convergence: Annotated[
+        int, typer.Option(help="rounds: seconds until everyone agrees again after each kind of loss")
+    ] = 0,
     limit: Annotated[float, typer.Option(help="seconds after which no further schedule begins")] = 3600.0,
     patience: Annotated[float, typer.Option(help="limits of time, times this")] = 1.0,
     keep: Annotated[Path | None, typer.Option(help="folder for logs and state, kept")] = None,
@@ -112,11 +126,13 @@ def main(
     configure_logging("cluster", "error")
     shape = Shape(engines=replicas, gateways=gateways, processors=processors, output_processors=output_processors)
     arrivals = conversation(trace) if trace is not None else ladder(0)
-    seeds = range(faults, faults + 1) if faults is not None else range(first, first + schedules)
+    seeds = faults or range(first, first + schedules)
     with contextlib.ExitStack() as stack:
         folder = keep or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="headwater-cluster-")))
         folder.mkdir(parents=True, exist_ok=True)
-        if seeds:
+        if convergence:
+            run = _convergence(shape, arrivals, folder, convergence, log_level)
+        elif seeds:
             run = _broken(shape, arrivals, folder, seeds, limit, patience, log_level)
         else:
             run = _undisturbed(shape, arrivals, folder, requests, rate, log_level)

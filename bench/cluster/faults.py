@@ -14,9 +14,9 @@ from headwater.bench.cluster.line import ENGINE, GATEWAY, NATS, OUTPUT_PROCESSOR
 from headwater.bench.cluster.relay import NatsRelay
 
 NUM_FAULTS = 3
-SPAN_SECONDS = 3.0
+SPAN_SECONDS = 2.0
 """Within which faults begin."""
-LEAST_SECONDS, MOST_SECONDS = 0.3, 2.5
+LEAST_SECONDS, MOST_SECONDS = 0.3, 2.0
 """That one lasts. Past ten, a connection that is held counts as gone; that takes a schedule of its own."""
 SLOW_SECONDS = 0.05
 DEADLY = frozenset({"kill", "kill_core", "terminate"})

@@ -23,7 +23,7 @@ from headwater.bench.cluster.questions import Asker, Question, prompt_of
 from headwater.bench.cluster.views import Views
 from headwater.bench.routing_traces import Arrival
 
-NUM_QUESTIONS, RATE = 24, 6.0
+NUM_QUESTIONS, RATE = 20, 8.0
 """Of a schedule; a second."""
 NUM_PROBES, NUM_LEARNED = 8, 6
 AGREE_SECONDS, AGREE_AFTER_LOSS_SECONDS = 2.0, 5.0
@@ -34,6 +34,12 @@ POLL_SECONDS = 0.05
 HITS_KEPT = 0.95
 CONCURRENCY, NUM_EAGER = 2, 5
 TOKENS_PER_MINUTE = 4000
+TENANTS: dict[str, dict[str, int]] = {
+    "free": {},
+    "one-by-one": {"concurrency": CONCURRENCY},
+    "spare": {"tokens_per_minute": TOKENS_PER_MINUTE},
+}
+"""And their limits."""
 WISH_PROMPT, WISH_OUTPUT = 48, 24
 FAIL_OPEN_SHARE = float(ENVIRONMENT["HEADWATER_FAIL_OPEN_SHARE"])
 
@@ -71,7 +77,7 @@ class Trials:
     ) -> None:
         self.patience = 1.0
         """Limits of time, times this: on a machine that is busy with other things."""
-        self._cluster, self._views, self._http = cluster, views, http
+        self.cluster, self.views, self._http = cluster, views, http
         self._asker, self._arrivals = asker, arrivals
         self._learned: list[Question] = []
         self._probes: list[Question] = []
@@ -98,12 +104,7 @@ class Trials:
         self._wish = self._asker.plain(-1, prompt_of(pick[0])[:WISH_PROMPT], WISH_OUTPUT)
 
     async def _make_tenants(self, admin_key: str) -> None:
-        limits = {
-            "free": {},
-            "one-by-one": {"concurrency": CONCURRENCY},
-            "spare": {"tokens_per_minute": TOKENS_PER_MINUTE},
-        }
-        for tenant, given in limits.items():
+        for tenant, given in TENANTS.items():
             headers = {"authorization": f"Bearer {admin_key}"}
             body = {"id": tenant, "limits": given}
             reply = await self._http.post("/admin/tenants", json=body, headers=headers)
@@ -112,10 +113,10 @@ class Trials:
 
     async def run(self, seed: int, faults: list[Fault] | None = None) -> Outcome:
         """The schedule of a seed, or other faults under its questions."""
-        faults = schedule(seed, self._cluster.shape) if faults is None else faults
+        faults = schedule(seed, self.cluster.shape) if faults is None else faults
         outcome, tally, began = Outcome(seed, [str(each) for each in faults]), Tally(), time.monotonic()
-        async with self._eager_ones(), asyncio.TaskGroup() as group:
-            group.create_task(Breaker(self._cluster).carry_out(faults, seed))
+        async with self.eager_ones(), asyncio.TaskGroup() as group:
+            group.create_task(Breaker(self.cluster).carry_out(faults, seed))
             for question in self.questions(seed, NUM_QUESTIONS):
                 group.create_task(self._ask_in_time(question, tally))
         outcome.wrong += tally.wrong
@@ -145,6 +146,16 @@ class Trials:
                 group.create_task(self._ask_in_time(question, tally))
         return tally
 
+    async def ask_until(self, stopping: asyncio.Event, tally: Tally) -> None:
+        """Questions at the usual rate; returns when those that were asked before the event are answered."""
+        async with asyncio.TaskGroup() as group:
+            while not stopping.is_set():
+                for question in self.questions(tally.num_asked, NUM_QUESTIONS):
+                    group.create_task(self._clients["free"].ask(question, tally))
+                    await asyncio.sleep(1 / RATE)
+                    if stopping.is_set():
+                        break
+
     async def _ask_in_time(self, question: Question, tally: Tally) -> None:
         await asyncio.sleep(question.at)
         await self._clients["free"].ask(question, tally)
@@ -164,14 +175,14 @@ class Trials:
     async def _everyone_back(self) -> None:
         """Returns when every stage's last life answers. Raises `TimeoutError`."""
         async with asyncio.timeout(BACK_SECONDS):
-            while not await self._views.all_answer():  # noqa: ASYNC110 (other processes)
+            while not await self.views.all_answer():  # noqa: ASYNC110 (other processes)
                 await asyncio.sleep(POLL_SECONDS)
 
     async def _agreement(self, seconds: float) -> list[str]:
         """What they still disagree about after so long."""
         end = time.monotonic() + seconds
         while True:
-            disagreements = await self._views.disagreements()
+            disagreements = await self.views.disagreements()
             if not disagreements or time.monotonic() > end:
                 return disagreements
             await asyncio.sleep(POLL_SECONDS)
@@ -187,7 +198,7 @@ class Trials:
 
     def _limits_broken(self, since: float) -> list[str]:
         """Without Redis every gateway grants its share by itself, and an empty Redis has forgotten the last minute."""
-        alone = self._cluster.shape.gateways * FAIL_OPEN_SHARE
+        alone = self.cluster.shape.gateways * FAIL_OPEN_SHARE
         at_once = CONCURRENCY * (1 + alone * any(loss > since for loss in self._losses))
         num_losses = sum(loss > time.monotonic() - 60 for loss in self._losses)
         in_a_minute = TOKENS_PER_MINUTE * (1 + num_losses * (1 + alone))
@@ -200,7 +211,7 @@ class Trials:
         return found
 
     @contextlib.asynccontextmanager
-    async def _eager_ones(self) -> AsyncIterator[None]:
+    async def eager_ones(self) -> AsyncIterator[None]:
         """The tenants that want too much ask for the length of a scope."""
         wishes = [(self._one_by_one, "one-by-one")] * NUM_EAGER + [(self._spare, "spare")] * 2
         tasks = [asyncio.create_task(limited.ask_on(self._clients[tenant], self._wish)) for limited, tenant in wishes]

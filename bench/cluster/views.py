@@ -90,6 +90,18 @@ class Views:
             return False
         return self._cluster.is_whole
 
+    async def is_known(self, name: str) -> bool:
+        """Whether every gateway follows this life of an engine, and Redis has its column. Raises `NotReached`."""
+        before = await self.engine(name)
+        gateways = await asyncio.gather(*(self.metrics(each) for each in self._cluster.names(GATEWAY)))
+        after, columns = await self.engine(name), await self.columns(before.model)
+        # The life before had come further.
+        return (before.replica_id, before.epoch) in columns and all(
+            seen["headwater_index_synced"].get(before.replica_id)
+            and before.seq <= seen["headwater_index_batch"][before.replica_id] <= after.seq
+            for seen in gateways
+        )
+
     async def engines(self) -> list[EngineView]:
         return await asyncio.gather(*(self.engine(name) for name in self._cluster.names(ENGINE)))
 
