@@ -17,6 +17,7 @@ from starlette.types import ASGIApp
 
 from headwater.gateway.admission import Admission
 from headwater.gateway.app import make_app
+from headwater.gateway.backlogs import Backlogs
 from headwater.gateway.batches.durable import Durable
 from headwater.gateway.batches.line_caller import LineCaller
 from headwater.gateway.batches.runner import Runner
@@ -118,9 +119,11 @@ async def line_behind(settings: GatewaySettings, bus: Bus, gateway_id: str, trac
             scopes_of=scopes_of,
             fail_open_share=settings.fail_open_share,
         )
+        admission = Admission(settings.max_running, settings.max_queued, has_room=router.has_room)
         async with (
             feed.running(),
             router.running(),
+            Backlogs(bus, router, admission).running(),
             accounts.running(),
             VirtualTime(counters).running() as fair,
             Roads(bus, gateway_id).running() as roads,
@@ -143,7 +146,7 @@ async def line_behind(settings: GatewaySettings, bus: Bus, gateway_id: str, trac
                 namespaces=CacheNamespaces.read(
                     settings.master_key, settings.master_key_file, shared=settings.shared_cache
                 ),
-                admission=Admission(settings.max_running, settings.max_queued),
+                admission=admission,
                 router=router,
                 catalogues=catalogues,
                 demand=demand,

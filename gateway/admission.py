@@ -1,6 +1,7 @@
-"""Who may run now: a bounded number at once, a bounded queue behind them, in order of tier, virtual time and arrival.
+"""Who may run now: a bounded number at once, as long as the model's replicas have room for more that waits there; a
+bounded queue behind them, in order of tier, virtual time and arrival.
 
-Whoever waits long rises, a tier at a time, so that nobody starves.
+Whoever waits long rises, a tier at a time, so that nobody starves. Knows nothing about replicas.
 """
 
 from __future__ import annotations
@@ -10,13 +11,22 @@ import contextlib
 import heapq
 import itertools
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from headwater.services import errors
 
 RISE_SECONDS = 30.0
+
+HasRoom = Callable[[str, int], bool]
+"""Whether a model's replicas let more prompts wait there, so many tokens more than do so already."""
+Rank = tuple[int, float, int]
+
+
+def anywhere(model_key: str, num_tokens: int) -> bool:
+    """Room without end."""
+    return True
 
 
 @dataclass(slots=True, eq=False)
@@ -25,73 +35,145 @@ class _Waiting:
     virtual_time: float
     arrival: int
     since: float
+    num_tokens: int
     turn: asyncio.Future[None]
 
-    def rank(self, now: float) -> tuple[int, float, int]:
+    def rank(self, now: float) -> Rank:
         """The smallest goes first."""
         risen = int((now - self.since) / RISE_SECONDS)
         return (max(0, self.tier - risen), self.virtual_time, self.arrival)
 
 
+@dataclass(slots=True, eq=False)
+class _Line:
+    """Of one model."""
+
+    queue: list[tuple[Rank, _Waiting]] = field(default_factory=list)
+    """A heap; who left is still in it, with a turn that is done."""
+    num_waiting: int = 0
+    num_waiting_tokens: int = 0
+    num_released_tokens: int = 0
+    """Of prompts that have a turn and are not at a replica yet."""
+
+
+class Turn:
+    """To run; what has been sent to a replica is counted there."""
+
+    def __init__(self, line: _Line, num_tokens: int) -> None:
+        self._line, self._num_tokens = line, num_tokens
+
+    def sent(self) -> None:
+        """The prompt is on its way to a replica, or will never be."""
+        self._line.num_released_tokens -= self._num_tokens
+        self._num_tokens = 0
+
+
 class Admission:
     """Turns are given lowest tier first, then to whom the least was given, then first come; a full queue refuses."""
 
-    def __init__(self, max_running: int, max_queued: int, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        max_running: int,
+        max_queued: int,
+        clock: Callable[[], float] = time.monotonic,
+        has_room: HasRoom = anywhere,
+    ) -> None:
         self.max_running, self.max_queued = max_running, max_queued
         self.num_running = 0
         self.num_queued = 0
-        self._queue: list[tuple[tuple[int, float, int], _Waiting]] = []
+        self.someone_waits = asyncio.Event()
+        self._has_room = has_room
+        self._lines: defaultdict[str, _Line] = defaultdict(_Line)
         self._clock, self._ranked_at = clock, clock()
         self.queued_by_tier: Counter[int] = Counter()
         self._arrivals = itertools.count()
 
     @contextlib.asynccontextmanager
-    async def turn(self, tier: int, virtual_time: float = 0.0) -> AsyncIterator[None]:
-        """Scopes one running request. Raises `LimitExceeded` when the queue is full."""
-        if self.num_running < self.max_running:
-            self.num_running += 1
+    async def turn(
+        self, tier: int, virtual_time: float = 0.0, model_key: str = "", num_tokens: int = 0
+    ) -> AsyncIterator[Turn]:
+        """Scopes one running request with a prompt of so many tokens. Raises `LimitExceeded` when the queue is full."""
+        line = self._lines[model_key]
+        if line.num_waiting or not self._is_open(model_key, line):
+            await self._wait(tier, virtual_time, line, num_tokens)
         else:
-            await self._wait(tier, virtual_time)
+            self._take(line, num_tokens)
+        turn = Turn(line, num_tokens)
         try:
-            yield
+            yield turn
         finally:
-            self._pass_on()
+            turn.sent()
+            self.num_running -= 1
+            self.give()
 
-    async def _wait(self, tier: int, virtual_time: float) -> None:
+    def waiting_tokens(self, model_key: str) -> int:
+        """Of the prompts that wait here."""
+        return self._lines[model_key].num_waiting_tokens
+
+    def give(self) -> None:
+        """Turns to those who wait, as long as there are some: call it when there may be."""
+        if not self.num_queued:
+            self.someone_waits.clear()
+            return
+        self._rank_again()
+        while (line := self._next()) is not None:
+            _, waiting = heapq.heappop(line.queue)
+            self._left(line, waiting)
+            self._take(line, waiting.num_tokens)
+            waiting.turn.set_result(None)
+
+    async def _wait(self, tier: int, virtual_time: float, line: _Line, num_tokens: int) -> None:
         if self.num_queued >= self.max_queued:
             raise errors.LimitExceeded(f"{self.num_queued} requests are already waiting", retry_after=1.0)
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         now = self._clock()
-        waiting = _Waiting(tier, virtual_time, next(self._arrivals), now, turn)
-        heapq.heappush(self._queue, (waiting.rank(now), waiting))
+        waiting = _Waiting(tier, virtual_time, next(self._arrivals), now, num_tokens, turn)
+        heapq.heappush(line.queue, (waiting.rank(now), waiting))
+        line.num_waiting += 1
+        line.num_waiting_tokens += num_tokens
         self.num_queued += 1
         self.queued_by_tier[tier] += 1
+        self.someone_waits.set()
         try:
             await turn
         except asyncio.CancelledError:
-            # A turn that was given in the same moment must not be lost.
-            if turn.done() and not turn.cancelled():
-                self._pass_on()
+            if turn.cancelled():
+                self._left(line, waiting)
+            else:
+                # A turn that was given in the same moment must not be lost.
+                Turn(line, num_tokens).sent()
+                self.num_running -= 1
+                self.give()
             raise
-        finally:
-            self.num_queued -= 1
-            self.queued_by_tier[tier] -= 1
-            if not self.queued_by_tier[tier]:
-                del self.queued_by_tier[tier]
 
-    def _pass_on(self) -> None:
-        """The turn goes to the next one who still waits, or is free again."""
-        self._rank_again()
-        while self._queue:
-            _, waiting = heapq.heappop(self._queue)
-            if not waiting.turn.done():
-                waiting.turn.set_result(None)
-                return
-        self.num_running -= 1
+    def _take(self, line: _Line, num_tokens: int) -> None:
+        self.num_running += 1
+        line.num_released_tokens += num_tokens
+
+    def _left(self, line: _Line, waiting: _Waiting) -> None:
+        """The queue."""
+        line.num_waiting -= 1
+        line.num_waiting_tokens -= waiting.num_tokens
+        self.num_queued -= 1
+        self.queued_by_tier[waiting.tier] -= 1
+        if not self.queued_by_tier[waiting.tier]:
+            del self.queued_by_tier[waiting.tier]
+
+    def _is_open(self, model_key: str, line: _Line) -> bool:
+        return self.num_running < self.max_running and self._has_room(model_key, line.num_released_tokens)
+
+    def _next(self) -> _Line | None:
+        """Whose first goes before the first of all others that have room."""
+        for line in self._lines.values():
+            while line.queue and line.queue[0][1].turn.done():
+                heapq.heappop(line.queue)
+        lines = [line for key, line in self._lines.items() if line.queue and self._is_open(key, line)]
+        return min(lines, key=lambda line: line.queue[0][0], default=None)
 
     def _rank_again(self) -> None:
         """Once a second at most: what has risen meanwhile."""
         if (now := self._clock()) - self._ranked_at >= 1.0:
             self._ranked_at = now
-            self._queue = [(waiting.rank(now), waiting) for _, waiting in self._queue if not waiting.turn.done()]
-            heapq.heapify(self._queue)
+            for line in self._lines.values():
+                line.queue = [(waiting.rank(now), waiting) for _, waiting in line.queue if not waiting.turn.done()]
+                heapq.heapify(line.queue)

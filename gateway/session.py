@@ -17,6 +17,7 @@ from typing import Any
 
 import structlog
 
+from headwater.gateway.admission import Turn
 from headwater.gateway.beam_search import BeamSearch
 from headwater.gateway.choice import ENGINE_UNAVAILABLE, Choice, ScoredChoice, Sink
 from headwater.gateway.job import Job
@@ -52,6 +53,7 @@ class Generation:
     decision: Decision | None = None
     grant: Grant = field(init=False)
     """Before it is charged, and where nobody is: as much as it wants."""
+    turn: Turn | None = None
     share: Share | None = None
     """Its place among its tenant's and others' requests, once it runs."""
     _namespace: bytes = b""
@@ -75,6 +77,11 @@ class Generation:
     def is_computed(self) -> bool:
         """By an engine, that is."""
         return self.is_answered or bool(self.prepared.sampling.HasField("prompt_logprobs") or self.job.pooling)
+
+    @property
+    def _model_key(self) -> str:
+        """Of the model whose replicas compute it; empty where none does."""
+        return self.line.processors.model(self.job.model).key if self.is_computed else ""
 
     @property
     def num_tokens_at_first(self) -> int:
@@ -148,7 +155,8 @@ class Generation:
                     await self.line.demand.replica(model)
                 road.queued_at = time.perf_counter()
                 with self._fairly() as self.share:
-                    async with self.line.admission.turn(caller.tenant.tier + caller.priority, self.share.virtual_time):
+                    rank = caller.tenant.tier + caller.priority, self.share.virtual_time
+                    async with self.line.admission.turn(*rank, self._model_key, self.num_prompt_tokens) as self.turn:
                         road.admitted_at = time.perf_counter()
                         self.line.metrics.of(model).queue_time.observe(road.admitted_at - road.queued_at)
                         await self._carry()
@@ -228,12 +236,16 @@ class Generation:
 
     async def _attempt(self, decision: Decision) -> None:
         # A request that can be resumed names its output processor: whoever knows its id finds it.
-        session = self.line.outputs.pick(self.job.caller.request_id if self.job.context else decision.address, self.job.model)
+        session = self.line.outputs.pick(
+            self.job.caller.request_id if self.job.context else decision.address, self.job.model
+        )
         self._ended = asyncio.get_running_loop().create_future()
         self._num_open = len(self.choices)
         # An attempt that failed may have scored a part of the prompt.
         self.prompt_logprobs, self.is_scored = [], False
         self._dispatch = self.line.router.dispatched(decision, self.job.caller.request_id)
+        if self.turn is not None:
+            self.turn.sent()
         is_fault = False
         try:
             if self.prepared.sampling.use_beam_search:
@@ -347,6 +359,7 @@ class Generation:
             self.cached_tokens = start.cached_tokens
             if self._dispatch is not None:
                 self.line.router.started(self._dispatch, start.cached_tokens)
+                self.line.admission.give()
 
     def choice_ended(self, choice: Choice) -> None:
         self.line.metrics.of(self.job.model).finished(str(choice.finish_reason)).inc()

@@ -185,6 +185,26 @@ class Load(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class WaitingCreditsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.int
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.int = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     INCARNATION_FIELD_NUMBER: _builtins.int
     STEP_FIELD_NUMBER: _builtins.int
     NUM_RUNNING_FIELD_NUMBER: _builtins.int
@@ -200,6 +220,7 @@ class Load(_message.Message):
     PREFIX_HITS_FIELD_NUMBER: _builtins.int
     MAX_RUNNING_FIELD_NUMBER: _builtins.int
     KV_SEQ_FIELD_NUMBER: _builtins.int
+    WAITING_CREDITS_FIELD_NUMBER: _builtins.int
     step: _builtins.int
     """engine steps so far"""
     num_running: _builtins.int
@@ -232,6 +253,10 @@ class Load(_message.Message):
     def incarnation(self) -> Global___Incarnation:
         """whose load"""
 
+    @_builtins.property
+    def waiting_credits(self) -> _containers.ScalarMap[_builtins.int, _builtins.int]:
+        """by gateway's epoch: prompt tokens it may have waiting here; none: any"""
+
     def __init__(
         self,
         *,
@@ -250,10 +275,11 @@ class Load(_message.Message):
         prefix_hits: _builtins.int = ...,
         max_running: _builtins.int = ...,
         kv_seq: _builtins.int = ...,
+        waiting_credits: _abc.Mapping[_builtins.int, _builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "incarnation", b"incarnation", "itl_seconds", b"itl_seconds", "itl_seconds_per_request", b"itl_seconds_per_request", "kv_seq", b"kv_seq", "max_running", b"max_running", "num_prefill_tokens", b"num_prefill_tokens", "num_running", b"num_running", "num_total_blocks", b"num_total_blocks", "num_used_blocks", b"num_used_blocks", "num_waiting", b"num_waiting", "prefill_tps", b"prefill_tps", "prefix_hits", b"prefix_hits", "prefix_queries", b"prefix_queries", "step", b"step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "incarnation", b"incarnation", "itl_seconds", b"itl_seconds", "itl_seconds_per_request", b"itl_seconds_per_request", "kv_seq", b"kv_seq", "max_running", b"max_running", "num_prefill_tokens", b"num_prefill_tokens", "num_running", b"num_running", "num_total_blocks", b"num_total_blocks", "num_used_blocks", b"num_used_blocks", "num_waiting", b"num_waiting", "prefill_tps", b"prefill_tps", "prefix_hits", b"prefix_hits", "prefix_queries", b"prefix_queries", "step", b"step", "waiting_credits", b"waiting_credits"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -397,6 +423,34 @@ class InFlightUpdate(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___InFlightUpdate: _TypeAlias = InFlightUpdate  # noqa: Y015
+
+@_typing.final
+class Backlog(_message.Message):
+    """What waits at one gateway for one model, so that replicas can share out what may wait at them.
+    Subject: backlog.<model_key>.<epoch>; sent each second and on change.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EPOCH_FIELD_NUMBER: _builtins.int
+    TOKENS_FIELD_NUMBER: _builtins.int
+    epoch: _builtins.int
+    """of the gateway's router"""
+    tokens: _builtins.int
+    """of the prompts"""
+    def __init__(
+        self,
+        *,
+        epoch: _builtins.int = ...,
+        tokens: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "tokens", b"tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Backlog: _TypeAlias = Backlog  # noqa: Y015
 
 @_typing.final
 class InFlightEntry(_message.Message):

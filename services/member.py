@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import secrets
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
@@ -53,6 +54,7 @@ class ReplicaLoad:
     prefix_hits: int = 0
     max_running: int = 0
     kv_seq: int = 0
+    waiting_credits: Mapping[int, int] = field(default_factory=dict)
 
     def to_pb(self, replica_id: str, epoch: int) -> events_pb2.Load:
         incarnation = events_pb2.Incarnation(replica_id=replica_id, epoch=epoch)
@@ -61,7 +63,8 @@ class ReplicaLoad:
 
     @classmethod
     def from_pb(cls, message: events_pb2.Load) -> ReplicaLoad:
-        return cls(**{each.name: getattr(message, each.name) for each in dataclasses.fields(cls)})
+        fields = {each.name: getattr(message, each.name) for each in dataclasses.fields(cls)}
+        return cls(**fields | {"waiting_credits": dict(message.waiting_credits)})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

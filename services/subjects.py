@@ -42,6 +42,15 @@ def in_flight(epoch: int) -> str:
     return f"inflight.{epoch:016x}"
 
 
+def backlog(model_key: str, epoch: int) -> str:
+    """What waits at one gateway for a model."""
+    return f"backlog.{model_key}.{epoch:016x}"
+
+
+def every_backlog(model_key: str) -> str:
+    return f"backlog.{model_key}.>"
+
+
 def kv_events(model_key: str, replica_id: str) -> str:
     return f"kv.{model_key}.{key_of(replica_id)}"
 

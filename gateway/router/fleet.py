@@ -41,6 +41,10 @@ class Fleet:
     def __bool__(self) -> bool:
         return any(self._models.values())
 
+    @property
+    def model_keys(self) -> list[str]:
+        return [model_key for model_key, replicas in self._models.items() if replicas]
+
     def of(self, model_key: str) -> Mapping[str, Replica]:
         """Replicas of a model by id."""
         return self._models.get(model_key, {})

@@ -23,6 +23,8 @@ class InFlight:
     num_blocks: int
     """That it will take."""
     sent_at: float
+    is_own: bool = False
+    """Sent by this gateway."""
 
 
 class Load:
@@ -36,16 +38,19 @@ class Load:
         self._unstarted: dict[InFlight, None] = {}
         self._own_tokens = 0
         self._own_blocks = 0
+        self._sent_tokens = 0
+        """Of `_own_tokens`, sent by this gateway."""
         self._others_tokens = 0.0
         self._head_since = 0.0
 
-    def add(self, num_tokens: int, num_blocks: int, now: float) -> InFlight:
-        """A request leaves for the replica."""
+    def add(self, num_tokens: int, num_blocks: int, now: float, *, is_own: bool = False) -> InFlight:
+        """A request leaves for the replica, from this gateway or from another one."""
         if not self._unstarted:
             self._head_since = now
-        request = InFlight(num_tokens, num_blocks, now)
+        request = InFlight(num_tokens, num_blocks, now, is_own)
         self._unstarted[request] = None
         self._own_tokens += num_tokens
+        self._sent_tokens += num_tokens * is_own
         self._own_blocks += num_blocks
         self.num_requests += 1
         return request
@@ -55,6 +60,7 @@ class Load:
         if request in self._unstarted:
             del self._unstarted[request]
             self._own_tokens -= request.num_tokens
+            self._sent_tokens -= request.num_tokens * request.is_own
             self._own_blocks -= request.num_blocks
             self._head_since = now
 
@@ -80,6 +86,10 @@ class Load:
         """Prompt tokens that wait or run there: what was sent, less what must be computed by now at `tps`."""
         age = now - self.reported_at if self.reported_at is not None else 0.0
         return self._own_pending(now, tps) + max(0.0, self._others_tokens - tps * age)
+
+    def sent_tokens(self, now: float, tps: float) -> float:
+        """As `drain_tokens`, of this gateway's requests alone; progress counts for each gateway by its part."""
+        return self._own_pending(now, tps) * self._sent_tokens / self._own_tokens if self._sent_tokens else 0.0
 
     def used_blocks(self) -> int:
         """In use there, or soon by requests that the replica has not started."""

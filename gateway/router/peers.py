@@ -48,7 +48,7 @@ class Peers:
     """Use within `running`."""
 
     def __init__(self, bus: Bus, fleet: Fleet, epoch: int, clock: Callable[[], float]) -> None:
-        self._bus, self._fleet, self._epoch, self._clock = bus, fleet, epoch, clock
+        self._bus, self._fleet, self.epoch, self._clock = bus, fleet, epoch, clock
         self._numbers = itertools.count(1)
         self._live: dict[int, None] = {}
         self._update = InFlightUpdate(epoch=epoch)
@@ -106,17 +106,17 @@ class Peers:
             await self._is_told.wait()
             await asyncio.sleep(TELL_SECONDS)
             self._is_told.clear()
-            update, self._update = self._update, InFlightUpdate(epoch=self._epoch)
+            update, self._update = self._update, InFlightUpdate(epoch=self.epoch)
             await self._publish(update)
 
     async def _beat(self) -> None:
         while True:
             await asyncio.sleep(BEAT_SECONDS)
-            await self._publish(InFlightUpdate(epoch=self._epoch, is_beat=True, live=self._live))
+            await self._publish(InFlightUpdate(epoch=self.epoch, is_beat=True, live=self._live))
             self._expire()
 
     async def _publish(self, update: InFlightUpdate) -> None:
-        await self._bus.publish(subjects.in_flight(self._epoch), update.SerializeToString())
+        await self._bus.publish(subjects.in_flight(self.epoch), update.SerializeToString())
 
     async def _read(self, updates: Subscription) -> None:
         async for message in updates:
@@ -125,7 +125,7 @@ class Peers:
             except DecodeError as fault:
                 structlog.get_logger().warning("update not understood", subject=message.subject, error=str(fault))
                 continue
-            if update.epoch != self._epoch:
+            if update.epoch != self.epoch:
                 self._take(update)
 
     def _take(self, update: InFlightUpdate) -> None:

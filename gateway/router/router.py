@@ -133,7 +133,7 @@ class Router:
         """The request leaves for the chosen replica: from here on it counts there, and so do its blocks."""
         now, replica = self._clock(), self._fleet.replica(decision.member)
         num_uncached = decision.num_uncached_tokens
-        in_flight = replica.load.add(num_uncached, num_uncached // decision.block_size + 1, now)
+        in_flight = replica.load.add(num_uncached, num_uncached // decision.block_size + 1, now, is_own=True)
         replica.breaker.sent(now)
         self._remember(home.prefix_of(decision.hashes), decision.replica_id, now)
         believed = max(EXPECT_SECONDS, 2 * self._lag.p99, 2 * decision.predicted_seconds)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import time
 from collections import deque
 from collections.abc import AsyncIterator
@@ -14,9 +15,11 @@ from headwater.services.bus import Bus
 from headwater.services.engine.door import Door
 from headwater.services.engine.replica import Replica
 from headwater.services.engine.settings import EngineSettings
+from headwater.services.engine.waiting_credit import WaitingCredits
 from headwater.services.heartbeat import Heartbeat
 from headwater.services.index.column import Owner
 from headwater.services.index.writer import IndexWriter
+from headwater.services.member import ReplicaLoad
 from headwater.services.runtime import owned_task
 from headwater.services.store import Store
 
@@ -30,8 +33,8 @@ _MAX_WAITING_BATCHES = 4096
 class EngineFacts:
     """Publishes what the engine says; without NATS or Redis nobody hears it, and nothing else changes."""
 
-    def __init__(self, bus: Bus, index: IndexWriter, replica: Replica, door: Door) -> None:
-        self._bus, self._index, self._replica, self._door = bus, index, replica, door
+    def __init__(self, bus: Bus, index: IndexWriter, replica: Replica, door: Door, credits: WaitingCredits) -> None:
+        self._bus, self._index, self._replica, self._door, self._credits = bus, index, replica, door, credits
         self._batches: deque[KvEventBatch] = deque(maxlen=_MAX_WAITING_BATCHES)
         self._batch_waits = asyncio.Event()
 
@@ -52,14 +55,20 @@ class EngineFacts:
             Bus.open(settings.nats_url or None) as bus,
             Store.open(settings.redis_url or None) as store,
             IndexWriter(store, replica.model, owner).running() as index,
+            WaitingCredits(time.monotonic).running(bus, replica.model.key) as credits,
         ):
-            facts = cls(bus, index, replica, door)
+            facts = cls(bus, index, replica, door, credits)
             async with (
                 owned_task(facts._publish_batches()),
                 owned_task(facts._publish_load()),
-                Heartbeat.running(bus, lambda: replica.describe(door.load())),
+                Heartbeat.running(bus, lambda: replica.describe(facts.load())),
             ):
                 yield facts
+
+    def load(self) -> ReplicaLoad:
+        """With what each gateway may have waiting here."""
+        load = self._door.load()
+        return dataclasses.replace(load, waiting_credits=self._credits.shares(load.prefill_tps))
 
     def tell(self, batch: KvEventBatch) -> None:
         """Takes a batch of KV events; never waits."""
@@ -81,7 +90,7 @@ class EngineFacts:
         replica, load_changed = self._replica, self._door.load_changed
         subject = subjects.load(replica.model.key, replica.replica_id)
         while True:
-            load = self._door.load().to_pb(replica.replica_id, replica.epoch)
+            load = self.load().to_pb(replica.replica_id, replica.epoch)
             await self._bus.publish(subject, load.SerializeToString())
             await asyncio.sleep(LOAD_SECONDS)
             with contextlib.suppress(TimeoutError):

@@ -88,3 +88,36 @@ async def test_whom_the_least_was_given_goes_first_and_who_waits_long_rises() ->
     release.set()
     await asyncio.gather(*tasks)
     assert log == ["first", "low", "little", "much"]
+
+
+async def test_a_model_without_room_keeps_only_its_own_requests_waiting_and_what_is_on_its_way_counts() -> None:
+    room = {"full": 0, "free": 250}
+    admission = Admission(10, 10, has_room=lambda model_key, num_tokens: num_tokens < room[model_key])
+    log, release = list[str](), asyncio.Event()
+
+    async def wait(model_key: str, *, is_sent: bool) -> None:
+        async with admission.turn(0, model_key=model_key, num_tokens=100) as turn:
+            log.append(model_key)
+            if is_sent:
+                turn.sent()
+            await release.wait()
+
+    tasks = [asyncio.create_task(wait("full", is_sent=False)) for _ in range(3)]
+    tasks += [asyncio.create_task(wait("free", is_sent=number == 0)) for number in range(5)]
+    await settle()
+    # The first one is at a replica, three are on their way there: the fourth would be past the room.
+    assert (log, admission.num_queued) == (["free"] * 4, 4)
+    assert (admission.waiting_tokens("full"), admission.waiting_tokens("free")) == (300, 100)
+    assert admission.someone_waits.is_set()
+    room["full"] = 150
+    admission.give()
+    await settle()
+    assert log[4:] == ["full"] * 2
+    tasks[2].cancel()
+    room["free"] = 1000
+    release.set()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert log[6:] == ["free"]
+    admission.give()
+    assert (admission.num_running, admission.num_queued, admission.waiting_tokens("full")) == (0, 0, 0)
+    assert not admission.someone_waits.is_set()

@@ -283,3 +283,29 @@ async def test_a_prompt_that_is_new_to_all_goes_where_the_cache_has_most_room(cl
     cluster.router.started(dispatch, 0)
     other = cluster.choose(chain("newer", 2)).replica_id
     assert other != dispatch.replica.member.replica_id
+
+
+async def test_room_at_replicas_is_what_they_let_this_gateway_have_waiting_less_what_does(cluster: Cluster) -> None:
+    epoch = cluster.router.peers.epoch
+
+    def has_room(num_tokens: int) -> bool:
+        return cluster.router.has_room(cluster.model.key, num_tokens)
+
+    assert has_room(10**9)
+    for name in "ab":
+        cluster.reports(name, replace(IDLE, waiting_credits={epoch: 300, 1: 9000}))
+    assert has_room(599)
+    assert not has_room(600)
+    sent = [cluster.sends(chain(name, 20)) for name in "xyz"]
+    assert not has_room(0)
+    # 1,000 tokens a second: the first of a line is nearly done after so long.
+    cluster.now += 0.2
+    assert has_room(0)
+    for dispatch in sent:
+        cluster.router.started(dispatch, 0)
+    assert has_room(599)
+    cluster.reports("a", replace(IDLE, waiting_credits={1: 9000}))
+    assert has_room(10**9)
+    for name in "ab":
+        cluster.reports(name, replace(IDLE, waiting_credits={epoch: 1}), draining=True)
+    assert has_room(10**9)
