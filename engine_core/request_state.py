@@ -36,6 +36,9 @@ class RequestState:
     chain: HashChain
     credit: int
     added_at: float
+    tenant: str = ""
+    """Who shares seats with others; no one where order is by arrival alone."""
+    weight: float = 1.0
     risen_at: float = 0.0
     """When it last moved up a tier."""
     row: int = NO_ROW
@@ -49,6 +52,8 @@ class RequestState:
     scheduled_at: float | None = None
     has_started: bool = False
     has_finished: bool = False
+    has_yielded: bool = False
+    """Its seat went to another tenant: nobody need wait until it is back."""
     num_preemptions: int = 0
     num_steps: int = 0
     """Planned while it held a row, up to when it last gave it up."""
@@ -70,6 +75,8 @@ class RequestState:
             chain=HashChain(new.namespace),
             credit=new.credit,
             added_at=now,
+            tenant=new.tenant if is_ranked else "",
+            weight=new.weight,
         )
 
     @property

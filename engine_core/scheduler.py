@@ -18,6 +18,7 @@ from headwater.engine_core.request_state import NO_ROW, Rank, RequestState
 from headwater.engine_core.request_table import RequestTable
 from headwater.engine_core.step_draft import Chunk, PlannedStep, Rows, StepDraft
 from headwater.engine_core.step_output import StoredChain
+from headwater.engine_core.tenant_shares import TenantShares, split
 from headwater.engine_core.waiting_queue import WaitingQueue
 
 
@@ -34,7 +35,8 @@ class Scheduler:
         self.cache = PrefixCache(self.pool)
         self.table = RequestTable(config)
         self.masks = masks
-        self.waiting = WaitingQueue()
+        self.shares = TenantShares(config.max_num_seqs, self.pool.num_usable, clock)
+        self.waiting = WaitingQueue(self._lets_others_first)
         self.running: dict[int, RequestState] = {}
         self.prefilling: dict[int, RequestState] = {}
         self.num_preemptions = 0
@@ -48,9 +50,16 @@ class Scheduler:
         self._released_rows: list[int] = []
         # Found too few blocks; not looked at again until some are released.
         self._too_large: RequestState | None = None
+        self._num_blocks_wanted = 0
+        self._num_moves = 0
+        """Seats that were taken or left."""
+        # For whom nobody had to yield, after so many moves.
+        self._unyielding: tuple[int, int] | None = None
 
     def schedule(self) -> PlannedStep | None:
         """The next step, or none if nobody can compute: running requests first; when blocks are short nobody joins."""
+        if self.shares.are_several:
+            self._yield()
         rows, full_rows, is_short = self._decode_rows()
         draft = StepDraft(self._config.max_num_batched_tokens - rows.size, rows)
         self._grow(draft, full_rows)
@@ -84,7 +93,11 @@ class Scheduler:
         return PlannedStep(plan=plan, sampled_rows=rows)
 
     def enqueue(self, request: RequestState) -> None:
-        """Lets a request wait that has known tokens to compute."""
+        """Takes a new request, which has known tokens to compute."""
+        self.shares.enter(request.tenant, request.weight)
+        self._wait(request)
+
+    def _wait(self, request: RequestState) -> None:
         if self._config.enable_prefix_caching:
             request.chain.cover(request.token_ids, self._config.block_size)
         max_hits = request.num_cacheable_blocks(self._config.block_size)
@@ -100,6 +113,7 @@ class Scheduler:
     def finish(self, request: RequestState) -> None:
         """Ends a request wherever it is; what steps in flight sample for it does not count."""
         request.has_finished = True
+        self.shares.leave(request.tenant)
         if request.row == NO_ROW:
             self.waiting.remove(request)
             return
@@ -119,7 +133,7 @@ class Scheduler:
 
     @property
     def num_waiting(self) -> int:
-        return len(self.waiting) + self._num_preempted_leavers()
+        return len(self.waiting) + sum(not request.has_finished for _, request in self._leaving)
 
     @property
     def num_prefill_tokens(self) -> int:
@@ -136,7 +150,7 @@ class Scheduler:
         if full_rows.size <= self.pool.num_free:
             return rows, full_rows, False
         while full_rows.size > self.pool.num_free + self._num_returning_blocks():
-            self._preempt(max(self.running.values(), key=_rank))
+            self._preempt(max(self.running.values(), key=self._worth_preempting))
             rows, full_rows = self._decodable_rows()
         # What is on its way back serves those of the lowest rank in a later step.
         by_rank = np.array(sorted(full_rows.tolist(), key=self._rank_of_row), np.intp)
@@ -155,7 +169,7 @@ class Scheduler:
     def _plan_ahead(self, draft: StepDraft) -> None:
         """Several steps at once while nothing changes: all rows decode plainly, nobody waits, blocks are there."""
         table, rows, most = self.table, draft.decode_rows, self._config.decode_steps
-        if most == 1 or len(self.waiting) or self._num_preempted_leavers() or not table.is_plain[rows].all():
+        if most == 1 or self.num_waiting or not table.is_plain[rows].all():
             return
         row_steps = np.minimum(table.compute_end[rows] - table.num_computed[rows], most)
         full_rows = rows[table.num_computed[rows] + row_steps > table.capacity[rows]]
@@ -164,14 +178,30 @@ class Scheduler:
             draft.row_steps = row_steps
 
     def _continue_prefills(self, draft: StepDraft) -> None:
+        if not self.prefilling:
+            return
+        parts = self._parts_of_budget(draft.budget) if self.shares.are_several else {}
         for request in sorted(self.prefilling.values(), key=_rank):
-            if draft.budget > 0:
-                self._add_chunk(draft, request)
+            budget = min(draft.budget, parts.get(request.tenant, draft.budget))
+            if budget > 0:
+                count = self._add_chunk(draft, request, budget)
+                parts[request.tenant] = budget - count
 
-    def _add_chunk(self, draft: StepDraft, request: RequestState) -> None:
-        """The request's next known tokens, as many as the budget allows."""
+    def _parts_of_budget(self, budget: int) -> dict[str, int]:
+        """Of each tenant that prefills, and of the one whose turn is next: no prompt keeps others out by its length."""
+        demands = Counter[str]()
+        for request in self.prefilling.values():
+            demands[request.tenant] += min(request.num_tokens - request.num_computed, self._max_chunk)
+        following = self.waiting.peek() if self.table.free_rows else None
+        if following is not None and following is not self._too_large:
+            demands[following.tenant] += min(following.num_uncached_tokens, self._max_chunk)
+        parts = split(budget, demands, self.shares.weight)
+        return {tenant: max(1, part) for tenant, part in parts.items()}
+
+    def _add_chunk(self, draft: StepDraft, request: RequestState, budget: int) -> int:
+        """The request's next known tokens, as many as the budget allows; how many these are."""
         start = request.num_computed
-        count = min(request.num_tokens - start, draft.budget, self._max_chunk)
+        count = min(request.num_tokens - start, budget, self._max_chunk)
         request.num_computed = end = start + count
         is_last = end == request.num_tokens
         draft.budget -= count
@@ -191,6 +221,7 @@ class Scheduler:
         if is_last:
             del self.prefilling[request.key]
             self.table.start_decoding(request)
+        return count
 
     def _cache_full_blocks(self, request: RequestState) -> list[StoredChain]:
         """From now on others may hit what this step computes, followers first of all."""
@@ -209,22 +240,22 @@ class Scheduler:
         once, and leaves a block for each running one to grow into."""
         if self._num_preempted_leavers():
             return
-        while draft.budget > 0 and self.table.free_rows:
-            request = self.waiting.peek()
-            if request is None or request is self._too_large:
+        while draft.budget > 0 and (request := self.waiting.peek()) is not None and request is not self._too_large:
+            if len(self.table.free_rows) <= self.shares.num_kept(request.tenant):
                 return
             max_hits = request.num_cacheable_blocks(self._config.block_size)
             hits = self.cache.match(request.chain, max_hits)
             if len(hits) < max_hits and (leader := self._leader(request, len(hits))) is not None:
-                self.waiting.follow(leader, min(max_hits, request.chain.num_shared(leader.chain)))
+                self.waiting.follow(leader, request, min(max_hits, request.chain.num_shared(leader.chain)))
                 continue
             num_new = -(-request.num_tokens // self._config.block_size) - len(hits)
-            if num_new + self.pool.count_unheld(hits) + len(self.running) > self.pool.num_free:
-                self._too_large = request
+            num_wanted = num_new + self.pool.count_unheld(hits) + len(self.running)
+            if num_wanted > self.pool.num_free:
+                self._too_large, self._num_blocks_wanted = request, num_wanted
                 return
-            self.waiting.pop()
+            self.waiting.pop(request)
             self._seat(draft, request, hits, num_new)
-            self._add_chunk(draft, request)
+            self._add_chunk(draft, request, draft.budget)
 
     def _leader(self, request: RequestState, num_hits: int) -> RequestState | None:
         """A prefilling request that will compute the block which `request` misses first."""
@@ -247,6 +278,9 @@ class Scheduler:
         request.num_steps -= self._planned_step
         request.num_step_rows -= self._num_planned_rows
         row = self.table.seat(request, blocks)
+        request.has_yielded = False
+        self.shares.seat(request.tenant)
+        self._num_moves += 1
         self.running[request.key] = self.prefilling[request.key] = request
         draft.set_blocks(np.full(len(blocks), row), np.arange(len(blocks), dtype=np.int32), blocks)
         draft.admitted.append(
@@ -259,16 +293,76 @@ class Scheduler:
             )
         )
 
+    # Fair shares: who is ahead yields to who is behind.
+
+    def _lets_others_first(self, request: RequestState) -> bool:
+        """Nor does one that yielded take back at once what it gave, as long as its tenant has anything."""
+        tenant = request.tenant
+        return self.shares.has_its_share(tenant) or (request.has_yielded and self.shares.level(tenant) > 0)
+
+    def _yield(self) -> None:
+        """Before a step is planned, since none that has a part in it may leave: seats for the first of each waiting
+        tenant, or blocks for the one whose turn is next. Rows on their way count. Who yields is the youngest of those
+        that are farthest ahead, and finds most of its blocks again."""
+        following = self.waiting.peek()
+        if following is None or (self.table.free_rows and following is not self._too_large):
+            return
+        if self._unyielding == (following.key, self._num_moves):
+            return
+        held = self._num_held_blocks()
+        if following is self._too_large:
+            while self._num_blocks_wanted > self.pool.num_free + self._num_returning_blocks():
+                if not self._yield_to(following, held):
+                    break
+        else:
+            for behind in self.waiting.heads()[len(self._leaving) :]:
+                if not self._yield_to(behind, held):
+                    break
+        self._unyielding = (following.key, self._num_moves)
+
+    def _yield_to(self, behind: RequestState, held: Counter[str]) -> bool:
+        """Preempts one whose tenant even then is not behind that of `behind` once this one has come; false: none."""
+        num_blocks = held[behind.tenant] + -(-behind.num_tokens // self._config.block_size)
+        level = self.shares.level(behind.tenant, 1, num_blocks)
+        ahead = {name for name, blocks in held.items() if self.shares.level(name, -1, blocks) >= level}
+        victims = [each for each in self.running.values() if each.tenant in ahead and each.rank[0] >= behind.rank[0]]
+        if not victims:
+            return False
+        victim = max(victims, key=lambda each: (each.rank[0], held[each.tenant] / each.weight, each.rank))
+        num_left = held[victim.tenant] - self._num_blocks_of(victim)
+        if self.shares.level(victim.tenant, -1, num_left) < level:
+            return False
+        held[victim.tenant] = num_left
+        self._preempt(victim, yields=True)
+        return True
+
+    def _num_held_blocks(self) -> Counter[str]:
+        """Of each running tenant."""
+        held = Counter[str]()
+        for request in self.running.values():
+            held[request.tenant] += self._num_blocks_of(request)
+        return held
+
+    def _num_blocks_of(self, request: RequestState) -> int:
+        return int(self.table.capacity[request.row]) // self._config.block_size
+
+    def _worth_preempting(self, request: RequestState) -> tuple[int, float, Rank]:
+        """The largest first: of the lowest tier, of the tenant that is farthest ahead, the last."""
+        return request.rank[0], self.shares.level(request.tenant), request.rank
+
     # Leaving requests.
 
-    def _preempt(self, request: RequestState) -> None:
+    def _preempt(self, request: RequestState, *, yields: bool = False) -> None:
         """Takes row and blocks from a request; it waits again, with what steps in flight sample for it."""
+        request.has_yielded = yields
         self.num_preemptions += 1
         request.num_preemptions += 1
         self._leave(request)
 
     def _leave(self, request: RequestState) -> None:
         del self.running[request.key]
+        self.shares.unseat(request.tenant)
+        self._num_moves += 1
         # Seating took off what had been planned before.
         request.num_steps += self._planned_step
         request.num_step_rows += self._num_planned_rows
@@ -293,10 +387,11 @@ class Scheduler:
 
     def _wait_again(self, request: RequestState, known_ids: Int32Array, credit: int) -> None:
         request.token_ids, request.credit, request.num_computed = known_ids, credit, 0
-        self.enqueue(request)
+        self._wait(request)
 
     def _num_preempted_leavers(self) -> int:
-        return sum(not request.has_finished for _, request in self._leaving)
+        """That are on their way back to the queue and before everyone in it."""
+        return sum(not (request.has_finished or request.has_yielded) for _, request in self._leaving)
 
     def _num_returning_blocks(self) -> int:
         """Blocks that only leavers hold."""

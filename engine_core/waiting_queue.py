@@ -1,10 +1,12 @@
 """Requests that wait for a row: ready ones in order of rank, and those held until credit or a shared prefix comes.
 
-Knows nothing about blocks or budgets.
+Within a tier, tenants that have their share of seats come after those that have not. Knows nothing about blocks or
+budgets.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from heapq import heapify, heappop, heappush
 
 from headwater.engine_core.request_state import Rank, RequestState
@@ -13,16 +15,23 @@ RISE_SECONDS = 30.0
 """In a tier, before a request goes on in the one above."""
 
 
-class WaitingQueue:
-    """A heap of the ready with lazy removal; the held are members too, and count."""
+Ready = list[tuple[Rank, int, RequestState]]
+"""A heap."""
 
-    def __init__(self) -> None:
+
+class WaitingQueue:
+    """A heap of the ready of each tenant, with lazy removal below the top; the held are members too, and count."""
+
+    def __init__(self, lets_others_first: Callable[[RequestState], bool] = lambda _: False) -> None:
+        """`lets_others_first` is asked of the first request of each tenant."""
         self.num_tokens = 0
         """Uncached tokens of all members."""
         self.may_rise = False
         """There may be a member below the first tier."""
         self._members: dict[int, RequestState] = {}
-        self._ready: list[tuple[Rank, int, RequestState]] = []
+        self._lets_others_first = lets_others_first
+        self._ready: dict[str, Ready] = {}
+        """By tenant; none is empty, and each begins with a member."""
         self._without_credit: set[int] = set()
         # By leader: followers, each with the number of blocks the leader must have scheduled first.
         self._followers: dict[int, list[tuple[int, RequestState]]] = {}
@@ -40,16 +49,19 @@ class WaitingQueue:
             self._without_credit.add(request.key)
 
     def peek(self) -> RequestState | None:
-        """The ready request of the smallest rank."""
-        while self._ready and self._ready[0][2].key not in self._members:
-            heappop(self._ready)
-        return self._ready[0][2] if self._ready else None
+        """The ready request that is next."""
+        if len(self._ready) > 1:
+            return min((ready[0][2] for ready in self._ready.values()), key=self._turn)
+        return next((ready[0][2] for ready in self._ready.values()), None)
 
-    def pop(self) -> RequestState:
-        """Takes what `peek` shows."""
-        request = heappop(self._ready)[2]
+    def heads(self) -> list[RequestState]:
+        """The first ready request of each tenant, as their turns come."""
+        return sorted((ready[0][2] for ready in self._ready.values()), key=self._turn)
+
+    def pop(self, request: RequestState) -> None:
+        """Takes the first of a tenant."""
+        self._unready(request)
         self.remove(request)
-        return request
 
     def rise(self, now: float) -> None:
         """Moves up by a tier who has waited long in one: nobody starves. `now` is of the clock of `added_at`."""
@@ -59,15 +71,16 @@ class WaitingQueue:
             self.may_rise |= tier > 0
             if tier > 0 and now - max(request.added_at, request.risen_at) >= RISE_SECONDS:
                 request.rank, request.risen_at, risen = (tier - 1, virtual_time, arrival), now, True
-        if risen:
-            ready = {key: request for _, key, request in self._ready if key in self._members}
-            self._ready = [(request.rank, key, request) for key, request in ready.items()]
-            heapify(self._ready)
+        for tenant, ready in self._ready.items() if risen else ():
+            members = {key: request for _, key, request in ready if key in self._members}
+            self._ready[tenant] = [(request.rank, key, request) for key, request in members.items()]
+            heapify(self._ready[tenant])
 
     def remove(self, request: RequestState) -> None:
         del self._members[request.key]
         self.num_tokens -= request.num_uncached_tokens
         self._without_credit.discard(request.key)
+        self._clear_top(request.tenant)
 
     def add_credit(self, request: RequestState, tokens: int) -> None:
         request.credit += tokens
@@ -75,9 +88,10 @@ class WaitingQueue:
             self._without_credit.remove(request.key)
             self._make_ready(request)
 
-    def follow(self, leader: RequestState, num_blocks: int) -> None:
-        """Holds what `peek` shows until `leader`, which computes the same prefix, has scheduled `num_blocks` of it."""
-        request = heappop(self._ready)[2]
+    def follow(self, leader: RequestState, request: RequestState, num_blocks: int) -> None:
+        """Holds the first of a tenant until `leader`, which computes the same prefix, has scheduled `num_blocks` of
+        it."""
+        self._unready(request)
         self._followers.setdefault(leader.key, []).append((num_blocks, request))
 
     def leader_advanced(self, leader: RequestState, num_blocks: int) -> None:
@@ -95,5 +109,22 @@ class WaitingQueue:
             if request.key in self._members:
                 self._make_ready(request)
 
+    def _turn(self, request: RequestState) -> tuple[int, bool, Rank]:
+        return request.rank[0], self._lets_others_first(request), request.rank
+
     def _make_ready(self, request: RequestState) -> None:
-        heappush(self._ready, (request.rank, request.key, request))
+        heappush(self._ready.setdefault(request.tenant, []), (request.rank, request.key, request))
+
+    def _unready(self, request: RequestState) -> None:
+        taken = heappop(self._ready[request.tenant])[2]
+        assert taken is request
+        self._clear_top(request.tenant)
+
+    def _clear_top(self, tenant: str) -> None:
+        ready = self._ready.get(tenant)
+        if ready is None:
+            return
+        while ready and ready[0][2].key not in self._members:
+            heappop(ready)
+        if not ready:
+            del self._ready[tenant]

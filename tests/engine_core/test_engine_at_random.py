@@ -326,7 +326,7 @@ class Driver:
 
 @st.composite
 def configs(draw: st.DrawFn) -> EngineConfig:
-    max_num_seqs = draw(st.integers(1, 8))
+    max_num_seqs = draw(st.integers(1, 9))
     return EngineConfig(
         block_size=BLOCK_SIZE,
         num_blocks=1 + MAX_MODEL_LEN // BLOCK_SIZE + draw(st.sampled_from([0, 2, 5, 9, 24])),
@@ -379,6 +379,8 @@ def requests(draw: st.DrawFn) -> NewRequest:
         credit=draw(st.sampled_from([MANY, MANY, 0, 1, 7])),
         tier=draw(st.integers(-1, 1)),
         virtual_time=draw(st.sampled_from([0.0, 1.5])),
+        tenant=draw(st.sampled_from(["", "", "a", "b"])),
+        weight=draw(st.sampled_from([0.5, 1.0, 3.0])),
     )
 
 

@@ -29,8 +29,9 @@ def request(key: int, *, rank: Rank | None = None, credit: int = 1, num_uncached
 
 def drain(queue: WaitingQueue) -> list[int]:
     keys = []
-    while queue.peek() is not None:
-        keys.append(queue.pop().key)
+    while (first := queue.peek()) is not None:
+        queue.pop(first)
+        keys.append(first.key)
     return keys
 
 
@@ -60,8 +61,10 @@ def test_a_request_without_credit_is_held_until_some_comes() -> None:
 def test_a_follower_is_held_until_its_leader_has_scheduled_what_they_share() -> None:
     leader = request(9)
     queue = queue_of(request(0), request(1))
-    queue.follow(leader, 4)
-    queue.follow(leader, 2)
+    for num_blocks in (4, 2):
+        first = queue.peek()
+        assert first is not None
+        queue.follow(leader, first, num_blocks)
     assert queue.peek() is None
     assert len(queue) == 2
     queue.leader_advanced(leader, 1)
@@ -75,30 +78,39 @@ def test_a_follower_is_held_until_its_leader_has_scheduled_what_they_share() -> 
 def test_a_follower_that_is_removed_does_not_come_back() -> None:
     leader, follower = request(9), request(0)
     queue = queue_of(follower)
-    queue.follow(leader, 1)
+    queue.follow(leader, follower, 1)
     queue.remove(follower)
     queue.leader_left(leader)
     assert queue.peek() is None
     assert (len(queue), queue.num_tokens) == (0, 0)
 
 
-@given(st.lists(st.tuples(st.integers(0, 2), st.sampled_from(["push", "pop", "remove"]), st.integers(0, 50))))
-def test_it_pops_in_order_whatever_is_removed_between(steps: list[tuple[int, str, int]]) -> None:
-    queue, model = WaitingQueue(), list[RequestState]()
+@given(
+    st.sets(st.sampled_from("abc")),
+    st.lists(st.tuples(st.integers(0, 2), st.sampled_from(["push", "pop", "remove"]), st.integers(0, 50))),
+)
+def test_it_pops_in_order_whatever_is_removed_between(full: set[str], steps: list[tuple[int, str, int]]) -> None:
+    """`full` have their share: the others of a tier go first."""
+
+    def turn(each: RequestState) -> tuple[int, bool, Rank]:
+        return each.rank[0], each.tenant in full, each.rank
+
+    queue, model = WaitingQueue(lambda each: each.tenant in full), list[RequestState]()
     for arrival, (tier, verb, choice) in enumerate(steps):
         if verb == "push":
             model.append(request(arrival, rank=(tier, 0.0, arrival), num_uncached=choice))
+            model[-1].tenant = "abc"[choice % 3]
             queue.push(model[-1])
         elif model and verb == "pop":
-            first = min(model, key=lambda each: each.rank)
+            first = min(model, key=turn)
             assert queue.peek() is first
-            assert queue.pop() is first
+            queue.pop(first)
             model.remove(first)
         elif model:
             queue.remove(model.pop(choice % len(model)))
         assert len(queue) == len(model)
         assert queue.num_tokens == sum(each.num_uncached_tokens for each in model)
-    assert drain(queue) == [each.key for each in sorted(model, key=lambda each: each.rank)]
+    assert drain(queue) == [each.key for each in sorted(model, key=turn)]
 
 
 def test_who_waits_long_rises_a_tier_at_a_time_and_never_past_the_first() -> None:

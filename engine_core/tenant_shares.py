@@ -1,0 +1,109 @@
+"""How seats and prompt tokens are shared among tenants: by weight while several want them, all to one who is alone.
+
+Knows who is here and how many seats each holds; knows nothing about steps or the order of requests.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+CLAIM_SECONDS = 10.0
+"""After its last request a tenant counts as here: who comes and goes shall find a seat free."""
+MIN_SEATS_TO_KEEP = 8
+"""Of fewer seats none is kept free for who comes next."""
+
+
+@dataclass(slots=True)
+class _Tenant:
+    weight: float
+    num_requests: int = 0
+    num_seats: int = 0
+    left_at: float = 0.0
+    """When its last request left."""
+
+
+class TenantShares:
+    """Told of every request that enters, takes a seat, loses it, leaves."""
+
+    def __init__(self, num_seats: int, num_blocks: int, clock: Callable[[], float]) -> None:
+        self._num_seats, self._num_blocks, self._clock = num_seats, num_blocks, clock
+        self._tenants: dict[str, _Tenant] = {}
+        self._total_weight = 0.0
+        self._absent: deque[tuple[float, str]] = deque()
+        """In the order in which they left; who has come back since is skipped."""
+
+    def enter(self, name: str, weight: float) -> None:
+        """A request comes; what is said of the weight last counts."""
+        tenant = self._tenants.setdefault(name, _Tenant(0.0))
+        self._total_weight += weight - tenant.weight
+        tenant.weight = weight
+        tenant.num_requests += 1
+        self._forget_absent()
+
+    def leave(self, name: str) -> None:
+        tenant = self._tenants[name]
+        tenant.num_requests -= 1
+        if not tenant.num_requests:
+            tenant.left_at = self._clock()
+            self._absent.append((tenant.left_at, name))
+
+    def seat(self, name: str) -> None:
+        self._tenants[name].num_seats += 1
+
+    def unseat(self, name: str) -> None:
+        self._tenants[name].num_seats -= 1
+
+    @property
+    def are_several(self) -> bool:
+        """Whether there is anyone to share with."""
+        return len(self._tenants) > 1
+
+    def weight(self, name: str) -> float:
+        return self._tenants[name].weight
+
+    def level(self, name: str, more_seats: int = 0, num_blocks: int = 0) -> float:
+        """How far ahead it would be: its part of all seats or of all blocks, whichever is larger, by weight.
+
+        See Ghodsi et al., Dominant Resource Fairness (2011).
+        """
+        tenant = self._tenants[name]
+        seats, blocks = (tenant.num_seats + more_seats) / self._num_seats, num_blocks / self._num_blocks
+        return max(seats, blocks) / tenant.weight
+
+    def has_its_share(self, name: str) -> bool:
+        """Whether one more seat would be more than its part of all; others who have less go before it."""
+        if not self.are_several:
+            return False
+        tenant = self._tenants[name]
+        return tenant.num_seats > 0 and (tenant.num_seats + 1) * self._total_weight > self._num_seats * tenant.weight
+
+    def num_kept(self, name: str) -> int:
+        """Seats that it has to leave free for others: who wants its share shall not wait for an answer to end."""
+        if len(self._tenants) < 2 or self._num_seats < MIN_SEATS_TO_KEEP:
+            return 0
+        self._forget_absent()
+        return int(self.has_its_share(name))
+
+    def _forget_absent(self) -> None:
+        while self._absent and self._absent[0][0] + CLAIM_SECONDS <= self._clock():
+            left_at, name = self._absent.popleft()
+            tenant = self._tenants.get(name)
+            if tenant is not None and not tenant.num_requests and tenant.left_at == left_at:
+                self._total_weight -= tenant.weight
+                del self._tenants[name]
+
+
+def split(budget: int, demands: Mapping[str, int], weights: Callable[[str], float]) -> dict[str, int]:
+    """`budget` among those who want a part of it, by weight; what one does not need goes to the others."""
+    parts: dict[str, int] = {}
+    left, weight_left = budget, sum(map(weights, demands))
+    for name in sorted(demands, key=lambda name: demands[name] / weights(name)):
+        weight = weights(name)
+        # The last one's fraction is 1, but for rounding.
+        fair = left if len(parts) == len(demands) - 1 else int(left * weight / weight_left)
+        parts[name] = min(demands[name], fair)
+        left -= parts[name]
+        weight_left -= weight
+    return parts
