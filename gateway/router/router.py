@@ -95,9 +95,31 @@ class Router:
         """Whether an engine serves the model and goes on to."""
         return any(not replica.is_draining for replica in self._fleet.of(model_key).values())
 
+    @property
+    def model_keys(self) -> list[str]:
+        """Of the models that have replicas."""
+        return self._fleet.model_keys
+
     def num_in_flight(self, model_key: str) -> int:
         """Requests on their way or running, of all gateways that tell."""
         return sum(replica.load.num_requests for replica in self._fleet.of(model_key).values())
+
+    def has_room(self, model_key: str, num_tokens: int) -> bool:
+        """Whether replicas let this gateway have more prompts waiting there, `num_tokens` more than do so already."""
+        now, room, is_served = self._clock(), float(-num_tokens), False
+        rates = self._fleet.rates(model_key, now)
+        for replica in self._fleet.of(model_key).values():
+            if replica.is_draining:
+                continue
+            is_served = True
+            credit = replica.load.reported.waiting_credits.get(self.peers.epoch)
+            if credit is None:
+                return True
+            room += max(0.0, credit - replica.load.sent_tokens(now, rates[replica.member.numerics_id].prefill_tps))
+            if room > 0:
+                return True
+        # Where nobody takes requests, one that is sent finds out why.
+        return not is_served
 
     async def consult(self, model_key: str, block_hashes: bytes) -> None:
         """Asks Redis where the local index is not sure of itself; returns at once where it is. Never raises."""
