@@ -16,7 +16,7 @@ from headwater.bench.simulated_engine import EngineLost, SimulatedEngine, Stream
 from headwater.bench.store_twin import StoreTwin
 from headwater.engine_core.prefix_hash import block_hashes
 from headwater.engine_core.sampling_params import SamplingParams
-from headwater.gateway.router.router import Router
+from headwater.gateway.router.router import Incarnation, Router
 from headwater.services.errors import Unavailable
 from headwater.services.index.feed import IndexFeed
 from headwater.services.member import Kind
@@ -71,7 +71,7 @@ class SimulatedGateway:
     async def carry(self, answer: Answer) -> None:
         """Until it is whole, over as many engines as it takes."""
         hashes = b"".join(block_hashes(b"\0" * 16, answer.prompt_ids, self._model.block_size))
-        failed: set[str] = set()
+        failed: set[Incarnation] = set()
         while not answer.is_done:
             await self.router.consult(self._model.key, hashes)
             try:
@@ -80,9 +80,9 @@ class SimulatedGateway:
                 failed.clear()
                 await asyncio.sleep(RETRY_SECONDS)
             except EngineLost:
-                failed.add(answer.replicas[-1])
+                continue
 
-    async def _attempt(self, answer: Answer, hashes: bytes, failed: set[str]) -> None:
+    async def _attempt(self, answer: Answer, hashes: bytes, failed: set[Incarnation]) -> None:
         num_tokens, max_tokens = len(answer.prompt_ids), answer.sampling.max_tokens
         decision = self.router.choose(self._model.key, hashes, num_tokens, max_tokens, exclude=failed)
         answer.replicas.append(decision.replica_id)
@@ -107,6 +107,7 @@ class SimulatedGateway:
             answer.is_done = True
         except EngineLost:
             is_fault = True
+            failed.add(decision.incarnation)
             raise
         finally:
             if engine is not None and key:

@@ -6,9 +6,11 @@ A beam is the prompt and what was chosen so far, so the engine finds all of it b
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from headwater.gateway.loss import BROKEN, Cause, StreamLost, error_of
 from headwater.gateway.output_sessions import OutputSession, Scores
 from headwater.proto import common_pb2, engine_pb2, output_processor_pb2
 from headwater.services import errors
@@ -81,6 +83,7 @@ class _Candidates:
     """Hears the likeliest next tokens of one beam; see `Receiver`."""
 
     def __init__(self) -> None:
+        self.heard_at = time.perf_counter()
         self.scores: asyncio.Future[Sequence[common_pb2.TopLogprob]] = asyncio.get_running_loop().create_future()
 
     def receive(
@@ -101,9 +104,10 @@ class _Candidates:
     def embedded(self, embedding: common_pb2.Embedding) -> None: ...
 
     def finished(self, finish: output_processor_pb2.OutputFinish) -> None:
-        self.lost(
-            errors.Unavailable(finish.error or "the engine ended a beam without a word", code="engine_unavailable")
-        )
+        if finish.reason in BROKEN:
+            self.lost(error_of(finish))
+        else:
+            self.lost(StreamLost("the engine ended a beam without a word", Cause.FAULT))
 
     def lost(self, error: errors.HeadwaterError) -> None:
         if not self.scores.done():

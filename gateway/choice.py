@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
+from headwater.gateway.loss import BROKEN, Cause, StreamLost, error_of
 from headwater.gateway.output_sessions import OutputSession, Scores
+from headwater.gateway.tenancy.grant import LEASE_TOKENS
 from headwater.proto import common_pb2, engine_pb2, output_processor_pb2
 from headwater.proto.output_processor_pb2 import RowParts
 from headwater.services import errors
@@ -15,8 +18,6 @@ if TYPE_CHECKING:
 
 CREDIT_BATCH = 256
 """Tokens that are taken before their credit goes back."""
-ENGINE_UNAVAILABLE = "engine_unavailable"
-_BROKEN = (common_pb2.FINISH_REASON_ERROR, common_pb2.FINISH_REASON_CANCELLED)
 _REASONS = {
     common_pb2.FINISH_REASON_STOP: "stop",
     common_pb2.FINISH_REASON_LENGTH: "length",
@@ -53,9 +54,9 @@ class Choice:
         self.work: engine_pb2.Work | None = None
         """What the engine did for it, once it has said so."""
         self._observe = generation.line.metrics.between_tokens.of(generation.job.model)
-        self._session: OutputSession | None = None
+        self.session: OutputSession | None = None
         self._stream_id = 0
-        self._last_time = 0.0
+        self._last_time = self._opened_at = 0.0
         self._last_text, self._last_offset = "", 0
         self._last_parts: RowParts | None = None
         self.num_reasoning_tokens = 0
@@ -65,6 +66,10 @@ class Choice:
         self._num_taken = 0
         self.credit_left = 0
         """Tokens that may still come."""
+        self.is_held_back = False
+        """What its client has taken is not known: no credit goes back."""
+        self.ended_at = 0
+        """Seconds since 1970; of a request that can be resumed."""
 
     @property
     def mean_logprob(self) -> float:
@@ -78,8 +83,18 @@ class Choice:
         return self._last_offset + last
 
     def opened(self, session: OutputSession, stream_id: int) -> None:
-        self._session, self._stream_id, self._num_taken = session, stream_id, 0
-        self.credit_left = self.generation.grant.first_credit
+        self.session, self._stream_id = session, stream_id
+        self._opened_at = time.perf_counter()
+
+    @property
+    def heard_at(self) -> float:
+        """When its stream said something last, on `time.perf_counter`, or began."""
+        return max(self._last_time, self._opened_at)
+
+    def attached(self, granted: int) -> None:
+        """It is told again from its start; so many tokens were allowed it, of which its first credit has no return."""
+        self.credit_left = granted
+        self._num_taken = min(0, LEASE_TOKENS - granted)
 
     def receive(
         self,
@@ -93,9 +108,8 @@ class Choice:
     ) -> None:
         """The token path: everything here runs once an engine step and stream."""
         if first != len(self.output_ids):
-            self.generation.broke(
-                errors.InternalError(f"tokens are missing: expected {len(self.output_ids)}, got {first}")
-            )
+            fault = f"tokens are missing: expected {len(self.output_ids)}, got {first}"
+            self.generation.broke(StreamLost(fault, Cause.FAULT))
             return
         self.output_ids += token_ids
         if logprobs:
@@ -119,15 +133,16 @@ class Choice:
         """The client's side has room again; credit goes back in batches."""
         self._num_taken += num_tokens
         # Where limits gave it little to begin with, more is asked for sooner.
-        if self._num_taken >= min(CREDIT_BATCH, self.generation.grant.first_credit) and self._session is not None:
+        is_batch = self._num_taken >= min(CREDIT_BATCH, self.generation.grant.first_credit)
+        if is_batch and self.session is not None and not self.is_held_back:
             taken, self._num_taken = self._num_taken, 0
             self.generation.grant.taken(self, taken)
 
     def give(self, num_tokens: int) -> None:
         """Room for so many more."""
         self.credit_left += num_tokens
-        if self._session is not None:
-            self._session.credit(self._stream_id, num_tokens)
+        if self.session is not None:
+            self.session.credit(self._stream_id, num_tokens)
 
     @property
     def num_unleased(self) -> int:
@@ -145,10 +160,11 @@ class Choice:
         self.vector = embedding.values[:]
 
     def finished(self, finish: output_processor_pb2.OutputFinish) -> None:
-        self._session = None
+        self.session = None
+        self.ended_at = finish.ended_at
         self.work = finish.work if finish.HasField("work") else None
-        if finish.reason in _BROKEN:
-            self.generation.broke(_error_of(finish))
+        if finish.reason in BROKEN:
+            self.generation.broke(error_of(finish))
         else:
             stop = finish.WhichOneof("stop_reason")
             stop_reason = getattr(finish, stop) if stop is not None else None
@@ -161,14 +177,20 @@ class Choice:
         self.generation.choice_ended(self)
 
     def lost(self, error: errors.HeadwaterError) -> None:
-        self._session = None
-        self.generation.broke(error)
+        self.session = None
+        self.generation.broke(StreamLost(error.message, Cause.OUTPUT_PROCESSOR_GONE))
 
     def cancel(self, reason: str) -> None:
         """Ends its stream, unless it ended by itself."""
-        if self._session is not None:
-            self._session.cancel(self._stream_id, reason)
-            self._session = None
+        if self.session is not None:
+            self.session.cancel(self._stream_id, reason)
+            self.session = None
+
+    def let_go(self) -> int | None:
+        """Leaves its stream to whoever comes for it: its id, unless it has ended."""
+        stream_id = self._stream_id if self.session is not None else None
+        self.session = None
+        return stream_id
 
 
 class ScoredChoice(Choice):
@@ -188,10 +210,3 @@ class ScoredChoice(Choice):
 
     def end(self, reason: str, stop_reason: str | int | None, num_output_tokens: int) -> None:
         super().end("length", None, 0)
-
-
-def _error_of(finish: output_processor_pb2.OutputFinish) -> errors.HeadwaterError:
-    message = finish.error or "the engine ended the request"
-    if finish.retriable or finish.reason == common_pb2.FINISH_REASON_CANCELLED:
-        return errors.Unavailable(message, code=ENGINE_UNAVAILABLE)
-    return errors.InternalError(message)

@@ -19,6 +19,7 @@ from headwater.gateway.caller import Caller
 from headwater.gateway.catalogues import Catalogues
 from headwater.gateway.demand import Demand
 from headwater.gateway.metrics import Metrics
+from headwater.gateway.migrations import Migrations
 from headwater.gateway.output_sessions import ANY_MODEL, OutputSessions
 from headwater.gateway.processors import Processors
 from headwater.gateway.response_store import ResponseStore
@@ -54,6 +55,7 @@ class Line:
     roads: Roads
     responses: ResponseStore
     tracing: Tracing = field(default_factory=NoTracing)
+    migrations: Migrations = field(default_factory=Migrations)
     draining: bool = False
     """No new requests are taken."""
     is_cut_off: bool = False

@@ -111,6 +111,9 @@ class Metrics:
         )
         self.refused = Counter("headwater_requests_refused", "Requests refused, by code", ["code"], registry=registry)
         self.retries = Counter("headwater_dispatch_retries", "Dispatches after a failed one", registry=registry)
+        self.migrations = Counter(
+            "headwater_migrations", "Answers that went on elsewhere, by cause", ["cause"], registry=registry
+        )
         self.prompt_tokens = Counter(
             "headwater_prompt_tokens", "Prompt tokens of dispatched requests", ["model_name"], registry=registry
         )

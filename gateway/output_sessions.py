@@ -45,12 +45,18 @@ CONTEXT_BYTES = 128 * 1024
 """Of what a resumable request's next gateway needs, in one frame."""
 FIND_SECONDS = 3.0
 RECONNECT_SECONDS = 0.2
+SILENCE_SECONDS = 5.0
+"""Of a stream after which it is asked for; its session is not silent, or it would have ended."""
 ANY_MODEL = ""
 Scores = Sequence[common_pb2.TokenLogprob]
 
 
 class Receiver(Protocol):
     """A stream's owner: what the session tells it, in order, without waiting for it."""
+
+    @property
+    def heard_at(self) -> float:
+        """When it was told something last, on `time.perf_counter`."""
 
     def receive(
         self,
@@ -88,6 +94,7 @@ class OutputSession:
         self._ids = itertools.count(1)
         self._cancels: list[engine_pb2.Cancel] = []
         self._credits: dict[int, int] = {}
+        self._asked: deque[int] = deque()
         self._adds: deque[Keep | Open | AddPart | Attach] = deque()
         self._let_go: list[LetGo] = []
         self._attaching: dict[int, Callable[[Attached], None]] = {}
@@ -187,7 +194,7 @@ class OutputSession:
         """One session to its end; returns what ended it."""
         self.connected.set()
         self._on_connected()
-        writer = asyncio.create_task(self._write(call))
+        tasks = [asyncio.create_task(self._write(call)), asyncio.create_task(self._ask())]
         try:
             await self._read(call)
             return "it ended the session"
@@ -198,8 +205,9 @@ class OutputSession:
         finally:
             self.connected.clear()
             call.cancel()
-            writer.cancel()
-            await asyncio.gather(writer, return_exceptions=True)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
             self._lose()
 
     async def _read(self, call: SessionCall) -> None:
@@ -244,15 +252,30 @@ class OutputSession:
             while (frame := self._next_frame()) is not None:
                 await call.write(frame)
 
+    async def _ask(self) -> None:
+        """For ever: asks for streams that have said nothing for long. They may wait, or not be there any more."""
+        while True:
+            await asyncio.sleep(SILENCE_SECONDS)
+            self.ask(time.perf_counter() - SILENCE_SECONDS)
+
+    def ask(self, since: float) -> None:
+        """For streams that have said nothing since then; not while requests wait to be sent, lest it overtake them."""
+        if not self._adds:
+            self._asked.extend(each for each, stream in self._streams.items() if stream.heard_at < since)
+            self._wake.set()
+
     def _next_frame(self) -> GatewayFrame | None:
         """What is to be said now: every cancel, every credit, and one prompt's part behind them."""
-        if not (self._cancels or self._credits or self._adds or self._let_go):
+        if not (self._cancels or self._credits or self._asked or self._adds or self._let_go):
             return None
         frame = GatewayFrame(cancels=self._cancels[:MAX_CREDITS], let_go=self._let_go[:MAX_CREDITS])
         del self._cancels[:MAX_CREDITS]
         del self._let_go[:MAX_CREDITS]
         for stream_id in list(itertools.islice(self._credits, MAX_CREDITS)):
             frame.credits.add(stream_id=stream_id, tokens=self._credits.pop(stream_id))
+        while self._asked and len(frame.asked) < MAX_CREDITS:
+            if (stream_id := self._asked.popleft()) in self._streams:
+                frame.asked.append(stream_id)
         while self._adds and not (frame.opens or frame.parts or frame.keeps):
             self._put(self._adds.popleft(), frame)
         return frame if frame.ByteSize() else None
@@ -275,6 +298,7 @@ class OutputSession:
         streams, self._streams = self._streams, {}
         self._cancels.clear()
         self._credits.clear()
+        self._asked.clear()
         self._adds.clear()
         self._let_go.clear()
         self._attaching.clear()
@@ -290,11 +314,12 @@ class OutputSessions:
         """Called when a session stands."""
         self._sessions: dict[str, OutputSession] = {}
         self._tasks: dict[OutputSession, asyncio.Task[None]] = {}
+        self._news = asyncio.Event()
 
     def join(self, address: str, model: str = ANY_MODEL) -> None:
         """An output processor for a model; for several it joins several times."""
         if address not in self._sessions:
-            session = self._sessions[address] = OutputSession(address, self.on_change)
+            session = self._sessions[address] = OutputSession(address, self._stands)
             task = self._tasks[session] = asyncio.create_task(session.run())
             task.add_done_callback(log_failure)
             task.add_done_callback(lambda _: self._tasks.pop(session, None))
@@ -321,6 +346,16 @@ class OutputSessions:
         if not connected:
             raise errors.Unavailable("no output processor is within reach", code="output_processor_unavailable")
         return max(connected, key=lambda session: _weight(session.address, engine))
+
+    async def wait_for(self, model: str) -> None:
+        """Returns when one that has the model is within reach."""
+        while not self.serves(model):
+            self._news.clear()
+            await self._news.wait()
+
+    def _stands(self) -> None:
+        self._news.set()
+        self.on_change()
 
     def serves(self, model: str) -> bool:
         return bool(self._with(model) or self._with(ANY_MODEL))
@@ -378,8 +413,9 @@ def _chunked(request: Open) -> Iterator[Open | AddPart]:
     """The request with the first part of its prompt, then the other parts, each fit for a frame. A short grammar goes
     along, a long one in parts of its own."""
     prompt_ids, grammar, add = request.add.prompt_ids[:], request.add.grammar, request.add
-    add.num_prompt_tokens = len(prompt_ids)
-    del add.prompt_ids[:]
+    output_ids = add.output_ids[:]
+    add.num_prompt_tokens, add.num_output_tokens = len(prompt_ids), len(output_ids)
+    del add.prompt_ids[:], add.output_ids[:]
     if len(grammar) > CHUNK_BYTES:
         add.grammar = b""
     if (size := request.ByteSize()) > MAX_HEAD_BYTES:
@@ -391,6 +427,10 @@ def _chunked(request: Open) -> Iterator[Open | AddPart]:
     parts = [
         AddPart(stream_id=add.stream_ids[0], prompt_ids=prompt_ids[start : start + CHUNK_TOKENS])
         for start in range(CHUNK_TOKENS, len(prompt_ids), CHUNK_TOKENS)
+    ]
+    parts += [
+        AddPart(stream_id=add.stream_ids[0], output_ids=output_ids[start : start + CHUNK_TOKENS])
+        for start in range(0, len(output_ids), CHUNK_TOKENS)
     ]
     if not add.grammar:
         parts += [

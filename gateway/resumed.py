@@ -6,12 +6,13 @@ behind the next event is what rendering left.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from headwater.gateway.line import Line
+from headwater.gateway.loss import StreamLost
+from headwater.gateway.parting import part
 from headwater.gateway.session import Generation
 from headwater.gateway.stream_context import Found, StreamNotKept
 from headwater.gateway.tenancy.virtual_time import Share
@@ -69,27 +70,26 @@ class ResumedGeneration(Generation):
     async def _carry(self) -> None:
         try:
             await self._go_on()
-        except errors.Unavailable as error:
-            # What it was before is known now: it is begun elsewhere, from there.
-            if self.attached is None or error.code == "draining":
+        except StreamLost:
+            if self.attached is None:
                 raise
-            await Generation._carry(self)
+            # How far it came is known now: it goes on elsewhere, from there.
+            await self.carriage.run()
 
     async def _go_on(self) -> None:
-        self._ended = asyncio.get_running_loop().create_future()
-        self._num_open = len(self.choices)
+        ended = self.carriage.begin()
         session = self.line.outputs.at(self.found.address)
         try:
             ids = session.attach(self.found.request_id, self.job.caller.tenant.id, self.choices, self._on_attached)
             for choice, stream_id in zip(self.choices, ids, strict=True):
                 choice.opened(session, stream_id)
-            await self._ended
+            await ended
         except errors.InternalError:
             if self.attached is None:
                 raise StreamNotKept(self.found.request_id) from None
             raise
         finally:
-            self.part()
+            part(self, "attempt_lost")
 
     def _on_attached(self, attached: output_processor_pb2.Attached) -> None:
         self.attached = attached

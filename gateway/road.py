@@ -33,6 +33,8 @@ class Attempt:
     start: engine_pb2.Start | None = None
     """From the engine, when the prompt is computed."""
     error: str = ""
+    cause: str = ""
+    """Of its loss, where the request went on elsewhere or might have."""
 
 
 @dataclass(slots=True)
@@ -48,6 +50,11 @@ class Road:
     ended_at: float | None = None
     outcome: str = "running"
     attempts: list[Attempt] = field(default_factory=list)
+
+    @property
+    def is_exact(self) -> bool:
+        """Every attempt computed with the same bits, so the answer is that of an undisturbed one."""
+        return len({attempt.decision.member.numerics_id for attempt in self.attempts}) <= 1
 
     @property
     def ttft(self) -> float | None:
@@ -117,6 +124,7 @@ def _plain(attempt: Attempt) -> dict[str, Any]:
         "route_seconds": attempt.dispatched_at - attempt.asked_at,
         "seconds": _between(attempt.dispatched_at, attempt.ended_at),
         "error": attempt.error or None,
+        "cause": attempt.cause or None,
     }
 
 

@@ -18,21 +18,17 @@ from typing import Any
 import structlog
 
 from headwater.gateway.admission import Turn
-from headwater.gateway.beam_search import BeamSearch
-from headwater.gateway.choice import ENGINE_UNAVAILABLE, Choice, ScoredChoice, Sink
+from headwater.gateway.carriage import Carriage
+from headwater.gateway.choice import Choice, ScoredChoice, Sink
 from headwater.gateway.job import Job
 from headwater.gateway.line import Line
-from headwater.gateway.output_sessions import OutputSession
-from headwater.gateway.road import Attempt, Road
+from headwater.gateway.road import Road
 from headwater.gateway.roads import Explanation
 from headwater.gateway.router.decision import Decision
-from headwater.gateway.router.router import Dispatch
 from headwater.gateway.tenancy.grant import LEASE_TOKENS, Grant
 from headwater.gateway.tenancy.virtual_time import Share
-from headwater.proto import common_pb2, engine_pb2, output_processor_pb2, processor_pb2
+from headwater.proto import common_pb2, engine_pb2, processor_pb2
 from headwater.services import errors
-
-MAX_ATTEMPTS = 3
 
 
 @dataclass(slots=True, eq=False)
@@ -56,17 +52,18 @@ class Generation:
     turn: Turn | None = None
     share: Share | None = None
     """Its place among its tenant's and others' requests, once it runs."""
-    _namespace: bytes = b""
+    namespace: bytes = b""
+    """Root of its prompt's hashes."""
     road: Road = field(default_factory=Road)
-    _ended: asyncio.Future[None] | None = None
-    _num_open: int = 0
-    _dispatch: Dispatch | None = None
+    carriage: Carriage = field(init=False)
+    _has_started: bool = False
     _task: asyncio.Task[Any] | None = None
-    _cancelled_by: errors.HeadwaterError | None = None
+    cancelled_by: errors.HeadwaterError | None = None
 
     def __post_init__(self) -> None:
         caller = self.job.caller
         self.grant = Grant(tenant=caller.tenant, request_id=caller.request_id, scopes=[])
+        self.carriage = Carriage(self)
 
     @property
     def is_answered(self) -> bool:
@@ -112,14 +109,14 @@ class Generation:
         """Text to tokens, by the contract. Raises `BadRequest`, `NotFound`, `Unavailable`."""
         await self.line.demand.text_stages(self.job.model)
         job, model = self.job, self.line.processors.model(self.job.model)
-        self._namespace = self.line.namespaces.of(
+        self.namespace = self.line.namespaces.of(
             job.caller.tenant.id, model, cache_salt=job.cache_salt, shared=job.caller.tenant.shared_cache
         )
         request = processor_pb2.PrepareRequest(
             model=job.model,
             prompt=job.prompt,
             sampling=job.sampling,
-            cache_namespace=self._namespace,
+            cache_namespace=self.namespace,
             stream=job.stream,
             pooling=job.pooling,
         )
@@ -163,10 +160,10 @@ class Generation:
             outcome = "done"
         except asyncio.CancelledError:
             outcome = "cancelled"
-            if self._cancelled_by is not None:
+            if self.cancelled_by is not None:
                 assert self._task is not None
                 self._task.uncancel()
-                raise self._cancelled_by from None
+                raise self.cancelled_by from None
             raise
         finally:
             road.outcome, road.ended_at = outcome, time.perf_counter()
@@ -187,162 +184,16 @@ class Generation:
     def cancel(self, error: errors.HeadwaterError) -> None:
         """Ends the request from outside: `run` raises the error."""
         if self._task is not None and not self._task.done():
-            self._cancelled_by = error
+            self.cancelled_by = error
             self._task.cancel()
 
     async def _carry(self) -> None:
-        """Dispatches until an attempt ends well, or badly past its first token, or for the third time."""
+        """To the end of every choice, on as many replicas as that takes."""
         if not self.is_computed:
-            self._num_open = len(self.choices)
             for choice in self.choices:
                 choice.end("length", None, 0)
             return
-        failed: set[str] = set()
-        while True:
-            self.attempt += 1
-            asked_at = time.perf_counter()
-            self.decision = await self._choose(failed)
-            attempt = Attempt(decision=self.decision, asked_at=asked_at, dispatched_at=time.perf_counter())
-            self.road.attempts.append(attempt)
-            try:
-                await self._attempt(self.decision)
-                return
-            except errors.HeadwaterError as error:
-                attempt.error = error.message
-                if not isinstance(error, errors.Unavailable):
-                    raise
-                if self.road.ttft is not None or self.attempt == MAX_ATTEMPTS:
-                    raise
-                if error.code == ENGINE_UNAVAILABLE:
-                    failed.add(self.decision.replica_id)
-                self.line.metrics.retries.inc()
-            finally:
-                attempt.ended_at = time.perf_counter()
-
-    async def _choose(self, failed: set[str]) -> Decision:
-        """The replica that answers soonest, of those that have not failed this request."""
-        prepared, model_key = self.prepared, self.line.processors.model(self.job.model).key
-        await self.line.router.consult(model_key, prepared.block_hashes)
-        await self.line.demand.replica(self.job.model)
-        num_prompt_tokens, max_tokens = len(prepared.prompt_ids), prepared.sampling.max_tokens
-        decision = self.line.router.choose(
-            model_key, prepared.block_hashes, num_prompt_tokens, max_tokens, exclude=failed
-        )
-        remaining_ms = self.job.caller.remaining_ms
-        if remaining_ms and decision.predicted_seconds * 1e3 > remaining_ms:
-            seconds = decision.predicted_seconds
-            raise errors.DeadlineExceeded(f"the first token would come in {seconds:.1f} s, behind the deadline")
-        return decision
-
-    async def _attempt(self, decision: Decision) -> None:
-        # A request that can be resumed names its output processor: whoever knows its id finds it.
-        session = self.line.outputs.pick(
-            self.job.caller.request_id if self.job.context else decision.address, self.job.model
-        )
-        self._ended = asyncio.get_running_loop().create_future()
-        self._num_open = len(self.choices)
-        # An attempt that failed may have scored a part of the prompt.
-        self.prompt_logprobs, self.is_scored = [], False
-        self._dispatch = self.line.router.dispatched(decision, self.job.caller.request_id)
-        if self.turn is not None:
-            self.turn.sent()
-        is_fault = False
-        try:
-            if self.prepared.sampling.use_beam_search:
-                await self._open_beams(session, decision)
-            else:
-                ids = session.open(self._open_message(decision), self.choices, self.context)
-                for choice, stream_id in zip(self.choices, ids, strict=True):
-                    choice.opened(session, stream_id)
-            await self._ended
-        except errors.HeadwaterError as error:
-            is_fault = error.code in (ENGINE_UNAVAILABLE, errors.InternalError.code)
-            raise
-        finally:
-            self.part()
-            self.line.router.finished(self._dispatch, failed=is_fault)
-
-    @property
-    def context(self) -> bytes:
-        """What another gateway needs to go on with it; empty when it is not resumable."""
-        return self.job.context.encode(self.prepared.sampling.seed) if self.job.context is not None else b""
-
-    def part(self) -> None:
-        """Its streams end, or are left to whoever comes for them."""
-        if self.job.context is None or not self._is_left():
-            for choice in self.choices:
-                choice.cancel("client_gone")
-            return
-        session = next((each.session for each in self.choices if each.session is not None), None)
-        stream_ids = [stream_id for each in self.choices if (stream_id := each.let_go()) is not None]
-        if session is not None:
-            session.let_go(stream_ids, self.num_prompt_tokens, self.num_output_tokens)
-
-    def _is_left(self) -> bool:
-        """By its client's connection or by its gateway, not by a word that ends it. Asked while the cause is raised."""
-        if not isinstance(sys.exc_info()[1], asyncio.CancelledError):
-            return False
-        deadline = self.job.caller.deadline
-        is_late = deadline is not None and time.monotonic() >= deadline
-        return not is_late and (self._cancelled_by is None or isinstance(self._cancelled_by, errors.Unavailable))
-
-    async def _open_beams(self, session: OutputSession, decision: Decision) -> None:
-        """Finds the beams; that an answer has been computed makes its text, as in a resume."""
-
-        def make_open(prompt_ids: Sequence[int], sampling: common_pb2.Sampling) -> output_processor_pb2.Open:
-            opening = self._open_message(decision)
-            opening.add.prompt_ids[:] = prompt_ids
-            opening.add.sampling.CopyFrom(sampling)
-            opening.add.choice_indices[:] = [0]
-            opening.ClearField("answer_format")
-            return opening
-
-        prepared = self.prepared
-        ends = frozenset([*prepared.sampling.stop_token_ids, *prepared.eos_token_ids])
-        ends -= frozenset(prepared.eos_token_ids) if prepared.sampling.ignore_eos else frozenset()
-        beams = await BeamSearch(session, prepared.prompt_ids, prepared.sampling, make_open).run(ends)
-        for choice, beam in zip(self.choices, beams, strict=False):
-            opening = self._open_message(decision)
-            opening.add.output_ids[:] = beam.token_ids
-            opening.add.num_output_tokens = opening.add.sampling.max_tokens = len(beam.token_ids)
-            opening.add.choice_indices[:] = [choice.number]
-            choice.resume(beam.token_ids)
-            [stream_id] = session.open(opening, [choice])
-            choice.opened(session, stream_id)
-
-    def _open_message(self, decision: Decision) -> output_processor_pb2.Open:
-        caller, prepared = self.job.caller, self.prepared
-        add = engine_pb2.Add(
-            request_id=caller.request_id,
-            attempt=self.attempt,
-            prompt_ids=prepared.prompt_ids,
-            sampling=prepared.sampling,
-            eos_token_ids=prepared.eos_token_ids,
-            bad_word_ids=prepared.bad_word_ids,
-            grammar=prepared.grammar,
-            num_grammar_bytes=len(prepared.grammar),
-            choice_indices=range(len(self.choices)),
-            tenant=caller.tenant.id,
-            weight=caller.tenant.weight,
-            tier=caller.tenant.tier + caller.priority,
-            virtual_time=self.share.virtual_time if self.share is not None else 0.0,
-            deadline_ms=caller.remaining_ms,
-            cache_namespace=self._namespace,
-            traceparent=caller.span.context.traceparent,
-            predicted_cached_tokens=decision.predicted_cached_tokens,
-            credit=self.grant.first_credit,
-            pooling=self.job.pooling,
-        )
-        if not add.sampling.max_tokens and not self.job.pooling:
-            add.sampling.max_tokens = 1
-        return output_processor_pb2.Open(
-            engine_address=decision.address,
-            replica_id=decision.replica_id,
-            epoch=decision.epoch,
-            model=self.job.model,
-            add=add,
-            answer_format=prepared.answer_format if prepared.HasField("answer_format") else None,
-        )
+        await self.carriage.run()
 
     def first_token(self, now: float) -> None:
         if self.road.first_token_at is None:
@@ -350,26 +201,19 @@ class Generation:
             self.line.metrics.of(self.job.model).first_token.observe(now - self.road.arrived_at)
 
     def started(self, start: engine_pb2.Start) -> None:
-        """Its choices share one prompt, so the first one's word counts."""
-        attempt = self.road.attempts[-1]
-        if attempt.start is None:
-            attempt.start = start
+        """Its choices share one prompt, so the first one's word counts, and of several attempts the first one's."""
+        if self.carriage.started(start) and not self._has_started:
+            self._has_started = True
+            self.cached_tokens = start.cached_tokens
             if self.share is not None:
                 self.share.started()
-            self.cached_tokens = start.cached_tokens
-            if self._dispatch is not None:
-                self.line.router.started(self._dispatch, start.cached_tokens)
-                self.line.admission.give()
 
     def choice_ended(self, choice: Choice) -> None:
         self.line.metrics.of(self.job.model).finished(str(choice.finish_reason)).inc()
-        self._num_open -= 1
-        if self._num_open == 0 and self._ended is not None and not self._ended.done():
-            self._ended.set_result(None)
+        self.carriage.choice_ended()
 
     def broke(self, error: errors.HeadwaterError) -> None:
-        if self._ended is not None and not self._ended.done():
-            self._ended.set_exception(error)
+        self.carriage.broke(error)
 
     def receipt(self) -> dict[str, Any]:
         """Where it was served and why, and how that turned out."""
@@ -377,6 +221,7 @@ class Generation:
         return {
             "request_id": self.job.caller.request_id,
             "attempts": self.attempt,
+            "exact": self.road.is_exact,
             "decision": self.decision.receipt if self.decision is not None else None,
             "cached_tokens": self.cached_tokens,
             "engine_queue_seconds": start.queue_seconds,

@@ -59,6 +59,10 @@ class Decision:
         return self.member.replica_id
 
     @property
+    def incarnation(self) -> tuple[str, int]:
+        return self.member.replica_id, self.member.epoch
+
+    @property
     def epoch(self) -> int:
         return self.member.epoch
 

@@ -63,6 +63,10 @@ class Replica:
         return now - self.load.reported_at if self.load.reported_at is not None else -1.0
 
     @property
+    def incarnation(self) -> tuple[str, int]:
+        return self.member.replica_id, self.member.epoch
+
+    @property
     def block_size(self) -> int:
         assert self.member.model is not None
         return self.member.model.block_size

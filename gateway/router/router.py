@@ -30,12 +30,14 @@ from headwater.services.index.feed import IndexFeed
 from headwater.services.member import new_epoch
 from headwater.services.membership import Members
 
+Incarnation = tuple[str, int]
+"""A replica's name and its epoch."""
 HASH_LEN = 16
 EXPECT_SECONDS = 2.0
 """At least so long a request on its way counts as cached where it went."""
 _MAX_PREFIXES = 20_000
 """Whose last replicas are remembered."""
-_LAST_RESORT = ("full", "failing")
+_LAST_RESORT = ("full", "inexact", "failing")
 """Guards that give way, in this order, when every replica has one."""
 
 
@@ -70,7 +72,7 @@ class Router:
     ) -> None:
         """`epoch` names this life of the gateway to others; drawn where it is not given. `logged_share` of the requests
         leave their receipts in the log."""
-        self._feed, self._score, self._clock = feed, score, clock
+        self._members, self._feed, self._score, self._clock = members, feed, score, clock
         self._logged_share = logged_share
         self._fleet = Fleet(bus, members, clock)
         self.peers = Peers(bus, self._fleet, epoch or new_epoch(), clock)
@@ -99,6 +101,15 @@ class Router:
     def model_keys(self) -> list[str]:
         """Of the models that have replicas."""
         return self._fleet.model_keys
+
+    async def wait_for(self, model_key: str, exclude: Collection[Incarnation]) -> None:
+        """Returns when an engine serves the model that is none of these."""
+
+        def is_there(_: Members) -> bool:
+            replicas = self._fleet.of(model_key).values()
+            return any(not (each.is_draining or each.incarnation in exclude) for each in replicas)
+
+        await self._members.wait_for(is_there)
 
     def num_in_flight(self, model_key: str) -> int:
         """Requests on their way or running, of all gateways that tell."""
@@ -132,14 +143,16 @@ class Router:
         block_hashes: bytes,
         num_prompt_tokens: int,
         max_tokens: int,
-        exclude: Collection[str] = (),
+        exclude: Collection[Incarnation] = (),
+        numerics_id: str = "",
     ) -> Decision:
         """The replica for a prompt whose full blocks hash to `block_hashes` (16 bytes each, one after another).
 
-        `exclude` names replicas that failed this request. Raises `Unavailable` when none is left.
+        `exclude` names incarnations that failed this request; `numerics_id` is what its answer so far was computed
+        with, if there is any. Raises `Unavailable` when none is left.
         """
         started, now, hashes = time.perf_counter(), self._clock(), _split(block_hashes)
-        seen = self._look(model_key, hashes, num_prompt_tokens, max_tokens, exclude, now)
+        seen = self._look(model_key, hashes, num_prompt_tokens, max_tokens, exclude, numerics_id, now)
         able = _able(seen)
         if not able:
             raise _none_left(seen)
@@ -208,7 +221,8 @@ class Router:
         hashes: tuple[bytes, ...],
         num_prompt_tokens: int,
         max_tokens: int,
-        exclude: Collection[str],
+        exclude: Collection[Incarnation],
+        numerics_id: str,
         now: float,
     ) -> list[Candidate]:
         """Every replica of the model, scored."""
@@ -219,7 +233,9 @@ class Router:
         for replica_id, replica in self._fleet.of(model_key).items():
             matched_tokens = matched.get(replica_id, 0) * replica.block_size
             parts = replica.parts(num_prompt_tokens, matched_tokens, max_tokens, rates[replica.member.numerics_id], now)
-            guard = "failed" if replica_id in exclude else replica.guard(parts, now)
+            guard = "failed" if replica.incarnation in exclude else replica.guard(parts, now)
+            if not guard and numerics_id and replica.member.numerics_id != numerics_id:
+                guard = "inexact"
             is_synced, cached = replica.standing(index.column(replica_id))
             age = replica.load_age(now)
             seen.append(

@@ -64,7 +64,8 @@ class Cluster:
 
     def choose(self, blocks: list[bytes], exclude: tuple[str, ...] = (), extra_tokens: int = 1) -> Decision:
         num_tokens = len(blocks) * BLOCK + extra_tokens
-        return self.router.choose(self.model.key, b"".join(blocks), num_tokens, 64, exclude=exclude)
+        failed = [(name, self.replicas[name].epoch) for name in exclude]
+        return self.router.choose(self.model.key, b"".join(blocks), num_tokens, 64, exclude=failed)
 
     def sends(self, blocks: list[bytes]) -> Dispatch:
         return self.router.dispatched(self.choose(blocks), uuid.uuid4().hex)

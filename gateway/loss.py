@@ -1,0 +1,82 @@
+"""Why a stream ended before its answer, and what follows for the request: whom a fault blames and which are excused."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from headwater.proto import common_pb2
+from headwater.proto.output_processor_pb2 import OutputFinish
+from headwater.services import errors
+
+ENGINE_UNAVAILABLE = "engine_unavailable"
+OUTPUT_PROCESSOR_UNAVAILABLE = "output_processor_unavailable"
+BROKEN = (common_pb2.FINISH_REASON_ERROR, common_pb2.FINISH_REASON_CANCELLED)
+DEADLINE = "deadline_exceeded"
+"""The reason of an engine that cancels by itself, which may be ahead of the gateway's own clock."""
+
+
+class Cause(Enum):
+    """The value is the word in metrics and explanations."""
+
+    ENGINE_GONE = "engine_gone"
+    HANDED_OVER = "handed_over"
+    REFUSED = "refused"
+    MISSING = "missing"
+    FAULT = "fault"
+    OUTPUT_PROCESSOR_GONE = "output_processor_gone"
+
+    @property
+    def is_of_engine(self) -> bool:
+        """The request goes elsewhere next."""
+        return self is not Cause.OUTPUT_PROCESSOR_GONE
+
+    @property
+    def is_outage(self) -> bool:
+        """Other requests had better go elsewhere too, for a while."""
+        return self in (Cause.ENGINE_GONE, Cause.REFUSED, Cause.FAULT)
+
+    @property
+    def is_suspicion(self) -> bool:
+        """Nobody has died: too many of these at once would be the gateway's doing."""
+        return self in (Cause.MISSING, Cause.FAULT)
+
+
+_CAUSES = {
+    common_pb2.LOSS_CAUSE_UNSPECIFIED: Cause.ENGINE_GONE,
+    common_pb2.LOSS_CAUSE_ENGINE_GONE: Cause.ENGINE_GONE,
+    common_pb2.LOSS_CAUSE_HANDED_OVER: Cause.HANDED_OVER,
+    common_pb2.LOSS_CAUSE_REFUSED: Cause.REFUSED,
+    common_pb2.LOSS_CAUSE_MISSING: Cause.MISSING,
+    common_pb2.LOSS_CAUSE_OUTPUT_PROCESSOR_LEAVING: Cause.OUTPUT_PROCESSOR_GONE,
+}
+
+
+class StreamLost(errors.Unavailable):
+    """The answer has not ended; another replica may go on with it."""
+
+    def __init__(self, message: str, cause: Cause) -> None:
+        super().__init__(message, code=ENGINE_UNAVAILABLE if cause.is_of_engine else OUTPUT_PROCESSOR_UNAVAILABLE)
+        self.cause = cause
+
+
+class PoisonRequest(errors.InternalError):
+    """Two engines died of it, as far as anyone can tell."""
+
+    code = "poison_request"
+
+
+def error_of(finish: OutputFinish) -> errors.HeadwaterError:
+    """Of a stream that ended without its answer's end."""
+    message = finish.error or "the engine ended the request"
+    if finish.cause == common_pb2.LOSS_CAUSE_TAKEN_OVER:
+        return errors.ClientGone(message)
+    if finish.retriable:
+        return StreamLost(message, _CAUSES.get(finish.cause, Cause.FAULT))
+    if finish.reason == common_pb2.FINISH_REASON_CANCELLED:
+        is_late = finish.error == DEADLINE
+        return errors.DeadlineExceeded("the deadline of the request has passed") if is_late else _cut_off(message)
+    return errors.InternalError(message)
+
+
+def _cut_off(message: str) -> errors.Unavailable:
+    return errors.Unavailable(message, code=ENGINE_UNAVAILABLE)

@@ -1,0 +1,12 @@
+"""The chained hashes of KV blocks, for stages that see nothing else of the engine core."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from headwater.engine_core.prefix_hash import block_hashes
+
+
+def prefix_of(namespace: bytes, token_ids: Sequence[int], block_size: int) -> bytes:
+    """Of the full blocks of `token_ids`, 16 bytes each, one after another."""
+    return b"".join(block_hashes(namespace, token_ids, block_size))
