@@ -281,18 +281,13 @@ class OutputStream:
         self.outbox.add_embedding(embedding)
 
     def finish(self, finish: Finish) -> None:
-        """The engine ended the stream: what was held back is certain now."""
-        tail = self._detokenizer.flush()
-        if self._matcher is not None:
-            tail = self._matcher.push(tail)
-            tail += self._matcher.flush()
-        if tail:
-            self._send((), tail)
-        if self.is_stopped:
-            self._end_early()
-            return
+        """The engine ended the stream: what was held back of a whole answer is certain now. Of one that broke the rest
+        may yet come, from another engine."""
         if finish.reason in (common_pb2.FINISH_REASON_STOP, common_pb2.FINISH_REASON_LENGTH):
-            # Of a stream that broke the rest may yet come, from another engine.
+            self._flush()
+            if self.is_stopped:
+                self._end_early()
+                return
             self._flush_parser()
         ending = self._ending(self._reason_after_calls(finish.reason))
         ending.error, ending.retriable, ending.cause = finish.error[:MAX_ERROR_CHARS], finish.retriable, finish.cause
@@ -326,6 +321,15 @@ class OutputStream:
         if self._matcher is not None and self._matcher.hit is not None:
             ending.stop_string = self._matcher.hit
         self._end(ending)
+
+    def _flush(self) -> None:
+        """Sends what may have been half a character, or half a stop string."""
+        tail = self._detokenizer.flush()
+        if self._matcher is not None:
+            tail = self._matcher.push(tail)
+            tail += self._matcher.flush()
+        if tail:
+            self._send((), tail)
 
     def _flush_parser(self) -> None:
         if self._parser is not None and (parts := self._parser.flush()) != Parts():

@@ -146,6 +146,15 @@ async def test_half_a_character_at_the_end_is_replaced(line: Line) -> None:
     assert line.gateway.heard[1].text == "ok \ufffd"
 
 
+@pytest.mark.parametrize("end", ["⚶", "two"], ids=["half a character", "half a stop string"])
+async def test_what_a_broken_stream_held_back_is_left_for_the_next_engine_to_complete(line: Line, end: str) -> None:
+    [number] = await line.open(1, sampling=Sampling(stop=["two three"]))
+    line.engine.say_tokens({number: line.ids(f"ok {end}")[: -1 if end == "⚶" else None]})
+    line.engine.say_finish(number, FINISH_REASON_ERROR, error="the core has ended", retriable=True)
+    finish = await line.gateway.finish(1)
+    assert (line.gateway.heard[1].text, finish.retriable) == ("ok ", True)
+
+
 async def test_gateways_share_one_session_with_an_engine_and_keep_their_own_ids(line: Line) -> None:
     async with listening_gateway(line.address, line.engine, DEMO_NAME) as other:
         [mine] = await line.open(1)
