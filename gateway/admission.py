@@ -18,6 +18,9 @@ from dataclasses import dataclass, field
 from headwater.services import errors
 
 RISE_SECONDS = 30.0
+FREE_PROMPTS = 4
+"""Of each of several tenants, that may wait at replicas whatever the room there: these let who is behind go first,
+which takes that they know of it."""
 
 HasRoom = Callable[[str, int], bool]
 """Whether a model's replicas let more prompts wait there, so many tokens more than do so already."""
@@ -35,6 +38,7 @@ class _Waiting:
     virtual_time: float
     arrival: int
     since: float
+    tenant: str
     num_tokens: int
     turn: asyncio.Future[None]
 
@@ -54,18 +58,30 @@ class _Line:
     num_waiting_tokens: int = 0
     num_released_tokens: int = 0
     """Of prompts that have a turn and are not at a replica yet."""
+    unstarted: Counter[str] = field(default_factory=Counter)
+    """By tenant: prompts that have a turn and wait, here or there, to be computed."""
 
 
 class Turn:
     """To run; what has been sent to a replica is counted there."""
 
-    def __init__(self, line: _Line, num_tokens: int) -> None:
-        self._line, self._num_tokens = line, num_tokens
+    def __init__(self, line: _Line, tenant: str, num_tokens: int) -> None:
+        self._line, self._tenant, self._num_tokens = line, tenant, num_tokens
+        self._is_started = False
 
     def sent(self) -> None:
         """The prompt is on its way to a replica, or will never be."""
         self._line.num_released_tokens -= self._num_tokens
         self._num_tokens = 0
+
+    def started(self) -> None:
+        """The prompt is being computed, or will never be."""
+        self.sent()
+        if not self._is_started:
+            self._is_started = True
+            self._line.unstarted[self._tenant] -= 1
+            if not self._line.unstarted[self._tenant]:
+                del self._line.unstarted[self._tenant]
 
 
 class Admission:
@@ -90,19 +106,19 @@ class Admission:
 
     @contextlib.asynccontextmanager
     async def turn(
-        self, tier: int, virtual_time: float = 0.0, model_key: str = "", num_tokens: int = 0
+        self, tier: int, virtual_time: float = 0.0, model_key: str = "", tenant: str = "", num_tokens: int = 0
     ) -> AsyncIterator[Turn]:
         """Scopes one running request with a prompt of so many tokens. Raises `LimitExceeded` when the queue is full."""
         line = self._lines[model_key]
-        if line.num_waiting or not self._is_open(model_key, line):
-            await self._wait(tier, virtual_time, line, num_tokens)
+        if self._is_free(line, tenant) or (not line.num_waiting and self._is_open(model_key, line)):
+            self._take(line, tenant, num_tokens)
         else:
-            self._take(line, num_tokens)
-        turn = Turn(line, num_tokens)
+            await self._wait(tier, virtual_time, line, tenant, num_tokens)
+        turn = Turn(line, tenant, num_tokens)
         try:
             yield turn
         finally:
-            turn.sent()
+            turn.started()
             self.num_running -= 1
             self.give()
 
@@ -119,15 +135,15 @@ class Admission:
         while (line := self._next()) is not None:
             _, waiting = heapq.heappop(line.queue)
             self._left(line, waiting)
-            self._take(line, waiting.num_tokens)
+            self._take(line, waiting.tenant, waiting.num_tokens)
             waiting.turn.set_result(None)
 
-    async def _wait(self, tier: int, virtual_time: float, line: _Line, num_tokens: int) -> None:
+    async def _wait(self, tier: int, virtual_time: float, line: _Line, tenant: str, num_tokens: int) -> None:
         if self.num_queued >= self.max_queued:
             raise errors.LimitExceeded(f"{self.num_queued} requests are already waiting", retry_after=1.0)
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         now = self._clock()
-        waiting = _Waiting(tier, virtual_time, next(self._arrivals), now, num_tokens, turn)
+        waiting = _Waiting(tier, virtual_time, next(self._arrivals), now, tenant, num_tokens, turn)
         heapq.heappush(line.queue, (waiting.rank(now), waiting))
         line.num_waiting += 1
         line.num_waiting_tokens += num_tokens
@@ -141,13 +157,14 @@ class Admission:
                 self._left(line, waiting)
             else:
                 # A turn that was given in the same moment must not be lost.
-                Turn(line, num_tokens).sent()
+                Turn(line, tenant, num_tokens).started()
                 self.num_running -= 1
                 self.give()
             raise
 
-    def _take(self, line: _Line, num_tokens: int) -> None:
+    def _take(self, line: _Line, tenant: str, num_tokens: int) -> None:
         self.num_running += 1
+        line.unstarted[tenant] += 1
         line.num_released_tokens += num_tokens
 
     def _left(self, line: _Line, waiting: _Waiting) -> None:
@@ -161,6 +178,11 @@ class Admission:
 
     def _is_open(self, model_key: str, line: _Line) -> bool:
         return self.num_running < self.max_running and self._has_room(model_key, line.num_released_tokens)
+
+    def _is_free(self, line: _Line, tenant: str) -> bool:
+        """Whether others have taken what room there was, and this tenant next to nothing."""
+        num_own = line.unstarted.get(tenant, 0)
+        return self.num_running < self.max_running and num_own < FREE_PROMPTS and len(line.unstarted) > (num_own > 0)
 
     def _next(self) -> _Line | None:
         """Whose first goes before the first of all others that have room."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -152,8 +151,9 @@ class Generation:
                     await self.line.demand.replica(model)
                 road.queued_at = time.perf_counter()
                 with self._fairly() as self.share:
-                    rank = caller.tenant.tier + caller.priority, self.share.virtual_time
-                    async with self.line.admission.turn(*rank, self._model_key, self.num_prompt_tokens) as self.turn:
+                    rank, tenant = (caller.tenant.tier + caller.priority, self.share.virtual_time), caller.tenant.id
+                    prompt = self._model_key, tenant, self.num_prompt_tokens
+                    async with self.line.admission.turn(*rank, *prompt) as self.turn:
                         road.admitted_at = time.perf_counter()
                         self.line.metrics.of(model).queue_time.observe(road.admitted_at - road.queued_at)
                         await self._carry()
@@ -207,6 +207,8 @@ class Generation:
             self.cached_tokens = start.cached_tokens
             if self.share is not None:
                 self.share.started()
+            if self.turn is not None:
+                self.turn.started()
 
     def choice_ended(self, choice: Choice) -> None:
         self.line.metrics.of(self.job.model).finished(str(choice.finish_reason)).inc()

@@ -121,3 +121,25 @@ async def test_a_model_without_room_keeps_only_its_own_requests_waiting_and_what
     admission.give()
     assert (admission.num_running, admission.num_queued, admission.waiting_tokens("full")) == (0, 0, 0)
     assert not admission.someone_waits.is_set()
+
+
+async def test_a_tenant_finds_its_way_past_the_room_that_another_has_taken_with_a_few_prompts() -> None:
+    admission, log, release = (
+        Admission(100, 100, has_room=lambda _, num_tokens: num_tokens < 200),
+        list[str](),
+        asyncio.Event(),
+    )
+
+    async def wait(tenant: str) -> None:
+        async with admission.turn(0, tenant=tenant, num_tokens=100) as turn:
+            log.append(tenant)
+            await release.wait()
+            turn.started()
+            turn.started()
+
+    tasks = [asyncio.create_task(wait(tenant)) for tenant in [*["abuser"] * 10, *["ada"] * 6]]
+    await settle()
+    assert log == ["abuser"] * 2 + ["ada"] * 4
+    release.set()
+    await asyncio.gather(*tasks)
+    assert (admission.num_running, admission.num_queued) == (0, 0)
