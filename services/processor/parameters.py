@@ -113,7 +113,7 @@ def _has(sampling: common_pb2.Sampling, name: str) -> bool:
 
 def _check_combinations(checked: common_pb2.Sampling, stream: bool) -> None:
     if checked.use_beam_search:
-        _check_beam_search(checked, stream)
+        _check_beam_search(checked)
     for name in () if checked.use_beam_search else ("n", "best_of"):
         num_choices = getattr(checked, name)
         if num_choices > 1 and checked.temperature < GREEDY_TEMPERATURE:
@@ -124,7 +124,7 @@ def _check_combinations(checked: common_pb2.Sampling, stream: bool) -> None:
     if _has(checked, "best_of"):
         if checked.best_of < checked.n:
             raise BadRequest.of("best_of", checked.best_of, f"at least n ({checked.n})")
-        if checked.best_of > checked.n and stream:
+        if checked.best_of > checked.n and stream and not checked.use_beam_search:
             raise BadRequest("best_of", f"best_of is {checked.best_of} with stream; allowed: n, which is {checked.n}")
     if _has(checked, "top_logprobs") and not checked.logprobs:
         raise BadRequest(
@@ -140,7 +140,7 @@ def _check_combinations(checked: common_pb2.Sampling, stream: bool) -> None:
         raise BadRequest.of("truncate_prompt_tokens", 0, "at least 1")
 
 
-def _check_beam_search(checked: common_pb2.Sampling, stream: bool) -> None:
+def _check_beam_search(checked: common_pb2.Sampling) -> None:
     """Beams are ranked by the model's own log probabilities, so what bends these has no place beside them."""
     width = max(checked.n, checked.best_of)
     if width > MAX_BEAMS:
@@ -148,7 +148,6 @@ def _check_beam_search(checked: common_pb2.Sampling, stream: bool) -> None:
     bent = [name for name in BENDING if getattr(checked, name) != NEUTRAL[name]]
     bent += [name for name in ("bad_words", "allowed_token_ids", "logit_bias") if len(getattr(checked, name))]
     bent += [name for name in ("structured_output", "prompt_logprobs", "thinking_token_budget") if _has(checked, name)]
-    bent += ["stream"] if stream else []
     if bent:
         raise BadRequest(bent[0], f"{bent[0]} with use_beam_search; allowed: without")
     if not checked.max_tokens and _has(checked, "max_tokens"):

@@ -112,7 +112,6 @@ JSON_ROWS: list[tuple[str, dict[str, Any], int, str | None]] = [
     (CHAT, {"stream_options": {"include_usage": True}}, 400, "stream_options"),
     (CHAT, {"stream": True, "prompt_logprobs": 1}, 400, "prompt_logprobs"),
     (CHAT, {"use_beam_search": True, "n": 11}, 400, "use_beam_search"),
-    (CHAT, {"use_beam_search": True, "stream": True}, 400, "stream"),
     (CHAT, {"stream": True, "best_of": 2, "temperature": 1}, 400, "best_of"),
     (CHAT, {"top_logprobs": 21, "logprobs": True}, 400, "top_logprobs"),
     (CHAT, {"cache_salt": 5}, 400, "cache_salt"),

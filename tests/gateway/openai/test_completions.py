@@ -141,4 +141,9 @@ def test_beams_are_distinct_answers_with_their_text(gateway: Gateway) -> None:
         ids = {"model": MODEL, "tokens": choice["token_ids"]}
         assert gateway.client.post("/detokenize", json=ids).json()["prompt"] == choice["text"]
     assert gateway.complete("A river", n=2, best_of=3, **asked)["choices"] == choices[:2]
+    events = gateway.events("/v1/completions", completion_body("A river", n=3, **asked))
+    for choice in choices:
+        told = [each["choices"][0] for each in events if each["choices"][0]["index"] == choice["index"]]
+        assert "".join(each["text"] for each in told) == choice["text"]
+        assert [token for each in told for token in each.get("token_ids", ())] == choice["token_ids"]
     gateway.wait_until(lambda: gateway.metric("headwater_num_streams") == 0)

@@ -115,7 +115,6 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"best_of": 1, "n": 2}, "best_of", "best_of is 1; allowed: at least n (2)"),
     ({"use_beam_search": True, "n": 11}, "use_beam_search", "use_beam_search with 11 beams; allowed: at most 10"),
     ({"use_beam_search": True, "logprobs": True}, "logprobs", "logprobs with use_beam_search; allowed: without"),
-    ({"use_beam_search": True, "stream": True}, "stream", "stream with use_beam_search; allowed: without"),
     ({"use_beam_search": True, "bad_words": ["a"]}, "bad_words", "bad_words with use_beam_search; allowed: without"),
     ({"length_penalty": INF}, "length_penalty", "length_penalty is inf; allowed: a finite number"),
     ({"best_of": 129}, "best_of", "best_of is 129; allowed: 1…128"),

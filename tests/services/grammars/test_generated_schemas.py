@@ -1,0 +1,162 @@
+"""Schemas that nobody wrote: each is refused, or whatever its grammar lets through is valid."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import random
+import string
+from typing import Any
+
+import jsonschema
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, event, given, settings
+from hypothesis import strategies as st
+
+from headwater.proto.common_pb2 import StructuredOutput
+from headwater.services.errors import BadRequest
+from headwater.services.grammars.grammars import GrammarError, Grammars, fill
+from headwater.services.grammars.structured_output import grammar_of
+from headwater.services.text.model import TextModel
+
+Schema = dict[str, Any]
+FORMATS = jsonschema.FormatChecker(["email", "ipv4", "ipv6"])
+MAX_FREE_TOKENS = 40
+MAX_TOKENS = 400
+CLOSING = '"}],'
+"""What brings an answer to its end, first of all."""
+SMALL = st.integers(0, 4)
+BOUNDS = st.one_of(st.integers(-1000, 1000), st.integers(-8000, 8000).map(lambda eighths: eighths / 8))
+NAMES = st.sampled_from(["a", "b", "ab", "name", "Größe", "x y", 'q"', "$ref", "0"])
+PATTERNS = st.sampled_from(["^a", "b$", "^[a-c]*$", r"^\d+$", "x", "^(ab|cd)e?$", "^.{1,3}$", r"^\S+$", "[é-ö]"])
+VALUES = st.recursive(
+    st.one_of(st.none(), st.booleans(), st.integers(-99, 99), st.text(string.printable + "é\u2028😀", max_size=5)),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(NAMES, inner, max_size=2),
+    max_leaves=3,
+)
+
+
+@FORMATS.checks("date", raises=ValueError)
+def is_date(text: object) -> bool:
+    """RFC 3339 has a year 0000, which is a leap year; the library's own check has none."""
+    return not isinstance(text, str) or bool(datetime.date.fromisoformat(text.replace("0000-", "0004-", 1)))
+
+
+def some_of(**keywords: st.SearchStrategy[Any]) -> st.SearchStrategy[Schema]:
+    return st.fixed_dictionaries({}, optional=keywords)
+
+
+def typed(name: str, **keywords: st.SearchStrategy[Any]) -> st.SearchStrategy[Schema]:
+    return some_of(**keywords).map(lambda given: {"type": name} | given)
+
+
+LIMITS = {"minimum": BOUNDS, "maximum": BOUNDS, "exclusiveMinimum": BOUNDS, "exclusiveMaximum": BOUNDS}
+LEAVES = st.one_of(
+    typed("string", minLength=SMALL, maxLength=SMALL, pattern=PATTERNS),
+    typed("string", format=st.sampled_from(["date", "email", "ipv4", "ipv6", "uuid", "time", "duration"])),
+    typed("integer", multipleOf=st.sampled_from([1, 2, 3, 7, 10]), **LIMITS),
+    typed("number", multipleOf=st.sampled_from([1, 2, 0.5, 0.25]), **LIMITS),
+    typed("boolean"),
+    typed("null"),
+    st.lists(VALUES, min_size=1, max_size=3).map(lambda values: {"enum": values}),
+    VALUES.map(lambda value: {"const": value}),
+    st.lists(st.sampled_from(["string", "integer", "null", "array"]), min_size=1, unique=True).map(
+        lambda names: {"type": names}
+    ),
+)
+
+
+def around(inner: st.SearchStrategy[Schema]) -> st.SearchStrategy[Schema]:
+    either, members = st.booleans() | inner, st.lists(inner, min_size=1, max_size=3)
+    return st.one_of(
+        typed("array", items=either, prefixItems=members, minItems=SMALL, maxItems=SMALL),
+        typed(
+            "object",
+            properties=st.dictionaries(NAMES, inner, max_size=3),
+            required=st.lists(NAMES, max_size=2, unique=True),
+            additionalProperties=either,
+            patternProperties=st.dictionaries(PATTERNS, inner, max_size=1),
+            minProperties=SMALL,
+            maxProperties=SMALL,
+        ),
+        some_of(anyOf=members),
+        some_of(oneOf=members),
+        some_of(allOf=members),
+        st.tuples(inner, inner).map(lambda two: two[0] | {"anyOf": [two[1], {"type": "string"}]}),
+    )
+
+
+def referred_to(schema: Schema) -> Schema:
+    member = {"$ref": "#/$defs/d"}
+    return {"$defs": {"d": schema}, "type": "object", "properties": {"a": member, "b": {"items": member}}}
+
+
+_TREES = st.recursive(LEAVES, around, max_leaves=6)
+SCHEMAS = _TREES | _TREES | _TREES | _TREES.map(referred_to)
+
+
+class Walker:
+    """Writes answers to a grammar by lot; past some tokens it takes what brings them to an end."""
+
+    def __init__(self, model: TextModel) -> None:
+        self._grammars, self._model = Grammars(model.folder), model
+        self._mask = np.zeros(self._grammars.num_words, np.int32)
+        encode = model.tokenizer.encode
+        self._last = [*model.eos_token_ids, *(encode(char, add_special_tokens=False)[0] for char in CLOSING)]
+
+    def answer(self, schema: Schema, dice: random.Random) -> str | None:
+        """None where it does not come to an end. Raises `BadRequest`, `GrammarError`."""
+        asked = StructuredOutput(json_schema=json.dumps(schema), whitespace_pattern=" ?")
+        matcher = self._grammars.compile(grammar_of(asked, {}))
+        written: list[int] = []
+        while not matcher.is_stopped() and len(written) < MAX_TOKENS:
+            fill(matcher, self._mask)
+            written.append(self._next(dice, ends=len(written) > MAX_FREE_TOKENS))
+            matcher.consume_token(written[-1])
+        if not matcher.is_stopped():
+            return None
+        return self._model.tokenizer.decode(written[:-1] if written[-1] in self._model.eos_token_ids else written)
+
+    def _next(self, dice: random.Random, *, ends: bool) -> int:
+        bits = np.unpackbits(self._mask.view(np.uint8), bitorder="little")
+        if ends and (last := next((token for token in self._last if bits[token]), None)) is not None:
+            return last
+        allowed = np.flatnonzero(bits)
+        return int(allowed[dice.randrange(len(allowed))])
+
+
+@pytest.fixture(scope="module")
+def walker(demo_model: TextModel) -> Walker:
+    return Walker(demo_model)
+
+
+def check(walker: Walker, schema: Schema, dice: random.Random) -> None:
+    try:
+        text = walker.answer(schema, dice)
+    except BadRequest as refusal:
+        event(f"refused: {refusal.code}")
+        return
+    except GrammarError as refusal:
+        event(f"refused: {str(refusal)[:40]}")
+        return
+    event("endless" if text is None else "answered")
+    if text is not None:
+        jsonschema.validate(json.loads(text), schema, format_checker=FORMATS)
+
+
+COMMON: Any = {"deadline": None, "database": None, "suppress_health_check": list(HealthCheck)}
+
+
+@settings(max_examples=100, derandomize=True, **COMMON)
+@given(schema=SCHEMAS, dice=st.randoms(use_true_random=False))
+def test_a_generated_schema_is_refused_or_kept(walker: Walker, schema: Schema, dice: random.Random) -> None:
+    check(walker, schema, dice)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+@settings(max_examples=10_000, **COMMON)
+@given(schema=SCHEMAS, dice=st.randoms(use_true_random=False))
+def test_so_are_thousands(walker: Walker, schema: Schema, dice: random.Random) -> None:
+    check(walker, schema, dice)
