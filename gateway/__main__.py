@@ -27,6 +27,7 @@ from headwater.gateway.demand import Demand
 from headwater.gateway.line import Line
 from headwater.gateway.listeners import ClientTls, GrpcListener, RestListener
 from headwater.gateway.metrics import Metrics
+from headwater.gateway.model_admin import ModelSurface
 from headwater.gateway.output_sessions import OutputSessions
 from headwater.gateway.processors import Processors
 from headwater.gateway.response_store import ResponseStore
@@ -38,6 +39,7 @@ from headwater.gateway.tenancy.admin import AdminSurface
 from headwater.gateway.tenancy.book import TenantBook
 from headwater.gateway.tenancy.directory import TenantDirectory
 from headwater.gateway.tenancy.limiter import Limiter
+from headwater.gateway.tenancy.snapshot import Snapshot
 from headwater.gateway.tenancy.usage import UsageLog
 from headwater.gateway.tenancy.virtual_time import VirtualTime
 from headwater.gateway.tenants import AdminKeys, KeyedTenants, OpenTenants, Tenants
@@ -67,7 +69,9 @@ async def serve(settings: GatewaySettings) -> None:
         tracing = stack.enter_context(tracing_to(settings.otlp_endpoint, "gateway", name))
         line = await stack.enter_async_context(line_behind(settings, bus, name, tracing))
         durable = Durable(bus)
-        app = make_app(line, settings, durable, admin_of(settings, bus))
+        admin = admin_of(settings, bus)
+        models_here = ModelSurface(bus, line.catalogues, admin, is_open=not settings.api_key_file)
+        app = make_app(line, settings, durable, admin, models_here)
         shared: dict[str, Any] = {"reuse_port": settings.reuse_port, "tls": ClientTls.of(settings)}
         rest = RestListener(app, settings.host, settings.port, **shared)
         public = GrpcListener(line, settings.host, settings.grpc_port, **shared)
@@ -171,7 +175,8 @@ async def tenants_of(settings: GatewaySettings, bus: Bus) -> AsyncIterator[tuple
     file = KeyedTenants.read(Path(settings.api_key_file)) if settings.api_key_file else None
     if settings.keeps_tenants:
         admins = AdminKeys.read(settings.admin_key, settings.admin_key_file)
-        async with TenantDirectory(TenantBook(bus), admins, file).running(bus) as directory:
+        snapshot = Snapshot(settings.tenants_file)
+        async with TenantDirectory(TenantBook(bus), admins, file, snapshot).running(bus) as directory:
             yield directory, directory.scopes
     elif file is not None:
         yield file, unlimited

@@ -83,7 +83,7 @@ class AdminSurface:
         self._bus, self._admins, self._book, self._usage = bus, admins, book, usage
 
     async def add_tenant(self, exchange: Exchange) -> None:
-        admin, asked = self._admin(exchange), decode(await exchange.body(MAX_BODY_BYTES), NewTenant)
+        admin, asked = self.admin_of(exchange), decode(await exchange.body(MAX_BODY_BYTES), NewTenant)
         _checked_id(asked.id)
         key, secret = new_key()
         record = TenantRecord(
@@ -95,34 +95,34 @@ class AdminSurface:
             models=asked.models,
             keys=(key,),
         )
-        async with self._recorded(admin, "add", asked.id, msgspec.to_builtins(asked)):
+        async with self.recorded(admin, "add", asked.id, msgspec.to_builtins(asked)):
             await self._book.add(record)
         await exchange.reply_json(_shown(record) | {"key": secret}, 201)
 
     async def list_tenants(self, exchange: Exchange) -> None:
-        self._admin(exchange)
+        self.admin_of(exchange)
         await exchange.reply_json({"object": "list", "data": [_shown(record) for record in await self._book.all()]})
 
     async def get_tenant(self, exchange: Exchange) -> None:
-        self._admin(exchange)
+        self.admin_of(exchange)
         await exchange.reply_json(_shown(await self._book.get(exchange.path_params["id"])))
 
     async def change_tenant(self, exchange: Exchange) -> None:
-        admin, asked = self._admin(exchange), decode(await exchange.body(MAX_BODY_BYTES), Change)
+        admin, asked = self.admin_of(exchange), decode(await exchange.body(MAX_BODY_BYTES), Change)
         tenant = exchange.path_params["id"]
-        async with self._recorded(admin, "set", tenant, msgspec.to_builtins(asked)):
+        async with self.recorded(admin, "set", tenant, msgspec.to_builtins(asked)):
             record = await self._book.change(tenant, lambda record: _changed(record, asked))
         await exchange.reply_json(_shown(record))
 
     async def remove_tenant(self, exchange: Exchange) -> None:
-        admin, tenant = self._admin(exchange), exchange.path_params["id"]
-        async with self._recorded(admin, "remove", tenant, {}):
+        admin, tenant = self.admin_of(exchange), exchange.path_params["id"]
+        async with self.recorded(admin, "remove", tenant, {}):
             await self._book.remove(tenant)
         await exchange.reply_json({"id": tenant, "object": "tenant", "deleted": True})
 
     async def add_key(self, exchange: Exchange) -> None:
         """Another key; with `expire_others_after` those that there are run out."""
-        admin, asked = self._admin(exchange), decode(await exchange.body(MAX_BODY_BYTES) or b"{}", Rotation)
+        admin, asked = self.admin_of(exchange), decode(await exchange.body(MAX_BODY_BYTES) or b"{}", Rotation)
         tenant, (key, secret), now = exchange.path_params["id"], new_key(), time.time()
         key = msgspec.structs.replace(key, limits=asked.limits)
 
@@ -132,12 +132,12 @@ class AdminSurface:
                 raise errors.BadRequest("id", f"tenant {record.id} has {MAX_KEYS} keys; allowed: {MAX_KEYS}")
             return msgspec.structs.replace(record, keys=(*others, key))
 
-        async with self._recorded(admin, "add-key", tenant, {"key_id": key.id, **msgspec.to_builtins(asked)}):
+        async with self.recorded(admin, "add-key", tenant, {"key_id": key.id, **msgspec.to_builtins(asked)}):
             record = await self._book.change(tenant, change)
         await exchange.reply_json(_shown(record) | {"key": secret}, 201)
 
     async def remove_key(self, exchange: Exchange) -> None:
-        admin = self._admin(exchange)
+        admin = self.admin_of(exchange)
         tenant, key_id = exchange.path_params["id"], exchange.path_params["key_id"]
 
         def change(record: TenantRecord) -> TenantRecord:
@@ -146,13 +146,13 @@ class AdminSurface:
                 raise errors.NotFound("key", key_id)
             return msgspec.structs.replace(record, keys=keys)
 
-        async with self._recorded(admin, "remove-key", tenant, {"key_id": key_id}):
+        async with self.recorded(admin, "remove-key", tenant, {"key_id": key_id}):
             record = await self._book.change(tenant, change)
         await exchange.reply_json(_shown(record))
 
     async def usage(self, exchange: Exchange) -> None:
         """By day and model, of the last `days`."""
-        self._admin(exchange)
+        self.admin_of(exchange)
         tenant, days = exchange.path_params["id"], _days(exchange.query.get("days", str(DEFAULT_DAYS)))
         today = datetime.datetime.now(datetime.UTC).replace(hour=0, minute=0, second=0, microsecond=0)
         rows: dict[tuple[str, str], dict[str, Any]] = {}
@@ -171,14 +171,15 @@ class AdminSurface:
 
     async def audit(self, exchange: Exchange) -> None:
         """What was changed in the last `days`, oldest first; of too much, the youngest."""
-        self._admin(exchange)
+        self.admin_of(exchange)
         days = _days(exchange.query.get("days", str(DEFAULT_DAYS)))
         since = datetime.datetime.now(datetime.UTC) - datetime.timedelta(days=days)
         with or_unavailable():
             found = [msgspec.Raw(data) async for _, data in read_stream(self._bus, AUDIT_STREAM, subjects.AUDIT, since)]
         await exchange.reply_json({"object": "list", "data": found[-MAX_AUDIT:]})
 
-    def _admin(self, exchange: Exchange) -> str:
+    def admin_of(self, exchange: Exchange) -> str:
+        """Raises `Unauthenticated`, `PermissionDenied`."""
         name = self._admins.name_of(exchange.headers.get("authorization", ""))
         if name is None:
             structlog.get_logger().warning("administration refused", method=exchange.method, path=exchange.path)
@@ -186,7 +187,7 @@ class AdminSurface:
         return name
 
     @contextlib.asynccontextmanager
-    async def _recorded(self, admin: str, action: str, tenant: str, change: dict[str, Any]) -> AsyncIterator[None]:
+    async def recorded(self, admin: str, action: str, tenant: str, change: dict[str, Any]) -> AsyncIterator[None]:
         """Written before it is done, so that nothing is done unseen; what then fails has a second record."""
         await self._write(AuditRecord(at=time.time(), admin=admin, action=action, tenant=tenant, change=change))
         try:

@@ -20,6 +20,8 @@ from rich.markup import escape
 from headwater.services.cli import chat as chat_room
 from headwater.services.cli import doctor as examination
 from headwater.services.cli import status as cluster
+from headwater.services.cli.model_commands import ModelError
+from headwater.services.cli.model_commands import make_commands as make_model_commands
 from headwater.services.cli.tenant_client import TenantError
 from headwater.services.cli.tenant_commands import make_commands
 from headwater.services.cli.up import INTERRUPTED
@@ -37,12 +39,13 @@ from headwater.services.stack.line_file import read_line
 from headwater.services.stack.local_stack import StackError
 from headwater.services.stack.plan import gpu_flags
 from headwater.services.stack.profile import Profile
-from headwater.services.stack.settings import StackSettings
+from headwater.services.stack.scaling import IDLE_SECONDS, TARGET_REQUESTS
+from headwater.services.stack.settings import COLD_START_SECONDS, StackSettings
 from headwater.services.stack.stage_process import StageDied
 
 KNOWN_ERRORS: tuple[type[Exception], ...] = (
     *(SettingError, ModelNotFound, ModelFolderError, ConversionFailed, HubError, DemoModelError),
-    *(StackError, StageDied, EmbeddedServerError, cluster.NobodyThere, chat_room.ChatError, TenantError),
+    *(StackError, StageDied, EmbeddedServerError, cluster.NobodyThere, chat_room.ChatError, TenantError, ModelError),
     httpx.HTTPError,
 )
 """What a person can do something about; anything else is a fault of ours and shows its trace."""
@@ -82,6 +85,7 @@ StateDir = Annotated[
     ),
 ]
 app.add_typer(make_commands(default_state_dir), name="tenant")
+app.add_typer(make_model_commands(default_state_dir), name="models")
 CacheDir = Annotated[
     Path,
     typer.Option(
@@ -116,6 +120,25 @@ def up(
             envvar="HEADWATER_REPLICAS", show_default="2; on GPUs one each", help="Engines; they share the machine."
         ),
     ] = None,
+    min_replicas: Annotated[
+        int | None,
+        typer.Option(envvar="HEADWATER_MIN_REPLICAS", help="Engines come and go by demand: the fewest; 0 is allowed."),
+    ] = None,
+    max_replicas: Annotated[
+        int | None, typer.Option(envvar="HEADWATER_MAX_REPLICAS", help="Engines come and go by demand: the most.")
+    ] = None,
+    idle_seconds: Annotated[
+        float,
+        typer.Option(envvar="HEADWATER_IDLE_SECONDS", help="After which an engine that is not needed is stopped."),
+    ] = IDLE_SECONDS,
+    target_requests: Annotated[
+        int,
+        typer.Option(envvar="HEADWATER_TARGET_REQUESTS", help="At once on an engine, before another one is started."),
+    ] = TARGET_REQUESTS,
+    cold_start_timeout: Annotated[
+        float,
+        typer.Option(envvar="HEADWATER_COLD_START_TIMEOUT", help="Seconds that a request waits for the first engine."),
+    ] = COLD_START_SECONDS,
     profile: Annotated[
         Path | None, typer.Option(envvar="HEADWATER_PROFILE", help="Settings that `headwater bench tune` found.")
     ] = None,
@@ -188,9 +211,20 @@ def up(
     given = dict(locals())
     given["allowed_origins"] = tuple(allowed_origins or ())
     tuned = Profile.read(profile).replicas if profile is not None else None
-    given["replicas"] = replicas if replicas is not None else tuned or default_replicas(device)
+    usual = replicas if replicas is not None else tuned or default_replicas(device)
+    given["min_replicas"], given["replicas"] = replica_bounds(replicas, given.pop("max_replicas"), min_replicas, usual)
     given["state_dir"], given["cache_dir"] = state_dir.expanduser().resolve(), cache_dir.expanduser().resolve()
     raise typer.Exit(run_line(StackSettings(**given), Console()))
+
+
+def replica_bounds(fixed: int | None, most: int | None, least: int | None, usual: int) -> tuple[int | None, int]:
+    """The fewest replicas, None for a fixed number, and the most. Raises `SettingError`."""
+    if most is None and least is None:
+        return None, usual
+    if fixed is not None:
+        raise SettingError("replicas", fixed, "not together with --min-replicas and --max-replicas")
+    most = most if most is not None else max(usual, least or 0)
+    return (least if least is not None else min(1, most)), most
 
 
 @app.command()

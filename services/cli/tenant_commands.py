@@ -153,14 +153,20 @@ def _settings(given: dict[str, Any]) -> dict[str, Any]:
     return settings | ({"limits": limits} if limits else {})
 
 
-def _key(path: Path | None) -> str:
-    """From the environment or the file: a flag would show it to everyone on the machine."""
+def admin_key(path: Path | None) -> str:
+    """From the environment or the file: a flag would show it to everyone on the machine. Empty: there is none."""
     if key := os.environ.get("HEADWATER_ADMIN_KEY"):
         return key
     for line in path.read_text().splitlines() if path is not None else ():
         words = line.split()
         if len(words) == 2 and not words[0].startswith("#"):
             return words[1]
+    return ""
+
+
+def _key(path: Path | None) -> str:
+    if key := admin_key(path):
+        return key
     raise TenantError("an administrator's key is needed: set HEADWATER_ADMIN_KEY, or give --admin-key-file")
 
 

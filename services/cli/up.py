@@ -103,7 +103,13 @@ def _own_state_folder(folder: Path) -> Iterator[None]:
 
 
 def _tell(console: Console, line: LineRecord, settings: StackSettings, seconds: float) -> None:
-    replicas = f"{settings.replicas} replica{'s' if settings.replicas > 1 else ''}"
+    rules = settings.rules
+    number = (
+        str(rules.max_replicas)
+        if rules.min_replicas == rules.max_replicas
+        else f"{rules.min_replicas} to {rules.max_replicas}"
+    )
+    replicas = f"{number} replica{'s' if rules.max_replicas > 1 else ''}"
     console.print(f"\n[bold green]ready[/] in {seconds:.1f} s: [bold]{escape(line.model)}[/] on {replicas}\n")
     command = "headwater" if shutil.which("headwater") else os.path.relpath(sys.argv[0])
     body = {"model": line.model, "stream": True, "messages": [{"role": "user", "content": "What is a headwater?"}]}

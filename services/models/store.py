@@ -16,7 +16,7 @@ from pathlib import Path
 
 from headwater.services.kept_child import kept_child
 from headwater.services.models import demo_model, hugging_face
-from headwater.services.models.manifest import LAYOUT, MANIFEST_NAME
+from headwater.services.models.manifest import LAYOUT, MANIFEST_NAME, ModelManifest
 from headwater.services.progress import Report
 from headwater.services.stack.hardware import resolve_device, resolve_dtype
 
@@ -85,6 +85,27 @@ def pull(
     return folder
 
 
+def name_of(model: str) -> str:
+    """The name that it is served under unless told otherwise; downloads nothing.
+
+    Raises `ModelNotFound`, `ModelFolderError`.
+    """
+    path = Path(model).expanduser()
+    if (path / MANIFEST_NAME).is_file():
+        return ModelManifest.read(path).name
+    if path.suffix == ".gguf" and path.is_file():
+        return path.stem
+    if (path / "config.json").is_file():
+        return path.resolve().name
+    if model == demo_model.DEMO_NAME or _is_hub_id(model):
+        return model
+    raise ModelNotFound(model)
+
+
+def _is_hub_id(model: str) -> bool:
+    return model.count("/") == 1 and not Path(model).exists() and not model.startswith(("/", ".", "~"))
+
+
 def find_source(model: str, *, revision: str | None, cache_dir: Path, progress: Report) -> Source:
     """What `model` names: the demo model, something on this disk, or a repository of the Hub, in this order."""
     path = Path(model).expanduser()
@@ -96,7 +117,7 @@ def find_source(model: str, *, revision: str | None, cache_dir: Path, progress: 
         name, files = path.stem, [path]
     elif (path / "config.json").is_file():
         name, files = path.resolve().name, sorted(path.glob("*.json")) + sorted(path.glob("*.safetensors"))
-    elif model.count("/") == 1 and not path.exists() and not model.startswith(("/", ".", "~")):
+    elif _is_hub_id(model):
         folder = hugging_face.snapshot(model, revision=revision, cache_dir=cache_dir, progress=progress)
         return Source(name=model, revision=folder.name, origin=f"huggingface:{model}", obtain=lambda _: folder)
     else:

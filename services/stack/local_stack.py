@@ -16,13 +16,15 @@ from pathlib import Path
 
 import httpx
 
+from headwater.services.bus import Bus
 from headwater.services.kept_child import keeper_command
 from headwater.services.progress import Report
 from headwater.services.stack.embedded import EmbeddedServer, start_nats, start_valkey
 from headwater.services.stack.line_file import LineRecord, StageRecord, remove_line
+from headwater.services.stack.model_desk import ModelDesk
 from headwater.services.stack.plan import StackPlan
 from headwater.services.stack.settings import STACK_VARIABLES, StackSettings
-from headwater.services.stack.stage_process import KeptStage, ServerProcess, StageProcess, SupervisorPipe
+from headwater.services.stack.stage_process import KeptStage, ServerProcess, StageProcess, SupervisorPipe, begin_all
 
 SERVER_STOP_LIMIT = 4.0
 READY_LIMIT = 120.0
@@ -51,8 +53,15 @@ class LocalStack:
         self._model_folder, self._served_name = model_folder, served_name
         self._say = say
         self._pipe = SupervisorPipe()
-        self._groups: dict[str, list[KeptStage]] = {}
-        """By kind, in the order of starting."""
+        self._servers: dict[str, KeptStage] = {}
+        self._gateways: list[KeptStage] = []
+        self._desk = ModelDesk(
+            settings,
+            self._pipe,
+            self._stage,
+            hurry=self.hurry,
+            say=self._say_and_record,
+        )
         self._logs = settings.state_dir / "logs"
         self._env = {name: value for name, value in os.environ.items() if name not in STACK_VARIABLES}
 
@@ -89,19 +98,35 @@ class LocalStack:
         self._write_record()
 
     async def run(self) -> None:
-        """Keeps every process running; ends when cancelled."""
-        async with asyncio.TaskGroup() as group:
-            for stage in self._stages():
-                group.create_task(stage.keep())
+        """Keeps every process running, starts and stops replicas, loads and unloads models; ends when cancelled."""
+        assert self.record is not None
+        async with Bus.open(self.record.nats_url) as bus, asyncio.TaskGroup() as tasks:
+            for stage in [*self._servers.values(), *self._gateways]:
+                stage.guard(tasks)
+            await self._desk.run(bus, tasks)
 
     async def stop(self) -> None:
         """Gateways drain first, then what stands behind them ends, all at once, the servers last."""
         remove_line(self.settings.state_dir)
-        for wave in (("gateway",), ("output-processor", "processor", "engine"), ("nats", "valkey")):
-            limit = SERVER_STOP_LIMIT + (self.settings.drain_limit if wave == ("gateway",) else 0)
-            stages = [stage for kind in wave for stage in self._groups.get(kind, ())]
-            await asyncio.gather(*(stage.stop(limit, self.hurry) for stage in stages))
+        await self._end(self._gateways, SERVER_STOP_LIMIT + self.settings.drain_limit)
+        await self._end([stage for line in self._desk.lines() for stage in line.stages()], SERVER_STOP_LIMIT)
+        await self._end(list(self._servers.values()), SERVER_STOP_LIMIT)
         self._pipe.close()
+
+    async def _end(self, stages: Sequence[KeptStage], limit: float) -> None:
+        await asyncio.gather(*(stage.stop(limit, self.hurry) for stage in stages))
+
+    @property
+    def _groups(self) -> dict[str, list[KeptStage]]:
+        """By kind, in the order of starting."""
+        lines = self._desk.lines()
+        return {
+            **{name: [server] for name, server in self._servers.items()},
+            "engine": [stage for line in lines for stage in line.engines.values()],
+            "processor": [stage for line in lines for stage in line.processors],
+            "output-processor": [stage for line in lines for stage in line.output_processors],
+            "gateway": self._gateways,
+        }
 
     def _stages(self) -> list[KeptStage]:
         return [stage for group in self._groups.values() for stage in group]
@@ -111,38 +136,24 @@ class LocalStack:
         settings = self.settings
         if settings.nats_url is None:
             jetstream = settings.state_dir / "nats"
-            self._groups["nats"] = [self._server("nats", partial(start_nats, jetstream=jetstream))]
+            self._servers["nats"] = self._server("nats", partial(start_nats, jetstream=jetstream))
         if settings.redis_url is None:
-            self._groups["valkey"] = [self._server("valkey", start_valkey)]
-        await _begin(self._stages(), report)
+            self._servers["valkey"] = self._server("valkey", start_valkey)
+        await begin_all(list(self._servers.values()), report)
         return (
-            settings.nats_url or self._groups["nats"][0].addresses["url"],
-            settings.redis_url or self._groups["valkey"][0].addresses["url"],
+            settings.nats_url or self._servers["nats"].addresses["url"],
+            settings.redis_url or self._servers["valkey"].addresses["url"],
         )
 
     async def _start_stages(self, plan: StackPlan, report: Report) -> None:
         """All at once: gateways find the stages behind them by their heartbeats."""
-        settings = self.settings
-        self._groups["engine"] = [
-            self._stage(f"engine-{i}", "headwater.services.engine", partial(plan.engine, i), plan.engine_env(i))
-            for i in range(settings.replicas)
-        ]
-        self._groups["processor"] = [
-            self._stage(f"processor-{i}", "headwater.services.processor", partial(plan.processor, i))
-            for i in range(settings.processors)
-        ]
-        self._groups["output-processor"] = [
-            self._stage(
-                f"output-processor-{i}", "headwater.services.output_processor", partial(plan.output_processor, i)
-            )
-            for i in range(settings.output_processors)
-        ]
-        self._groups["gateway"] = [
+        first = self._desk.first(plan)
+        self._gateways = [
             self._stage(f"gateway-{i}", "headwater.gateway", partial(self._gateway_flags, plan, i), plan.gateway_env())
-            for i in range(settings.gateways)
+            for i in range(self.settings.gateways)
         ]
-        kinds = ("engine", "processor", "output-processor", "gateway")
-        await _begin([stage for kind in kinds for stage in self._groups[kind]], report)
+        await begin_all([*first.stages(), *self._gateways], report)
+        self._desk.serve(first)
 
     def _stage(
         self, name: str, module: str, flags: Callable[[], list[str]], env: dict[str, str] | None = None
@@ -152,7 +163,7 @@ class LocalStack:
             log, env_of_stage = self._logs / f"{name}.log", self._env | (env or {})
             return await StageProcess.start(name, command, log=log, supervisor=self._pipe, env=env_of_stage)
 
-        return KeptStage(name, start, self._changed)
+        return KeptStage(name, start, self._say_and_record)
 
     def _server(self, name: str, start_server: Callable[..., Awaitable[EmbeddedServer]]) -> KeptStage:
         """Comes back on the port that it had, so that every client finds it again."""
@@ -163,7 +174,7 @@ class LocalStack:
             server = await start_server(folder=self._logs, port=port, launcher=launcher, pass_fds=[self._pipe.watched])
             return ServerProcess(server)
 
-        kept = KeptStage(name, start, self._changed)
+        kept = KeptStage(name, start, self._say_and_record)
         return kept
 
     def _gateway_flags(self, plan: StackPlan, idx: int) -> list[str]:
@@ -172,6 +183,9 @@ class LocalStack:
             kind: [stage.addresses["grpc"] for stage in group if "grpc" in stage.addresses]
             for kind, group in self._groups.items()
         }
+        if len(self._desk.lines()) > 1:
+            # An address does not say whose tokenizer an output processor has: heartbeats do.
+            del known["output-processor"]
         return plan.gateway(idx, known)
 
     async def _wait_until_ready(self, rest: str, report: Report) -> None:
@@ -187,8 +201,8 @@ class LocalStack:
                 raise StackError(f"the line is not ready after {READY_LIMIT:.0f} s; logs: {self._logs}") from None
         report(what, 1, 1)
 
-    def _changed(self, what: str) -> None:
-        """A process died or came back after the line was ready."""
+    def _say_and_record(self, what: str) -> None:
+        """A process died, came or left, or a model did, after the line was ready."""
         if self.record is not None:
             self._say(what)
             self._write_record()
@@ -202,27 +216,6 @@ class LocalStack:
         )
         self.record = dataclasses.replace(self.record, stages=stages)
         self.record.write(self.settings.state_dir)
-
-
-async def _begin(stages: Sequence[KeptStage], report: Report) -> None:
-    """Waits until all are ready; the first that dies ends the waiting."""
-    num_ready = 0
-    what = "starting " + ", ".join(dict.fromkeys(stage.name.rstrip("-0123456789") for stage in stages))
-
-    async def begin(stage: KeptStage) -> None:
-        nonlocal num_ready
-        await stage.begin()
-        num_ready += 1
-        report(what, num_ready, len(stages))
-
-    report(what, 0, len(stages))
-    tasks = [asyncio.ensure_future(begin(stage)) for stage in stages]
-    try:
-        await asyncio.gather(*tasks)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def claim_port(host: str, port: int, flag: str) -> int:

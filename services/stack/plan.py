@@ -32,12 +32,15 @@ class StackPlan:
     redis_url: str
     master_key: str
     """Separates tenants' caches; the same for every gateway, restarted ones included."""
+    prefix: str = ""
+    """Of the names of a model's stages, where the line serves several."""
 
     def gateway(self, idx: int, addresses: Mapping[str, Sequence[str]]) -> list[str]:
         """`addresses`: what is known of the stages behind, so that a restarted gateway needs no NATS to find them."""
         settings = self.settings
         flags = [f"--host={settings.host}", f"--port={self.port}", f"--grpc-port={self.grpc_port}"]
         flags += [f"--gateway-id={self._id('gateway', idx)}", f"--drain-limit={settings.drain_limit}"]
+        flags += [f"--cold-start-timeout={settings.cold_start_timeout}"]
         # Behind a shared port /metrics would be anyone's: each gateway has an address for its own.
         flags += ["--reuse-port", "--metrics-port=0"] if settings.gateways > 1 else []
         flags += [f"--api-key-file={settings.api_key_file}"] if settings.api_key_file else []
@@ -54,18 +57,18 @@ class StackPlan:
 
     def processor(self, idx: int) -> list[str]:
         settings = self.settings
-        flags = [*self._behind(), f"--replica-id={self._id('processor', idx)}", *self._length()]
+        flags = [*self._behind(), f"--replica-id={self.replica_id('processor', idx)}", *self._length()]
         flags += [*self._block_size(), *([f"--kv-format={kv}"] if (kv := settings.kv_cache_dtype) != "auto" else [])]
         flags += [f"--chat-template={settings.chat_template}"] if settings.chat_template else []
         flags += [f"--generation-config={settings.generation_config}"] if settings.generation_config else []
         return flags
 
     def output_processor(self, idx: int) -> list[str]:
-        return [*self._behind(), f"--replica-id={self._id('output-processor', idx)}"]
+        return [*self._behind(), f"--replica-id={self.replica_id('output-processor', idx)}"]
 
     def engine(self, idx: int) -> list[str]:
         settings = self.settings
-        flags = [*self._behind(), f"--replica-id={self._id('engine', idx)}", f"--executor={settings.executor}"]
+        flags = [*self._behind(), f"--replica-id={self.replica_id('engine', idx)}", f"--executor={settings.executor}"]
         flags += [f"--device={self.device}", f"--threads={self.threads}", f"--load-format={settings.load_format}"]
         flags += [f"--kv-cache-dtype={settings.kv_cache_dtype}"]
         flags += [f"--gpu-memory-utilization={settings.gpu_memory_utilization}"]
@@ -73,13 +76,13 @@ class StackPlan:
         flags += Profile.read(settings.profile).engine_flags(os.environ) if settings.profile else []
         return flags + self._length()
 
-    def engine_env(self, idx: int) -> dict[str, str]:
-        """GPUs go to the replicas in turn, and so do a CPU's threads."""
+    def engine_env(self, place: int) -> dict[str, str]:
+        """GPUs go to the replicas in turn, by places that all models share, and so do a CPU's threads."""
         if self.device != "cuda":
             return {"OMP_NUM_THREADS": str(self.threads)}
         visible = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(str(gpu) for gpu in range(len(gpu_names())))
         gpus = visible.split(",")
-        return {"CUDA_VISIBLE_DEVICES": gpus[idx % len(gpus)]}
+        return {"CUDA_VISIBLE_DEVICES": gpus[place % len(gpus)]}
 
     @property
     def device(self) -> str:
@@ -88,6 +91,14 @@ class StackPlan:
     @property
     def threads(self) -> int:
         return max(1, num_cores() // self.settings.replicas)
+
+    @property
+    def supervisor_id(self) -> str:
+        return self._id("supervisor", 0)
+
+    def replica_id(self, stage: str, idx: int) -> str:
+        """Of a stage behind the gateways."""
+        return self._id(self.prefix + stage, idx)
 
     def _id(self, stage: str, idx: int) -> str:
         """Where NATS or Redis are shared with other lines, names tell the lines apart."""

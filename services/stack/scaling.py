@@ -1,4 +1,4 @@
-"""How many replicas a model should have, from what is seen of it. Knows no processes: whoever asks acts on the answer."""
+"""How many replicas a model should have, from what is seen of it. Knows no processes: whoever asks acts on it."""
 
 from __future__ import annotations
 

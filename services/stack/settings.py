@@ -10,7 +10,9 @@ from headwater.services.advertise import is_loopback
 from headwater.services.engine.settings import KV_CACHE_DTYPES, LOAD_FORMATS
 from headwater.services.settings import SettingError
 from headwater.services.stack.hardware import DEVICES, DTYPES
+from headwater.services.stack.scaling import IDLE_SECONDS, TARGET_REQUESTS, ScaleRules
 
+COLD_START_SECONDS = 120.0
 CHOICES = {
     "dtype": DTYPES,
     "device": DEVICES,
@@ -53,11 +55,19 @@ class StackSettings:
     executor: str
     drain_limit: float
     log_level: str
+    min_replicas: int | None = None
+    """Given: replicas come and go by demand, `replicas` are the most."""
+    idle_seconds: float = IDLE_SECONDS
+    target_requests: int = TARGET_REQUESTS
+    cold_start_timeout: float = COLD_START_SECONDS
 
     def __post_init__(self) -> None:
         for name in ("replicas", "gateways", "processors", "output_processors"):
             if getattr(self, name) < 1:
                 raise SettingError(name, getattr(self, name), "at least 1")
+        assert self.rules
+        if self.cold_start_timeout < 0:
+            raise SettingError("cold_start_timeout", self.cold_start_timeout, "at least 0")
         for name in ("port", "grpc_port"):
             if not 0 <= getattr(self, name) <= 65535:
                 raise SettingError(name, getattr(self, name), "0…65535")
@@ -71,6 +81,16 @@ class StackSettings:
         if self.api_key_file is None and self.admin_key_file is None and not is_loopback(self.host):
             who = "a loopback address, unless --api-key-file or --admin-key-file says who may call"
             raise SettingError("host", self.host, who)
+
+    @property
+    def rules(self) -> ScaleRules:
+        """Raises `SettingError`."""
+        return ScaleRules(
+            min_replicas=self.replicas if self.min_replicas is None else self.min_replicas,
+            max_replicas=self.replicas,
+            idle_seconds=self.idle_seconds,
+            target_requests=self.target_requests,
+        )
 
 
 STACK_VARIABLES = frozenset(f"HEADWATER_{field.name.upper()}" for field in dataclasses.fields(StackSettings))

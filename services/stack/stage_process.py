@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
+from headwater.services.progress import Report
 from headwater.services.runtime import PARENT_FD, READY_FD
 from headwater.services.stack.embedded import EmbeddedServer, EmbeddedServerError
 
@@ -140,6 +141,7 @@ class KeptStage:
         self.addresses: Addresses = {}
         """Of the last life that got ready."""
         self.process: Child | None = None
+        self._keeper: asyncio.Task[None] | None = None
         self.pauses: Sequence[float] = self.PAUSES
         self._start, self._changed = start, changed
 
@@ -148,6 +150,10 @@ class KeptStage:
         self.process = await self._start()
         self.addresses = await self.process.ready()
         self._changed(f"{self.name} is ready")
+
+    def guard(self, tasks: asyncio.TaskGroup) -> None:
+        """Has `keep` run by `tasks`, until the stage is stopped."""
+        self._keeper = tasks.create_task(self.keep(), name=self.name)
 
     async def keep(self) -> None:
         """Watches the process that `begin` started, and every one after it; ends when cancelled."""
@@ -167,5 +173,30 @@ class KeptStage:
                 self._changed(str(death))
 
     async def stop(self, limit: float, hurry: asyncio.Event) -> None:
+        """Ends the process, and that it is started again."""
+        if self._keeper is not None:
+            self._keeper.cancel()
+            await asyncio.wait((self._keeper,))
         if self.process is not None:
             await self.process.stop(limit, hurry)
+
+
+async def begin_all(stages: Sequence[KeptStage], report: Report) -> None:
+    """Waits until all are ready; the first that dies ends the waiting."""
+    num_ready = 0
+    what = "starting " + ", ".join(dict.fromkeys(stage.name.rstrip("-0123456789") for stage in stages))
+
+    async def begin(stage: KeptStage) -> None:
+        nonlocal num_ready
+        await stage.begin()
+        num_ready += 1
+        report(what, num_ready, len(stages))
+
+    report(what, 0, len(stages))
+    tasks = [asyncio.ensure_future(begin(stage)) for stage in stages]
+    try:
+        await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

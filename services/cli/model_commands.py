@@ -1,0 +1,150 @@
+"""`headwater models`: loads and unloads models on a running line over its gateway, and waits until that is done."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Annotated, Any
+from urllib.parse import quote
+
+import httpx
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from headwater.services.cli.tenant_commands import AdminKeyFile, AsJson, BaseUrl, admin_key
+from headwater.services.progress import ProgressBars, Report
+from headwater.services.stack.line_file import read_line
+
+POLL_SECONDS = 0.2
+Model = Annotated[
+    str, typer.Argument(help="Demo model, Hugging Face id, model folder or .gguf file, on the line's machine.")
+]
+Name = Annotated[str, typer.Argument(help="The name that clients ask for.")]
+
+
+class ModelError(Exception):
+    """What the gateway answered instead, or what became of a model, in a sentence."""
+
+
+class ModelClient:
+    """One gateway's /admin/models."""
+
+    def __init__(self, client: httpx.Client) -> None:
+        self._client = client
+
+    def all(self) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = self._call("GET", "")["data"]
+        return found
+
+    def find(self, name: str) -> dict[str, Any] | None:
+        return next((card for card in self.all() if card["id"] == name), None)
+
+    def load(self, asked: dict[str, Any]) -> dict[str, Any]:
+        return self._call("POST", "", asked)
+
+    def unload(self, name: str) -> dict[str, Any]:
+        return self._call("DELETE", f"/{quote(name)}")
+
+    def _call(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+        reply = self._client.request(method, f"/admin/models{path}", json=body)
+        answer: dict[str, Any] = reply.json()
+        if reply.is_error:
+            raise ModelError(answer.get("error", {}).get("message", f"the gateway answered {reply.status_code}"))
+        return answer
+
+
+def wait_loaded(client: ModelClient, name: str, report: Report) -> dict[str, Any]:
+    """The model's card when it serves. Raises `ModelError` for one that fails or is unloaded meanwhile."""
+    while True:
+        card = client.find(name)
+        if card is None:
+            raise ModelError(f"the model {name!r} was unloaded meanwhile")
+        if card["state"] == "failed":
+            raise ModelError(f"the model {name!r} could not be loaded: {card['problem']}")
+        if (progress := card["progress"]) is not None:
+            report(progress["what"], progress["done"], progress["total"])
+        if card["state"] == "serving":
+            return card
+        time.sleep(POLL_SECONDS)
+
+
+def make_commands(state_dir: Callable[[], Path]) -> typer.Typer:
+    """`state_dir` says where the local line writes its addresses."""
+    app = typer.Typer(no_args_is_help=True, help="Models of a running line: load another one, unload one, list them.")
+
+    @contextlib.contextmanager
+    def connected(base_url: str | None, key_file: Path | None) -> Iterator[ModelClient]:
+        line = read_line(Path(os.environ.get("HEADWATER_STATE_DIR") or state_dir()))
+        url = base_url or (line.rest if line is not None else "http://127.0.0.1:8000")
+        key = admin_key(key_file)
+        with httpx.Client(
+            base_url=url, headers={"authorization": f"Bearer {key}"} if key else {}, timeout=30
+        ) as client:
+            yield ModelClient(client)
+
+    @app.command()
+    def load(
+        model: Model,
+        *,
+        served_model_name: Annotated[str | None, typer.Option(help="What clients ask for; default: its own.")] = None,
+        replicas: Annotated[int | None, typer.Option(help="Engines, a fixed number.")] = None,
+        min_replicas: Annotated[int | None, typer.Option(help="Engines by demand: the fewest; 0 is allowed.")] = None,
+        max_replicas: Annotated[int | None, typer.Option(help="Engines by demand: the most.")] = None,
+        as_json: AsJson = False,
+        base_url: BaseUrl = None,
+        admin_key_file: AdminKeyFile = None,
+    ) -> None:
+        """Load a model beside those that are served; returns when requests for it are taken.
+
+        Without numbers it follows the line's: one engine where these are fixed.
+        """
+        asked: dict[str, Any] = {"model": _absolute(model), "served_model_name": served_model_name}
+        asked |= {"min_replicas": min_replicas, "max_replicas": max_replicas}
+        if replicas is not None:
+            if min_replicas is not None or max_replicas is not None:
+                raise ModelError("--replicas goes without --min-replicas and --max-replicas")
+            asked |= {"min_replicas": replicas, "max_replicas": replicas}
+        with connected(base_url, admin_key_file) as client, ProgressBars(Console(stderr=True)) as bars:
+            name = client.load({field: value for field, value in asked.items() if value is not None})["id"]
+            card = wait_loaded(client, name, bars.report)
+        print(json.dumps(card, indent=2) if as_json else f"{name} is served")
+
+    @app.command()
+    def unload(name: Name, *, base_url: BaseUrl = None, admin_key_file: AdminKeyFile = None) -> None:
+        """Refuse new requests for a model, let those that run end, stop its processes; returns when they are gone."""
+        with connected(base_url, admin_key_file) as client:
+            client.unload(name)
+            while client.find(name) is not None:
+                time.sleep(POLL_SECONDS)
+
+    @app.command("list")
+    def list_all(*, as_json: AsJson = False, base_url: BaseUrl = None, admin_key_file: AdminKeyFile = None) -> None:
+        """Every model of the line, and how far it is."""
+        with connected(base_url, admin_key_file) as client:
+            models = client.all()
+        if as_json:
+            print(json.dumps(models, indent=2))
+        else:
+            Console().print(models_table(models))
+
+    return app
+
+
+def _absolute(model: str) -> str:
+    """A path means the same to the line, which runs in another folder."""
+    path = Path(model).expanduser()
+    return str(path.resolve()) if path.exists() else model
+
+
+def models_table(models: list[dict[str, Any]]) -> Table:
+    table = Table("model", "state", "replicas", "of", "problem")
+    for each in models:
+        least, most = each["min_replicas"], each["max_replicas"]
+        bounds = str(most) if least == most else f"{least} to {most}"
+        table.add_row(each["id"], each["state"], str(each["replicas"]), bounds, each["problem"])
+    return table

@@ -1,0 +1,34 @@
+"""The process that pulls a model for a supervisor, which goes on meanwhile: `python -m … MODEL CACHE DTYPE DEVICE`.
+
+Says where it stands on standard output, one JSON object a line: {"what", "done", "total"}, at last {"folder"}.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import httpx
+
+from headwater.services.models.demo_model import DemoModelError
+from headwater.services.models.hugging_face import HubError
+from headwater.services.models.manifest import ModelFolderError
+from headwater.services.models.store import ConversionFailed, ModelNotFound, pull
+
+
+def report(what: str, done: int, total: int) -> None:
+    print(json.dumps({"what": what, "done": done, "total": total}), flush=True)
+
+
+def main() -> None:
+    model, cache, dtype, device = sys.argv[1:]
+    try:
+        folder = pull(model, cache_dir=Path(cache), progress=report, dtype=dtype, device=device)
+    except (ModelNotFound, ModelFolderError, ConversionFailed, DemoModelError, HubError, httpx.HTTPError) as fault:
+        sys.exit(str(fault))
+    print(json.dumps({"folder": str(folder)}), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,353 @@
+"""The models of a line: loads and unloads them when asked over the bus, gives each the replicas that it should have.
+
+Acts on what `Scaler` says; what is seen comes from heartbeats of engines and from gateways' words of demand.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+import structlog
+from google.protobuf.message import DecodeError
+
+from headwater.proto import events_pb2
+from headwater.services import subjects
+from headwater.services.bus import Bus, Subscription
+from headwater.services.member import Kind, ReplicaLoad
+from headwater.services.membership import Members
+from headwater.services.models.manifest import ModelFolderError
+from headwater.services.models.store import ModelNotFound, name_of
+from headwater.services.runtime import owned_task
+from headwater.services.settings import SettingError
+from headwater.services.stack.embedded import EmbeddedServerError
+from headwater.services.stack.model_line import ModelLine, StageMaker, State, prefix_of
+from headwater.services.stack.model_pull import PullFailed, pull_model
+from headwater.services.stack.plan import StackPlan
+from headwater.services.stack.scaling import Scaler, ScaleRules, Sight
+from headwater.services.stack.settings import StackSettings
+from headwater.services.stack.stage_process import StageDied, SupervisorPipe, begin_all
+
+LOOK_SECONDS = 0.25
+BEAT_SECONDS = 1.0
+DEMAND_SECONDS = 2.0
+"""A gateway's word of who waits there is believed so long."""
+SETTLE_SECONDS = 1.5
+"""Until a request that was let in before an unload shows in its replica's heartbeat."""
+UNLOAD_SECONDS = 120.0
+"""What running requests of a model are given when it is unloaded, before its replicas are told to leave."""
+STOP_SECONDS = 10.0
+
+
+class ModelRequest(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """What is asked over the bus."""
+
+    do: str
+    """list, load or unload."""
+    model: str = ""
+    """Of a load: a name or a path on this machine; of an unload: the name that it is served under."""
+    served_model_name: str = ""
+    min_replicas: int | None = None
+    max_replicas: int | None = None
+
+
+class Refused(Exception):
+    """A request that cannot be met; `code` is for programs."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class ModelDesk:
+    """Use `run`; what it starts, `stages` knows."""
+
+    def __init__(
+        self,
+        settings: StackSettings,
+        supervisor: SupervisorPipe,
+        make_stage: StageMaker,
+        *,
+        hurry: asyncio.Event,
+        say: Callable[[str], None],
+    ) -> None:
+        self._settings, self._supervisor, self._make_stage = settings, supervisor, make_stage
+        self._hurry, self._say = hurry, say
+        self._plan: StackPlan | None = None
+        self._lines: dict[str, ModelLine] = {}
+        self._places: set[int] = set()
+        self._demand: dict[tuple[str, str], tuple[int, float]] = {}
+        """By model and gateway: how many wait, and when that was heard."""
+        self._changed = asyncio.Event()
+        self._now = time.monotonic
+
+    def first(self, plan: StackPlan) -> ModelLine:
+        """The model that the line starts with; whoever asks for it begins its stages and calls `serve`."""
+        self._plan = plan
+        line = self._add(plan.served_name, self._settings.rules)
+        line.make_first_stages(plan)
+        return line
+
+    def serve(self, line: ModelLine) -> None:
+        """Its first stages are ready."""
+        line.state, line.progress = State.SERVING, None
+        line.scaler = Scaler(line.rules, self._now())
+        self._changed.set()
+
+    def lines(self) -> list[ModelLine]:
+        return list(self._lines.values())
+
+    async def run(self, bus: Bus, tasks: asyncio.TaskGroup) -> None:
+        """For ever: answers, tells, starts and stops."""
+        for line in self.lines():
+            for stage in line.stages():
+                stage.guard(tasks)
+        assert self._plan is not None
+        async with (
+            Members(bus, [Kind.ENGINE]).running() as members,
+            bus.subscribe(subjects.models_control(self._id)) as calls,
+            bus.subscribe(subjects.EVERY_DEMAND) as words,
+            bus.subscribe(subjects.HELLO) as hellos,
+            owned_task(self._answer(bus, calls, members, tasks)),
+            owned_task(self._hear(words)),
+            owned_task(self._greet(hellos)),
+            owned_task(self._tell(bus)),
+        ):
+            try:
+                await self._scale(bus, members, tasks)
+            finally:
+                await bus.publish(subjects.catalogue(self._id), self._catalogue(leaving=True))
+
+    @property
+    def _id(self) -> str:
+        assert self._plan is not None
+        return self._plan.supervisor_id
+
+    def _add(self, name: str, rules: ScaleRules) -> ModelLine:
+        line = ModelLine(
+            name=name,
+            rules=rules,
+            scaler=Scaler(rules, self._now()),
+            make_stage=self._make_stage,
+            taken_places=self._places,
+        )
+        self._lines[name] = line
+        return line
+
+    async def _scale(self, bus: Bus, members: Members, tasks: asyncio.TaskGroup) -> None:
+        while True:
+            # Without the bus nothing is seen: what is there stays.
+            for line in self.lines() if bus.connected else ():
+                if line.state is State.SERVING:
+                    self._scale_one(line, members, tasks)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LOOK_SECONDS):
+                    await self._changed.wait()
+            self._changed.clear()
+
+    def _scale_one(self, line: ModelLine, members: Members, tasks: asyncio.TaskGroup) -> None:
+        now = self._now()
+        if line.is_waiting_to_retry(now):
+            return
+        sight = self._look(line, members, now)
+        surplus = len(line.engines) - line.scaler.wanted(sight, now)
+        if surplus < 0:
+            self._say(f"{line.name}: starting {-surplus} more, {_reason(sight)}")
+            for _ in range(-surplus):
+                tasks.create_task(line.start_engine(tasks, self._now)).add_done_callback(lambda _: self._changed.set())
+        loads = {number: member.load for number in line.engines if (member := self._member(line, number, members))}
+        for number in sorted(loads, key=lambda each: (_num_requests(loads[each]), -each))[: max(0, surplus)]:
+            self._say(f"{line.name}: stopping {line.engines[number].name}, it is not needed")
+            tasks.create_task(self._retire(line, number))
+
+    def _look(self, line: ModelLine, members: Members, now: float) -> Sight:
+        loads = [
+            (each.replica_id, each.load)
+            for number in line.engines
+            if (each := self._member(line, number, members)) is not None
+        ]
+        steps = {replica_id: load.step for replica_id, load in loads if load is not None}
+        was_busy = any(line.last_steps.get(replica_id, step) != step for replica_id, step in steps.items())
+        line.last_steps = steps
+        return Sight(
+            num_replicas=len(line.engines),
+            num_without_replica=self._num_waiting(line.name, now),
+            num_requests=sum(_num_requests(load) for _, load in loads),
+            was_busy=was_busy,
+        )
+
+    def _member(self, line: ModelLine, number: int, members: Members) -> Any:
+        return members.get(Kind.ENGINE, line.replica_id(number))
+
+    def _num_waiting(self, model: str, now: float) -> int:
+        return sum(
+            num_waiting
+            for (name, _), (num_waiting, at) in self._demand.items()
+            if name == model and now - at < DEMAND_SECONDS
+        )
+
+    async def _hear(self, words: Subscription) -> None:
+        async for message in words:
+            try:
+                word = events_pb2.Demand.FromString(message.payload)
+            except DecodeError as fault:
+                structlog.get_logger().warning("demand not understood", subject=message.subject, error=str(fault))
+                continue
+            if word.model in self._lines:
+                self._demand[word.model, word.gateway_id] = word.num_waiting, self._now()
+                self._changed.set()
+
+    async def _greet(self, hellos: Subscription) -> None:
+        async for _ in hellos:
+            self._changed.set()
+
+    async def _tell(self, bus: Bus) -> None:
+        """What is served, each second and when that changes."""
+        last, told_at = b"", 0.0
+        while True:
+            catalogue = self._catalogue()
+            if catalogue != last or self._now() - told_at >= BEAT_SECONDS:
+                last, told_at = catalogue, self._now()
+                await bus.publish(subjects.catalogue(self._id), catalogue)
+            await asyncio.sleep(LOOK_SECONDS / 5)
+
+    def _catalogue(self, *, leaving: bool = False) -> bytes:
+        entries = [entry for line in self.lines() if (entry := line.entry(self._now())) is not None]
+        return events_pb2.Catalogue(supervisor_id=self._id, models=entries, leaving=leaving).SerializeToString()
+
+    async def _answer(self, bus: Bus, calls: Subscription, members: Members, tasks: asyncio.TaskGroup) -> None:
+        async for call in calls:
+            try:
+                request = msgspec.json.decode(call.payload, type=ModelRequest)
+                answer: dict[str, Any] = {"models": [line.card() for line in self._asked(request, members, tasks)]}
+            except msgspec.DecodeError as fault:
+                answer = {"error": {"code": "invalid_value", "message": str(fault)}}
+            except Refused as refusal:
+                answer = {"error": {"code": refusal.code, "message": str(refusal)}}
+            await bus.publish(call.reply, msgspec.json.encode(answer))
+
+    def _asked(self, request: ModelRequest, members: Members, tasks: asyncio.TaskGroup) -> list[ModelLine]:
+        """What a request is about, begun and not ended. Raises `Refused`."""
+        match request.do:
+            case "list":
+                return self.lines()
+            case "load":
+                return [self._load(request, tasks)]
+            case "unload":
+                return [self._unload(request.model, members, tasks)]
+        raise Refused("invalid_value", f"do is {request.do!r}; allowed: list, load, unload")
+
+    def _load(self, request: ModelRequest, tasks: asyncio.TaskGroup) -> ModelLine:
+        with _refusing():
+            name = request.served_model_name or name_of(request.model)
+            rules = self._rules(request)
+        known = self._lines.get(name)
+        if known is not None and known.state is not State.FAILED:
+            raise Refused("model_exists", f"the model {name!r} is {known.state.value} already")
+        line = self._add(name, rules)
+        line.task = tasks.create_task(self._carry_load(line, request.model, tasks))
+        self._changed.set()
+        return line
+
+    def _rules(self, request: ModelRequest) -> ScaleRules:
+        """Without a number a model follows the line's rules, or has one replica where the line's number is fixed."""
+        ours = self._settings.rules
+        if request.max_replicas is None and request.min_replicas is None:
+            return ours if self._settings.min_replicas is not None else replace(ours, min_replicas=1, max_replicas=1)
+        most = request.max_replicas if request.max_replicas is not None else max(1, request.min_replicas or 0)
+        least = request.min_replicas if request.min_replicas is not None else min(ours.min_replicas, most)
+        return replace(ours, min_replicas=least, max_replicas=most)
+
+    async def _carry_load(self, line: ModelLine, model: str, tasks: asyncio.TaskGroup) -> None:
+        assert self._plan is not None
+        self._say(f"{line.name}: loading")
+        try:
+            folder = await pull_model(model, self._settings, self._supervisor, line.report)
+            taken = {each.plan.prefix for each in self.lines() if each.plan is not None}
+            # What was said of the first model's own files and lengths counts for it alone.
+            plan = replace(
+                self._plan,
+                settings=replace(
+                    self._settings, max_model_len=None, chat_template=None, generation_config=None, profile=None
+                ),
+                model_folder=folder,
+                served_name=line.name,
+                prefix=prefix_of(line.name, taken),
+            )
+            stages = line.make_first_stages(plan)
+            await begin_all(stages, line.report)
+        except (PullFailed, StageDied, EmbeddedServerError, OSError) as fault:
+            await self._end(line)
+            line.state, line.problem = State.FAILED, str(fault)
+            self._say(f"{line.name}: {fault}")
+            return
+        for stage in stages:
+            stage.guard(tasks)
+        self.serve(line)
+        self._say(f"{line.name}: serving")
+
+    def _unload(self, name: str, members: Members, tasks: asyncio.TaskGroup) -> ModelLine:
+        line = self._lines.get(name)
+        if line is None:
+            raise Refused("model_not_found", f"the model {name!r} does not exist")
+        if line.state is not State.UNLOADING:
+            if line.task is not None:
+                line.task.cancel()
+            line.state, line.problem = State.UNLOADING, ""
+            line.task = tasks.create_task(self._carry_unload(line, line.task, members))
+            self._changed.set()
+        return line
+
+    async def _carry_unload(self, line: ModelLine, before: asyncio.Task[None] | None, members: Members) -> None:
+        """Gateways refuse new requests by the catalogue; those that run end first, then the replicas leave."""
+        self._say(f"{line.name}: unloading")
+        if before is not None:
+            await asyncio.wait((before,))
+        if line.engines:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(UNLOAD_SECONDS):
+                    await asyncio.sleep(SETTLE_SECONDS)
+                    await members.wait_for(lambda members: not self._look(line, members, self._now()).num_requests)
+        await self._end(line)
+        del self._lines[line.name]
+        self._say(f"{line.name}: unloaded")
+
+    async def _retire(self, line: ModelLine, number: int) -> None:
+        name = line.engines[number].name
+        await line.retire_engine(number, self._hurry)
+        self._say(f"{name} has left")
+
+    async def _end(self, line: ModelLine) -> None:
+        """The replicas first: until they are gone their requests need text."""
+        await asyncio.gather(*(self._retire(line, number) for number in list(line.engines)))
+        await _all(stage.stop(STOP_SECONDS, self._hurry) for stage in [*line.processors, *line.output_processors])
+        line.processors, line.output_processors = [], []
+
+
+async def _all(work: Iterator[Awaitable[None]]) -> None:
+    await asyncio.gather(*work)
+
+
+def _num_requests(load: ReplicaLoad | None) -> int:
+    return load.num_running + load.num_waiting if load is not None else 0
+
+
+def _reason(sight: Sight) -> str:
+    if sight.num_without_replica:
+        return f"{sight.num_without_replica} waiting"
+    return f"{sight.num_requests} requests on {sight.num_replicas}"
+
+
+@contextlib.contextmanager
+def _refusing() -> Iterator[None]:
+    try:
+        yield
+    except ModelNotFound as fault:
+        raise Refused("model_not_found", str(fault).replace("--model", "model")) from None
+    except (ModelFolderError, SettingError) as fault:
+        raise Refused("invalid_value", str(fault)) from None

@@ -1,0 +1,179 @@
+"""One model on this machine: its text stages, and as many replicas as are wanted. Never decides how many."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from functools import partial
+from typing import Any, Protocol
+
+from headwater.proto.events_pb2 import CatalogueEntry
+from headwater.services.stack.embedded import EmbeddedServerError
+from headwater.services.stack.plan import StackPlan
+from headwater.services.stack.scaling import Scaler, ScaleRules
+from headwater.services.stack.stage_process import KeptStage, StageDied
+
+RETIRE_SECONDS = 45.0
+"""Longer than an engine's own drain limit, in which it finishes or hands over what runs."""
+PAUSES = (5.0, 15.0, 30.0, 60.0)
+"""After a replica that did not start, and one more, until the next try."""
+
+
+class State(Enum):
+    LOADING = "loading"
+    SERVING = "serving"
+    UNLOADING = "unloading"
+    FAILED = "failed"
+
+
+STATE_TO_PB = {
+    State.LOADING: CatalogueEntry.STATE_LOADING,
+    State.SERVING: CatalogueEntry.STATE_SERVING,
+    State.UNLOADING: CatalogueEntry.STATE_UNLOADING,
+}
+
+
+class StageMaker(Protocol):
+    """Makes a stage that is not started yet."""
+
+    def __call__(
+        self, name: str, module: str, flags: Callable[[], list[str]], env: dict[str, str] | None = None
+    ) -> KeptStage: ...
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class ModelLine:
+    """`name` is what clients ask for."""
+
+    name: str
+    rules: ScaleRules
+    scaler: Scaler
+    make_stage: StageMaker
+    taken_places: set[int]
+    """Of the machine's GPUs and cores, shared by all models."""
+    state: State = State.LOADING
+    plan: StackPlan | None = None
+    """Since the model's folder is known."""
+    progress: tuple[str, int, int] | None = None
+    """Of what it is loaded with: what, done, total."""
+    problem: str = ""
+    """Why it could not be loaded, or why its last replica did not start."""
+    retry_at: float = 0.0
+    processors: list[KeptStage] = field(default_factory=list)
+    output_processors: list[KeptStage] = field(default_factory=list)
+    engines: dict[int, KeptStage] = field(default_factory=dict)
+    """By number; those that leave are no longer here."""
+    leaving: dict[int, KeptStage] = field(default_factory=dict)
+    last_steps: dict[str, int] = field(default_factory=dict)
+    """Of the replicas, when they were last looked at."""
+    task: asyncio.Task[None] | None = None
+    """Loads or unloads it."""
+    _places: dict[int, int] = field(default_factory=dict)
+    _num_failures: int = 0
+
+    def stages(self) -> list[KeptStage]:
+        return [*self.engines.values(), *self.leaving.values(), *self.processors, *self.output_processors]
+
+    def report(self, what: str, done: int, total: int) -> None:
+        self.progress = (what, done, total)
+
+    def make_first_stages(self, plan: StackPlan) -> list[KeptStage]:
+        """Its text stages and the replicas that it always has."""
+        self.plan, settings, prefix = plan, plan.settings, plan.prefix
+        self.processors = [
+            self.make_stage(f"{prefix}processor-{i}", "headwater.services.processor", partial(plan.processor, i))
+            for i in range(settings.processors)
+        ]
+        self.output_processors = [
+            self.make_stage(
+                f"{prefix}output-processor-{i}",
+                "headwater.services.output_processor",
+                partial(plan.output_processor, i),
+            )
+            for i in range(settings.output_processors)
+        ]
+        for _ in range(self.rules.min_replicas):
+            self.make_engine()
+        return self.stages()
+
+    def make_engine(self) -> tuple[int, KeptStage]:
+        """The next replica, not started yet, under the lowest number that no other has."""
+        assert self.plan is not None
+        number = _lowest_free({*self.engines, *self.leaving})
+        place = _lowest_free(self.taken_places)
+        self.taken_places.add(place)
+        name = f"{self.plan.prefix}engine-{number}"
+        stage = self.make_stage(
+            name, "headwater.services.engine", partial(self.plan.engine, number), self.plan.engine_env(place)
+        )
+        self.engines[number], self._places[number] = stage, place
+        return number, stage
+
+    async def start_engine(self, tasks: asyncio.TaskGroup, now: Callable[[], float]) -> None:
+        """One more replica; one that cannot start is the model's `problem` for a while."""
+        number, stage = self.make_engine()
+        try:
+            await stage.begin()
+        except (StageDied, EmbeddedServerError, OSError) as fault:
+            self.forget_engine(number)
+            self.problem = str(fault)
+            self.retry_at = now() + PAUSES[min(self._num_failures, len(PAUSES) - 1)]
+            self._num_failures += 1
+        else:
+            self._num_failures, self.problem = 0, ""
+            stage.guard(tasks)
+
+    async def retire_engine(self, number: int, hurry: asyncio.Event) -> None:
+        """The replica leaves membership and index, ends or hands over what runs, and is gone."""
+        stage = self.leaving[number] = self.engines.pop(number)
+        await stage.stop(RETIRE_SECONDS, hurry)
+        self.forget_engine(number)
+
+    def forget_engine(self, number: int) -> None:
+        self.engines.pop(number, None)
+        self.leaving.pop(number, None)
+        self.taken_places.discard(self._places.pop(number))
+
+    def replica_id(self, number: int) -> str:
+        assert self.plan is not None
+        return self.plan.replica_id("engine", number)
+
+    def is_waiting_to_retry(self, now: float) -> bool:
+        """A replica failed a moment ago."""
+        if self.problem and self.state is State.SERVING and now >= self.retry_at:
+            self.problem = ""
+        return bool(self.problem)
+
+    def entry(self, now: float) -> CatalogueEntry | None:
+        """What gateways are told; None of one that failed."""
+        if self.state is State.FAILED:
+            return None
+        retry = max(1.0, self.retry_at - now) if self.problem else 0.0
+        return CatalogueEntry(model=self.name, state=STATE_TO_PB[self.state], problem=self.problem, retry_seconds=retry)
+
+    def card(self) -> Mapping[str, Any]:
+        """What people are told."""
+        what, done, total = self.progress or ("", 0, 0)
+        return {
+            "id": self.name,
+            "state": self.state.value,
+            "replicas": sum(bool(stage.addresses) for stage in self.engines.values()),
+            "min_replicas": self.rules.min_replicas,
+            "max_replicas": self.rules.max_replicas,
+            "progress": {"what": what, "done": done, "total": total} if what else None,
+            "problem": self.problem,
+        }
+
+
+def prefix_of(name: str, taken: set[str]) -> str:
+    """What the names of a model's stages begin with: readable, fit for a file's name, and nobody else's."""
+    word = re.sub(r"[^a-z0-9.]+", "-", name.lower()).strip("-.") or "model"
+    numbered = [f"{word}-", *(f"{word}.{i}-" for i in range(2, len(taken) + 3))]
+    return next(prefix for prefix in numbered if prefix not in taken)
+
+
+def _lowest_free(taken: set[int]) -> int:
+    return next(number for number in range(len(taken) + 1) if number not in taken)
