@@ -16,7 +16,7 @@ BENCHMARKS = {
     "structured": ("structured", "Throughput of answers that are held to a JSON schema against free ones."),
     "scheduler": ("scheduler_steps", "Host time of an engine step with the simulated executor."),
     "routing": ("routing_decision", "Time of a routing decision."),
-    "index-events": ("index_events", "How many cached blocks a second a gateway's index takes in."),
+    "index-events": ("index_events", "What it costs a gateway to know the caches of a thousand replicas."),
     "policies": ("policy_replay", "Replay traces through routing policies: hit rate and time to first token."),
     "replay": ("receipt_replay", "Score a gateway's logged routing decisions under other policies."),
     "cluster": ("cluster", "Real processes under a trace, undisturbed or broken by seed: what must hold."),

@@ -1,64 +1,227 @@
-"""Measures how many cached blocks a second one gateway core takes in, from so many replicas at once.
+"""What it costs a gateway to know the caches of very many replicas: memory, time of a decision, CPU time of events.
 
-`headwater bench index-events`; messages as the bus hands them over, in one thread, CPU time.
+`headwater bench index-events`: synthetic publishers in this process. `--live`: they publish over a NATS server from a
+process of their own, faster and faster, until the gateway's core no longer keeps up and reads Redis through.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import gc
+import itertools
+import json
+import multiprocessing
+import os
 import random
+import tempfile
 import time
-from typing import Annotated
+from collections.abc import AsyncIterator, Iterator
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Annotated, Any
 
+import numpy as np
 import typer
+from rich.console import Console
+from rich.table import Table
 
-from headwater.proto.events_pb2 import Incarnation, KvEventBatch, StoredBlocks
+from headwater.bench.synthetic_publishers import BLOCKS_PER_BATCH, MODEL, SyntheticPublisher, publishers
+from headwater.engine_core.prefix_hash import block_hashes
+from headwater.gateway.router.router import Router
+from headwater.proto.engine_pb2 import KvSnapshotPart, KvSnapshotRequest
+from headwater.proto.events_pb2 import KvEventBatch
+from headwater.services import subjects
+from headwater.services.bus import Bus
+from headwater.services.index.feed import IndexFeed
 from headwater.services.index.kv_index import KvIndex
+from headwater.services.member import Kind
+from headwater.services.membership import Members
+from headwater.services.runtime import configure_logging
+from headwater.services.stack.embedded import start_nats, start_valkey
+from headwater.services.store import Store
 
-BLOCKS_PER_BATCH = 40
+NUM_TOKENS, MAX_TOKENS = 8192, 256
+RATES = (100_000, 200_000, 300_000, 400_000, 600_000, 800_000, 1_000_000)
+"""Blocks a second, of all replicas together."""
+STEP_SECONDS = 5.0
+"""At each rate: longer than a gateway's patience."""
+PUBLISH_EVERY = 0.02
+HELD_BYTES = 57
+"""Of a publisher's memory for each block: a string of 16 bytes and its place in a queue."""
+Row = dict[str, Any]
 
 
-def batches(num_replicas: int, num_batches: int) -> list[bytes]:
-    """Each stores new blocks of one of the replicas."""
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def measure(num_replicas: int, num_blocks: int, decisions: int) -> Row:
+    """In one thread and without a network, on an index of its own."""
+    configure_logging("bench", "error")
+    members = Members(Bus(None), (Kind.ENGINE,))
+    feed = IndexFeed(Bus(None), members, Store(None))
+    router, index, told = Router(Bus(None), members, feed), feed.index(MODEL.key), publishers(num_replicas, num_blocks)
+    for each in told:
+        members.hear(each.member, from_bus=True)
+        index.publish(index.open(each.replica_id, each.member.epoch), 0)
+    gc.collect()
+    before = resident_bytes()
+    for _ in range(num_blocks // num_replicas // BLOCKS_PER_BATCH):
+        for each in told:
+            index.apply(KvEventBatch.FromString(each.batch()))
+    known = len(index)
+    memory = resident_bytes() - before - known * HELD_BYTES
+    wall, cpu = np.percentile(asyncio.run(_decide(router, told, decisions)), (50, 99), axis=0).T
+    rate = _events_per_second(index, told)
+    return {
+        "replicas": num_replicas,
+        "index_blocks": known,
+        "memory_mib": round(memory / 2**20),
+        "bytes_a_block": round(memory / known),
+        "decision_ms_p50_p99": (wall * 1e3).round(2).tolist(),
+        "decision_cpu_ms_p50_p99": (cpu * 1e3).round(2).tolist(),
+        "blocks_a_second_of_cpu": round(rate),
+        "core_share_at_1000_a_replica": round(num_replicas * 1000 / rate, 3),
+    }
+
+
+def _events_per_second(index: KvIndex, told: list[SyntheticPublisher], num_batches: int = 5000) -> float:
+    """Blocks stored, as many removed with them, by CPU time of parsing and applying."""
     rng = random.Random(0)
-    counts, sums, seqs = [0] * num_replicas, [0] * num_replicas, [0] * num_replicas
-    payloads = []
-    for _ in range(num_batches):
-        replica = rng.randrange(num_replicas)
-        blocks = [rng.randbytes(16) for _ in range(BLOCKS_PER_BATCH)]
-        for block in blocks:
-            sums[replica] ^= int.from_bytes(block[:8], "little")
-        counts[replica] += len(blocks)
-        seqs[replica] += 1
-        batch = KvEventBatch(
-            incarnation=Incarnation(replica_id=f"replica-{replica}", epoch=1),
-            seq=seqs[replica],
-            stored=[StoredBlocks(block_hashes=blocks)],
-            index_count=counts[replica],
-            index_xor=sums[replica],
-        )
-        payloads.append(batch.SerializeToString())
-    return payloads
-
-
-def blocks_per_second(num_replicas: int, num_batches: int) -> float:
-    index = KvIndex()
-    for number in range(num_replicas):
-        index.publish(index.open(f"replica-{number}", 1), 0)
-    payloads = batches(num_replicas, num_batches)
+    payloads = [rng.choice(told).batch() for _ in range(num_batches)]
     started = time.thread_time()
     for payload in payloads:
         index.apply(KvEventBatch.FromString(payload))
-    assert len(index) == num_batches * BLOCKS_PER_BATCH
     return num_batches * BLOCKS_PER_BATCH / (time.thread_time() - started)
 
 
+async def _decide(router: Router, told: list[SyntheticPublisher], number: int) -> list[tuple[float, float]]:
+    """Seconds of each decision, and of CPU time; every other prompt's first half is cached somewhere."""
+    rng, seconds = random.Random(0), []
+    # As a gateway does once it is up.
+    gc.collect()
+    gc.freeze()
+    async with router.running():
+        for turn in range(number):
+            tokens = np.random.default_rng(turn).integers(0, MODEL.vocab_size, NUM_TOKENS)
+            hashes = block_hashes(b"\0" * 16, tokens.astype(np.int32), MODEL.block_size)
+            if turn % 2:
+                router._feed.index(MODEL.key).expect(rng.choice(told).replica_id, hashes[: len(hashes) // 2], 60.0)
+            began, cpu = time.perf_counter(), time.thread_time()
+            decision = router.choose(MODEL.key, b"".join(hashes), NUM_TOKENS, MAX_TOKENS)
+            dispatch = router.dispatched(decision, str(turn))
+            seconds.append((time.perf_counter() - began, time.thread_time() - cpu))
+            router.started(dispatch, decision.predicted_cached_tokens)
+            router.finished(dispatch)
+    return seconds
+
+
+class EmptySnapshot:
+    """What a follower asks an engine for: a cache with nothing in it, so that events begin with the first."""
+
+    def __init__(self, replica_id: str) -> None:
+        self._replica_id = replica_id
+
+    async def KvSnapshot(self, request: KvSnapshotRequest, timeout: float) -> AsyncIterator[KvSnapshotPart]:
+        yield KvSnapshotPart(incarnation={"replica_id": self._replica_id, "epoch": 1}, seq=0, last=True)
+
+
+@contextlib.asynccontextmanager
+async def _empty_snapshots(address: str) -> AsyncIterator[EmptySnapshot]:
+    yield EmptySnapshot(address)
+
+
+async def live(num_replicas: int, num_blocks: int) -> Row:
+    """The rate at which the gateway began to read Redis through, and its share of a core at those below."""
+    with tempfile.TemporaryDirectory(prefix="headwater-events-") as name:
+        nats, valkey = await start_nats(Path(name)), await start_valkey(Path(name))
+        here, there = multiprocessing.Pipe()
+        child = multiprocessing.get_context("spawn").Process(
+            target=publish, args=(there, nats.url, num_replicas, num_blocks), daemon=True
+        )
+        child.start()
+        try:
+            return {"replicas": num_replicas, **await _follow(here, nats.url, valkey.url, num_replicas, num_blocks)}
+        finally:
+            child.kill()
+            child.join()
+            await nats.stop()
+            await valkey.stop()
+
+
+async def _follow(there: Connection, nats_url: str, redis_url: str, num_replicas: int, num_blocks: int) -> Row:
+    shares: dict[int, float] = {}
+    async with Bus.open(nats_url) as bus, Store.open(redis_url) as store:
+        members = Members(bus, (Kind.ENGINE,))
+        feed = IndexFeed(bus, members, store, dial=_empty_snapshots)
+        async with feed.running():
+            for each in publishers(num_replicas, num_blocks):
+                members.hear(each.member, from_bus=True)
+            for rate in RATES:
+                # The publisher is done with its preparations.
+                await asyncio.to_thread(there.recv)
+                there.send(None)
+                cpu, began = time.process_time(), time.monotonic()
+                await asyncio.to_thread(there.recv)
+                shares[rate] = round((time.process_time() - cpu) / (time.monotonic() - began), 3)
+                if feed.is_read_through:
+                    return {"read_through_at": rate, "core_share": shares, "known": len(feed.index(MODEL.key))}
+            return {"read_through_at": None, "core_share": shares, "known": len(feed.index(MODEL.key))}
+
+
+def publish(parent: Connection, url: str, num_replicas: int, num_blocks: int) -> None:
+    """In a process of its own: at each rate, for some seconds, whenever the parent says."""
+    asyncio.run(_publish(parent, url, num_replicas, num_blocks))
+
+
+async def _publish(parent: Connection, url: str, num_replicas: int, num_blocks: int) -> None:
+    in_turn = itertools.cycle(publishers(num_replicas, num_blocks))
+    async with Bus.open(url) as bus:
+        for rate in RATES:
+            messages = list(_messages(in_turn, int(rate * STEP_SECONDS / BLOCKS_PER_BATCH)))
+            parent.send("ready")
+            await asyncio.to_thread(parent.recv)
+            began, sent, a_second = time.monotonic(), 0, rate / BLOCKS_PER_BATCH
+            while sent < len(messages):
+                due = int((time.monotonic() - began) * a_second)
+                for subject, payload in messages[sent:due]:
+                    await bus.publish(subject, payload)
+                sent = max(sent, due)
+                await asyncio.sleep(PUBLISH_EVERY)
+            parent.send("sent")
+
+
+def _messages(in_turn: Iterator[SyntheticPublisher], number: int) -> Iterator[tuple[str, bytes]]:
+    for each in itertools.islice(in_turn, number):
+        yield subjects.kv_events(MODEL.key, each.replica_id), each.batch()
+
+
 def main(
-    replicas: Annotated[list[int] | None, typer.Option(help="How many replicas (repeatable).")] = None,
-    num_batches: Annotated[int, typer.Option("--batches", help="Messages of each measurement.")] = 5000,
+    replicas: Annotated[list[int] | None, typer.Option(help="how many publish (repeatable)")] = None,
+    blocks: Annotated[int, typer.Option(help="that they cache together")] = 1_000_000,
+    decisions: Annotated[int, typer.Option(help="of each measurement")] = 400,
+    over_nats: Annotated[bool, typer.Option("--live", help="over NATS, faster and faster")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="print JSON only")] = False,
 ) -> None:
-    """Blocks a second that a gateway's index takes in."""
+    """Memory, decisions and events of a gateway with very many replicas."""
+    configure_logging("bench", "error")
+    rows = []
     for number in replicas or (100, 300, 1000):
-        typer.echo(f"{number} replicas: {blocks_per_second(number, num_batches):,.0f} blocks/s of one core")
+        rows.append(asyncio.run(live(number, blocks)) if over_nats else _apart(number, blocks, decisions))
+    if as_json:
+        print(json.dumps(rows))
+        return
+    table = Table("", *(f"{row['replicas']} replicas" for row in rows))
+    for name in list(rows[0])[1:]:
+        table.add_row(name, *(str(row[name]) for row in rows))
+    Console().print(table)
+
+
+def _apart(number: int, blocks: int, decisions: int) -> Row:
+    """In a process of its own, whose memory nobody has used before."""
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        return pool.apply(measure, (number, blocks, decisions))
 
 
 if __name__ == "__main__":

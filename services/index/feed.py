@@ -79,6 +79,11 @@ class IndexFeed:
         return self._indexes[model_key]
 
     @property
+    def is_read_through(self) -> bool:
+        """Events are passed over, and Redis is asked instead."""
+        return self._burden.is_put_down
+
+    @property
     def columns(self) -> list[Column]:
         """Of every model: what is known of each replica's cache."""
         return [column for index in self._indexes.values() for column in index.columns]
