@@ -171,8 +171,16 @@ def test_what_waited_runs_when_its_turn_comes(behind: Behind, start_gateway: Gat
     assert len(set(texts)) == 1
 
 
+LONG: dict[str, Any] = {"max_tokens": 1500, "ignore_eos": True, "temperature": 1, "seed": 5}
+
+
+def text_of(lines: Iterator[str]) -> str:
+    events = [line.removeprefix("data: ") for line in lines if line.startswith("data: {")]
+    return "".join(choice["text"] for event in events for choice in json.loads(event)["choices"])
+
+
 @pytest.mark.slow
-def test_an_engine_that_dies_ends_its_streams_retriably_and_others_take_over(
+def test_an_answer_outlives_its_engine_and_a_request_that_none_can_take_is_refused(
     text_folder: Path, start_gateway: GatewayStarter
 ) -> None:
     processor, output_processor = processor_stage(text_folder), output_processor_stage(text_folder)
@@ -180,14 +188,19 @@ def test_an_engine_that_dies_ends_its_streams_retriably_and_others_take_over(
     with started(processor, output_processor, *engines):
         behind = Behind(processor.address, output_processor.address, tuple(engine.address for engine in engines))
         with start_gateway(behind) as gateway:
-            with stream(gateway, return_token_ids=True) as lines:
-                next(lines)
+            undisturbed = gateway.complete(**LONG)
+            with stream(gateway, **LONG, stream_options={"include_usage": True}) as lines:
+                first = next(lines)
                 busy = [used_blocks(engine.address) > 0 for engine in engines]
                 engines[busy.index(True)].kill()
-                last = list(lines)[-2:]
-            assert last[0] == "event: error"
-            error = json.loads(last[1].removeprefix("data: "))["error"]
-            assert (error["type"], error["code"]) == ("server_error", "engine_unavailable")
+                rest = list(lines)
+            assert text_of(iter([first, *rest])) == undisturbed["choices"][0]["text"]
+            usage = json.loads(rest[-2].removeprefix("data: "))["usage"]
+            assert usage["completion_tokens"] == undisturbed["usage"]["completion_tokens"]
+            assert gateway.metric("headwater_migrations_total") == 1
+            request_id = json.loads(first.removeprefix("data: "))["id"]
+            (told,) = gateway.client.get(f"/v1/requests/{request_id}/explain").json()["prompts"]
+            assert [each["cause"] for each in told["attempts"]] == ["engine_gone", None]
             # Nobody has told the gateway yet; what has no token is simply sent to the other one.
             for _ in range(4):
                 assert gateway.complete()["usage"]["completion_tokens"] == 8
@@ -200,23 +213,24 @@ def test_an_engine_that_dies_ends_its_streams_retriably_and_others_take_over(
 
 
 @pytest.mark.slow
-def test_an_output_processor_that_dies_and_comes_back_is_found_again(
+def test_an_answer_waits_for_an_output_processor_that_died_and_goes_on_with_it(
     text_folder: Path, behind: Behind, start_gateway: GatewayStarter
 ) -> None:
     first = output_processor_stage(text_folder)
     with started(first):
         seeds = Behind(behind.processor, first.address, behind.replicas)
         with start_gateway(seeds) as gateway:
-            with stream(gateway) as lines:
-                next(lines)
+            undisturbed = gateway.complete(**LONG)
+            with stream(gateway, **LONG) as lines:
+                begin = next(lines)
                 first.kill()
-                assert "output_processor_unavailable" in list(lines)[-1]
-            reply = gateway.client.post("/v1/completions", json=completion_body())
-            assert (reply.status_code, reply.json()["error"]["code"]) == (503, "output_processor_unavailable")
+                # What has not begun does not wait.
+                reply = gateway.client.post("/v1/completions", json=completion_body())
+                assert (reply.status_code, reply.json()["error"]["code"]) == (503, "output_processor_unavailable")
+                with started(output_processor_stage(text_folder, f"--port={first.address.rpartition(':')[2]}")):
+                    rest = list(lines)
+            assert text_of(iter([begin, *rest])) == undisturbed["choices"][0]["text"]
             assert is_idle(gateway)
-            with started(output_processor_stage(text_folder, f"--port={first.address.rpartition(':')[2]}")):
-                gateway.wait_until(gateway.is_ready)
-                assert gateway.complete()["usage"]["completion_tokens"] == 8
 
 
 def test_on_sigterm_a_gateway_finishes_what_runs_and_exits_with_0(behind: Behind) -> None:
