@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
@@ -134,6 +135,40 @@ class PieceQueue:
                 if (piece := self._held.pop(choice)) is not None:
                     yield piece
                 yield choice
+            if work.done() and not self._news.is_set():
+                await work
+                return
+            await self._news.wait()
+
+
+class OrderedQueue:
+    """A sink that is read by a loop: whoever reads gets the same, however slow. Credit bounds what waits."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[Piece | Choice] = deque()
+        self._news = asyncio.Event()
+
+    def piece(self, choice: Choice, text: str, token_ids: list[int], logprobs: Scores, parts: RowParts | None) -> bool:
+        piece = Piece(choice)
+        piece.add(text, token_ids, logprobs, parts)
+        self._waiting.append(piece)
+        self._news.set()
+        return False
+
+    def ended(self, choice: Choice) -> None:
+        self._waiting.append(choice)
+        self._news.set()
+
+    async def read(self, work: asyncio.Task[None]) -> AsyncIterator[Piece | Choice]:
+        """Pieces, and choices that have ended, in their order until `work` is done; raises what it raised."""
+        work.add_done_callback(lambda _: self._news.set())
+        while True:
+            self._news.clear()
+            while self._waiting:
+                news = self._waiting.popleft()
+                if isinstance(news, Piece):
+                    news.choice.taken(len(news.token_ids))
+                yield news
             if work.done() and not self._news.is_set():
                 await work
                 return

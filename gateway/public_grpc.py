@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 import grpc
 
@@ -14,14 +14,18 @@ from headwater.gateway.choice import Choice, Sink
 from headwater.gateway.embeddings import Embedding
 from headwater.gateway.job import Job
 from headwater.gateway.line import Line, shutting_down
-from headwater.gateway.pieces import CallPiece, Gathered, Piece, PieceQueue
+from headwater.gateway.pieces import CallPiece, Gathered, OrderedQueue, Piece, PieceQueue
+from headwater.gateway.resumed import ResumedGeneration, bare_id, caller_of, find, run_resumed
 from headwater.gateway.session import Generation, run_all
+from headwater.gateway.stream_context import Found, StreamContext, StreamKind, StreamNotKept
 from headwater.proto import common_pb2, inference_pb2, inference_pb2_grpc, processor_pb2
 from headwater.services import errors
 
 Context = grpc.aio.ServicerContext[Any, Any]
 Asked = inference_pb2.ChatRequest | inference_pb2.CompleteRequest
 Working = Asked | inference_pb2.EmbedRequest
+Pieces = AsyncIterator[tuple[Generation, Piece | Choice | None]]
+ChunkT = TypeVar("ChunkT", inference_pb2.ChatChunk, inference_pb2.CompleteChunk)
 SCORES_PER_CHUNK = 256
 """Prompt tokens with their alternatives in one chunk: a few hundred kilobytes at most."""
 _FINISH = {
@@ -52,8 +56,15 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
     async def ChatStream(
         self, request: inference_pb2.ChatRequest, context: Context
     ) -> AsyncIterator[inference_pb2.ChatChunk]:
+        pieces = self._pieces(request, _conversation(request), self._admit(request, context))
+        async for chunk in _numbered(self._chat_chunks(request, pieces), request):
+            yield chunk
+
+    async def _chat_chunks(
+        self, request: inference_pb2.ChatRequest, pieces: Pieces
+    ) -> AsyncIterator[inference_pb2.ChatChunk]:
         begun: set[int] = set()
-        async for generation, news in self._pieces(request, _conversation(request), context):
+        async for generation, news in pieces:
             chunk = inference_pb2.ChatChunk(**_chunk(generation, news, request, is_first=not begun))
             if isinstance(news, Piece):
                 chunk.content, chunk.reasoning_content = news.text, news.reasoning
@@ -77,9 +88,16 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
     async def CompleteStream(
         self, request: inference_pb2.CompleteRequest, context: Context
     ) -> AsyncIterator[inference_pb2.CompleteChunk]:
+        pieces = self._pieces(request, _prompt(request), self._admit(request, context))
+        async for chunk in _numbered(self._complete_chunks(request, pieces), request):
+            yield chunk
+
+    async def _complete_chunks(
+        self, request: inference_pb2.CompleteRequest, pieces: Pieces
+    ) -> AsyncIterator[inference_pb2.CompleteChunk]:
         begun: set[int] = set()
         echo: str | None = None
-        async for generation, news in self._pieces(request, _prompt(request), context):
+        async for generation, news in pieces:
             chunk = inference_pb2.CompleteChunk(**_chunk(generation, news, request, is_first=not begun))
             if isinstance(news, Piece):
                 chunk.text = news.text
@@ -91,6 +109,28 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
                 for scores in _score_chunks(generation, chunk):
                     yield scores
             yield chunk
+
+    async def Resume(
+        self, request: inference_pb2.ResumeRequest, context: Context
+    ) -> AsyncIterator[inference_pb2.ResumeReply]:
+        if self._line.draining:
+            raise shutting_down()
+        caller, after = self._line.traced(self._caller(context), "Inference/Resume"), request.after_index
+        found = await find(self._line, caller.tenant.id, bare_id(request.request_id))
+        caller, kind, body = caller_of(found, caller), found.context.kind, found.context.body
+        if kind is StreamKind.GRPC_CHAT:
+            chat = inference_pb2.ChatRequest.FromString(body)
+            pieces = self._pieces(chat, _conversation(chat), caller, found)
+            async for chat_chunk in _numbered(self._chat_chunks(chat, pieces), chat, after):
+                yield inference_pb2.ResumeReply(chat=chat_chunk)
+        elif kind is StreamKind.GRPC_COMPLETE:
+            complete = inference_pb2.CompleteRequest.FromString(body)
+            pieces = self._pieces(complete, _prompt(complete), caller, found)
+            async for complete_chunk in _numbered(self._complete_chunks(complete, pieces), complete, after):
+                yield inference_pb2.ResumeReply(complete=complete_chunk)
+        else:
+            # It was asked for over HTTP, where /v1/streams goes on with it.
+            raise StreamNotKept(found.request_id)
 
     async def Embed(self, request: inference_pb2.EmbedRequest, context: Context) -> inference_pb2.EmbedReply:
         caller = self._admit(request, context)
@@ -155,18 +195,19 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         """Runs a request to its end."""
         caller, gathered = self._admit(request, context), Gathered()
         async with caller.within_deadline():
-            generation = await self._prepared(request, prompt, caller, gathered, stream=False)
+            generation = await self._prepared(request, prompt, caller, gathered, None, stream=False)
             await run_all([generation])
         return generation, gathered
 
     async def _pieces(
-        self, request: Asked, prompt: processor_pb2.Prompt, context: Context
-    ) -> AsyncIterator[tuple[Generation, Piece | Choice | None]]:
+        self, request: Asked, prompt: processor_pb2.Prompt, caller: Caller, found: Found | None = None
+    ) -> Pieces:
         """More of a choice, a choice that has ended, and last None. Leaving the loop ends the request."""
-        caller, queue = self._admit(request, context), PieceQueue()
+        queue = OrderedQueue() if request.resumable else PieceQueue()
         async with caller.within_deadline():
-            generation = await self._prepared(request, prompt, caller, queue, stream=True)
-            work = asyncio.create_task(run_all([generation]))
+            generation = await self._prepared(request, prompt, caller, queue, found, stream=True)
+            run = run_resumed(generation) if isinstance(generation, ResumedGeneration) else run_all([generation])
+            work = asyncio.create_task(run)
             try:
                 async for news in queue.read(work):
                     yield generation, news
@@ -176,7 +217,14 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
             yield generation, None
 
     async def _prepared(
-        self, request: Asked, prompt: processor_pb2.Prompt, caller: Caller, sink: Sink, *, stream: bool
+        self,
+        request: Asked,
+        prompt: processor_pb2.Prompt,
+        caller: Caller,
+        sink: Sink,
+        found: Found | None,
+        *,
+        stream: bool,
     ) -> Generation:
         sampling = request.sampling
         if sampling.echo and sampling.logprobs and not sampling.HasField("prompt_logprobs"):
@@ -189,8 +237,12 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
             sampling=sampling,
             stream=stream,
             cache_salt=request.cache_salt,
+            context=found.context if found is not None else _context(request, caller),
         )
-        generation = Generation(self._line, job, sink)
+        if found is None:
+            generation = Generation(self._line, job, sink)
+        else:
+            generation = ResumedGeneration(self._line, job, sink, found=found)
         await generation.prepare()
         return generation
 
@@ -214,6 +266,36 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
     def _caller(self, context: Context) -> Caller:
         headers = {key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)}
         return Caller.of(headers, self._line.tenants, remaining=context.time_remaining())
+
+
+async def _numbered(chunks: AsyncIterator[ChunkT], request: Asked, after: int = 0) -> AsyncIterator[ChunkT]:
+    """Of a resumable stream: with their numbers, behind those that the client has."""
+    number = 0
+    async for chunk in chunks:
+        if request.resumable:
+            chunk.chunk_index = number = number + 1
+        if number > after or not request.resumable:
+            yield chunk
+
+
+def _context(request: Asked, caller: Caller) -> StreamContext | None:
+    """Raises `BadRequest` for a stream that cannot be told twice in the same order."""
+    if not request.resumable:
+        return None
+    sampling = request.sampling
+    for what, is_there in (
+        ("beam search", sampling.use_beam_search),
+        ("log probabilities of the prompt", sampling.HasField("prompt_logprobs")),
+    ):
+        if is_there:
+            raise errors.BadRequest("resumable", f"resumable is true; allowed: without {what}")
+    is_chat = isinstance(request, inference_pb2.ChatRequest)
+    return StreamContext(
+        kind=StreamKind.GRPC_CHAT if is_chat else StreamKind.GRPC_COMPLETE,
+        body=request.SerializeToString(),
+        client_request_id=caller.client_request_id,
+        wants_receipt=caller.wants_receipt,
+    )
 
 
 def _conversation(request: inference_pb2.ChatRequest) -> processor_pb2.Prompt:

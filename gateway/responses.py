@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import msgspec
 
 from headwater.gateway.caller import Caller
+from headwater.gateway.choice import Sink
 from headwater.gateway.exchange import Exchange
 from headwater.gateway.job import Job
 from headwater.gateway.line import Line
+from headwater.gateway.openai.numbered import NumberedSink, NumberedStream
 from headwater.gateway.openai.response_answer import ResponseAnswer, ResponseEvents
 from headwater.gateway.openai.response_input import check, items_of, to_prompt, to_sampling, without_oldest
 from headwater.gateway.openai.response_schema import InputItem, ResponsesRequest
 from headwater.gateway.pieces import Gathered
 from headwater.gateway.response_store import Item, KeptResponse, ResponseStore
+from headwater.gateway.resumed import ResumedGeneration, run_resumed
 from headwater.gateway.session import Generation, run_all
+from headwater.gateway.stream_context import Found, StreamContext, StreamKind
 from headwater.services import errors
 
 TOO_LONG = "context_length_exceeded"
@@ -33,18 +38,49 @@ class Responses:
     def __init__(self, line: Line, store: ResponseStore, keep_alive: float) -> None:
         self._line, self._store, self._keep_alive = line, store, keep_alive
 
-    async def create(self, exchange: Exchange, caller: Caller, asked: ResponsesRequest) -> None:
+    async def create(self, exchange: Exchange, caller: Caller, asked: ResponsesRequest, body: bytes) -> None:
         check(asked)
         caller = caller.with_body(asked.request_id, asked.priority)
         exchange.request_id = caller.shown_id
+        if asked.stream and asked.stream_options is not None and asked.stream_options.resumable:
+            context = StreamContext(kind=StreamKind.RESPONSE, body=body, client_request_id=caller.client_request_id)
+            await self._answer(exchange, caller, asked, context, NumberedStream(exchange.open_stream))
+        else:
+            await self._answer(exchange, caller, asked)
+
+    async def resume(
+        self, exchange: Exchange, caller: Caller, asked: ResponsesRequest, out: NumberedStream, found: Found
+    ) -> None:
+        """A stream that began elsewhere."""
+        caller = caller.with_body(asked.request_id, asked.priority)
+        await self._answer(exchange, caller, asked, found.context, out, found)
+
+    async def _answer(
+        self,
+        exchange: Exchange,
+        caller: Caller,
+        asked: ResponsesRequest,
+        context: StreamContext | None = None,
+        out: NumberedStream | None = None,
+        found: Found | None = None,
+    ) -> None:
         answer = ResponseAnswer(request_id=caller.request_id, asked=asked)
-        events = ResponseEvents(answer, exchange.open_stream) if asked.stream else None
+        if context is not None:
+            answer.created = context.created
+        events = ResponseEvents(answer, out.opened_by if out else exchange.open_stream) if asked.stream else None
         if events is not None:
             exchange.error_event = events.failure
         gathered = Gathered()
         before, said = await self._before(caller, asked), items_of(asked)
         items = [*msgspec.convert(before, list[InputItem]), *said]
-        generation = Generation(self._line, _job(caller, asked, items, len(before)), events or gathered)
+        job = dataclasses.replace(_job(caller, asked, items, len(before)), context=context)
+        sink: Sink = events or gathered
+        sink = NumberedSink(sink, out) if out is not None else sink
+        generation = (
+            ResumedGeneration(self._line, job, sink, found=found)
+            if found is not None
+            else Generation(self._line, job, sink)
+        )
         async with caller.within_deadline():
             tick = events.keep_alive if events is not None else _nothing
             work = _carry(generation, asked, items, len(before))
@@ -52,7 +88,8 @@ class Responses:
         if events is None:
             answer.items.add(gathered.of(generation.choices[0]))
             answer.items.end("incomplete" if generation.choices[0].finish_reason == "length" else "completed")
-        response = await self._kept(caller, answer, generation, before, said)
+        is_known = found is not None and found.has_ended
+        response = await self._kept(caller, answer, generation, before, said, is_known=is_known)
         if events is None:
             await exchange.reply_json(response)
         else:
@@ -89,11 +126,14 @@ class Responses:
         generation: Generation,
         before: list[Item],
         said: list[InputItem],
+        *,
+        is_known: bool,
     ) -> dict[str, Any]:
-        """The response, which says itself whether it can be found again."""
+        """The response, which says itself whether it can be found again. One that was `is_known` before is kept, or was
+        deleted."""
         answer.is_stored = answer.asked.store is not False
         response = answer.ended(generation)
-        if not answer.is_stored:
+        if not answer.is_stored or is_known:
             return response
         given = [_as_item(item, f"{caller.request_id}i{i}") for i, item in enumerate(said)]
         conversation = [*before, *given, *answer.items.items]
@@ -124,8 +164,12 @@ async def _carry(generation: Generation, asked: ResponsesRequest, items: list[In
             if asked.truncation != "auto" or error.code != TOO_LONG or not shorter:
                 raise error.in_words_of(RENAMED) from None
             num_before, items = num_before - (len(items) - len(shorter)), shorter
-            generation.job = _job(generation.job.caller, asked, items, num_before)
-    await run_all([generation])
+            shorter_job = _job(generation.job.caller, asked, items, num_before)
+            generation.job = dataclasses.replace(shorter_job, context=generation.job.context)
+    if isinstance(generation, ResumedGeneration):
+        await run_resumed(generation)
+    else:
+        await run_all([generation])
 
 
 def _as_item(item: InputItem, fallback_id: str) -> Item:

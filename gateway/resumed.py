@@ -7,9 +7,11 @@ behind the next event is what rendering left.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from headwater.gateway.caller import Caller
 from headwater.gateway.line import Line
 from headwater.gateway.loss import StreamLost
 from headwater.gateway.parting import part
@@ -18,6 +20,17 @@ from headwater.gateway.stream_context import Found, StreamNotKept
 from headwater.gateway.tenancy.virtual_time import Share
 from headwater.proto import engine_pb2, output_processor_pb2
 from headwater.services import errors
+
+
+def caller_of(found: Found, caller: Caller) -> Caller:
+    """Who resumes, on the terms of the request."""
+    context = found.context
+    return dataclasses.replace(
+        caller,
+        request_id=found.request_id,
+        client_request_id=context.client_request_id,
+        wants_receipt=context.wants_receipt,
+    )
 
 
 def bare_id(shown: str) -> str:
@@ -36,6 +49,12 @@ async def find(line: Line, tenant: str, request_id: str) -> Found:
         except errors.Unavailable as error:
             fault = error
     raise fault or StreamNotKept(request_id)
+
+
+async def run_resumed(generation: ResumedGeneration) -> None:
+    """To its end, at its tenant's expense as far as nobody has paid."""
+    async with generation.line.accounts.resumed(generation, generation.found):
+        await generation.run()
 
 
 @dataclass(slots=True, eq=False, kw_only=True)

@@ -13,6 +13,7 @@ from headwater.gateway.caller import Caller
 from headwater.gateway.choice import Choice
 from headwater.gateway.job import Job
 from headwater.gateway.line import Line
+from headwater.gateway.openai.numbered import NumberedStream
 from headwater.gateway.openai.schema import Answering
 from headwater.gateway.openai.sse import DONE, KEEP_ALIVE, SseStream
 from headwater.gateway.output_sessions import Scores
@@ -79,6 +80,7 @@ class Answer:
     shape: Shape
     wants_receipt: bool
     created: int = field(default_factory=lambda: int(time.time()))
+    """Seconds since 1970."""
     generations: Sequence[Generation] = ()
 
     def usage(self) -> dict[str, Any]:
@@ -143,7 +145,7 @@ class Answer:
 class EventStream:
     """A sink that writes an answer as server-sent events, one a step and choice while the client takes them."""
 
-    def __init__(self, answer: Answer, open_stream: Callable[[Callable[[], None]], SseStream]) -> None:
+    def __init__(self, answer: Answer, open_stream: Callable[[Callable[[], None]], SseStream | NumberedStream]) -> None:
         self.answer, self.out = answer, open_stream(self._flush)
         options = answer.asked.stream_options
         self._include_usage = bool(options and options.include_usage)
@@ -190,7 +192,8 @@ class EventStream:
             if answer.wants_receipt:
                 last["receipt"] = answer.receipt()
             events = _event(last)
-        return events + DONE
+        events += DONE
+        return self.out.numbered(events) if isinstance(self.out, NumberedStream) else events
 
     def _begin(self, choice: Choice) -> tuple[bytes, bytes]:
         """Writes what comes before a choice's answer and renders the frame around each of its texts."""

@@ -36,7 +36,7 @@ class NumberedStream:
     def num_events(self) -> int:
         return self._out.num_events
 
-    def open(self, on_writable: Callable[[], None]) -> NumberedStream:
+    def opened_by(self, on_writable: Callable[[], None]) -> NumberedStream:
         """For a sink that opens its stream itself; nothing is ever kept for it."""
         return self
 
@@ -75,7 +75,7 @@ class NumberedStream:
 
 
 class NumberedSink:
-    """A sink whose events have numbers."""
+    """A sink whose events go to a numbered stream."""
 
     def __init__(self, sink: Sink, out: NumberedStream) -> None:
         self._sink, self._out = sink, out

@@ -11,6 +11,7 @@ import msgspec
 
 from headwater.gateway.choice import Choice
 from headwater.gateway.openai.errors import envelope
+from headwater.gateway.openai.numbered import NumberedStream
 from headwater.gateway.openai.response_input import LOGPROBS
 from headwater.gateway.openai.response_items import Event, ResponseItems
 from headwater.gateway.openai.response_schema import ResponsesRequest
@@ -83,7 +84,7 @@ class ResponseAnswer:
         if is_cut:
             more["incomplete_details"] = {"reason": "max_output_tokens"}
         else:
-            more["completed_at"] = int(time.time())
+            more["completed_at"] = generation.choices[0].ended_at or int(time.time())
         return self.response("incomplete" if is_cut else "completed", generation, **more)
 
     def failed(self, error: errors.HeadwaterError) -> dict[str, Any]:
@@ -93,7 +94,9 @@ class ResponseAnswer:
 class ResponseEvents:
     """A sink that writes a response's events while the client takes them."""
 
-    def __init__(self, answer: ResponseAnswer, open_stream: Callable[[Callable[[], None]], SseStream]) -> None:
+    def __init__(
+        self, answer: ResponseAnswer, open_stream: Callable[[Callable[[], None]], SseStream | NumberedStream]
+    ) -> None:
         self._answer, self._held = answer, Held()
         self.out = open_stream(self._flush)
         self._num_events = 0
@@ -117,7 +120,8 @@ class ResponseEvents:
         self._num_at_tick = self.out.num_events
 
     def last_event(self, response: dict[str, Any]) -> bytes:
-        return self._event({"type": f"response.{response['status']}", "response": response})
+        event = self._event({"type": f"response.{response['status']}", "response": response})
+        return self.out.numbered(event) if isinstance(self.out, NumberedStream) else event
 
     def failure(self, error: errors.HeadwaterError) -> bytes:
         """The events of a stream that breaks: what is wrong, and the response as it failed."""

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from headwater.gateway.batches.durable import FAILURES
+from headwater.gateway.stream_context import Found
 from headwater.gateway.tenancy.grant import LEASE_TOKENS, Grant, Standing, refused
 from headwater.gateway.tenancy.limiter import LEASE_MS, Limiter, Refusal, Verdict, period_of
 from headwater.gateway.tenancy.local_limits import LocalLimits
@@ -66,8 +67,22 @@ class Accounts:
     @contextlib.asynccontextmanager
     async def paid(self, generations: Sequence[Generation]) -> AsyncIterator[None]:
         """The run of one request's prompts. Raises `LimitExceeded` instead, `Unavailable` where nobody can tell."""
-        job, began = generations[0].job, time.time()
-        grant = await self._reserve(generations, job.caller.standing)
+        grant = await self._reserve(generations, generations[0].job.caller.standing)
+        async with self._charged(generations, grant):
+            yield
+
+    @contextlib.asynccontextmanager
+    async def resumed(self, generation: Generation, found: Found) -> AsyncIterator[None]:
+        """What is left of a request that another connection began; what was charged for it is not charged again."""
+        if found.has_ended and found.prompt_tokens:
+            yield
+            return
+        async with self._charged([generation], await self._take_over(generation, found)):
+            yield
+
+    @contextlib.asynccontextmanager
+    async def _charged(self, generations: Sequence[Generation], grant: Grant) -> AsyncIterator[None]:
+        began = time.time()
         for generation in generations:
             generation.grant = grant
         outcome = "error"
@@ -118,6 +133,40 @@ class Accounts:
             raise refused(verdict.refusal, tenant.id)
         grant.granted, grant.more, grant.used_before = verdict.granted, self, prompts
         grant.first_credit = min(LEASE_TOKENS, (verdict.granted - prompts) // num_choices) if num_choices else 1
+        self._grants.add(grant)
+        return grant
+
+    async def _take_over(self, generation: Generation, found: Found) -> Grant:
+        """Who charged nothing died: its reservation goes on here. Otherwise what may still come is reserved anew."""
+        job, num_prompt_tokens = generation.job, generation.num_prompt_tokens
+        scopes, is_charged = self._scopes_of(job.caller.tenant, job.model), bool(found.prompt_tokens)
+        grant = Grant(
+            tenant=job.caller.tenant,
+            request_id=f"{found.request_id}.{found.num_readers}" if is_charged else found.request_id,
+            scopes=scopes,
+            charged_prompt_tokens=found.prompt_tokens,
+            charged_output_tokens=found.output_tokens,
+        )
+        if not scopes:
+            return grant
+        if is_charged:
+            grant.used_before = -found.output_tokens
+            verdict = await self._ask(grant, most=found.num_outstanding, least=found.num_outstanding)
+            job.caller.standing.requests, job.caller.standing.tokens = verdict.requests, verdict.tokens
+            if verdict.refusal is not None:
+                raise refused(verdict.refusal, grant.tenant.id)
+            grant.granted = verdict.granted
+        else:
+            grant.used_before, grant.granted = num_prompt_tokens, num_prompt_tokens + sum(found.granted)
+            used = num_prompt_tokens + sum(found.num_tokens)
+            try:
+                await self._limiter.extend(
+                    grant.tenant.id, grant.request_id, scopes, more=0, held=grant.granted, used=used
+                )
+                self._with_redis()
+            except StoreUnavailable as failure:
+                self._without_redis(failure)
+        grant.more = self
         self._grants.add(grant)
         return grant
 
@@ -204,18 +253,18 @@ class Accounts:
 
     def _record(self, generations: Sequence[Generation], grant: Grant, outcome: str, seconds: float) -> UsageRecord:
         job, sent = generations[0].job, [each for each in generations if each.attempt]
-        prompt_tokens = sum(each.num_prompt_tokens for each in sent)
-        output_tokens = sum(each.num_output_tokens for each in sent)
+        prompt_tokens = max(0, sum(each.num_prompt_tokens for each in sent) - grant.charged_prompt_tokens)
+        output_tokens = max(0, sum(each.num_output_tokens for each in sent) - grant.charged_output_tokens)
         grant.used_before, grant.num_output_tokens = prompt_tokens, output_tokens
         return UsageRecord(
-            request_id=job.caller.request_id,
+            request_id=grant.request_id,
             tenant=job.caller.tenant.id,
             key_id=job.caller.tenant.key_id,
             model=job.model,
             at=round(time.time(), 3),
-            prompts=len(generations),
+            prompts=len(generations) if prompt_tokens or not sent else 0,
             prompt_tokens=prompt_tokens,
-            cached_tokens=sum(each.cached_tokens for each in sent),
+            cached_tokens=sum(each.cached_tokens for each in sent) if prompt_tokens else 0,
             output_tokens=output_tokens,
             seconds=round(seconds, 3),
             outcome=outcome,

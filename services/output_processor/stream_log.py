@@ -367,7 +367,7 @@ class StreamLogs:
         if log is not None and log.tenant != add.tenant:
             return None
         if log is None:
-            if add.num_output_tokens:
+            if add.num_output_tokens or len(add.stream_ids) != max(add.sampling.n, 1):
                 return None
             log = self._logs[add.request_id] = StreamLog(self, add.request_id, add.tenant, len(add.stream_ids))
             output_metrics.LOGS.inc()

@@ -1,0 +1,40 @@
+"""The work behind an answer of chat or completions, and what is said while it is silent."""
+
+from __future__ import annotations
+
+import asyncio
+
+from headwater.gateway.line import Line
+from headwater.gateway.openai.answers import Answer, EventStream
+from headwater.gateway.resumed import ResumedGeneration, run_resumed
+from headwater.gateway.session import run_all
+from headwater.services import errors
+
+
+async def carry(line: Line, answer: Answer) -> None:
+    """Every prompt is checked before any is computed."""
+    try:
+        if len(answer.generations) == 1:
+            await answer.generations[0].prepare()
+        else:
+            await asyncio.gather(*(generation.prepare() for generation in answer.generations))
+        await answer.shape.prepared(line, answer.generations)
+    except errors.BadRequest as error:
+        raise error.in_words_of(answer.shape.renamed) from None
+    if isinstance(resumed := answer.generations[0], ResumedGeneration):
+        await run_resumed(resumed)
+    else:
+        await run_all(answer.generations)
+
+
+class Silence:
+    """Comments in a stream that said nothing since the last tick."""
+
+    def __init__(self, stream: EventStream | None) -> None:
+        self._stream, self._num_events = stream, -1
+
+    def tick(self) -> None:
+        if self._stream is not None:
+            if self._stream.out.num_events == self._num_events or not self._stream.out.started:
+                self._stream.keep_alive()
+            self._num_events = self._stream.out.num_events
