@@ -18,9 +18,9 @@ from headwater.gateway.batches.surface import BatchSurface
 from headwater.gateway.caller import Caller
 from headwater.gateway.exchange import Exchange
 from headwater.gateway.line import Line, shutting_down
-from headwater.gateway.model_admin import ModelSurface
 from headwater.gateway.openai import models
 from headwater.gateway.openai.answers import Answer, EventStream, Shape
+from headwater.gateway.openai.carry import Silence, carry
 from headwater.gateway.openai.chat import ChatShape
 from headwater.gateway.openai.completions import CompletionShape
 from headwater.gateway.openai.decode import decode
@@ -37,8 +37,11 @@ from headwater.gateway.openai.schema import (
 )
 from headwater.gateway.pieces import Gathered
 from headwater.gateway.responses import Responses
-from headwater.gateway.session import Generation, run_all
+from headwater.gateway.resumable import ResumableStreams
+from headwater.gateway.resumed import bare_id
+from headwater.gateway.session import Generation
 from headwater.gateway.settings import GatewaySettings
+from headwater.gateway.stream_context import StreamKind
 from headwater.gateway.tenancy.admin import AdminSurface
 from headwater.gateway.tenants import Tenant
 from headwater.services import errors
@@ -53,9 +56,7 @@ EXPOSED = ["x-request-id", "retry-after"] + [
 Handler = Callable[[Exchange], Awaitable[None]]
 
 
-def make_app(
-    line: Line, settings: GatewaySettings, durable: Durable, admin: AdminSurface | None, models_here: ModelSurface
-) -> ASGIApp:
+def make_app(line: Line, settings: GatewaySettings, durable: Durable, admin: AdminSurface | None) -> ASGIApp:
     """The application. Error pages and methods are ours, so that every answer has OpenAI's envelope."""
     surface = RestSurface(line, settings)
     batches = BatchSurface(durable, surface.tenant_of, settings.max_file_bytes)
@@ -80,10 +81,8 @@ def make_app(
         ("GET", "/v1/batches", batches.list_batches),
         ("GET", "/v1/batches/{id}", batches.get_batch),
         ("POST", "/v1/batches/{id}/cancel", batches.cancel_batch),
+        ("GET", "/v1/streams/{id}", surface.resume),
         ("GET", "/v1/requests/{id}/explain", surface.explain),
-        ("GET", "/admin/models", models_here.list_models),
-        ("POST", "/admin/models", models_here.load_model),
-        ("DELETE", "/admin/models/{name:path}", models_here.unload_model),
         ("GET", "/health", surface.health),
         ("GET", "/ready", surface.ready),
         ("GET", "/version", surface.version),
@@ -155,30 +154,41 @@ class RestSurface:
     def __init__(self, line: Line, settings: GatewaySettings) -> None:
         self._line, self._settings = line, settings
         self._responses = Responses(line, line.responses, settings.sse_keep_alive)
+        self._resumable = ResumableStreams(line, self._responses, settings.sse_keep_alive)
 
     async def chat_completions(self, exchange: Exchange) -> None:
         caller = self._admit(exchange)
-        asked = decode(await exchange.body(self._settings.max_body_bytes), ChatCompletionRequest)
-        await self._answer(exchange, caller, asked, "chatcmpl", ChatShape(asked))
+        body = await exchange.body(self._settings.max_body_bytes)
+        asked = decode(body, ChatCompletionRequest)
+        await self._answer(exchange, caller, asked, StreamKind.CHAT, ChatShape(asked), body)
 
     async def completions(self, exchange: Exchange) -> None:
         caller = self._admit(exchange)
-        asked = decode(await exchange.body(self._settings.max_body_bytes), CompletionRequest)
-        await self._answer(exchange, caller, asked, "cmpl", CompletionShape(asked))
+        body = await exchange.body(self._settings.max_body_bytes)
+        asked = decode(body, CompletionRequest)
+        await self._answer(exchange, caller, asked, StreamKind.COMPLETION, CompletionShape(asked), body)
 
-    async def _answer(self, exchange: Exchange, caller: Caller, asked: Answering, prefix: str, shape: Shape) -> None:
+    async def resume(self, exchange: Exchange) -> None:
+        """Goes on with a stream, behind the last event that its client has."""
+        caller = self._admit(exchange)
+        await self._resumable.resume(exchange, caller, exchange.path_params["id"])
+
+    async def _answer(
+        self, exchange: Exchange, caller: Caller, asked: Answering, kind: StreamKind, shape: Shape, body: bytes
+    ) -> None:
         """Runs every prompt to its end and answers, whole or in a stream."""
         caller = caller.with_body(asked.request_id, asked.priority)
         exchange.request_id = caller.shown_id
-        answer = Answer(
-            id=f"{prefix}-{caller.request_id}", asked=asked, shape=shape, wants_receipt=caller.wants_receipt
-        )
+        if asked.stream_options is not None and asked.stream_options.resumable and asked.stream:
+            await self._resumable.answer(exchange, caller, asked, kind, shape, body)
+            return
+        answer = Answer(id=f"{kind}-{caller.request_id}", asked=asked, shape=shape, wants_receipt=caller.wants_receipt)
         stream = EventStream(answer, exchange.open_stream) if asked.stream else None
         gathered = Gathered()
         answer.generations = [Generation(self._line, job, stream or gathered) for job in shape.jobs(caller)]
-        monitor = _Silence(stream)
+        monitor = Silence(stream)
         async with caller.within_deadline():
-            work = _carry(self._line, answer)
+            work = carry(self._line, answer)
             await exchange.unless_client_leaves(work, silence=self._settings.sse_keep_alive, on_silence=monitor.tick)
         if stream is not None:
             await exchange.end_stream(stream.last_events())
@@ -194,14 +204,14 @@ class RestSurface:
         async with caller.within_deadline():
             silence = self._settings.sse_keep_alive
             await exchange.unless_client_leaves(
-                embedding.run(self._line, caller), silence=silence, on_silence=_Silence(None).tick
+                embedding.run(self._line, caller), silence=silence, on_silence=Silence(None).tick
             )
         await exchange.reply_json(reply_of(asked, embedding, caller.request_id))
 
     async def create_response(self, exchange: Exchange) -> None:
         caller = self._admit(exchange)
-        asked = decode(await exchange.body(self._settings.max_body_bytes), ResponsesRequest)
-        await self._responses.create(exchange, caller, asked)
+        body = await exchange.body(self._settings.max_body_bytes)
+        await self._responses.create(exchange, caller, decode(body, ResponsesRequest), body)
 
     async def get_response(self, exchange: Exchange) -> None:
         await self._responses.retrieve(exchange, self._caller(exchange))
@@ -232,8 +242,7 @@ class RestSurface:
 
     async def explain(self, exchange: Exchange) -> None:
         """By our id, with or without the prefix that an answer's id has."""
-        request_id = exchange.path_params["id"].rpartition("-")[2].rpartition("_")[2]
-        known = await self._line.explain(self._caller(exchange), request_id)
+        known = await self._line.explain(self._caller(exchange), bare_id(exchange.path_params["id"]))
         await exchange.reply_json(known)
 
     async def health(self, exchange: Exchange) -> None:
@@ -279,29 +288,3 @@ class RestSurface:
         caller = self._line.traced(self._caller(exchange), f"{exchange.method} {exchange.path}")
         exchange.request_id, exchange.standing = caller.shown_id, caller.standing
         return caller
-
-
-async def _carry(line: Line, answer: Answer) -> None:
-    """Every prompt is checked before any is computed."""
-    try:
-        if len(answer.generations) == 1:
-            await answer.generations[0].prepare()
-        else:
-            await asyncio.gather(*(generation.prepare() for generation in answer.generations))
-        await answer.shape.prepared(line, answer.generations)
-    except errors.BadRequest as error:
-        raise error.in_words_of(answer.shape.renamed) from None
-    await run_all(answer.generations)
-
-
-class _Silence:
-    """Comments in a stream that said nothing since the last tick."""
-
-    def __init__(self, stream: EventStream | None) -> None:
-        self._stream, self._num_events = stream, -1
-
-    def tick(self) -> None:
-        if self._stream is not None:
-            if self._stream.out.num_events == self._num_events or not self._stream.out.started:
-                self._stream.keep_alive()
-            self._num_events = self._stream.out.num_events
