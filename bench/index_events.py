@@ -26,11 +26,11 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from headwater.bench.synthetic_publishers import BLOCKS_PER_BATCH, MODEL, SyntheticPublisher, publishers
+from headwater.bench.synthetic_publishers import BLOCKS_PER_BATCH, EPOCH, MODEL, SyntheticPublisher, publishers
 from headwater.engine_core.prefix_hash import block_hashes
 from headwater.gateway.router.router import Router
 from headwater.proto.engine_pb2 import KvSnapshotPart, KvSnapshotRequest
-from headwater.proto.events_pb2 import KvEventBatch
+from headwater.proto.events_pb2 import Incarnation, KvEventBatch
 from headwater.services import subjects
 from headwater.services.bus import Bus
 from headwater.services.index.feed import IndexFeed
@@ -124,7 +124,7 @@ class EmptySnapshot:
         self._replica_id = replica_id
 
     async def KvSnapshot(self, request: KvSnapshotRequest, timeout: float) -> AsyncIterator[KvSnapshotPart]:
-        yield KvSnapshotPart(incarnation={"replica_id": self._replica_id, "epoch": 1}, seq=0, last=True)
+        yield KvSnapshotPart(incarnation=Incarnation(replica_id=self._replica_id, epoch=EPOCH), seq=0, last=True)
 
 
 @contextlib.asynccontextmanager

@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import shutil
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
@@ -210,6 +211,8 @@ class Cluster:
 
 
 async def _start_servers(folder: Path, life: contextlib.AsyncExitStack) -> dict[str, Server]:
+    # Of an earlier cluster in the same folder.
+    shutil.rmtree(folder / "streams", ignore_errors=True)
     pipe = SupervisorPipe()
     life.callback(pipe.close)
     kept: dict[str, Any] = {"launcher": keeper_command(pipe=pipe.watched, limit=2.0), "pass_fds": [pipe.watched]}
