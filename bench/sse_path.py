@@ -135,6 +135,18 @@ class Stages:
         request.sampling.n = 1
         return processor_pb2.PrepareReply(prompt_ids=range(16), sampling=request.sampling, block_size=16)
 
+    async def prepare_session(
+        self, incoming: AsyncIterator[processor_pb2.PrepareFrame], context: Any
+    ) -> AsyncIterator[processor_pb2.PreparedFrame]:
+        await context.send_initial_metadata(())
+        async for frame in incoming:
+            yield processor_pb2.PreparedFrame(
+                calls=[
+                    processor_pb2.PreparedCall(id=call.id, reply=await self.prepare(call.request, context))
+                    for call in frame.calls
+                ]
+            )
+
     async def info(self, request: Any, context: Any) -> events_pb2.Member:
         return events_pb2.Member(
             kind=events_pb2.Member.KIND_ENGINE,
@@ -160,6 +172,7 @@ class Stages:
             "Processor": {
                 "ListModels": (unary, self.list_models, processor_pb2.ProcessorModelsRequest),
                 "Prepare": (unary, self.prepare, processor_pb2.PrepareRequest),
+                "PrepareSession": (both, self.prepare_session, processor_pb2.PrepareFrame),
             },
             "OutputProcessor": {"Session": (both, self._text_session, output_processor_pb2.GatewayFrame)},
             "Engine": {

@@ -11,6 +11,7 @@ from typing import TypeVar
 import grpc
 import structlog
 
+from headwater.gateway.prepare_session import MAX_CALL_BYTES, PrepareSession
 from headwater.proto import processor_pb2, processor_pb2_grpc
 from headwater.services import errors, grpc_errors
 from headwater.services.channel import MAX_TEXT_BYTES, open_channel
@@ -30,6 +31,7 @@ class Processor:
     address: str
     channel: grpc.aio.Channel
     stub: processor_pb2_grpc.ProcessorAsyncStub
+    session: PrepareSession
     models: dict[str, ServedModel] = field(default_factory=dict)
     since: int = 0
     num_running: int = 0
@@ -42,22 +44,27 @@ class Processors:
         self.on_change: Callable[[], None] = lambda: None
         """Called when a processor has said what it serves."""
         self._pool: dict[str, Processor] = {}
-        self._askers: dict[str, asyncio.Task[None]] = {}
+        self._tasks: dict[str, tuple[asyncio.Task[None], ...]] = {}
+        """That ask it what it serves, and that carry its session."""
         self._closing: set[asyncio.Task[None]] = set()
 
     def join(self, address: str) -> None:
         if address not in self._pool:
             channel = open_channel(address, ("grpc.max_receive_message_length", MAX_TEXT_BYTES))
             stub = processor_pb2_grpc.ProcessorStub(channel)
-            self._pool[address] = processor = Processor(address, channel, stub, since=int(time.time()))
-            asker = self._askers[address] = asyncio.create_task(_ask_models(processor))
-            asker.add_done_callback(log_failure)
+            session = PrepareSession(address, channel, stub)
+            self._pool[address] = processor = Processor(address, channel, stub, session, since=int(time.time()))
+            asker = asyncio.create_task(_ask_models(processor))
+            self._tasks[address] = asker, asyncio.create_task(session.run())
+            for task in self._tasks[address]:
+                task.add_done_callback(log_failure)
             asker.add_done_callback(lambda _: self.on_change())
 
     def leave(self, address: str) -> None:
         if (processor := self._pool.pop(address, None)) is not None:
-            self._askers.pop(address).cancel()
-            closing = asyncio.create_task(_close(processor))
+            asker, carrier = self._tasks.pop(address)
+            asker.cancel()
+            closing = asyncio.create_task(_close(processor, carrier))
             self._closing.add(closing)
             closing.add_done_callback(self._closing.discard)
 
@@ -82,34 +89,29 @@ class Processors:
         raise errors.NotFound("model", name)
 
     async def prepare(self, request: processor_pb2.PrepareRequest, span: Span) -> processor_pb2.PrepareReply:
-        # Metadata costs; only whoever collects spans reads it.
-        metadata = (("traceparent", span.context.traceparent),) if span.context.is_sampled else None
-        return await self._call(
-            request.model, lambda stub: stub.Prepare(request, timeout=CALL_SECONDS, metadata=metadata)
-        )
+        # Only whoever collects spans reads it.
+        traceparent = span.context.traceparent if span.context.is_sampled else ""
+        return await self._call(request.model, lambda processor: _prepared(processor, request, traceparent))
 
     async def tokenize(self, request: processor_pb2.ProcessorTokenizeRequest) -> processor_pb2.ProcessorTokenizeReply:
-        return await self._call(request.model, lambda stub: stub.Tokenize(request, timeout=CALL_SECONDS))
+        return await self._call(request.model, lambda processor: processor.stub.Tokenize(request, timeout=CALL_SECONDS))
 
     async def detokenize(
         self, request: processor_pb2.ProcessorDetokenizeRequest
     ) -> processor_pb2.ProcessorDetokenizeReply:
-        return await self._call(request.model, lambda stub: stub.Detokenize(request, timeout=CALL_SECONDS))
+        return await self._call(
+            request.model, lambda processor: processor.stub.Detokenize(request, timeout=CALL_SECONDS)
+        )
 
-    async def _call(
-        self, model: str, send: Callable[[processor_pb2_grpc.ProcessorAsyncStub], Awaitable[ReplyT]]
-    ) -> ReplyT:
+    async def _call(self, model: str, send: Callable[[Processor], Awaitable[ReplyT]]) -> ReplyT:
         """The named error of the stage; one that is out of reach is followed by another, since calls keep nothing."""
         self.model(model)
         problem = errors.Unavailable("no processor is within reach", code="processor_unavailable")
         for processor in self._by_load(model):
             processor.num_running += 1
             try:
-                return await send(processor.stub)
-            except grpc.aio.AioRpcError as failure:
-                error = grpc_errors.from_rpc_error(failure)
-                if not isinstance(error, errors.Unavailable):
-                    raise error from None
+                return await _named(send(processor))
+            except errors.Unavailable as error:
                 structlog.get_logger().warning("processor out of reach", address=processor.address, problem=str(error))
                 problem = errors.Unavailable("the processor is gone", code="processor_unavailable")
             finally:
@@ -124,6 +126,24 @@ class Processors:
         for address in list(self._pool):
             self.leave(address)
         await asyncio.gather(*self._closing)
+
+
+async def _prepared(
+    processor: Processor, request: processor_pb2.PrepareRequest, traceparent: str
+) -> processor_pb2.PrepareReply:
+    if processor.session.is_open and request.ByteSize() <= MAX_CALL_BYTES:
+        call = processor_pb2.PrepareCall(request=request, traceparent=traceparent)
+        return await processor.session.prepare(call, CALL_SECONDS)
+    metadata = (("traceparent", traceparent),) if traceparent else None
+    return await processor.stub.Prepare(request, timeout=CALL_SECONDS, metadata=metadata)
+
+
+async def _named(reply: Awaitable[ReplyT]) -> ReplyT:
+    """Its failure is the stage's named error."""
+    try:
+        return await reply
+    except grpc.aio.AioRpcError as failure:
+        raise grpc_errors.from_rpc_error(failure) from None
 
 
 async def _ask_models(processor: Processor) -> None:
@@ -142,5 +162,9 @@ async def _ask_models(processor: Processor) -> None:
             processor.models = {model.name: ServedModel.from_pb(model) for model in reply.models}
 
 
-async def _close(processor: Processor) -> None:
+async def _close(processor: Processor, carrier: asyncio.Task[None]) -> None:
+    """After what runs, in its session too."""
+    await processor.session.answered(CALL_SECONDS)
+    carrier.cancel()
+    await asyncio.gather(carrier, return_exceptions=True)
     await processor.channel.close(grace=CALL_SECONDS if processor.num_running else None)

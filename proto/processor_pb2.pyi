@@ -275,6 +275,118 @@ class PrepareReply(_message.Message):
 Global___PrepareReply: _TypeAlias = PrepareReply  # noqa: Y015
 
 @_typing.final
+class PrepareFrame(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CALLS_FIELD_NUMBER: _builtins.int
+    CANCELS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def calls(self) -> _containers.RepeatedCompositeFieldContainer[Global___PrepareCall]:
+        """less than 256 KiB together"""
+
+    @_builtins.property
+    def cancels(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """calls whose answers nobody waits for any more"""
+
+    def __init__(
+        self,
+        *,
+        calls: _abc.Iterable[Global___PrepareCall] | None = ...,
+        cancels: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["calls", b"calls", "cancels", b"cancels"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PrepareFrame: _TypeAlias = PrepareFrame  # noqa: Y015
+
+@_typing.final
+class PrepareCall(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    REQUEST_FIELD_NUMBER: _builtins.int
+    TRACEPARENT_FIELD_NUMBER: _builtins.int
+    id: _builtins.int
+    """names the answer; unique among those under way"""
+    traceparent: _builtins.str
+    """W3C context of the span that asks; empty: none is recorded"""
+    @_builtins.property
+    def request(self) -> Global___PrepareRequest:
+        """to be answered"""
+
+    def __init__(
+        self,
+        *,
+        id: _builtins.int = ...,
+        request: Global___PrepareRequest | None = ...,
+        traceparent: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["request", b"request"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "request", b"request", "traceparent", b"traceparent"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PrepareCall: _TypeAlias = PrepareCall  # noqa: Y015
+
+@_typing.final
+class PreparedFrame(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CALLS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def calls(self) -> _containers.RepeatedCompositeFieldContainer[Global___PreparedCall]:
+        """in no order"""
+
+    def __init__(
+        self,
+        *,
+        calls: _abc.Iterable[Global___PreparedCall] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["calls", b"calls"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PreparedFrame: _TypeAlias = PreparedFrame  # noqa: Y015
+
+@_typing.final
+class PreparedCall(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    REPLY_FIELD_NUMBER: _builtins.int
+    REFUSAL_FIELD_NUMBER: _builtins.int
+    id: _builtins.int
+    """as asked"""
+    refusal: _builtins.bytes
+    """or the google.rpc.Status that Prepare would end with"""
+    @_builtins.property
+    def reply(self) -> Global___PrepareReply:
+        """the answer"""
+
+    def __init__(
+        self,
+        *,
+        id: _builtins.int = ...,
+        reply: Global___PrepareReply | None = ...,
+        refusal: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["outcome", b"outcome", "refusal", b"refusal", "reply", b"reply"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "outcome", b"outcome", "refusal", b"refusal", "reply", b"reply"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_outcome: _TypeAlias = _typing.Literal["reply", "refusal"]  # noqa: Y015
+    _WhichOneofArgType_outcome: _TypeAlias = _typing.Literal["outcome", b"outcome"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_outcome) -> _WhichOneofReturnType_outcome | None: ...
+
+Global___PreparedCall: _TypeAlias = PreparedCall  # noqa: Y015
+
+@_typing.final
 class ProcessorTokenizeRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -39,6 +39,11 @@ class ProcessorStub:
                 request_serializer=headwater_dot_proto_dot_processor__pb2.PrepareRequest.SerializeToString,
                 response_deserializer=headwater_dot_proto_dot_processor__pb2.PrepareReply.FromString,
                 _registered_method=True)
+        self.PrepareSession = channel.stream_stream(
+                '/headwater.v1.Processor/PrepareSession',
+                request_serializer=headwater_dot_proto_dot_processor__pb2.PrepareFrame.SerializeToString,
+                response_deserializer=headwater_dot_proto_dot_processor__pb2.PreparedFrame.FromString,
+                _registered_method=True)
         self.Tokenize = channel.unary_unary(
                 '/headwater.v1.Processor/Tokenize',
                 request_serializer=headwater_dot_proto_dot_processor__pb2.ProcessorTokenizeRequest.SerializeToString,
@@ -61,6 +66,13 @@ class ProcessorServicer:
 
     def Prepare(self, request, context):
         """Turns what a client sent into what an engine takes, or refuses it by field, value and rule.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def PrepareSession(self, request_iterator, context):
+        """As Prepare, for many requests over one stream: whatever waits goes in one frame, answers come as they are ready.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -94,6 +106,11 @@ def add_ProcessorServicer_to_server(servicer, server):
                     servicer.Prepare,
                     request_deserializer=headwater_dot_proto_dot_processor__pb2.PrepareRequest.FromString,
                     response_serializer=headwater_dot_proto_dot_processor__pb2.PrepareReply.SerializeToString,
+            ),
+            'PrepareSession': grpc.stream_stream_rpc_method_handler(
+                    servicer.PrepareSession,
+                    request_deserializer=headwater_dot_proto_dot_processor__pb2.PrepareFrame.FromString,
+                    response_serializer=headwater_dot_proto_dot_processor__pb2.PreparedFrame.SerializeToString,
             ),
             'Tokenize': grpc.unary_unary_rpc_method_handler(
                     servicer.Tokenize,
@@ -138,6 +155,33 @@ class Processor:
             '/headwater.v1.Processor/Prepare',
             headwater_dot_proto_dot_processor__pb2.PrepareRequest.SerializeToString,
             headwater_dot_proto_dot_processor__pb2.PrepareReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PrepareSession(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/headwater.v1.Processor/PrepareSession',
+            headwater_dot_proto_dot_processor__pb2.PrepareFrame.SerializeToString,
+            headwater_dot_proto_dot_processor__pb2.PreparedFrame.FromString,
             options,
             channel_credentials,
             insecure,

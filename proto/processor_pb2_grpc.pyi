@@ -33,6 +33,8 @@ class ProcessorStub:
     def __new__(cls, channel: _aio.Channel) -> ProcessorAsyncStub: ...
     Prepare: _grpc.UnaryUnaryMultiCallable[_processor_pb2.PrepareRequest, _processor_pb2.PrepareReply]
     """Turns what a client sent into what an engine takes, or refuses it by field, value and rule."""
+    PrepareSession: _grpc.StreamStreamMultiCallable[_processor_pb2.PrepareFrame, _processor_pb2.PreparedFrame]
+    """As Prepare, for many requests over one stream: whatever waits goes in one frame, answers come as they are ready."""
     Tokenize: _grpc.UnaryUnaryMultiCallable[_processor_pb2.ProcessorTokenizeRequest, _processor_pb2.ProcessorTokenizeReply]
     """Text or messages to token ids."""
     Detokenize: _grpc.UnaryUnaryMultiCallable[_processor_pb2.ProcessorDetokenizeRequest, _processor_pb2.ProcessorDetokenizeReply]
@@ -45,6 +47,8 @@ class ProcessorAsyncStub(ProcessorStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     Prepare: _aio.UnaryUnaryMultiCallable[_processor_pb2.PrepareRequest, _processor_pb2.PrepareReply]  # type: ignore[assignment]
     """Turns what a client sent into what an engine takes, or refuses it by field, value and rule."""
+    PrepareSession: _aio.StreamStreamMultiCallable[_processor_pb2.PrepareFrame, _processor_pb2.PreparedFrame]  # type: ignore[assignment]
+    """As Prepare, for many requests over one stream: whatever waits goes in one frame, answers come as they are ready."""
     Tokenize: _aio.UnaryUnaryMultiCallable[_processor_pb2.ProcessorTokenizeRequest, _processor_pb2.ProcessorTokenizeReply]  # type: ignore[assignment]
     """Text or messages to token ids."""
     Detokenize: _aio.UnaryUnaryMultiCallable[_processor_pb2.ProcessorDetokenizeRequest, _processor_pb2.ProcessorDetokenizeReply]  # type: ignore[assignment]
@@ -60,6 +64,14 @@ class ProcessorServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_processor_pb2.PrepareReply, _abc.Awaitable[_processor_pb2.PrepareReply]]:
         """Turns what a client sent into what an engine takes, or refuses it by field, value and rule."""
+
+    @_abc_1.abstractmethod
+    def PrepareSession(
+        self,
+        request_iterator: _MaybeAsyncIterator[_processor_pb2.PrepareFrame],
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_processor_pb2.PreparedFrame], _abc.AsyncIterator[_processor_pb2.PreparedFrame]]:
+        """As Prepare, for many requests over one stream: whatever waits goes in one frame, answers come as they are ready."""
 
     @_abc_1.abstractmethod
     def Tokenize(

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any, NoReturn
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from typing import Any, NoReturn, TypeVar
 
 import grpc
 import structlog
@@ -28,6 +28,8 @@ STATUS: dict[type[errors.HeadwaterError], grpc.StatusCode] = {
     errors.InternalError: grpc.StatusCode.INTERNAL,
 }
 DOMAIN = "headwater"
+ReplyT = TypeVar("ReplyT")
+_CODES = {code.value[0]: code for code in grpc.StatusCode}
 _SAME_EVERYWHERE = (errors.Unauthenticated, errors.PermissionDenied, errors.ClientGone, errors.DeadlineExceeded)
 
 
@@ -35,8 +37,8 @@ def status_of(error: errors.HeadwaterError) -> grpc.StatusCode:
     return next((STATUS[cls] for cls in type(error).__mro__ if cls in STATUS), grpc.StatusCode.INTERNAL)
 
 
-async def abort(context: grpc.aio.ServicerContext[Any, Any], error: errors.HeadwaterError) -> NoReturn:
-    """Ends a call with the error's status and details."""
+def to_status(error: errors.HeadwaterError) -> status_pb2.Status:
+    """With its details."""
     info = error_details_pb2.ErrorInfo(reason=error.code, domain=DOMAIN, metadata={"param": error.param or ""})
     details: list[Any] = [info]
     if isinstance(error, errors.BadRequest) and error.param is not None:
@@ -48,23 +50,36 @@ async def abort(context: grpc.aio.ServicerContext[Any, Any], error: errors.Headw
     status = status_pb2.Status(code=status_of(error).value[0], message=error.message)
     for detail in details:
         status.details.add().Pack(detail)
-    await context.abort_with_status(rpc_status.to_status(status))
+    return status
+
+
+async def abort(context: grpc.aio.ServicerContext[Any, Any], error: errors.HeadwaterError) -> NoReturn:
+    """Ends a call with the error's status and details."""
+    await context.abort_with_status(rpc_status.to_status(to_status(error)))
     raise AssertionError("abort returned")
 
 
 def from_rpc_error(failure: grpc.aio.AioRpcError) -> errors.HeadwaterError:
     """The named error that another stage raised; `Unavailable` when the stage itself is out of reach."""
-    message = failure.details() or failure.code().name
-    info, delay, field = error_details_pb2.ErrorInfo(), error_details_pb2.RetryInfo(), None
     status = rpc_status.from_call(failure)  # type: ignore[arg-type] # it is one in all that is read
-    for detail in status.details if status is not None else ():
+    return _named(failure.code(), failure.details() or "", status.details if status is not None else ())
+
+
+def from_status(status: status_pb2.Status) -> errors.HeadwaterError:
+    """As `from_rpc_error`, of what a session carries."""
+    return _named(_CODES[status.code], status.message, status.details)
+
+
+def _named(code: grpc.StatusCode, message: str, details: Iterable[AnyMessage]) -> errors.HeadwaterError:
+    message = message or code.name
+    info, delay, field = error_details_pb2.ErrorInfo(), error_details_pb2.RetryInfo(), None
+    for detail in details:
         _unpack(detail, info)
         _unpack(detail, delay)
         violations = error_details_pb2.BadRequest()
         if _unpack(detail, violations) and violations.field_violations:
             field = violations.field_violations[0].field
     retry_after = delay.retry_delay.seconds + delay.retry_delay.nanos / 1e9
-    code = failure.code()
     error: errors.HeadwaterError
     if code is grpc.StatusCode.INVALID_ARGUMENT:
         error = errors.BadRequest(field or info.metadata.get("param") or None, message, code=info.reason or None)
@@ -117,10 +132,24 @@ def _guard_unary(behavior: Any, method: str) -> Any:
         except grpc.aio.AbortError:
             raise
         except Exception:
-            structlog.get_logger().exception("unforeseen", method=method)
-            await abort(context, errors.InternalError("an internal fault; the log has it"))
+            await abort(context, _unforeseen(method))
 
     return guarded
+
+
+async def reply_or_refusal(work: Awaitable[ReplyT], method: str) -> ReplyT | status_pb2.Status:
+    """Of one of a session's requests: what a call of its own would end with."""
+    try:
+        return await work
+    except errors.HeadwaterError as error:
+        return to_status(error)
+    except Exception:
+        return to_status(_unforeseen(method))
+
+
+def _unforeseen(method: str) -> errors.InternalError:
+    structlog.get_logger().exception("unforeseen", method=method)
+    return errors.InternalError("an internal fault; the log has it")
 
 
 def _guard_stream(behavior: Any, method: str) -> Any:
@@ -133,7 +162,6 @@ def _guard_stream(behavior: Any, method: str) -> Any:
         except grpc.aio.AbortError:
             raise
         except Exception:
-            structlog.get_logger().exception("unforeseen", method=method)
-            await abort(context, errors.InternalError("an internal fault; the log has it"))
+            await abort(context, _unforeseen(method))
 
     return guarded

@@ -8,7 +8,7 @@ import functools
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -17,7 +17,7 @@ import grpc
 import prometheus_client
 
 from headwater.proto import processor_pb2, processor_pb2_grpc
-from headwater.services.errors import BadRequest, NotFound
+from headwater.services.errors import BadRequest, HeadwaterError, NotFound, Unavailable
 from headwater.services.grammars.answer_grammar import answer_grammar
 from headwater.services.grammars.checker import GrammarChecker
 from headwater.services.grammars.grammars import GrammarError
@@ -27,13 +27,14 @@ from headwater.services.models.manifest import ModelFolderError
 from headwater.services.processor.chat_template import ChatTemplateError
 from headwater.services.processor.parameters import check_vocabulary
 from headwater.services.processor.prepare import prepare, prompt_ids
+from headwater.services.processor.session import PrepareSession
 from headwater.services.runtime import configure_logging, in_one_line, run_stage
 from headwater.services.settings import SettingError, read_settings, setting
 from headwater.services.text.model import ServingChoices, TextModel, load_text_model, names_of
 from headwater.services.text.stage import TextStageSettings, serve_stage
 from headwater.services.text.tokenizer import TokenizerFilesError
 from headwater.services.tls import stages_secured
-from headwater.services.tracing import tracing_to
+from headwater.services.tracing import NO_TRACING, Tracing, tracing_to
 
 ReplyT = TypeVar("ReplyT")
 
@@ -72,13 +73,57 @@ class ProcessorSettings(TextStageSettings):
 class Processor(processor_pb2_grpc.ProcessorServicer):
     """Answers each call by itself."""
 
-    def __init__(self, models: Sequence[TextModel], pool: ThreadPoolExecutor, checker: GrammarChecker) -> None:
+    def __init__(
+        self,
+        models: Sequence[TextModel],
+        pool: ThreadPoolExecutor,
+        checker: GrammarChecker,
+        tracing: Tracing = NO_TRACING,
+    ) -> None:
         self._models = {model.name: model for model in models}
-        self._pool, self._checker = pool, checker
+        self._pool, self._checker, self._tracing = pool, checker, tracing
+        self._sessions: set[PrepareSession] = set()
+        self._is_leaving = False
+
+    def leave(self) -> None:
+        """Ends the sessions after what runs in them."""
+        self._is_leaving = True
+        for session in self._sessions:
+            session.end()
 
     async def Prepare(
         self, request: processor_pb2.PrepareRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> processor_pb2.PrepareReply:
+        return await self._prepare(request)
+
+    async def PrepareSession(
+        self, incoming: AsyncIterator[processor_pb2.PrepareFrame], context: grpc.aio.ServicerContext[Any, Any]
+    ) -> AsyncIterator[processor_pb2.PreparedFrame]:
+        if self._is_leaving:
+            raise Unavailable("draining", code="draining")
+        await context.send_initial_metadata(())
+        self._sessions.add(session := PrepareSession(self._answer))
+        try:
+            async for frame in session.run(incoming):
+                yield frame
+        finally:
+            self._sessions.discard(session)
+
+    async def _answer(self, call: processor_pb2.PrepareCall) -> processor_pb2.PrepareReply:
+        if not call.traceparent:
+            return await self._prepare(call.request)
+        span, fault = self._tracing.begin("Prepare", call.traceparent), "cancelled"
+        try:
+            reply = await self._prepare(call.request)
+            fault = ""
+        except HeadwaterError as error:
+            fault = error.code
+            raise
+        finally:
+            span.end(fault)
+        return reply
+
+    async def _prepare(self, request: processor_pb2.PrepareRequest) -> processor_pb2.PrepareReply:
         model = self._model(request.model)
         reply = await self._work("Prepare", request.ByteSize(), functools.partial(prepare, model, request))
         reply.grammar = await self._grammar(model, request, reply)
@@ -160,9 +205,10 @@ async def serve(settings: ProcessorSettings) -> None:
         ThreadPoolExecutor(settings.threads or os.cpu_count(), "text") as pool,
     ):
         async with GrammarChecker() as checker:
-            servicer = Processor(models, pool, checker)
+            servicer = Processor(models, pool, checker, tracing)
             add = functools.partial(processor_pb2_grpc.add_ProcessorServicer_to_server, servicer)
-            await serve_stage(settings, Kind.PROCESSOR, [model.served for model in models], add, tracing=tracing)
+            served = [model.served for model in models]
+            await serve_stage(settings, Kind.PROCESSOR, served, add, servicer.leave, tracing)
 
 
 def main() -> None:

@@ -1,0 +1,126 @@
+"""The stream of requests to one processor: a frame takes all that wait, where a call of its own would cost each of them
+more than being prepared does.
+
+Knows nothing about which processor is asked, nor what becomes of a request whose session is lost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+
+import grpc
+import structlog
+from google.rpc import status_pb2
+
+from headwater.proto import processor_pb2_grpc
+from headwater.proto.processor_pb2 import PrepareCall, PreparedCall, PreparedFrame, PrepareFrame, PrepareReply
+from headwater.services import errors
+from headwater.services.grpc_errors import from_status
+
+MAX_CALL_BYTES = 64 * 1024
+"""Longer requests go by themselves: what a call costs is little beside them, and others need not wait for them."""
+MAX_FRAME_BYTES = 192 * 1024
+RECONNECT_SECONDS = 0.2
+Waiting = asyncio.Future[PreparedCall]
+
+
+class PrepareSession:
+    """Kept up by `run`; others may `prepare` while it `is_open`."""
+
+    def __init__(self, address: str, channel: grpc.aio.Channel, stub: processor_pb2_grpc.ProcessorAsyncStub) -> None:
+        self.is_open = False
+        self._address, self._channel, self._stub = address, channel, stub
+        self._ids = itertools.count(1)
+        self._waiting: dict[int, Waiting] = {}
+        """For an answer, by call."""
+        self._calls: list[PrepareCall] = []
+        self._cancels: list[int] = []
+        self._wake = asyncio.Event()
+
+    async def prepare(self, call: PrepareCall, seconds: float) -> PrepareReply:
+        """Raises the named error of the stage, `Unavailable` when the session is lost meanwhile."""
+        call.id = next(self._ids)
+        waiting: Waiting = asyncio.get_running_loop().create_future()
+        self._waiting[call.id] = waiting
+        self._calls.append(call)
+        self._wake.set()
+        try:
+            async with asyncio.timeout(seconds):
+                done = await waiting
+        except TimeoutError:
+            raise errors.Unavailable("the processor does not answer", code="processor_unavailable") from None
+        finally:
+            if self._waiting.pop(call.id, None) is not None and self.is_open:
+                self._cancels.append(call.id)
+                self._wake.set()
+        if done.WhichOneof("outcome") == "refusal":
+            raise from_status(status_pb2.Status.FromString(done.refusal))
+        return done.reply
+
+    async def answered(self, seconds: float) -> None:
+        """Waits for the answers that are under way, at most so long."""
+        if self._waiting:
+            await asyncio.wait(self._waiting.values(), timeout=seconds)
+
+    async def run(self) -> None:
+        """Connects, carries calls until the session breaks, starts again; ends where a processor has no sessions."""
+        while True:
+            await self._channel.channel_ready()
+            call = self._stub.PrepareSession()
+            try:
+                await self._carry(call)
+                problem = "it ended the session"
+            except grpc.aio.AioRpcError as failure:
+                if failure.code() is grpc.StatusCode.UNIMPLEMENTED:
+                    return
+                problem = failure.details() or failure.code().name
+            structlog.get_logger().debug("session with a processor lost", address=self._address, problem=problem)
+            await asyncio.sleep(RECONNECT_SECONDS)
+
+    async def _carry(self, call: grpc.aio.StreamStreamCall[PrepareFrame, PreparedFrame]) -> None:
+        writer = asyncio.create_task(self._write(call))
+        try:
+            # A processor says at once that it has sessions.
+            await call.wait_for_connection()
+            self.is_open = True
+            # The end of the stream is read as a value that is no frame.
+            while isinstance(frame := await call.read(), PreparedFrame):
+                for done in frame.calls:
+                    if (waiting := self._waiting.pop(done.id, None)) is not None and not waiting.done():
+                        waiting.set_result(done)
+        finally:
+            self.is_open = False
+            call.cancel()
+            writer.cancel()
+            await asyncio.gather(writer, return_exceptions=True)
+            self._lose()
+
+    async def _write(self, call: grpc.aio.StreamStreamCall[PrepareFrame, PreparedFrame]) -> None:
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            while self._calls or self._cancels:
+                await call.write(self._next_frame())
+
+    def _next_frame(self) -> PrepareFrame:
+        """All that somebody waits for, as much as fits."""
+        frame, num_bytes, count = PrepareFrame(cancels=self._cancels), 0, 0
+        self._calls = [call for call in self._calls if call.id in self._waiting]
+        while count < len(self._calls):
+            num_bytes += self._calls[count].ByteSize()
+            if count and num_bytes > MAX_FRAME_BYTES:
+                break
+            count += 1
+        frame.calls.extend(self._calls[:count])
+        del self._calls[:count]
+        self._cancels.clear()
+        return frame
+
+    def _lose(self) -> None:
+        waiting, self._waiting = self._waiting, {}
+        self._calls.clear()
+        self._cancels.clear()
+        for each in waiting.values():
+            if not each.done():
+                each.set_exception(errors.Unavailable("the processor is gone", code="processor_unavailable"))

@@ -1,0 +1,180 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import grpc
+import pytest
+
+from headwater.gateway.prepare_session import MAX_CALL_BYTES
+from headwater.gateway.processors import Processors
+from headwater.proto import processor_pb2_grpc
+from headwater.proto.common_pb2 import Sampling, StructuredOutput
+from headwater.proto.processor_pb2 import PrepareFrame, PrepareReply, PrepareRequest, Prompt
+from headwater.services import errors
+from headwater.services.grammars.checker import GrammarChecker
+from headwater.services.models.demo_model import DEMO_NAME
+from headwater.services.processor.__main__ import Processor
+from headwater.services.text.model import TextModel
+from headwater.services.text.stage import Listener
+from headwater.services.tracing import NoSpan
+
+REFUSED = [
+    ({"temperature": 3.0}, errors.BadRequest, "temperature", "temperature is 3.0; allowed: 0…2"),
+    (
+        {"structured_output": StructuredOutput(regex="(")},
+        errors.BadRequest,
+        "structured_output.regex",
+        "cannot be followed",
+    ),
+]
+
+
+def request(text: str = "a river runs", **sampling: Any) -> PrepareRequest:
+    return PrepareRequest(
+        model=DEMO_NAME, prompt=Prompt(text=text), sampling=Sampling(**sampling), cache_namespace=bytes(16)
+    )
+
+
+class Counted(Processor):
+    """Counts how it is asked."""
+
+    num_calls = num_frames = 0
+
+    async def Prepare(self, request: PrepareRequest, context: Any) -> PrepareReply:
+        self.num_calls += 1
+        return await super().Prepare(request, context)
+
+    async def PrepareSession(self, incoming: AsyncIterator[PrepareFrame], context: Any) -> AsyncIterator[Any]:
+        async def counted() -> AsyncIterator[PrepareFrame]:
+            async for frame in incoming:
+                self.num_frames += 1
+                yield frame
+
+        async for frame in super().PrepareSession(counted(), context):
+            yield frame
+
+
+class Sessionless(Counted):
+    """As processors were before they had sessions."""
+
+    async def PrepareSession(self, incoming: AsyncIterator[PrepareFrame], context: Any) -> AsyncIterator[Any]:
+        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "no such method")
+        yield
+
+
+class Stage:
+    def __init__(self, servicer: Counted) -> None:
+        self.servicer, self.listener = servicer, Listener("127.0.0.1", 0)
+        processor_pb2_grpc.add_ProcessorServicer_to_server(servicer, self.listener.server)
+
+
+@pytest.fixture
+async def stages(demo_model: TextModel) -> AsyncIterator[tuple[Stage, Stage]]:
+    """One with sessions and one without."""
+    with ThreadPoolExecutor(2) as pool:
+        async with GrammarChecker() as checker:
+            both = Stage(Counted([demo_model], pool, checker)), Stage(Sessionless([demo_model], pool, checker))
+            for stage in both:
+                await stage.listener.start()
+            yield both
+            for stage in both:
+                await stage.listener.server.stop(grace=0)
+
+
+@pytest.fixture
+async def processors() -> AsyncIterator[Processors]:
+    pool = Processors()
+    yield pool
+    await pool.close()
+
+
+async def joined(processors: Processors, stage: Stage, *, by_session: bool = True) -> None:
+    processors.join(stage.listener.address)
+    async with asyncio.timeout(10):
+        while not processors.models() or (by_session and not _sessions(processors)):  # noqa: ASYNC110 (a network)
+            await asyncio.sleep(0.01)
+
+
+def _sessions(processors: Processors) -> int:
+    return sum(processor.session.is_open for processor in processors._pool.values())
+
+
+async def test_requests_share_frames_and_are_answered_as_calls_are(
+    stages: tuple[Stage, Stage], processors: Processors
+) -> None:
+    stage, _ = stages
+    await joined(processors, stage)
+    asked = [request(f"river {i}" * (1 + i % 7), max_tokens=i + 1) for i in range(200)]
+    replies = await asyncio.gather(*(processors.prepare(each, NoSpan()) for each in asked))
+    assert stage.servicer.num_calls == 0
+    assert stage.servicer.num_frames < 20
+    async with grpc.aio.insecure_channel(stage.listener.address) as channel:
+        stub = processor_pb2_grpc.ProcessorStub(channel)
+        assert [await stub.Prepare(each) for each in asked[:20]] == replies[:20]
+    assert [reply.sampling.max_tokens for reply in replies] == list(range(1, 201))
+    for sampling, kind, param, said in REFUSED:
+        with pytest.raises(kind, match=said) as refused:
+            await processors.prepare(request(**sampling), NoSpan())
+        assert refused.value.param == param
+
+
+async def test_a_long_request_and_a_processor_without_sessions_take_calls(
+    stages: tuple[Stage, Stage], processors: Processors
+) -> None:
+    with_sessions, without = stages
+    await joined(processors, with_sessions)
+    assert (
+        await processors.prepare(request("river " * MAX_CALL_BYTES, truncate_prompt_tokens=100), NoSpan())
+    ).prompt_ids
+    assert (with_sessions.servicer.num_calls, with_sessions.servicer.num_frames) == (1, 0)
+    processors.leave(with_sessions.listener.address)
+    await joined(processors, without, by_session=False)
+    assert (await processors.prepare(request(), NoSpan())).prompt_ids
+    assert (without.servicer.num_calls, _sessions(processors)) == (1, 0)
+
+
+async def test_a_lost_session_sends_its_requests_to_another_processor(
+    stages: tuple[Stage, Stage], processors: Processors
+) -> None:
+    lost, other = stages
+    await joined(processors, lost)
+    processors.join(other.listener.address)
+    async with asyncio.timeout(10):
+        while len([each for each in processors._pool.values() if each.models]) < 2:  # noqa: ASYNC110 (a network)
+            await asyncio.sleep(0.01)
+    slow = [request("Wörter über Wörter. " * 2500, truncate_prompt_tokens=100) for _ in range(8)]
+    running = asyncio.gather(*(processors.prepare(each, NoSpan()) for each in slow))
+    await asyncio.sleep(0.005)
+    await lost.listener.server.stop(grace=0)
+    assert len({tuple(reply.prompt_ids) for reply in await running}) == 1
+    assert other.servicer.num_calls >= 4
+
+
+async def test_a_leaving_processor_answers_what_it_was_asked(
+    stages: tuple[Stage, Stage], processors: Processors
+) -> None:
+    stage, _ = stages
+    await joined(processors, stage)
+    running = asyncio.gather(
+        *(processors.prepare(request("Wörter. " * 6000, truncate_prompt_tokens=100), NoSpan()) for _ in range(4))
+    )
+    while not stage.servicer.num_frames:  # noqa: ASYNC110 (a network)
+        await asyncio.sleep(0.001)
+    stage.servicer.leave()
+    processors.leave(stage.listener.address)
+    assert all(reply.prompt_ids for reply in await running)
+    assert stage.servicer.num_calls == 0
+
+
+async def test_a_caller_that_leaves_is_not_waited_for(stages: tuple[Stage, Stage], processors: Processors) -> None:
+    stage, _ = stages
+    await joined(processors, stage)
+    gone = asyncio.create_task(processors.prepare(request("Wörter. " * 6000, truncate_prompt_tokens=100), NoSpan()))
+    await asyncio.sleep(0)
+    gone.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await gone
+    assert (await processors.prepare(request(), NoSpan())).prompt_ids
