@@ -18,6 +18,7 @@ from headwater.gateway.batches.surface import BatchSurface
 from headwater.gateway.caller import Caller
 from headwater.gateway.exchange import Exchange
 from headwater.gateway.line import Line, shutting_down
+from headwater.gateway.model_admin import ModelSurface
 from headwater.gateway.openai import models
 from headwater.gateway.openai.answers import Answer, EventStream, Shape
 from headwater.gateway.openai.carry import Silence, carry
@@ -56,7 +57,9 @@ EXPOSED = ["x-request-id", "retry-after"] + [
 Handler = Callable[[Exchange], Awaitable[None]]
 
 
-def make_app(line: Line, settings: GatewaySettings, durable: Durable, admin: AdminSurface | None) -> ASGIApp:
+def make_app(
+    line: Line, settings: GatewaySettings, durable: Durable, admin: AdminSurface | None, models_here: ModelSurface
+) -> ASGIApp:
     """The application. Error pages and methods are ours, so that every answer has OpenAI's envelope."""
     surface = RestSurface(line, settings)
     batches = BatchSurface(durable, surface.tenant_of, settings.max_file_bytes)
@@ -83,6 +86,9 @@ def make_app(line: Line, settings: GatewaySettings, durable: Durable, admin: Adm
         ("POST", "/v1/batches/{id}/cancel", batches.cancel_batch),
         ("GET", "/v1/streams/{id}", surface.resume),
         ("GET", "/v1/requests/{id}/explain", surface.explain),
+        ("GET", "/admin/models", models_here.list_models),
+        ("POST", "/admin/models", models_here.load_model),
+        ("DELETE", "/admin/models/{name:path}", models_here.unload_model),
         ("GET", "/health", surface.health),
         ("GET", "/ready", surface.ready),
         ("GET", "/version", surface.version),

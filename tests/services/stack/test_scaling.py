@@ -107,5 +107,5 @@ def test_a_steady_load_settles(requests: int) -> None:
     [{"min_replicas": -1}, {"max_replicas": 0}, {"min_replicas": 5}, {"idle_seconds": 0}, {"target_requests": 0}],
 )
 def test_rules_that_cannot_be_kept_are_refused_by_name(wrong: dict[str, Any]) -> None:
-    with pytest.raises(SettingError, match="--(min|max)-replicas|--idle-seconds|--target-requests"):
+    with pytest.raises(SettingError, match=r"--(min|max)-replicas|--idle-seconds|--target-requests"):
         Model(**wrong)
