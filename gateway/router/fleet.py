@@ -54,6 +54,11 @@ class Fleet:
         known = self.of(member.model_key).get(member.replica_id)
         return known if known is not None and known.member.epoch == member.epoch else Replica(member)
 
+    def has(self, member: Member) -> bool:
+        """This very incarnation."""
+        known = self.of(member.model_key).get(member.replica_id)
+        return known is not None and known.member.epoch == member.epoch
+
     def rates(self, model_key: str, now: float) -> Mapping[str, Rates]:
         """How fast replicas are, by numerics id; not computed anew for each request."""
         until, rates = self._rates.get(model_key, (0.0, {}))

@@ -172,8 +172,8 @@ class Router:
         replica.breaker.sent(now)
         self._remember(home.prefix_of(decision.hashes), decision.replica_id, now)
         believed = max(EXPECT_SECONDS, 2 * self._lag.p99, 2 * decision.predicted_seconds)
-        index = self._feed.index(decision.model_key)
-        index.expect(decision.replica_id, decision.hashes, believed, start=decision.num_matched_blocks)
+        if self._fleet.has(decision.member):
+            self._feed.expect(decision.member, decision.hashes, believed, start=decision.num_matched_blocks)
         return Dispatch(decision, request_id, replica, in_flight, now, self.peers.added(decision.member, in_flight))
 
     def started(self, dispatch: Dispatch, cached_tokens: int) -> None:

@@ -111,22 +111,25 @@ class IndexFeed:
         except StoreUnavailable as failure:
             structlog.get_logger().debug("index not read", reason=str(failure))
             return
+        known = self.index(model_key).lookup(hashes)
         for (replica_id, epoch), length in matched.items():
-            if (replica_id, epoch) in unsure:
-                self._believe(unsure[replica_id, epoch], hashes[:length])
+            if (replica_id, epoch) in unsure and length > known.get(replica_id, 0):
+                self.expect(unsure[replica_id, epoch], hashes[:length], _READ_BELIEVED_SECONDS)
 
-    def doubt(self, member: Member) -> None:
-        """Its hits do not come true: what the index has of it is compared with what it says, soon and not too often."""
-        if not self._burden.is_put_down and (followed := self._followers.get(member.replica_id)) is not None:
-            followed[0].doubt()
-
-    def _believe(self, member: Member, hashes: Sequence[bytes]) -> None:
+    def expect(self, member: Member, hashes: Sequence[bytes], seconds: float, start: int = 0) -> None:
+        """Believes for so long that the replica caches this chain, or is about to, from `start` on; of one that is not
+        followed, nothing else is known."""
         index = self.index(member.model_key)
         if index.column(member.replica_id) is None:
             column = index.open(member.replica_id, member.epoch)
             column.is_synced = False
             index.publish(column, 0)
-        index.expect(member.replica_id, hashes, _READ_BELIEVED_SECONDS)
+        index.expect(member.replica_id, hashes, seconds, start)
+
+    def doubt(self, member: Member) -> None:
+        """Its hits do not come true: what the index has of it is compared with what it says, soon and not too often."""
+        if not self._burden.is_put_down and (followed := self._followers.get(member.replica_id)) is not None:
+            followed[0].doubt()
 
     async def _read(self, batches: Subscription) -> None:
         async for message in batches:

@@ -145,14 +145,14 @@ class KvIndex:
 
     def abandon(self, column: Column) -> None:
         """Gives up a column that was not published."""
-        self._dying.append(column)
+        self._bury(column)
 
     def forget(self, replica_id: str) -> None:
         """The replica is gone; its bits are dead at once and taken out later, a few at a time."""
         column = self._columns.pop(replica_id, None)
         if column is not None:
             self._live &= ~column.bit
-            self._dying.append(column)
+            self._bury(column)
 
     def apply(self, batch: events_pb2.KvEventBatch) -> Verdict:
         """Takes the next batch of the incarnation whose column counts."""
@@ -219,6 +219,13 @@ class KvIndex:
             if not column.stored:
                 self._dying.popleft()
                 del self._by_number[column.number]
+
+    def _bury(self, column: Column) -> None:
+        """Where nobody is left whose batches would sweep, everything goes at once."""
+        self._dying.append(column)
+        if len(self._dying) == len(self._by_number):
+            self._bitmaps, self._by_number = {}, {}
+            self._dying.clear()
 
     def _store(self, column: Column, blocks: Iterable[bytes]) -> None:
         bit, known, bitmaps, xor = column.bit, column.stored, self._bitmaps, column.xor

@@ -301,7 +301,24 @@ async def test_a_gateway_that_events_keep_too_busy_passes_them_over_for_a_while_
             assert await column.write()
             await feed.consult(engine.model.key, chain(0, 30))
             assert index.lookup(chain(0, 30)) == {"a": 30}
+            other = dataclasses.replace(engine.member, replica_id="b")
+            feed.expect(other, chain(0, 40), 2.0)
+            assert index.lookup(chain(0, 40)) == {"a": 30, "b": 40}
             now += 31
             engine.stores(chain(30, 5))
             await engine.publish(bus)
             await eventually(lambda: feed.is_sure(engine.model.key) and index.lookup(chain(0, 35)) == {"a": 35})
+
+
+async def test_of_a_model_whose_last_replica_has_left_nothing_is_kept(nats_url: str, engine: Engine) -> None:
+    engine.stores(chain(0, 100))
+    async with Bus.open(nats_url) as bus, Store.open(None) as nowhere, feeding(bus, nowhere) as (feed, members):
+        members.hear(engine.member, from_bus=True)
+        index = feed.index(engine.model.key)
+        await eventually(lambda: feed.is_synced(engine.member))
+        members.hear(dataclasses.replace(engine.member, leaving=True), from_bus=True)
+        assert len(index) == 0
+        engine.restart()
+        engine.stores(chain(0, 7))
+        members.hear(engine.member, from_bus=True)
+        await eventually(lambda: index.lookup(chain(0, 9)) == {"a": 7})
