@@ -1,6 +1,6 @@
 """Those who ask a cluster: each reads its stream event by event and knows what it should have been told.
 
-A client whose gateway died asks again, as a browser does; everything else is the line's to bear.
+A client whose gateway died or leaves asks again, as clients do; everything else is the line's to bear.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from headwater.bench.cluster.questions import PATH, Question
 ANSWER_SECONDS = 60.0
 """What an answer may take, whatever happens meanwhile."""
 ASK_AGAIN_SECONDS = 0.1
+LEAVING = '"code":"draining"'
 LET_GO_SECONDS = 0.05
 """Between the line's end of an answer and this process's reading of it, on a busy machine."""
 
@@ -76,6 +77,10 @@ class Refused(Exception):
         self.status = status
 
 
+class Leaving(Exception):
+    """The gateway ends and takes nothing new: another one does."""
+
+
 class BrokenAnswer(Exception):
     """A stream that ended with an error."""
 
@@ -99,17 +104,18 @@ class Client:
         while True:
             try:
                 return await self.once(question)
-            except httpx.TransportError:
+            except (httpx.TransportError, Leaving):
                 tally.num_asked_again += 1
                 await asyncio.sleep(ASK_AGAIN_SECONDS)
 
     async def once(self, question: Question) -> Told:
-        """Raises `Refused`, `BrokenAnswer`, and what HTTP raises when the gateway dies."""
+        """Raises `Refused`, `Leaving`, `BrokenAnswer`, and what HTTP raises when the gateway dies."""
         num_choices = question.body.get("n", 1)
         told = Told([""] * num_choices, [[] for _ in range(num_choices)], [""] * num_choices, sent_at=time.monotonic())
         async with self._http.stream("POST", PATH, json=question.body, headers=self._headers) as reply:
             if reply.status_code != httpx.codes.OK:
-                raise Refused(reply.status_code, (await reply.aread()).decode(errors="replace"))
+                text = (await reply.aread()).decode(errors="replace")
+                raise Leaving if LEAVING in text else Refused(reply.status_code, text)
             async for event in _events(reply):
                 _hear(told, event)
         return told
@@ -201,6 +207,8 @@ class Limited:
                     self.wrong.append(f"limited: {refusal}")
             except BrokenAnswer as broken:
                 self.wrong.append(f"limited: {broken}")
+            except Leaving:
+                pass
             except httpx.TransportError:
                 # What its gateway had granted may have been used.
                 self.spans.append((began, began, num_tokens))
@@ -215,6 +223,10 @@ class Limited:
             now += change
             most = max(most, now)
         return most
+
+    def told_since(self, since: float) -> list[tuple[float, float]]:
+        """When answers began and ended."""
+        return [(round(a - since, 2), round(b - since, 2)) for a, b, _ in self.spans if b > since]
 
     def most_in_a_minute(self) -> int:
         """Tokens of answers that began within any 60 seconds."""
