@@ -105,15 +105,15 @@ def jain(values: list[int]) -> float:
 def main(
     seconds: Annotated[float, typer.Option(help="of each run")] = 15.0,
     gateways: Annotated[int, typer.Option(help="that share the tenants' virtual time")] = 3,
-    seats: Annotated[int, typer.Option(help="requests that the engine runs at once")] = 8,
+    seats: Annotated[int, typer.Option(help="requests that the engine runs at once")] = 32,
     step_ms: Annotated[
         float, typer.Option(help="time of an engine's step: it, not the client, shall be what is short")
     ] = 20.0,
     prefill_us: Annotated[float, typer.Option(help="what a prompt token adds to it")] = 0.0,
     prompt_len: Annotated[int, typer.Option(help="tokens")] = 64,
-    output_len: Annotated[int, typer.Option(help="tokens")] = 16,
+    output_len: Annotated[int, typer.Option(help="tokens")] = 48,
     abuse: Annotated[int, typer.Option(help="requests that the abuser has open at any time")] = 100,
-    rate: Annotated[float, typer.Option(help="requests a second of each normal tenant, for latencies")] = 1.0,
+    rate: Annotated[float, typer.Option(help="requests a second of each normal tenant, for latencies")] = 0.5,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON only")] = False,
 ) -> None:
     """Jain's index among ten tenants, and what an abuser does to the others' time to first token."""
@@ -121,7 +121,7 @@ def main(
     os.environ["HEADWATER_SIMULATED_PREFILL_SECONDS"] = str(prefill_us / 1e6)
     with own_line(["--executor=simulated", "--replicas=1", f"--gateways={gateways}", "--log-level=error"]) as (line, _):
         shape = (seconds, prompt_len, output_len)
-        share = asyncio.run(run(line, *shape, workers=max(2, seats // 2), abuse=abuse, rate=0.0))
+        share = asyncio.run(run(line, *shape, workers=max(2, seats // NUM_NORMAL + 2), abuse=abuse, rate=0.0))
         alone = asyncio.run(run(line, *shape, workers=1, abuse=0, rate=rate))
         beside = asyncio.run(run(line, *shape, workers=1, abuse=abuse, rate=rate))
     given = [share.tokens[f"normal-{i}"] for i in range(NUM_NORMAL)] + [share.tokens[ABUSER]]

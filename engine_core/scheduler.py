@@ -36,7 +36,7 @@ class Scheduler:
         self.table = RequestTable(config)
         self.masks = masks
         self.shares = TenantShares(config.max_num_seqs, self.pool.num_usable, clock)
-        self.waiting = WaitingQueue(self._lets_others_first)
+        self.waiting = WaitingQueue(self._num_shares)
         self.running: dict[int, RequestState] = {}
         self.prefilling: dict[int, RequestState] = {}
         self.num_preemptions = 0
@@ -241,7 +241,7 @@ class Scheduler:
         if self._num_preempted_leavers():
             return
         while draft.budget > 0 and (request := self.waiting.peek()) is not None and request is not self._too_large:
-            if len(self.table.free_rows) <= self.shares.num_kept(request.tenant):
+            if not self.shares.may_take(request.tenant, len(self.table.free_rows)):
                 return
             max_hits = request.num_cacheable_blocks(self._config.block_size)
             hits = self.cache.match(request.chain, max_hits)
@@ -295,10 +295,10 @@ class Scheduler:
 
     # Fair shares: who is ahead yields to who is behind.
 
-    def _lets_others_first(self, request: RequestState) -> bool:
-        """Nor does one that yielded take back at once what it gave, as long as its tenant has anything."""
-        tenant = request.tenant
-        return self.shares.has_its_share(tenant) or (request.has_yielded and self.shares.level(tenant) > 0)
+    def _num_shares(self, request: RequestState) -> int:
+        """Of its tenant. One that yielded does not take back at once what it gave while its tenant has anything."""
+        num_shares = self.shares.num_shares(request.tenant)
+        return max(num_shares, int(request.has_yielded and self.shares.level(request.tenant) > 0))
 
     def _yield(self) -> None:
         """Before a step is planned, since none that has a part in it may leave: seats for the first of each waiting

@@ -11,8 +11,10 @@ from dataclasses import dataclass
 
 CLAIM_SECONDS = 10.0
 """After its last request a tenant counts as here: who comes and goes shall find a seat free."""
+KEPT = 1 / 16
+"""Of all seats, free for who comes next while there are several: who yields takes a step or two to leave."""
 MIN_SEATS_TO_KEEP = 8
-"""Of fewer seats none is kept free for who comes next."""
+"""Of fewer seats none is kept; of these one."""
 
 
 @dataclass(slots=True)
@@ -30,6 +32,7 @@ class TenantShares:
     def __init__(self, num_seats: int, num_blocks: int, clock: Callable[[], float]) -> None:
         self._num_seats, self._num_blocks, self._clock = num_seats, num_blocks, clock
         self._tenants: dict[str, _Tenant] = {}
+        self._num_kept = max(1, int(num_seats * KEPT)) if num_seats >= MIN_SEATS_TO_KEEP else 0
         self._total_weight = 0.0
         self._absent: deque[tuple[float, str]] = deque()
         """In the order in which they left; who has come back since is skipped."""
@@ -72,19 +75,24 @@ class TenantShares:
         seats, blocks = (tenant.num_seats + more_seats) / self._num_seats, num_blocks / self._num_blocks
         return max(seats, blocks) / tenant.weight
 
-    def has_its_share(self, name: str) -> bool:
-        """Whether one more seat would be more than its part of all; others who have less go before it."""
+    def num_shares(self, name: str) -> int:
+        """How often it has its share of all seats, or as many seats where that is less than one: who has the least goes
+        first."""
         if not self.are_several:
-            return False
-        tenant = self._tenants[name]
-        return tenant.num_seats > 0 and (tenant.num_seats + 1) * self._total_weight > self._num_seats * tenant.weight
-
-    def num_kept(self, name: str) -> int:
-        """Seats that it has to leave free for others: who wants its share shall not wait for an answer to end."""
-        if len(self._tenants) < 2 or self._num_seats < MIN_SEATS_TO_KEEP:
             return 0
+        tenant = self._tenants[name]
+        share = self._num_seats * tenant.weight / self._total_weight
+        return int(tenant.num_seats / max(1.0, share))
+
+    def may_take(self, name: str, num_free: int) -> bool:
+        """Whether it may have one of the free seats. Who would be the farthest ahead with it leaves the last ones to
+        others: who wants its share then need not wait for an answer to end."""
+        if not self.are_several or num_free > self._num_kept or not self.num_shares(name):
+            return num_free > 0
         self._forget_absent()
-        return int(self.has_its_share(name))
+        level = self.level(name, 1)
+        is_ahead = all(self.level(other) < level for other in self._tenants if other != name)
+        return num_free > (self._num_kept if is_ahead and self.are_several else 0)
 
     def _forget_absent(self) -> None:
         while self._absent and self._absent[0][0] + CLAIM_SECONDS <= self._clock():

@@ -1,6 +1,6 @@
 """Requests that wait for a row: ready ones in order of rank, and those held until credit or a shared prefix comes.
 
-Within a tier, tenants that have their share of seats come after those that have not. Knows nothing about blocks or
+Within a tier, tenants that have their share of seats come after those that have less. Knows nothing about blocks or
 budgets.
 """
 
@@ -22,14 +22,14 @@ Ready = list[tuple[Rank, int, RequestState]]
 class WaitingQueue:
     """A heap of the ready of each tenant, with lazy removal below the top; the held are members too, and count."""
 
-    def __init__(self, lets_others_first: Callable[[RequestState], bool] = lambda _: False) -> None:
-        """`lets_others_first` is asked of the first request of each tenant."""
+    def __init__(self, num_shares: Callable[[RequestState], int] = lambda _: 0) -> None:
+        """`num_shares` is asked of the first request of each tenant: what its tenant has already."""
         self.num_tokens = 0
         """Uncached tokens of all members."""
         self.may_rise = False
         """There may be a member below the first tier."""
         self._members: dict[int, RequestState] = {}
-        self._lets_others_first = lets_others_first
+        self._num_shares = num_shares
         self._ready: dict[str, Ready] = {}
         """By tenant; none is empty, and each begins with a member."""
         self._without_credit: set[int] = set()
@@ -109,8 +109,8 @@ class WaitingQueue:
             if request.key in self._members:
                 self._make_ready(request)
 
-    def _turn(self, request: RequestState) -> tuple[int, bool, Rank]:
-        return request.rank[0], self._lets_others_first(request), request.rank
+    def _turn(self, request: RequestState) -> tuple[int, int, Rank]:
+        return request.rank[0], self._num_shares(request), request.rank
 
     def _make_ready(self, request: RequestState) -> None:
         heappush(self._ready.setdefault(request.tenant, []), (request.rank, request.key, request))

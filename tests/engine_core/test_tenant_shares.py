@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections import Counter
+import random
+from collections import Counter, defaultdict
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -34,10 +36,18 @@ def test_a_split_wastes_nothing_and_who_gets_less_than_it_wants_gets_its_weight(
 
 
 class Bench:
-    """An engine whose steps take a second, with streams that are counted by tenant."""
+    """An engine in virtual time, with streams that are counted by tenant."""
 
-    def __init__(self, num_seats: int = 8, *, budget: int = 512, num_blocks: int = 2000, depth: int = 2) -> None:
-        self.now, self.num_added = 0.0, 0
+    def __init__(
+        self,
+        num_seats: int = 8,
+        *,
+        budget: int = 512,
+        num_blocks: int = 2000,
+        depth: int = 2,
+        step_seconds: float = 1.0,
+    ) -> None:
+        self.now, self.num_added, self.step_seconds = 0.0, 0, step_seconds
         self.config = EngineConfig(
             num_blocks=num_blocks,
             max_model_len=1024,
@@ -76,7 +86,7 @@ class Bench:
         return key
 
     def step(self) -> None:
-        self.now += 1.0
+        self.now += self.step_seconds
         self.num_steps += 1
         output = self.engine.step()
         if output is None:
@@ -164,3 +174,34 @@ def test_who_holds_most_blocks_yields_them() -> None:
         bench.step()
     assert bench.seats() == {"abuser": 5}, "there are blocks for no more"
     assert bench.steps_to_first_token(bench.add("ada", prompt_len=900, answer_len=4)) <= 8
+
+
+def test_beside_an_abuser_nine_others_wait_no_longer_for_a_first_token_than_alone() -> None:
+    """Steps of 20 ms, with prompts that come at random; virtual times as gateways give them."""
+    alone, beside = (_waits(num_abusing, seed=3) for num_abusing in (0, 100))
+    assert len(alone) == len(beside) > 100
+    assert np.percentile(beside, 99) <= 1.3 * np.percentile(alone, 99)
+
+
+def _waits(num_abusing: int, seed: int, cost: float = 96.0) -> list[int]:
+    """Steps to the first tokens of all but the abuser's requests."""
+    bench, dice = Bench(num_seats=32, step_seconds=0.02), random.Random(seed)
+    now, times = 0.0, defaultdict[str, float](float)
+    begun, starts = dict[int, int](), dict[int, float]()
+
+    def ask(tenant: str) -> None:
+        times[tenant] = max(times[tenant], now)
+        key = bench.add(tenant, prompt_len=64, answer_len=16, time=times[tenant])
+        begun[key] = bench.num_steps
+        starts[key] = times[tenant]
+        times[tenant] += cost
+
+    for _ in range(800):
+        for name in "abcdefghi":
+            if dice.random() < 0.02:
+                ask(name)
+        while bench.open["abuser"] < num_abusing:
+            ask("abuser")
+        bench.step()
+        now = max((starts.pop(key) for key in bench.first_step.keys() & starts.keys()), default=now)
+    return [step - begun[key] for key, step in bench.first_step.items() if bench.tenants[key] != "abuser"]
