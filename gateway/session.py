@@ -151,9 +151,13 @@ class Generation:
                     await self.line.demand.replica(model)
                 road.queued_at = time.perf_counter()
                 with self._fairly() as self.share:
-                    rank, tenant = (caller.tenant.tier + caller.priority, self.share.virtual_time), caller.tenant.id
-                    prompt = self._model_key, tenant, self.num_prompt_tokens
-                    async with self.line.admission.turn(*rank, *prompt) as self.turn:
+                    async with self.line.admission.turn(
+                        caller.tenant.tier + caller.priority,
+                        self.share.virtual_time,
+                        self._model_key,
+                        caller.tenant.id,
+                        self.num_prompt_tokens,
+                    ) as self.turn:
                         road.admitted_at = time.perf_counter()
                         self.line.metrics.of(model).queue_time.observe(road.admitted_at - road.queued_at)
                         await self._carry()
