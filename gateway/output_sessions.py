@@ -41,6 +41,8 @@ MAX_HEAD_BYTES = 128 * 1024
 """Of a request without its prompt."""
 MAX_CREDITS = 1024
 """And as many cancels, in one frame."""
+MAX_JOINED_BYTES = 32 * 1024
+"""Of several requests that wait, in one frame: a write costs more than a short request."""
 CONTEXT_BYTES = 128 * 1024
 """Of what a resumable request's next gateway needs, in one frame."""
 FIND_SECONDS = 3.0
@@ -265,7 +267,7 @@ class OutputSession:
             self._wake.set()
 
     def _next_frame(self) -> GatewayFrame | None:
-        """What is to be said now: every cancel, every credit, and one prompt's part behind them."""
+        """What is to be said now: every cancel, every credit, behind them a prompt's part or several short ones."""
         if not (self._cancels or self._credits or self._asked or self._adds or self._let_go):
             return None
         frame = GatewayFrame(cancels=self._cancels[:MAX_CREDITS], let_go=self._let_go[:MAX_CREDITS])
@@ -276,7 +278,12 @@ class OutputSession:
         while self._asked and len(frame.asked) < MAX_CREDITS:
             if (stream_id := self._asked.popleft()) in self._streams:
                 frame.asked.append(stream_id)
-        while self._adds and not (frame.opens or frame.parts or frame.keeps):
+        num_bytes = 0
+        while self._adds:
+            if len(self._adds) > 1 or num_bytes:
+                num_bytes += self._adds[0].ByteSize()
+                if num_bytes > MAX_JOINED_BYTES and (frame.opens or frame.parts or frame.keeps):
+                    break
             self._put(self._adds.popleft(), frame)
         return frame if frame.ByteSize() else None
 

@@ -105,16 +105,16 @@ class PrepareSession:
 
     def _next_frame(self) -> PrepareFrame:
         """All that somebody waits for, as much as fits."""
-        frame, num_bytes, count = PrepareFrame(cancels=self._cancels), 0, 0
-        self._calls = [call for call in self._calls if call.id in self._waiting]
-        while count < len(self._calls):
-            num_bytes += self._calls[count].ByteSize()
-            if count and num_bytes > MAX_FRAME_BYTES:
-                break
-            count += 1
-        frame.calls.extend(self._calls[:count])
-        del self._calls[:count]
-        self._cancels.clear()
+        calls = [call for call in self._calls if call.id in self._waiting]
+        count, num_bytes = len(calls), 0
+        if count > 1:
+            for i, call in enumerate(calls):
+                if (num_bytes := num_bytes + call.ByteSize()) > MAX_FRAME_BYTES:
+                    # The first one always fits.
+                    count = i
+                    break
+        frame = PrepareFrame(calls=calls[:count], cancels=self._cancels)
+        self._calls, self._cancels = calls[count:], []
         return frame
 
     def _lose(self) -> None:

@@ -69,9 +69,12 @@ class PrepareSession:
 
     def _frame(self) -> PreparedFrame:
         """What is ready, as much as fits; an answer that is longer than that goes alone."""
-        count, num_bytes = 1, self._ready[0].ByteSize()
-        while count < len(self._ready) and (num_bytes := num_bytes + self._ready[count].ByteSize()) <= MAX_FRAME_BYTES:
-            count += 1
+        count, num_bytes = len(self._ready), 0
+        if count > 1:
+            for i, done in enumerate(self._ready):
+                if (num_bytes := num_bytes + done.ByteSize()) > MAX_FRAME_BYTES:
+                    count = max(i, 1)
+                    break
         frame = PreparedFrame(calls=self._ready[:count])
         del self._ready[:count]
         return frame
