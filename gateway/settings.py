@@ -26,6 +26,9 @@ class GatewaySettings(StageTlsSettings):
     api_key_file: str = setting("", "file with one `tenant key` a line; none: one open tenant")
     admin_key: str = setting("", "who has it manages tenants, which are kept in NATS then; for the environment")
     admin_key_file: str = setting("", "file with one `name key` a line of those who do")
+    tenants_file: str = setting(
+        "", "file that keeps the tenants for a start without NATS: digests of keys, no keys; none: nothing is kept"
+    )
     fail_open_share: float = setting(
         1.0, "part of each limit that a gateway grants by itself while Redis is away; 0: it refuses with 503"
     )

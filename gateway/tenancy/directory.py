@@ -1,6 +1,7 @@
 """The tenants as one gateway knows them: read when it starts, when something changes, and once a minute in any case.
 
-What was read stays while NATS is away. Knows who has which key; knows nothing about what they may use.
+What was read stays while NATS is away; who starts then goes by what a gateway here read last. Knows who has which key;
+knows nothing about what they may use.
 """
 
 from __future__ import annotations
@@ -12,12 +13,13 @@ import hashlib
 import hmac
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 
 import structlog
 
 from headwater.gateway.tenancy.book import TenantBook
 from headwater.gateway.tenancy.records import Key, Scope, TenantRecord
+from headwater.gateway.tenancy.snapshot import Snapshot
 from headwater.gateway.tenants import AdminKeys, KeyedTenants, Tenant, checked_name, key_of
 from headwater.services import errors, subjects
 from headwater.services.bus import Bus
@@ -40,9 +42,12 @@ def new_key(*, expires_at: float | None = None) -> tuple[Key, str]:
 class TenantDirectory:
     """Who asks, by key. An administrator's key may ask in any tenant's name."""
 
-    def __init__(self, book: TenantBook, admins: AdminKeys, file: KeyedTenants | None = None) -> None:
+    def __init__(
+        self, book: TenantBook, admins: AdminKeys, file: KeyedTenants | None = None, snapshot: Snapshot | None = None
+    ) -> None:
         """`file`: tenants without limits, whose keys lie in a file."""
         self._book, self._admins, self._file = book, admins, file
+        self._snapshot = snapshot or Snapshot("")
         self._records: dict[str, TenantRecord] = {}
         self._keys: dict[str, tuple[Key, TenantRecord]] = {}
         self._is_read = False
@@ -53,7 +58,9 @@ class TenantDirectory:
         changed = asyncio.Event()
         bus.on_connected(changed.set)
         async with bus.subscribe(subjects.TENANTS_CHANGED) as words:
-            await self.read()
+            if not await self.read() and (records := self._snapshot.load()) is not None:
+                structlog.get_logger().warning("tenants are those that were read last", known=len(records))
+                self._know(records)
             async with owned_task(_pass_on(words, changed.set)), owned_task(self._follow(changed)):
                 yield self
 
@@ -64,10 +71,14 @@ class TenantDirectory:
         except errors.Unavailable as failure:
             structlog.get_logger().warning("tenants cannot be read", error=failure.message, known=len(self._records))
             return False
+        self._know(records)
+        await asyncio.to_thread(self._snapshot.save, records)
+        return True
+
+    def _know(self, records: Sequence[TenantRecord]) -> None:
         self._records = {record.id: record for record in records}
         self._keys = {key.id: (key, record) for record in records for key in record.keys}
         self._is_read = True
-        return True
 
     def identify(self, authorization: str, tenant_name: str) -> Tenant:
         """Raises `Unauthenticated`; `Unavailable` while nobody could tell."""

@@ -29,6 +29,7 @@ def test_a_new_knob_is_a_decision() -> None:
         "api_key_file",
         "admin_key",
         "admin_key_file",
+        "tenants_file",
         "fail_open_share",
         "master_key",
         "master_key_file",

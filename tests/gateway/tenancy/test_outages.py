@@ -10,14 +10,21 @@ from typing import Any
 
 import pytest
 
+from headwater.gateway.tenancy.book import TenantBook
+from headwater.gateway.tenancy.directory import TenantDirectory, new_key
 from headwater.gateway.tenancy.limiter import NEVER
 from headwater.gateway.tenancy.local_limits import LocalLimits
-from headwater.gateway.tenancy.records import Limits, Scope
+from headwater.gateway.tenancy.records import Limits, Scope, TenantRecord
+from headwater.gateway.tenancy.snapshot import Snapshot
+from headwater.gateway.tenants import AdminKeys
+from headwater.services.bus import Bus
+from headwater.services.errors import Unauthenticated, Unavailable
 from headwater.services.stack.embedded import start_valkey
 from tests.gateway.conftest import GatewayStarter
 from tests.gateway.stages import Behind, Gateway, completion_body
 
 ADMIN = "admin-key-of-the-house"
+NOBODY = AdminKeys({})
 
 
 def test_alone_a_gateway_grants_its_share_and_no_more() -> None:
@@ -74,3 +81,30 @@ async def test_a_lost_redis_costs_no_request_and_an_emptied_one_no_budget(
         await asyncio.sleep(1)
         assert ask(1) == 429
         await again.stop()
+
+
+async def test_a_gateway_that_starts_without_nats_knows_who_was_a_tenant(nats_url: str, free_dir: Path) -> None:
+    path = free_dir / "state" / "tenants.json"
+    key, secret = new_key()
+    record = TenantRecord(id=f"t-{key.id}", keys=(key,), weight=3.0, limits=Limits(concurrency=4))
+    async with Bus.open(nats_url) as bus:
+        await TenantBook(bus).add(record)
+        async with TenantDirectory(TenantBook(bus), NOBODY, None, Snapshot(str(path))).running(bus):
+            pass
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert secret.encode() not in path.read_bytes()
+    assert [each.name for each in path.parent.iterdir()] == ["tenants.json"], "no half of one is left"
+    async with Bus.open(None) as bus, directory_of(bus, path) as directory:
+        tenant = directory.identify(f"Bearer {secret}", "")
+        assert (tenant.id, tenant.weight) == (record.id, 3.0)
+        assert directory.scopes(tenant, "m") == [Scope("tenant", Limits(concurrency=4))]
+        with pytest.raises(Unauthenticated):
+            directory.identify(f"Bearer {secret[:-1]}x", "")
+    path.write_text("[{")
+    async with Bus.open(None) as bus, directory_of(bus, path) as directory:
+        with pytest.raises(Unavailable):
+            directory.identify(f"Bearer {secret}", "")
+
+
+def directory_of(bus: Bus, path: Path) -> contextlib.AbstractAsyncContextManager[TenantDirectory]:
+    return TenantDirectory(TenantBook(bus), NOBODY, None, Snapshot(str(path))).running(bus)
