@@ -258,7 +258,7 @@ def _settings(shape: Shape, folder: Path, nats_url: str, redis_url: str, log_lev
         nats_url=nats_url,
         redis_url=redis_url,
         executor="simulated",
-        drain_limit=1.0,
+        drain_limit=5.0,
         log_level=log_level,
     )
 

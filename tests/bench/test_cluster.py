@@ -1,0 +1,50 @@
+"""A line of real processes that is broken: no answer changes, nothing is left behind, everyone agrees again in time."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from itertools import pairwise
+
+import pytest
+
+from headwater.bench.cluster.faults import KINDS, NUM_FAULTS, schedule
+from headwater.bench.cluster.line import Shape
+
+SAMPLE = (96, 370, 138, 261, 238)
+"""Seeds that bring every kind of fault between them."""
+NUM_LONG = 200
+
+
+def break_it(*flags: str) -> list[dict[str, object]]:
+    """The outcomes of schedules on a cluster of its own."""
+    command = [sys.executable, "-m", "headwater.bench.cluster", "--patience=3", *flags]
+    ran = subprocess.run(command, capture_output=True, text=True, check=False)
+    outcomes = [json.loads(line) for line in ran.stdout.splitlines()]
+    assert ran.returncode == 0, [each for each in outcomes if each.get("wrong")] or ran.stderr[-4000:]
+    return outcomes
+
+
+@pytest.mark.slow
+def test_whatever_dies_hangs_or_is_cut_off_no_answer_changes_and_nothing_is_left_behind() -> None:
+    *outcomes, end = break_it(*(f"--faults={seed}" for seed in SAMPLE))
+    assert end == {"run": len(SAMPLE), "failed": []}
+    assert {word for each in outcomes for fault in each["faults"] for word in [fault.split()[2]]} == KINDS.keys()
+
+
+@pytest.mark.long
+@pytest.mark.timeout(7200)
+def test_two_hundred_schedules_of_faults_hold() -> None:
+    assert break_it(f"--schedules={NUM_LONG}")[-1] == {"run": NUM_LONG, "failed": []}
+
+
+def test_a_seed_fixes_its_faults_and_leaves_one_of_each_stage_alone() -> None:
+    shape = Shape()
+    for seed in range(500):
+        faults = schedule(seed, shape)
+        assert faults == schedule(seed, shape)
+        assert len(faults) == len({fault.target for fault in faults}) == NUM_FAULTS
+        assert all(one.at <= other.at for one, other in pairwise(faults))
+        hit = {fault.target for fault in faults}
+        assert all(set(shape.names(kind)) - hit for kind in ("engine", "output-processor", "processor", "gateway"))
