@@ -9,6 +9,7 @@ import os
 import secrets
 import shutil
 import socket
+import ssl
 import sys
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
@@ -28,6 +29,7 @@ from headwater.services.stack.stage_process import KeptStage, ServerProcess, Sta
 
 SERVER_STOP_LIMIT = 4.0
 READY_LIMIT = 120.0
+from headwater.services.tls import own_gateway_context
 
 
 class StackError(Exception):
@@ -88,7 +90,7 @@ class LocalStack:
         self.record = LineRecord(
             pid=os.getpid(),
             model=self._served_name,
-            rest=f"http://{host}:{port}",
+            rest=f"{'https' if settings.tls_cert_file else 'http'}://{host}:{port}",
             grpc=f"{host}:{grpc_port}",
             nats_url=nats_url,
             redis_url=redis_url,
@@ -192,11 +194,19 @@ class LocalStack:
         """A gateway's /ready speaks for the line: it knows a processor, an output processor and an engine."""
         what = "joining the stages"
         report(what, 0, 1)
-        async with httpx.AsyncClient(base_url=rest, timeout=5) as client:
+        settings = self.settings
+        verify: ssl.SSLContext | bool = True
+        if settings.tls_cert_file is not None and settings.tls_key_file is not None:
+            verify = own_gateway_context(settings.tls_cert_file, settings.tls_key_file)
+        async with httpx.AsyncClient(base_url=rest, timeout=5, verify=verify) as client:
             try:
                 async with asyncio.timeout(READY_LIMIT):
                     while (await client.get("/ready")).status_code != httpx.codes.OK:  # noqa: ASYNC110 (another process)
                         await asyncio.sleep(0.05)
+            except httpx.TransportError as refusal:
+                if settings.tls_client_ca_file is None:
+                    raise StackError(f"the gateway does not answer: {refusal}; logs: {self._logs}") from None
+                self._say("the gateway's own certificate is none of a client: whether the line is ready is not known")
             except TimeoutError:
                 raise StackError(f"the line is not ready after {READY_LIMIT:.0f} s; logs: {self._logs}") from None
         report(what, 1, 1)

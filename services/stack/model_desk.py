@@ -179,6 +179,7 @@ class ModelDesk:
             num_without_replica=self._num_waiting(line.name, now),
             num_requests=sum(_num_requests(load) for _, load in loads),
             was_busy=was_busy,
+            is_starting=not all(stage.addresses for stage in line.engines.values()),
         )
 
     def _member(self, line: ModelLine, number: int, members: Members) -> Any:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from headwater.services.stack.hardware import gpu_names, num_cores, resolve_device
 from headwater.services.stack.profile import Profile
-from headwater.services.stack.settings import StackSettings
+from headwater.services.stack.settings import TLS_FILES, StackSettings
 
 BEHIND_HOST = "127.0.0.1"
 GPU_BLOCK_SIZE = 64
@@ -45,6 +45,10 @@ class StackPlan:
         flags += ["--reuse-port", "--metrics-port=0"] if settings.gateways > 1 else []
         flags += [f"--api-key-file={settings.api_key_file}"] if settings.api_key_file else []
         flags += [f"--admin-key-file={settings.admin_key_file}"] if settings.admin_key_file else []
+        flags += [f"--tenants-file={settings.state_dir / 'tenants.json'}"]
+        for name in TLS_FILES:
+            path = getattr(settings, name)
+            flags += [f"--{name.replace('_', '-')}={path}"] if path is not None else []
         flags += [f"--allowed-origins={origin}" for origin in settings.allowed_origins]
         for kind, flag in (("processor", "processor"), ("output-processor", "output-processor"), ("engine", "replica")):
             flags += [f"--{flag}={address}" for address in addresses.get(kind, ())]

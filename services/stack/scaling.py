@@ -50,6 +50,8 @@ class Sight:
     """On the replicas, running or waiting there."""
     was_busy: bool = False
     """A replica has worked since the last look."""
+    is_starting: bool = False
+    """A replica is not ready yet: what it is for cannot be judged."""
 
 
 class Scaler:
@@ -57,8 +59,8 @@ class Scaler:
 
     def __init__(self, rules: ScaleRules, now: float) -> None:
         self.rules = rules
-        self._since = now
-        """Of the last change: nothing is concluded from what was before."""
+        self._since = self._calm_since = now
+        """The last change, and since when all replicas are ready: nothing is concluded from what was before."""
         self._seen: deque[tuple[float, int, int]] = deque()
         """When, how many replicas the load needed, and how many it would have kept."""
 
@@ -66,23 +68,25 @@ class Scaler:
         """How many replicas there should be from now on."""
         wanted = self._wanted(sight, now)
         if wanted != sight.num_replicas:
-            self._since = now
+            self._since = self._calm_since = now
             self._seen.clear()
         return wanted
 
     def _wanted(self, sight: Sight, now: float) -> int:
         rules, there = self.rules, sight.num_replicas
         self._look(sight, now)
+        if sight.is_starting:
+            self._calm_since = now
         if not rules.min_replicas <= there <= rules.max_replicas:
             return min(max(there, rules.min_replicas), rules.max_replicas)
         if there == 0:
             return min(1, sight.num_without_replica)
-        if self._lasted(UP_SECONDS, now):
+        if now - self._since >= UP_SECONDS:
             needed = min(need for at, need, _ in self._seen if at >= now - UP_SECONDS)
             if needed > there:
                 return min(needed, rules.max_replicas)
-        if self._lasted(rules.idle_seconds, now):
-            kept = max(keep for _, _, keep in self._seen)
+        if now - self._calm_since >= rules.idle_seconds:
+            kept = max(keep for at, _, keep in self._seen if at >= now - rules.idle_seconds)
             return max(min(kept, there), rules.min_replicas)
         return there
 
@@ -92,6 +96,3 @@ class Scaler:
         self._seen.append((now, math.ceil(load / target), kept))
         while self._seen[0][0] < now - max(self.rules.idle_seconds, UP_SECONDS):
             self._seen.popleft()
-
-    def _lasted(self, seconds: float, now: float) -> bool:
-        return now - self._since >= seconds

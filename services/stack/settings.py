@@ -22,6 +22,9 @@ CHOICES = {
 }
 
 
+TLS_FILES = ("tls_cert_file", "tls_key_file", "tls_client_ca_file")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StackSettings:
     """One line on this machine: what it serves, where it listens, how many of each stage."""
@@ -60,6 +63,9 @@ class StackSettings:
     idle_seconds: float = IDLE_SECONDS
     target_requests: int = TARGET_REQUESTS
     cold_start_timeout: float = COLD_START_SECONDS
+    tls_cert_file: Path | None = None
+    tls_key_file: Path | None = None
+    tls_client_ca_file: Path | None = None
 
     def __post_init__(self) -> None:
         for name in ("replicas", "gateways", "processors", "output_processors"):
@@ -74,7 +80,11 @@ class StackSettings:
         for name, allowed in CHOICES.items():
             if getattr(self, name) not in allowed:
                 raise SettingError(name, getattr(self, name), ", ".join(allowed))
-        for name in ("chat_template", "api_key_file", "admin_key_file", "profile"):
+        if (self.tls_cert_file is None) != (self.tls_key_file is None):
+            raise SettingError("tls_key_file", self.tls_key_file, "a file, together with --tls-cert-file, or neither")
+        if self.tls_client_ca_file is not None and self.tls_cert_file is None:
+            raise SettingError("tls_client_ca_file", self.tls_client_ca_file, "a file, together with --tls-cert-file")
+        for name in ("chat_template", "api_key_file", "admin_key_file", "profile", *TLS_FILES):
             path = getattr(self, name)
             if path is not None and not path.is_file():
                 raise SettingError(name, str(path), "an existing file")

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from headwater.bench.text_folder import demo_text_folder
 from tests.line.conftest import MODEL, Line
-from tests.small_models import make_thinking_folder
 
-FLAGS = ("--executor=simulated", "--min-replicas=0", "--max-replicas=2", "--idle-seconds=2", "--target-requests=4")
+FLAGS = ("--executor=simulated", "--min-replicas=0", "--max-replicas=2", "--idle-seconds=1.5", "--target-requests=4")
 WITHOUT = "headwater_model_requests_without_replica"
 SECOND = "second/model"
 QUESTION = [{"role": "user", "content": "What is a headwater?"}]
@@ -31,12 +30,6 @@ def elastic_line(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Line]:
     assert line.stop() == 0, line.log.read_text()
 
 
-@pytest.fixture(scope="module")
-def second_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    plain = demo_text_folder(tmp_path_factory.mktemp("plain"))
-    return make_thinking_folder(plain, tmp_path_factory.mktemp("models") / "second", name=SECOND)
-
-
 def engines(line: Line) -> list[str]:
     return sorted(stage.name for stage in line.record.stages if "engine" in stage.name)
 
@@ -45,12 +38,9 @@ def wait_for_none(line: Line) -> None:
     line.wait_for(lambda: not engines(line), 20, "an idle replica stays")
 
 
-def models(line: Line, *words: str, fails: bool = False) -> str:
-    """`headwater models …`; what it said."""
-    command = [sys.executable, "-m", "headwater.services.cli", "models", *words, f"--base-url={line.record.rest}"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert (done.returncode != 0) == fails, done.stderr
-    return done.stdout + done.stderr
+def models(line: Line) -> dict[str, str]:
+    """States by name."""
+    return {card["id"]: card["state"] for card in line.client.get("/admin/models").json()["data"]}
 
 
 @pytest.mark.slow
@@ -86,54 +76,92 @@ def test_a_client_that_leaves_while_it_waits_leaves_nothing(elastic_line: Line) 
 def test_replicas_come_with_the_load_and_one_that_leaves_loses_no_stream(elastic_line: Line) -> None:
     line = elastic_line
 
-    def story(idx: int, max_tokens: int) -> list[Any]:
-        with line.stream(f"Story {idx}", max_tokens=max_tokens, ignore_eos=True, return_token_ids=True) as events:
-            return [choice for event in events for choice in event["choices"]]
+    def story(idx: int, max_tokens: int) -> tuple[list[Any], str]:
+        """The events of a stream, and the replica that it went to first."""
+        body = {"model": MODEL, "prompt": f"Story {idx}", "max_tokens": max_tokens, "ignore_eos": True, "stream": True}
+        headers = {"x-headwater-receipt": "1"}
+        with line.client.stream("POST", "/v1/completions", json=body, headers=headers) as reply:
+            events = [json.loads(each[6:]) for each in reply.iter_lines() if each.startswith("data: {")]
+        choices = [choice for event in events for choice in event["choices"]]
+        return choices, events[-1]["receipt"]["decision"]["replica_id"]
 
+    def ask_until_two_are_ready(idx: int) -> None:
+        while line.log.read_text().count("is ready") < ready_before + 2:
+            story(idx, 20)
+
+    ready_before = line.log.read_text().count("is ready")
     with ThreadPoolExecutor(8) as clients:
-        short = [clients.submit(story, idx, 300) for idx in range(8)]
-        line.wait_for(lambda: engines(line) == ["engine-0", "engine-1"], 30, "no second replica")
-        line.wait_for(lambda: len(line.loads()) == 2, 20, "the second replica is not ready")
-        long = [clients.submit(story, idx, 900) for idx in range(8, 10)]
-        line.wait_for(lambda: "stopping engine-" in line.log.read_text().rpartition("starting")[2], 30, "both stay")
-        choices = [each.result(60) for each in [*short, *long]]
-    for events in choices:
-        assert events[-1]["finish_reason"] == "length", events[-1]
-    assert {sum(len(choice.get("token_ids") or []) for choice in events) for events in choices} == {300, 900}
+        list(clients.map(ask_until_two_are_ready, range(8)))
+        long = [clients.submit(story, idx, 500) for idx in range(8, 10)]
+        line.wait_for(lambda: "has left" in line.log.read_text().rpartition("is ready")[2], 60, "both stay")
+        assert [engine for engine in ("engine-0", "engine-1") if engine in engines(line)] == engines(line)
+        for each in long:
+            choices, _ = each.result(60)
+            assert choices[-1]["finish_reason"] == "length", choices[-1]
+            assert len(choices) > 400
+    assert {replica for _, replica in (each.result() for each in long)} == {"engine-0", "engine-1"}
     wait_for_none(line)
 
 
 @pytest.mark.slow
-def test_a_model_is_loaded_asked_and_unloaded_while_the_line_runs(elastic_line: Line, second_folder: Path) -> None:
+def test_a_model_is_loaded_asked_and_unloaded_while_the_line_runs(elastic_line: Line) -> None:
     line = elastic_line
-    assert "allowed: smollm2-135m-instruct, a Hugging Face id" in models(line, "load", "/no/such/folder", fails=True)
-    assert "does not exist" in models(line, "unload", "nothing", fails=True)
     asked = {"model": SECOND, "messages": QUESTION, "max_tokens": 4}
     assert line.client.post("/v1/chat/completions", json=asked).status_code == 404
-    with ThreadPoolExecutor(2) as others:
-        loading = others.submit(models, line, "load", str(second_folder), "--json")
-        line.wait_for(lambda: SECOND in models(line, "list", "--json"), 20, "it is not even known")
+    command = [sys.executable, "-m", "headwater.services.cli", "models", "load", MODEL]
+    command += [f"--served-model-name={SECOND}", f"--base-url={line.record.rest}"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as loading:
+        line.wait_for(lambda: SECOND in models(line), 20, "it is not even known")
         # It waits until there are text stages, then until there is a replica.
-        answer = others.submit(line.client.post, "/v1/chat/completions", json=asked)
-        assert json.loads(loading.result(60))["state"] == "serving"
-        assert answer.result(60).status_code == 200, answer.result().text
-    assert "is serving already" in models(line, "load", str(second_folder), fails=True)
+        assert line.client.post("/v1/chat/completions", json=asked).status_code == 200
+        said, problem = loading.communicate(timeout=30)
+    assert said == f"{SECOND} is served\n", problem
+    assert models(line) == {MODEL: "serving", SECOND: "serving"}
     assert {card["id"] for card in line.client.get("/v1/models").json()["data"]} == {MODEL, SECOND}
     before = line.pid_of("second-model-processor-0")
-    subprocess.run(["kill", "-9", str(before)], check=True)
+    os.kill(before, signal.SIGKILL)
     line.wait_for(lambda: line.pid_of("second-model-processor-0") != before, 20, "its processor is not back")
     assert line.client.post("/v1/chat/completions", json=asked).status_code == 200
-    with (
-        line.stream("On and on", model=SECOND, max_tokens=200, ignore_eos=True) as events,
-        ThreadPoolExecutor(1) as other,
-    ):
+    with line.stream("On and on", model=SECOND, max_tokens=200, ignore_eos=True) as events:
         next(events)
-        unloading = other.submit(models, line, "unload", SECOND)
-        line.wait_for(
-            lambda: line.client.post("/v1/chat/completions", json=asked).status_code == 404, 10, "not refused"
-        )
+        assert line.client.delete(f"/admin/models/{SECOND}").status_code == 202
+        line.wait_for(lambda: line.client.post("/v1/chat/completions", json=asked).status_code == 404, 10, "served on")
         assert list(events)[-1]["choices"][0]["finish_reason"] == "length"
-        unloading.result(60)
-    assert SECOND not in models(line, "list")
+    line.wait_for(lambda: models(line) == {MODEL: "serving"}, 20, "it is still there")
     assert [stage.name for stage in line.record.stages if "second" in stage.name] == []
     assert [card["id"] for card in line.client.get("/v1/models").json()["data"]] == [MODEL]
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "status", "sentence"),
+    [
+        (
+            "POST",
+            "",
+            {"model": "/no/such/folder"},
+            400,
+            "model is '/no/such/folder'; allowed: smollm2-135m-instruct, a",
+        ),
+        ("POST", "", {"model": MODEL}, 400, "the model 'smollm2-135m-instruct' is serving already"),
+        (
+            "POST",
+            "",
+            {"model": MODEL, "served_model_name": "x", "max_replicas": 0},
+            400,
+            "--max-replicas is 0; allowed",
+        ),
+        ("DELETE", "/nothing", None, 404, "the model 'nothing' does not exist"),
+    ],
+)
+def test_what_cannot_be_loaded_or_unloaded_is_said_before_anything_starts(
+    method: str, path: str, body: Any, status: int, sentence: str, elastic_line: Line
+) -> None:
+    reply = elastic_line.client.request(method, f"/admin/models{path}", json=body)
+    assert reply.status_code == status
+    assert sentence in reply.json()["error"]["message"]
+    assert models(elastic_line) == {MODEL: "serving"}
+
+
+def test_no_web_page_loads_models_on_a_line_without_keys(elastic_line: Line) -> None:
+    reply = elastic_line.client.post("/admin/models", json={"model": MODEL}, headers={"origin": "https://example.org"})
+    assert (reply.status_code, reply.json()["error"]["code"]) == (403, "permission_denied")

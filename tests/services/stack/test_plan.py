@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from headwater.gateway.settings import GatewaySettings
 from headwater.services.engine.settings import EngineSettings
 from headwater.services.processor.__main__ import ProcessorSettings
 from headwater.services.settings import SettingError, read_settings
@@ -26,6 +27,7 @@ def plan(**given: Any) -> StackPlan:
             "allowed_origins": (),
             "drain_limit": 1.0,
             "log_level": "info",
+            "state_dir": Path("/state"),
         }
         | given
     )
@@ -70,3 +72,14 @@ def test_a_variable_says_more_than_what_suits_a_gpu(monkeypatch: pytest.MonkeyPa
 def test_a_word_that_is_no_setting_is_refused_by_name(name: str, value: str) -> None:
     with pytest.raises(SettingError, match=name.replace("_", "-")):
         plan(**{name: value})
+
+
+def test_certificates_for_clients_and_the_file_of_tenants_reach_the_gateway(tmp_path: Path) -> None:
+    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    cert.touch()
+    key.touch()
+    gateway = read_settings(GatewaySettings, plan(tls_cert_file=cert, tls_key_file=key).gateway(0, {}), env={})
+    assert (gateway.tls_cert_file, gateway.tls_key_file, gateway.tls_client_ca_file) == (str(cert), str(key), "")
+    assert gateway.tenants_file == "/state/tenants.json"
+    with pytest.raises(SettingError, match="--tls-key-file"):
+        plan(tls_cert_file=cert)

@@ -24,11 +24,17 @@ class Model:
         self.scaler, self.now, self.replicas = Scaler(self.rules, 0.0), 0.0, self.rules.min_replicas
         self.changes: list[tuple[float, int]] = []
 
-    def tick(self, requests: int = 0, *, busy: bool = False) -> int:
+    def tick(self, requests: int = 0, *, busy: bool = False, starting: bool = False) -> int:
         """One look at so many requests; those who find no replica wait for one."""
         self.now += TICK
         without, placed = (0, requests) if self.replicas else (requests, 0)
-        sight = Sight(num_replicas=self.replicas, num_without_replica=without, num_requests=placed, was_busy=busy)
+        sight = Sight(
+            num_replicas=self.replicas,
+            num_without_replica=without,
+            num_requests=placed,
+            was_busy=busy,
+            is_starting=starting,
+        )
         wanted = self.scaler.wanted(sight, self.now)
         if wanted != self.replicas:
             self.changes.append((self.now, wanted - self.replicas))
@@ -66,6 +72,14 @@ def test_a_load_that_lasts_gets_as_many_as_it_needs_and_a_moment_of_it_none() ->
         assert model.run(1, requests=4) == 1
     assert model.run(UP_SECONDS + TICK, requests=20) == 3
     assert model.run(60, requests=1000) == 4
+
+
+def test_none_is_stopped_while_one_starts_however_long_that_takes() -> None:
+    model = Model()
+    model.tick(1)
+    assert {model.tick(starting=True) for _ in range(400)} == {1}
+    assert model.run(9.75) == 1
+    assert model.run(0.5) == 0
 
 
 @pytest.mark.parametrize(("load", "kept"), [(0, 0), (1, 1), (4, 1), (5, 2), (8, 2), (9, 3), (13, 4)])
