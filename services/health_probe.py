@@ -1,34 +1,61 @@
-"""Asks a stage whether it serves, for container health checks: `health_probe ADDRESS`, status 0 when it does.
+"""Asks a stage whether it serves, for container health checks: `health_probe [FLAGS] ADDRESS`, status 0 when it does.
 
-ADDRESS is host:port of a gRPC server, or a URL that answers 200.
+ADDRESS is host:port of a gRPC server, or a URL that answers 200. The flags, and the variables, are the stage's own: with
+its certificates the probe asks as another stage would, or, for a URL, as the gateway itself.
 """
 
 from __future__ import annotations
 
+import asyncio
 import sys
-from urllib.error import URLError
+from dataclasses import dataclass
+from pathlib import Path
 from urllib.request import urlopen
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from headwater.services.channel import open_channel
+from headwater.services.settings import read_settings, setting
+from headwater.services.tls import StageTlsSettings, own_gateway_context, stages_secured
+
 LIMIT = 3.0
 
 
-def serves(address: str) -> bool:
-    if address.startswith(("http://", "https://")):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbeSettings(StageTlsSettings):
+    """Asks a stage whether it serves."""
+
+    tls_cert_file: str = setting("", "PEM certificate of the gateway that a URL asks")
+    tls_key_file: str = setting("", "PEM private key of that certificate")
+
+
+def is_served(url: str, settings: ProbeSettings) -> bool:
+    cert, key = settings.tls_cert_file, settings.tls_key_file
+    context = own_gateway_context(Path(cert), Path(key)) if cert and url.startswith("https://") else None
+    try:
+        with urlopen(url, timeout=LIMIT, context=context) as reply:
+            return bool(reply.status == 200)
+    except OSError:
+        return False
+
+
+async def serves(address: str) -> bool:
+    async with open_channel(address) as channel:
         try:
-            with urlopen(address, timeout=LIMIT) as reply:
-                return bool(reply.status == 200)
-        except URLError:
-            return False
-    with grpc.insecure_channel(address) as channel:
-        try:
-            reply = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=LIMIT)
-        except grpc.RpcError:
+            reply = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=LIMIT)
+        except grpc.aio.AioRpcError:
             return False
     return bool(reply.status == health_pb2.HealthCheckResponse.SERVING)
 
 
+def main(argv: list[str]) -> bool:
+    settings, address = read_settings(ProbeSettings, argv[:-1], prog="health_probe"), argv[-1]
+    if address.startswith(("http://", "https://")):
+        return is_served(address, settings)
+    with stages_secured(settings):
+        return asyncio.run(serves(address))
+
+
 if __name__ == "__main__":
-    sys.exit(0 if serves(sys.argv[1]) else 1)
+    sys.exit(0 if main(sys.argv[1:]) else 1)

@@ -175,6 +175,16 @@ def up(
         Path | None,
         typer.Option(envvar="HEADWATER_ADMIN_KEY_FILE", help="`name key` lines of who manages tenants, with limits."),
     ] = None,
+    tls_cert_file: Annotated[
+        Path | None, typer.Option(envvar="HEADWATER_TLS_CERT_FILE", help="PEM certificate for clients, REST and gRPC.")
+    ] = None,
+    tls_key_file: Annotated[
+        Path | None, typer.Option(envvar="HEADWATER_TLS_KEY_FILE", help="PEM private key of that certificate.")
+    ] = None,
+    tls_client_ca_file: Annotated[
+        Path | None,
+        typer.Option(envvar="HEADWATER_TLS_CLIENT_CA_FILE", help="Given: clients show a certificate that these sign."),
+    ] = None,
     allowed_origins: Annotated[
         list[str] | None, typer.Option(envvar="HEADWATER_ALLOWED_ORIGINS", help="Web origins that may call (CORS).")
     ] = None,

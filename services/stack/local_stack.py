@@ -26,10 +26,10 @@ from headwater.services.stack.model_desk import ModelDesk
 from headwater.services.stack.plan import StackPlan
 from headwater.services.stack.settings import STACK_VARIABLES, StackSettings
 from headwater.services.stack.stage_process import KeptStage, ServerProcess, StageProcess, SupervisorPipe, begin_all
+from headwater.services.tls import own_gateway_context
 
 SERVER_STOP_LIMIT = 4.0
 READY_LIMIT = 120.0
-from headwater.services.tls import own_gateway_context
 
 
 class StackError(Exception):

@@ -15,6 +15,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from headwater.gateway.settings import GatewaySettings
+from headwater.services import health_probe
 from headwater.services.settings import SettingError
 from headwater.services.tls import StageTlsSettings
 from tests.gateway.stages import (
@@ -90,6 +91,10 @@ def test_a_line_whose_stages_and_clients_all_show_certificates(folder: Path, sig
             assert is_served(gateway.grpc, ours)
             assert not is_served(gateway.grpc, grpc.ssl_channel_credentials(authority))
             assert not is_served(behind[2].address, grpc.ssl_channel_credentials(authority)), "no stage shows no card"
+            ours_too = (*mutual, f"--tls-cert-file={cert}", f"--tls-key-file={key}")
+            probed = [stage.address for stage in behind] + [f"https://{stage.addresses['rest']}/ready"]
+            assert [health_probe.main([*ours_too, address]) for address in probed] == [True] * 4
+            assert [health_probe.main([address]) for address in probed] == [False] * 4
             nobody = ssl.create_default_context(cafile=str(folder / "ca.pem"))
             with (
                 httpx.Client(base_url=gateway.client.base_url, verify=nobody) as stranger,

@@ -28,6 +28,7 @@ def test_the_flags_of_up_are_the_settings_of_a_line() -> None:
         *("chat_template", "generation_config", "profile", "replicas", "gateways", "processors", "output_processors"),
         *("host", "port", "grpc_port", "api_key_file", "admin_key_file", "allowed_origins", "state_dir", "cache_dir"),
         *("nats_url", "redis_url", "executor", "drain_limit", "log_level"),
+        *("tls_cert_file", "tls_key_file", "tls_client_ca_file"),
     }
 
 

@@ -15,7 +15,8 @@ from headwater.services.stack.settings import StackSettings
 
 
 def plan(**given: Any) -> StackPlan:
-    nothing: dict[str, Any] = {field.name: None for field in dataclasses.fields(StackSettings)}
+    fields = dataclasses.fields(StackSettings)
+    nothing: dict[str, Any] = {field.name: None for field in fields if field.default is dataclasses.MISSING}
     settings = StackSettings(
         **nothing
         | {"dtype": "auto", "device": "cpu", "load_format": "auto", "kv_cache_dtype": "auto", "executor": "single"}
