@@ -24,7 +24,7 @@ from rich.console import Console
 from headwater.bench.cluster.convergence import Convergence
 from headwater.bench.cluster.line import MAX_MODEL_LEN, Cluster, Shape, new_admin_key
 from headwater.bench.cluster.questions import Asker
-from headwater.bench.cluster.trial import Outcome, Trials
+from headwater.bench.cluster.trial import HELD_UP_SECONDS, Outcome, Trials
 from headwater.bench.cluster.views import Views
 from headwater.bench.routing_traces import Arrival, conversation, ladder
 from headwater.services.models import store as model_store
@@ -79,7 +79,8 @@ async def _broken(
             if time.monotonic() > end:
                 console.print(f"the time is over; go on with --first {seed}")
                 break
-            outcome = await trials.run(seed)
+            while (outcome := await trials.run(seed)).held_up > HELD_UP_SECONDS:
+                console.print(f"seed {seed}: this process was held up for {outcome.held_up} s; once more")
             num_run += 1
             failed += [seed] if outcome.wrong else []
             _tell(outcome)

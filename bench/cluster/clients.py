@@ -228,7 +228,7 @@ class Limited:
         """When answers began and ended."""
         return [(round(a - since, 2), round(b - since, 2)) for a, b, _ in self.spans if b > since]
 
-    def most_in_a_minute(self) -> int:
-        """Tokens of answers that began within any 60 seconds."""
-        starts = sorted((a, tokens) for a, _, tokens in self.spans)
+    def most_in_a_minute(self, since: float) -> int:
+        """Tokens of answers that began within any 60 seconds that ended after a time."""
+        starts = sorted((a, tokens) for a, _, tokens in self.spans if a > since - 60)
         return max((sum(n for at, n in starts if first <= at < first + 60) for first, _ in starts), default=0)

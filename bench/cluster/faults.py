@@ -19,7 +19,8 @@ SPAN_SECONDS = 2.0
 LEAST_SECONDS, MOST_SECONDS = 0.3, 2.0
 """That one lasts. Past ten, a connection that is held counts as gone; that takes a schedule of its own."""
 SLOW_SECONDS = 0.05
-DEADLY = frozenset({"kill", "kill_core", "terminate"})
+SUDDEN = frozenset({"kill", "kill_core"})
+DEADLY = SUDDEN | {"terminate"}
 """Whoever meets one of these comes back as another life; nothing else does."""
 
 KINDS: dict[str, tuple[str, ...]] = {
@@ -49,16 +50,23 @@ class Fault:
 
 
 def schedule(seed: int, shape: Shape) -> list[Fault]:
-    """The faults of a seed, in order. Nothing meets two of them, and of each kind of stage at least one meets none."""
+    """The faults of a seed, in order. Nothing meets two of them, and of each kind of stage at least one meets none.
+
+    At most one engine dies without a word: a request that meets two such deaths before its first token counts as their
+    cause, and is refused.
+    """
     rng = random.Random(seed)
     able = {kind: rng.sample(names := shape.names(kind), len(names) - 1) for kind in _STAGES}
     able |= {NATS: [NATS], REDIS: [REDIS]}
     pairs = [(kind, befallen) for kind, each in KINDS.items() for befallen in each]
     chosen: list[Fault] = []
+    has_died = False
     while len(chosen) < NUM_FAULTS:
         kind, befallen = rng.choice(pairs)
-        if not able[befallen] or (kind == "empty_both" and not able[NATS]):
+        is_sudden = befallen == ENGINE and kind in SUDDEN
+        if not able[befallen] or (kind == "empty_both" and not able[NATS]) or (is_sudden and has_died):
             continue
+        has_died |= is_sudden
         target = able[befallen].pop()
         if kind == "empty_both":
             able[NATS].clear()

@@ -22,15 +22,19 @@ from headwater.bench.cluster.line import ENVIRONMENT, REDIS, Cluster
 from headwater.bench.cluster.questions import Asker, Question, prompt_of
 from headwater.bench.cluster.views import Views
 from headwater.bench.routing_traces import Arrival
+from headwater.services.runtime import owned_task
 
 NUM_QUESTIONS, RATE = 20, 8.0
 """Of a schedule; a second."""
 NUM_PROBES, NUM_LEARNED = 8, 6
 AGREE_SECONDS, AGREE_AFTER_LOSS_SECONDS = 2.0, 5.0
 """After everyone is up, and after NATS or Redis were away."""
-BACK_SECONDS = 30.0
+BACK_SECONDS = 45.0
 """Until whoever died answers again."""
 POLL_SECONDS = 0.05
+WATCH_SECONDS = 0.1
+HELD_UP_SECONDS = 1.0
+"""Too long: the schedule says nothing."""
 HITS_KEPT = 0.95
 CONCURRENCY, NUM_EAGER = 2, 5
 TOKENS_PER_MINUTE = 4000
@@ -59,6 +63,8 @@ class Outcome:
     agreed_after: float = 0.0
     """Seconds from when everything was up, over and answered."""
     seconds: float = 0.0
+    held_up: float = 0.0
+    """Seconds for which this process itself did not run: then nothing else can be believed."""
     wrong: list[str] = field(default_factory=list)
 
 
@@ -115,19 +121,24 @@ class Trials:
         """The schedule of a seed, or other faults under its questions."""
         faults = schedule(seed, self.cluster.shape) if faults is None else faults
         outcome, tally, began = Outcome(seed, [str(each) for each in faults]), Tally(), time.monotonic()
-        async with self.eager_ones(), asyncio.TaskGroup() as group:
-            group.create_task(Breaker(self.cluster).carry_out(faults, seed))
-            for question in self.questions(seed, NUM_QUESTIONS):
-                group.create_task(self._ask_in_time(question, tally))
-        outcome.wrong += tally.wrong
+        async with owned_task(_watch(outcome)):
+            await self._break(faults, seed, tally)
+            outcome.wrong += tally.wrong
+            await self._settle(outcome, faults)
         outcome.num_asked, outcome.num_asked_again = tally.num_asked, tally.num_asked_again
         outcome.longest_gap = round(max(tally.gaps, default=0.0), 3)
-        await self._settle(outcome, faults)
         if any(fault.target == REDIS for fault in faults):
             self._losses.append(time.monotonic())
         outcome.wrong += self._limits_broken(began)
         outcome.seconds = round(time.monotonic() - began, 2)
         return outcome
+
+    async def _break(self, faults: list[Fault], seed: int, tally: Tally) -> None:
+        """Returns when the faults are over and every question is answered."""
+        async with self.eager_ones(), asyncio.TaskGroup() as group:
+            group.create_task(Breaker(self.cluster).carry_out(faults, seed))
+            for question in self.questions(seed, NUM_QUESTIONS):
+                group.create_task(self._ask_in_time(question, tally))
 
     def questions(self, seed: int, count: int, rate: float = RATE) -> list[Question]:
         """Of a stretch of the trace that the seed chooses."""
@@ -161,7 +172,8 @@ class Trials:
         await self._clients["free"].ask(question, tally)
 
     async def _settle(self, outcome: Outcome, faults: list[Fault]) -> None:
-        await self._everyone_back()
+        if not await self._everyone_back():
+            outcome.wrong.append(f"not everyone is back after {BACK_SECONDS:.0f} s")
         began = time.monotonic()
         is_short = all(fault.kind in DEADLY for fault in faults)
         limit = self.patience * (AGREE_SECONDS if is_short else AGREE_AFTER_LOSS_SECONDS)
@@ -172,11 +184,14 @@ class Trials:
         if outcome.hit_rate < HITS_KEPT * self._usual_hit_rate:
             outcome.wrong.append(f"hit rate {outcome.hit_rate:.3f} instead of {self._usual_hit_rate:.3f}")
 
-    async def _everyone_back(self) -> None:
-        """Returns when every stage's last life answers. Raises `TimeoutError`."""
-        async with asyncio.timeout(BACK_SECONDS):
-            while not await self.views.all_answer():  # noqa: ASYNC110 (other processes)
-                await asyncio.sleep(POLL_SECONDS)
+    async def _everyone_back(self) -> bool:
+        """Returns when every stage's last life answers, or after so long."""
+        end = time.monotonic() + BACK_SECONDS
+        while True:
+            is_whole = await self.views.all_answer()
+            if is_whole or time.monotonic() > end:
+                return is_whole
+            await asyncio.sleep(POLL_SECONDS)
 
     async def _agreement(self, seconds: float) -> list[str]:
         """What they still disagree about after so long."""
@@ -207,7 +222,7 @@ class Trials:
         if (most := self._one_by_one.most_at_once(since)) > at_once:
             told = self._one_by_one.told_since(since)
             found.append(f"{most} requests at once of a tenant that may have {at_once:.0f}: {told}")
-        if (most := self._spare.most_in_a_minute()) > in_a_minute:
+        if (most := self._spare.most_in_a_minute(since)) > in_a_minute:
             found.append(f"{most} tokens in a minute of a tenant that may have {in_a_minute:.0f}")
         return found
 
@@ -224,3 +239,11 @@ class Trials:
             for result in await asyncio.gather(*tasks, return_exceptions=True):
                 if isinstance(result, Exception):
                     raise result
+
+
+async def _watch(outcome: Outcome) -> None:
+    """Notes the longest time for which this process was held up, until cancelled."""
+    while True:
+        before = time.monotonic()
+        await asyncio.sleep(WATCH_SECONDS)
+        outcome.held_up = round(max(outcome.held_up, time.monotonic() - before - WATCH_SECONDS), 2)
