@@ -43,23 +43,23 @@ class SseStream:
 
     def write(self, data: bytes) -> None:
         """One event or several. While `blocked` it is kept: whoever writes much asks first."""
-        if not self.started:
-            self.started = True
-            self._push({"type": "http.response.start", "status": 200, "headers": [*EVENT_STREAM, *self._headers()]})
+        self._begin()
         self.num_events += 1
         self._push({"type": "http.response.body", "body": data, "more_body": True})
 
     async def close(self, data: bytes) -> None:
         """The last events; returns when the server has them. Raises `ClientGone` for a client that reads nothing."""
-        self.write(data)
+        self._begin()
+        self.num_events += 1
         try:
             async with asyncio.timeout(PATIENCE_SECONDS):
                 while self.blocked:
                     assert self._resumer is not None
                     await self._resumer
+                # With the end of the body, in one write to the socket.
+                await self._send({"type": "http.response.body", "body": data, "more_body": False})
         except TimeoutError:
             raise errors.ClientGone("the client does not read its answer") from None
-        await self._send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def abandon(self) -> None:
         """Nothing more is written: the client is gone, or the answer is given up."""
@@ -67,6 +67,11 @@ class SseStream:
         if self._resumer is not None:
             self._resumer.cancel()
             await asyncio.gather(self._resumer, return_exceptions=True)
+
+    def _begin(self) -> None:
+        if not self.started:
+            self.started = True
+            self._push({"type": "http.response.start", "status": 200, "headers": [*EVENT_STREAM, *self._headers()]})
 
     def _push(self, message: Message) -> None:
         if self.blocked:
