@@ -5,6 +5,7 @@ Knows nothing about requests. Without a supervisor it is empty.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator, Callable
@@ -20,6 +21,8 @@ from headwater.services.runtime import owned_task
 
 EXPIRY_SECONDS = 4.0
 """Silence after which a supervisor is gone."""
+SETTLE_SECONDS = 1.5
+"""In which each supervisor says a word."""
 AWAITED = (CatalogueEntry.STATE_LOADING, CatalogueEntry.STATE_SERVING)
 """States of a model whose requests are worth waiting."""
 
@@ -37,6 +40,7 @@ class Catalogues:
         self.on_change: Callable[[], None] = lambda: None
         self._bus, self._clock = bus, clock
         self._heard: dict[str, _Heard] = {}
+        self._is_heard = asyncio.Event()
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[Catalogues]:
@@ -49,6 +53,14 @@ class Catalogues:
         """Those who are there, in the order of their names."""
         since = self._clock() - EXPIRY_SECONDS
         return sorted(name for name, heard in self._heard.items() if heard.at > since)
+
+    async def settled(self) -> None:
+        """Returns when a supervisor is there, or would have been heard by now."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(0 if self.supervisors() else SETTLE_SECONDS):
+                while not self.supervisors():
+                    await self._is_heard.wait()
+                    self._is_heard.clear()
 
     def owners(self, model: str) -> list[str]:
         """Those who serve a model."""
@@ -64,6 +76,7 @@ class Catalogues:
         else:
             entries = {entry.model: entry for entry in catalogue.models}
             self._heard[catalogue.supervisor_id] = _Heard(entries, self._clock())
+        self._is_heard.set()
         self.on_change()
 
     async def _read(self, words: Subscription) -> None:
