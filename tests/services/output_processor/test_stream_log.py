@@ -1,0 +1,238 @@
+"""Requests that can be resumed: held for the next reader, told again from the start, bounded in time and in memory."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+import pytest
+
+from headwater.proto import common_pb2, output_processor_pb2_grpc
+from headwater.proto.engine_pb2 import Cancel, Credit, EngineFrame, LogprobColumns, Start
+from headwater.proto.output_processor_pb2 import (
+    Attach,
+    FindStreamRequest,
+    FoundStream,
+    GatewayFrame,
+    Keep,
+    LetGo,
+    OutputFinish,
+)
+from headwater.services.models.demo_model import DEMO_NAME
+from headwater.services.output_processor import stream_log
+from headwater.services.output_processor.__main__ import OutputProcessor
+from headwater.services.output_processor.engines import EngineLinks
+from headwater.services.output_processor.session import GatewaySession
+from headwater.services.text.stage import Listener
+from headwater.services.text.tokenizer import Tokenizer
+from tests.services.output_processor.scripted_engine import (
+    ListeningGateway,
+    ScriptedEngine,
+    listening_gateway,
+    scripted_engine,
+)
+
+
+@dataclass
+class Line:
+    """An output processor between a scripted engine and gateways that come and go."""
+
+    address: str
+    engine: ScriptedEngine
+    stub: Any
+    tokenizer: Tokenizer
+
+    def gateway(self) -> Any:
+        return listening_gateway(self.address, self.engine, DEMO_NAME)
+
+    async def open(self, gateway: ListeningGateway, *stream_ids: int, **add: Any) -> list[int]:
+        """A request for choices that can be resumed; returns the engine's numbers."""
+        num_adds = len(self.engine.adds)
+        sampling = common_pb2.Sampling(n=len(stream_ids), logprobs=True)
+        opening = gateway.opening(*stream_ids, request_id="r1", tenant="acme", sampling=sampling, **add)
+        opening.resumable = True
+        await gateway.send(opening, keeps=[Keep(stream_id=stream_ids[0], context=b"context")])
+        return list((await self.engine.add(num_adds)).stream_ids)
+
+    async def find(self, request_id: str = "r1", tenant: str = "acme") -> FoundStream | None:
+        """None: there is none."""
+        call = self.stub.FindStream(FindStreamRequest(request_id=request_id, tenant=tenant))
+        with contextlib.suppress(grpc.aio.AioRpcError):
+            async for found in call:
+                return found  # type: ignore[no-any-return]
+        assert await call.code() is grpc.StatusCode.NOT_FOUND
+        return None
+
+    async def until_found(self, condition: Callable[[FoundStream | None], bool]) -> FoundStream | None:
+        async with asyncio.timeout(5):
+            while not condition(found := await self.find()):  # noqa: ASYNC110 (another process would be asked the same)
+                await asyncio.sleep(0.02)
+        return found
+
+
+@pytest.fixture
+async def line(demo_tokenizer: Tokenizer) -> AsyncIterator[Line]:
+    async with scripted_engine() as engine, EngineLinks() as links:
+        servicer, listener = OutputProcessor({DEMO_NAME: demo_tokenizer}, links), Listener("127.0.0.1", 0)
+        output_processor_pb2_grpc.add_OutputProcessorServicer_to_server(servicer, listener.server)
+        await listener.start()
+        async with grpc.aio.insecure_channel(listener.address) as channel:
+            stub = output_processor_pb2_grpc.OutputProcessorStub(channel)
+            yield Line(listener.address, engine, stub, demo_tokenizer)
+        await listener.server.stop(grace=0)
+
+
+async def attach(gateway: ListeningGateway, *stream_ids: int) -> None:
+    await gateway.call.write(GatewayFrame(attaches=[Attach(request_id="r1", tenant="acme", stream_ids=stream_ids)]))
+
+
+async def until(gateway: ListeningGateway, texts: dict[int, str]) -> None:
+    while {each: gateway.heard[each].text for each in texts if each in gateway.heard} != texts:
+        await gateway.read()
+
+
+async def test_a_request_outlives_its_reader_and_is_told_again_from_its_start(line: Line) -> None:
+    word = line.tokenizer.encode(" hello", add_special_tokens=False)[0]
+    async with line.gateway() as first:
+        numbers = await line.open(first, 1, 2, credit=100)
+        line.engine.say(EngineFrame(starts=[Start(stream_id=numbers[0], cached_tokens=16)]))
+        scores = LogprobColumns(token_indices=[0], logprobs=[-0.5], num_top=[0])
+        line.engine.say_tokens({numbers[0]: [word], numbers[1]: [word, word]}, logprobs=scores)
+        await until(first, {1: " hello", 2: " hello hello"})
+    line.engine.say_tokens({numbers[0]: [word]}, first=1)
+    line.engine.say_finish(numbers[1])
+    async with line.gateway() as second:
+        await attach(second, 7, 8)
+        await second.finish(8)
+        await until(second, {7: " hello hello", 8: " hello hello"})
+        [attached] = [each for frame in second.frames for each in frame.attached]
+        assert (list(attached.stream_ids), list(attached.granted)) == ([7, 8], [100, 100])
+        [start] = [start for frame in second.frames for start in frame.starts]
+        assert (start.stream_id, start.cached_tokens) == (7, 16)
+        scored = [token for frame in second.frames for row in frame.logprobs for token in row.tokens]
+        assert [token.chosen.logprob for token in scored] == [-0.5]
+        await second.send(credits=[Credit(stream_id=7, tokens=50)])
+        await line.engine.hears(
+            lambda: [(each.stream_id, each.tokens) for each in line.engine.credits] == [(numbers[0], 50)]
+        )
+        line.engine.say_finish(numbers[0])
+        assert (await second.finish(7)).ended_at
+    async with line.gateway() as third:
+        await attach(third, 1, 2)
+        await third.finish(1)
+        assert {each: third.heard[each].text for each in (1, 2)} == {1: " hello hello", 2: " hello hello"}
+    assert not line.engine.cancels
+
+
+async def test_a_second_reader_replaces_the_first_and_what_that_was_told_is_charged_to_it(line: Line) -> None:
+    async with line.gateway() as first, line.gateway() as second:
+        [number] = await line.open(first, 1)
+        line.engine.say_tokens({number: line.tokenizer.encode(" one two", add_special_tokens=False)})
+        await until(first, {1: " one two"})
+        await attach(second, 5)
+        gone = await first.finish(1)
+        assert (gone.cause, gone.retriable) == (common_pb2.LOSS_CAUSE_TAKEN_OVER, False)
+        line.engine.say_finish(number)
+        await second.finish(5)
+        assert second.heard[5].text == " one two"
+        [attached] = [each for frame in second.frames for each in frame.attached]
+        assert (attached.prompt_tokens, attached.output_tokens) == (2, 2)
+    assert not line.engine.cancels
+
+
+async def test_who_lets_go_says_what_is_charged_and_only_its_tenant_finds_it(line: Line) -> None:
+    async with line.gateway() as first:
+        [number] = await line.open(first, 1)
+        line.engine.say_tokens({number: line.tokenizer.encode(" one two", add_special_tokens=False)})
+        await until(first, {1: " one two"})
+        await first.send(let_go=[LetGo(stream_ids=[1], prompt_tokens=2, output_tokens=1)])
+        found = await line.until_found(lambda found: found is not None and found.output_tokens == 1)
+        assert found is not None
+        assert (found.context, found.num_choices, found.prompt_tokens) == (b"context", 1, 2)
+        assert (list(found.num_tokens), found.ended, found.num_readers) == ([2], False, 1)
+        assert await line.find(tenant="other") is None
+        assert await line.find(request_id="r2") is None
+        # Taken over by another reader of the same session.
+        await attach(first, 2)
+        await until(first, {2: " one two"})
+        await first.send(cancels=[Cancel(stream_id=2)])
+        await line.engine.hears(lambda: line.engine.cancels == {number: "cancelled"})
+        await line.until_found(lambda found: found is None)
+
+
+async def test_nobody_who_comes_in_time_ends_it_and_what_has_ended_is_forgotten(
+    line: Line, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stream_log, "HOLD_SECONDS", 0.2)
+    monkeypatch.setattr(stream_log, "KEEP_SECONDS", 0.2)
+    async with line.gateway() as first:
+        [number] = await line.open(first, 1)
+        line.engine.say_tokens({number: [5]})
+        await first.read()
+    await line.engine.hears(lambda: line.engine.cancels == {number: "nobody_came"})
+    assert await line.find() is None
+    async with line.gateway() as second:
+        [number] = await line.open(second, 1)
+        line.engine.say_finish(number)
+        await second.finish(1)
+        assert await line.find() is not None
+        await line.until_found(lambda found: found is None)
+        await attach(second, 3)
+        assert (await second.finish(3)).error == "the stream is no longer kept"
+
+
+async def test_a_request_past_its_bound_goes_on_for_its_reader_alone(
+    line: Line, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stream_log, "MAX_TOKENS", 4)
+    async with line.gateway() as first:
+        [number] = await line.open(first, 1)
+        for i in range(6):
+            line.engine.say_tokens({number: line.tokenizer.encode(" a", add_special_tokens=False)}, first=i)
+        await until(first, {1: " a" * 6})
+        assert await line.find() is None
+    await line.engine.hears(lambda: line.engine.cancels == {number: "gateway_gone"})
+
+
+async def test_the_oldest_that_has_ended_makes_room_or_else_the_oldest(line: Line) -> None:
+    logs = stream_log.StreamLogs(max_bytes=1700)
+    async with line.gateway() as gateway:
+        session = GatewaySession({}, EngineLinks(), logs=logs)
+        kept = {}
+        for number, name in enumerate(("running", "ended", "young"), 1):
+            opening = gateway.opening(number, request_id=name, tenant="acme", sampling=common_pb2.Sampling(n=1))
+            kept[name] = logs.begin(session, opening, b"")
+        for number, (name, log) in enumerate(kept.items(), 1):
+            assert log is not None
+            log.add_row(number, 0, [5], "x", 0, 1)
+            if name == "ended":
+                log.add_finish(OutputFinish(stream_id=number))
+        assert [name for name in kept if logs.find(name, "acme")] == ["running", "ended", "young"]
+        assert kept["young"] is not None
+        kept["young"].add_row(3, 1, [5], "x" * 500, 1, 500)
+        assert [name for name in kept if logs.find(name, "acme")] == ["running", "young"]
+        kept["young"].add_row(3, 2, [5], "x" * 200, 501, 200)
+        assert [name for name in kept if logs.find(name, "acme")] == ["young"]
+
+
+async def test_an_attempt_on_another_engine_goes_on_in_the_log(line: Line) -> None:
+    ids = line.tokenizer.encode(" one two three", add_special_tokens=False)
+    async with line.gateway() as first:
+        [number] = await line.open(first, 1, attempt=1)
+        line.engine.say_tokens({number: ids[:1]})
+        line.engine.say_tokens({number: ids[1:2]}, first=1)
+        line.engine.say_finish(number, common_pb2.FINISH_REASON_ERROR, retriable=True, error="gone")
+        assert (await first.finish(1)).error == "gone"
+        # The last row did not reach the gateway.
+        [number] = await line.open(first, 2, attempt=2, output_ids=ids[:1], num_output_tokens=1, delivered=[4])
+        line.engine.say_tokens({number: ids[1:]}, first=1)
+        line.engine.say_finish(number)
+        await first.finish(2)
+    async with line.gateway() as second:
+        await attach(second, 5)
+        await second.finish(5)
+        assert (second.heard[5].text, second.heard[5].token_ids) == (" one two three", ids)
