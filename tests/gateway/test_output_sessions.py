@@ -42,6 +42,7 @@ class Heard:
     """A stream's owner that keeps what it is told."""
 
     def __init__(self) -> None:
+        self.heard_at = float("inf")
         self.texts: list[str] = []
         self.token_ids: list[int] = []
         self.ends: list[OutputFinish | HeadwaterError] = []
@@ -167,3 +168,44 @@ async def test_an_engine_keeps_its_output_processor_as_others_come_and_go() -> N
     await sessions.close()
     with pytest.raises(Unavailable, match="no output processor"):
         OutputSessions().pick("engine")
+
+
+async def test_a_resumed_output_goes_out_in_parts_as_a_prompt_does() -> None:
+    async with connected() as (peer, session):
+        request = opening(3)
+        request.add.output_ids[:] = range(40_000)
+        ids = session.open(request, [Heard()])
+        first, parts = await peer.heard.get(), list[int]()
+        assert (first.opens[0].add.num_output_tokens, len(first.opens[0].add.output_ids)) == (40_000, 0)
+        while len(parts) < 40_000:
+            frame = await peer.heard.get()
+            assert frame.ByteSize() < MAX_FRAME_BYTES
+            assert [part.stream_id for part in frame.parts] == ids
+            parts += frame.parts[0].output_ids
+        assert parts == list(range(40_000))
+
+
+async def test_streams_that_are_silent_are_asked_for_and_no_others() -> None:
+    async with connected() as (peer, session):
+        silent, heard, gone = Heard(), Heard(), Heard()
+        silent.heard_at, heard.heard_at, gone.heard_at = 100.0, 108.0, 100.0
+        ids = session.open(opening(), [silent, heard, gone])
+        session.ask(since=105.0)
+        assert not (await peer.heard.get()).asked, "it would overtake the request"
+        session.cancel(ids[2], "client_gone")
+        session.ask(since=105.0)
+        assert list((await peer.heard.get()).asked) == ids[:1]
+
+
+async def test_what_is_said_of_a_stream_that_was_given_up_reaches_nobody() -> None:
+    async with connected() as (peer, session):
+        first, second = Heard(), Heard()
+        (a,) = session.open(opening(), [first])
+        session.cancel(a, "attempt_lost")
+        (b,) = session.open(opening(), [second])
+        assert b != a
+        columns = {"first_index": [0, 0], "num_tokens": [1, 1], "texts": ["late", "b"], "text_offset": [0, 0]}
+        finishes = [OutputFinish(stream_id=each, reason=common_pb2.FINISH_REASON_STOP) for each in (a, b)]
+        peer.to_say.put_nowait(OutputFrame(stream_ids=[a, b], token_ids=[6, 7], finishes=finishes, **columns))
+        await second.ended.wait()
+        assert (first.texts, first.ends, second.texts) == ([], [], ["b"])

@@ -71,9 +71,8 @@ def test_answers_of_every_kind_end_the_same_whoever_dies_or_leaves_meanwhile(lin
 
 
 @pytest.mark.long
-def test_answers_of_every_kind_end_the_same_whoever_is_killed_at_every_tenth_token(
-    line: Line, record_property: Any
-) -> None:
+@pytest.mark.timeout(3600)
+def test_answers_of_every_kind_end_the_same_whoever_is_killed_at_every_tenth_token(line: Line) -> None:
     expected, pauses = undisturbed(line, LONG), list[float]()
     victims = ("engine-0", "engine-1", "output-processor-0", "output-processor-1", "processor-0")
     for num_events in (1, *range(10, LONG, 10)):
@@ -83,8 +82,8 @@ def test_answers_of_every_kind_end_the_same_whoever_is_killed_at_every_tenth_tok
                 assert reading.answer == expected[kind], f"{kind} when {victim} died at {num_events}"
                 if has_moved(line, reading):
                     pauses.append(reading.pause_after(died_at))
+                    print(f"{victim} died at {num_events}: {kind} paused {pauses[-1]:.2f} s")
     p50, p99 = statistics.median(pauses), statistics.quantiles(pauses, n=100)[98]
-    record_property("extra pauses", {"number": len(pauses), "p50": p50, "p99": p99})
     print(f"{len(pauses)} answers moved; extra pause p50 {p50:.2f} s, p99 {p99:.2f} s")
     assert p99 < 10
 

@@ -20,7 +20,7 @@ from headwater.engine_core.prefix_hash import block_hashes, expected_cached_toke
 from headwater.engine_core.sampling_params import SamplingParams
 from headwater.proto import common_pb2
 from headwater.proto import engine_pb2 as pb
-from headwater.proto.common_pb2 import Sampling
+from headwater.proto.common_pb2 import LOSS_CAUSE_HANDED_OVER, LOSS_CAUSE_MISSING, Sampling
 from headwater.proto.events_pb2 import KvEventBatch
 from headwater.services.engine.frames import MAX_FRAME_BYTES
 from headwater.services.engine.kv_events import checksum_of
@@ -455,7 +455,29 @@ async def test_a_drain_over_grpc_cuts_off_what_does_not_end_in_time() -> None:
             await client.read_until_finished(1)
             finish = client.finishes[1]
             assert (finish.reason, finish.error, finish.retriable) == (CANCELLED, "draining", True)
+            assert finish.cause == LOSS_CAUSE_HANDED_OVER
         assert await asyncio.to_thread(engine.wait) == 0
+
+
+async def test_on_sigterm_what_would_not_end_in_time_is_handed_over_at_once_and_goes_on_elsewhere() -> None:
+    """And streams that run, wait or have no credit are not missing, whoever asks."""
+    with engine_process("--simulated-step-seconds=0.01", "--drain-limit=5", "--max-num-seqs=2") as engine:
+        async with client_of(engine) as client:
+            long, short = prompt(1), prompt(2)
+            await client.send(add(1, long, 3000), add(2, short, 120), add(3, prompt(3), 8), asked=[1, 2, 3, 4])
+            await client.read_tokens(2, 20)
+            await client.send(asked=[1, 2, 3])
+            assert {each: finish.cause for each, finish in client.finishes.items()} == {4: LOSS_CAUSE_MISSING}
+            engine.terminate()
+            await client.read_until_finished(1)
+            assert 2 not in client.finishes
+            handed_over = client.finishes[1]
+            assert (handed_over.retriable, handed_over.cause) == (True, LOSS_CAUSE_HANDED_OVER)
+            assert handed_over.num_output_tokens == len(client.tokens[1])
+            await client.read_until_finished(2, 3)
+            assert (client.tokens[2], client.tokens[3]) == (answer(short, 120), answer(prompt(3), 8))
+        assert await asyncio.to_thread(engine.wait) == 0
+    assert client.tokens[1] == answer(long, 3000)[: len(client.tokens[1])]
 
 
 def test_a_replica_that_cannot_be_built_says_why_and_ends() -> None:

@@ -8,7 +8,9 @@ from collections.abc import Iterator
 from headwater.engine_core.request import FinishReason, NewRequest
 from headwater.engine_core.step_output import Finished, StepOutput
 from headwater.proto import engine_pb2 as pb
-from headwater.services.engine.messages import Add, Cancel, Command, Credit
+from headwater.proto.common_pb2 import LOSS_CAUSE_MISSING, LOSS_CAUSE_SUPERSEDED
+from headwater.services.engine.fence import Fence
+from headwater.services.engine.messages import Add, Ask, Cancel, Command, Credit
 from headwater.services.engine.requests import Limits
 from headwater.services.engine.session import EngineSession
 from headwater.services.errors import Unavailable
@@ -24,6 +26,7 @@ class Recorder:
         self.tracing = NO_TRACING
         self.keys: Iterator[int] = itertools.count(1)
         self.commands: list[Command] = []
+        self.fence = Fence()
 
     def refusal(self) -> Unavailable | None:
         return None
@@ -103,3 +106,54 @@ async def test_ends_of_sequence_stop_unless_ignored_and_wait_for_min_tokens() ->
     sampling = [command.request.sampling for command in host.commands if isinstance(command, Add)]
     assert [each.stop_token_ids for each in sampling] == [(7, 8), (8,), (7, 8)]
     assert [each.min_tokens_blocked_ids for each in sampling] == [(), (), (7, 8)]
+
+
+async def test_a_later_attempt_ends_earlier_ones_of_its_prompt_and_no_earlier_one_comes_after_it() -> None:
+    host = Recorder()
+    sessions = [EngineSession(host), EngineSession(host)]
+    for stream_id, prompt_index, attempt in ((1, 0, 1), (2, 0, 1), (3, 1, 1)):
+        of = {"request_id": "r", "prompt_index": prompt_index, "attempt": attempt}
+        sessions[0].take(pb.ClientFrame(adds=[add(stream_id, [1, 2, 3], **of)]))
+    sessions[1].take(pb.ClientFrame(adds=[add(1, [1, 2, 3], request_id="r", attempt=2)]))
+    assert host.commands[3:-1] == [Cancel([1]), Cancel([2])]
+    sessions[0].take(pb.ClientFrame(adds=[add(4, [1, 2, 3], request_id="r", attempt=1)]))
+    assert len(host.commands) == 6
+    finishes = [Finished(key=key, reason=FinishReason.CANCELLED, num_output_tokens=0) for key in (1, 2, 3, 4)]
+    for session in sessions:
+        session.deliver(StepOutput(step=2, finishes=finishes))
+        session.end()
+    said = [finish async for frame in sessions[0]._outbox.sent() for finish in frame.finishes]
+    superseded = {finish.stream_id for finish in said if finish.cause == LOSS_CAUSE_SUPERSEDED}
+    assert superseded == {1, 2, 4}
+    # Whoever comes when all have ended is nobody's rival.
+    sessions[1].take(pb.ClientFrame(adds=[add(9, [1, 2, 3], request_id="r", attempt=1)]))
+    assert isinstance(host.commands[-1], Add)
+
+
+async def test_streams_that_are_asked_for_end_where_they_are_not_here() -> None:
+    host = Recorder()
+    session = EngineSession(host)
+    session.take(pb.ClientFrame(adds=[add(1, [1, 2, 3]), add(2, [1], num_prompt_tokens=2)], asked=[1, 2, 3]))
+    # One is the core's to speak of, of the other a part is still to come.
+    assert host.commands[1:] == [Ask([1])]
+    session.deliver(StepOutput(step=2, finishes=[Finished(key=1, reason=FinishReason.MISSING, num_output_tokens=0)]))
+    session.end()
+    said = [finish async for frame in session._outbox.sent() for finish in frame.finishes]
+    assert [(each.stream_id, each.retriable, each.cause) for each in said] == [
+        (3, True, LOSS_CAUSE_MISSING),
+        (1, True, LOSS_CAUSE_MISSING),
+    ]
+
+
+async def test_an_engine_that_leaves_hands_over_what_is_long_and_keeps_what_is_short() -> None:
+    host = Recorder()
+    session = EngineSession(host)
+    session.take(
+        pb.ClientFrame(adds=[add(1, [1], 90), add(2, [2], 20), add(3, [3], 90), add(4, [4], num_prompt_tokens=2)])
+    )
+    session.deliver(tokens(3, 0, 80))
+    assert session.hand_over(50) == 2
+    assert host.commands[3:] == [Cancel([1])]
+    assert session.hand_over(0) == 2
+    assert host.commands[4:] == [Cancel([2]), Cancel([3])]
+    assert session.hand_over(0) == 0

@@ -26,6 +26,7 @@ class ScriptedEngine(engine_pb2_grpc.EngineServicer):
         self.parts: list[AddPart] = []
         self.cancels: dict[int, str] = {}
         self.credits: list[Credit] = []
+        self.asked: list[int] = []
         self.num_sessions = 0
         self.num_frames = 0
         self.address = ""
@@ -51,6 +52,7 @@ class ScriptedEngine(engine_pb2_grpc.EngineServicer):
             self.adds += frame.adds
             self.parts += frame.parts
             self.credits += frame.credits
+            self.asked += frame.asked
             self.cancels.update({cancel.stream_id: cancel.reason for cancel in frame.cancels})
             async with self._heard:
                 self._heard.notify_all()

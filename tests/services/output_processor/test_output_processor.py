@@ -13,6 +13,7 @@ from headwater.proto.common_pb2 import (
     FINISH_REASON_LENGTH,
     FINISH_REASON_STOP,
     FINISH_REASON_TOOL_CALLS,
+    LOSS_CAUSE_MISSING,
     AnswerFormat,
     Sampling,
 )
@@ -488,3 +489,27 @@ async def test_leaving_refuses_new_streams_and_ends_the_session_with_the_last_on
     await line.gateway.finish(1)
     assert line.gateway.heard[1].text == "to the end"
     assert await line.gateway.call.read() is grpc.aio.EOF
+
+
+async def test_streams_that_are_asked_for_are_asked_for_on_the_way_or_end_as_missing(line: Line) -> None:
+    [number] = await line.open(1)
+    await line.gateway.send(asked=[1, 7])
+    finish = await line.gateway.finish(7)
+    assert (finish.retriable, finish.cause) == (True, LOSS_CAUSE_MISSING)
+    await line.engine.hears(lambda: line.engine.asked == [number])
+    line.engine.say_finish(number, FINISH_REASON_ERROR, retriable=True, cause=LOSS_CAUSE_MISSING)
+    assert (await line.gateway.finish(1)).cause == LOSS_CAUSE_MISSING
+
+
+@pytest.mark.parametrize("num_delivered", [6, 20])
+async def test_thoughts_of_an_earlier_attempt_still_count(line: Line, num_delivered: int) -> None:
+    ids, counts = line.ids(CALL), list[int]()
+    for stream_id, num_resumed in ((1, 0), (2, num_delivered)):
+        told = len(line.tokenizer.decode(ids[:num_resumed]).encode())
+        output = {"num_output_tokens": num_resumed, "output_ids": ids[:num_resumed]}
+        [number] = await line.open(stream_id, answer_format=THINKING_CALLER, delivered=[told], **output)
+        for i in range(num_resumed, len(ids)):
+            line.engine.say_tokens({number: [ids[i]]}, first=i)
+        line.engine.say_finish(number, FINISH_REASON_STOP)
+        counts.append((await line.gateway.finish(stream_id)).num_reasoning_tokens)
+    assert counts[0] == counts[1] > 0
