@@ -65,6 +65,11 @@ class Road:
         """So far, or to its end."""
         return (self.ended_at or time.perf_counter()) - self.arrived_at
 
+    @property
+    def queue_seconds(self) -> float | None:
+        """That it waited here for its turn."""
+        return _between(self.queued_at, self.admitted_at)
+
     def to_spans(self, span: Span) -> None:
         """What lies behind, as parts of the request's span."""
         if self.prepared_at is not None:
@@ -93,7 +98,7 @@ class Road:
             "seconds": {
                 "prepare": _between(self.arrived_at, self.prepared_at),
                 "replica": _between(self.prepared_at, self.queued_at),
-                "queue": _between(self.queued_at, self.admitted_at),
+                "queue": self.queue_seconds,
                 "route": sum(each.dispatched_at - each.asked_at for each in self.attempts),
                 "engine_queue": start.queue_seconds if start is not None else None,
                 "engine_prefill": start.prefill_seconds if start is not None else None,

@@ -230,6 +230,7 @@ class Generation:
             "exact": self.road.is_exact,
             "decision": self.decision.receipt if self.decision is not None else None,
             "cached_tokens": self.cached_tokens,
+            "queue_seconds": self.road.queue_seconds,
             "engine_queue_seconds": start.queue_seconds,
             "prefill_seconds": start.prefill_seconds,
             "ttft_seconds": self.road.ttft,

@@ -19,6 +19,8 @@ from headwater.gateway.tenancy.records import Scope
 from headwater.services.store import Script, Store
 
 LEASE_MS = 20_000
+KEEP_MS = 86_400_000
+"""Without a request; then the records tell what was spent."""
 PATIENCE_SECONDS = 1.0
 """A limit is worth more waiting than a hint where to route."""
 MAX_CALLS = 4
@@ -29,7 +31,7 @@ NEVER = -1.0
 _CHANGE = Script(
     """
 local SLOT, SLOTS, REMEMBER = 5000, 13, 600000
-local op, id, lease = ARGV[1], ARGV[2], tonumber(ARGV[3])
+local op, id, lease, KEEP = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[9])
 local most, least, used, seq = tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7])
 local scopes = cmsgpack.unpack(ARGV[8])
 local time = redis.call('TIME')
@@ -276,7 +278,17 @@ elseif op == 'rebuilt' then
   end
 end
 
-for name, c in pairs(counters) do redis.call('HSET', KEYS[1], name, cmsgpack.pack(c)) end
+for name, c in pairs(counters) do
+  c.at = now
+  redis.call('HSET', KEYS[1], name, cmsgpack.pack(c))
+end
+-- Nothing outlives its use: a tenant's keys go by themselves, and so do scopes that nobody asks for any longer.
+local old = redis.call('HRANDFIELD', KEYS[1])
+if old and not counters[old] then
+  local c = cmsgpack.unpack(redis.call('HGET', KEYS[1], old))
+  if (c.at or 0) < now - KEEP and c.running <= 0 then redis.call('HDEL', KEYS[1], old) end
+end
+for _, key in ipairs(KEYS) do redis.call('PEXPIRE', key, KEEP) end
 return cmsgpack.pack({ granted or 0, refused or false, standing() })
 """
 )
@@ -353,7 +365,7 @@ class Limiter:
         tag = f"{{tenant:{tenant}}}"
         keys = [f"limits:{tag}", f"reservations:{tag}", f"leases:{tag}"]
         packed = msgspec.msgpack.encode([_plain(scope) for scope in scopes])
-        args = [op, id, LEASE_MS, most, least, used, seq, packed]
+        args = [op, id, LEASE_MS, most, least, used, seq, packed, KEEP_MS]
         async with self._turn:
             reply = await self._store.run(_CHANGE, keys, args, seconds=PATIENCE_SECONDS)
         granted, refused, (requests, tokens) = msgspec.msgpack.decode(reply)

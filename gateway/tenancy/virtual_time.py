@@ -41,6 +41,7 @@ for _, name in ipairs(redis.call('ZRANGEBYSCORE', KEYS[2], '-inf', now - 600000,
 end
 local latest = math.max(tonumber(ARGV[2]), tonumber(redis.call('HGET', KEYS[1], '') or 0))
 redis.call('HSET', KEYS[1], '', latest)
+for _, key in ipairs(KEYS) do redis.call('PEXPIRE', key, 3600000) end
 local found = { { '', latest } }
 for _, name in ipairs(redis.call('ZRANGEBYSCORE', KEYS[2], now - 2000, '+inf')) do
   found[#found + 1] = { name, tonumber(redis.call('HGET', KEYS[1], name) or 0) }

@@ -151,3 +151,21 @@ async def test_an_emptied_redis_learns_of_what_runs_and_what_was_spent(limiters:
     await limiters[0].settle("ada", "old", [scope], used=20, seq=10)
     verdict = await limiters[1].reserve("ada", "fourth", [scope], most=1000, least=1)
     assert verdict.granted == 80
+
+
+async def test_what_nobody_uses_any_longer_leaves_redis(
+    limiters: list[Limiter], redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rotated = [Scope("tenant", Limits(concurrency=4)), Scope("key old", Limits(concurrency=4))]
+    await limiters[0].reserve("ada", "r0", rotated, most=1, least=1)
+    await limiters[0].settle("ada", "r0", rotated, used=1, seq=0)
+    async with Store.open(redis_url) as store:
+        keys = await store.command("KEYS", "*")
+        assert {await store.command("PTTL", key) > 0 for key in keys} == {True}
+        monkeypatch.setattr("headwater.gateway.tenancy.limiter.KEEP_MS", 300)
+        await asyncio.sleep(0.31)
+        for i in range(20):
+            await limiters[1].reserve("ada", f"n{i}", rotated[:1], most=1, least=1)
+        assert await store.command("HKEYS", "limits:{tenant:ada}") == [b"tenant"]
+        await asyncio.sleep(0.35)
+        assert await store.command("KEYS", "*{tenant:ada}") == []
