@@ -31,6 +31,8 @@ class Start:
     """From the command to a line that is ready."""
     first_token: float
     """From the command to the first piece of a streamed answer."""
+    answer: float
+    """From the request to that piece; with `--up=--min-replicas=0` an engine starts in between."""
     stages: dict[str, float]
     """From a stage's process start to its own word that it is ready."""
 
@@ -48,6 +50,7 @@ def main(
         return
     table = Table("what", "median s", "least", "most")
     rows = {"up to ready": [each.ready for each in starts], "up to first token": [each.first_token for each in starts]}
+    rows["request to first token"] = [each.answer for each in starts]
     rows |= {f"{name} to ready": [each.stages[name] for each in starts] for name in starts[0].stages}
     for name, values in rows.items():
         table.add_row(name, *(f"{value:.2f}" for value in (statistics.median(values), min(values), max(values))))
@@ -61,7 +64,7 @@ def measure(*flags: str) -> Start:
         _first_piece(record)
         first_token = time.monotonic() - began
         stages = {each.name: _to_ready(each, folder / "logs") for each in record.stages if "grpc" in each.addresses}
-    return Start(ready=ready, first_token=first_token, stages=stages)
+    return Start(ready=ready, first_token=first_token, answer=first_token - ready, stages=stages)
 
 
 def _first_piece(record: LineRecord) -> None:
