@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from headwater.bench.index_events import blocks_per_second
+from headwater.bench.index_events import measure
 from headwater.bench.policy_replay import LADDER_BLOCKS, OURS, Outcome, replay
 from headwater.bench.routing_policies import RULES
 from headwater.bench.routing_traces import BLOCK_SIZE, conversation, ladder
@@ -23,10 +23,12 @@ def outcome(policy: str, seed: int = 0, stages: tuple[tuple[int, int], ...] = SH
 
 def test_our_policy_finds_as_much_cached_as_any_and_answers_as_soon() -> None:
     ours = outcome(OURS)
-    for rule in RULES:
+    # The others are many times worse, and take many times longer for it.
+    for rule in RULES.keys() - {"round robin", "least requests", "consistent hash"}:
         theirs = outcome(rule)
         assert ours.hit_rate >= 0.97 * theirs.hit_rate
         assert ours.ttft_mean <= 1.05 * theirs.ttft_mean
+        assert ours.ttft_p90 <= 1.05 * theirs.ttft_p90
 
 
 def test_a_seed_replays_exactly_and_another_one_does_not() -> None:
@@ -67,4 +69,6 @@ def test_virtual_time_passes_only_while_nothing_is_to_be_done_and_a_deadlock_is_
 
 
 def test_an_index_takes_in_what_its_replicas_say() -> None:
-    assert blocks_per_second(num_replicas=10, num_batches=100) > 0
+    told = measure(num_replicas=10, num_blocks=4000, decisions=5)
+    assert told["index_blocks"] == 4000
+    assert told["blocks_a_second_of_cpu"] > 0
