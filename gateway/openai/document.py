@@ -27,6 +27,7 @@ _READS = {
     "/v1/models/{name}": "One served model",
     "/v1/responses/{id}": "A response that was kept",
     "/v1/responses/{id}/input_items": "What was said in its turn",
+    "/v1/streams/{id}": "The rest of a resumable stream, behind Last-Event-ID",
     "/v1/requests/{id}/explain": "Where a request waited, where it was routed and why, what it took",
     "/v1/files": "The tenant's files, youngest first",
     "/v1/files/{id}": "One file",
