@@ -15,6 +15,7 @@ import prometheus_client
 import structlog
 from starlette.types import ASGIApp
 
+from headwater.gateway.administration import Administration
 from headwater.gateway.admission import Admission
 from headwater.gateway.app import make_app
 from headwater.gateway.backlogs import Backlogs
@@ -30,6 +31,7 @@ from headwater.gateway.metrics import Metrics
 from headwater.gateway.model_admin import ModelSurface
 from headwater.gateway.output_sessions import OutputSessions
 from headwater.gateway.processors import Processors
+from headwater.gateway.replica_admin import ReplicaSurface
 from headwater.gateway.response_store import ResponseStore
 from headwater.gateway.roads import Roads
 from headwater.gateway.router.router import Router
@@ -70,8 +72,10 @@ async def serve(settings: GatewaySettings) -> None:
         line = await stack.enter_async_context(line_behind(settings, bus, name, tracing))
         durable = Durable(bus)
         admin = admin_of(settings, bus)
-        models_here = ModelSurface(bus, line.catalogues, admin, is_open=not settings.api_key_file)
-        app = make_app(line, settings, durable, admin, models_here)
+        administration = Administration(admin, is_open=not settings.api_key_file)
+        models_here = ModelSurface(bus, line.catalogues, administration)
+        replicas_here = ReplicaSurface(line.members, administration)
+        app = make_app(line, settings, durable, admin, models_here, replicas_here)
         shared: dict[str, Any] = {"reuse_port": settings.reuse_port, "tls": ClientTls.of(settings)}
         rest = RestListener(app, settings.host, settings.port, **shared)
         public = GrpcListener(line, settings.host, settings.grpc_port, **shared)
@@ -144,6 +148,7 @@ async def line_behind(settings: GatewaySettings, bus: Bus, gateway_id: str, trac
                 has_replica=lambda model: router.has_replica(model_key(model)),
             )
             line = Line(
+                members=members,
                 tenants=tenants,
                 accounts=accounts,
                 fair=fair,

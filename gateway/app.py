@@ -37,6 +37,7 @@ from headwater.gateway.openai.schema import (
     TokenizeRequest,
 )
 from headwater.gateway.pieces import Gathered
+from headwater.gateway.replica_admin import ReplicaSurface
 from headwater.gateway.responses import Responses
 from headwater.gateway.resumable import ResumableStreams
 from headwater.gateway.resumed import bare_id
@@ -58,7 +59,12 @@ Handler = Callable[[Exchange], Awaitable[None]]
 
 
 def make_app(
-    line: Line, settings: GatewaySettings, durable: Durable, admin: AdminSurface | None, models_here: ModelSurface
+    line: Line,
+    settings: GatewaySettings,
+    durable: Durable,
+    admin: AdminSurface | None,
+    models_here: ModelSurface,
+    replicas_here: ReplicaSurface,
 ) -> ASGIApp:
     """The application. Error pages and methods are ours, so that every answer has OpenAI's envelope."""
     surface = RestSurface(line, settings)
@@ -86,6 +92,8 @@ def make_app(
         ("POST", "/v1/batches/{id}/cancel", batches.cancel_batch),
         ("GET", "/v1/streams/{id}", surface.resume),
         ("GET", "/v1/requests/{id}/explain", surface.explain),
+        ("GET", "/admin/replicas", replicas_here.list_replicas),
+        ("POST", "/admin/replicas/{id}/drain", replicas_here.drain),
         ("GET", "/admin/models", models_here.list_models),
         ("POST", "/admin/models", models_here.load_model),
         ("DELETE", "/admin/models/{name:path}", models_here.unload_model),

@@ -30,7 +30,7 @@ from headwater.gateway.tenancy.virtual_time import VirtualTime
 from headwater.gateway.tenants import Tenants
 from headwater.services import errors
 from headwater.services.member import Kind
-from headwater.services.membership import Change, ChangeKind
+from headwater.services.membership import Change, ChangeKind, Members
 from headwater.services.tracing import NoTracing, Tracing
 
 if TYPE_CHECKING:
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 class Line:
     """The stages behind, who may use them, and the requests that are on their way."""
 
+    members: Members
     tenants: Tenants
     namespaces: CacheNamespaces
     admission: Admission
