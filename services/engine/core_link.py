@@ -115,7 +115,7 @@ class CoreLink:
             commands=self._command_reader, reports=self._report_writer, masks=self._mask_memory, lifeline=lifeline
         )
         argument = msgspec.json.encode(ends).decode()
-        # NOTE: the door does not speak gRPC yet. Where it does, children of uvloop sometimes die before they have begun.
+        # NOTE: the door does not speak gRPC yet. Where it does, a child of uvloop may die before it has begun.
         self._process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
