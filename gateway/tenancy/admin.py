@@ -164,7 +164,8 @@ class AdminSurface:
                     {"day": day, "model": record.model}
                     | dict.fromkeys(("requests", "prompt_tokens", "cached_tokens", "output_tokens"), 0),
                 )
-                row["requests"] += 1
+                # What goes on with a request is a record of its own, without a prompt.
+                row["requests"] += record.prompts > 0
                 for name in ("prompt_tokens", "cached_tokens", "output_tokens"):
                     row[name] += getattr(record, name)
         await exchange.reply_json({"object": "list", "tenant": tenant, "data": [rows[key] for key in sorted(rows)]})

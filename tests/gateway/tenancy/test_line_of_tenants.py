@@ -208,3 +208,24 @@ def test_a_tenant_s_secrets_are_in_no_log_and_no_metric(managed: Gateway) -> Non
     secret = ada.key.split("-", 2)[2]
     assert secret not in reply.text
     assert secret not in managed.client.get("/metrics").text
+
+
+def test_a_stream_that_is_resumed_is_charged_once_and_is_its_tenant_s_alone(managed: Gateway) -> None:
+    ada, bob = Customer(managed, limits={"budget": 10_000, "budget_period": "day"}), Customer(managed)
+    body = completion_body([500 + i for i in range(20)], max_tokens=3000, ignore_eos=True, stream=True)
+    body["stream_options"] = {"resumable": True}
+    with managed.client.stream("POST", COMPLETIONS, json=body, headers=ada.headers) as stream:
+        first = next(line for line in stream.iter_lines() if line.startswith("data: {"))
+    path = f"/v1/streams/{json.loads(first[6:])['id']}"
+    assert bob.get(path).json()["error"]["code"] == "stream_not_found"
+    for after in ("1", "0"):
+        with managed.client.stream("GET", path, headers=ada.headers | {"last-event-id": after}) as rest:
+            assert rest.status_code == 200, rest.read()
+            assert list(rest.iter_lines())[-2].endswith("data: [DONE]")
+    usage = f"/tenants/{ada.id}/usage"
+    managed.wait_until(lambda: sum(row["output_tokens"] for row in admin(managed, "GET", usage).json()["data"]) >= 3000)
+    [row] = admin(managed, "GET", usage).json()["data"]
+    assert (row["requests"], row["prompt_tokens"], row["output_tokens"]) == (1, 20, 3000)
+    # What is left of the budget: 6,980 tokens, one of them for an answer.
+    assert ada.post(COMPLETIONS, completion_body([7] * 6980, max_tokens=1)).status_code == 429
+    assert ada.post(COMPLETIONS, completion_body([7] * 6979, max_tokens=1)).status_code == 200
