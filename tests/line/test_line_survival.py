@@ -19,6 +19,7 @@ Deaths = Mapping[int, tuple[str, signal.Signals]]
 """When every answer has had so many events: who gets which signal."""
 SHORT, LONG = 36, 70
 """Tokens of an answer."""
+VICTIMS = ("engine-0", "engine-1", "output-processor-0", "output-processor-1", "processor-0")
 
 
 @pytest.fixture(scope="module")
@@ -71,21 +72,19 @@ def test_answers_of_every_kind_end_the_same_whoever_dies_or_leaves_meanwhile(lin
 
 
 @pytest.mark.long
-@pytest.mark.timeout(3600)
-def test_answers_of_every_kind_end_the_same_whoever_is_killed_at_every_tenth_token(line: Line) -> None:
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("num_events", [1, *range(10, LONG, 10)])
+def test_answers_of_every_kind_end_the_same_whoever_is_killed_at_every_tenth_token(line: Line, num_events: int) -> None:
     expected, pauses = undisturbed(line, LONG), list[float]()
-    victims = ("engine-0", "engine-1", "output-processor-0", "output-processor-1", "processor-0")
-    for num_events in (1, *range(10, LONG, 10)):
-        for victim in victims:
-            readings, died_at = read_together(line, LONG, {num_events: (victim, signal.SIGKILL)})
-            for kind, reading in readings.items():
-                assert reading.answer == expected[kind], f"{kind} when {victim} died at {num_events}"
-                if has_moved(line, reading):
-                    pauses.append(reading.pause_after(died_at))
-                    print(f"{victim} died at {num_events}: {kind} paused {pauses[-1]:.2f} s")
-    p50, p99 = statistics.median(pauses), statistics.quantiles(pauses, n=100)[98]
-    print(f"{len(pauses)} answers moved; extra pause p50 {p50:.2f} s, p99 {p99:.2f} s")
-    assert p99 < 10
+    for victim in VICTIMS:
+        readings, died_at = read_together(line, LONG, {num_events: (victim, signal.SIGKILL)})
+        for kind, reading in readings.items():
+            assert reading.answer == expected[kind], f"{kind} when {victim} died at {num_events}"
+            if has_moved(line, reading):
+                pauses.append(reading.pause_after(died_at))
+        print(f"{victim} died at {num_events}:", " ".join(f"{pause:.2f}" for pause in sorted(pauses)))
+    # The aim is 1.5 s on a free machine; the figures are in docs/benchmarks.md.
+    assert statistics.median(pauses) < 5
 
 
 def has_moved(line: Line, reading: Reading) -> bool:
