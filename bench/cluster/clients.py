@@ -1,6 +1,7 @@
 """Those who ask a cluster: each reads its stream event by event and knows what it should have been told.
 
-A client whose gateway died or leaves asks again, as clients do; everything else is the line's to bear.
+A client whose gateway died comes back for the rest of a resumable stream through another one, and asks anything else
+again, as clients do; everything else is the line's to bear.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import asyncio
 import json
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -40,6 +41,15 @@ class Told:
     last_at: float = 0.0
     max_gap: float = 0.0
     """Seconds between two events."""
+    stream_id: str = ""
+    """By which a resumable stream is found again."""
+    last_event: int = 0
+    """The number of the last one of a resumable stream."""
+
+    @classmethod
+    def nothing(cls, question: Question) -> Told:
+        num_choices = question.body.get("n", 1)
+        return cls([""] * num_choices, [[] for _ in range(num_choices)], [""] * num_choices, sent_at=time.monotonic())
 
 
 @dataclass(slots=True)
@@ -49,6 +59,7 @@ class Tally:
     num_asked: int = 0
     num_asked_again: int = 0
     """Their gateway died."""
+    num_resumed: int = 0
     prompt_tokens: int = 0
     cached_tokens: int = 0
     ttft: list[float] = field(default_factory=list)
@@ -81,6 +92,10 @@ class Leaving(Exception):
     """The gateway ends and takes nothing new: another one does."""
 
 
+class NotKept(Exception):
+    """The stream that was asked for by its id is not there any more."""
+
+
 class BrokenAnswer(Exception):
     """A stream that ended with an error."""
 
@@ -101,24 +116,39 @@ class Client:
             tally.wrong.append(f"question {question.number} ({question.kind}): {type(fault).__name__} {fault}")
 
     async def _ask(self, question: Question, tally: Tally) -> Told:
+        told = Told.nothing(question)
         while True:
             try:
-                return await self.once(question)
+                if told.last_event:
+                    tally.num_resumed += 1
+                    await self._resume(told)
+                else:
+                    told = Told.nothing(question)
+                    await self._begin(question, told)
+                return told
             except (httpx.TransportError, Leaving):
                 tally.num_asked_again += 1
                 await asyncio.sleep(ASK_AGAIN_SECONDS)
+            except NotKept:
+                told = Told.nothing(question)
 
     async def once(self, question: Question) -> Told:
         """Raises `Refused`, `Leaving`, `BrokenAnswer`, and what HTTP raises when the gateway dies."""
-        num_choices = question.body.get("n", 1)
-        told = Told([""] * num_choices, [[] for _ in range(num_choices)], [""] * num_choices, sent_at=time.monotonic())
-        async with self._http.stream("POST", PATH, json=question.body, headers=self._headers) as reply:
-            if reply.status_code != httpx.codes.OK:
-                text = (await reply.aread()).decode(errors="replace")
-                raise Leaving if LEAVING in text else Refused(reply.status_code, text)
-            async for event in _events(reply):
-                _hear(told, event)
+        told = Told.nothing(question)
+        await self._begin(question, told)
         return told
+
+    async def _begin(self, question: Question, told: Told) -> None:
+        async with self._http.stream("POST", PATH, json=question.body, headers=self._headers) as reply:
+            await _hear_all(reply, told)
+
+    async def _resume(self, told: Told) -> None:
+        """Raises `NotKept`, and as above."""
+        headers = self._headers | {"last-event-id": str(told.last_event)}
+        async with self._http.stream("GET", f"/v1/streams/{told.stream_id}", headers=headers) as reply:
+            if reply.status_code == httpx.codes.NOT_FOUND:
+                raise NotKept
+            await _hear_all(reply, told)
 
     async def learn(self, questions: Iterable[Question]) -> None:
         """Asks what cannot be computed here, while nothing is broken."""
@@ -128,18 +158,26 @@ class Client:
                 question.texts, question.token_ids = told.texts, told.token_ids
 
 
-async def _events(reply: httpx.Response) -> AsyncIterator[dict[str, Any]]:
+async def _hear_all(reply: httpx.Response, told: Told) -> None:
+    if reply.status_code != httpx.codes.OK:
+        text = (await reply.aread()).decode(errors="replace")
+        raise Leaving if LEAVING in text else Refused(reply.status_code, text)
+    number = 0
     async for line in reply.aiter_lines():
-        if line == "data: [DONE]":
+        if line.startswith("id: "):
+            number = int(line.removeprefix("id: "))
+        elif line == "data: [DONE]":
             return
-        if line.startswith("data: "):
-            yield json.loads(line.removeprefix("data: "))
+        elif line.startswith("data: "):
+            _hear(told, json.loads(line.removeprefix("data: ")))
+            told.last_event = number
     raise httpx.RemoteProtocolError("the stream ended without [DONE]")
 
 
 def _hear(told: Told, event: dict[str, Any]) -> None:
     if "error" in event:
         raise BrokenAnswer(json.dumps(event["error"]))
+    told.stream_id = event["id"]
     now = time.monotonic()
     if told.last_at:
         told.max_gap = max(told.max_gap, now - told.last_at)

@@ -68,6 +68,7 @@ class Asker:
         num_tokens = min(MOST_OUTPUT, max(LEAST_OUTPUT, arrival.num_output_tokens // SHRINK))
         question = self.plain(arrival.number, prompt_of(arrival), num_tokens)
         question.kind, question.at, body = kind, at, question.body
+        body["stream_options"]["resumable"] = bool(arrival.number % 2)
         if kind == "json":
             structure = {"type": "json_schema", "json_schema": {"name": "river", "schema": JSON_SCHEMA}}
             body |= {"response_format": structure, "ignore_eos": False, "max_tokens": JSON_TOKENS}

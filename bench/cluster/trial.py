@@ -56,6 +56,9 @@ class Outcome:
     faults: list[str]
     num_asked: int = 0
     num_asked_again: int = 0
+    """Their gateway died."""
+    num_resumed: int = 0
+    """Of these, gone on with behind the last event."""
     hit_rate: float = 0.0
     """Of the probes, afterwards."""
     longest_gap: float = 0.0
@@ -125,7 +128,8 @@ class Trials:
             await self._break(faults, seed, tally)
             outcome.wrong += tally.wrong
             await self._settle(outcome, faults)
-        outcome.num_asked, outcome.num_asked_again = tally.num_asked, tally.num_asked_again
+        outcome.num_asked = tally.num_asked
+        outcome.num_asked_again, outcome.num_resumed = tally.num_asked_again, tally.num_resumed
         outcome.longest_gap = round(max(tally.gaps, default=0.0), 3)
         if any(fault.target == REDIS for fault in faults):
             self._losses.append(time.monotonic())
