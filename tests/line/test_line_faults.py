@@ -1,4 +1,4 @@
-"""Whatever dies under load costs at most the answers that it was giving."""
+"""Whatever dies under load costs no answer."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from typing import Any
 
 import httpx
 import pytest
+from redis.asyncio import Redis
 
 from headwater.services.stack.embedded import start_nats, start_valkey
 
@@ -59,20 +60,27 @@ class Load:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("victim", ["redis", "nats"])
-async def test_no_request_fails_while_a_server_of_facts_is_away(victim: str, start_line: Any, tmp_path: Path) -> None:
+async def test_no_request_fails_while_redis_and_nats_are_away_and_both_are_told_everything_again(
+    start_line: Any, tmp_path: Path
+) -> None:
+    """One at a time they are killed in the schedules of `tests/bench/test_cluster.py`."""
     start = {"redis": start_valkey, "nats": start_nats}
     servers = {name: await each(tmp_path / name) for name, each in start.items()}
     urls = [f"--{name}-url={server.url}" for name, server in servers.items()]
     line = await asyncio.to_thread(start_line, *SMALL, *urls)
     with Load(line, num_clients=4).running() as load:
         await load.answers(20)
-        await servers[victim].kill()
-        # Longer than a lease, a heartbeat's expiry and the patience of any client of it.
+        for server in servers.values():
+            await server.kill()
+        # Longer than a lease, a heartbeat's expiry and the patience of any client of them.
         began = time.monotonic()
         while time.monotonic() - began < 6:
             await load.answers(20)
-        servers[victim] = await start[victim](tmp_path / victim, port=servers[victim].port)
+        for name, server in list(servers.items()):
+            servers[name] = await start[name](tmp_path / name, port=server.port)
+        async with asyncio.timeout(5):
+            while not await is_known_again(line, servers["redis"].url):  # noqa: ASYNC110 (other processes)
+                await asyncio.sleep(0.05)
         await load.answers(40)
     assert load.failures == []
     assert await asyncio.to_thread(line.stop) == 0
@@ -80,20 +88,28 @@ async def test_no_request_fails_while_a_server_of_facts_is_away(victim: str, sta
         await server.stop()
 
 
+async def is_known_again(line: Any, redis_url: str) -> bool:
+    """The gateway's index and that in Redis have both engines, Redis has the tenant's share."""
+    async with Redis.from_url(redis_url, decode_responses=True) as client:
+        columns = [await client.hgetall(key) for key in await client.keys("slots:*")]
+        shares = await client.hlen("fair:{tenants}")
+    live = [field for column in columns for field, value in column.items() if field.endswith(":live") and value == "1"]
+    return len(live) == 2 and shares > 0 and await asyncio.to_thread(line.metric, "headwater_index_synced") == 2
+
+
 @pytest.mark.slow
-def test_a_killed_engine_costs_its_own_streams_and_comes_back_as_another_incarnation(start_line: Any) -> None:
+def test_a_killed_engine_costs_no_answer_and_comes_back_as_another_incarnation(start_line: Any) -> None:
     line = start_line(*SMALL)
     before = {name: engine["epoch"] for name, engine in line.loads().items()}
     question = [{"role": "user", "content": "Which replica are you, and how long have you been there? " * 8}]
     receipts = {"x-headwater-receipt": "1"}
     home = line.chat(question, headers=receipts)["receipt"]["decision"]["replica_id"]
     (other,) = before.keys() - {home}
-    with line.stream_chat(question, max_tokens=2000, ignore_eos=True) as events:
+    with line.stream_chat(question, max_tokens=300, ignore_eos=True) as events:
         next(events)
         os.kill(line.pid_of(home), signal.SIGKILL)
         *_, last = events
-    assert last["error"]["type"] == "server_error"
-    assert last["error"]["code"] == "engine_unavailable"
+    assert last["choices"][0]["finish_reason"] == "length"
     assert line.chat(question, headers=receipts)["receipt"]["decision"]["replica_id"] == other
     line.wait_for(lambda: line.loads().get(home, {}).get("epoch") not in (None, before[home]), 20, "not back")
     assert line.loads()[other]["epoch"] == before[other]
