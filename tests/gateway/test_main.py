@@ -77,6 +77,12 @@ def test_what_is_served_is_described(gateway: Gateway) -> None:
     assert card["max_model_len"] == 8192
 
 
+def test_without_a_supervisor_models_are_not_loaded_and_the_answer_says_so(gateway: Gateway) -> None:
+    reply = gateway.client.post("/admin/models", json={"model": "smollm2-135m-instruct"})
+    assert (reply.status_code, reply.json()["error"]["code"]) == (503, "no_supervisor")
+    assert "where `headwater up` runs it" in reply.json()["error"]["message"]
+
+
 def test_metrics_count_what_happened(gateway: Gateway) -> None:
     before = {
         name: gateway.metric(name)

@@ -35,7 +35,7 @@ def engines(line: Line) -> list[str]:
 
 
 def wait_for_none(line: Line) -> None:
-    line.wait_for(lambda: not engines(line), 20, "an idle replica stays")
+    line.wait_for(lambda: not engines(line), 60, "an idle replica stays")
 
 
 def models(line: Line) -> dict[str, str]:
@@ -96,7 +96,7 @@ def test_replicas_come_with_the_load_and_one_that_leaves_loses_no_stream(elastic
         line.wait_for(lambda: "has left" in line.log.read_text().rpartition("is ready")[2], 60, "both stay")
         assert [engine for engine in ("engine-0", "engine-1") if engine in engines(line)] == engines(line)
         for each in long:
-            choices, _ = each.result(60)
+            choices, _ = each.result(120)
             assert choices[-1]["finish_reason"] == "length", choices[-1]
             assert len(choices) > 400
     assert {replica for _, replica in (each.result() for each in long)} == {"engine-0", "engine-1"}
@@ -121,7 +121,9 @@ def test_a_model_is_loaded_asked_and_unloaded_while_the_line_runs(elastic_line: 
     before = line.pid_of("second-model-processor-0")
     os.kill(before, signal.SIGKILL)
     line.wait_for(lambda: line.pid_of("second-model-processor-0") != before, 20, "its processor is not back")
-    assert line.client.post("/v1/chat/completions", json=asked).status_code == 200
+    line.wait_for(
+        lambda: line.client.post("/v1/chat/completions", json=asked).status_code == 200, 20, "it is not served again"
+    )
     with line.stream("On and on", model=SECOND, max_tokens=200, ignore_eos=True) as events:
         next(events)
         assert line.client.delete(f"/admin/models/{SECOND}").status_code == 202
