@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
@@ -100,13 +101,18 @@ class Bus:
         keeper.add_done_callback(log_failure)
         try:
             if url is not None and not await bus.wait_connected(wait_seconds):
-                structlog.get_logger().warning("no bus yet, going on without", url=url, waited=wait_seconds)
+                structlog.get_logger().warning("no bus yet, going on without", url=bus.shown_url, waited=wait_seconds)
             yield bus
         finally:
             keeper.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await keeper
             await bus._close()
+
+    @property
+    def shown_url(self) -> str:
+        """For logs."""
+        return without_password(self.url or "")
 
     async def wait_connected(self, seconds: float) -> bool:
         """Whether the bus is, or within the time becomes, connected."""
@@ -200,7 +206,7 @@ class Bus:
                 await self._client.flush(_HANDSHAKE_SECONDS)
         except _FAILURES as failure:
             # The link broke again, or the server hangs: the client's own pings find out, and it reconnects.
-            structlog.get_logger().warning("bus handshake failed", url=self.url, error=repr(failure))
+            structlog.get_logger().warning("bus handshake failed", url=self.shown_url, error=repr(failure))
             return
         self.connected = True
         for listener in list(self._listeners):
@@ -208,7 +214,7 @@ class Bus:
 
     async def _on_disconnected(self) -> None:
         if self.connected:
-            structlog.get_logger().warning("bus lost", url=self.url)
+            structlog.get_logger().warning("bus lost", url=self.shown_url)
         self.connected = False
 
     async def _on_reconnected(self) -> None:
@@ -226,3 +232,8 @@ class Bus:
         self.connected = False
         with contextlib.suppress(*_FAILURES):
             await self._client.close()
+
+
+def without_password(urls: str) -> str:
+    """Addresses as they may be logged and shown."""
+    return re.sub(r"//[^@/,]*@", "//", urls)

@@ -1,7 +1,7 @@
 """Asks a stage whether it serves, for container health checks: `health_probe [FLAGS] ADDRESS`, status 0 when it does.
 
-ADDRESS is host:port of a gRPC server, or a URL that answers 200. The flags, and the variables, are the stage's own: with
-its certificates the probe asks as another stage would, or, for a URL, as the gateway itself.
+ADDRESS is host:port of a gRPC server, or a URL that answers 200. The flags, and the variables, are the stage's own:
+with its certificates the probe asks as another stage would, or, for a URL, as the gateway itself.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
 
-from headwater.services.bus import Bus
+from headwater.services.bus import Bus, without_password
 from headwater.services.member import Kind, Member
 from headwater.services.membership import Members
 
@@ -23,7 +23,7 @@ class NobodyThere(Exception):
     """The bus could not be reached."""
 
     def __init__(self, nats_url: str) -> None:
-        super().__init__(f"no NATS server answers at {nats_url}; is the line up?")
+        super().__init__(f"no NATS server answers at {without_password(nats_url)}; is the line up?")
 
 
 async def listen(nats_url: str) -> list[Member]:

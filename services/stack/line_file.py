@@ -40,6 +40,8 @@ class LineRecord:
     def write(self, state_dir: Path) -> None:
         """Readers see the old record or the new one, never half of one."""
         partial = state_dir / f".{LINE_FILE}"
+        # Addresses may hold passwords.
+        partial.touch(mode=0o600)
         partial.write_bytes(msgspec.json.format(msgspec.json.encode(self)))
         partial.rename(state_dir / LINE_FILE)
 
