@@ -59,6 +59,11 @@ class Carriage:
             except StreamLost as loss:
                 self._consider(loss)
 
+    async def foresee(self) -> None:
+        """Raises `DeadlineExceeded` for what would be late even if its turn came at once: it need not wait for that."""
+        if self._generation.job.caller.deadline is not None:
+            await self._choose()
+
     def started(self, start: engine_pb2.Start) -> bool:
         """An attempt's prompt is computed: whoever is tried alone has stood the trial. False when it was known."""
         attempt = self._generation.road.attempts[-1]
@@ -177,7 +182,9 @@ class Carriage:
                 await self._wait(line.router.wait_for(model_key, self._failed))
         remaining_ms, seconds = caller.remaining_ms, decision.predicted_seconds
         if remaining_ms and seconds * 1e3 > remaining_ms:
-            raise errors.DeadlineExceeded(f"the first token would come in {seconds:.1f} s, behind the deadline")
+            raise errors.DeadlineExceeded(
+                f"the first token would come in {seconds:.1f} s, the deadline is in {remaining_ms / 1e3:.1f} s"
+            )
         return decision
 
     def _computed(self) -> tuple[Sequence[int], bytes]:

@@ -149,6 +149,7 @@ class Generation:
                 if self.is_computed:
                     # Before it has a turn: those of models that are there do not wait behind it.
                     await self.line.demand.replica(model)
+                    await self.carriage.foresee()
                 road.queued_at = time.perf_counter()
                 with self._fairly() as self.share:
                     async with self.line.admission.turn(
