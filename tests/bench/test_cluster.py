@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from itertools import pairwise
 
@@ -11,6 +10,7 @@ import pytest
 
 from headwater.bench.cluster.faults import KINDS, NUM_FAULTS, schedule
 from headwater.bench.cluster.line import Shape
+from headwater.services.kept_child import kept_child
 
 SAMPLE = (96, 370, 138, 261, 238)
 """Seeds that bring every kind of fault between them."""
@@ -20,9 +20,10 @@ NUM_LONG = 200
 def break_it(*flags: str) -> list[dict[str, object]]:
     """The outcomes of schedules on a cluster of its own."""
     command = [sys.executable, "-m", "headwater.bench.cluster", "--patience=3", *flags]
-    ran = subprocess.run(command, capture_output=True, text=True, check=False)
-    outcomes = [json.loads(line) for line in ran.stdout.splitlines()]
-    assert ran.returncode == 0, [each for each in outcomes if each.get("wrong")] or ran.stderr[-4000:]
+    with kept_child(command) as child:
+        said = list(child)
+    outcomes = [json.loads(line) for line in said if line.startswith("{")]
+    assert child.returncode == 0, [each for each in outcomes if each.get("wrong")] or said[-60:]
     return outcomes
 
 
