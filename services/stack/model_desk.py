@@ -230,6 +230,8 @@ class ModelDesk:
                 answer = {"error": {"code": "invalid_value", "message": str(fault)}}
             except Refused as refusal:
                 answer = {"error": {"code": refusal.code, "message": str(refusal)}}
+            # Whoever reads the answer and asks for the model finds the gateways informed.
+            await bus.publish(subjects.catalogue(self._id), self._catalogue())
             await bus.publish(call.reply, msgspec.json.encode(answer))
 
     def _asked(self, request: ModelRequest, members: Members, tasks: asyncio.TaskGroup) -> list[ModelLine]:
