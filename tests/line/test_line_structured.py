@@ -65,6 +65,12 @@ WAYS: dict[str, tuple[dict[str, Any], Any]] = {
             is_person(text) and text == json.dumps(json.loads(text), separators=(",", ":"), ensure_ascii=False)
         ),
     ),
+    "guided_whitespace_pattern": (
+        {"guided_json": PERSON, "guided_whitespace_pattern": ""},
+        lambda text: (
+            is_person(text) and text == json.dumps(json.loads(text), separators=(",", ":"), ensure_ascii=False)
+        ),
+    ),
     "guided_regex": ({"guided_regex": r"\d{3}-\d{4}"}, lambda text: re.fullmatch(r"\d{3}-\d{4}", text)),
     "structured_outputs regex": (
         {"structured_outputs": {"regex": "(ab)+c"}},
@@ -78,6 +84,10 @@ WAYS: dict[str, tuple[dict[str, Any], Any]] = {
     "guided_grammar": (
         {"guided_grammar": 'start: sum\nsum: NUM ("+" NUM)~1..2\nNUM: /[0-9]{1,3}/'},
         lambda text: re.fullmatch(r"\d{1,3}(\+\d{1,3}){1,2}", text),
+    ),
+    "GBNF": (
+        {"structured_outputs": {"grammar": 'root ::= digit ("-" digit){1,2}\ndigit ::= [0-9]'}},
+        lambda text: re.fullmatch(r"\d(-\d){1,2}", text),
     ),
     "structural tag": (
         {"response_format": {"type": "structural_tag", "format": ONE_TAG}},
