@@ -240,7 +240,10 @@ class Scheduler:
         once, and leaves a block for each running one to grow into."""
         if self._num_preempted_leavers():
             return
-        while draft.budget > 0 and (request := self.waiting.peek()) is not None and request is not self._too_large:
+        while draft.budget > 0 and self.table.free_rows:
+            request = self.waiting.peek()
+            if request is None or request is self._too_large:
+                return
             if not self.shares.may_take(request.tenant, len(self.table.free_rows)):
                 return
             max_hits = request.num_cacheable_blocks(self._config.block_size)
@@ -304,6 +307,8 @@ class Scheduler:
         """Before a step is planned, since none that has a part in it may leave: seats for the first of each waiting
         tenant, or blocks for the one whose turn is next. Rows on their way count. Who yields is the youngest of those
         that are farthest ahead, and finds most of its blocks again."""
+        if self.table.free_rows and self._too_large is None:
+            return
         following = self.waiting.peek()
         if following is None or (self.table.free_rows and following is not self._too_large):
             return
