@@ -119,12 +119,12 @@ def main(
     seats: Annotated[int, typer.Option(help="requests that the engine runs at once")] = 32,
     step_ms: Annotated[
         float, typer.Option(help="time of an engine's step: it, not the client, shall be what is short")
-    ] = 20.0,
+    ] = 80.0,
     prefill_us: Annotated[float, typer.Option(help="what a prompt token adds to it")] = 0.0,
     prompt_len: Annotated[int, typer.Option(help="tokens")] = 64,
     output_len: Annotated[int, typer.Option(help="tokens")] = 48,
     abuse: Annotated[int, typer.Option(help="requests that the abuser has open at any time")] = 100,
-    rate: Annotated[float, typer.Option(help="requests a second of each normal tenant, for latencies")] = 0.5,
+    rate: Annotated[float, typer.Option(help="requests a second of each normal tenant, for latencies")] = 0.3,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON only")] = False,
 ) -> None:
     """Jain's index among ten tenants, and what an abuser does to the others' time to first token."""
