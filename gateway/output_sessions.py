@@ -282,7 +282,9 @@ class OutputSession:
         while self._adds:
             if len(self._adds) > 1 or num_bytes:
                 num_bytes += self._adds[0].ByteSize()
-                if num_bytes > MAX_JOINED_BYTES and (frame.opens or frame.parts or frame.keeps):
+                # A long prompt's parts go one by one, so that others come between them.
+                is_alone = num_bytes > MAX_JOINED_BYTES or isinstance(self._adds[0], AddPart)
+                if is_alone and (frame.opens or frame.parts or frame.keeps):
                     break
             self._put(self._adds.popleft(), frame)
         return frame if frame.ByteSize() else None
