@@ -21,13 +21,15 @@ def headwater(*args: str, **env: str) -> subprocess.CompletedProcess[str]:
 
 def test_the_flags_of_up_are_the_settings_of_a_line() -> None:
     fields = {field.name for field in dataclasses.fields(StackSettings)}
-    assert set(inspect.signature(cli.up).parameters) == fields
+    # Where replicas come and go, `--max-replicas` is the settings' `replicas`.
+    assert set(inspect.signature(cli.up).parameters) == fields | {"max_replicas"}
     assert fields == {
         *("model", "revision", "served_model_name", "dtype", "device", "max_model_len"),
         *("load_format", "kv_cache_dtype", "gpu_memory_utilization"),
         *("chat_template", "generation_config", "profile", "replicas", "gateways", "processors", "output_processors"),
         *("host", "port", "grpc_port", "api_key_file", "admin_key_file", "allowed_origins", "state_dir", "cache_dir"),
         *("nats_url", "redis_url", "executor", "drain_limit", "log_level"),
+        *("min_replicas", "idle_seconds", "target_requests", "cold_start_timeout"),
         *("tls_cert_file", "tls_key_file", "tls_client_ca_file"),
     }
 
@@ -37,6 +39,11 @@ def test_the_flags_of_up_are_the_settings_of_a_line() -> None:
     [
         (("pull", "nosuch"), "--model is 'nosuch'; allowed: smollm2-135m-instruct, a Hugging Face id"),
         (("up", "--replicas", "0"), "--replicas is 0; allowed: at least 1"),
+        (
+            ("up", "--replicas", "2", "--min-replicas", "0"),
+            "--replicas is 2; allowed: not together with --min-replicas",
+        ),
+        (("up", "--max-replicas", "2", "--min-replicas", "3"), "--max-replicas is 2; allowed: at least 3"),
         (("up", "--host", "0.0.0.0"), "--host is '0.0.0.0'; allowed: a loopback address, unless --api-key-file"),
         (("up", "--dtype", "int3"), "--dtype is 'int3'; allowed: auto, float32, bfloat16, float16"),
         (("up", "--chat-template", "/no/file"), "--chat-template is '/no/file'; allowed: an existing file"),
