@@ -224,7 +224,7 @@ class EngineLink:
         for number, stream in list(request.streams.items()):
             self._forget(number)
             error = f"engine {request.engine} is gone: another one answers at {self.address}"
-            stream.fail(error, cause=common_pb2.LOSS_CAUSE_ENGINE_GONE)
+            stream.fail(error, cause=common_pb2.LOSS_CAUSE_REFUSED)
 
     def _forget(self, number: int) -> Request | None:
         if (request := self._requests.pop(number, None)) is not None:
@@ -237,7 +237,9 @@ class EngineLink:
         for number, request in list(self._requests.items()):
             stream = request.streams[number]
             self._forget(number)
-            stream.fail(f"engine {request.engine} is gone", cause=common_pb2.LOSS_CAUSE_ENGINE_GONE)
+            # What never reached it cannot be why it died.
+            cause = common_pb2.LOSS_CAUSE_ENGINE_GONE if request.is_sent else common_pb2.LOSS_CAUSE_REFUSED
+            stream.fail(f"engine {request.engine} is gone", cause=cause)
 
     def _new_id(self) -> int:
         while True:
