@@ -82,7 +82,7 @@ def test_every_stage_hangs_its_spans_on_the_clients_trace(
             edge
             for root in ("POST /v1/completions", "Inference/Complete")
             for edge in (
-                *(("headwater-gateway", part, root) for part in ("prepare", "queue", "route", "stream")),
+                *(("headwater-gateway", part, root) for part in ("prepare", "replica", "queue", "route", "stream")),
                 ("headwater-processor", "Prepare", root),
                 ("headwater-output-processor", "output", root),
             )

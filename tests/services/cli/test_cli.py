@@ -6,6 +6,7 @@ import os
 import socket
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -82,5 +83,5 @@ def test_a_stage_and_a_benchmark_show_their_own_flags(args: tuple[str, ...]) -> 
 def test_every_benchmark_that_is_listed_is_there() -> None:
     from headwater.bench.__main__ import BENCHMARKS  # noqa: PLC0415 (a program; imported for its table)
 
-    bench = Path(__file__).parents[3] / "bench"
-    assert [module for module, _ in BENCHMARKS.values() if not (bench / f"{module}.py").exists()] == []
+    programs = [f"headwater.bench.{module}" for module, _ in BENCHMARKS.values()]
+    assert [program for program in programs if find_spec(program) is None] == []
