@@ -16,6 +16,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import pytest
 import pytest_asyncio
+import structlog
 from redis.asyncio import Redis
 
 from headwater.services.kept_child import keeper_command
@@ -25,6 +26,8 @@ from tests import stage_log
 
 
 def pytest_runtest_setup() -> None:
+    # A program that ran in a test before has set a level for the whole process.
+    structlog.reset_defaults()
     stage_log.mark_all()
 
 
