@@ -26,6 +26,7 @@ from redis.exceptions import (
     ResponseError,
     TryAgainError,
 )
+from redis.exceptions import ConnectionError as ConnectionLost
 
 READ_SECONDS = 0.003
 """What a read may take while a request waits for it."""
@@ -133,7 +134,14 @@ class Store:
         except (RedisError, OSError, TimeoutError) as failure:
             if isinstance(failure, ResponseError) and not isinstance(failure, _CANNOT_SERVE):
                 raise
+            if isinstance(failure, ConnectionLost):
+                await self._drop_idle()
             raise StoreUnavailable(f"{type(failure).__name__}: {failure}") from failure
+
+    async def _drop_idle(self) -> None:
+        """A server that is gone has closed them all: kept, each would fail one more call once it is back."""
+        if isinstance(self._client, Redis):
+            await self._client.connection_pool.disconnect(inuse_connections=False)
 
 
 def _client(url: str) -> Any:

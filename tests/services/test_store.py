@@ -68,6 +68,20 @@ async def test_a_store_that_was_killed_serves_again_after_its_restart(free_dir: 
     await server.stop()
 
 
+async def test_of_connections_that_died_with_the_server_one_call_tells_and_no_other_fails(free_dir: Path) -> None:
+    server = await start_valkey(free_dir)
+    try:
+        async with Store.open(server.url) as store:
+            await asyncio.gather(*(store.command("BLPOP", f"nothing{i}", 0.05) for i in range(8)))
+            await server.kill()
+            with pytest.raises(StoreUnavailable):
+                await store.command("PING")
+            server = await start_valkey(free_dir, port=server.port)
+            assert await asyncio.gather(*(store.command("PING") for _ in range(8))) == [True] * 8
+    finally:
+        await server.stop()
+
+
 async def test_a_server_that_cannot_serve_is_an_outage_too(free_dir: Path) -> None:
     server = await start_valkey(free_dir)
     async with Store.open(server.url) as store:
