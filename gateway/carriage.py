@@ -154,7 +154,7 @@ class Carriage:
 
     @property
     def _model_key(self) -> str:
-        return self._line.processors.model(self._generation.job.model).key
+        return self._generation.model.key
 
     async def _choose(self) -> Decision:
         """The replica that answers soonest, of those that have not failed this request."""

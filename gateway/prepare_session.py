@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from collections.abc import Callable
 
 import grpc
 import structlog
@@ -28,9 +29,17 @@ Waiting = asyncio.Future[PreparedCall]
 class PrepareSession:
     """Kept up by `run`; others may `prepare` while it `is_open`."""
 
-    def __init__(self, address: str, channel: grpc.aio.Channel, stub: processor_pb2_grpc.ProcessorAsyncStub) -> None:
+    def __init__(
+        self,
+        address: str,
+        channel: grpc.aio.Channel,
+        stub: processor_pb2_grpc.ProcessorAsyncStub,
+        *,
+        on_open: Callable[[], None],
+    ) -> None:
         self.is_open = False
         self._address, self._channel, self._stub = address, channel, stub
+        self._on_open = on_open
         self._ids = itertools.count(1)
         self._waiting: dict[int, Waiting] = {}
         """For an answer, by call."""
@@ -84,6 +93,7 @@ class PrepareSession:
             # A processor says at once that it has sessions.
             await call.wait_for_connection()
             self.is_open = True
+            self._on_open()
             # The end of the stream is read as a value that is no frame.
             while isinstance(frame := await call.read(), PreparedFrame):
                 for done in frame.calls:

@@ -20,6 +20,12 @@ from headwater.services.served_model import ServedModel
 from headwater.services.tracing import Span
 
 CALL_SECONDS = 30.0
+RETURN_SECONDS = 10.0
+"""That a request waits for a processor that was there: one that died is started again, and nobody need know."""
+GONE = ("unavailable", "processor_unavailable", "draining")
+"""Codes of failures that speak of the processor, not of what it was asked."""
+MOST_LOST = 2
+"""Processors that may be lost with one request: it may be what they die of."""
 ASK_SECONDS = 2.0
 ReplyT = TypeVar("ReplyT")
 
@@ -46,19 +52,21 @@ class Processors:
         self._pool: dict[str, Processor] = {}
         self._tasks: dict[str, tuple[asyncio.Task[None], ...]] = {}
         """That ask it what it serves, and that carry its session."""
+        self._news = asyncio.Event()
+        """Set, and another one put in its place, when a processor came within reach."""
         self._closing: set[asyncio.Task[None]] = set()
 
     def join(self, address: str) -> None:
         if address not in self._pool:
             channel = open_channel(address, ("grpc.max_receive_message_length", MAX_TEXT_BYTES))
             stub = processor_pb2_grpc.ProcessorStub(channel)
-            session = PrepareSession(address, channel, stub)
+            session = PrepareSession(address, channel, stub, on_open=self._tell)
             self._pool[address] = processor = Processor(address, channel, stub, session, since=int(time.time()))
             asker = asyncio.create_task(_ask_models(processor))
             self._tasks[address] = asker, asyncio.create_task(session.run())
             for task in self._tasks[address]:
                 task.add_done_callback(log_failure)
-            asker.add_done_callback(lambda _: self.on_change())
+            asker.add_done_callback(lambda _: self._tell())
 
     def leave(self, address: str) -> None:
         if (processor := self._pool.pop(address, None)) is not None:
@@ -104,28 +112,54 @@ class Processors:
         )
 
     async def _call(self, model: str, send: Callable[[Processor], Awaitable[ReplyT]]) -> ReplyT:
-        """The named error of the stage; one that is out of reach is followed by another, since calls keep nothing."""
+        """The named error of the stage; one that is out of reach is followed by another, since calls keep nothing, and
+        where there is none, by whichever comes next."""
         self.model(model)
-        problem = errors.Unavailable("no processor is within reach", code="processor_unavailable")
-        for processor in self._by_load(model):
-            processor.num_running += 1
-            try:
-                return await _named(send(processor))
-            except errors.Unavailable as error:
-                structlog.get_logger().warning("processor out of reach", address=processor.address, problem=str(error))
-                problem = errors.Unavailable("the processor is gone", code="processor_unavailable")
-            finally:
-                processor.num_running -= 1
-        raise problem
+        end, num_lost = time.monotonic() + RETURN_SECONDS, 0
+        while True:
+            news = self._news
+            problem = errors.Unavailable("the processor is gone", code="processor_unavailable")
+            for processor in self._by_load(model):
+                processor.num_running += 1
+                was_there = processor.session.is_open
+                try:
+                    return await _named(send(processor))
+                except errors.Unavailable as error:
+                    num_lost += was_there
+                    structlog.get_logger().warning(
+                        "processor out of reach", address=processor.address, problem=str(error)
+                    )
+                    if error.code not in GONE:
+                        problem = error
+                    if num_lost == MOST_LOST:
+                        raise problem from None
+                finally:
+                    processor.num_running -= 1
+            if problem.code not in GONE or not await _set_until(news, end):
+                raise problem
 
     def _by_load(self, model: str) -> Iterator[Processor]:
         serving = [processor for processor in self._pool.values() if model in processor.models]
         return iter(sorted(serving, key=lambda processor: processor.num_running))
 
+    def _tell(self) -> None:
+        news, self._news = self._news, asyncio.Event()
+        news.set()
+        self.on_change()
+
     async def close(self) -> None:
         for address in list(self._pool):
             self.leave(address)
         await asyncio.gather(*self._closing)
+
+
+async def _set_until(news: asyncio.Event, end: float) -> bool:
+    """Whether it was set before that time of the monotonic clock."""
+    try:
+        async with asyncio.timeout(end - time.monotonic()):
+            return await news.wait()
+    except TimeoutError:
+        return False
 
 
 async def _prepared(

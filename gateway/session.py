@@ -28,6 +28,7 @@ from headwater.gateway.tenancy.grant import LEASE_TOKENS, Grant
 from headwater.gateway.tenancy.virtual_time import Share
 from headwater.proto import common_pb2, engine_pb2, processor_pb2
 from headwater.services import errors
+from headwater.services.served_model import ServedModel
 
 
 @dataclass(slots=True, eq=False)
@@ -51,6 +52,8 @@ class Generation:
     turn: Turn | None = None
     share: Share | None = None
     """Its place among its tenant's and others' requests, once it runs."""
+    model: ServedModel = field(init=False)
+    """As it was when the request was prepared: what carries it on asks nobody for it again."""
     namespace: bytes = b""
     """Root of its prompt's hashes."""
     road: Road = field(default_factory=Road)
@@ -77,7 +80,7 @@ class Generation:
     @property
     def _model_key(self) -> str:
         """Of the model whose replicas compute it; empty where none does."""
-        return self.line.processors.model(self.job.model).key if self.is_computed else ""
+        return self.model.key if self.is_computed else ""
 
     @property
     def num_tokens_at_first(self) -> int:
@@ -107,9 +110,10 @@ class Generation:
     async def prepare(self) -> None:
         """Text to tokens, by the contract. Raises `BadRequest`, `NotFound`, `Unavailable`."""
         await self.line.demand.text_stages(self.job.model)
-        job, model = self.job, self.line.processors.model(self.job.model)
+        job = self.job
+        self.model = self.line.processors.model(job.model)
         self.namespace = self.line.namespaces.of(
-            job.caller.tenant.id, model, cache_salt=job.cache_salt, shared=job.caller.tenant.shared_cache
+            job.caller.tenant.id, self.model, cache_salt=job.cache_salt, shared=job.caller.tenant.shared_cache
         )
         request = processor_pb2.PrepareRequest(
             model=job.model,

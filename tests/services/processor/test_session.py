@@ -65,6 +65,17 @@ class Sessionless(Counted):
         yield
 
 
+class Deadly(Counted):
+    """Dies of whatever it is asked."""
+
+    async def PrepareSession(self, incoming: AsyncIterator[PrepareFrame], context: Any) -> AsyncIterator[Any]:
+        await context.send_initial_metadata(())
+        async for _ in incoming:
+            self.num_frames += 1
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "Socket closed")
+        yield
+
+
 class Stage:
     def __init__(self, servicer: Counted) -> None:
         self.servicer, self.listener = servicer, Listener("127.0.0.1", 0)
@@ -151,6 +162,42 @@ async def test_a_lost_session_sends_its_requests_to_another_processor(
     await lost.listener.server.stop(grace=0)
     assert len({tuple(reply.prompt_ids) for reply in await running}) == 1
     assert other.servicer.num_calls >= 4
+
+
+async def test_a_request_waits_for_the_processor_that_follows_the_only_one(
+    stages: tuple[Stage, Stage], processors: Processors
+) -> None:
+    lost, next_one = stages
+    await joined(processors, lost)
+    await lost.listener.server.stop(grace=0)
+    waiting = asyncio.create_task(processors.prepare(request(), NoSpan()))
+    done, _ = await asyncio.wait((waiting,), timeout=0.3)
+    assert not done
+    processors.leave(lost.listener.address)
+    assert not processors.models()
+    processors.join(next_one.listener.address)
+    assert (await waiting).prompt_ids
+    assert next_one.servicer.num_calls == 1
+
+
+async def test_a_request_that_processors_die_of_is_given_up_with_the_second(
+    stages: tuple[Stage, Stage], processors: Processors
+) -> None:
+    well, _ = stages
+    deadly = [
+        Stage(Deadly(list(well.servicer._models.values()), well.servicer._pool, well.servicer._checker))
+        for _ in range(3)
+    ]
+    for stage in deadly:
+        await stage.listener.start()
+        await joined(processors, stage)
+    while _sessions(processors) < len(deadly):  # noqa: ASYNC110 (a network)
+        await asyncio.sleep(0.01)
+    with pytest.raises(errors.Unavailable, match="the processor is gone"):
+        await processors.prepare(request(), NoSpan())
+    assert sum(stage.servicer.num_frames for stage in deadly) == 2
+    for stage in deadly:
+        await stage.listener.server.stop(grace=0)
 
 
 async def test_a_leaving_processor_answers_what_it_was_asked(
