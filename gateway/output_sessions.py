@@ -92,6 +92,8 @@ class OutputSession:
         self._on_connected = on_connected
         self.leaving = False
         """The other side ends the session with its last stream; no new ones come."""
+        self._refuses = False
+        """It has said that it leaves, which may be heard here first."""
         self._streams: dict[int, Receiver] = {}
         self._ids = itertools.count(1)
         self._cancels: list[engine_pb2.Cancel] = []
@@ -107,6 +109,10 @@ class OutputSession:
     @property
     def num_streams(self) -> int:
         return len(self._streams)
+
+    @property
+    def takes_streams(self) -> bool:
+        return self.connected.is_set() and not self._refuses
 
     def open(self, request: Open, receivers: Sequence[Receiver], context: bytes = b"") -> list[int]:
         """Sends a request whose choices report to `receivers`; returns their stream ids.
@@ -194,6 +200,7 @@ class OutputSession:
 
     async def _carry(self, call: SessionCall) -> str:
         """One session to its end; returns what ended it."""
+        self._refuses = False
         self.connected.set()
         self._on_connected()
         tasks = [asyncio.create_task(self._write(call)), asyncio.create_task(self._ask())]
@@ -243,6 +250,7 @@ class OutputSession:
                 stream.receive(first, token_ids[position:end], text, offset, now, logprobs, beside)
             position = end
         for finish in frame.finishes:
+            self._refuses |= finish.cause == common_pb2.LOSS_CAUSE_OUTPUT_PROCESSOR_LEAVING
             if (stream := streams.pop(finish.stream_id, None)) is not None:
                 self._credits.pop(finish.stream_id, None)
                 stream.finished(finish)
@@ -370,7 +378,7 @@ class OutputSessions:
         return bool(self._with(model) or self._with(ANY_MODEL))
 
     def _with(self, model: str) -> list[OutputSession]:
-        return [each for each in self._sessions.values() if each.connected.is_set() and model in each.models]
+        return [each for each in self._sessions.values() if each.takes_streams and model in each.models]
 
     def in_order_for(self, request_id: str) -> list[OutputSession]:
         """Those within reach, in the order in which they would be picked for a resumable request."""

@@ -24,6 +24,14 @@ class Peer(output_processor_pb2_grpc.OutputProcessorServicer):
     def __init__(self) -> None:
         self.heard: asyncio.Queue[GatewayFrame] = asyncio.Queue()
         self.to_say: asyncio.Queue[OutputFrame | None] = asyncio.Queue()
+        self.address = ""
+
+    async def served(self) -> grpc.aio.Server:
+        server = grpc.aio.server()
+        output_processor_pb2_grpc.add_OutputProcessorServicer_to_server(self, server)
+        self.address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+        await server.start()
+        return server
 
     async def Session(self, request_iterator: Any, context: Any) -> AsyncIterator[OutputFrame]:
         async def listen() -> None:
@@ -69,18 +77,23 @@ class Heard:
 
 @contextlib.asynccontextmanager
 async def connected() -> AsyncIterator[tuple[Peer, OutputSession]]:
-    peer, server = Peer(), grpc.aio.server()
-    output_processor_pb2_grpc.add_OutputProcessorServicer_to_server(peer, server)
-    address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
-    await server.start()
-    sessions = OutputSessions()
-    sessions.join(address)
-    session = sessions._sessions[address]
+    async with peers(1) as (sessions, (peer,)):
+        yield peer, sessions.at(peer.address)
+
+
+@contextlib.asynccontextmanager
+async def peers(count: int) -> AsyncIterator[tuple[OutputSessions, list[Peer]]]:
+    """All connected."""
+    sessions, there = OutputSessions(), [Peer() for _ in range(count)]
+    servers = [await peer.served() for peer in there]
     async with asyncio.timeout(20):
-        await session.connected.wait()
-        yield peer, session
+        for peer in there:
+            sessions.join(peer.address)
+            await sessions.at(peer.address).connected.wait()
+        yield sessions, there
     await sessions.close()
-    await server.stop(None)
+    for server in servers:
+        await server.stop(None)
 
 
 def opening(num_prompt_tokens: int = 4, **sampling: Any) -> Open:
@@ -152,6 +165,21 @@ async def test_the_end_of_a_session_is_told_to_every_stream_and_a_new_one_begins
             session.open(opening(), [Heard()])
         await session.connected.wait()
         assert session.open(opening(), [Heard()])
+
+
+async def test_one_that_says_that_it_leaves_gets_no_more_streams_until_it_is_another() -> None:
+    async with peers(2) as (sessions, there):
+        session = sessions.pick("engine")
+        peer = next(each for each in there if each.address == session.address)
+        refused = Heard()
+        (stream_id,) = session.open(opening(), [refused])
+        cause = common_pb2.LOSS_CAUSE_OUTPUT_PROCESSOR_LEAVING
+        peer.to_say.put_nowait(OutputFrame(finishes=[OutputFinish(stream_id=stream_id, retriable=True, cause=cause)]))
+        await refused.ended.wait()
+        assert sessions.pick("engine") is not session
+        peer.to_say.put_nowait(None)
+        while sessions.pick("engine") is not session:  # noqa: ASYNC110 (a network)
+            await asyncio.sleep(0.01)
 
 
 async def test_an_engine_keeps_its_output_processor_as_others_come_and_go() -> None:
