@@ -48,7 +48,8 @@ class Subscription:
 
     def __init__(self, subject: str) -> None:
         self.subject = subject
-        self._num_dropped = 0
+        self.num_dropped = 0
+        """Messages that its reader was too late for."""
         self._server_side: ServerSubscription | None = None
         self._messages: deque[Message] = deque()
         self._arrived = asyncio.Event()
@@ -65,9 +66,9 @@ class Subscription:
     def put(self, message: Message) -> None:
         if len(self._messages) == _QUEUE_LEN:
             self._messages.popleft()
-            if self._num_dropped % _QUEUE_LEN == 0:
+            if self.num_dropped % _QUEUE_LEN == 0:
                 structlog.get_logger().warning("reader fell behind, facts dropped", subject=self.subject)
-            self._num_dropped += 1
+            self.num_dropped += 1
         self._messages.append(message)
         self._arrived.set()
 

@@ -10,25 +10,28 @@ REST_SECONDS = 30.0
 
 
 class Burden:
-    """Times are seconds of one monotonic clock, given by the caller."""
+    """Work is seconds of a core, whoever else had it meanwhile; `now` is seconds of a monotonic clock."""
 
     def __init__(self, max_share: float) -> None:
         self._max_share = max_share
         self._spent, self._since, self._num_over = 0.0, 0.0, 0
+        self._was_late = False
         self._rests_until: float | None = None
 
     @property
     def is_put_down(self) -> bool:
         return self._rests_until is not None
 
-    def add(self, seconds: float, now: float) -> bool:
-        """Takes the work of one batch; True when it has become too much with it."""
-        self._spent += seconds
+    def add(self, work: float, now: float, *, is_late: bool = False) -> bool:
+        """Takes the work of one batch; True when it has become too much with it. `is_late`: batches before it were lost
+        because nobody got to them, which is too much however little work it is."""
+        self._spent += work
+        self._was_late |= is_late
         if now - self._since < _WINDOW_SECONDS:
             return False
-        is_over = self._spent > self._max_share * (now - self._since)
+        is_over = self._was_late or self._spent > self._max_share * (now - self._since)
         self._num_over = self._num_over + 1 if is_over else 0
-        self._spent, self._since = 0.0, now
+        self._spent, self._since, self._was_late = 0.0, now, False
         if self._num_over < _PATIENCE:
             return False
         self._num_over = 0
@@ -41,5 +44,5 @@ class Burden:
         """True once, when the rest is over."""
         if self._rests_until is None or now < self._rests_until:
             return False
-        self._rests_until, self._since, self._spent = None, now, 0.0
+        self._rests_until, self._since, self._spent, self._was_late = None, now, 0.0, False
         return True

@@ -45,12 +45,12 @@ class IndexFeed:
         dial: Dial = engine_at,
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
-        max_share: float = _MAX_SHARE,
+        work_clock: Callable[[], float] = time.thread_time,
     ) -> None:
-        """`max_blocks` is the limit of each model's index."""
-        self._store, self._burden = store, Burden(max_share)
+        """`max_blocks` is the limit of each model's index; `work_clock` tells how long this thread has had a core."""
+        self._store, self._burden = store, Burden(_MAX_SHARE)
         self._bus, self._members, self._max_blocks = bus, members, max_blocks
-        self._dial, self._clock, self._wall_clock = dial, clock, wall_clock
+        self._dial, self._clock, self._wall_clock, self._work_clock = dial, clock, wall_clock, work_clock
         self._reader = IndexReader(store, clock=clock)
         self._indexes: dict[str, KvIndex] = {}
         self._followers: dict[str, tuple[Follower, asyncio.Task[None]]] = {}
@@ -132,10 +132,12 @@ class IndexFeed:
             followed[0].doubt()
 
     async def _read(self, batches: Subscription) -> None:
+        num_dropped = 0
         async for message in batches:
+            is_late, num_dropped = batches.num_dropped > num_dropped, batches.num_dropped
             if self._burden.is_put_down and not self._follows_again():
                 continue
-            started = time.perf_counter()
+            started = self._work_clock()
             try:
                 batch = events_pb2.KvEventBatch.FromString(message.payload)
             except DecodeError as fault:
@@ -145,7 +147,8 @@ class IndexFeed:
             followed = self._followers.get(batch.incarnation.replica_id)
             if followed is not None:
                 followed[0].take(batch)
-            if self._burden.add(time.perf_counter() - started, self._clock()) and not self._store.broken:
+            is_too_much = self._burden.add(self._work_clock() - started, self._clock(), is_late=is_late)
+            if is_too_much and not self._store.broken:
                 self._read_through()
 
     def _read_through(self) -> None:
