@@ -5,8 +5,6 @@ It holds what the bucket holds: digests of keys, no keys; only its owner may rea
 
 from __future__ import annotations
 
-import os
-import secrets
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -14,8 +12,8 @@ import msgspec
 import structlog
 
 from headwater.gateway.tenancy.records import TenantRecord
+from headwater.services.owner_file import write_owner_file
 
-OWNER_ONLY = 0o600
 _records = msgspec.json.Decoder(list[TenantRecord])
 
 
@@ -31,16 +29,9 @@ class Snapshot:
         text = msgspec.json.encode(records)
         if self._path is None or text == self._kept:
             return
-        partial = self._path.with_name(f".{self._path.name}.{secrets.token_hex(4)}")
         try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, OWNER_ONLY), "wb") as file:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-            partial.replace(self._path)
+            write_owner_file(self._path, text)
         except OSError as failure:
-            partial.unlink(missing_ok=True)
             structlog.get_logger().warning("tenants cannot be kept in their file", error=str(failure))
             return
         self._kept = text
