@@ -8,7 +8,6 @@ import errno
 import os
 import secrets
 import shutil
-import socket
 import ssl
 import sys
 from collections.abc import Awaitable, Callable, Sequence
@@ -21,6 +20,7 @@ from headwater.services.bus import Bus
 from headwater.services.kept_child import keeper_command
 from headwater.services.progress import Report
 from headwater.services.stack.embedded import EmbeddedServer, start_nats, start_valkey
+from headwater.services.stack.held_port import HeldPort, check_free
 from headwater.services.stack.line_file import LineRecord, StageRecord, remove_line
 from headwater.services.stack.model_desk import ModelDesk
 from headwater.services.stack.plan import StackPlan
@@ -57,6 +57,7 @@ class LocalStack:
         self._pipe = SupervisorPipe()
         self._servers: dict[str, KeptStage] = {}
         self._gateways: list[KeptStage] = []
+        self._held: list[HeldPort] = []
         self._desk = ModelDesk(
             settings,
             self._pipe,
@@ -70,8 +71,8 @@ class LocalStack:
     async def start(self, report: Report) -> None:
         """Returns when a request would be answered. Raises `StackError`, `StageDied` or `EmbeddedServerError`."""
         settings = self.settings
-        port = claim_port(settings.host, settings.port, "--port")
-        grpc_port = claim_port(settings.host, settings.grpc_port, "--grpc-port")
+        port = self._claim(settings.port, "--port")
+        grpc_port = self._claim(settings.grpc_port, "--grpc-port")
         shutil.rmtree(self._logs, ignore_errors=True)
         self._logs.mkdir(parents=True)
         nats_url, redis_url = await self._start_servers(report)
@@ -113,7 +114,22 @@ class LocalStack:
         await self._end(self._gateways, SERVER_STOP_LIMIT + self.settings.drain_limit)
         await self._end([stage for line in self._desk.lines() for stage in line.stages()], SERVER_STOP_LIMIT)
         await self._end(list(self._servers.values()), SERVER_STOP_LIMIT)
+        for held in self._held:
+            held.close()
         self._pipe.close()
+
+    def _claim(self, port: int, flag: str) -> int:
+        host = self.settings.host
+        try:
+            if not self.settings.shares_ports:
+                check_free(host, port)
+                return port
+            self._held.append(held := HeldPort(host, port))
+            return held.port
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise StackError(f"cannot listen on {host}:{port}: {error.strerror}") from None
+            raise StackError(f"port {port} on {host} is in use; choose another with {flag}") from None
 
     async def _end(self, stages: Sequence[KeptStage], limit: float) -> None:
         await asyncio.gather(*(stage.stop(limit, self.hurry) for stage in stages))
@@ -226,16 +242,3 @@ class LocalStack:
         )
         self.record = dataclasses.replace(self.record, stages=stages)
         self.record.write(self.settings.state_dir)
-
-
-def claim_port(host: str, port: int, flag: str) -> int:
-    """`port`, or a free one for 0. Raises `StackError` when somebody listens there."""
-    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError as error:
-            if error.errno != errno.EADDRINUSE:
-                raise StackError(f"cannot listen on {host}:{port}: {error.strerror}") from None
-            raise StackError(f"port {port} on {host} is in use; choose another with {flag}") from None
-        return int(probe.getsockname()[1])

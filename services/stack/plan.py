@@ -41,8 +41,9 @@ class StackPlan:
         flags = [f"--host={settings.host}", f"--port={self.port}", f"--grpc-port={self.grpc_port}"]
         flags += [f"--gateway-id={self._id('gateway', idx)}", f"--drain-limit={settings.drain_limit}"]
         flags += [f"--cold-start-timeout={settings.cold_start_timeout}"]
+        flags += ["--reuse-port"] if settings.shares_ports else []
         # Behind a shared port /metrics would be anyone's: each gateway has an address for its own.
-        flags += ["--reuse-port", "--metrics-port=0"] if settings.gateways > 1 else []
+        flags += ["--metrics-port=0"] if settings.gateways > 1 else []
         flags += [f"--api-key-file={settings.api_key_file}"] if settings.api_key_file else []
         flags += [f"--admin-key-file={settings.admin_key_file}"] if settings.admin_key_file else []
         flags += [f"--tenants-file={settings.state_dir / 'tenants.json'}"]

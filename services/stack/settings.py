@@ -102,6 +102,11 @@ class StackSettings:
             target_requests=self.target_requests,
         )
 
+    @property
+    def shares_ports(self) -> bool:
+        """Gateways listen where others may too: each other, and whoever keeps a port for them that nobody named."""
+        return self.gateways > 1 or not (self.port and self.grpc_port)
+
 
 STACK_VARIABLES = frozenset(f"HEADWATER_{field.name.upper()}" for field in dataclasses.fields(StackSettings))
 """Variables that speak to `headwater up`; its children get flags instead. Others, of engines say, pass through."""
