@@ -31,6 +31,7 @@ from headwater.services.channel import server_options
 from headwater.services.models.demo_model import DEMO_NAME
 from headwater.services.models.manifest import ModelManifest
 from headwater.services.models.store import default_cache_dir, pull
+from headwater.services.prober import SERVICES
 from headwater.services.progress import silent
 from headwater.services.runtime import READY_FD, run_stage
 from headwater.services.served_model import ServedModel
@@ -196,7 +197,8 @@ async def serve_stages(stages: Stages) -> None:
     health_pb2_grpc.add_HealthServicer_to_server(healthy, server)
     stages.address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     await server.start()
-    await healthy.set("", health_pb2.HealthCheckResponse.SERVING)
+    for service in SERVICES.values():
+        await healthy.set(service, health_pb2.HealthCheckResponse.SERVING)
     print(stages.address, flush=True)
     await server.wait_for_termination()
 

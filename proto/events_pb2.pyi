@@ -329,6 +329,7 @@ class Member(_message.Message):
     DRAINING_FIELD_NUMBER: _builtins.int
     LEAVING_FIELD_NUMBER: _builtins.int
     LOAD_FIELD_NUMBER: _builtins.int
+    WITHOUT_FIELD_NUMBER: _builtins.int
     kind: Global___Member.Kind.ValueType
     """which stage"""
     address: _builtins.str
@@ -353,6 +354,10 @@ class Member(_message.Message):
     def load(self) -> Global___Load:
         """of an engine"""
 
+    @_builtins.property
+    def without(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """of a gateway: what it goes without for now, as `redis`"""
+
     def __init__(
         self,
         *,
@@ -365,14 +370,39 @@ class Member(_message.Message):
         draining: _builtins.bool = ...,
         leaving: _builtins.bool = ...,
         load: Global___Load | None = ...,
+        without: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation", "load", b"load", "model", b"model"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "draining", b"draining", "incarnation", b"incarnation", "kind", b"kind", "leaving", b"leaving", "load", b"load", "model", b"model", "model_key", b"model_key", "numerics_id", b"numerics_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "draining", b"draining", "incarnation", b"incarnation", "kind", b"kind", "leaving", b"leaving", "load", b"load", "model", b"model", "model_key", b"model_key", "numerics_id", b"numerics_id", "without", b"without"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Member: _TypeAlias = Member  # noqa: Y015
+
+@_typing.final
+class MemberList(_message.Message):
+    """Who was in a cluster: a file of a gateway, for a start while NATS is away."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MEMBERS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def members(self) -> _containers.RepeatedCompositeFieldContainer[Global___Member]:
+        """without their load"""
+
+    def __init__(
+        self,
+        *,
+        members: _abc.Iterable[Global___Member] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["members", b"members"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MemberList: _TypeAlias = MemberList  # noqa: Y015
 
 @_typing.final
 class InFlightUpdate(_message.Message):

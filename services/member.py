@@ -80,6 +80,8 @@ class Member:
     draining: bool = False
     leaving: bool = False
     load: ReplicaLoad | None = field(default=None, compare=False)
+    without: tuple[str, ...] = field(default=(), compare=False)
+    """Of a gateway: what it goes without for now."""
 
     @property
     def model_key(self) -> str:
@@ -96,6 +98,7 @@ class Member:
             draining=self.draining,
             leaving=self.leaving,
             load=self.load.to_pb(self.replica_id, self.epoch) if self.load is not None else None,
+            without=self.without,
         )
 
     @classmethod
@@ -113,4 +116,5 @@ class Member:
             draining=message.draining,
             leaving=message.leaving,
             load=ReplicaLoad.from_pb(message.load) if message.HasField("load") else None,
+            without=tuple(message.without),
         )

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import itertools
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
@@ -25,6 +25,7 @@ from headwater.services.bus import Bus, Subscription
 from headwater.services.member import Kind, Member
 from headwater.services.prober import Prober
 from headwater.services.runtime import owned_task
+from headwater.services.seeds import Resolve, Seeds, Target, resolved
 
 EXPIRY_SECONDS = 4.0
 """Silence after which a process is gone."""
@@ -66,13 +67,20 @@ class Members:
         kinds: Iterable[Kind],
         seeds: Mapping[Kind, Sequence[str]] | None = None,
         *,
+        saved: Iterable[Member] = (),
+        resolve: Resolve = resolved,
         probers: Callable[[], AbstractAsyncContextManager[Prober]] = Prober.open,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`seeds` are addresses (host:port) that are asked whether or not there is a bus."""
+        """`seeds` are addresses (host:port) that are asked whether or not there is a bus, `saved` are members of an
+        earlier life that are asked until there is one."""
         self._bus, self._probers, self._clock = bus, probers, clock
         self._kinds = frozenset(kinds)
-        self._seeds = [(kind, address) for kind, addresses in (seeds or {}).items() for address in addresses]
+        self._seeds = Seeds(seeds or {}, resolve=resolve)
+        self._saved: defaultdict[Target, list[Member]] = defaultdict(list)
+        for member in saved:
+            self._saved[member.kind, member.address].append(member)
+        self._asked: frozenset[Target] = frozenset()
         self._table: dict[tuple[Kind, str], _Entry] = {}
         self._retired: deque[tuple[str, int]] = deque(maxlen=1024)
         self._listeners: list[Callable[[Change], None]] = []
@@ -82,7 +90,11 @@ class Members:
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[Members]:
         """Follows the membership for the length of a scope; whoever is on the bus is known milliseconds later."""
-        async with self._bus.subscribe(subjects.EVERY_MEMBER) as heartbeats, self._probers() as prober:
+        async with (
+            self._bus.subscribe(subjects.EVERY_MEMBER) as heartbeats,
+            self._seeds.running(),
+            self._probers() as prober,
+        ):
             reconnected = asyncio.Event()
             self._bus.on_connected(reconnected.set)
             reconnected.set()
@@ -100,6 +112,10 @@ class Members:
             for (each, _), entry in self._table.items()
             if each is kind and model_key in (None, entry.member.model_key)
         ]
+
+    def everyone(self) -> list[Member]:
+        """Of all kinds that are followed."""
+        return [entry.member for entry in self._table.values()]
 
     def get(self, kind: Kind, replica_id: str) -> Member | None:
         entry = self._table.get((kind, replica_id))
@@ -205,14 +221,13 @@ class Members:
 
     async def _probe(self, prober: Prober) -> None:
         """Asks every seed and every member that the bus does not bring; while it is away, that is everyone."""
-        asked = {target for target in self._seeds if not self._is_heard(*target)}
-        asked |= {
-            (entry.member.kind, entry.member.address)
-            for entry in self._table.values()
-            if not (entry.from_bus and self._bus.connected)
-        }
-        answers = await asyncio.gather(*(prober.probe(kind, address) for kind, address in asked))
-        for (kind, address), answer in zip(asked, answers, strict=True):
+        asked, before = self._to_ask(), self._asked
+        self._asked = asked
+        for _, address in before - asked:
+            await prober.forget(address)
+        order = list(asked)
+        answers = await asyncio.gather(*(prober.probe(kind, address) for kind, address in order))
+        for (kind, address), answer in zip(order, answers, strict=True):
             known = self._at(kind, address)
             if answer is None:
                 self._count_failure(known)
@@ -220,7 +235,20 @@ class Members:
                 # Alive; it has told the bus more about itself than an address shows.
                 self._refresh(known)
             else:
-                self.hear(answer, from_bus=False)
+                # The same goes for one that is known from an earlier life.
+                for each in [answer] if answer.epoch else self._saved.get((kind, address), [answer]):
+                    self.hear(each, from_bus=False)
+
+    def _to_ask(self) -> frozenset[Target]:
+        if self._bus.connected:
+            # It says who is there from now on, and whoever is known stays so when it is lost again.
+            self._saved.clear()
+        unheard = frozenset(
+            (entry.member.kind, entry.member.address)
+            for entry in self._table.values()
+            if not (entry.from_bus and self._bus.connected)
+        )
+        return unheard | self._saved.keys() | {target for target in self._seeds.targets if not self._is_heard(*target)}
 
     def _at(self, kind: Kind, address: str) -> _Entry | None:
         return next(

@@ -14,6 +14,8 @@ from headwater.services.channel import open_channel
 from headwater.services.member import Kind, Member
 
 PROBE_SECONDS = 1.0
+SERVICES = {Kind.PROCESSOR: "headwater.v1.Processor", Kind.OUTPUT_PROCESSOR: "headwater.v1.OutputProcessor"}
+"""Of which a stage says that it is healthy: an address may have become that of another one."""
 
 
 class Prober:
@@ -61,7 +63,8 @@ class Prober:
         return member if member.kind is Kind.ENGINE and not member.leaving else None
 
     async def _healthy(self, channel: grpc.aio.Channel, kind: Kind, address: str) -> Member | None:
-        reply = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=PROBE_SECONDS)
+        request = health_pb2.HealthCheckRequest(service=SERVICES.get(kind, ""))
+        reply = await health_pb2_grpc.HealthStub(channel).Check(request, timeout=PROBE_SECONDS)
         if reply.status != health_pb2.HealthCheckResponse.SERVING:
             return None
         return Member(kind=kind, replica_id=address, epoch=0, address=address)

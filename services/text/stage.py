@@ -18,6 +18,7 @@ from headwater.services.channel import server_options
 from headwater.services.grpc_errors import ErrorInterceptor
 from headwater.services.heartbeat import Heartbeat
 from headwater.services.member import Kind, Member, new_epoch
+from headwater.services.prober import SERVICES
 from headwater.services.runtime import lifetime
 from headwater.services.served_model import ServedModel
 from headwater.services.settings import SettingError, setting
@@ -55,22 +56,27 @@ class TextStageSettings(StageTlsSettings):
 class Listener:
     """A gRPC server with health; `address` once it listens."""
 
-    def __init__(self, host: str, port: int, tracing: Tracing = NO_TRACING) -> None:
+    def __init__(self, host: str, port: int, tracing: Tracing = NO_TRACING, *, service: str = "") -> None:
+        """`service` is what its health is told of, by name, beside that of the whole."""
         interceptors: list[grpc.aio.ServerInterceptor] = [ErrorInterceptor()]
         if tracing is not NO_TRACING:
             interceptors.append(TraceInterceptor(tracing))
         self.server = grpc.aio.server(interceptors=interceptors, options=server_options())
-        self._health = health.aio.HealthServicer()
+        self._service, self._health = service, health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.server)
         self.address = advertised(host, add_port(self.server, f"{host}:{port}"))
 
     async def start(self) -> None:
         await self.server.start()
-        await self._health.set("", health_pb2.HealthCheckResponse.SERVING)
+        await self._tell(health_pb2.HealthCheckResponse.SERVING)
 
     async def leave(self) -> None:
         """Tells health checks that no new work is taken."""
-        await self._health.set("", health_pb2.HealthCheckResponse.NOT_SERVING)
+        await self._tell(health_pb2.HealthCheckResponse.NOT_SERVING)
+
+    async def _tell(self, status: health_pb2.HealthCheckResponse.ServingStatus.ValueType) -> None:
+        for service in {"", self._service}:
+            await self._health.set(service, status)
 
 
 async def serve_stage(
@@ -83,7 +89,7 @@ async def serve_stage(
 ) -> None:
     """The life of a stage: ready, told to stop, `leave` (end what need not go on), the rest within the drain limit."""
     async with lifetime(kind.value.replace("_", "-")) as life, Bus.open(settings.nats_url or None) as bus:
-        listener = Listener(settings.host, settings.port, tracing)
+        listener = Listener(settings.host, settings.port, tracing, service=SERVICES[kind])
         add_servicer(listener.server)
         await listener.start()
         name, epoch = settings.replica_id or f"{kind.value}-{secrets.token_hex(4)}", new_epoch()

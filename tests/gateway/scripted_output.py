@@ -15,6 +15,8 @@ from headwater.proto.common_pb2 import FINISH_REASON_ERROR, FINISH_REASON_LENGTH
 from headwater.proto.engine_pb2 import KvSnapshotPart, Start
 from headwater.proto.events_pb2 import Incarnation, KvEventBatch, Member
 from headwater.proto.output_processor_pb2 import GatewayFrame, Open, OutputFinish, OutputFrame
+from headwater.services.member import Kind
+from headwater.services.prober import SERVICES
 
 
 class ScriptedOutputProcessor(output_processor_pb2_grpc.OutputProcessorServicer):
@@ -109,7 +111,7 @@ async def scripted_stages(
     script, servers, engines = ScriptedOutputProcessor(), [grpc.aio.server()], list[str]()
     output_processor_pb2_grpc.add_OutputProcessorServicer_to_server(script, servers[0])
     healthy = health.aio.HealthServicer()
-    await healthy.set("", health_pb2.HealthCheckResponse.SERVING)
+    await healthy.set(SERVICES[Kind.OUTPUT_PROCESSOR], health_pb2.HealthCheckResponse.SERVING)
     health_pb2_grpc.add_HealthServicer_to_server(healthy, servers[0])
     address = f"127.0.0.1:{servers[0].add_insecure_port('127.0.0.1:0')}"
     for number in range(num_engines):

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import time
 from collections.abc import AsyncIterator
@@ -11,11 +12,14 @@ import pytest
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from headwater.proto import engine_pb2, engine_pb2_grpc, events_pb2
-from headwater.services import membership
+from headwater.services import membership, seeds
 from headwater.services.bus import Bus
 from headwater.services.heartbeat import Heartbeat
 from headwater.services.member import Kind, Member, ReplicaLoad, new_epoch
 from headwater.services.membership import Change, ChangeKind, Members
+from headwater.services.prober import SERVICES, Prober
+from headwater.services.saved_members import SavedMembers
+from headwater.services.seeds import resolved
 from headwater.services.served_model import ServedModel
 from headwater.services.stack.embedded import start_nats
 
@@ -130,7 +134,7 @@ async def served(engine: Member) -> AsyncIterator[Member]:
     engine_pb2_grpc.add_EngineServicer_to_server(Engine(member), server)  # type: ignore[no-untyped-call]
     checks = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(checks, server)
-    await checks.set("", health_pb2.HealthCheckResponse.SERVING)
+    await checks.set(SERVICES[Kind.PROCESSOR], health_pb2.HealthCheckResponse.SERVING)
     await server.start()
     yield member
     await server.stop(None)
@@ -154,10 +158,107 @@ async def test_a_seed_that_is_no_engine_is_named_by_its_address(served: Member) 
         await wait_for(members, Member(kind=kind, replica_id=served.address, epoch=0, address=served.address))
 
 
+async def test_whoever_answers_at_an_address_without_being_what_is_looked_for_is_not_it(served: Member) -> None:
+    async with Prober.open() as prober:
+        assert await prober.probe(Kind.OUTPUT_PROCESSOR, served.address) is None
+        assert await prober.probe(Kind.PROCESSOR, served.address) is not None
+
+
+async def listening_on_one_port(hosts: list[str]) -> tuple[int, list[grpc.aio.Server]]:
+    """A port that is free on the first may be somebody's on another: then the next."""
+    options = (("grpc.so_reuseport", 0),)
+    for _ in range(20):
+        servers, port = [grpc.aio.server(options=options) for _ in hosts], 0
+        with contextlib.suppress(RuntimeError):
+            for host, server in zip(hosts, servers, strict=True):
+                port = server.add_insecure_port(f"{host}:{port}")
+            return port, servers
+    raise AssertionError("no port is free on all of them")
+
+
+async def test_a_name_stands_for_every_address_that_it_has_and_whoever_it_loses_stays_while_it_answers(
+    engine: Member, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Loopback has many addresses: three pods of a headless service, on one port."""
+    monkeypatch.setattr(seeds, "RESOLVE_SECONDS", 0.05)
+    hosts = ["127.0.0.2", "127.0.0.3", "127.0.0.4"]
+    port, servers = await listening_on_one_port(hosts)
+    expected = [dataclasses.replace(engine, replica_id=host, address=f"{host}:{port}") for host in hosts]
+    for server, member in zip(servers, expected, strict=True):
+        engine_pb2_grpc.add_EngineServicer_to_server(Engine(member), server)  # type: ignore[no-untyped-call]
+        await server.start()
+    found = hosts[:2]
+
+    async def resolve(host: str) -> list[str]:
+        assert host == "engines.headwater.svc"
+        if not found:
+            raise OSError("the resolver is away")
+        return found
+
+    told = {Kind.ENGINE: [f"engines.headwater.svc:{port}"]}
+    async with Members(Bus(None), ENGINES, told, resolve=resolve).running() as members:
+        await wait_for(members, *expected[:2])
+        found.clear()
+        found.append(hosts[2])
+        await wait_for(members, *expected)
+        found.clear()
+        await servers[0].stop(None)
+        await wait_until_gone(members, expected[0])
+        assert {each.replica_id for each in members.of(Kind.ENGINE)} == set(hosts[1:])
+    for server in servers:
+        await server.stop(None)
+
+
+async def test_names_of_this_machine_resolve_to_addresses_of_one_family() -> None:
+    assert await resolved("localhost") in (["127.0.0.1"], ["::1"])
+    with pytest.raises(OSError, match=r".+"):
+        await resolved("no-such-host.invalid")
+
+
+async def test_a_gateway_that_starts_while_the_bus_is_away_finds_whom_it_last_knew_if_they_live(
+    free_dir: Path, served: Member
+) -> None:
+    kinds = (Kind.ENGINE, Kind.PROCESSOR)
+    processor = dataclasses.replace(served, kind=Kind.PROCESSOR, replica_id="p")
+    dead = dataclasses.replace(served, replica_id="dead", address="127.0.0.1:1")
+    saved = SavedMembers(str(free_dir / "new" / "members.json"))
+    assert saved.load() == []
+    nats_server = await start_nats(free_dir)
+    async with (
+        Bus.open(nats_server.url) as bus,
+        Members(bus, kinds).running() as members,
+        saved.keeping(bus, members),
+        Heartbeat.running(bus, lambda: served),
+        Heartbeat.running(bus, lambda: processor),
+        Heartbeat.running(bus, lambda: dead),
+    ):
+        await wait_for(members, served, processor, dead)
+        async with asyncio.timeout(10):
+            while len(saved.load()) < 3:  # noqa: ASYNC110 (a file has no event)
+                await asyncio.sleep(0.05)
+        await nats_server.kill()
+    async with (
+        Bus.open(nats_server.url, wait_seconds=0) as bus,
+        Members(bus, kinds, saved=saved.load()).running() as members,
+        saved.keeping(bus, members),
+    ):
+        # With the name and the model that an address alone does not show.
+        await wait_for(members, served, processor)
+        assert len(members.everyone()) == 2
+    assert sorted(each.replica_id for each in saved.load()) == sorted([served.replica_id, "p", "dead"])
+
+
+async def test_a_list_that_cannot_be_read_is_none(tmp_path: Path) -> None:
+    path = tmp_path / "members.json"
+    for content in ("{", '{"members": [{"kind": "KIND_UNSPECIFIED"}]}', '{"other": 1}'):
+        path.write_text(content)
+        assert SavedMembers(str(path)).load() == []
+
+
 async def test_a_seed_and_its_heartbeat_are_one_member(nats_url: str, served: Member) -> None:
     processor = dataclasses.replace(served, kind=Kind.PROCESSOR)
-    seeds = {Kind.PROCESSOR: [served.address]}
-    async with Bus.open(nats_url) as bus, Members(bus, (Kind.PROCESSOR,), seeds).running() as members:
+    told = {Kind.PROCESSOR: [served.address]}
+    async with Bus.open(nats_url) as bus, Members(bus, (Kind.PROCESSOR,), told).running() as members:
         async with asyncio.timeout(5):
             await members.wait_for(lambda each: each.get(Kind.PROCESSOR, served.address) is not None)
         async with Heartbeat.running(bus, lambda: processor):

@@ -1,0 +1,86 @@
+"""Who was in the cluster when the bus last told, in a file of this machine, for a start while NATS is away.
+
+Knows names, addresses and models; whether any of them still lives, whoever reads the list asks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import structlog
+from google.protobuf import json_format
+
+from headwater.proto import events_pb2
+from headwater.services.bus import Bus
+from headwater.services.member import Member
+from headwater.services.membership import Change, ChangeKind, Members
+from headwater.services.owner_file import write_owner_file
+from headwater.services.runtime import owned_task
+
+SETTLE_SECONDS = 1.0
+"""Between two writings: changes come many at once, while a line starts."""
+
+
+class SavedMembers:
+    """Of nothing where `path` is empty."""
+
+    def __init__(self, path: str) -> None:
+        self._path = Path(path) if path else None
+        self._kept = b""
+
+    def load(self) -> list[Member]:
+        """Empty where there is no list that can be read."""
+        if self._path is None or not self._path.exists():
+            return []
+        try:
+            listed = json_format.Parse(self._path.read_bytes(), events_pb2.MemberList())
+            return [Member.from_pb(each) for each in listed.members]
+        except (OSError, json_format.ParseError, ValueError) as failure:
+            structlog.get_logger().warning("the file of members cannot be read", error=str(failure))
+            return []
+
+    @contextlib.asynccontextmanager
+    async def keeping(self, bus: Bus, members: Members) -> AsyncIterator[None]:
+        """Keeps the list as it is on the bus, for the length of a scope."""
+        if self._path is None:
+            yield
+            return
+        changed = asyncio.Event()
+
+        def note(change: Change) -> None:
+            if change.kind is not ChangeKind.UPDATED:
+                changed.set()
+
+        members.on_change(note)
+        try:
+            async with owned_task(self._keep(bus, members, changed)):
+                yield
+        finally:
+            members.forget_listener(note)
+
+    async def _keep(self, bus: Bus, members: Members, changed: asyncio.Event) -> None:
+        while True:
+            await changed.wait()
+            await asyncio.sleep(SETTLE_SECONDS)
+            # Without the bus whoever cannot be reached now leaves the table, and may be all there is tomorrow.
+            if bus.connected and (everyone := members.everyone()):
+                changed.clear()
+                await self._save(everyone)
+
+    async def _save(self, everyone: list[Member]) -> None:
+        """A file that cannot be written costs only what it is for."""
+        assert self._path is not None
+        plain = [dataclasses.replace(each, load=None).to_pb() for each in everyone]
+        content = json_format.MessageToJson(events_pb2.MemberList(members=plain)).encode()
+        if content == self._kept:
+            return
+        try:
+            await asyncio.to_thread(write_owner_file, self._path, content)
+        except OSError as failure:
+            structlog.get_logger().warning("members cannot be kept in their file", error=str(failure))
+            return
+        self._kept = content

@@ -1,0 +1,88 @@
+"""Addresses that a process was told, host:port; a name stands for every address that it resolves to.
+
+A headless service of Kubernetes is such a name: its pods come and go, so it is resolved again and again. Knows nothing
+of who answers there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+
+import structlog
+
+from headwater.services import tls
+from headwater.services.member import Kind
+from headwater.services.runtime import owned_task
+
+RESOLVE_SECONDS = 5.0
+Target = tuple[Kind, str]
+Resolve = Callable[[str], Awaitable[Sequence[str]]]
+"""The addresses of a host's name. Raises `OSError`."""
+
+
+async def resolved(host: str) -> Sequence[str]:
+    """Of one family, IPv4 where there is any: a stage that has both is one stage."""
+    found = await asyncio.get_running_loop().getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    families = {family for family, *_ in found}
+    wanted = socket.AF_INET if socket.AF_INET in families else socket.AF_INET6
+    return sorted({str(address[0]) for family, *_, address in found if family is wanted})
+
+
+class Seeds:
+    """Use within `running`; `targets` are what to ask now."""
+
+    def __init__(self, addresses: Mapping[Kind, Iterable[str]], *, resolve: Resolve = resolved) -> None:
+        self._resolve = resolve
+        self._known: dict[Target, frozenset[str]] = {
+            (kind, address): frozenset() if _is_taken_apart(address) else frozenset((address,))
+            for kind, some in addresses.items()
+            for address in some
+        }
+
+    @property
+    def targets(self) -> frozenset[Target]:
+        """NOTE: an address that a name no longer has is not here, but whoever was found there may live on."""
+        return frozenset((kind, each) for (kind, _), found in self._known.items() for each in found)
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[Seeds]:
+        """Resolves for the length of a scope; a resolver that hangs holds up nothing else."""
+        names = [told for told in self._known if _is_taken_apart(told[1])]
+        async with contextlib.AsyncExitStack() as tasks:
+            for told in names:
+                await tasks.enter_async_context(owned_task(self._follow(told)))
+            yield self
+
+    async def _follow(self, told: Target) -> None:
+        host, port = _split(told[1])
+        while True:
+            try:
+                self._known[told] = frozenset(_joined(each, port) for each in await self._resolve(host))
+            except OSError as failure:
+                # What it meant last is the best guess at what it means.
+                structlog.get_logger().debug("name not resolved", name=host, error=str(failure))
+            await asyncio.sleep(RESOLVE_SECONDS)
+
+
+def _is_taken_apart(address: str) -> bool:
+    """A name, unless certificates are made out to names: then whoever answers has to have that name."""
+    if (certificates := tls.current()) is not None and not certificates.name:
+        return False
+    try:
+        ipaddress.ip_address(_split(address)[0])
+    except ValueError:
+        return True
+    return False
+
+
+def _split(address: str) -> tuple[str, str]:
+    host, _, port = address.rpartition(":")
+    return host.removeprefix("[").removesuffix("]"), port
+
+
+def _joined(host: str, port: str) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
