@@ -24,6 +24,7 @@ from headwater.proto.common_pb2 import Sampling, StructuredOutput
 from headwater.proto.events_pb2 import Incarnation
 from headwater.services.engine.core_link import CoreLink
 from headwater.services.engine.door import Door
+from headwater.services.engine.grammars import GrammarCompiler
 from headwater.services.engine.kv_events import KvEventLog
 from headwater.services.engine.settings import EngineSettings
 from headwater.services.grammars.grammars import Grammars, fill
@@ -132,7 +133,8 @@ async def measure(
         ]
 
     async with CoreLink.running(settings) as core:
-        door = Door(core, await core.ready(), KvEventLog(Incarnation()), manifest.name, settings.model_folder)
+        compiler = GrammarCompiler(settings.model_folder)
+        door = Door(core, await core.ready(), KvEventLog(Incarnation()), manifest.name, compiler)
         door.open(lambda batch: None)
         client, answers = Client(door), list[list[int]]()
         speeds: dict[bool, list[float]] = {False: [], True: []}
@@ -166,12 +168,18 @@ def run(
     executor: Annotated[str, typer.Option(help="single, or simulated")] = "single",
     threads: Annotated[int, typer.Option(help="of a CPU; 0: one a core")] = 0,
     block_size: Annotated[int, typer.Option(help="tokens a KV block")] = 16,
+    load_format: Annotated[str, typer.Option(help="auto, or dummy: random weights")] = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="print JSON only")] = False,
 ) -> None:
     """Compare the throughput of answers held to a JSON schema with that of free ones."""
     configure_logging("bench", "warning")
     settings = EngineSettings(
-        model_folder=model_folder, device=device, executor=executor, threads=threads, block_size=block_size
+        model_folder=model_folder,
+        device=device,
+        executor=executor,
+        threads=threads,
+        block_size=block_size,
+        load_format=load_format,
     )
     result = asyncio.run(
         measure(settings, num_requests=requests, prompt_len=prompt_len, output_len=output_len, rounds=rounds)

@@ -10,6 +10,7 @@ from headwater.engine_core.config import EngineConfig
 from headwater.engine_core.executors.executor import DrawPlan, Int32Array, StepPlan, StepResult
 from headwater.engine_core.models.decoder import Decoder
 from headwater.engine_core.pooling import Pools
+from headwater.engine_core.rehearsal import rehearsal
 from headwater.engine_core.request import TokenLogprobs
 from headwater.engine_core.sampler import Sampler
 
@@ -25,7 +26,7 @@ class Runner:
     def __init__(self, decoder: Decoder, config: EngineConfig, dtype: torch.dtype) -> None:
         model = decoder.config
         max_blocks = -(-config.max_model_len // config.block_size)
-        self._decoder = decoder
+        self._decoder, self._config = decoder, config
         self._block_size = config.block_size
         self._sampler = Sampler(config.max_num_seqs)
         self._pools = Pools()
@@ -38,6 +39,14 @@ class Runner:
         self._kv_cache = torch.zeros(
             model.num_layers, 2, config.num_blocks, model.num_kv_heads, config.block_size, model.head_dim, dtype=dtype
         )
+
+    def rehearse(self) -> None:
+        """Computes a few plans for what they touch, and forgets them."""
+        for plan in rehearsal(self._config, self._decoder.config.vocab_size):
+            if isinstance(plan, StepPlan):
+                self.run(plan)
+            else:
+                self.draw(plan)
 
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> StepResult:

@@ -139,6 +139,9 @@ class CudaExecutor:
         assert self._flights[0].step == handle
         return bool(self._flights[0].done.query())  # type: ignore[no-untyped-call]  # torch ships it so
 
+    def warm_up(self) -> None:
+        """What is captured has run."""
+
     def prepare(self) -> bool:
         """Captures the next shape that steps are likely to have."""
         self._capture(1)

@@ -128,6 +128,11 @@ class Executor(Protocol):
     def is_ready(self, handle: int) -> bool:
         """Whether `retire` would return without waiting."""
 
+    def warm_up(self) -> None:
+        """Does before anything is served what the first steps would otherwise wait for: memory that is touched for the
+        first time, libraries and threads that begin. To be called once, with nothing in flight; leaves nothing behind
+        but in the scratch block."""
+
     def prepare(self) -> bool:
         """Makes later steps faster while nothing is in flight; takes well under a second. Whether more is left."""
 

@@ -174,6 +174,9 @@ class SimulatedExecutor:
         step.polls_left -= 1
         return step.polls_left < 0 and step.ready_at <= self._clock()
 
+    def warm_up(self) -> None:
+        pass
+
     def prepare(self) -> bool:
         return False
 

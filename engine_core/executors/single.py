@@ -32,6 +32,9 @@ class SingleExecutor:
     def is_ready(self, handle: int) -> bool:
         return True
 
+    def warm_up(self) -> None:
+        self._runner.rehearse()
+
     def prepare(self) -> bool:
         return False
 

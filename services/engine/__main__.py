@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sys
 
 from headwater.proto.engine_pb2_grpc import add_EngineServicer_to_server
 from headwater.services.engine.core_link import CoreFailed, CoreLink
 from headwater.services.engine.door import Door
 from headwater.services.engine.facts import EngineFacts
+from headwater.services.engine.grammars import GrammarCompiler
 from headwater.services.engine.kv_events import KvEventLog
 from headwater.services.engine.messages import Ready
 from headwater.services.engine.metrics import collected
@@ -21,7 +23,7 @@ from headwater.services.runtime import Lifetime, configure_logging, in_one_line,
 from headwater.services.settings import SettingError, read_settings
 from headwater.services.text.stage import Listener, metrics_served
 from headwater.services.tls import stages_secured
-from headwater.services.tracing import Tracing, tracing_to
+from headwater.services.tracing import tracing_to
 
 LAST_WORDS_SECONDS = 2.0
 """What ended sessions are given to reach their clients."""
@@ -30,21 +32,24 @@ LAST_WORDS_SECONDS = 2.0
 async def serve(settings: EngineSettings) -> None:
     """From settings to the last token. Raises `CoreFailed`, `ModelFolderError` or `ModelRefused`."""
     async with lifetime("engine") as life, CoreLink.running(settings) as core:
-        await _first_of(core.settled, life.stopping)
-        if not life.stopping.is_set():
-            await _serve_core(settings, core, await core.ready(), life)
+        # The core takes longer to start: what the door needs is read meanwhile.
+        with contextlib.closing(GrammarCompiler(settings.model_folder)) as compiler:
+            await _first_of(core.settled, life.stopping)
+            if not life.stopping.is_set():
+                await _serve_core(settings, core, await core.ready(), compiler, life)
 
 
-async def _serve_core(settings: EngineSettings, core: CoreLink, ready: Ready, life: Lifetime) -> None:
+async def _serve_core(
+    settings: EngineSettings, core: CoreLink, ready: Ready, compiler: GrammarCompiler, life: Lifetime
+) -> None:
     replica = Replica(settings, ready)
     with tracing_to(settings.otlp_endpoint, "engine", replica.replica_id) as tracing:
-        await _serve_door(settings, core, ready, replica, tracing, life)
+        door = Door(core, ready, KvEventLog(replica.incarnation), replica.model.name, compiler, tracing)
+        await compiler.read()
+        await _serve_door(settings, core, door, replica, life)
 
 
-async def _serve_door(
-    settings: EngineSettings, core: CoreLink, ready: Ready, replica: Replica, tracing: Tracing, life: Lifetime
-) -> None:
-    door = Door(core, ready, KvEventLog(replica.incarnation), replica.model.name, settings.model_folder, tracing)
+async def _serve_door(settings: EngineSettings, core: CoreLink, door: Door, replica: Replica, life: Lifetime) -> None:
     servicer = EngineServicer(door, replica)
     listener = Listener(settings.host, settings.port)
     add_EngineServicer_to_server(servicer, listener.server)

@@ -99,10 +99,14 @@ def main() -> None:
     commands, reports = RingReader(ends.commands), RingWriter(ends.reports)
     logging.basicConfig(level=settings.log_level.upper(), format="%(message)s")
     try:
-        executor, config, facts = _build(executor_options(settings), SpokenProgress(reports))
+        progress = SpokenProgress(reports)
+        executor, config, facts = _build(executor_options(settings), progress)
     except ConfigError as error:
         reports.write(encode(Failed(str(error))))
         sys.exit(1)
+    progress("warming up", 0, 1)
+    # Before it is measured: first steps tell nothing of later ones.
+    executor.warm_up()
     measured = MeasuredExecutor(executor)
     with contextlib.closing(measured):
         masks = map_masks(ends.masks, config.max_num_seqs, facts.vocab_size)

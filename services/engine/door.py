@@ -12,7 +12,6 @@ import math
 import time
 from collections import Counter as Tally
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 from headwater.engine_core.request import NewRequest
 from headwater.engine_core.step_output import EngineLoad, StepOutput
@@ -53,10 +52,9 @@ class Door:
         ready: Ready,
         events: KvEventLog,
         model_name: str,
-        folder: Path | None,
+        compiler: GrammarCompiler,
         tracing: Tracing = NO_TRACING,
     ) -> None:
-        """`folder` has the tokenizer that grammars need."""
         self.tracing = tracing
         self.limits = Limits(vocab_size=ready.vocab_size, max_model_len=ready.max_model_len)
         self.keys: Iterator[int] = itertools.count(1)
@@ -82,7 +80,7 @@ class Door:
         self._step = 0
         self._load = EngineLoad(num_total_blocks=ready.num_blocks)
         writer = MaskWriter(core.map_masks(ready), core.send, MASK_SECONDS.labels(model_name).observe)
-        self.grammars = GrammarDesk(GrammarCompiler(folder), writer, send=core.send, say=self._say)
+        self.grammars = GrammarDesk(compiler, writer, send=core.send, say=self._say)
         core.connect(self._hear, self._hear_end)
 
     def open(self, publish: Callable[[KvEventBatch], None]) -> None:

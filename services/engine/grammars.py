@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 from collections import OrderedDict
 from concurrent.futures import ThreadPoolExecutor
@@ -22,11 +23,15 @@ COMPILE_SECONDS = 10.0
 
 class GrammarCompiler:
     def __init__(self, folder: Path | None) -> None:
-        """The folder has the tokenizer, which is read with the first grammar."""
-        self._folder = folder
-        self._grammars: Grammars | None = None
+        """Begins to read the folder's tokenizer: a part of a second that no first grammar shall wait for."""
         self._kept: OrderedDict[bytes, asyncio.Future[LLMatcher]] = OrderedDict()
         self._threads = ThreadPoolExecutor(min(2, os.cpu_count() or 1), "grammar")
+        self._grammars = self._threads.submit(_read, folder)
+
+    async def read(self) -> None:
+        """Returns when the tokenizer is read, or cannot be: each request that needs it will be told why."""
+        with contextlib.suppress(GrammarError):
+            await asyncio.wrap_future(self._grammars)
 
     async def matcher(self, grammar: bytes) -> LLMatcher:
         """At the grammar's start, the caller's own. Raises `GrammarError`."""
@@ -49,11 +54,13 @@ class GrammarCompiler:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _compile(self, grammar: bytes) -> LLMatcher:
-        if self._folder is None:
-            raise GrammarError("this engine has no tokenizer; start it with a model folder")
-        if self._grammars is None:
-            try:
-                self._grammars = Grammars(self._folder)
-            except (OSError, ValueError, ModelFolderError) as fault:
-                raise GrammarError(f"the model's tokenizer cannot be used for it: {fault}") from fault
-        return self._grammars.compile(grammar.decode(errors="replace"))
+        return self._grammars.result().compile(grammar.decode(errors="replace"))
+
+
+def _read(folder: Path | None) -> Grammars:
+    if folder is None:
+        raise GrammarError("this engine has no tokenizer; start it with a model folder")
+    try:
+        return Grammars(folder)
+    except (OSError, ValueError, ModelFolderError) as fault:
+        raise GrammarError(f"the model's tokenizer cannot be used for it: {fault}") from fault

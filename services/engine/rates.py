@@ -50,6 +50,9 @@ class MeasuredExecutor:
     def is_ready(self, handle: int) -> bool:
         return self._executor.is_ready(handle)
 
+    def warm_up(self) -> None:
+        self._executor.warm_up()
+
     def prepare(self) -> bool:
         return self._executor.prepare()
 
