@@ -78,7 +78,9 @@ async def serve(settings: GatewaySettings) -> None:
         app = make_app(line, settings, durable, admin, models_here, replicas_here)
         shared: dict[str, Any] = {"reuse_port": settings.reuse_port, "tls": ClientTls.of(settings)}
         rest = RestListener(app, settings.host, settings.port, **shared)
-        public = GrpcListener(line, settings.host, settings.grpc_port, **shared)
+        public = GrpcListener(
+            line, settings.host, settings.grpc_port, slow_reader_limit=settings.slow_reader_limit, **shared
+        )
         rest.start()
         await public.start()
         member = Member(kind=Kind.GATEWAY, replica_id=name, epoch=epoch, address=public.address)

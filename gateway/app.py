@@ -121,8 +121,8 @@ def make_app(
     for method, path, handler in routes:
         handlers.setdefault(path, {})[method] = handler
     app: ASGIApp = Router(
-        [Route(path, _Endpoint(line, path, methods)) for path, methods in handlers.items()],
-        default=_Endpoint(line, "other", {}, surface.unknown_path),
+        [Route(path, _Endpoint(line, path, methods, settings.slow_reader_limit)) for path, methods in handlers.items()],
+        default=_Endpoint(line, "other", {}, settings.slow_reader_limit, surface.unknown_path),
         redirect_slashes=False,
     )
     if settings.allowed_origins:
@@ -140,12 +140,18 @@ class _Endpoint:
     """One path: finds the method's handler, runs it, turns whatever it raises into an answer, counts."""
 
     def __init__(
-        self, line: Line, path: str, handlers: Mapping[str, Handler], otherwise: Handler | None = None
+        self,
+        line: Line,
+        path: str,
+        handlers: Mapping[str, Handler],
+        slow_reader_limit: float,
+        otherwise: Handler | None = None,
     ) -> None:
         self._line, self._path, self._handlers, self._otherwise = line, path, handlers, otherwise
+        self._slow_reader_limit = slow_reader_limit
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        exchange = Exchange(scope, receive, send)
+        exchange = Exchange(scope, receive, send, self._slow_reader_limit)
         try:
             handler = self._handlers.get("GET" if exchange.method == "HEAD" else exchange.method, self._otherwise)
             if handler is None:

@@ -29,9 +29,13 @@ class Exchange:
     """Wraps what an ASGI server gives; `status` is what was answered, 499 when the client left first."""
 
     def __init__(
-        self, scope: Message, receive: Callable[[], Awaitable[Message]], send: Callable[[Message], Any]
+        self,
+        scope: Message,
+        receive: Callable[[], Awaitable[Message]],
+        send: Callable[[Message], Any],
+        slow_reader_limit: float,
     ) -> None:
-        self._receive, self._send = receive, send
+        self._receive, self._send, self._slow_reader_limit = receive, send, slow_reader_limit
         self.method: str = scope["method"]
         self.path: str = scope["path"]
         self.path_params: dict[str, str] = scope.get("path_params", {})
@@ -104,7 +108,7 @@ class Exchange:
 
     def open_stream(self, on_writable: Callable[[], None]) -> SseStream:
         """A stream of events; its response begins with the first of them."""
-        self.stream = SseStream(self._send, self._headers, on_writable)
+        self.stream = SseStream(self._send, self._headers, on_writable, self._slow_reader_limit)
         return self.stream
 
     async def end_stream(self, last_events: bytes) -> None:

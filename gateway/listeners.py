@@ -171,9 +171,18 @@ def _bound(host: str, port: int, reuse_port: bool) -> socket.socket:
 class GrpcListener:
     """The public service; `address` from the start."""
 
-    def __init__(self, line: Line, host: str, port: int, *, reuse_port: bool, tls: ClientTls | None = None) -> None:
+    def __init__(
+        self,
+        line: Line,
+        host: str,
+        port: int,
+        *,
+        slow_reader_limit: float,
+        reuse_port: bool,
+        tls: ClientTls | None = None,
+    ) -> None:
         options = (("grpc.so_reuseport", int(reuse_port)), *PING_OPTIONS, *SIZE_OPTIONS)
-        self._server = grpc.aio.server(interceptors=[ErrorInterceptor()], options=options)
+        self._server = grpc.aio.server(interceptors=[ErrorInterceptor(slow_reader_limit)], options=options)
         self._health = health.aio.HealthServicer()
         inference_pb2_grpc.add_InferenceServicer_to_server(InferenceService(line), self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)

@@ -14,7 +14,6 @@ from headwater.gateway.choice import Choice, Sink
 from headwater.gateway.embeddings import Embedding
 from headwater.gateway.job import Job
 from headwater.gateway.line import Line, shutting_down
-from headwater.gateway.openai.sse import PATIENCE_SECONDS
 from headwater.gateway.pieces import CallPiece, Gathered, OrderedQueue, Piece, PieceQueue
 from headwater.gateway.resumed import ResumedGeneration, bare_id, caller_of, find, run_resumed
 from headwater.gateway.session import Generation, run_all
@@ -270,18 +269,13 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
 
 
 async def _numbered(chunks: AsyncIterator[ChunkT], request: Asked, after: int = 0) -> AsyncIterator[ChunkT]:
-    """Of a resumable stream: with their numbers, behind those that the client has. Who takes none for long is left."""
-    number, loop, call = 0, asyncio.get_running_loop(), asyncio.current_task()
-    assert call is not None
+    """Of a resumable stream: with their numbers, behind those that the client has."""
+    number = 0
     async for chunk in chunks:
         if request.resumable:
             chunk.chunk_index = number = number + 1
         if number > after or not request.resumable:
-            patience = loop.call_later(PATIENCE_SECONDS, call.cancel)
-            try:
-                yield chunk
-            finally:
-                patience.cancel()
+            yield chunk
 
 
 def _context(request: Asked, caller: Caller) -> StreamContext | None:

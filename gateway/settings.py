@@ -51,6 +51,9 @@ class GatewaySettings(StageTlsSettings):
     )
     response_ttl: float = setting(86400.0, "seconds that answers of /v1/responses are kept in Redis")
     sse_keep_alive: float = setting(5.0, "seconds of silence after which a stream gets a comment")
+    slow_reader_limit: float = setting(
+        30.0, "seconds that a client may take nothing of its answer, over gRPC any time, over REST once it has ended"
+    )
     drain_limit: float = setting(30.0, "seconds that running requests are given at shutdown")
     log_receipts: float = setting(0.01, "part of the requests whose routing decision is logged; failed ones always are")
     metrics_port: int = setting(-1, "port of /metrics for this process alone; 0: any, -1: none")
@@ -61,7 +64,14 @@ class GatewaySettings(StageTlsSettings):
         for name in ("port", "grpc_port"):
             if not 0 <= getattr(self, name) <= 65535:
                 raise SettingError(name, getattr(self, name), "0…65535")
-        for name in ("max_body_bytes", "max_file_bytes", "max_running", "response_ttl", "sse_keep_alive"):
+        for name in (
+            "max_body_bytes",
+            "max_file_bytes",
+            "max_running",
+            "response_ttl",
+            "sse_keep_alive",
+            "slow_reader_limit",
+        ):
             if getattr(self, name) <= 0:
                 raise SettingError(name, getattr(self, name), "more than 0")
         for name in ("max_queued", "cold_start_timeout", "batch_concurrency", "drain_limit"):

@@ -11,6 +11,7 @@
     ├── UnsupportedMediaType       415 INVALID_ARGUMENT
     ├── LimitExceeded              429 RESOURCE_EXHAUSTED    retry after
     ├── ClientGone                 499 CANCELLED
+    │   └── SlowReader             499 RESOURCE_EXHAUSTED    its answer waits for it no longer
     ├── InternalError              500 INTERNAL
     ├── Unavailable                503 UNAVAILABLE           retry after
     └── DeadlineExceeded           504 DEADLINE_EXCEEDED
@@ -122,6 +123,13 @@ class LimitExceeded(HeadwaterError):
 
 class ClientGone(HeadwaterError):
     code = "client_closed_request"
+
+
+class SlowReader(ClientGone):
+    code = "slow_reader"
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(f"the client took nothing of its answer for {seconds:g} s")
 
 
 class InternalError(HeadwaterError):

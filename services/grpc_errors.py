@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+import asyncio
+import contextlib
+import inspect
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, NoReturn, TypeVar
 
 import grpc
@@ -22,6 +25,7 @@ STATUS: dict[type[errors.HeadwaterError], grpc.StatusCode] = {
     errors.PermissionDenied: grpc.StatusCode.PERMISSION_DENIED,
     errors.NotFound: grpc.StatusCode.NOT_FOUND,
     errors.LimitExceeded: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    errors.SlowReader: grpc.StatusCode.RESOURCE_EXHAUSTED,
     errors.ClientGone: grpc.StatusCode.CANCELLED,
     errors.Unavailable: grpc.StatusCode.UNAVAILABLE,
     errors.DeadlineExceeded: grpc.StatusCode.DEADLINE_EXCEEDED,
@@ -103,6 +107,10 @@ def _unpack(detail: AnyMessage, into: Any) -> bool:
 class ErrorInterceptor(grpc.aio.ServerInterceptor):
     """Maps named errors of every handler to status; what is unforeseen becomes INTERNAL and one log line."""
 
+    def __init__(self, reader_patience: float | None = None) -> None:
+        """`reader_patience`: seconds after which a stream ends whose reader takes nothing."""
+        self._reader_patience = reader_patience
+
     async def intercept_service(
         self,
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any] | None]],
@@ -117,9 +125,11 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):
         }
         method = str(details.method)
         if handler.request_streaming:
-            return grpc.stream_stream_rpc_method_handler(_guard_stream(handler.stream_stream, method), **serializers)
+            guarded = _guard_stream(handler.stream_stream, method, self._reader_patience)
+            return grpc.stream_stream_rpc_method_handler(guarded, **serializers)
         if handler.response_streaming:
-            return grpc.unary_stream_rpc_method_handler(_guard_stream(handler.unary_stream, method), **serializers)
+            guarded = _guard_stream(handler.unary_stream, method, self._reader_patience)
+            return grpc.unary_stream_rpc_method_handler(guarded, **serializers)
         return grpc.unary_unary_rpc_method_handler(_guard_unary(handler.unary_unary, method), **serializers)
 
 
@@ -152,16 +162,36 @@ def _unforeseen(method: str) -> errors.InternalError:
     return errors.InternalError("an internal fault; the log has it")
 
 
-def _guard_stream(behavior: Any, method: str) -> Any:
-    async def guarded(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[Any]:
+def _guard_stream(behavior: Any, method: str, patience: float | None) -> Any:
+    """Of a handler that yields its replies, or writes them itself as health's does."""
+
+    async def guarded(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         try:
-            async for reply in behavior(request, context):
-                yield reply
+            if not inspect.isasyncgenfunction(behavior):
+                await behavior(request, context)
+                return
+            async with contextlib.aclosing(behavior(request, context)) as replies:
+                async for reply in replies:
+                    await _write(context, reply, patience)
         except errors.HeadwaterError as error:
+            # NOTE: what was written and not read yet stays ahead of the status.
             await abort(context, error)
-        except grpc.aio.AbortError:
+        except grpc.aio.BaseError:
+            # The call is over: nobody can be told any more.
             raise
         except Exception:
             await abort(context, _unforeseen(method))
 
     return guarded
+
+
+async def _write(context: grpc.aio.ServicerContext[Any, Any], reply: Any, patience: float | None) -> None:
+    """Raises `SlowReader`."""
+    if patience is None:
+        await context.write(reply)
+        return
+    try:
+        async with asyncio.timeout(patience):
+            await context.write(reply)
+    except TimeoutError:
+        raise errors.SlowReader(patience) from None

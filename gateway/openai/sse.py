@@ -10,8 +10,6 @@ from typing import Any
 
 from headwater.services import errors
 
-PATIENCE_SECONDS = 30.0
-"""With a client that reads nothing of an answer that has ended."""
 Message = MutableMapping[str, Any]
 Send = Callable[[Message], Awaitable[None]]
 Headers = list[tuple[bytes, bytes]]
@@ -31,9 +29,12 @@ class SseStream:
     it would wait does a task take it over, and `on_writable` is called when that is done.
     """
 
-    def __init__(self, send: Send, headers: Callable[[], Headers], on_writable: Callable[[], None]) -> None:
-        """`headers` are asked for when the response begins."""
-        self._send, self._headers = send, headers
+    def __init__(
+        self, send: Send, headers: Callable[[], Headers], on_writable: Callable[[], None], patience: float
+    ) -> None:
+        """`headers` are asked for when the response begins; `patience` is in seconds, with a client that reads nothing
+        of an answer that has ended."""
+        self._send, self._headers, self._patience = send, headers, patience
         self._on_writable = on_writable
         self._queue: deque[Message] = deque()
         self._resumer: asyncio.Task[None] | None = None
@@ -48,18 +49,18 @@ class SseStream:
         self._push({"type": "http.response.body", "body": data, "more_body": True})
 
     async def close(self, data: bytes) -> None:
-        """The last events; returns when the server has them. Raises `ClientGone` for a client that reads nothing."""
+        """The last events; returns when the server has them. Raises `SlowReader` for a client that reads nothing."""
         self._begin()
         self.num_events += 1
         try:
-            async with asyncio.timeout(PATIENCE_SECONDS):
+            async with asyncio.timeout(self._patience):
                 while self.blocked:
                     assert self._resumer is not None
                     await self._resumer
                 # With the end of the body, in one write to the socket.
                 await self._send({"type": "http.response.body", "body": data, "more_body": False})
         except TimeoutError:
-            raise errors.ClientGone("the client does not read its answer") from None
+            raise errors.SlowReader(self._patience) from None
 
     async def abandon(self) -> None:
         """Nothing more is written: the client is gone, or the answer is given up."""

@@ -172,6 +172,9 @@ def test_health_and_reflection_answer(channel: grpc.Channel) -> None:
         assert health.Check(health_pb2.HealthCheckRequest(service=service)).status == (
             health_pb2.HealthCheckResponse.SERVING
         )
+    watching = health.Watch(health_pb2.HealthCheckRequest())
+    assert next(watching).status == health_pb2.HealthCheckResponse.SERVING
+    watching.cancel()
     reflection: Any = reflection_pb2_grpc.ServerReflectionStub(channel)
     asked = iter(
         [

@@ -46,6 +46,7 @@ def test_a_new_knob_is_a_decision() -> None:
         "cold_start_timeout",
         "response_ttl",
         "sse_keep_alive",
+        "slow_reader_limit",
         "drain_limit",
         "log_receipts",
         "metrics_port",

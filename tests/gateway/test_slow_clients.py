@@ -1,0 +1,91 @@
+"""Clients that read nothing of what they asked for, over REST and gRPC: they cost little, and nobody else."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from headwater.proto import common_pb2, inference_pb2, inference_pb2_grpc
+from tests.gateway.conftest import GatewayStarter
+from tests.gateway.stages import MODEL, Behind, Gateway, completion_body
+from tests.gateway.test_session import used_blocks
+
+SAMPLING: dict[str, Any] = {"ignore_eos": True, "temperature": 1, "seed": 1}
+WITHIN_CREDIT = SAMPLING | {"n": 6, "max_tokens": 1000}
+"""Ends without a reader; with log probabilities it is far more than sockets hold."""
+PAST_CREDIT = SAMPLING | {"n": 2, "max_tokens": 1100}
+"""Stands still without a reader."""
+MAX_BYTES = 64 * 1024 * 1024
+
+
+@pytest.fixture(scope="module")
+def impatient(behind: Behind, start_gateway: GatewayStarter) -> Iterator[Gateway]:
+    with start_gateway(behind, "--slow-reader-limit=1") as gateway:
+        yield gateway
+
+
+def memory_of(gateway: Gateway) -> int:
+    """Bytes of a gateway's process."""
+    pages = Path(f"/proc/{gateway.stage.process.pid}/statm").read_text().split()[1]
+    return int(pages) * 4096
+
+
+def num_given_up(gateway: Gateway) -> int:
+    """Requests over REST whose client left, or was left."""
+    lines = gateway.client.get("/metrics").text.splitlines()
+    return sum(int(float(line.rsplit(" ", 1)[1])) for line in lines if 'status="499"' in line and "_total" in line)
+
+
+def deaf_over_rest(gateway: Gateway, is_resumable: bool) -> socket.socket:
+    more = {"stream": True, "stream_options": {"resumable": is_resumable}, "logprobs": 20}
+    body = json.dumps(completion_body(**WITHIN_CREDIT) | more).encode()
+    host, _, port = gateway.rest.removeprefix("http://").partition(":")
+    deaf = socket.socket()
+    deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    deaf.connect((host, int(port)))
+    deaf.sendall(f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body)
+    return deaf
+
+
+@pytest.mark.parametrize("is_resumable", [False, True], ids=["plain", "resumable"])
+def test_clients_that_read_nothing_are_cut_off_and_told_so_once_they_read(
+    impatient: Gateway, behind: Behind, is_resumable: bool
+) -> None:
+    alone = impatient.complete("Far away", max_tokens=64)["choices"][0]["text"]
+    before, given_up = memory_of(impatient), num_given_up(impatient)
+    sampling = common_pb2.Sampling(**PAST_CREDIT, logprobs=True, top_logprobs=5)
+    asked = inference_pb2.CompleteRequest(model=MODEL, text="Once", sampling=sampling, resumable=is_resumable)
+    # Without the probe its windows stay small: a client of gRPC reads ahead of whoever reads from it.
+    with (
+        deaf_over_rest(impatient, is_resumable) as deaf,
+        grpc.insecure_channel(impatient.grpc, [("grpc.http2.bdp_probe", 0)]) as channel,
+    ):
+        stub = inference_pb2_grpc.InferenceStub(channel)
+        unread = stub.CompleteStream(asked)
+        impatient.wait_until(lambda: impatient.metric("headwater_num_streams") > 0)
+        assert impatient.complete("Far away", max_tokens=64)["choices"][0]["text"] == alone
+        impatient.wait_until(lambda: num_given_up(impatient) > given_up, seconds=60)
+        impatient.wait_until(lambda: impatient.metric("headwater_num_requests_running") == 0, seconds=60)
+        assert memory_of(impatient) - before < MAX_BYTES
+        deaf.settimeout(60)
+        received = b"".join(iter(lambda: deaf.recv(1 << 20), b""))
+        assert received.startswith(b"HTTP/1.1 200")
+        assert b"[DONE]" not in received
+        chunks = list[Any]()
+        with pytest.raises(grpc.RpcError) as told:
+            chunks.extend(chunk for chunk in unread)
+        status: Any = told.value
+        assert status.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert status.details() == "the client took nothing of its answer for 1 s"
+        if is_resumable:
+            again = inference_pb2.ResumeRequest(request_id=chunks[0].request_id, after_index=len(chunks))
+            chunks += [reply.complete for reply in stub.Resume(again)]
+            assert [chunk.chunk_index for chunk in chunks] == list(range(1, len(chunks) + 1))
+            assert chunks[-1].usage.completion_tokens == 2200
+    impatient.wait_until(lambda: used_blocks(behind.replicas[0]) == 0, seconds=10)
