@@ -10,6 +10,8 @@ EXPLAIN = "ctl.explain"
 """Asks every gateway what it knows of a request."""
 BATCH_JOBS = "batch.jobs"
 """The work queue of batches; durable."""
+BATCH_LINES = "batch.lines"
+"""The work queue of their lines; durable."""
 TENANTS_CHANGED = "ctl.tenants"
 """Tells every gateway to read the tenants again."""
 USAGE = "usage"
@@ -72,3 +74,8 @@ def models_control(supervisor_id: str) -> str:
 
 def usage(tenant_id: str) -> str:
     return f"{USAGE}.{tenant_id.encode().hex()}"
+
+
+def batch_lines(batch_id: str, first: str) -> str:
+    """Lines of one batch, by the number of the first; `>`: all of them."""
+    return f"{BATCH_LINES}.{batch_id}.{first}"

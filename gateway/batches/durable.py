@@ -1,4 +1,4 @@
-"""What outlives every process: buckets and a work queue on NATS JetStream, made where they are missing.
+"""What outlives every process: buckets and work queues on NATS JetStream, made where they are missing.
 
 Knows their names and limits; knows nothing about what lies in them.
 """
@@ -15,6 +15,7 @@ from nats.js import JetStreamContext
 from nats.js.api import (
     AckPolicy,
     ConsumerConfig,
+    Header,
     KeyValueConfig,
     ObjectStoreConfig,
     RetentionPolicy,
@@ -32,12 +33,15 @@ KEPT_SECONDS = 30 * 86_400
 """Files and ended batches."""
 RUNNERS = "runners"
 HOLD_SECONDS = 6.0
-"""A job whose holder says nothing for so long goes to another."""
+"""A batch or a range of lines whose holder says nothing for so long goes to another."""
 FAILURES = (nats.errors.Error, OSError, TimeoutError)
 ENTRY_SECONDS = 10.0
 """What one entry of several may take: a server that restarts forgets who was reading."""
 RESULTS = "headwater_batch_results"
 _QUEUE = "headwater_batch_queue"
+LINES_QUEUE = "headwater_batch_lines"
+_WRONG_LAST_SEQUENCE = 10071
+"""JetStream's number for a subject that is not as it was expected to be."""
 
 
 class Missing(Exception):
@@ -63,6 +67,7 @@ class Rooms:
     batches: KeyValue
     results: KeyValue
     jobs: JetStreamContext.PullSubscription
+    ranges: JetStreamContext.PullSubscription
 
 
 class Durable:
@@ -87,20 +92,36 @@ class Durable:
 
 
 async def _open(js: JetStreamContext) -> Rooms:
-    consumer = ConsumerConfig(durable_name=RUNNERS, ack_policy=AckPolicy.EXPLICIT, ack_wait=HOLD_SECONDS)
-    try:
-        await js.stream_info(_QUEUE)
-    except nats.js.errors.NotFoundError:
-        queue = StreamConfig(name=_QUEUE, subjects=[subjects.BATCH_JOBS], retention=RetentionPolicy.WORK_QUEUE)
-        await js.add_stream(queue)
     return Rooms(
         js=js,
         files=await _bucket(js, "headwater_files"),
         contents=await _object_store(js, "headwater_file_contents"),
         batches=await _bucket(js, "headwater_batches"),
         results=await _bucket(js, RESULTS),
-        jobs=await js.pull_subscribe(subjects.BATCH_JOBS, durable=RUNNERS, stream=_QUEUE, config=consumer),
+        jobs=await _queue(js, _QUEUE, subjects.BATCH_JOBS),
+        ranges=await _queue(js, LINES_QUEUE, f"{subjects.BATCH_LINES}.>"),
     )
+
+
+async def _queue(js: JetStreamContext, name: str, subject: str) -> JetStreamContext.PullSubscription:
+    try:
+        await js.stream_info(name)
+    except nats.js.errors.NotFoundError:
+        await js.add_stream(StreamConfig(name=name, subjects=[subject], retention=RetentionPolicy.WORK_QUEUE))
+    consumer = ConsumerConfig(durable_name=RUNNERS, ack_policy=AckPolicy.EXPLICIT, ack_wait=HOLD_SECONDS)
+    return await js.pull_subscribe(subject, durable=RUNNERS, stream=name, config=consumer)
+
+
+async def put_once(js: JetStreamContext, subject: str, payload: bytes, headers: dict[str, str] | None = None) -> bool:
+    """False where there is something under that subject already."""
+    expected = {Header.EXPECTED_LAST_SUBJECT_SEQUENCE.value: "0"}
+    try:
+        await js.publish(subject, payload, headers=expected | (headers or {}))
+    except nats.js.errors.APIError as refused:
+        if refused.err_code != _WRONG_LAST_SEQUENCE:
+            raise
+        return False
+    return True
 
 
 async def _bucket(js: JetStreamContext, name: str) -> KeyValue:

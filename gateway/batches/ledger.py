@@ -1,29 +1,20 @@
-"""Batches, the queue of those that wait for a runner, and the results of their lines: one a line, whoever computes it.
-
-Knows nothing about files, lines' contents or HTTP.
-"""
+"""Batches, and the queue of those that wait for a runner. Knows nothing about files, lines or HTTP."""
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 
 import msgspec
-import nats.errors
 import nats.js.errors
 from nats.aio.msg import Msg
 
-from headwater.gateway.batches.durable import FAILURES, HOLD_SECONDS, RESULTS, Durable, Missing, entries, value_of
-from headwater.gateway.batches.records import Batch, Kept, Result
+from headwater.gateway.batches.durable import Durable, Missing, entries, value_of
+from headwater.gateway.batches.held import Held, next_of
+from headwater.gateway.batches.records import Batch, Kept
 from headwater.services import subjects
 from headwater.services.errors import NotFound
-from headwater.services.runtime import owned_task
 
-FETCH_SECONDS = 4.0
-"""Of a question for a job; a server that restarts forgets what it was asked."""
 _kept = msgspec.json.Decoder(Kept)
-_results = msgspec.json.Decoder(Result)
 
 
 class JobName(msgspec.Struct):
@@ -33,35 +24,13 @@ class JobName(msgspec.Struct):
     batch_id: str
 
 
-class Job:
-    """A batch that this process may work on, until it is `done` or given back."""
+class Job(Held):
+    """A batch that this process sees to its end."""
 
     def __init__(self, message: Msg) -> None:
+        super().__init__(message)
         name = msgspec.json.decode(message.data, type=JobName)
         self.tenant, self.batch_id = name.tenant, name.batch_id
-        self.num_deliveries = message.metadata.num_delivered
-        self._message = message
-
-    @contextlib.asynccontextmanager
-    async def held(self) -> AsyncIterator[None]:
-        """Keeps others from taking it for the length of a scope."""
-        async with owned_task(self._hold()):
-            yield
-
-    async def _hold(self) -> None:
-        while True:
-            await asyncio.sleep(HOLD_SECONDS / 3)
-            # While the server is away nobody else gets it either.
-            with contextlib.suppress(*FAILURES):
-                await self._message.in_progress()
-
-    async def done(self) -> None:
-        await self._message.ack_sync()
-
-    async def give_back(self, seconds: float = 0.0) -> None:
-        """To whoever is next, not before so many seconds. Out of reach, its time runs out by itself."""
-        with contextlib.suppress(*FAILURES):
-            await self._message.nak(delay=seconds or None)
 
 
 class Ledger:
@@ -101,32 +70,7 @@ class Ledger:
     async def next_job(self) -> Job:
         """Waits for one. Raises what NATS raises."""
         rooms = await self._durable.rooms()
-        while True:
-            try:
-                (message,) = await rooms.jobs.fetch(1, timeout=FETCH_SECONDS)
-            except nats.errors.TimeoutError:
-                continue
-            return Job(message)
-
-    async def keep_result(self, batch_id: str, number: int, result: Result) -> bool:
-        """False when the line had one already: the first stands."""
-        rooms = await self._durable.rooms()
-        try:
-            await rooms.results.create(f"{batch_id}.{number}", msgspec.json.encode(result))
-        except nats.js.errors.KeyWrongLastSequenceError:
-            return False
-        return True
-
-    async def results(self, batch_id: str) -> AsyncIterator[tuple[int, bytes, bool]]:
-        """(line number, the result as JSON, whether it is a success), in the order in which they came."""
-        rooms = await self._durable.rooms()
-        async for entry in entries(rooms.results, f"{batch_id}.>"):
-            value = entry.value or b""
-            yield int(entry.key.rpartition(".")[2]), value, _results.decode(value).is_success
-
-    async def drop_results(self, batch_id: str) -> None:
-        rooms = await self._durable.rooms()
-        await rooms.js.purge_stream(f"KV_{RESULTS}", subject=f"$KV.{RESULTS}.{batch_id}.>")
+        return Job(await next_of(rooms.jobs))
 
     async def _look_up(self, tenant: str, batch_id: str) -> tuple[Kept, int]:
         rooms = await self._durable.rooms()

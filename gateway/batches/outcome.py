@@ -9,9 +9,9 @@ from typing import IO, Any
 import msgspec
 
 from headwater.gateway.batches.files import IN_MEMORY_BYTES, Files
-from headwater.gateway.batches.ledger import Ledger
 from headwater.gateway.batches.lines import numbered, read_line
 from headwater.gateway.batches.records import Batch, Failure, Kept, Result, new_id
+from headwater.gateway.batches.results import Results
 
 _CANCELLED = Failure(code="batch_cancelled", message="the batch was cancelled before this request was answered")
 _EXPIRED = Failure(code="batch_expired", message="the completion window closed before this request was answered")
@@ -52,12 +52,12 @@ class _Pages:
         return (await files.add(kept.tenant, filename, "batch_output", self.file, self.num_bytes)).id
 
 
-async def gathered(files: Files, ledger: Ledger, kept: Kept, content: IO[bytes], *, is_cancelled: bool) -> Outcome:
+async def gathered(files: Files, results: Results, kept: Kept, content: IO[bytes], *, is_cancelled: bool) -> Outcome:
     """Writes the files; lines without a result are in the one of errors, with the reason."""
     with tempfile.SpooledTemporaryFile(IN_MEMORY_BYTES) as one, tempfile.SpooledTemporaryFile(IN_MEMORY_BYTES) as other:
         good, bad = _Pages(one), _Pages(other)
         done = set()
-        async for number, line, is_success in ledger.results(kept.batch.id):
+        async for number, line, is_success in results.all(kept.batch.id):
             done.add(number)
             (good if is_success else bad).add(line)
         for number, text in numbered(content):

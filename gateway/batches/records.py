@@ -98,6 +98,11 @@ class Kept(msgspec.Struct, kw_only=True):
     """The run that works on it; an earlier one finds another's name here and stops."""
 
     @property
+    def is_running(self) -> bool:
+        """Its lines are to be answered."""
+        return self.batch.status == "in_progress" and time.time() < self.batch.expires_at
+
+    @property
     def payer(self) -> Tenant:
         return Tenant(id=self.tenant, weight=self.weight, tier=self.tier)
 

@@ -1,4 +1,4 @@
-"""One runner's work on one batch: check its lines, run those without a result, gather the results into files.
+"""One runner's work on one batch: check its lines, hand out those without a result, gather the results into files.
 
 Whatever dies on the way, the next run goes on from the results. A run that was overtaken finds another's name on the
 batch and stops; nothing that it wrote is seen.
@@ -10,24 +10,25 @@ import asyncio
 import contextlib
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
-from functools import partial
-from typing import IO, Any, TypeVar
+from collections.abc import Callable
+from typing import IO
 
-from headwater.gateway.batches.durable import FAILURES
+from headwater.gateway.batches.durable import FAILURES, Durable
 from headwater.gateway.batches.files import Files
-from headwater.gateway.batches.ledger import Job, Ledger
-from headwater.gateway.batches.line_caller import LineCaller
-from headwater.gateway.batches.lines import check_lines, numbered
+from headwater.gateway.batches.hand_out import HandOut
+from headwater.gateway.batches.insist import insist
+from headwater.gateway.batches.ledger import Ledger
+from headwater.gateway.batches.lines import check_lines
 from headwater.gateway.batches.outcome import Outcome, gathered
+from headwater.gateway.batches.ranges import Ranges, cut
 from headwater.gateway.batches.records import Batch, Counts, Fault, Faults, Kept
+from headwater.gateway.batches.results import Follower, Results
 from headwater.services.errors import NotFound, Unavailable
 
 PROGRESS_SECONDS = 0.5
 """Between two looks at whether the batch is to be cancelled; clients see how far it is as often."""
-PAUSES = (0.1, 0.5, 1.0, 2.0, 5.0, 5.0, 5.0, 5.0)
-"""What storage gets to come back before a run is given up."""
-ReplyT = TypeVar("ReplyT")
+REPEAT_SECONDS = 10.0
+"""Between two times that ranges in work are put into the queue, which has those that are there already."""
 
 
 class NotMine(Exception):
@@ -35,30 +36,33 @@ class NotMine(Exception):
 
 
 class Run:
-    def __init__(self, files: Files, ledger: Ledger, caller: LineCaller, job: Job, *, max_line_bytes: int) -> None:
-        self._files, self._ledger, self._caller, self._job = files, ledger, caller, job
-        self._max_line_bytes = max_line_bytes
+    def __init__(self, durable: Durable, tenant: str, batch_id: str, *, max_line_bytes: int) -> None:
+        self._files, self._ledger = Files(durable), Ledger(durable)
+        self._ranges, self._results = Ranges(durable), Results(durable)
+        self._tenant, self._batch_id, self._max_line_bytes = tenant, batch_id, max_line_bytes
         self._name = secrets.token_hex(8)
         self._counts = Counts()
 
     async def to_its_end(self) -> Batch:
         """The batch when it is over. Raises `NotMine`, `NotFound`, and what storage raises."""
-        kept = await _insist(lambda: self._ledger.change(self._job.tenant, self._job.batch_id, self._claim))
+        kept = await insist(lambda: self._ledger.change(self._tenant, self._batch_id, self._claim))
         if not kept.batch.is_over:
             try:
                 async with self._files.opened(kept.tenant, kept.batch.input_file_id) as content:
                     kept = await self._carry(kept, content)
             except NotFound as missing:
                 kept = await self._fail(Fault(code="invalid_input_file", message=missing.message))
-        await self._ledger.drop_results(kept.batch.id)
+        await self._ranges.drop(kept.batch.id)
+        await self._results.drop(kept.batch.id)
         return kept.batch
 
     async def _carry(self, kept: Kept, content: IO[bytes]) -> Kept:
+        is_new = kept.batch.in_progress_at is None
         kept = await self._validate(kept, content)
         if kept.batch.is_over:
             return kept
         if kept.batch.cancelling_at is None:
-            await self._run_lines(kept, content)
+            await self._hand_out(kept, content, is_new=is_new)
         return await self._finish(kept, content)
 
     def _claim(self, kept: Kept) -> None:
@@ -86,45 +90,38 @@ class Run:
 
         return await self._change(fail)
 
-    async def _run_lines(self, kept: Kept, content: IO[bytes]) -> None:
+    async def _hand_out(self, kept: Kept, content: IO[bytes], *, is_new: bool) -> None:
         """Until every line has a result, the batch is cancelled or another's, or its time is over."""
-        done: set[int] = set()
-        async for number, _, is_success in self._ledger.results(kept.batch.id):
-            done.add(number)
-            self._count(is_success)
-        todo = ((number, text) for number, text in numbered(content) if number not in done)
-        lanes = [self._lane(kept, todo) for _ in range(self._caller.concurrency)]
-        work, watch = asyncio.create_task(_side_by_side(lanes)), asyncio.create_task(self._until_cancelled())
-        try:
-            left = max(0.0, kept.batch.expires_at - time.time())
-            await asyncio.wait((work, watch), timeout=left, return_when=asyncio.FIRST_COMPLETED)
-            if work.done():
-                work.result()
-        finally:
-            work.cancel()
-            watch.cancel()
-            await asyncio.gather(work, watch, return_exceptions=True)
+        hand_out = HandOut(self._ranges, cut(content, self._tenant, self._batch_id))
+        looked_at = repeated_at = time.monotonic()
+        async with self._results.followed(self._batch_id) as follower:
+            if not is_new:
+                await self._note(hand_out, follower)
+            while hand_out.num_done < kept.batch.request_counts.total and kept.is_running:
+                await hand_out.top_up()
+                await self._note(hand_out, follower)
+                now = time.monotonic()
+                if now - looked_at >= PROGRESS_SECONDS:
+                    looked_at, kept = now, await self._look(kept)
+                if now - repeated_at >= REPEAT_SECONDS:
+                    repeated_at = now
+                    await hand_out.repeat()
 
-    async def _lane(self, kept: Kept, todo: Iterator[tuple[int, bytes]]) -> None:
-        for number, text in todo:
-            result = await self._caller.answer(kept.payer, text)
-            if await _insist(partial(self._ledger.keep_result, kept.batch.id, number, result)):
-                self._count(result.is_success)
+    async def _note(self, hand_out: HandOut, follower: Follower) -> None:
+        for number, is_good in await insist(lambda: follower.more(PROGRESS_SECONDS)):
+            hand_out.note(number, is_good)
+        self._counts.completed, self._counts.failed = hand_out.num_good, hand_out.num_done - hand_out.num_good
 
-    async def _until_cancelled(self) -> None:
+    async def _look(self, kept: Kept) -> Kept:
         """Says how far it is and looks whether it may go on."""
-        told = -1
-        while True:
-            await asyncio.sleep(PROGRESS_SECONDS)
-            count = self._counts.completed + self._counts.failed
-            with contextlib.suppress(*FAILURES, Unavailable):
-                if count != told:
-                    kept = await self._change(self._tell)
-                    told = count
-                else:
-                    kept = await self._ledger.get(self._job.tenant, self._job.batch_id)
-                if kept.batch.status == "cancelling" or kept.owner != self._name:
-                    return
+        told = kept.batch.request_counts
+        with contextlib.suppress(*FAILURES, Unavailable):
+            if (told.completed, told.failed) != (self._counts.completed, self._counts.failed):
+                return await self._ledger.change(self._tenant, self._batch_id, self._guarded(self._tell))
+            kept = await self._ledger.get(self._tenant, self._batch_id)
+        if kept.owner != self._name:
+            raise NotMine
+        return kept
 
     async def _finish(self, kept: Kept, content: IO[bytes]) -> Kept:
         """Only a run that still has the batch says where its files are."""
@@ -136,7 +133,7 @@ class Run:
 
         kept = await self._change(finalize)
         is_cancelled = kept.batch.cancelling_at is not None
-        outcome = await gathered(self._files, self._ledger, kept, content, is_cancelled=is_cancelled)
+        outcome = await gathered(self._files, self._results, kept, content, is_cancelled=is_cancelled)
 
         def end(batch: Batch) -> None:
             outcome.tell(batch)
@@ -155,40 +152,16 @@ class Run:
                 with contextlib.suppress(*FAILURES, Unavailable, NotFound):
                     await self._files.delete(kept.tenant, file_id)
 
-    def _count(self, is_success: bool) -> None:
-        if is_success:
-            self._counts.completed += 1
-        else:
-            self._counts.failed += 1
-
     def _tell(self, batch: Batch) -> None:
         batch.request_counts.completed, batch.request_counts.failed = self._counts.completed, self._counts.failed
 
     async def _change(self, change: Callable[[Batch], None]) -> Kept:
+        return await insist(lambda: self._ledger.change(self._tenant, self._batch_id, self._guarded(change)))
+
+    def _guarded(self, change: Callable[[Batch], None]) -> Callable[[Kept], None]:
         def guarded(kept: Kept) -> None:
             if kept.owner != self._name:
                 raise NotMine
             change(kept.batch)
 
-        return await _insist(lambda: self._ledger.change(self._job.tenant, self._job.batch_id, guarded))
-
-
-async def _insist(call: Callable[[], Awaitable[ReplyT]]) -> ReplyT:
-    """Storage may be restarting: what it says the last time counts."""
-    for pause in PAUSES:
-        try:
-            return await call()
-        except (*FAILURES, Unavailable):
-            await asyncio.sleep(pause)
-    return await call()
-
-
-async def _side_by_side(coroutines: list[Coroutine[Any, Any, None]]) -> None:
-    """The first that fails ends the others."""
-    tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
-    try:
-        await asyncio.gather(*tasks)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        return guarded

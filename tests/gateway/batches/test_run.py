@@ -18,7 +18,10 @@ from headwater.gateway.batches.durable import Durable
 from headwater.gateway.batches.files import Files
 from headwater.gateway.batches.ledger import Ledger
 from headwater.gateway.batches.line_caller import LineCaller
+from headwater.gateway.batches.range_runner import RangeRunner
+from headwater.gateway.batches.ranges import LINES
 from headwater.gateway.batches.records import Batch, Kept, Result, new_id, now
+from headwater.gateway.batches.results import Results
 from headwater.gateway.batches.run import NotMine, Run
 from headwater.services.bus import Bus
 from headwater.services.errors import BadRequest, NotFound
@@ -29,7 +32,9 @@ URL = "/v1/completions"
 class Answering:
     """Answers each line by its prompt, after `gate`; the first answers are the given statuses."""
 
-    def __init__(self, *statuses: int) -> None:
+    def __init__(self, *statuses: int, num_answers: int = 1000) -> None:
+        self.num_answers = num_answers
+        """Before the gate closes."""
         self.statuses, self.asked, self.gate = list(statuses), [], asyncio.Event()  # type: ignore[var-annotated]
         self.gate.set()
         self.begun = asyncio.Event()
@@ -39,6 +44,8 @@ class Answering:
         body = msgspec.json.decode((await receive())["body"])
         self.headers = dict(scope["headers"])
         self.asked.append(body["prompt"])
+        if len(self.asked) > self.num_answers:
+            self.gate.clear()
         self.begun.set()
         await self.gate.wait()
         status = self.statuses.pop(0) if self.statuses else 200
@@ -51,6 +58,7 @@ class Bench:
     durable: Durable
     files: Files
     ledger: Ledger
+    results: Results
     tenant: str
 
     async def batch(self, num_lines: int, *, expires_in: int = 3600) -> Kept:
@@ -71,15 +79,16 @@ class Bench:
         await self.ledger.add(kept)
         return kept
 
-    def run(self, kept: Kept, app: Answering) -> Run:
-        @dataclass
-        class Named:
-            tenant: str
-            batch_id: str
+    def run(self, kept: Kept) -> Run:
+        return Run(self.durable, kept.tenant, kept.batch.id, max_line_bytes=1000)
 
-        caller = LineCaller(app, concurrency=2, registry=CollectorRegistry())
-        job: Any = Named(kept.tenant, kept.batch.id)
-        return Run(self.files, self.ledger, caller, job, max_line_bytes=1000)
+    def answered_by(self, app: Answering) -> contextlib.AbstractAsyncContextManager[RangeRunner]:
+        """A gateway that answers lines for the length of a scope."""
+        return RangeRunner(self.durable, LineCaller(app, concurrency=2, registry=CollectorRegistry())).running()
+
+    async def outcome(self, kept: Kept, app: Answering) -> Batch:
+        async with self.answered_by(app):
+            return await self.run(kept).to_its_end()
 
     async def lines(self, file_id: str | None) -> list[dict[str, Any]]:
         assert file_id is not None
@@ -91,12 +100,12 @@ class Bench:
 async def bench(nats_url: str) -> AsyncIterator[Bench]:
     async with Bus.open(nats_url, wait_seconds=5.0) as bus:
         durable = Durable(bus)
-        yield Bench(durable, Files(durable), Ledger(durable), uuid.uuid4().hex)
+        yield Bench(durable, Files(durable), Ledger(durable), Results(durable), uuid.uuid4().hex)
 
 
 async def test_a_line_that_cannot_be_served_now_is_tried_again_behind_everyone_else(bench: Bench) -> None:
     kept, app = await bench.batch(1), Answering(503, 429, 500)
-    batch = await bench.run(kept, app).to_its_end()
+    batch = await bench.outcome(kept, app)
     assert (batch.status, app.asked) == ("completed", ["p0"] * 4)
     assert app.headers[b"x-priority"] == b"1000"
     (line,) = await bench.lines(batch.output_file_id)
@@ -105,22 +114,25 @@ async def test_a_line_that_cannot_be_served_now_is_tried_again_behind_everyone_e
 
 async def test_a_fault_that_stays_is_the_lines_result(bench: Bench) -> None:
     kept, app = await bench.batch(1), Answering(500, 500, 504, 500)
-    batch = await bench.run(kept, app).to_its_end()
+    batch = await bench.outcome(kept, app)
     assert (batch.status, batch.request_counts.failed, batch.output_file_id) == ("completed", 1, None)
     (line,) = await bench.lines(batch.error_file_id)
     assert (line["response"]["status_code"], len(app.asked)) == (504, 3)
 
 
 async def test_a_run_that_is_overtaken_stops_and_nothing_of_it_is_seen(bench: Bench) -> None:
-    kept, slow, fast = await bench.batch(6), Answering(), Answering()
-    slow.gate.clear()
-    first = asyncio.create_task(bench.run(kept, slow).to_its_end())
-    await slow.begun.wait()
-    batch = await bench.run(kept, fast).to_its_end()
-    slow.gate.set()
-    with pytest.raises(NotMine):
-        await first
+    kept, app = await bench.batch(6), Answering()
+    app.gate.clear()
+    async with bench.answered_by(app):
+        first = asyncio.create_task(bench.run(kept).to_its_end())
+        await app.begun.wait()
+        second = asyncio.create_task(bench.run(kept).to_its_end())
+        with pytest.raises(NotMine):
+            await first
+        app.gate.set()
+        batch = await second
     assert batch.status == "completed"
+    assert sorted(app.asked) == [f"p{i}" for i in range(6)]
     assert sorted(line["custom_id"] for line in await bench.lines(batch.output_file_id)) == [f"{i}" for i in range(6)]
     stored = (await bench.ledger.get(bench.tenant, batch.id)).batch
     assert stored.output_file_id == batch.output_file_id
@@ -128,25 +140,42 @@ async def test_a_run_that_is_overtaken_stops_and_nothing_of_it_is_seen(bench: Be
     assert [file.id for file in outputs] == [batch.output_file_id]
 
 
+async def test_several_gateways_answer_the_lines_of_one_batch_each_once(bench: Bench) -> None:
+    kept, apps = await bench.batch(6 * LINES + 3), [Answering(), Answering()]
+    for app in apps:
+        app.gate.clear()
+    async with bench.answered_by(apps[0]), bench.answered_by(apps[1]):
+        run = asyncio.create_task(bench.run(kept).to_its_end())
+        for app in apps:
+            # Neither gets on before both have lines.
+            await app.begun.wait()
+        for app in apps:
+            app.gate.set()
+        batch = await run
+    assert (batch.status, batch.request_counts.completed) == ("completed", 6 * LINES + 3)
+    assert sorted(apps[0].asked + apps[1].asked) == sorted(f"p{i}" for i in range(6 * LINES + 3))
+    answered = [line["custom_id"] for line in await bench.lines(batch.output_file_id)]
+    assert sorted(map(int, answered)) == list(range(6 * LINES + 3))
+
+
 async def test_a_run_goes_on_from_the_results_of_the_one_before(bench: Bench) -> None:
-    kept, first, second = await bench.batch(6), Answering(), Answering()
-    run = asyncio.create_task(bench.run(kept, first).to_its_end())
-    await first.begun.wait()
-    first.gate.clear()
-    await asyncio.sleep(0.2)
+    kept, first, second = await bench.batch(40), Answering(num_answers=10), Answering()
+    run = asyncio.create_task(bench.run(kept).to_its_end())
+    async with bench.answered_by(first), bench.results.followed(kept.batch.id) as follower:
+        num_kept = 0
+        while num_kept < 10:
+            num_kept += len(await follower.more(1.0))
     run.cancel()
-    with contextlib.suppress(asyncio.CancelledError):
-        await run
-    done = {number async for number, _, _ in bench.ledger.results(kept.batch.id)}
-    batch = await bench.run(kept, second).to_its_end()
-    assert (batch.status, batch.request_counts.completed) == ("completed", 6)
-    assert len(second.asked) == 6 - len(done)
+    await asyncio.gather(run, return_exceptions=True)
+    batch = await bench.outcome(kept, second)
+    assert (batch.status, batch.request_counts.completed) == ("completed", 40)
+    assert len(second.asked) == 30
 
 
 async def test_what_is_not_answered_in_the_window_is_told_as_expired(bench: Bench) -> None:
     kept, app = await bench.batch(4, expires_in=1), Answering()
     app.gate.clear()
-    batch = await bench.run(kept, app).to_its_end()
+    batch = await bench.outcome(kept, app)
     assert (batch.status, batch.output_file_id, batch.request_counts.failed) == ("expired", None, 4)
     assert {line["error"]["code"] for line in await bench.lines(batch.error_file_id)} == {"batch_expired"}
 
@@ -154,7 +183,7 @@ async def test_what_is_not_answered_in_the_window_is_told_as_expired(bench: Benc
 async def test_a_file_that_is_gone_fails_the_batch(bench: Bench) -> None:
     kept = await bench.batch(1)
     await bench.files.delete(bench.tenant, kept.batch.input_file_id)
-    batch = await bench.run(kept, Answering()).to_its_end()
+    batch = await bench.outcome(kept, Answering())
     assert batch.status == "failed"
     assert batch.errors is not None
     assert batch.errors.data[0].code == "invalid_input_file"
@@ -162,12 +191,12 @@ async def test_a_file_that_is_gone_fails_the_batch(bench: Bench) -> None:
 
 async def test_the_first_result_of_a_line_stands(bench: Bench) -> None:
     batch_id = new_id("batch_")
-    assert await bench.ledger.keep_result(batch_id, 7, Result(id="one", custom_id="a"))
-    assert not await bench.ledger.keep_result(batch_id, 7, Result(id="other", custom_id="a"))
-    (kept,) = [line async for _, line, _ in bench.ledger.results(batch_id)]
+    assert await bench.results.keep(batch_id, 7, Result(id="one", custom_id="a"))
+    assert not await bench.results.keep(batch_id, 7, Result(id="other", custom_id="a"))
+    (kept,) = [line async for _, line, _ in bench.results.all(batch_id)]
     assert msgspec.json.decode(kept)["id"] == "one"
-    await bench.ledger.drop_results(batch_id)
-    assert [line async for line in bench.ledger.results(batch_id)] == []
+    await bench.results.drop(batch_id)
+    assert [line async for line in bench.results.all(batch_id)] == []
 
 
 async def test_changes_of_a_batch_at_once_are_all_made(bench: Bench) -> None:
@@ -191,5 +220,5 @@ async def test_changes_of_a_batch_at_once_are_all_made(bench: Bench) -> None:
 async def test_a_batch_that_is_cancelled_before_anyone_took_it_asks_nobody(bench: Bench) -> None:
     kept, app = await bench.batch(3), Answering()
     await bench.ledger.change(bench.tenant, kept.batch.id, lambda each: each.batch.become("cancelling"))
-    batch = await bench.run(kept, app).to_its_end()
+    batch = await bench.outcome(kept, app)
     assert (batch.status, app.asked, batch.request_counts.failed) == ("cancelled", [], 3)

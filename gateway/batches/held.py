@@ -1,0 +1,54 @@
+"""Work from a durable queue that is this process's until it is done, given back, or not spoken of for too long."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+
+import nats.errors
+from nats.aio.msg import Msg
+from nats.js import JetStreamContext
+
+from headwater.gateway.batches.durable import FAILURES, HOLD_SECONDS
+from headwater.services.runtime import owned_task
+
+FETCH_SECONDS = 4.0
+"""Of a question for work; a server that restarts forgets what it was asked."""
+
+
+class Held:
+    def __init__(self, message: Msg) -> None:
+        self.num_deliveries = message.metadata.num_delivered
+        self._message = message
+
+    @contextlib.asynccontextmanager
+    async def held(self) -> AsyncIterator[None]:
+        """Keeps others from taking it for the length of a scope."""
+        async with owned_task(self._hold()):
+            yield
+
+    async def _hold(self) -> None:
+        while True:
+            await asyncio.sleep(HOLD_SECONDS / 3)
+            # While the server is away nobody else gets it either.
+            with contextlib.suppress(*FAILURES):
+                await self._message.in_progress()
+
+    async def done(self) -> None:
+        await self._message.ack_sync()
+
+    async def give_back(self, seconds: float = 0.0) -> None:
+        """To whoever is next, not before so many seconds. Out of reach, its time runs out by itself."""
+        with contextlib.suppress(*FAILURES):
+            await self._message.nak(delay=seconds or None)
+
+
+async def next_of(queue: JetStreamContext.PullSubscription) -> Msg:
+    """Waits for one. Raises what NATS raises."""
+    while True:
+        try:
+            (message,) = await queue.fetch(1, timeout=FETCH_SECONDS)
+        except nats.errors.TimeoutError:
+            continue
+        return message

@@ -1,0 +1,111 @@
+"""The results of batches' lines: one a line, whoever computes it. Knows nothing about what is in them."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import AsyncIterator
+
+import msgspec
+import nats.errors
+from nats.js import JetStreamContext
+from nats.js.api import ConsumerConfig, DeliverPolicy
+
+from headwater.gateway.batches.durable import FAILURES, RESULTS, Durable, Missing, entries, put_once, value_of
+from headwater.gateway.batches.records import Result
+
+IS_SUCCESS = "Headwater-Success"
+"""Header of a result, so that counting needs no bodies."""
+QUIET_SECONDS = 5.0
+"""Without a new result, before the server is asked anew: one that restarted forgets who was listening."""
+_STREAM, _SUBJECT = f"KV_{RESULTS}", f"$KV.{RESULTS}"
+_results = msgspec.json.Decoder(Result)
+
+
+class Results:
+    def __init__(self, durable: Durable) -> None:
+        self._durable = durable
+
+    async def keep(self, batch_id: str, number: int, result: Result) -> bool:
+        """False when the line had one already: the first stands."""
+        rooms = await self._durable.rooms()
+        headers = {IS_SUCCESS: str(int(result.is_success))}
+        return await put_once(rooms.js, f"{_SUBJECT}.{batch_id}.{number}", msgspec.json.encode(result), headers)
+
+    async def has(self, batch_id: str, number: int) -> bool:
+        rooms = await self._durable.rooms()
+        try:
+            await value_of(rooms.results, f"{batch_id}.{number}")
+        except Missing:
+            return False
+        return True
+
+    async def all(self, batch_id: str) -> AsyncIterator[tuple[int, bytes, bool]]:
+        """(line number, the result as JSON, whether it is a success), in the order in which they came."""
+        rooms = await self._durable.rooms()
+        async for entry in entries(rooms.results, f"{batch_id}.>"):
+            value = entry.value or b""
+            yield int(entry.key.rpartition(".")[2]), value, _results.decode(value).is_success
+
+    async def drop(self, batch_id: str) -> None:
+        rooms = await self._durable.rooms()
+        await rooms.js.purge_stream(_STREAM, subject=f"{_SUBJECT}.{batch_id}.>")
+
+    @contextlib.asynccontextmanager
+    async def followed(self, batch_id: str) -> AsyncIterator[Follower]:
+        follower = Follower(self._durable, batch_id)
+        try:
+            yield follower
+        finally:
+            await follower.close()
+
+
+class Follower:
+    """Tells which lines of a batch have a result, as they come."""
+
+    def __init__(self, durable: Durable, batch_id: str) -> None:
+        self._durable, self._subject = durable, f"{_SUBJECT}.{batch_id}.>"
+        self._listening: JetStreamContext.PushSubscription | None = None
+        self._last_sequence = 0
+        self._heard_at = 0.0
+
+    async def more(self, seconds: float) -> list[tuple[int, bool]]:
+        """(line number, whether it is a success) of those that are there; waits for one, but not longer than that.
+
+        Raises what NATS raises where it cannot be asked.
+        """
+        listening = self._listening or await self._listen()
+        found: list[tuple[int, bool]] = []
+        try:
+            while True:
+                message = await listening.next_msg(timeout=seconds)
+                self._heard_at, self._last_sequence = time.monotonic(), message.metadata.sequence.stream
+                number = int(message.subject.rpartition(".")[2])
+                found.append((number, (message.headers or {}).get(IS_SUCCESS) != "0"))
+                if not message.metadata.num_pending:
+                    return found
+        except nats.errors.TimeoutError:
+            if time.monotonic() - self._heard_at > QUIET_SECONDS:
+                await self.close()
+            return found
+
+    async def _listen(self) -> JetStreamContext.PushSubscription:
+        rooms = await self._durable.rooms()
+        self._listening = await rooms.js.subscribe(
+            self._subject,
+            stream=_STREAM,
+            ordered_consumer=True,
+            config=ConsumerConfig(
+                headers_only=True,
+                deliver_policy=DeliverPolicy.BY_START_SEQUENCE,
+                opt_start_seq=self._last_sequence + 1,
+            ),
+        )
+        self._heard_at = time.monotonic()
+        return self._listening
+
+    async def close(self) -> None:
+        listening, self._listening = self._listening, None
+        if listening is not None:
+            with contextlib.suppress(*FAILURES):
+                await listening.unsubscribe()
