@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -24,9 +24,13 @@ def main(
     """Write a model folder without weights."""
     if model not in MODELS:
         raise typer.BadParameter(f"model is {model!r}; allowed: {', '.join(MODELS)}")
+    write(model, MODELS[model], folder)
+
+
+def write(model: str, shape: dict[str, Any], folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     manifest = ModelManifest.read(demo_text_folder(folder))
-    config = MODELS[model] | {"vocab_size": manifest.vocab_size}
+    config = shape | {"vocab_size": manifest.vocab_size}
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     replace(
         manifest,

@@ -1,86 +1,185 @@
 """`headwater bench gpu`: what there is to know of this commit on a GPU, in under eight minutes.
 
-Runs the tests marked `gpu`, then every offline workload, each model in a process of its own; the last line is JSON.
+The tests marked `gpu`, every offline workload, every load through a line, answers under a schema: each part is a
+program of its own with a bound of its own. Results are printed and written as they come; the last line is all of them
+as JSON.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import os
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
+from headwater.bench import dummy_model
+from headwater.bench.part import Row, run_named, run_part
+from headwater.bench.workloads import LINE_LOADS, MODELS, TINY, WORKLOADS
+
 TESTS = ("tests/kernels", "tests/engine_core")
-SMALL, LARGE = ("O1", "O4"), ("O2", "O3", "O5", "O6", "O7", "O8", "O9")
-PEER_SECONDS = {
-    "O1": 6.08, "O2": 13.82, "O3": 1.339, "O4": 0.421, "O5": 1.715, "O6": 1.231, "O7": 0.0270, "O8": 5.73, "O9": 2.91
+PEER = {
+    "O1": 6.08, "O2": 13.82, "O3": 1.339, "O4": 0.421, "O5": 1.715, "O6": 1.231, "O7": 0.0270, "O8": 5.73, "O9": 2.91,
+    "S64": 15_900, "S256": 18_700, "S1024": 21_700, "T128": 8340,
 }  # fmt: skip
-"""vLLM 0.23.0 on one NVIDIA H200, see docs/benchmarks.md."""
-TARGET_SECONDS = {
-    "O1": 4.9, "O2": 11.5, "O3": 1.03, "O4": 0.17, "O5": 1.60, "O6": 1.23, "O7": 0.021, "O8": 5.35, "O9": 1.15
+"""vLLM 0.23.0 on one NVIDIA H200, see docs/benchmarks.md: seconds offline, tokens a second through a server."""
+TARGET = {
+    "O1": 4.9, "O2": 11.5, "O3": 1.03, "O4": 0.17, "O5": 1.60, "O6": 1.23, "O7": 0.021, "O8": 5.35, "O9": 1.15,
+    "S64": 24_000, "S256": 32_000, "S1024": 36_000, "T128": 10_000,
 }  # fmt: skip
 SAME_BITS = {"D1": "O2", "D3": "O3"}
 """Figures for bits that do not depend on the batch: the default path has no others."""
+# Seconds that a part may take; together more than there are, since few parts need all of theirs.
+TESTS_LIMIT, MODEL_LIMIT, LINE_LIMIT, STRUCTURED_LIMIT = 240.0, 200.0, 120.0, 90.0
 
 console = Console(stderr=True)
 
 
+class Suite:
+    """What is found, and the time that is left to find more."""
+
+    def __init__(self, *, runs: int, limit: float, output: Path | None, dry_run: bool) -> None:
+        self._began, self._limit = time.monotonic(), limit
+        self._runs, self._output, self._dry_run = runs, output, dry_run
+        self.report: dict[str, Any] = {
+            "commit": _said("git", "rev-parse", "--short", "HEAD"),
+            "gpu": _said("nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"),
+        }
+        self._missing: dict[str, str] = {}
+
+    def test(self, flags: Sequence[str]) -> None:
+        command = [sys.executable, "-m", "pytest", "-m", "gpu", "-q", "--continue-on-collection-errors", *TESTS, *flags]
+        if importlib.util.find_spec("xdist") is not None and not self._dry_run:
+            # Compilers take most of the time.
+            command += ["-n", str(max(1, (os.cpu_count() or 2) // 2)), "--dist", "worksteal"]
+        outcome = run_part([*command, "--collect-only"] if self._dry_run else command, self._left(TESTS_LIMIT))
+        self._found("tests", {"passed": not outcome.why, "seconds": outcome.seconds, "why": outcome.why})
+
+    def compute(self, model: str) -> None:
+        """The offline workloads of a model; the process is the model's, so that memory is too."""
+        command = [sys.executable, "-m", "headwater.bench.offline", f"--runs={self._runs}", "--json"]
+        command += ["--dry-run", "--device=cpu", "--threads=1"] if self._dry_run else ["--device=cuda"]
+        ids = [name for name, workload in WORKLOADS.items() if workload.model == model]
+        # The longest last: what is cut off then is one.
+        ids.sort(key=lambda name: PEER[name])
+        self._named("workloads", "workload", ids, command, MODEL_LIMIT)
+
+    def serve(self, model: str) -> None:
+        """The loads of a model through a line."""
+        command = [sys.executable, "-m", "headwater.bench.line_load", "--json"]
+        if self._dry_run:
+            command += ["--dry-run", "--settle=0", "--workers=1", "--up=--device=cpu", "--up=--replicas=1"]
+        else:
+            command += ["--settle=10", "--up=--device=cuda", "--up=--gateways=4", "--up=--output-processors=2"]
+        ids = [name for name, load in LINE_LOADS.items() if load.model == model]
+        self._named("line", "load", ids, command, LINE_LIMIT)
+
+    def structure(self) -> None:
+        """Answers under a schema beside free ones, of the small model."""
+        with tempfile.TemporaryDirectory(prefix="headwater-model-") as folder:
+            model = next(iter(MODELS))
+            dummy_model.write(model, TINY if self._dry_run else MODELS[model], Path(folder))
+            command = [sys.executable, "-m", "headwater.bench.structured", f"--model-folder={folder}"]
+            command += ["--load-format=dummy"]
+            if self._dry_run:
+                command += ["--device=cpu", "--threads=1", "--requests=2", "--prompt-len=8", "--output-len=8"]
+            else:
+                command += ["--device=cuda", "--block-size=64", "--requests=64"]
+            outcome = run_part(command, self._left(STRUCTURED_LIMIT))
+        if outcome.rows:
+            self._found("structured", outcome.rows[-1])
+        else:
+            self._missing["structured"] = outcome.why
+
+    def close(self) -> bool:
+        """Prints the table and, last, everything; whether all is there and tests passed."""
+        workloads = self.report.get("workloads", {})
+        workloads |= {name: workloads[same] for name, same in SAME_BITS.items() if same in workloads}
+        self.report |= {"missing": self._missing, "seconds": round(time.monotonic() - self._began)}
+        self._write()
+        console.print(_table(workloads, self.report.get("line", {})))
+        for name, why in self._missing.items():
+            console.print(f"[red]{name}: {why}")
+        print(json.dumps(self.report))
+        return not self._missing and bool(self.report.get("tests", {"passed": True})["passed"])
+
+    def _named(self, group: str, key: str, ids: Sequence[str], command: list[str], limit: float) -> None:
+        """A row for each of `ids`, which the program takes as its option `key`."""
+        results = self.report.setdefault(group, {})
+
+        def told(name: str, row: Row) -> None:
+            results[name] = row
+            print(json.dumps({group: {name: row}}), flush=True)
+            self._write()
+
+        self._missing |= run_named(
+            ids, key, lambda left: [*command, *(f"--{key}={name}" for name in left)], self._left(limit), told
+        )
+
+    def _found(self, name: str, row: Row) -> None:
+        self.report[name] = row
+        print(json.dumps({name: row}), flush=True)
+        self._write()
+
+    def _left(self, limit: float) -> float:
+        return min(limit, self._began + self._limit - time.monotonic())
+
+    def _write(self) -> None:
+        if self._output is not None:
+            self._output.write_text(json.dumps(self.report) + "\n")
+
+
 def main(
-    runs: Annotated[int, typer.Option(help="measured runs of each workload")] = 1,
-    tests: Annotated[bool, typer.Option(help="run the tests first")] = True,
+    runs: Annotated[int, typer.Option(help="measured runs of each workload, after one that is not")] = 1,
+    limit: Annotated[float, typer.Option(help="seconds; what is left then is not measured")] = 470.0,
+    part: Annotated[list[str] | None, typer.Option(help="tests, compute, serve, structure; repeatable")] = None,
+    output: Annotated[Path | None, typer.Option(help="file that holds what is known so far")] = None,
+    dry_run: Annotated[bool, typer.Option(help="every part once, tiny, on the CPU: no figure means anything")] = False,
     pytest: Annotated[list[str] | None, typer.Option(help="flag of pytest; repeatable: --pytest=-x")] = None,
 ) -> None:
     """Test and measure this commit on a GPU."""
-    began = time.monotonic()
-    report: dict[str, Any] = {"commit": _commit(), "gpu": _gpu()}
-    if tests:
-        report["tests"] = _test(pytest or [])
-    rows = [row for ids in (SMALL, LARGE) for row in _measure(ids, runs)]
-    report["workloads"] = {row["workload"]: row for row in rows}
-    report["workloads"] |= {name: report["workloads"][same] for name, same in SAME_BITS.items()}
-    report["seconds"] = round(time.monotonic() - began)
-    console.print(_table(rows))
-    print(json.dumps(report))
-    raise typer.Exit(0 if not tests or report["tests"]["passed"] else 1)
+    suite = Suite(runs=runs, limit=limit, output=output, dry_run=dry_run)
+    parts = part or ["tests", "compute", "serve", "structure"]
+    if "tests" in parts:
+        suite.test(pytest or [])
+    for model in MODELS if "compute" in parts else ():
+        suite.compute(model)
+    for model in MODELS if "serve" in parts else ():
+        suite.serve(model)
+    if "structure" in parts:
+        suite.structure()
+    raise typer.Exit(0 if suite.close() else 1)
 
 
-def _test(flags: list[str]) -> dict[str, Any]:
-    began = time.monotonic()
-    done = subprocess.run([sys.executable, "-m", "pytest", "-m", "gpu", "-q", *TESTS, *flags], check=False)
-    return {"passed": done.returncode == 0, "seconds": round(time.monotonic() - began)}
-
-
-def _measure(ids: tuple[str, ...], runs: int) -> list[dict[str, Any]]:
-    """A process for each model, so that its memory is the model's."""
-    command = [sys.executable, "-m", "headwater.bench.offline", f"--runs={runs}", "--json"]
-    done = subprocess.run([*command, *(f"--workload={name}" for name in ids)], stdout=subprocess.PIPE, check=True)
-    rows: list[dict[str, Any]] = json.loads(done.stdout.splitlines()[-1])
-    return rows
-
-
-def _table(rows: list[dict[str, Any]]) -> Table:
-    table = Table("workload", "seconds", "target", "vLLM 0.23", "faster by", "output tok/s")
-    for row in rows:
-        name, seconds = row["workload"], row["seconds"]
-        faster = f"{PEER_SECONDS[name] / seconds:.2f}x"
-        cells = seconds, TARGET_SECONDS[name], PEER_SECONDS[name], faster, row["output_tokens_per_second"]
+def _table(workloads: dict[str, Row], line: dict[str, Row]) -> Table:
+    table = Table("id", "measured", "target", "vLLM 0.23", "better by", "output tok/s", "TTFT ms", "TPOT ms")
+    for name, row in workloads.items():
+        peer = f"{PEER[name] / row['seconds']:.2f}x" if name in PEER else ""
+        cells = row["seconds"], TARGET.get(name, ""), PEER.get(name, ""), peer, row["output_tokens_per_second"], "", ""
         table.add_row(name, *map(str, cells))
+    for name, row in line.items():
+        speed = row["output_tokens_per_s"]
+        peer = f"{speed / PEER[name]:.2f}x" if name in PEER else ""
+        latencies = row["ttft_ms"]["mean"], row["tpot_ms"]["mean"]
+        table.add_row(name, *map(str, (speed, TARGET.get(name, ""), PEER.get(name, ""), peer, speed, *latencies)))
     return table
 
 
-def _commit() -> str:
-    done = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
-    return done.stdout.strip()
-
-
-def _gpu() -> str:
-    query = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
-    return subprocess.run(query, capture_output=True, text=True, check=True).stdout.strip()
+def _said(*command: str) -> str:
+    """What a program prints; nothing where there is no such program."""
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+    except FileNotFoundError:
+        return ""
 
 
 if __name__ == "__main__":

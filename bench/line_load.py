@@ -23,7 +23,7 @@ from headwater.bench import datasets, dummy_model
 from headwater.bench.latency_report import Objective, summarize
 from headwater.bench.own_line import own_line
 from headwater.bench.serve import drive
-from headwater.bench.workloads import LINE_LOADS, LineLoad
+from headwater.bench.workloads import LINE_LOADS, MODELS, TINY, LineLoad, tried_load
 from headwater.services.stack.line_file import LineRecord, StageRecord
 
 MOST_WARMUP = 256
@@ -36,21 +36,26 @@ def main(
     load: Annotated[list[str] | None, typer.Option(help="ids, S1 … T128; repeatable; default: all")] = None,
     workers: Annotated[int, typer.Option(help="client processes")] = 6,
     settle: Annotated[float, typer.Option(help="seconds that an engine gets to prepare before the first load")] = 15.0,
-    as_json: Annotated[bool, typer.Option("--json", help="print JSON only")] = False,
+    dry_run: Annotated[bool, typer.Option(help="a few short requests of each load, on a tiny model")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="print JSON only, a line as soon as it is known")] = False,
 ) -> None:
     """Measure a line under the loads of the table."""
-    chosen = {name: LINE_LOADS[name] for name in load or LINE_LOADS}
+    chosen = {name: tried_load(LINE_LOADS[name]) if dry_run else LINE_LOADS[name] for name in load or LINE_LOADS}
     rows = []
     for model in dict.fromkeys(each.model for each in chosen.values()):
         those = {name: each for name, each in chosen.items() if each.model == model}
         with tempfile.TemporaryDirectory(prefix="headwater-model-") as folder:
-            dummy_model.main(model, Path(folder))
+            dummy_model.write(model, TINY if dry_run else MODELS[model], Path(folder))
             given = [f"--model={folder}", "--load-format=dummy", *(up or ())]
+            began = time.monotonic()
             with own_line(given) as (line, _):
+                ready = round(time.monotonic() - began, 1)
                 time.sleep(settle)
                 for name, each in those.items():
-                    rows.append({"load": name, **measure(line, each, workers)})
+                    rows.append({"load": name, "ready_s": ready, **measure(line, each, workers)})
                     console.print(f"{name}: {rows[-1]['output_tokens_per_s']:.0f} tokens/s")
+                    if as_json:
+                        print(json.dumps(rows[-1]), flush=True)
     if not as_json:
         Console().print(_table(rows))
     print(json.dumps(rows))

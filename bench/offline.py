@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from headwater.bench.workloads import MODELS, WORKLOADS, Workload, uniform
+from headwater.bench.workloads import MODELS, TINY, WORKLOADS, Workload, tried, uniform
 from headwater.engine_core.engine import Engine
 from headwater.engine_core.executors.build import build_executor
 from headwater.engine_core.executors.options import ExecutorOptions
@@ -127,7 +127,8 @@ def run(
     decode_steps: Annotated[int, typer.Option(help="decode steps of one plan, on a GPU")] = 1,
     threads: Annotated[int, typer.Option(help="of a CPU; 0: torch decides")] = 0,
     runs: Annotated[int, typer.Option(help="measured runs after one that is not")] = 2,
-    as_json: Annotated[bool, typer.Option("--json", help="print JSON only")] = False,
+    dry_run: Annotated[bool, typer.Option(help="a small part of each workload, on a tiny model")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="print JSON only, a line as soon as it is known")] = False,
 ) -> None:
     """Measure the engine without a line around it."""
     options: dict[str, object] = {
@@ -142,14 +143,15 @@ def run(
     rows: list[Measurement] = []
     if model_folder is not None:
         custom = uniform(model_folder.name, num_requests, prompt_len, output_len)
-        rows += measure({"custom": custom}, model_folder, options, runs=runs, quiet=as_json)
-    chosen = {name: WORKLOADS[name] for name in workload or ()}
+        rows += _told(measure({"custom": custom}, model_folder, options, runs=runs, quiet=as_json), as_json)
+    chosen = {name: tried(WORKLOADS[name]) if dry_run else WORKLOADS[name] for name in workload or ()}
     for model in dict.fromkeys(each.model for each in chosen.values()):
         with tempfile.TemporaryDirectory() as folder:
-            Path(folder, "config.json").write_text(json.dumps(MODELS[model]))
+            config = TINY if dry_run else MODELS[model]
+            Path(folder, "config.json").write_text(json.dumps(config))
             those = {name: each for name, each in chosen.items() if each.model == model}
-            dummy = options | {"load_format": "dummy", "max_model_len": MODELS[model]["max_position_embeddings"]}
-            rows += measure(those, Path(folder), dummy, runs=runs, quiet=as_json)
+            dummy = options | {"load_format": "dummy", "max_model_len": config["max_position_embeddings"]}
+            rows += _told(measure(those, Path(folder), dummy, runs=runs, quiet=as_json), as_json)
     if not as_json:
         table = Table("workload", "model", "seconds", "output tok/s", "steps", "start s")
         for row in rows:
@@ -157,6 +159,13 @@ def run(
             table.add_row(*map(str, cells))
         Console().print(table)
     typer.echo(json.dumps([asdict(row) for row in rows]))
+
+
+def _told(rows: Iterator[Measurement], as_json: bool) -> Iterator[Measurement]:
+    for row in rows:
+        if as_json:
+            print(json.dumps(asdict(row)), flush=True)
+        yield row
 
 
 if __name__ == "__main__":

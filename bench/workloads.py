@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 _QWEN3: dict[str, Any] = {
@@ -36,6 +36,17 @@ MODELS: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": False,
     },
 }
+TINY: dict[str, Any] = _QWEN3 | {
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "vocab_size": 49_152,
+    "tie_word_embeddings": True,
+}
+"""What takes a model's place where a benchmark is only tried out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +65,17 @@ class Workload:
     def longest(self) -> int:
         own = max(p + o for p, o in zip(self.prompt_lens, self.output_lens, strict=True))
         return self.shared_prefix_len + own
+
+
+def tried(workload: Workload) -> Workload:
+    """As much of it as a CPU does in a second: a 64th of the tokens of a 16th of the requests."""
+    prompts, outputs = workload.prompt_lens[::16], workload.output_lens[::16]
+    return replace(
+        workload,
+        prompt_lens=tuple(max(1, n // 64) for n in prompts),
+        output_lens=tuple(max(1, n // 64) for n in outputs),
+        shared_prefix_len=workload.shared_prefix_len // 64,
+    )
 
 
 def uniform(model: str, num_requests: int, prompt_len: int, output_len: int, **more: Any) -> Workload:
@@ -131,3 +153,8 @@ LINE_LOADS = {
     "T1": LineLoad(concurrency=1, num_requests=12, **_T),
     "T128": LineLoad(concurrency=128, num_requests=512, **_T),
 }
+
+
+def tried_load(load: LineLoad) -> LineLoad:
+    """A few short requests of it."""
+    return replace(load, concurrency=min(load.concurrency, 4), num_requests=8, prompt_len=16, output_len=4)

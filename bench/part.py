@@ -1,0 +1,101 @@
+"""One part of a benchmark as a program of its own: bounded in time, and what it printed counts however it ended."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+Row = dict[str, Any]
+FAILED, TOO_LATE = "failed", "out of time"
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What came of a program."""
+
+    rows: list[Row] = field(default_factory=list)
+    """Lines of its output that are JSON objects."""
+    seconds: float = 0.0
+    why: str = ""
+    """It ended otherwise than well; empty if well."""
+
+
+def run_part(command: Sequence[str], limit: float, told: Callable[[Row], None] = lambda row: None) -> Outcome:
+    """Runs a program for `limit` seconds at most, and ends it with all that it started. `told` hears of each row at
+    once; other lines go on to stderr."""
+    began, outcome = time.monotonic(), Outcome()
+    if limit <= 0:
+        outcome.why = TOO_LATE
+        return outcome
+    child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    assert child.stdout is not None
+    is_late = threading.Event()
+
+    def end() -> None:
+        is_late.set()
+        _kill(child)
+
+    timer = threading.Timer(limit, end)
+    timer.start()
+    try:
+        for line in child.stdout:
+            if (row := _row(line)) is not None:
+                outcome.rows.append(row)
+                told(row)
+            else:
+                sys.stderr.write(line)
+        code = child.wait()
+    finally:
+        timer.cancel()
+        _kill(child)
+        child.stdout.close()
+    outcome.seconds = round(time.monotonic() - began, 1)
+    if code:
+        outcome.why = TOO_LATE if is_late.is_set() else f"{FAILED} with {code}"
+    return outcome
+
+
+def run_named(
+    ids: Sequence[str],
+    key: str,
+    command: Callable[[Sequence[str]], Sequence[str]],
+    limit: float,
+    told: Callable[[str, Row], None],
+) -> dict[str, str]:
+    """Runs a program that prints a row for each id, in order, under `key`. Where it fails at one, another goes on
+    behind that one; two that fail before their first row are enough. Returns the ids that have no row, and why."""
+    missing, left, end = dict[str, str](), list(ids), time.monotonic() + limit
+    num_barren = 0
+    while left:
+        outcome = run_part(command(left), end - time.monotonic(), lambda row: told(row[key], row))
+        done = {row[key] for row in outcome.rows}
+        left = [each for each in left if each not in done]
+        num_barren = 0 if done else num_barren + 1
+        if left:
+            gone = left if outcome.why == TOO_LATE or num_barren == 2 else left[:1]
+            missing |= dict.fromkeys(gone, outcome.why or FAILED)
+            left = left[len(gone) :]
+    return missing
+
+
+def _row(line: str) -> Row | None:
+    if not line.startswith("{"):
+        return None
+    with contextlib.suppress(json.JSONDecodeError):
+        row: Row = json.loads(line)
+        return row
+    return None
+
+
+def _kill(child: subprocess.Popen[str]) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(child.pid, signal.SIGKILL)

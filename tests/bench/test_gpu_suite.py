@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from headwater.bench.gpu_suite import PEER, TARGET
+from headwater.bench.part import FAILED, TOO_LATE, Row, run_named, run_part
+from headwater.bench.workloads import LINE_LOADS, WORKLOADS
+
+PROGRAM = """
+import sys, time
+for name in sys.argv[1:]:
+    if name == "bad":
+        sys.exit(3)
+    if name == "slow":
+        time.sleep(600)
+    print('{"id": "' + name + '"}', flush=True)
+    print("not a row")
+"""
+
+
+def run(*ids: str, limit: float = 60.0) -> tuple[list[str], dict[str, str]]:
+    told: list[str] = []
+
+    def hear(name: str, row: Row) -> None:
+        assert row == {"id": name}
+        told.append(name)
+
+    return told, run_named(ids, "id", lambda left: [sys.executable, "-c", PROGRAM, *left], limit, hear)
+
+
+def test_what_fails_loses_nothing_else() -> None:
+    assert run("a", "bad", "b") == (["a", "b"], {"bad": f"{FAILED} with 3"})
+    assert run("bad", "bad", "b") == ([], dict.fromkeys(("bad", "b"), f"{FAILED} with 3"))
+
+
+def test_what_is_late_is_ended_and_keeps_what_it_said() -> None:
+    assert run("a", "slow", "b", limit=2.0)[1].keys() >= {"slow", "b"}
+    assert run_part([sys.executable, "-c", PROGRAM, "a"], 0.0).why == TOO_LATE
+
+
+def test_every_figure_has_one_to_beat() -> None:
+    assert PEER.keys() == TARGET.keys()
+    # With one request the times of a token count, which the table shows.
+    assert PEER.keys() == WORKLOADS.keys() | LINE_LOADS.keys() - {"S1", "T1"}
+
+
+@pytest.mark.long
+def test_the_whole_suite_runs_dry(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "headwater.bench.gpu_suite", "--dry-run", f"--output={tmp_path / 'report'}"]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    report = json.loads(done.stdout.splitlines()[-1])
+    assert report == json.loads((tmp_path / "report").read_text())
+    assert report["missing"] == {}
+    assert report["workloads"].keys() == WORKLOADS.keys() | {"D1", "D3"}
+    assert report["line"].keys() == LINE_LOADS.keys()
+    assert report["structured"]["schema_tokens_per_second"] > 0
