@@ -127,7 +127,7 @@ class Accounts:
         num_choices = sum(len(generation.choices) for generation in generations if generation.is_answered)
         prompts = sum(generation.num_prompt_tokens for generation in generations)
         most = prompts + sum(generation.num_tokens_at_first for generation in generations)
-        verdict = await self._ask(grant, most=most, least=prompts + num_choices)
+        verdict = await self._ask(grant, most=most, least=prompts + num_choices, used=prompts)
         standing.requests, standing.tokens = verdict.requests, verdict.tokens
         if verdict.refusal is not None:
             raise refused(verdict.refusal, tenant.id)
@@ -170,11 +170,13 @@ class Accounts:
         self._grants.add(grant)
         return grant
 
-    async def _ask(self, grant: Grant, *, most: int, least: int) -> Verdict:
+    async def _ask(self, grant: Grant, *, most: int, least: int, used: int = 0) -> Verdict:
         tenant, scopes = grant.tenant.id, grant.scopes
         try:
             for _ in range(len(scopes) + 1):
-                verdict = await self._limiter.reserve(tenant, grant.request_id, scopes, most=most, least=least)
+                verdict = await self._limiter.reserve(
+                    tenant, grant.request_id, scopes, most=most, least=least, used=used
+                )
                 self._with_redis()
                 refusal = verdict.refusal
                 if refusal is None or refusal.limit != "unknown":
@@ -231,6 +233,9 @@ class Accounts:
         while True:
             await asyncio.sleep(LEASE_MS / 4e3)
             for grant in list(self._grants):
+                if grant not in self._grants:
+                    # It has ended meanwhile.
+                    continue
                 try:
                     await self._limiter.extend(
                         grant.tenant.id, grant.request_id, grant.scopes, more=0, held=grant.granted, used=grant.used

@@ -2,7 +2,8 @@
 
 All counters of a tenant lie in one hash slot: a hash with one packed field a scope, a hash of open reservations, a
 sorted set of their leases. A minute is any 60 seconds, counted in slots of 5 s that are let go whole. A reservation
-that nobody renews is given back but for what it is known to have used. Knows nothing about where tenants come from.
+that nobody renews is given back but for what it is known to have used; one that is settled is remembered for a lease,
+so that a renewal which was on its way does not bring it back. Knows nothing about where tenants come from.
 """
 
 from __future__ import annotations
@@ -134,7 +135,7 @@ end
 
 for _, gone in ipairs(redis.call('ZRANGEBYSCORE', KEYS[3], '-inf', now, 'LIMIT', 0, 64)) do
   local r = reservation(gone)
-  if r and not r.lapsed then
+  if r and not (r.lapsed or r.settled) then
     settle(r, r.used, 0)
     r.tokens, r.taken, r.lapsed = r.used, {}, true
     keep(gone, r, REMEMBER)
@@ -142,6 +143,10 @@ for _, gone in ipairs(redis.call('ZRANGEBYSCORE', KEYS[3], '-inf', now, 'LIMIT',
     forget(gone)
   end
 end
+
+-- What comes behind its settlement changes nothing.
+local own = reservation(id)
+local is_over = own and own.settled
 
 -- The first scope that stands in the way: { name, limit, ms until it does not }; else how many tokens there are.
 local function fit(most, least, requests)
@@ -193,7 +198,7 @@ local granted, refused = 0, nil
 if op == 'reserve' then
   granted, refused = fit(most, least, 1)
   if granted then
-    local r = { tokens = granted, used = 0, taken = { { slot, granted } }, scopes = {}, periods = {} }
+    local r = { tokens = granted, used = used, taken = { { slot, granted } }, scopes = {}, periods = {} }
     for i, scope in ipairs(scopes) do
       r.scopes[i] = scope.name
       take(r, scope.name, granted, 1)
@@ -201,8 +206,8 @@ if op == 'reserve' then
     end
     keep(id, r, lease)
   end
-elseif op == 'extend' then
-  local r = reservation(id)
+elseif op == 'extend' and not is_over then
+  local r = own
   if not r then
     -- Redis has lost it: it holds what its gateway says. `least` is that in this call.
     r = { tokens = least, used = used, taken = { { slot, least } }, scopes = {}, periods = {} }
@@ -229,8 +234,8 @@ elseif op == 'extend' then
     end
   end
   keep(id, r, lease)
-elseif op == 'settle' then
-  local r = reservation(id)
+elseif op == 'settle' and not is_over then
+  local r = own
   if r and not r.lapsed then
     settle(r, used, seq)
   else
@@ -244,7 +249,7 @@ elseif op == 'settle' then
       end
     end
   end
-  forget(id)
+  keep(id, { settled = true }, lease)
 elseif op == 'rebuild' then
   -- Begins to count anew what a scope has spent; what is settled meanwhile is kept with its number.
   for _, scope in ipairs(scopes) do
@@ -265,7 +270,7 @@ elseif op == 'rebuilt' then
       local open = redis.call('HGETALL', KEYS[2])
       for i = 1, #open, 2 do
         local r = cmsgpack.unpack(open[i + 1])
-        for _, name in ipairs(r.scopes) do
+        for _, name in ipairs(r.scopes or {}) do
           if name == scope.name and not r.lapsed then
             spent = spent + r.tokens
             r.periods[name] = c.kind .. c.period
@@ -330,9 +335,11 @@ class Limiter:
     def __init__(self, store: Store) -> None:
         self._store, self._turn = store, asyncio.Semaphore(MAX_CALLS)
 
-    async def reserve(self, tenant: str, id: str, scopes: Sequence[Scope], *, most: int, least: int) -> Verdict:
-        """A request, with as many tokens as there are between `least` and `most`."""
-        return await self._change("reserve", tenant, id, scopes, most=most, least=least)
+    async def reserve(
+        self, tenant: str, id: str, scopes: Sequence[Scope], *, most: int, least: int, used: int = 0
+    ) -> Verdict:
+        """A request, with as many tokens as there are between `least` and `most`, `used` of them in any case."""
+        return await self._change("reserve", tenant, id, scopes, most=most, least=least, used=used)
 
     async def extend(
         self, tenant: str, id: str, scopes: Sequence[Scope], *, more: int, held: int, used: int

@@ -131,6 +131,16 @@ async def test_what_a_gateway_abandons_is_given_back_but_for_what_it_used(
     assert (await limiters[2].reserve("ada", "third", [scope], most=100, least=1)).granted == 60
 
 
+async def test_a_renewal_that_comes_behind_the_end_brings_nothing_back(limiters: list[Limiter]) -> None:
+    scope = Scope("tenant", Limits(concurrency=1, budget=100, tokens_per_minute=100))
+    await known(limiters[0], scope)
+    assert (await limiters[0].reserve("ada", "r", [scope], most=60, least=1)).granted == 60
+    await limiters[0].settle("ada", "r", [scope], used=20, seq=0)
+    await limiters[0].extend("ada", "r", [scope], more=10, held=60, used=20)
+    await limiters[0].settle("ada", "r", [scope], used=20, seq=0)
+    assert (await limiters[1].reserve("ada", "next", [scope], most=100, least=80)).granted == 80
+
+
 async def test_an_emptied_redis_learns_of_what_runs_and_what_was_spent(limiters: list[Limiter], redis_url: str) -> None:
     scope = Scope("tenant", Limits(concurrency=2, budget=1000))
     await known(limiters[0], scope)
