@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import Any
@@ -29,6 +30,10 @@ class Talk:
     @property
     def replicas(self) -> list[str]:
         return [decision["replica_id"] for decision in self.decisions]
+
+    def follow_ups(self) -> Iterator[tuple[dict[str, Any], dict[str, Any], int, int]]:
+        """Each turn but the first: the decision before, its own, the tokens cached and those that could be."""
+        return zip(self.decisions, self.decisions[1:], self.cached_tokens[1:], self.expected[1:], strict=False)
 
     def ask(self, question: str) -> None:
         if not self.messages:
@@ -61,11 +66,17 @@ def test_every_turn_of_a_chat_is_served_where_its_prefix_is_cached(demo_line: An
     for question in ("Where does a river begin?", "And where does it end?", "What lives in between?"):
         rivers.ask(question)
         cooking.ask(question)
-    for talk in (rivers, cooking):
-        assert talk.cached_tokens == talk.expected
-        assert talk.cached_tokens[0] == 0
-        assert 0 < talk.cached_tokens[1] < talk.cached_tokens[2]
-        assert len(set(talk.replicas)) == 1
+    follow_ups = [turn for talk in (rivers, cooking) for turn in talk.follow_ups()]
+    for before, after, cached, expected in follow_ups:
+        seen = {candidate["replica_id"]: candidate for candidate in after["candidates"]}
+        # What an engine says of an answer's blocks may be on its way still; the prompt's are known since it was sent.
+        assert 0 < seen[before["replica_id"]]["matched_tokens"] <= expected
+        # Nearly always where the prefix is: each replica's speed is learned, and may differ by more than it saves.
+        assert after["replica_id"] == min(seen, key=lambda name: seen[name]["cost_seconds"])
+        if after["replica_id"] == before["replica_id"]:
+            assert cached == expected
+    assert any(before["replica_id"] == after["replica_id"] for before, after, _, _ in follow_ups)
+    assert rivers.cached_tokens[0] == cooking.cached_tokens[0] == 0
 
 
 @pytest.mark.slow
@@ -93,4 +104,4 @@ def test_another_tenants_same_prompt_hits_nothing(demo_line: Any) -> None:
     again = Talk(demo_line, system, tenant="mine")
     again.ask("What is my secret?")
     assert theirs.cached_tokens == [0]
-    assert again.cached_tokens[0] > 0
+    assert again.cached_tokens[0] > 0 or again.replicas != mine.replicas
