@@ -91,6 +91,7 @@ def make_app(
         ("GET", "/v1/batches/{id}", batches.get_batch),
         ("POST", "/v1/batches/{id}/cancel", batches.cancel_batch),
         ("GET", "/v1/streams/{id}", surface.resume),
+        ("DELETE", "/v1/streams/{id}", surface.forget_stream),
         ("GET", "/v1/requests/{id}/explain", surface.explain),
         ("GET", "/admin/replicas", replicas_here.list_replicas),
         ("POST", "/admin/replicas/{id}/drain", replicas_here.drain),
@@ -98,6 +99,9 @@ def make_app(
         ("POST", "/admin/models", models_here.load_model),
         ("DELETE", "/admin/models/{name:path}", models_here.unload_model),
         ("GET", "/health", surface.health),
+        ("GET", "/ping", surface.health),
+        ("POST", "/ping", surface.health),
+        ("GET", "/load", surface.load),
         ("GET", "/ready", surface.ready),
         ("GET", "/version", surface.version),
         ("GET", "/metrics", surface.metrics),
@@ -193,6 +197,9 @@ class RestSurface:
         caller = self._admit(exchange)
         await self._resumable.resume(exchange, caller, exchange.path_params["id"])
 
+    async def forget_stream(self, exchange: Exchange) -> None:
+        await self._resumable.forget(exchange, self._caller(exchange), exchange.path_params["id"])
+
     async def _answer(
         self, exchange: Exchange, caller: Caller, asked: Answering, kind: StreamKind, shape: Shape, body: bytes
     ) -> None:
@@ -271,9 +278,16 @@ class RestSurface:
             {"status": "draining" if self._line.draining else "ok"}, 503 if self._line.draining else 200
         )
 
+    async def load(self, exchange: Exchange) -> None:
+        """Requests that are here, as vLLM's server counts them."""
+        await exchange.reply_json({"server_load": self._line.num_requests})
+
     async def ready(self, exchange: Exchange) -> None:
         missing = self._line.missing()
-        await exchange.reply_json({"ready": not missing, "missing": missing}, 503 if missing else 200)
+        told: dict[str, object] = {"ready": not missing, "missing": missing}
+        if without := self._line.outages():
+            told["without"] = without
+        await exchange.reply_json(told, 503 if missing else 200)
 
     async def version(self, exchange: Exchange) -> None:
         await exchange.reply_json({"version": VERSION})

@@ -33,6 +33,7 @@ class Embedding:
     dimensions: int | None
     normalize: bool
     truncate_prompt_tokens: int | None
+    truncation_side: str | None = None
     cache_salt: str
     generations: list[Generation] = field(default_factory=list)
 
@@ -42,7 +43,9 @@ class Embedding:
             raise BadRequest("input", f"input has {len(self.prompts)} prompts; allowed: 1…{MAX_INPUTS}")
         if self.dimensions is not None and self.dimensions < 1:
             raise BadRequest.of("dimensions", self.dimensions, "at least 1")
-        sampling = common_pb2.Sampling(truncate_prompt_tokens=self.truncate_prompt_tokens)
+        sampling = common_pb2.Sampling(
+            truncate_prompt_tokens=self.truncate_prompt_tokens, truncation_side=self.truncation_side
+        )
         for index, prompt in enumerate(self.prompts):
             job = Job(
                 caller=caller,

@@ -51,7 +51,16 @@ class ChatShape:
         """A chat needs nothing more of its prompt."""
 
     def opening(self, choice: Choice) -> dict[str, Any] | None:
-        return {"delta": {"role": "assistant", "content": ""}}
+        return {"delta": {"role": "assistant", "content": self._echoed}}
+
+    @property
+    def _echoed(self) -> str:
+        """What the answer goes on with, where it is to be told with it."""
+        final = self._asked.messages[-1]
+        if not (self._asked.echo and final.role == "assistant"):
+            return ""
+        content = final.content or ""
+        return content if isinstance(content, str) else "\n".join(part.text for part in content)
 
     def delta(self, text: str) -> dict[str, Any]:
         return {"delta": {"content": text}}
@@ -59,7 +68,7 @@ class ChatShape:
     def delta_of(self, piece: Piece) -> dict[str, Any]:
         delta: dict[str, Any] = {}
         if reasoning := piece.reasoning:
-            delta["reasoning_content"] = reasoning
+            delta["reasoning_content"] = delta["reasoning"] = reasoning
         if text := piece.text:
             delta["content"] = text
         if piece.calls:
@@ -70,11 +79,11 @@ class ChatShape:
         return {"delta": {}}
 
     def whole(self, choice: Choice, piece: Piece) -> dict[str, Any]:
-        message: dict[str, Any] = {"role": "assistant", "content": piece.text, "refusal": None}
+        message: dict[str, Any] = {"role": "assistant", "content": self._echoed + piece.text, "refusal": None}
         if choice.generation.prepared.answer_format.reasoning_parser:
-            message["reasoning_content"] = piece.reasoning or None
+            message["reasoning_content"] = message["reasoning"] = piece.reasoning or None
         if piece.calls:
-            message["content"] = piece.text or None
+            message["content"] = message["content"] or None
             message["tool_calls"] = [_whole_call(call) for call in piece.calls]
         return {"message": message}
 

@@ -12,8 +12,10 @@ from typing import Any, TypeVar
 import msgspec
 import structlog
 
-from headwater.gateway.openai.schema import HARMLESS, NOT_SERVED
-from headwater.services.errors import BadRequest, UnsupportedField
+from headwater.gateway.openai.not_served import check_misplaced, check_served
+from headwater.gateway.openai.response_schema import ResponsesRequest
+from headwater.gateway.openai.schema import ChatCompletionRequest, CompletionRequest
+from headwater.services.errors import BadRequest
 
 RequestT = TypeVar("RequestT", bound=msgspec.Struct)
 MAX_WARNED = 1000
@@ -21,6 +23,22 @@ _WHERE = re.compile(r" - at `\$(.*)`$")
 _KEY = re.compile(r"\.([^.\[]+)|\[(\d+|\.\.\.)\]")
 _MISSING = re.compile(r"missing required field `(.*?)`")
 _warned: set[str] = set()
+
+
+def _fields_of_others(kind: type[msgspec.Struct], *others: tuple[type[msgspec.Struct], str]) -> dict[str, str]:
+    """Fields that another endpoint has, with what is said to who uses them here."""
+    own = kind.__struct_fields__
+    return {name: said for other, said in others for name in other.__struct_fields__ if name not in own}
+
+
+_OF_CHAT, _OF_COMPLETIONS = "it is a field of /v1/chat/completions", "it is a field of /v1/completions"
+_ANSWERING = {
+    ChatCompletionRequest: _fields_of_others(ChatCompletionRequest, (CompletionRequest, _OF_COMPLETIONS)),
+    CompletionRequest: _fields_of_others(CompletionRequest, (ChatCompletionRequest, _OF_CHAT)),
+    ResponsesRequest: _fields_of_others(
+        ResponsesRequest, (ChatCompletionRequest, _OF_CHAT), (CompletionRequest, _OF_COMPLETIONS)
+    ),
+}
 
 
 def decode(body: bytes, kind: type[RequestT]) -> RequestT:
@@ -43,10 +61,10 @@ def _decoder(kind: type[RequestT]) -> msgspec.json.Decoder[RequestT]:
 
 def _check_names(fields: dict[str, msgspec.Raw], kind: type[msgspec.Struct]) -> None:
     for name in fields.keys() - set(kind.__struct_fields__):
-        if name in NOT_SERVED:
-            value = msgspec.json.decode(fields[name])
-            if value is not None and value != HARMLESS.get(name):
-                raise UnsupportedField(name, NOT_SERVED[name])
+        if check_served(name, fields[name]):
+            continue
+        if kind in _ANSWERING and name in _ANSWERING[kind]:
+            check_misplaced(name, fields[name], _ANSWERING[kind][name])
         elif name not in _warned and len(_warned) < MAX_WARNED:
             _warned.add(name)
             structlog.get_logger().warning("field without effect", field=name[:80], request=kind.__name__)

@@ -35,6 +35,8 @@ _READS = {
     "/v1/batches": "The tenant's batches, youngest first",
     "/v1/batches/{id}": "One batch, and how far it is",
     "/health": "Alive",
+    "/ping": "The same under another name",
+    "/load": "How many requests are here",
     "/ready": "Able to answer: processor, output processor and engine are there",
     "/version": "Of the server",
     "/metrics": "Prometheus text",

@@ -12,7 +12,8 @@ from msgspec import Meta, Struct
 
 from headwater.gateway.embeddings import POOLINGS, Embedding
 from headwater.gateway.openai.completions import prompts_of
-from headwater.gateway.openai.schema import Flag, TokenId, Whole
+from headwater.gateway.openai.schema import Flag, TokenId, Truncation, Whole
+from headwater.gateway.openai.to_pb import truncation_to_pb
 
 ALLOWED_INPUT = "a string, a list of strings, token ids, or a list of lists of token ids, none empty"
 
@@ -26,7 +27,8 @@ class EmbeddingRequest(Struct, kw_only=True):
     dimensions: Annotated[Whole, Meta(description="a whole number, up to the model's hidden size")] | None = None
     pooling: Annotated[Literal["last", "mean", "cls"], Meta(description="last, mean or cls")] | None = None
     normalize: Flag | None = None
-    truncate_prompt_tokens: Annotated[Whole, Meta(description="a whole number, at least 1")] | None = None
+    truncate_prompt_tokens: Truncation | None = None
+    truncation_side: Annotated[Literal["left", "right"], Meta(description="left or right")] | None = None
     add_special_tokens: Flag | None = None
     user: str | None = None
     cache_salt: Annotated[str, Meta(max_length=1024, description="a string of up to 1024 characters")] | None = None
@@ -42,7 +44,10 @@ def to_embedding(asked: EmbeddingRequest) -> Embedding:
         pooling=POOLINGS[asked.pooling or "last"],
         dimensions=asked.dimensions,
         normalize=asked.normalize is not False,
-        truncate_prompt_tokens=asked.truncate_prompt_tokens,
+        truncate_prompt_tokens=(
+            None if asked.truncate_prompt_tokens is None else truncation_to_pb(asked.truncate_prompt_tokens)
+        ),
+        truncation_side=asked.truncation_side,
         cache_salt=asked.cache_salt or "",
     )
 

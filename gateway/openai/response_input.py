@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from headwater.gateway.openai.response_schema import InputItem, InputPart, ResponsesRequest, TextFormat
+from headwater.gateway.openai.structured_output import structured_outputs_to_pb, whitespace_of
 from headwater.gateway.openai.to_pb import given, sampling_to_pb, tool_choice_word
 from headwater.proto import common_pb2, processor_pb2
 from headwater.proto.common_pb2 import ChatMessage
@@ -33,6 +34,8 @@ def check(asked: ResponsesRequest) -> None:
     for name in ("n", "best_of"):
         if getattr(asked, name) not in (None, 1):
             raise BadRequest.of(name, getattr(asked, name), "1, a response is one answer")
+    if asked.prompt_logprobs is not None:
+        raise UnsupportedField("prompt_logprobs", "/v1/chat/completions and /v1/completions tell them")
     for i, name in enumerate(asked.include or ()):
         if name not in INCLUDED:
             raise BadRequest.of(f"include[{i}]", name, " or ".join(INCLUDED))
@@ -88,6 +91,12 @@ def to_sampling(asked: ResponsesRequest) -> common_pb2.Sampling:
         sampling.logprobs, sampling.top_logprobs = True, asked.top_logprobs or 0
     if asked.text is not None and asked.text.format is not None:
         _set_format(sampling, asked.text.format)
+    for name, output in structured_outputs_to_pb(asked.structured_outputs):
+        if sampling.HasField("structured_output"):
+            raise BadRequest(name, f"{name} beside another kind; allowed: one kind of structured output")
+        sampling.structured_output.CopyFrom(output)
+        if (whitespace := whitespace_of(asked.structured_outputs)) is not None:
+            sampling.structured_output.whitespace_pattern = whitespace
     return sampling
 
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
-from headwater.gateway.openai.schema import Flag, Sampling, Whole
+from headwater.gateway.openai.schema import Flag, Sampling, StructuredOutputs, Whole
 
 
 class InputItem(Struct, kw_only=True):
@@ -105,6 +105,7 @@ class ResponsesRequest(Sampling, kw_only=True):
         | None
     ) = None
     parallel_tool_calls: Flag | None = None
+    structured_outputs: Annotated[StructuredOutputs, Meta(description="an object of one kind")] | None = None
     text: Annotated[TextOptions, Meta(description="an object with a format")] | None = None
     reasoning: Annotated[Reasoning, Meta(description="an object with an effort")] | None = None
     include: Annotated[list[str], Meta(description="names of what else is answered")] | None = None

@@ -12,6 +12,7 @@ U32 = 2**32 - 1
 Whole = Annotated[int, Meta(ge=0, le=U32)]
 Flag = Annotated[bool, Meta(description="true or false")]
 TokenId = Annotated[Whole, Meta(description="a token id")]
+Truncation = Annotated[int, Meta(ge=-1, le=U32, description="a whole number, at least 1, or −1: what fits")]
 
 
 class Sampling(Struct, kw_only=True):
@@ -42,8 +43,11 @@ class Sampling(Struct, kw_only=True):
     best_of: Annotated[Whole, Meta(description="a whole number, at least n")] | None = None
     use_beam_search: Flag | None = None
     length_penalty: Annotated[float, Meta(description="a number")] | None = None
-    truncate_prompt_tokens: Annotated[Whole, Meta(description="a whole number, at least 1")] | None = None
-    thinking_token_budget: Annotated[Whole, Meta(description="a whole number of tokens")] | None = None
+    truncate_prompt_tokens: Truncation | None = None
+    truncation_side: Annotated[Literal["left", "right"], Meta(description="left or right")] | None = None
+    thinking_token_budget: (
+        Annotated[int, Meta(ge=-1, le=U32, description="a whole number of tokens, or −1: no limit")] | None
+    ) = None
 
 
 class StreamOptions(Struct, kw_only=True):
@@ -87,6 +91,9 @@ class StructuredOutputs(Struct, kw_only=True, forbid_unknown_fields=True):
     structural_tag: Annotated[dict[str, Any] | str, Meta(description="a structural tag")] | None = None
     whitespace_pattern: Annotated[str, Meta(description="a regular expression, with JSON")] | None = None
     disable_any_whitespace: Flag | None = None
+    disable_fallback: Flag | None = None
+    """As vLLM's clients send it; there is nothing to fall back to."""
+    disable_additional_properties: Flag | None = None
 
 
 class Answering(Sampling, kw_only=True):
@@ -108,6 +115,11 @@ class Answering(Sampling, kw_only=True):
     guided_grammar: Annotated[str, Meta(description="a Lark grammar")] | None = None
     guided_whitespace_pattern: Annotated[str, Meta(description="a regular expression, with JSON")] | None = None
     structural_tag: Annotated[dict[str, Any] | str, Meta(description="a structural tag")] | None = None
+    regex: Annotated[str, Meta(description="a regular expression")] | None = None
+    ebnf: Annotated[str, Meta(description="a grammar in GBNF")] | None = None
+    json_schema: Annotated[dict[str, Any] | str, Meta(description="a JSON Schema")] | None = None
+    no_stop_trim: Flag | None = None
+    """As SGLang's clients say `include_stop_str_in_output`, and the three before it."""
 
 
 class ContentPart(Struct, kw_only=True):
@@ -193,6 +205,8 @@ class ChatCompletionRequest(Answering, kw_only=True):
 
     messages: Annotated[list[Message], Meta(description="at least one message")]
     tools: Annotated[list[Tool], Meta(min_length=1, description="at least one tool")] | None = None
+    documents: Annotated[list[dict[str, Any]], Meta(description="objects with title and text")] | None = None
+    echo: Flag | None = None
     add_generation_prompt: Flag | None = None
     continue_final_message: Flag | None = None
     add_special_tokens: Flag | None = None
@@ -239,19 +253,3 @@ class DetokenizeRequest(Struct, kw_only=True):
 
     model: Annotated[str, Meta(description="a served model's name")]
     tokens: Annotated[list[TokenId], Meta(description="token ids")]
-
-
-NOT_SERVED = {
-    "functions": "it has become `tools`",
-    "function_call": "it has become `tool_choice`",
-    "audio": "only text is served",
-    "chat_template": "the operator chooses the template",
-    "documents": "this version renders messages only",
-    "prediction": "this version does not speculate on given text",
-    "web_search_options": "this version searches nothing",
-    "lora": "this version serves no adapters",
-    "suffix": "the models continue a prompt, they do not fill a gap",
-}
-"""Fields that would change the answer if they were served: refused rather than ignored."""
-HARMLESS = {"suffix": ""}
-"""Values of these that ask for nothing."""

@@ -1,6 +1,6 @@
 """The ways in which clients say what an answer must match, to the one that the line knows.
 
-OpenAI's `response_format`, and `structured_outputs` and `guided_*` as vLLM's clients send them.
+OpenAI's `response_format`, and `structured_outputs` and `guided_*` as vLLM's clients send them, and SGLang's fields.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from typing import Any
 
 import msgspec
 
-from headwater.gateway.openai.schema import Answering, ResponseFormat
+from headwater.gateway.openai.schema import Answering, ResponseFormat, StructuredOutputs
 from headwater.proto.common_pb2 import Sampling, StructuredOutput
-from headwater.services.errors import BadRequest
+from headwater.services.errors import BadRequest, UnsupportedField
 
 Asked = tuple[str, StructuredOutput]
 """The field's name to the client, and what it says."""
@@ -22,13 +22,15 @@ FORMATS = "text, json_object, json_schema, regex, grammar or structural_tag"
 def put_structured_output(asked: Answering, sampling: Sampling) -> dict[str, str]:
     """Into the sampling; returns the client's name of the field by the contract's, if there is one. Raises
     `BadRequest` for more than one kind."""
-    found = [*_of_response_format(asked.response_format), *_of_structured_outputs(asked), *_of_guided(asked)]
+    found = [*_of_response_format(asked.response_format), *structured_outputs_to_pb(asked.structured_outputs)]
+    found += [*_of_guided(asked), *_of_sglang(asked)]
     if not found:
         return {}
     name, output = found[0]
     if len(found) > 1:
         raise BadRequest(found[1][0], f"{found[1][0]} beside {name}; allowed: one kind of structured output")
-    if (whitespace := _whitespace(asked)) is not None:
+    whitespace = whitespace_of(asked.structured_outputs)
+    if (whitespace := asked.guided_whitespace_pattern if whitespace is None else whitespace) is not None:
         output.whitespace_pattern = whitespace
     sampling.structured_output.CopyFrom(output)
     return {f"structured_output.{output.WhichOneof('kind')}": name}
@@ -67,9 +69,13 @@ def _of_response_format(form: ResponseFormat | None) -> Iterator[Asked]:
         yield asked
 
 
-def _of_structured_outputs(asked: Answering) -> Iterator[Asked]:
-    if (given := asked.structured_outputs) is None:
+def structured_outputs_to_pb(given: StructuredOutputs | None) -> Iterator[Asked]:
+    if given is None:
         return
+    if given.disable_additional_properties:
+        raise UnsupportedField(
+            "structured_outputs.disable_additional_properties", "the schema says it, by additionalProperties"
+        )
     values = {
         "json": given.json,
         "json_object": given.json_object or None,
@@ -97,6 +103,18 @@ def _of_guided(asked: Answering) -> Iterator[Asked]:
         yield "structural_tag", _to_pb("structural_tag", asked.structural_tag)
 
 
+def _of_sglang(asked: Answering) -> Iterator[Asked]:
+    """As SGLang's clients name them."""
+    values = {
+        "regex": ("regex", asked.regex),
+        "ebnf": ("grammar", asked.ebnf),
+        "json_schema": ("json", asked.json_schema),
+    }
+    for name, (kind, value) in values.items():
+        if value is not None:
+            yield name, _to_pb(kind, value)
+
+
 def _to_pb(kind: str, value: Any) -> StructuredOutput:
     match kind:
         case "json":
@@ -114,10 +132,8 @@ def _json(value: Any) -> str:
     return value if isinstance(value, str) else msgspec.json.encode(value).decode()
 
 
-def _whitespace(asked: Answering) -> str | None:
-    given = asked.structured_outputs
-    if given is not None and given.disable_any_whitespace:
-        return ""
-    if given is not None and given.whitespace_pattern is not None:
-        return given.whitespace_pattern
-    return asked.guided_whitespace_pattern
+def whitespace_of(given: StructuredOutputs | None) -> str | None:
+    """What may stand between the tokens of JSON, where that is said."""
+    if given is None:
+        return None
+    return "" if given.disable_any_whitespace else given.whitespace_pattern

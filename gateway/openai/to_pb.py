@@ -7,6 +7,7 @@ from typing import TypeVar
 import msgspec
 
 from headwater.gateway.openai.schema import (
+    Answering,
     ChatCompletionRequest,
     ContentPart,
     Message,
@@ -19,8 +20,12 @@ from headwater.gateway.openai.schema import (
 from headwater.proto import common_pb2, processor_pb2
 from headwater.services.errors import BadRequest
 
-_SCALARS = tuple(name for name in Sampling.__struct_fields__ if name not in ("stop", "logit_bias"))
+_OTHERS = ("stop", "logit_bias", "truncate_prompt_tokens", "thinking_token_budget")
+_SCALARS = tuple(name for name in Sampling.__struct_fields__ if name not in _OTHERS)
 MAX_TOKEN_ID = 2**32 - 1
+WHAT_FITS = 2**32 - 1
+"""Tokens that a prompt is cut to: as many as the context has room for."""
+UNLIMITED = -1
 TOOL_CHOICES = ("auto", "none", "required")
 FieldT = TypeVar("FieldT")
 
@@ -31,11 +36,22 @@ def sampling_to_pb(asked: Sampling) -> common_pb2.Sampling:
     sampling = common_pb2.Sampling(**given)
     if asked.stop is not None:
         sampling.stop.extend([asked.stop] if isinstance(asked.stop, str) else asked.stop)
+    if asked.truncate_prompt_tokens is not None:
+        sampling.truncate_prompt_tokens = truncation_to_pb(asked.truncate_prompt_tokens)
+    if asked.thinking_token_budget not in (None, UNLIMITED):
+        sampling.thinking_token_budget = asked.thinking_token_budget
+    if isinstance(asked, Answering) and asked.no_stop_trim:
+        sampling.include_stop_str_in_output = True
     for key, bias in (asked.logit_bias or {}).items():
         if not (key.isascii() and key.isdigit() and len(key) <= 10 and int(key) <= MAX_TOKEN_ID):
             raise BadRequest.of("logit_bias", key, "numbers by token id")
         sampling.logit_bias[int(key)] = bias
     return sampling
+
+
+def truncation_to_pb(given: int) -> int:
+    """Clients say −1 for as much as fits."""
+    return WHAT_FITS if given == UNLIMITED else given
 
 
 def conversation_to_pb(asked: ChatCompletionRequest | TokenizeRequest) -> processor_pb2.Prompt:
@@ -47,8 +63,11 @@ def conversation_to_pb(asked: ChatCompletionRequest | TokenizeRequest) -> proces
     )
     if isinstance(asked, ChatCompletionRequest):
         conversation.MergeFrom(_answering_to_pb(asked))
-    if asked.chat_template_kwargs is not None:
-        conversation.chat_template_kwargs_json = msgspec.json.encode(asked.chat_template_kwargs).decode()
+    variables = dict(asked.chat_template_kwargs or {})
+    if isinstance(asked, ChatCompletionRequest) and asked.documents:
+        variables["documents"] = asked.documents
+    if variables:
+        conversation.chat_template_kwargs_json = msgspec.json.encode(variables).decode()
     return processor_pb2.Prompt(conversation=conversation, add_special_tokens=asked.add_special_tokens)
 
 

@@ -14,7 +14,7 @@ from headwater.services.processor import plain_tools
 from headwater.services.processor.chat_template import ChatTemplate
 
 Message = dict[str, Any]
-EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
+EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 _TOOL_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 ROLES = ("system", "developer", "user", "assistant", "tool")
 _RESERVED = ("messages", "tools", "add_generation_prompt", "continue_final_message")
@@ -36,7 +36,7 @@ def render(template: ChatTemplate, conversation: processor_pb2.Conversation) -> 
         tools=tools,
         add_generation_prompt=not conversation.HasField("add_generation_prompt") or conversation.add_generation_prompt,
         continue_final_message=goes_on,
-        variables=_effort(conversation) | _variables(conversation.chat_template_kwargs_json),
+        variables=_effort(conversation) | _variables(conversation.chat_template_kwargs_json, template),
     )
 
 
@@ -120,13 +120,15 @@ def _tool(tool: common_pb2.Tool, i: int) -> dict[str, Any]:
     return {"type": "function", "function": function}
 
 
-def _variables(kwargs_json: str) -> dict[str, Any]:
+def _variables(kwargs_json: str, template: ChatTemplate) -> dict[str, Any]:
     variables = _json_object(kwargs_json or "{}", "chat_template_kwargs")
     for name in _RESERVED:
         if name in variables:
             raise BadRequest(
                 "chat_template_kwargs", f"chat_template_kwargs may not set {name}: it has a field of its own"
             )
+    if variables.get("documents") and not template.mentions("documents"):
+        raise BadRequest("documents", "documents are not read by the model's chat template; allowed: in messages")
     return variables
 
 

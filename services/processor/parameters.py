@@ -19,6 +19,9 @@ MAX_STOP_STRINGS = 16
 MAX_TOP_LOGPROBS = 20
 MAX_LOGIT_BIAS = 100.0
 MAX_BEAMS = MAX_TOP_LOGPROBS // 2
+WHAT_FITS = 2**32 - 1
+"""Of `truncate_prompt_tokens`: as many as the context has room for."""
+SIDES = ("left", "right")
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +141,8 @@ def _check_combinations(checked: common_pb2.Sampling, stream: bool) -> None:
         raise BadRequest.of("max_tokens", 0, "at least 1, or 0 with echo")
     if _has(checked, "truncate_prompt_tokens") and checked.truncate_prompt_tokens == 0:
         raise BadRequest.of("truncate_prompt_tokens", 0, "at least 1")
+    if _has(checked, "truncation_side") and checked.truncation_side not in SIDES:
+        raise BadRequest.of("truncation_side", checked.truncation_side, " or ".join(SIDES))
 
 
 def _check_beam_search(checked: common_pb2.Sampling) -> None:
@@ -184,9 +189,7 @@ def fit_context(
 ) -> list[int]:
     """The prompt as it is computed; sets `max_tokens`. Raises `ContextTooLong` or `BadRequest`."""
     if _has(checked, "truncate_prompt_tokens"):
-        if checked.truncate_prompt_tokens > limits.max_model_len:
-            raise BadRequest.of("truncate_prompt_tokens", checked.truncate_prompt_tokens, f"1…{limits.max_model_len}")
-        prompt_ids = prompt_ids[-checked.truncate_prompt_tokens :]
+        prompt_ids = _truncated(checked, prompt_ids, limits)
     if not prompt_ids:
         raise BadRequest.of(prompt_name, "", "at least one token")
     left = limits.max_model_len - len(prompt_ids)
@@ -198,6 +201,16 @@ def fit_context(
     if checked.min_tokens > checked.max_tokens:
         raise BadRequest.of("min_tokens", checked.min_tokens, f"0…{checked.max_tokens} (max_tokens)")
     return prompt_ids
+
+
+def _truncated(checked: common_pb2.Sampling, prompt_ids: list[int], limits: ModelLimits) -> list[int]:
+    """The last tokens, unless the client wants the first."""
+    num_tokens = checked.truncate_prompt_tokens
+    if num_tokens == WHAT_FITS:
+        num_tokens = max(1, limits.max_model_len - (checked.max_tokens if _has(checked, "max_tokens") else 1))
+    elif num_tokens > limits.max_model_len:
+        raise BadRequest.of("truncate_prompt_tokens", num_tokens, f"1…{limits.max_model_len}")
+    return prompt_ids[:num_tokens] if checked.truncation_side == "right" else prompt_ids[-num_tokens:]
 
 
 def bad_word_sequences(words: Iterable[str], encode: Callable[[str], list[int]]) -> list[list[int]]:

@@ -154,6 +154,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"input": "x", "n": 2, "temperature": 1}, "n"),
     ({"input": "x", "text": {"format": {"type": "json_schema"}}}, "text.format.schema"),
     ({"input": "x", "stream_options": {}}, "stream_options"),
+    ({"input": "x", "response_format": {"type": "json_object"}}, "response_format"),
+    ({"input": "x", "prompt_logprobs": 1}, "prompt_logprobs"),
 ]
 
 

@@ -1,0 +1,79 @@
+"""Fields that would change the answer if they were served, and are not: refused by name rather than ignored.
+
+OpenAI's, and those of vLLM's and SGLang's servers. What changes nothing is not here: it is accepted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from headwater.services.errors import UnsupportedField
+
+TEXT_ONLY = "only text is served"
+NO_PLUG_INS = "this version takes no code or parameters of extensions"
+NOT_SERVED = {
+    # OpenAI's.
+    "functions": "it has become `tools`",
+    "function_call": "it has become `tool_choice`",
+    "audio": TEXT_ONLY,
+    "modalities": TEXT_ONLY,
+    "prediction": "this version does not speculate on given text",
+    "web_search_options": "this version searches nothing",
+    "suffix": "the models continue a prompt, they do not fill a gap",
+    # vLLM's.
+    "chat_template": "the operator chooses the template",
+    "ec_transfer_params": "the line moves no encoders' caches",
+    "enable_response_messages": "the answer's items say what was put in and out",
+    "kv_transfer_params": "the line itself decides where a prompt is computed",
+    "logits_processors": NO_PLUG_INS,
+    "logprob_token_ids": "the likeliest tokens are told, by `top_logprobs`",
+    "lora": "this version serves no adapters",
+    "media_io_kwargs": TEXT_ONLY,
+    "mm_processor_kwargs": TEXT_ONLY,
+    "previous_input_messages": "a turn goes on by `previous_response_id`",
+    "prompt_embeds": "a prompt is text or token ids",
+    "repetition_detection": "answers end by `stop` and `max_tokens`",
+    "return_prompt_text": "`return_token_ids` and /detokenize tell the prompt",
+    "vllm_xargs": NO_PLUG_INS,
+    "watermarking": "this version marks no answers",
+    # SGLang's.
+    "custom_logit_processor": NO_PLUG_INS,
+    "custom_params": NO_PLUG_INS,
+    "lora_path": "this version serves no adapters",
+    "return_hidden_states": "/v1/embeddings tells them of prompts",
+    "separate_reasoning": "thoughts come as `reasoning_content`; `include_reasoning` leaves them out",
+    "session_params": "a prompt that goes on where another ended finds its cache",
+    "stop_regex": "`stop` takes strings",
+    "stream_reasoning": "in a stream thoughts come as they are written",
+}
+HARMLESS: Mapping[str, Any] = {
+    "suffix": "",
+    "modalities": ["text"],
+    "separate_reasoning": True,
+    "stream_reasoning": True,
+}
+"""Values of these that ask for nothing, beside those that are empty or false."""
+MATTERS_ELSEWHERE = {"parallel_tool_calls": True, "include_reasoning": True, "add_generation_prompt": True}
+"""Of fields that one endpoint has and another has not: values that ask for nothing."""
+
+
+def check_served(name: str, raw: msgspec.Raw) -> bool:
+    """Whether the field is one of these, with a value that asks for nothing. Raises `UnsupportedField`."""
+    if name not in NOT_SERVED:
+        return False
+    value = msgspec.json.decode(raw)
+    # Whether a flag was asked to be off matters only where it is on by default.
+    asks_nothing = value == HARMLESS[name] if name in HARMLESS else not value
+    if value is not None and not asks_nothing:
+        raise UnsupportedField(name, NOT_SERVED[name])
+    return True
+
+
+def check_misplaced(name: str, raw: msgspec.Raw, where: str) -> None:
+    """For a field of another endpoint. Raises `UnsupportedField`."""
+    value = msgspec.json.decode(raw)
+    if value and value != MATTERS_ELSEWHERE.get(name) and value not in ("auto", "none"):
+        raise UnsupportedField(name, where)
