@@ -51,6 +51,7 @@ class Measurement:
     num_running: int
     async_depth: int
     block_size: int
+    num_tenants: int
     engine_us: float
     """Adding requests, scheduling and settling; the executor's time is not in it."""
     executor_us: float
@@ -91,8 +92,8 @@ class TimedExecutor:
     def is_ready(self, handle: int) -> bool:
         return self._executor.is_ready(handle)
 
-    def warm_up(self) -> None:
-        self._executor.warm_up()
+    def warm_up(self) -> float:
+        return self._executor.warm_up()
 
     def prepare(self) -> bool:
         return self._executor.prepare()
@@ -102,9 +103,15 @@ class TimedExecutor:
 
 
 def measure(
-    workload: Workload, *, num_running: int, async_depth: int, block_size: int, steps_per_round: int
+    workload: Workload,
+    *,
+    num_running: int,
+    async_depth: int,
+    block_size: int,
+    steps_per_round: int,
+    num_tenants: int = 1,
 ) -> Measurement:
-    """Runs the workload until it is steady, then times rounds of steps."""
+    """Runs the workload until it is steady, then times rounds of steps. Of several tenants each has one that waits."""
     max_model_len = workload.prompt_len + block_size + workload.answer_len
     config = EngineConfig(
         block_size=block_size,
@@ -113,11 +120,12 @@ def measure(
         max_num_seqs=num_running,
         max_num_batched_tokens=max(2048, num_running),
         async_depth=async_depth,
+        policy="priority",
     )
     executor = TimedExecutor(SimulatedExecutor(config, SimulatedModel(vocab_size=VOCAB_SIZE), TIMING))
-    engine, requests = Engine(config, executor), _requests(workload, num_running, block_size)
+    engine, requests = Engine(config, executor), _requests(workload, num_running, block_size, num_tenants)
     # A few always wait, so that a row which falls free is taken by the next step.
-    for _ in range(num_running + 8):
+    for _ in range(num_running + max(8, num_tenants)):
         engine.add(next(requests))
     _steps(engine, requests, steps_per_round)
     num_admitted, engine_us, executor_us = 0, [], []
@@ -132,6 +140,7 @@ def measure(
         num_running=num_running,
         async_depth=async_depth,
         block_size=block_size,
+        num_tenants=num_tenants,
         engine_us=round(median(engine_us), 1),
         executor_us=round(median(executor_us), 1),
         steps_per_second=round(1e6 / median(engine_us)),
@@ -150,15 +159,17 @@ def _steps(engine: Engine, requests: Iterator[NewRequest], num_steps: int) -> in
     return num_added
 
 
-def _requests(workload: Workload, num_running: int, block_size: int) -> Iterator[NewRequest]:
-    """Prompts that share nothing and end anywhere in a block; the first answers are cut to all lengths."""
+def _requests(workload: Workload, num_running: int, block_size: int, num_tenants: int) -> Iterator[NewRequest]:
+    """Prompts that share nothing and end anywhere in a block, of each tenant in turn; the first answers are cut to all
+    lengths."""
     text = np.random.default_rng(0).integers(0, VOCAB_SIZE, workload.prompt_len + block_size).tolist()
     for key in count():
         is_first = key < num_running and workload.answer_len < SHORTEST_STEADY
         answer_len = workload.answer_len * (key + 1) // num_running if is_first else workload.answer_len
         prompt_ids = [key % VOCAB_SIZE, key // VOCAB_SIZE, *text[: workload.prompt_len + key % block_size - 2]]
         sampling = SamplingParams(max_tokens=answer_len, stop_token_ids=(VOCAB_SIZE,))
-        yield NewRequest(key=key, prompt_ids=prompt_ids, output_ids=[], sampling=sampling)
+        tenant = f"tenant-{key % num_tenants}"
+        yield NewRequest(key=key, prompt_ids=prompt_ids, output_ids=[], sampling=sampling, tenant=tenant)
 
 
 def main(
@@ -166,6 +177,7 @@ def main(
     async_depth: Annotated[int, typer.Option(help="Steps in flight.")] = 2,
     block_size: Annotated[int, typer.Option(help="Tokens a KV block.")] = 16,
     steps: Annotated[int, typer.Option(help="Steps a round, of five.")] = 1000,
+    tenants: Annotated[int, typer.Option(help="Whose requests these are, in turn.")] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
     """Host time of an engine step at zero model time."""
@@ -176,6 +188,7 @@ def main(
             async_depth=async_depth,
             block_size=block_size,
             steps_per_round=min(steps, MAX_STEPS_PER_ROUND),
+            num_tenants=tenants,
         )
         for workload in WORKLOADS
     ]

@@ -11,7 +11,7 @@ from headwater.engine_core.config import EngineConfig
 from headwater.engine_core.executors.executor import AdmittedRow, DrawPlan, StepPlan
 from headwater.engine_core.sampling_params import SamplingParams
 
-PROMPT_LEN = 64
+PROMPT_LEN = 24
 SAMPLINGS = (
     SamplingParams(temperature=0.0),
     SamplingParams(temperature=0.8, seed=1),

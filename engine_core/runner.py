@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 import torch
 
@@ -40,13 +42,17 @@ class Runner:
             model.num_layers, 2, config.num_blocks, model.num_kv_heads, config.block_size, model.head_dim, dtype=dtype
         )
 
-    def rehearse(self) -> None:
-        """Computes a few plans for what they touch, and forgets them."""
+    def rehearse(self) -> float:
+        """Computes a few plans for what they touch, and forgets them. Returns the seconds of a step of the whole budget
+        at their pace."""
+        start, num_tokens = time.perf_counter(), 0
         for plan in rehearsal(self._config, self._decoder.config.vocab_size):
             if isinstance(plan, StepPlan):
                 self.run(plan)
+                num_tokens += plan.num_tokens
             else:
                 self.draw(plan)
+        return (time.perf_counter() - start) / num_tokens * self._config.max_num_batched_tokens
 
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> StepResult:

@@ -139,8 +139,9 @@ class CudaExecutor:
         assert self._flights[0].step == handle
         return bool(self._flights[0].done.query())  # type: ignore[no-untyped-call]  # torch ships it so
 
-    def warm_up(self) -> None:
+    def warm_up(self) -> float:
         """What is captured has run."""
+        return 0.0
 
     def prepare(self) -> bool:
         """Captures the next shape that steps are likely to have."""

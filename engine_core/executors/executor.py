@@ -128,10 +128,12 @@ class Executor(Protocol):
     def is_ready(self, handle: int) -> bool:
         """Whether `retire` would return without waiting."""
 
-    def warm_up(self) -> None:
+    def warm_up(self) -> float:
         """Does before anything is served what the first steps would otherwise wait for: memory that is touched for the
         first time, libraries and threads that begin. To be called once, with nothing in flight; leaves nothing behind
-        but in the scratch block."""
+        but in the scratch block.
+
+        Returns the seconds that a step of the whole budget may take, going by that; 0 where it tells nothing."""
 
     def prepare(self) -> bool:
         """Makes later steps faster while nothing is in flight; takes well under a second. Whether more is left."""

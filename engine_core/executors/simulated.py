@@ -174,8 +174,8 @@ class SimulatedExecutor:
         step.polls_left -= 1
         return step.polls_left < 0 and step.ready_at <= self._clock()
 
-    def warm_up(self) -> None:
-        pass
+    def warm_up(self) -> float:
+        return 0.0
 
     def prepare(self) -> bool:
         return False

@@ -32,8 +32,8 @@ class SingleExecutor:
     def is_ready(self, handle: int) -> bool:
         return True
 
-    def warm_up(self) -> None:
-        self._runner.rehearse()
+    def warm_up(self) -> float:
+        return self._runner.rehearse()
 
     def prepare(self) -> bool:
         return False

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import random
 import sys
 from collections import deque
 from collections.abc import AsyncIterator, Callable
@@ -13,6 +14,7 @@ from typing import assert_never
 import msgspec
 import structlog
 
+from headwater.services.engine.core_watch import CoreWatch
 from headwater.services.engine.kernel_cache import with_kernel_cache
 from headwater.services.engine.mask_table import Int32Array, create_mask_memory, map_masks
 from headwater.services.engine.messages import (
@@ -29,13 +31,17 @@ from headwater.services.engine.messages import (
 )
 from headwater.services.engine.ring import PeerGone, RingReader, RingWriter, create_ring
 from headwater.services.engine.settings import EngineSettings
-from headwater.services.runtime import PARENT_FD, READY_FD
+from headwater.services.runtime import PARENT_FD, READY_FD, owned_task
 from headwater.services.settings import to_argv
 
 MAX_BACKLOG_BYTES = 16 << 20
 """Of commands that wait for room in the ring; beyond it new requests are refused."""
 EXIT_SECONDS = 1.0
 """What the core is given to end by itself."""
+
+
+MAX_JITTER = 1.5
+"""Of the silence that is allowed."""
 
 
 class CoreFailed(Exception):
@@ -45,7 +51,8 @@ class CoreFailed(Exception):
 class CoreLink:
     """Commands are sent in order and never wait: what the ring has no room for waits here."""
 
-    def __init__(self) -> None:
+    def __init__(self, hang_limit: float = 0.0) -> None:
+        self._watch = CoreWatch(hang_limit)
         command_writer, self._command_reader = create_ring()
         self._report_writer, report_reader = create_ring()
         self._mask_memory = create_mask_memory()
@@ -65,11 +72,13 @@ class CoreLink:
     @contextlib.asynccontextmanager
     async def running(cls, settings: EngineSettings) -> AsyncIterator[CoreLink]:
         """A core for the length of a scope."""
-        link = cls()
+        # Not the same for all: engines that stand still by one cause are not killed at once, and the first may end it.
+        link = cls(settings.hang_limit * random.uniform(1, MAX_JITTER))
         lifeline, held = os.pipe()
         try:
             await link._start(settings, lifeline)
-            yield link
+            async with owned_task(link._kill_when_hung()):
+                yield link
         finally:
             await link._stop()
             os.close(held)
@@ -87,6 +96,7 @@ class CoreLink:
         self._hear, self._hear_end = hear, hear_end
 
     def send(self, command: Command) -> None:
+        self._watch.told()
         with contextlib.suppress(PeerGone):
             for piece, flag in self._commands.pieces(encode(command)):
                 if self._backlog or not self._commands.try_write(piece, flag):
@@ -131,6 +141,14 @@ class CoreLink:
         os.close(lifeline)
         asyncio.get_running_loop().add_reader(self._reports.fileno(), self._on_reports)
 
+    async def _kill_when_hung(self) -> None:
+        """Its end is then what any other death of a core is."""
+        await self._watch.until_hung()
+        assert self._process is not None
+        structlog.get_logger().error("the engine core hangs", pid=self.pid, silent_seconds=self._watch.silence)
+        with contextlib.suppress(ProcessLookupError):
+            self._process.kill()
+
     async def _stop(self) -> None:
         loop = asyncio.get_running_loop()
         loop.remove_reader(self._reports.fileno())
@@ -163,12 +181,17 @@ class CoreLink:
     def _take(self, report: Report) -> None:
         match report:
             case Step() | Idle():
+                is_idle = isinstance(report, Idle)
+                self._watch.heard(is_idle=is_idle, step_seconds=0.0 if isinstance(report, Idle) else report.seconds)
                 # A core that has just started is idle before anybody listens.
                 if self._hear is not None:
                     self._hear(report)
             case Progress():
+                self._watch.heard(is_idle=False)
                 structlog.get_logger().info("loading", phase=report.phase, done=report.done, total=report.total)
             case Ready():
+                self._watch.started(report.longest_step)
+                self._watch.heard(is_idle=False)
                 self._settle(report)
             case Failed():
                 self._settle(CoreFailed(report.reason))

@@ -106,7 +106,7 @@ def main() -> None:
         sys.exit(1)
     progress("warming up", 0, 1)
     # Before it is measured: first steps tell nothing of later ones.
-    executor.warm_up()
+    longest_step = executor.warm_up()
     measured = MeasuredExecutor(executor)
     with contextlib.closing(measured):
         masks = map_masks(ends.masks, config.max_num_seqs, facts.vocab_size)
@@ -114,7 +114,7 @@ def main() -> None:
         # What stands now stands for good: a collection in a step need not look at it.
         gc.collect()
         gc.freeze()
-        reports.write(encode(_ready(engine, config, facts)))
+        reports.write(encode(_ready(engine, config, facts, longest_step)))
         run(engine, measured, commands, reports)
 
 
@@ -165,7 +165,7 @@ def executor_options(settings: EngineSettings) -> ExecutorOptions:
     )
 
 
-def _ready(engine: Engine, config: EngineConfig, facts: ModelFacts) -> Ready:
+def _ready(engine: Engine, config: EngineConfig, facts: ModelFacts, longest_step: float) -> Ready:
     return Ready(
         dtype=facts.dtype,
         kv_format=facts.kv_format,
@@ -175,6 +175,7 @@ def _ready(engine: Engine, config: EngineConfig, facts: ModelFacts) -> Ready:
         num_blocks=engine.load().num_total_blocks,
         max_model_len=config.max_model_len,
         max_num_seqs=config.max_num_seqs,
+        longest_step=longest_step,
     )
 
 

@@ -67,6 +67,8 @@ class Ready(msgspec.Struct, tag="ready", array_like=True):
     num_blocks: int
     max_model_len: int
     max_num_seqs: int
+    longest_step: float
+    """Seconds that a step of the whole budget may take, as far as one can tell beforehand; 0: no word."""
 
 
 class Failed(msgspec.Struct, tag="failed", array_like=True):

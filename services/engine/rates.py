@@ -50,8 +50,8 @@ class MeasuredExecutor:
     def is_ready(self, handle: int) -> bool:
         return self._executor.is_ready(handle)
 
-    def warm_up(self) -> None:
-        self._executor.warm_up()
+    def warm_up(self) -> float:
+        return self._executor.warm_up()
 
     def prepare(self) -> bool:
         return self._executor.prepare()

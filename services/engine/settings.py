@@ -47,6 +47,10 @@ class EngineSettings(StageTlsSettings):
     threads: int = setting(0, "threads that compute on a CPU; 0: one a core")
     simulated_step_seconds: float = setting(0.0, "time of a step of the simulated executor")
     simulated_prefill_seconds: float = setting(0.0, "what each prompt token adds to it")
+    hang_limit: float = setting(
+        30.0,
+        "seconds that a core with work may be silent, ten steps at least; ten times that at its start; 0: for ever",
+    )
     drain_limit: float = setting(30.0, "seconds that running requests are given to end when the engine leaves")
 
     def __post_init__(self) -> None:
@@ -56,7 +60,7 @@ class EngineSettings(StageTlsSettings):
             raise SettingError("port", self.port, "0…65535")
         if not -1 <= self.metrics_port <= 65535:
             raise SettingError("metrics_port", self.metrics_port, "-1…65535")
-        for name in ("drain_limit", "simulated_step_seconds", "simulated_prefill_seconds"):
+        for name in ("drain_limit", "hang_limit", "simulated_step_seconds", "simulated_prefill_seconds"):
             if getattr(self, name) < 0:
                 raise SettingError(name, getattr(self, name), "0 or more seconds")
         if not 0 < self.gpu_memory_utilization <= 1:

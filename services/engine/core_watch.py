@@ -1,0 +1,55 @@
+"""Knows when a core must be taken for hung: it owes a word and says none. Knows nothing of what the words mean."""
+
+from __future__ import annotations
+
+import asyncio
+
+PATIENCE = 10
+"""Times the slowest step so far, which is no silence to speak of; and of the limit, while the core starts: to load
+weights takes longer than any step."""
+TICK_SECONDS = 1.0
+
+
+class CoreWatch:
+    """The core owes a word from what it is told until it says that it is idle. Silence counts in ticks of this process,
+    so that one that stood still with the core, or has to wait for the machine as long, suspects nobody."""
+
+    def __init__(self, limit: float) -> None:
+        """`limit` in seconds; 0: none."""
+        self._limit = limit
+        self._owes, self._has_started = True, False
+        self._longest_step = 0.0
+        self.silence = 0.0
+        """Seconds since it owes a word and has said none."""
+
+    @property
+    def allowed(self) -> float:
+        """Seconds of silence."""
+        return max(self._limit, PATIENCE * self._longest_step) if self._has_started else PATIENCE * self._limit
+
+    def started(self, longest_step: float) -> None:
+        """It serves; a step may be expected to take so many seconds."""
+        self._has_started, self._longest_step = True, longest_step
+
+    def told(self) -> None:
+        """The core has something to do."""
+        if not self._owes:
+            self._owes, self.silence = True, 0.0
+
+    def heard(self, *, is_idle: bool, step_seconds: float = 0.0) -> None:
+        """The core has said something: that it has nothing to do, or what a step of so many seconds came to."""
+        self._owes, self.silence = not is_idle, 0.0
+        self._longest_step = max(self._longest_step, step_seconds)
+
+    async def until_hung(self) -> None:
+        """Returns when the core has been silent for longer than is allowed."""
+        while True:
+            await asyncio.sleep(TICK_SECONDS)
+            if self.is_hung_after(TICK_SECONDS):
+                return
+
+    def is_hung_after(self, seconds: float) -> bool:
+        """So much later, if nothing was said meanwhile."""
+        if self._owes:
+            self.silence += seconds
+        return self._limit > 0 and self.silence > self.allowed
