@@ -143,6 +143,15 @@ class OutputSession:
             raise from_rpc_error(failure) from None
         return _found(self.address, request_id, parts)
 
+    async def forget(self, request_id: str, tenant: str) -> None:
+        """Nobody will come for a request any more. Raises `NotFound`, `Unavailable`."""
+        if self._stub is None:
+            raise errors.Unavailable("the output processor is out of reach", code="output_processor_unavailable")
+        try:
+            await self._stub.ForgetStream(FindStreamRequest(request_id=request_id, tenant=tenant), timeout=FIND_SECONDS)
+        except grpc.aio.AioRpcError as failure:
+            raise from_rpc_error(failure) from None
+
     def attach(
         self,
         request_id: str,
@@ -390,6 +399,11 @@ class OutputSessions:
         if (session := self._sessions.get(address)) is None:
             raise errors.Unavailable("the output processor is out of reach", code="output_processor_unavailable")
         return session
+
+    @property
+    def is_whole(self) -> bool:
+        """All that are known are within reach, so that what none of them has nobody has."""
+        return bool(self._sessions) and all(session.connected.is_set() for session in self._sessions.values())
 
     @property
     def is_reachable(self) -> bool:

@@ -17,7 +17,7 @@ from headwater.gateway.openai.numbered import NumberedSink, NumberedStream
 from headwater.gateway.openai.response_schema import ResponsesRequest
 from headwater.gateway.openai.schema import Answering, ChatCompletionRequest, CompletionRequest
 from headwater.gateway.responses import Responses
-from headwater.gateway.resumed import ResumedGeneration, bare_id, caller_of, find
+from headwater.gateway.resumed import ResumedGeneration, bare_id, caller_of, find, forget
 from headwater.gateway.session import Generation
 from headwater.gateway.stream_context import Found, StreamContext, StreamKind, StreamNotKept
 from headwater.services.errors import BadRequest
@@ -63,6 +63,11 @@ class ResumableStreams:
         else:
             # It was asked for over gRPC, where Resume goes on with it.
             raise StreamNotKept(found.request_id)
+
+    async def forget(self, exchange: Exchange, caller: Caller, shown_id: str) -> None:
+        """A stream that its client does not want any longer."""
+        await forget(self._line, caller.tenant.id, bare_id(shown_id))
+        await exchange.reply_json({"id": shown_id, "object": "stream", "deleted": True})
 
     async def _go_on(
         self, exchange: Exchange, caller: Caller, asked: Answering, shape: Shape, out: NumberedStream, found: Found

@@ -8,18 +8,22 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
+from typing import TypeVar
 
 from headwater.gateway.caller import Caller
 from headwater.gateway.line import Line
 from headwater.gateway.loss import StreamLost
+from headwater.gateway.output_sessions import OutputSession
 from headwater.gateway.parting import part
 from headwater.gateway.session import Generation
 from headwater.gateway.stream_context import Found, StreamNotKept
 from headwater.gateway.tenancy.virtual_time import Share
 from headwater.proto import engine_pb2, output_processor_pb2
 from headwater.services import errors
+
+ReplyT = TypeVar("ReplyT")
 
 
 def caller_of(found: Found, caller: Caller) -> Caller:
@@ -39,15 +43,30 @@ def bare_id(shown: str) -> str:
 
 
 async def find(line: Line, tenant: str, request_id: str) -> Found:
-    """Asks output processors, the likeliest first. Raises `StreamNotKept`, or `Unavailable` where nobody can tell."""
+    """Raises `StreamNotKept`, or `Unavailable` where nobody can tell."""
+    return await _of_whom_it_concerns(line, request_id, lambda session: session.find(request_id, tenant))
+
+
+async def forget(line: Line, tenant: str, request_id: str) -> None:
+    """Nobody will come for it: what runs of it ends, as soon as its reader leaves. Raises as `find` does."""
+    await _of_whom_it_concerns(line, request_id, lambda session: session.forget(request_id, tenant))
+
+
+async def _of_whom_it_concerns(
+    line: Line, request_id: str, ask: Callable[[OutputSession], Awaitable[ReplyT]]
+) -> ReplyT:
+    """Asks output processors, the likeliest first."""
     fault: errors.Unavailable | None = None
     for session in line.outputs.in_order_for(request_id):
         try:
-            return await session.find(request_id, tenant)
+            return await ask(session)
         except errors.NotFound:
             continue
         except errors.Unavailable as error:
             fault = error
+    if fault is None and not line.outputs.is_whole:
+        # A gateway that has just begun, for one.
+        fault = errors.Unavailable("not every output processor is within reach", code="output_processor_unavailable")
     raise fault or StreamNotKept(request_id)
 
 

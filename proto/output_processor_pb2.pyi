@@ -557,6 +557,21 @@ class FindStreamRequest(_message.Message):
 Global___FindStreamRequest: _TypeAlias = FindStreamRequest  # noqa: Y015
 
 @_typing.final
+class ForgetStreamReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ForgetStreamReply: _TypeAlias = ForgetStreamReply  # noqa: Y015
+
+@_typing.final
 class FoundStream(_message.Message):
     """What there is, in parts."""
 

@@ -44,6 +44,11 @@ class OutputProcessorStub:
                 request_serializer=headwater_dot_proto_dot_output__processor__pb2.FindStreamRequest.SerializeToString,
                 response_deserializer=headwater_dot_proto_dot_output__processor__pb2.FoundStream.FromString,
                 _registered_method=True)
+        self.ForgetStream = channel.unary_unary(
+                '/headwater.v1.OutputProcessor/ForgetStream',
+                request_serializer=headwater_dot_proto_dot_output__processor__pb2.FindStreamRequest.SerializeToString,
+                response_deserializer=headwater_dot_proto_dot_output__processor__pb2.ForgetStreamReply.FromString,
+                _registered_method=True)
 
 
 class OutputProcessorServicer:
@@ -63,6 +68,13 @@ class OutputProcessorServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ForgetStream(self, request, context):
+        """Nobody will come for it: it goes on for whoever reads it now, and ends if nobody does. NOT_FOUND as above.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_OutputProcessorServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -75,6 +87,11 @@ def add_OutputProcessorServicer_to_server(servicer, server):
                     servicer.FindStream,
                     request_deserializer=headwater_dot_proto_dot_output__processor__pb2.FindStreamRequest.FromString,
                     response_serializer=headwater_dot_proto_dot_output__processor__pb2.FoundStream.SerializeToString,
+            ),
+            'ForgetStream': grpc.unary_unary_rpc_method_handler(
+                    servicer.ForgetStream,
+                    request_deserializer=headwater_dot_proto_dot_output__processor__pb2.FindStreamRequest.FromString,
+                    response_serializer=headwater_dot_proto_dot_output__processor__pb2.ForgetStreamReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -131,6 +148,33 @@ class OutputProcessor:
             '/headwater.v1.OutputProcessor/FindStream',
             headwater_dot_proto_dot_output__processor__pb2.FindStreamRequest.SerializeToString,
             headwater_dot_proto_dot_output__processor__pb2.FoundStream.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ForgetStream(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/headwater.v1.OutputProcessor/ForgetStream',
+            headwater_dot_proto_dot_output__processor__pb2.FindStreamRequest.SerializeToString,
+            headwater_dot_proto_dot_output__processor__pb2.ForgetStreamReply.FromString,
             options,
             channel_credentials,
             insecure,

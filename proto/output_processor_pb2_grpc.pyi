@@ -35,6 +35,8 @@ class OutputProcessorStub:
     """Carries every request between one gateway and one output processor. No frame exceeds 256 KiB."""
     FindStream: _grpc.UnaryStreamMultiCallable[_output_processor_pb2.FindStreamRequest, _output_processor_pb2.FoundStream]
     """What is known of a request that can be resumed here, and what its gateway left for the next; else NOT_FOUND."""
+    ForgetStream: _grpc.UnaryUnaryMultiCallable[_output_processor_pb2.FindStreamRequest, _output_processor_pb2.ForgetStreamReply]
+    """Nobody will come for it: it goes on for whoever reads it now, and ends if nobody does. NOT_FOUND as above."""
 
 @_typing.type_check_only
 class OutputProcessorAsyncStub(OutputProcessorStub):
@@ -43,6 +45,8 @@ class OutputProcessorAsyncStub(OutputProcessorStub):
     """Carries every request between one gateway and one output processor. No frame exceeds 256 KiB."""
     FindStream: _aio.UnaryStreamMultiCallable[_output_processor_pb2.FindStreamRequest, _output_processor_pb2.FoundStream]  # type: ignore[assignment]
     """What is known of a request that can be resumed here, and what its gateway left for the next; else NOT_FOUND."""
+    ForgetStream: _aio.UnaryUnaryMultiCallable[_output_processor_pb2.FindStreamRequest, _output_processor_pb2.ForgetStreamReply]  # type: ignore[assignment]
+    """Nobody will come for it: it goes on for whoever reads it now, and ends if nobody does. NOT_FOUND as above."""
 
 class OutputProcessorServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -60,5 +64,13 @@ class OutputProcessorServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_output_processor_pb2.FoundStream], _abc.AsyncIterator[_output_processor_pb2.FoundStream]]:
         """What is known of a request that can be resumed here, and what its gateway left for the next; else NOT_FOUND."""
+
+    @_abc_1.abstractmethod
+    def ForgetStream(
+        self,
+        request: _output_processor_pb2.FindStreamRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_output_processor_pb2.ForgetStreamReply, _abc.Awaitable[_output_processor_pb2.ForgetStreamReply]]:
+        """Nobody will come for it: it goes on for whoever reads it now, and ends if nobody does. NOT_FOUND as above."""
 
 def add_OutputProcessorServicer_to_server(servicer: OutputProcessorServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

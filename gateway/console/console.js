@@ -1,4 +1,6 @@
 // A chat page over /v1/chat/completions: streams, stops, and shows what each answer cost.
+import { answer as answered, refusal } from "./stream.js";
+
 const find = (id) => document.getElementById(id);
 const [model, question, send, list] = ["model", "question", "send", "messages"].map(find);
 const kept = ["system", "temperature", "max-tokens", "key"];
@@ -11,11 +13,6 @@ const headers = () => ({
   "x-headwater-receipt": "1",
   ...(find("key").value ? { authorization: `Bearer ${find("key").value}` } : {}),
 });
-
-async function refusal(response) {
-  const body = await response.json().catch(() => null);
-  return new Error(body?.error?.message ?? `${response.status} ${response.statusText}`);
-}
 
 async function listModels() {
   const response = await fetch("/v1/models", { headers: headers() });
@@ -43,20 +40,6 @@ function note(article, text, failed = false) {
   facts.scrollIntoView({ block: "end" });
 }
 
-async function* events(response) {
-  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
-  let rest = "";
-  for (;;) {
-    const { value, done } = await reader.read();
-    if (done) return;
-    const lines = (rest + value).split("\n");
-    rest = lines.pop();
-    for (const line of lines) {
-      if (line.startsWith("data: ") && line !== "data: [DONE]") yield JSON.parse(line.slice(6));
-    }
-  }
-}
-
 function facts({ usage, receipt }, first, began) {
   const seconds = (performance.now() - first) / 1000;
   const cached = usage.prompt_tokens_details?.cached_tokens ?? 0;
@@ -73,24 +56,15 @@ function facts({ usage, receipt }, first, began) {
 async function answer(article, turns) {
   const system = find("system").value.trim();
   const began = performance.now();
-  const response = await fetch("/v1/chat/completions", {
-    method: "POST",
-    headers: headers(),
-    signal: running.signal,
-    body: JSON.stringify({
-      model: model.value,
-      messages: [...(system ? [{ role: "system", content: system }] : []), ...turns],
-      temperature: Number(find("temperature").value),
-      max_tokens: Number(find("max-tokens").value),
-      stream: true,
-      stream_options: { include_usage: true },
-    }),
-  });
-  if (!response.ok) throw await refusal(response);
+  const asked = {
+    model: model.value,
+    messages: [...(system ? [{ role: "system", content: system }] : []), ...turns],
+    temperature: Number(find("temperature").value),
+    max_tokens: Number(find("max-tokens").value),
+  };
   const body = article.firstChild;
   let first = null;
-  for await (const event of events(response)) {
-    if (event.error) throw new Error(event.error.message);
+  for await (const event of answered(asked, headers(), running.signal)) {
     const text = event.choices[0]?.delta?.content;
     if (text) {
       first ??= performance.now();

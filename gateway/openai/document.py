@@ -43,6 +43,7 @@ _READS = {
 }
 _WITHOUT_BODY = {
     ("delete", "/v1/files/{id}"): "Forget a file",
+    ("delete", "/v1/streams/{id}"): "Forget a resumable stream: it ends once nobody reads it",
     ("post", "/v1/batches/{id}/cancel"): "End a batch with the results that it has",
 }
 _UPLOAD = {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,11 +9,9 @@ import httpx
 from rich.console import Console
 from rich.markup import escape
 
+from headwater.services.cli.answer_stream import AnswerStream, ChatError, Chunk, sentence_of
+
 HELP = "/new starts over, /system TEXT sets the system message, /quit leaves (or Ctrl-D); Ctrl-C stops an answer"
-
-
-class ChatError(Exception):
-    """The server refused or ended an answer; its own sentence."""
 
 
 class Chat:
@@ -26,6 +23,8 @@ class Chat:
         self.usage: dict[str, Any] = {}
         """Of the last answer."""
         self._client, self._options = client, options
+        self._is_resumable = True
+        """As far as the server has not said otherwise."""
         self.start_over(system)
 
     def start_over(self, system: str = "") -> None:
@@ -35,25 +34,29 @@ class Chat:
         """Pieces of the answer; what came of it joins the history even when the reader leaves early."""
         messages = [*self.messages, {"role": "user", "content": question}]
         body = {"model": self.model, "messages": messages, "stream": True, **self._options}
-        body["stream_options"] = {"include_usage": True}
         answer = ""
         try:
-            with self._client.stream("POST", "chat/completions", json=body) as reply:
-                if reply.is_error:
-                    reply.read()
-                    raise ChatError(_sentence(reply))
-                for chunk in _events(reply):
-                    if "error" in chunk:
-                        raise ChatError(chunk["error"]["message"])
-                    self.usage = chunk.get("usage") or self.usage
-                    for choice in chunk.get("choices", ()):
-                        if piece := choice["delta"].get("content"):
-                            answer += piece
-                            yield piece
+            for chunk in self._chunks(body):
+                self.usage = chunk.get("usage") or self.usage
+                for choice in chunk.get("choices", ()):
+                    if piece := choice["delta"].get("content"):
+                        answer += piece
+                        yield piece
         finally:
             if answer:
                 self.messages.append({"role": "user", "content": question})
                 self.messages.append({"role": "assistant", "content": answer})
+
+    def _chunks(self, body: dict[str, Any]) -> Iterator[Chunk]:
+        """Asks for a stream that can be resumed, unless the server has refused one."""
+        options = {"include_usage": True, "resumable": True} if self._is_resumable else {"include_usage": True}
+        try:
+            yield from AnswerStream(self._client, body | {"stream_options": options}).chunks()
+        except ChatError as refusal:
+            if not self._is_resumable or "resumable" not in str(refusal):
+                raise
+            self._is_resumable = False
+            yield from self._chunks(body)
 
 
 def first_model(client: httpx.Client) -> str:
@@ -65,7 +68,7 @@ def first_model(client: httpx.Client) -> str:
             f"nobody answers at {client.base_url}; start a line with `headwater up`, or give --base-url"
         ) from None
     if reply.is_error:
-        raise ChatError(_sentence(reply))
+        raise ChatError(sentence_of(reply))
     models = reply.json()["data"]
     if not models:
         raise ChatError("the server serves no model yet")
@@ -105,17 +108,3 @@ def _answer(chat: Chat, question: str, console: Console) -> None:
     if chat.usage:
         counts = f"{chat.usage['prompt_tokens']} prompt tokens ({details.get('cached_tokens', 0)} cached)"
         console.print(f"[dim]{counts}, {chat.usage['completion_tokens']} answered[/]")
-
-
-def _events(reply: httpx.Response) -> Iterator[dict[str, Any]]:
-    for line in reply.iter_lines():
-        if line.startswith("data: ") and line != "data: [DONE]":
-            yield json.loads(line[6:])
-
-
-def _sentence(reply: httpx.Response) -> str:
-    """What an error reply says of itself."""
-    try:
-        return str(reply.json()["error"]["message"])
-    except (ValueError, KeyError, TypeError):
-        return f"{reply.url} answered {reply.status_code}"

@@ -65,6 +65,14 @@ class OutputProcessor(output_processor_pb2_grpc.OutputProcessorServicer):
         for part in log.found():
             yield part
 
+    async def ForgetStream(
+        self, request: output_processor_pb2.FindStreamRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> output_processor_pb2.ForgetStreamReply:
+        if (log := self._logs.find(request.request_id, request.tenant)) is None:
+            raise NotFound("stream", request.request_id)
+        self._logs.drop(log)
+        return output_processor_pb2.ForgetStreamReply()
+
     def leave(self) -> None:
         """Takes no new streams; each session ends with its last one."""
         for session in self._sessions:
