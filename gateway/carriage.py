@@ -42,7 +42,10 @@ class Carriage:
         self._dispatch: Dispatch | None = None
         self._failed: set[Incarnation] = set()
         self._num_faults = 0
-        self._is_suspect = False
+        self._doubted_on: Incarnation | None = None
+        """An engine died of it or of something else, and it has not got any further since; where it is now."""
+        self._is_doubted = self._is_suspect = False
+        """Of a suspect nobody else is to be tried at the same time."""
         self._end_trial: Callable[[], None] | None = None
 
     async def run(self) -> None:
@@ -51,13 +54,16 @@ class Carriage:
         if not generation.attempt:
             for choice in generation.choices:
                 choice.credit_left = generation.grant.first_credit
-        while True:
-            generation.attempt += 1
-            try:
-                await self._try()
-                return
-            except StreamLost as loss:
-                self._consider(loss)
+        try:
+            while True:
+                generation.attempt += 1
+                try:
+                    await self._try()
+                    return
+                except StreamLost as loss:
+                    self._consider(loss)
+        finally:
+            self._doubt_ended()
 
     async def foresee(self) -> None:
         """Raises `DeadlineExceeded` for what would be late even if its turn came at once: it need not wait for that."""
@@ -70,7 +76,8 @@ class Carriage:
         if attempt.start is not None:
             return False
         attempt.start = start
-        self._stood_trial()
+        if not self._has_begun:
+            self._stood_trial()
         if self._dispatch is not None:
             decision, cached_tokens = self._dispatch.decision, start.cached_tokens
             if decision.num_prompt_tokens > self._generation.num_prompt_tokens:
@@ -80,12 +87,21 @@ class Carriage:
             self._line.admission.give()
         return True
 
+    def got_further(self) -> None:
+        """A choice is past where it was when an engine died."""
+        if all(choice.is_past_doubt for choice in self._unfinished):
+            self._is_doubted = self._is_suspect = False
+            self._doubt_ended()
+            self._stood_trial()
+
     def begin(self) -> asyncio.Future[None]:
         """Streams are about to be opened; done when every choice has ended, or one of them is lost."""
         self._ended = asyncio.get_running_loop().create_future()
         return self._ended
 
     def choice_ended(self) -> None:
+        if self._is_doubted:
+            self.got_further()
         if self._ended is not None and not self._ended.done() and not self._unfinished:
             self._ended.set_result(None)
 
@@ -113,11 +129,15 @@ class Carriage:
             session = await self._session(decision)
             attempt = Attempt(decision=decision, asked_at=asked_at, dispatched_at=time.perf_counter())
             generation.road.attempts.append(attempt)
+            if self._is_doubted:
+                self._doubted_on = decision.incarnation
+                self._line.migrations.doubt(decision.incarnation)
             try:
                 await self._attempt(session, decision)
             except errors.HeadwaterError as error:
                 attempt.error = error.message
                 attempt.cause = error.cause.value if isinstance(error, StreamLost) else ""
+                attempt.was_alone = self._end_trial is not None
                 raise
             finally:
                 attempt.ended_at = time.perf_counter()
@@ -134,11 +154,19 @@ class Carriage:
         generation, cause = self._generation, loss.cause
         attempt = generation.road.attempts[-1]
         told = {"request_id": generation.job.caller.request_id, "replica": attempt.decision.replica_id}
-        if cause is Cause.ENGINE_GONE and attempt.start is None:
-            if self._is_suspect:
+        if cause is Cause.ENGINE_GONE:
+            # Whoever was there with it shall know that it was.
+            self._doubted_on = None
+            if self._is_to_blame(attempt):
                 structlog.get_logger().error("poison request", attempts=generation.attempt, **told)
                 raise PoisonRequest("engines die of the request; it is not tried again")
-            self._is_suspect = True
+            # What had given tokens goes on at once, unless that went wrong already.
+            self._is_suspect = self._is_doubted or attempt.start is None
+            if not self._is_doubted:
+                for choice in self._unfinished:
+                    choice.doubt()
+            self._is_doubted = True
+        self._doubt_ended()
         self._num_faults += cause is not Cause.HANDED_OVER
         if self._num_faults == MAX_ATTEMPTS:
             raise loss
@@ -151,6 +179,19 @@ class Carriage:
         if self._has_begun:
             self._line.metrics.migrations.labels(cause.value).inc()
             structlog.get_logger().info("migration", cause=cause.value, tokens=generation.num_output_tokens, **told)
+
+    def _is_to_blame(self, attempt: Attempt) -> bool:
+        """Whether a second engine died at the same place of the answer, with nobody else there who could have done it
+        as well."""
+        if not self._is_doubted:
+            return False
+        return attempt.was_alone or self._line.migrations.num_doubted(attempt.decision.incarnation) == 1
+
+    def _doubt_ended(self) -> None:
+        """On the engine where it is or was: it got further there, or left while that one lived."""
+        if self._doubted_on is not None:
+            self._line.migrations.trust(self._doubted_on)
+            self._doubted_on = None
 
     @property
     def _model_key(self) -> str:

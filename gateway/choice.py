@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
 
 CREDIT_BATCH = 256
 """Tokens that are taken before their credit goes back."""
+UNHEARD_TOKENS = 8
+"""That an engine may have computed when it died: who stops within so many again stopped at the same place."""
+_NEVER = sys.maxsize
 _REASONS = {
     common_pb2.FINISH_REASON_STOP: "stop",
     common_pb2.FINISH_REASON_LENGTH: "length",
@@ -64,6 +68,8 @@ class Choice:
         self.vector: list[float] = []
         """Of a prompt that is embedded."""
         self._num_taken = 0
+        self._doubted_to = _NEVER
+        """Output tokens; of an answer that an engine may have died of."""
         self.credit_left = 0
         """Tokens that may still come."""
         self.is_held_back = False
@@ -75,6 +81,14 @@ class Choice:
     def mean_logprob(self) -> float:
         """A token's, of those that came with theirs."""
         return self._sum_logprob / max(len(self.output_ids), 1)
+
+    def doubt(self) -> None:
+        """An engine died while it was here."""
+        self._doubted_to = len(self.output_ids) + UNHEARD_TOKENS
+
+    @property
+    def is_past_doubt(self) -> bool:
+        return self._doubted_to == _NEVER
 
     @property
     def delivered_bytes(self) -> int:
@@ -120,6 +134,9 @@ class Choice:
         else:
             self.generation.first_token(now)
         self._last_time = now
+        if len(self.output_ids) > self._doubted_to:
+            self._doubted_to = _NEVER
+            self.generation.carriage.got_further()
         self.generation.grant.received(self, len(token_ids))
         if self.sink.piece(self, text, token_ids, logprobs, parts):
             self.taken(len(token_ids))

@@ -33,6 +33,8 @@ class Attempt:
     start: engine_pb2.Start | None = None
     """From the engine, when the prompt is computed."""
     error: str = ""
+    was_alone: bool = False
+    """When it was lost, no other suspect of an engine's death was being tried."""
     cause: str = ""
     """Of its loss, where the request went on elsewhere or might have."""
 

@@ -23,14 +23,14 @@ class ScriptedOutputProcessor(output_processor_pb2_grpc.OutputProcessorServicer)
     def __init__(self) -> None:
         self.opens: list[Open] = []
         self.cancels: dict[int, str] = {}
-        self._outgoing: asyncio.Queue[OutputFrame] = asyncio.Queue()
+        self._outgoing: asyncio.Queue[OutputFrame | None] = asyncio.Queue()
         self._heard = asyncio.Condition()
 
     async def Session(self, request_iterator: AsyncIterator[GatewayFrame], context: Any) -> AsyncIterator[OutputFrame]:
         reading = asyncio.create_task(self._read(request_iterator))
         try:
-            while True:
-                yield await self._outgoing.get()
+            while (frame := await self._outgoing.get()) is not None:
+                yield frame
         finally:
             reading.cancel()
 
@@ -39,7 +39,8 @@ class ScriptedOutputProcessor(output_processor_pb2_grpc.OutputProcessorServicer)
             self.cancels.update({cancel.stream_id: cancel.reason for cancel in frame.cancels})
             self.opens += frame.opens
             for part in frame.parts:
-                self.opens[-1].add.output_ids.extend(part.output_ids)
+                opened = next(each for each in reversed(self.opens) if part.stream_id in each.add.stream_ids)
+                opened.add.output_ids.extend(part.output_ids)
             async with self._heard:
                 self._heard.notify_all()
 
@@ -67,6 +68,10 @@ class ScriptedOutputProcessor(output_processor_pb2_grpc.OutputProcessorServicer)
     def tokens(self, stream_id: int, first: int, token_ids: Sequence[int], text: str, offset: int) -> None:
         columns: dict[str, Any] = {"first_index": [first], "num_tokens": [len(token_ids)], "text_offset": [offset]}
         self._outgoing.put_nowait(OutputFrame(stream_ids=[stream_id], token_ids=token_ids, texts=[text], **columns))
+
+    def leave(self) -> None:
+        """Ends the session; the gateway comes again as if to another one."""
+        self._outgoing.put_nowait(None)
 
     def end(self, stream_id: int, num_output_tokens: int) -> None:
         finish = OutputFinish(stream_id=stream_id, reason=FINISH_REASON_LENGTH, num_output_tokens=num_output_tokens)

@@ -11,6 +11,7 @@ import httpx
 import pytest
 import pytest_asyncio
 
+from headwater.gateway.choice import UNHEARD_TOKENS
 from headwater.gateway.migrations import BURST, Migrations
 from headwater.proto.common_pb2 import (
     LOSS_CAUSE_ENGINE_GONE,
@@ -18,11 +19,14 @@ from headwater.proto.common_pb2 import (
     LOSS_CAUSE_MISSING,
     LOSS_CAUSE_OUTPUT_PROCESSOR_LEAVING,
 )
+from headwater.proto.output_processor_pb2 import Open
 from tests.gateway.conftest import GatewayStarter
 from tests.gateway.scripted_output import ScriptedOutputProcessor, scripted_stages
 from tests.gateway.stages import Behind, Gateway, completion_body
 
 NUM_ENGINES = 5
+FURTHER = UNHEARD_TOKENS + 1
+"""Tokens that lead away from where an engine died."""
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
@@ -49,6 +53,13 @@ async def stages(behind: Behind, start_gateway: GatewayStarter) -> AsyncIterator
         async with httpx.AsyncClient(base_url=gateway.rest, timeout=20) as client:
             yield Scripted(script, gateway, client)
         await asyncio.to_thread(starting.__exit__, None, None, None)
+
+
+def go_on(script: ScriptedOutputProcessor, opened: Open, num_tokens: int) -> None:
+    """The answer so many tokens further."""
+    (stream_id,), first = opened.add.stream_ids, opened.add.num_output_tokens
+    script.start(stream_id)
+    script.tokens(stream_id, first, [first] * num_tokens, "x", sum(opened.delivered_bytes))
 
 
 @pytest.fixture
@@ -80,6 +91,7 @@ async def test_an_answer_goes_on_where_it_stopped_and_nothing_of_an_earlier_atte
     script.tokens(c, 2, [12], "c", 2)
     script.tokens(a, 3, [66], "late", 3)
     script.lose(c, LOSS_CAUSE_OUTPUT_PROCESSOR_LEAVING)
+    script.leave()
     third = await script.open(2)
     assert third.replica_id != first.replica_id
     script.end(third.add.stream_ids[0], 3)
@@ -104,12 +116,48 @@ async def test_engines_that_leave_in_order_use_up_no_attempt_and_those_that_die_
     reply = scripted.ask(max_tokens=50)
     for number in range(4, 7):
         opened = await script.open(number)
-        (stream_id,) = opened.add.stream_ids
-        script.start(stream_id)
-        script.tokens(stream_id, opened.add.num_output_tokens, [number], "x", opened.add.num_output_tokens)
-        script.lose(stream_id, LOSS_CAUSE_ENGINE_GONE)
+        go_on(script, opened, FURTHER)
+        script.lose(opened.add.stream_ids[0], LOSS_CAUSE_ENGINE_GONE)
     failed = await reply
     assert (failed.status_code, failed.json()["error"]["code"]) == (503, "engine_unavailable")
+
+
+async def test_an_answer_with_which_two_engines_die_at_the_same_place_is_the_last_that_they_die_of(
+    scripted: Scripted,
+) -> None:
+    script, reply = scripted.script, scripted.ask(max_tokens=50)
+    for number, num_tokens in enumerate((FURTHER, 2)):
+        opened = await script.open(number)
+        go_on(script, opened, num_tokens)
+        script.lose(opened.add.stream_ids[0], LOSS_CAUSE_ENGINE_GONE)
+    failed = await reply
+    assert (failed.status_code, failed.json()["error"]["code"]) == (500, "poison_request")
+    assert len(script.opens) == 2
+
+
+async def test_of_several_answers_with_which_two_engines_died_each_goes_on_alone_until_it_is_past_that_place(
+    scripted: Scripted,
+) -> None:
+    script, prompt = scripted.script, "The river went down to the sea. " * 8
+    replies = [scripted.ask(prompt=prompt, max_tokens=50) for _ in range(2)]
+    for first, num_tokens in ((0, FURTHER), (2, 2)):
+        together = [await script.open(first), await script.open(first + 1)]
+        assert together[0].replica_id == together[1].replica_id
+        for opened in together:
+            go_on(script, opened, num_tokens)
+        for opened in together:
+            script.lose(opened.add.stream_ids[0], LOSS_CAUSE_ENGINE_GONE)
+    poison = await script.open(4)
+    go_on(script, poison, 2)
+    assert len(script.opens) == 5
+    script.lose(poison.add.stream_ids[0], LOSS_CAUSE_ENGINE_GONE)
+    innocent = await script.open(5)
+    assert innocent.add.request_id != poison.add.request_id
+    go_on(script, innocent, FURTHER)
+    script.end(innocent.add.stream_ids[0], FURTHER + 2 + FURTHER)
+    answers = [await reply for reply in replies]
+    assert sorted(each.status_code for each in answers) == [200, 500]
+    assert next(each for each in answers if each.status_code == 200).json()["choices"][0]["text"] == "x" * 3
 
 
 async def test_suspects_of_an_engines_death_are_tried_one_at_a_time_and_a_second_one_is_the_last(
