@@ -8,6 +8,7 @@ import gc
 import secrets
 import sys
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from headwater.gateway.line import Line
 from headwater.gateway.listeners import ClientTls, GrpcListener, RestListener
 from headwater.gateway.metrics import Metrics
 from headwater.gateway.model_admin import ModelSurface
+from headwater.gateway.outages import Outages
 from headwater.gateway.output_sessions import OutputSessions
 from headwater.gateway.processors import Processors
 from headwater.gateway.replica_admin import ReplicaSurface
@@ -51,6 +53,7 @@ from headwater.services.index.feed import IndexFeed
 from headwater.services.member import Kind, Member, new_epoch
 from headwater.services.membership import Members
 from headwater.services.runtime import configure_logging, in_one_line, lifetime, run_stage
+from headwater.services.saved_members import SavedMembers
 from headwater.services.served_model import model_key
 from headwater.services.settings import SettingError, read_settings
 from headwater.services.store import Store
@@ -85,7 +88,11 @@ async def serve(settings: GatewaySettings) -> None:
         await public.start()
         member = Member(kind=Kind.GATEWAY, replica_id=name, epoch=epoch, address=public.address)
         with metrics_served(settings.host, settings.metrics_port) as metrics:
-            async with Heartbeat.running(bus, lambda: member), batches_run(settings, durable, app):
+
+            def described() -> Member:
+                return replace(member, without=line.outages())
+
+            async with Heartbeat.running(bus, described), batches_run(settings, durable, app):
                 life.announce(rest=rest.address, grpc=public.address, **metrics)
                 await life.stopping.wait()
             limit = 0.0 if life.orphaned else settings.drain_limit
@@ -111,7 +118,8 @@ async def line_behind(settings: GatewaySettings, bus: Bus, gateway_id: str, trac
         Kind.OUTPUT_PROCESSOR: settings.output_processor,
         Kind.ENGINE: settings.replica,
     }
-    members = Members(bus, seeds.keys(), seeds)
+    saved = SavedMembers(settings.members_file)
+    members = Members(bus, seeds.keys(), seeds, saved=saved.load())
     url = settings.redis_url or None
     async with (
         Store.open(url) as store,
@@ -119,6 +127,7 @@ async def line_behind(settings: GatewaySettings, bus: Bus, gateway_id: str, trac
         Store.open(url) as counters,
         tenants_of(settings, bus) as (tenants, scopes_of),
         members.running(),
+        saved.keeping(bus, members),
     ):
         feed = IndexFeed(bus, members, store)
         router = Router(bus, members, feed, registry=prometheus_client.REGISTRY, logged_share=settings.log_receipts)
@@ -138,6 +147,7 @@ async def line_behind(settings: GatewaySettings, bus: Bus, gateway_id: str, trac
             VirtualTime(counters).running() as fair,
             Roads(bus, gateway_id).running() as roads,
             Catalogues(bus).running() as catalogues,
+            Outages(bus, store, feed, prometheus_client.REGISTRY).running() as outages,
         ):
             processors, outputs = Processors(), OutputSessions()
             demand = Demand(
@@ -167,6 +177,7 @@ async def line_behind(settings: GatewaySettings, bus: Bus, gateway_id: str, trac
                 roads=roads,
                 responses=ResponseStore(store, settings.response_ttl),
                 tracing=tracing,
+                outages=outages.now,
             )
             members.on_change(line.follow)
             try:

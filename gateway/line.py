@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import dataclasses
 from collections import Counter
-from collections.abc import Awaitable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -56,6 +56,8 @@ class Line:
     roads: Roads
     responses: ResponseStore
     tracing: Tracing = field(default_factory=NoTracing)
+    outages: Callable[[], tuple[str, ...]] = tuple
+    """What is gone without for now."""
     migrations: Migrations = field(default_factory=Migrations)
     draining: bool = False
     """No new requests are taken."""

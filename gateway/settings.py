@@ -20,9 +20,12 @@ class GatewaySettings(StageTlsSettings):
     gateway_id: str = setting("", "stable name among the gateways; default: a random one")
     nats_url: str = setting("", "NATS server that carries facts; none: seeds only")
     redis_url: str = setting("", "Redis server that holds the shared index; none: local knowledge only")
-    processor: tuple[str, ...] = setting((), "host:port of a processor (repeatable)")
-    output_processor: tuple[str, ...] = setting((), "host:port of an output processor (repeatable)")
-    replica: tuple[str, ...] = setting((), "host:port of an engine (repeatable)")
+    processor: tuple[str, ...] = setting((), "host:port of a processor (repeatable); a name: of each of its addresses")
+    output_processor: tuple[str, ...] = setting((), "host:port of an output processor, in the same way")
+    replica: tuple[str, ...] = setting((), "host:port of an engine, in the same way")
+    members_file: str = setting(
+        "", "file that keeps who was heard on NATS, for a start while it is away; none: nothing is kept"
+    )
     api_key_file: str = setting("", "file with one `tenant key` a line; none: one open tenant")
     admin_key: str = setting("", "who has it manages tenants, which are kept in NATS then; for the environment")
     admin_key_file: str = setting("", "file with one `name key` a line of those who do")

@@ -320,9 +320,15 @@ def status(
     url = nats_url or (line.nats_url if line is not None else None)
     if url is None:
         raise StackError(f"no line runs with the state folder {state_dir}; name one, or give --nats-url")
-    if watch:
-        asyncio.run(cluster.watch(url, Console()))
-    members = asyncio.run(cluster.listen(url))
+    try:
+        if watch:
+            asyncio.run(cluster.watch(url, Console()))
+        members = asyncio.run(cluster.listen(url))
+    except cluster.NobodyThere:
+        # The line goes on without, which its gateway can tell.
+        raise cluster.NobodyThere(
+            url, asyncio.run(cluster.ask_gateway(line.rest)) if line is not None else ""
+        ) from None
     if as_json:
         print(json.dumps(cluster.as_json(members), indent=2))
     else:

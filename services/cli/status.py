@@ -7,6 +7,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
+import httpx
 from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
@@ -15,15 +16,16 @@ from headwater.services.bus import Bus, without_password
 from headwater.services.member import Kind, Member
 from headwater.services.membership import Members
 
+ASK_SECONDS = 3.0
 LISTEN_SECONDS = 1.2
 """A heartbeat comes each second."""
 
 
 class NobodyThere(Exception):
-    """The bus could not be reached."""
+    """The bus could not be reached; `gateway` is what a gateway says meanwhile, where one answers."""
 
-    def __init__(self, nats_url: str) -> None:
-        super().__init__(f"no NATS server answers at {without_password(nats_url)}; is the line up?")
+    def __init__(self, nats_url: str, gateway: str = "") -> None:
+        super().__init__(f"no NATS server answers at {without_password(nats_url)}; {gateway or 'is the line up?'}")
 
 
 async def listen(nats_url: str) -> list[Member]:
@@ -34,6 +36,19 @@ async def listen(nats_url: str) -> list[Member]:
         async with Members(bus, Kind).running() as members:
             await asyncio.sleep(LISTEN_SECONDS)
             return _everyone(members)
+
+
+async def ask_gateway(rest: str) -> str:
+    """What the gateway at a base address says of itself: the line goes on without NATS. Empty: it does not answer."""
+    # Nothing is told that a certificate would have to protect.
+    async with httpx.AsyncClient(base_url=rest, timeout=ASK_SECONDS, verify=False) as client:
+        try:
+            told = (await client.get("/ready")).json()
+        except (httpx.HTTPError, ValueError):
+            return ""
+    state = "is ready" if told["ready"] else f"misses {', '.join(told['missing'])}"
+    without = ", ".join(told.get("without", ()))
+    return f"the gateway at {rest} {state}" + (f", without {without}" if without else "")
 
 
 async def watch(nats_url: str, console: Console) -> None:
@@ -60,6 +75,7 @@ def as_table(members: Sequence[Member]) -> Group:
     front = _table("stage", "name", "address", "state")
     for member in members:
         state = "[yellow]draining[/]" if member.draining else "[green]serving[/]"
+        state += f" [yellow]without {', '.join(member.without)}[/]" if member.without else ""
         if member.kind is Kind.ENGINE:
             model = member.model.name if member.model is not None else ""
             engines.add_row(member.replica_id, member.address, model, state, *_load_cells(member))

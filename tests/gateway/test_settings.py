@@ -26,6 +26,7 @@ def test_a_new_knob_is_a_decision() -> None:
         "processor",
         "output_processor",
         "replica",
+        "members_file",
         "api_key_file",
         "admin_key",
         "admin_key_file",

@@ -46,7 +46,7 @@ def models(line: Line) -> dict[str, str]:
 @pytest.mark.slow
 def test_the_first_request_starts_a_replica_and_the_last_one_is_followed_by_its_end(elastic_line: Line) -> None:
     line = elastic_line
-    assert line.client.get("/ready").json() == {"ready": True, "missing": []}
+    assert line.client.get("/ready").json().items() >= {"ready": True, "missing": []}.items()
     assert engines(line) == []
     late = {"x-headwater-deadline-ms": "300"}
     body = {"model": MODEL, "messages": QUESTION, "max_tokens": 4, "stream": True}

@@ -4,7 +4,7 @@ import pytest
 from rich.console import Console
 
 from headwater.services.bus import Bus
-from headwater.services.cli.status import NobodyThere, as_json, as_table, listen
+from headwater.services.cli.status import NobodyThere, as_json, as_table, ask_gateway, listen
 from headwater.services.heartbeat import Heartbeat
 from headwater.services.member import Kind, Member, ReplicaLoad, new_epoch
 from headwater.services.served_model import ServedModel
@@ -34,6 +34,25 @@ async def test_everyone_who_beats_is_in_the_table(nats_url: str, served_model: S
     assert (row["kind"], row["load"]["num_running"]) == ("engine", 3)
 
 
-async def test_a_bus_out_of_reach_is_named() -> None:
+async def test_what_a_gateway_goes_without_is_in_its_row(nats_url: str) -> None:
+    gateway = Member(
+        kind=Kind.GATEWAY, replica_id="g", epoch=new_epoch(), address="127.0.0.1:8", without=("redis", "events")
+    )
+    async with Bus.open(nats_url) as bus, Heartbeat.running(bus, lambda: gateway):
+        members = [each for each in await listen(nats_url) if each.epoch == gateway.epoch]
+    console = Console(width=200)
+    with console.capture() as captured:
+        console.print(as_table(members))
+    assert captured.get().splitlines()[-1].split() == [
+        "gateway",
+        "g",
+        "127.0.0.1:8",
+        *["serving", "without", "redis,", "events"],
+    ]
+    assert as_json(members)[0]["without"] == ("redis", "events")
+
+
+async def test_a_bus_out_of_reach_is_named_and_so_is_a_gateway_that_nobody_has() -> None:
     with pytest.raises(NobodyThere, match=r"no NATS server answers at nats://127\.0\.0\.1:1; is the line up"):
         await listen("nats://127.0.0.1:1")
+    assert await ask_gateway("http://127.0.0.1:1") == ""

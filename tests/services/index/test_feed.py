@@ -3,92 +3,26 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 
-import grpc
 import pytest
 
-from headwater.engine_core.step_output import CacheEvents, StoredChain
-from headwater.proto import engine_pb2, engine_pb2_grpc, events_pb2
-from headwater.services import subjects
 from headwater.services.bus import Bus
-from headwater.services.engine.kv_events import KvEventLog
 from headwater.services.index.column import IndexColumn, Owner
 from headwater.services.index.feed import IndexFeed
-from headwater.services.member import Kind, Member, ReplicaLoad, new_epoch
+from headwater.services.member import Kind, ReplicaLoad, new_epoch
 from headwater.services.membership import Members
 from headwater.services.served_model import ServedModel
 from headwater.services.stack.embedded import start_nats
 from headwater.services.store import Store
-
-
-def chain(start: int, length: int) -> list[bytes]:
-    return [number.to_bytes(8, "little") * 2 for number in range(start, start + length)]
-
-
-class Engine(engine_pb2_grpc.EngineServicer):
-    """An engine's KV events, really numbered, kept and served; only the cache itself is the test's."""
-
-    def __init__(self, model: ServedModel, replica_id: str = "a") -> None:
-        self.model, self.replica_id, self.address = model, replica_id, ""
-        self.calls: list[str] = []
-        self.unpublished: list[events_pb2.KvEventBatch] = []
-        self.may_end = asyncio.Event()
-        """Calls for a snapshot."""
-        self.may_end.set()
-        self.restart()
-
-    def restart(self) -> None:
-        self.epoch = new_epoch()
-        self.log = KvEventLog(events_pb2.Incarnation(replica_id=self.replica_id, epoch=self.epoch))
-        self.log.publish = self.unpublished.append
-
-    @property
-    def member(self) -> Member:
-        return Member(
-            kind=Kind.ENGINE, replica_id=self.replica_id, epoch=self.epoch, address=self.address, model=self.model
-        )
-
-    def stores(self, hashes: list[bytes]) -> None:
-        self.log.note(CacheEvents(stored=[StoredChain(parent=b"", hashes=hashes)]))
-        self.log.flush()
-
-    async def publish(self, bus: Bus) -> None:
-        for batch in self.unpublished:
-            await bus.publish(subjects.kv_events(self.model.key, self.replica_id), batch.SerializeToString())
-        self.unpublished.clear()
-
-    async def KvEvents(  # type: ignore[override]
-        self, request: engine_pb2.KvEventsRequest, context: grpc.aio.ServicerContext
-    ) -> AsyncIterator[events_pb2.KvEventBatch]:
-        self.calls.append("events")
-        batches = self.log.since(request.after_seq)
-        if batches is None or request.epoch != self.epoch:
-            await context.abort(grpc.StatusCode.OUT_OF_RANGE, "not kept")
-        for batch in batches or ():
-            yield batch
-
-    async def KvSnapshot(  # type: ignore[override]
-        self, request: engine_pb2.KvSnapshotRequest, context: grpc.aio.ServicerContext
-    ) -> AsyncIterator[engine_pb2.KvSnapshotPart]:
-        self.calls.append("snapshot")
-        seq, hashes = self.log.snapshot()
-        incarnation = events_pb2.Incarnation(replica_id=self.replica_id, epoch=self.epoch)
-        half = len(hashes) // 2
-        yield engine_pb2.KvSnapshotPart(incarnation=incarnation, seq=seq, block_hashes=hashes[:half])
-        yield engine_pb2.KvSnapshotPart(incarnation=incarnation, seq=seq, block_hashes=hashes[half:], last=True)
-        await self.may_end.wait()
+from tests.services.index.caching_engine import Engine, chain, eventually
 
 
 @pytest.fixture
 async def engine(served_model: ServedModel) -> AsyncIterator[Engine]:
-    server, servicer = grpc.aio.server(), Engine(served_model)
-    engine_pb2_grpc.add_EngineServicer_to_server(servicer, server)  # type: ignore[no-untyped-call]
-    servicer.address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
-    await server.start()
-    yield servicer
-    await server.stop(None)
+    async with Engine(served_model).serving() as serving:
+        yield serving
 
 
 @contextlib.asynccontextmanager
@@ -96,12 +30,6 @@ async def feeding(bus: Bus, store: Store) -> AsyncIterator[tuple[IndexFeed, Memb
     members = Members(bus, (Kind.ENGINE,))
     async with members.running(), IndexFeed(bus, members, store).running() as feed:
         yield feed, members
-
-
-async def eventually(condition: Callable[[], bool], seconds: float = 5) -> None:
-    async with asyncio.timeout(seconds):
-        while not condition():  # noqa: ASYNC110 (the condition has no event)
-            await asyncio.sleep(0.005)
 
 
 async def test_a_gateway_that_starts_late_knows_what_is_cached_by_a_snapshot_and_then_by_events(

@@ -1,0 +1,86 @@
+"""What a gateway goes without for now: NATS, Redis, a Redis that answers in time, the events of caches.
+
+It watches and tells; whoever needs any of these finds out alone, and goes on without.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterator
+
+import structlog
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from headwater.services.bus import Bus
+from headwater.services.index.feed import IndexFeed
+from headwater.services.runtime import owned_task
+from headwater.services.store import READ_SECONDS, Store, StoreUnavailable
+
+ASK_SECONDS = 1.0
+NUM_LATE = 3
+"""In a row: one late answer may be this process's own."""
+NATS, REDIS, REDIS_IN_TIME, EVENTS = "nats", "redis", "redis in time", "events"
+WHAT = (NATS, REDIS, REDIS_IN_TIME, EVENTS)
+
+
+class Outages(Collector):
+    """Use within `running`. What is not configured is not missed."""
+
+    def __init__(
+        self,
+        bus: Bus,
+        store: Store,
+        feed: IndexFeed,
+        registry: CollectorRegistry,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._bus, self._store, self._feed, self._clock = bus, store, feed, clock
+        self._answers: deque[float | None] = deque(maxlen=NUM_LATE)
+        """Seconds that Redis took; None: it did not answer."""
+        registry.register(self)
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[Outages]:
+        async with owned_task(self._watch()):
+            yield self
+
+    def now(self) -> tuple[str, ...]:
+        is_missed = {
+            NATS: self._bus.url is not None and not self._bus.connected,
+            REDIS: bool(self._answers) and self._answers[-1] is None,
+            REDIS_IN_TIME: len(self._answers) == NUM_LATE
+            and all(seconds is not None and seconds > READ_SECONDS for seconds in self._answers),
+            EVENTS: self._feed.is_read_through,
+        }
+        return tuple(what for what in WHAT if is_missed[what])
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        family = GaugeMetricFamily("headwater_without", "1: what the gateway goes without for now", labels=["what"])
+        missed = self.now()
+        for what in WHAT:
+            family.add_metric([what], what in missed)
+        yield family
+
+    async def _watch(self) -> None:
+        before: tuple[str, ...] = ()
+        while True:
+            if self._store.url is not None:
+                self._answers.append(await self._ask())
+            if (missed := self.now()) != before:
+                structlog.get_logger().warning("what is gone without has changed", without=missed, before=before)
+                before = missed
+            await asyncio.sleep(ASK_SECONDS)
+
+    async def _ask(self) -> float | None:
+        began = self._clock()
+        try:
+            await self._store.command("PING")
+        except StoreUnavailable:
+            return None
+        return self._clock() - began
