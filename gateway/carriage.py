@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import structlog
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 MAX_ATTEMPTS = 3
 """That end by a fault; an engine that leaves in order is none."""
 WAIT_SECONDS = 30.0
-"""That an answer which has begun stands still for a replica or an output processor; one that died is back by then."""
+"""That an answer which has begun stands still at least for a replica or an output processor that died."""
 
 
 class Carriage:
@@ -217,10 +217,8 @@ class Carriage:
                     numerics_id=first.numerics_id if first is not None and self._has_begun else "",
                 )
                 break
-            except errors.Unavailable:
-                if not self._has_begun:
-                    raise
-                await self._wait(line.router.wait_for(model_key, self._failed))
+            except errors.Unavailable as error:
+                await self._wait(lambda: line.router.wait_for(model_key, self._failed), error)
         remaining_ms, seconds = caller.remaining_ms, decision.predicted_seconds
         if remaining_ms and seconds * 1e3 > remaining_ms:
             raise errors.DeadlineExceeded(
@@ -244,16 +242,17 @@ class Carriage:
         while True:
             try:
                 return self._line.outputs.pick(key, job.model)
-            except errors.Unavailable:
-                if not self._has_begun:
-                    raise
-                await self._wait(self._line.outputs.wait_for(job.model))
+            except errors.Unavailable as error:
+                await self._wait(lambda: self._line.outputs.wait_for(job.model), error)
 
-    async def _wait(self, coming: Coroutine[Any, Any, None]) -> None:
-        """For a stage, as long as an answer that has begun may stand still. Raises `Unavailable` when none comes."""
+    async def _wait(self, coming: Callable[[], Awaitable[None]], otherwise: errors.Unavailable) -> None:
+        """For a stage, where an answer has begun or somebody starts stages. Raises `Unavailable` when none comes."""
+        seconds = max(WAIT_SECONDS if self._has_begun else 0.0, self._line.demand.patience)
+        if not seconds:
+            raise otherwise
         try:
-            async with asyncio.timeout(WAIT_SECONDS):
-                await coming
+            async with asyncio.timeout(seconds):
+                await coming()
         except TimeoutError:
             raise errors.Unavailable("nothing can go on with the answer", code="no_replica") from None
 

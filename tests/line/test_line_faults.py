@@ -118,3 +118,30 @@ def test_a_killed_engine_costs_no_answer_and_comes_back_as_another_incarnation(s
     assert matched[other] > 0
     assert matched[home] == 0, "bits of the dead incarnation"
     assert line.stop() == 0
+
+
+@pytest.mark.slow
+async def test_with_one_of_each_stage_all_may_die_and_answers_and_requests_wait_for_those_that_follow(
+    start_line: Any,
+) -> None:
+    line = await asyncio.to_thread(start_line, "--executor=simulated", "--replicas=1")
+    told = {"max_tokens": 200, "ignore_eos": True, "temperature": 1, "seed": 3}
+    expected = await asyncio.to_thread(text_of, line, "Once upon a time", **told)
+    victims = {name: line.pid_of(name) for name in ("processor-0", "output-processor-0", "engine-0")}
+    with Load(line, num_clients=4).running() as load:
+        await load.answers(8)
+        with line.stream("Once upon a time", **told) as events:
+            text = next(events)["choices"][0]["text"]
+            for pid in victims.values():
+                os.kill(pid, signal.SIGKILL)
+            text += await asyncio.to_thread(lambda: "".join(event["choices"][0]["text"] for event in events))
+        await load.answers(8)
+    assert text == expected
+    assert load.failures == []
+    assert {name: line.pid_of(name) for name in victims}.items().isdisjoint(victims.items())
+    assert await asyncio.to_thread(line.stop) == 0
+
+
+def text_of(line: Any, prompt: str, **more: Any) -> str:
+    with line.stream(prompt, **more) as events:
+        return "".join(event["choices"][0]["text"] for event in events)
