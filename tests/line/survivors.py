@@ -11,7 +11,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import grpc
 import httpx
+
+from headwater.proto import common_pb2, inference_pb2, inference_pb2_grpc, processor_pb2
+from headwater.services.stack.line_file import LineRecord
 
 MODEL = "smollm2-135m-instruct"
 QUESTION = [{"role": "user", "content": "Tell me of a river, a mill and the miller's three sons."}]
@@ -25,34 +29,9 @@ PERSON = {
     },
     "required": ["name", "age", "friends"],
 }
-CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
-KINDS: dict[str, tuple[str, dict[str, Any]]] = {
-    "greedy": (CHAT, {"temperature": 0}),
-    "seeded": (CHAT, {"temperature": 1, "seed": 7, "top_p": 0.95}),
-    "penalties": (CHAT, {"temperature": 0.8, "seed": 3, "presence_penalty": 0.7, "frequency_penalty": 0.5}),
-    # The first letters of each come often: half a stop string is held back at most times.
-    "stop strings": (CHAT, {"temperature": 1, "seed": 11, "stop": ["e the quiet", " a river of gold", ", and so"]}),
-    "logprobs": (CHAT, {"temperature": 1, "seed": 5, "logprobs": True, "top_logprobs": 2}),
-    "json": (
-        CHAT,
-        {
-            "temperature": 1,
-            "seed": 9,
-            "response_format": {"type": "json_schema", "json_schema": {"name": "person", "schema": PERSON}},
-        },
-    ),
-    "n=2": (CHAT, {"temperature": 1, "seed": 13, "n": 2}),
-    "tools": (
-        CHAT,
-        {
-            "temperature": 1,
-            "seed": 17,
-            "tools": [{"type": "function", "function": {"name": "time", "parameters": TIME}}],
-            "tool_choice": "required",
-        },
-    ),
-    "echo": (COMPLETION, {"prompt": "Once upon a time", "temperature": 1, "seed": 19, "echo": True, "logprobs": 1}),
-}
+STORY = "Once upon a time"
+PATIENCE = 120.0
+"""Seconds."""
 
 
 @dataclass
@@ -64,6 +43,8 @@ class Reading:
     request_id: str = ""
     choices: dict[int, dict[str, Any]] = field(default_factory=dict)
     usage: dict[str, Any] | None = None
+    wholes: list[str] = field(default_factory=list)
+    """The different answers where one is asked for again and again."""
     error: str = ""
 
     @property
@@ -72,7 +53,8 @@ class Reading:
         assert all(len(call["id"]) == 29 for choice in self.choices.values() for call in choice["calls"].values())
         calls = {index: _nameless(choice["calls"]) for index, choice in self.choices.items()}
         choices = {index: choice | {"calls": calls[index]} for index, choice in self.choices.items()}
-        return {"choices": choices, "usage": self.usage and self.usage["completion_tokens"], "error": self.error}
+        usage = self.usage and self.usage["completion_tokens"]
+        return {"choices": choices, "usage": usage, "wholes": self.wholes, "error": self.error}
 
     def take(self, event: dict[str, Any]) -> None:
         if "error" in event:
@@ -117,17 +99,12 @@ def _nameless(calls: dict[int, dict[str, str]]) -> list[tuple[str, str]]:
 class Reader:
     """Reads one answer in a thread of its own."""
 
-    def __init__(self, base_url: str, kind: str, max_tokens: int, patience: float = 120) -> None:
+    def __init__(self, line: LineRecord, body: dict[str, Any]) -> None:
         self.reading = Reading()
-        path, body = KINDS[kind]
-        self._body = {"model": MODEL, "messages": QUESTION, "max_tokens": max_tokens, "stream": True} | body
-        self._body |= {"stream_options": {"include_usage": True}, "return_token_ids": True}
-        if path == COMPLETION:
-            del self._body["messages"]
-        self._base_url, self._path, self._patience = base_url, path, patience
+        self._line, self._body = line, body
         self._news = threading.Condition()
         self._is_over = False
-        self._thread = threading.Thread(target=self._read)
+        self._thread = threading.Thread(target=self._run)
 
     @contextmanager
     def running(self) -> Iterator[Reader]:
@@ -140,25 +117,205 @@ class Reader:
     def wait_events(self, number: int) -> bool:
         """False when the answer ended before."""
         with self._news:
-            assert self._news.wait_for(lambda: self._is_over or self.reading.num_events >= number, self._patience)
+            assert self._news.wait_for(lambda: self._is_over or self.reading.num_events >= number, PATIENCE)
         return not self._is_over
 
-    def _read(self) -> None:
+    def _run(self) -> None:
         try:
-            with (
-                httpx.Client(base_url=self._base_url, timeout=self._patience) as client,
-                client.stream("POST", self._path, json=self._body) as reply,
-            ):
-                if reply.status_code != 200:
-                    self.reading.error = reply.read().decode()
-                for line in reply.iter_lines():
-                    if line.startswith("data: {"):
-                        with self._news:
-                            self.reading.take(json.loads(line[6:]))
-                            self._news.notify_all()
-        except httpx.HTTPError as fault:
+            for event in self._events():
+                with self._news:
+                    self.reading.take(event)
+                    self._news.notify_all()
+        except (httpx.HTTPError, grpc.RpcError) as fault:
             self.reading.error = repr(fault)
         finally:
             with self._news:
                 self._is_over = True
                 self._news.notify_all()
+
+    def _events(self) -> Iterator[dict[str, Any]]:
+        """In the words of streamed chats and completions."""
+        raise NotImplementedError
+
+
+class RestReader(Reader):
+    path: str
+
+    def _events(self) -> Iterator[dict[str, Any]]:
+        with (
+            httpx.Client(base_url=self._line.rest, timeout=PATIENCE) as client,
+            client.stream("POST", self.path, json=self._asked()) as reply,
+        ):
+            if reply.status_code != 200:
+                yield {"error": reply.read().decode()}
+            for line in reply.iter_lines():
+                if line.startswith("data: {"):
+                    yield from self._told(json.loads(line[6:]))
+
+    def _asked(self) -> dict[str, Any]:
+        always = {"model": MODEL, "stream": True, "stream_options": {"include_usage": True}, "return_token_ids": True}
+        return always | self._body
+
+    def _told(self, event: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        yield event
+
+
+class ChatReader(RestReader):
+    path = "/v1/chat/completions"
+
+    def _asked(self) -> dict[str, Any]:
+        return {"messages": QUESTION} | super()._asked()
+
+
+class CompletionReader(RestReader):
+    path = "/v1/completions"
+
+
+class ResponseReader(RestReader):
+    """Numbers events, and says the whole of them again at the end."""
+
+    path = "/v1/responses"
+
+    def _asked(self) -> dict[str, Any]:
+        body = {name: value for name, value in self._body.items() if name != "max_tokens"}
+        asked = {"model": MODEL, "input": QUESTION, "stream": True, "max_output_tokens": self._body["max_tokens"]}
+        return asked | body
+
+    def _told(self, event: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        kind, response = event["type"], event.get("response", {})
+        if event["sequence_number"] != self._number:
+            yield {"error": f"event {event['sequence_number']} came as number {self._number}"}
+        self._number += 1
+        self._id = response.get("id", self._id)
+        if kind == "response.output_text.delta":
+            yield {"id": self._id, "choices": [{"index": 0, "delta": {"content": event["delta"]}}]}
+        elif kind in ("response.completed", "response.incomplete"):
+            said = "".join(part["text"] for item in response["output"] for part in item["content"])
+            choice = {"index": 0, "delta": {}, "finish_reason": response["status"], "stop_reason": said}
+            usage = {"completion_tokens": response["usage"]["output_tokens"]}
+            yield {"id": self._id, "choices": [choice], "usage": usage}
+        elif "error" in event or response.get("error"):
+            yield {"error": event}
+
+    _number, _id = 0, ""
+
+
+class GrpcReader(Reader):
+    def _events(self) -> Iterator[dict[str, Any]]:
+        sampling = common_pb2.Sampling(**self._body)
+        messages = [common_pb2.ChatMessage(**each) for each in QUESTION]
+        asked = inference_pb2.ChatRequest(
+            model=MODEL,
+            conversation=processor_pb2.Conversation(messages=messages),
+            sampling=sampling,
+            return_token_ids=True,
+        )
+        with grpc.insecure_channel(self._line.grpc) as channel:
+            stub: Any = inference_pb2_grpc.InferenceStub(channel)
+            for chunk in stub.ChatStream(asked, timeout=PATIENCE):
+                yield self._told(chunk)
+
+    def _told(self, chunk: Any) -> dict[str, Any]:
+        if chunk.HasField("usage"):
+            return {
+                "id": chunk.request_id,
+                "choices": [],
+                "usage": {"completion_tokens": chunk.usage.completion_tokens},
+            }
+        choice = {"index": chunk.index, "delta": {"content": chunk.content}, "token_ids": list(chunk.token_ids)}
+        choice["finish_reason"] = chunk.finish_reason
+        choice["logprobs"] = {"content": [each.chosen.logprob for each in chunk.logprobs]}
+        return {"id": chunk.request_id, "choices": [choice]}
+
+
+class WholeReader(Reader):
+    """Asks for whole answers, again and again for as long as the scope lasts; each has to be the same."""
+
+    path: str
+
+    def __init__(self, line: LineRecord, body: dict[str, Any]) -> None:
+        super().__init__(line, body)
+        self._enough = threading.Event()
+
+    @contextmanager
+    def running(self) -> Iterator[Reader]:
+        with super().running():
+            yield self
+            self._enough.set()
+
+    def wait_events(self, number: int) -> bool:
+        """It is on its way at any time."""
+        return True
+
+    def _run(self) -> None:
+        answers: dict[str, Any] = {}
+        try:
+            with httpx.Client(base_url=self._line.rest, timeout=PATIENCE) as client:
+                while not (self._enough.is_set() and answers):
+                    reply = client.post(self.path, json={"model": MODEL} | self._body)
+                    answers[_whole(reply)] = None
+        except httpx.HTTPError as fault:
+            answers[repr(fault)] = None
+        self.reading.wholes = list(answers)
+
+
+class WholeCompletionReader(WholeReader):
+    path = "/v1/completions"
+
+
+class EmbeddingReader(WholeReader):
+    path = "/v1/embeddings"
+
+
+def _whole(reply: httpx.Response) -> str:
+    """What of it must always be the same."""
+    told = reply.json()
+    return json.dumps([reply.status_code, *(told.get(each) for each in ("choices", "data", "error"))], sort_keys=True)
+
+
+KINDS: dict[str, tuple[type[Reader], dict[str, Any]]] = {
+    "greedy": (ChatReader, {"temperature": 0}),
+    "seeded": (ChatReader, {"temperature": 1, "seed": 7, "top_p": 0.95}),
+    "penalties": (ChatReader, {"temperature": 0.8, "seed": 3, "presence_penalty": 0.7, "frequency_penalty": 0.5}),
+    # The first letters of each come often: half a stop string is held back at most times.
+    "stop strings": (
+        ChatReader,
+        {"temperature": 1, "seed": 11, "stop": ["e the quiet", " a river of gold", ", and so"]},
+    ),
+    "logprobs": (ChatReader, {"temperature": 1, "seed": 5, "logprobs": True, "top_logprobs": 2}),
+    "json": (
+        ChatReader,
+        {
+            "temperature": 1,
+            "seed": 9,
+            "response_format": {"type": "json_schema", "json_schema": {"name": "person", "schema": PERSON}},
+        },
+    ),
+    "n=2": (ChatReader, {"temperature": 1, "seed": 13, "n": 2}),
+    "tools": (
+        ChatReader,
+        {
+            "temperature": 1,
+            "seed": 17,
+            "tools": [{"type": "function", "function": {"name": "time", "parameters": TIME}}],
+            "tool_choice": "required",
+        },
+    ),
+    "echo": (CompletionReader, {"prompt": STORY, "temperature": 1, "seed": 19, "echo": True, "logprobs": 1}),
+    "responses": (ResponseReader, {"temperature": 0, "instructions": "You are a teller of tales."}),
+    "grpc": (GrpcReader, {"temperature": 1, "seed": 23, "logprobs": True}),
+    # Whole answers end at their own length: streams are what is killed at its tenth token.
+    "best of 3": (
+        WholeCompletionReader,
+        {"prompt": STORY, "temperature": 1, "seed": 29, "best_of": 3, "n": 2, "max_tokens": 12},
+    ),
+    "beams": (WholeCompletionReader, {"prompt": STORY, "use_beam_search": True, "n": 2, "max_tokens": 6}),
+    "embeddings": (EmbeddingReader, {"input": [STORY, "A mill."]}),
+}
+STREAMED = [kind for kind, (reader, _) in KINDS.items() if not issubclass(reader, WholeReader)]
+
+
+def reader_of(line: LineRecord, kind: str, max_tokens: int) -> Reader:
+    """Of a streamed answer of so many tokens."""
+    reader, body = KINDS[kind]
+    return reader(line, ({"max_tokens": max_tokens} if kind in STREAMED else {}) | body)
