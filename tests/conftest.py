@@ -38,6 +38,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         item.add_marker(pytest.mark.xdist_group("line" if room.name == "line" else str(item.path)))
 
 
+def pytest_make_parametrize_id(val: object) -> str | None:
+    """Of a function its name: what it is otherwise called has an address in it, and differs between workers."""
+    return getattr(val, "__name__", None)
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """What the processes said that a failed test had to do with."""
