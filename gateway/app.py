@@ -16,6 +16,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from headwater.gateway.batches.durable import Durable
 from headwater.gateway.batches.surface import BatchSurface
 from headwater.gateway.caller import Caller
+from headwater.gateway.conversations import Conversations
 from headwater.gateway.exchange import Exchange
 from headwater.gateway.line import Line, shutting_down
 from headwater.gateway.model_admin import ModelSurface
@@ -77,6 +78,7 @@ def make_app(
         ("GET", "/v1/responses/{id}", surface.get_response),
         ("DELETE", "/v1/responses/{id}", surface.delete_response),
         ("GET", "/v1/responses/{id}/input_items", surface.list_response_input),
+        *surface.conversation_routes(),
         ("GET", "/v1/models", surface.list_models),
         ("GET", "/v1/models/{name:path}", surface.get_model),
         ("POST", "/tokenize", surface.tokenize),
@@ -178,6 +180,7 @@ class RestSurface:
     def __init__(self, line: Line, settings: GatewaySettings) -> None:
         self._line, self._settings = line, settings
         self._responses = Responses(line, line.responses, settings.sse_keep_alive)
+        self._conversations = Conversations(line.responses.conversations, settings.max_body_bytes)
         self._resumable = ResumableStreams(line, self._responses, settings.sse_keep_alive)
 
     async def chat_completions(self, exchange: Exchange) -> None:
@@ -248,6 +251,29 @@ class RestSurface:
 
     async def list_response_input(self, exchange: Exchange) -> None:
         await self._responses.list_input(exchange, self._caller(exchange))
+
+    def conversation_routes(self) -> list[tuple[str, str, Handler]]:
+        """Each handler is told who asks."""
+        root, here = "/v1/conversations", self._conversations
+        return [
+            (method, root + path, self._with_caller(handler))
+            for method, path, handler in (
+                ("POST", "", here.create),
+                ("GET", "/{id}", here.retrieve),
+                ("POST", "/{id}", here.update),
+                ("DELETE", "/{id}", here.delete),
+                ("POST", "/{id}/items", here.add_items),
+                ("GET", "/{id}/items", here.list_items),
+                ("GET", "/{id}/items/{item_id}", here.get_item),
+                ("DELETE", "/{id}/items/{item_id}", here.delete_item),
+            )
+        ]
+
+    def _with_caller(self, handler: Callable[[Exchange, Caller], Awaitable[None]]) -> Handler:
+        async def handle(exchange: Exchange) -> None:
+            await handler(exchange, self._caller(exchange))
+
+        return handle
 
     async def list_models(self, exchange: Exchange) -> None:
         self._caller(exchange)

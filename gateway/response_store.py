@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 import structlog
 
+from headwater.gateway.conversation_store import ConversationStore
 from headwater.services import errors
 from headwater.services.store import Store, StoreUnavailable
 
@@ -35,6 +36,7 @@ class ResponseStore:
 
     def __init__(self, store: Store, seconds: float) -> None:
         self._store, self._seconds = store, seconds
+        self.conversations = ConversationStore(store, seconds)
 
     async def keep(self, tenant: str, kept: KeptResponse) -> bool:
         """Whether it can be found from now on."""

@@ -6,6 +6,7 @@ import dataclasses
 from typing import Any
 
 import msgspec
+import structlog
 
 from headwater.gateway.caller import Caller
 from headwater.gateway.choice import Sink
@@ -14,7 +15,7 @@ from headwater.gateway.job import Job
 from headwater.gateway.line import Line
 from headwater.gateway.openai.numbered import NumberedSink, NumberedStream
 from headwater.gateway.openai.response_answer import ResponseAnswer, ResponseEvents
-from headwater.gateway.openai.response_input import check, items_of, to_prompt, to_sampling, without_oldest
+from headwater.gateway.openai.response_input import as_item, check, items_of, to_prompt, to_sampling, without_oldest
 from headwater.gateway.openai.response_schema import InputItem, ResponsesRequest
 from headwater.gateway.pieces import Gathered
 from headwater.gateway.response_store import Item, KeptResponse, ResponseStore
@@ -37,6 +38,7 @@ class Responses:
 
     def __init__(self, line: Line, store: ResponseStore, keep_alive: float) -> None:
         self._line, self._store, self._keep_alive = line, store, keep_alive
+        self._conversations = store.conversations
 
     async def create(self, exchange: Exchange, caller: Caller, asked: ResponsesRequest, body: bytes) -> None:
         check(asked)
@@ -112,6 +114,8 @@ class Responses:
 
     async def _before(self, caller: Caller, asked: ResponsesRequest) -> list[Item]:
         """What was said in the turns before."""
+        if asked.conversation_id is not None:
+            return (await self._conversations.find(caller.tenant.id, asked.conversation_id)).items
         if asked.previous_response_id is None:
             return []
         try:
@@ -132,14 +136,26 @@ class Responses:
         """The response, which says itself whether it can be found again. One that was `is_known` before is kept, or was
         deleted."""
         answer.is_stored = answer.asked.store is not False
+        if is_known:
+            return answer.ended(generation)
+        given = [as_item(item, f"{caller.request_id}i{i}") for i, item in enumerate(said)]
+        await self._add_turn(caller, answer, [*given, *answer.items.items])
         response = answer.ended(generation)
-        if not answer.is_stored or is_known:
-            return response
-        given = [_as_item(item, f"{caller.request_id}i{i}") for i, item in enumerate(said)]
-        conversation = [*before, *given, *answer.items.items]
-        kept = KeptResponse(response=response, input=given, conversation=conversation)
-        response["store"] = await self._store.keep(caller.tenant.id, kept)
+        if answer.is_stored:
+            conversation = [*before, *given, *answer.items.items]
+            kept = KeptResponse(response=response, input=given, conversation=conversation)
+            response["store"] = await self._store.keep(caller.tenant.id, kept)
         return response
+
+    async def _add_turn(self, caller: Caller, answer: ResponseAnswer, items: list[Item]) -> None:
+        """To the conversation, whose next turn goes on from it; an answer that is no part of it says so."""
+        if answer.conversation_id is None:
+            return
+        try:
+            await self._conversations.add(caller.tenant.id, answer.conversation_id, items)
+        except errors.HeadwaterError as error:
+            structlog.get_logger().warning("turn not kept", conversation=answer.conversation_id, error=error.message)
+            answer.conversation_id = None
 
 
 def _job(caller: Caller, asked: ResponsesRequest, items: list[InputItem], num_before: int) -> Job:
@@ -170,15 +186,6 @@ async def _carry(generation: Generation, asked: ResponsesRequest, items: list[In
         await run_resumed(generation)
     else:
         await run_all([generation])
-
-
-def _as_item(item: InputItem, fallback_id: str) -> Item:
-    """As it is listed: with an id, and text in parts."""
-    fields: Item = {key: value for key, value in msgspec.to_builtins(item).items() if value is not None}
-    if item.type == "message" and isinstance(item.content, str):
-        kind: Item = {"type": "output_text", "annotations": []} if item.role == "assistant" else {"type": "input_text"}
-        fields["content"] = [kind | {"text": item.content}]
-    return {"id": f"item_{fallback_id}", **fields}
 
 
 def _nothing() -> None:

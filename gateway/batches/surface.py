@@ -16,6 +16,7 @@ from headwater.gateway.batches.lines import ENDPOINTS
 from headwater.gateway.batches.records import OVER, Batch, File, Kept, NewBatch, new_id, now
 from headwater.gateway.exchange import Exchange
 from headwater.gateway.openai.decode import decode
+from headwater.gateway.openai.paging import page_of
 from headwater.gateway.tenants import Tenant
 from headwater.services.errors import BadRequest, LimitExceeded, UnsupportedMediaType
 
@@ -26,7 +27,6 @@ MAX_WINDOW_HOURS = 7 * 24
 MAX_OPEN_BATCHES = 100
 """Of a tenant, that are not over."""
 MAX_METADATA, MAX_METADATA_KEY, MAX_METADATA_VALUE = 16, 64, 512
-MAX_PAGE = 100
 FORM_OVERHEAD_BYTES = 64 * 1024
 MAX_BATCH_BODY_BYTES = 64 * 1024
 
@@ -158,26 +158,4 @@ def _checked(asked: NewBatch) -> int:
 
 
 def _page(exchange: Exchange, items: Sequence[File | Batch]) -> dict[str, Any]:
-    """The items after `after`, youngest first unless `order` says otherwise. Raises `BadRequest`."""
-    query, ordered = exchange.query, list(items)
-    if query.get("order", "desc") == "asc":
-        ordered.reverse()
-    elif query.get("order", "desc") != "desc":
-        raise BadRequest.of("order", query["order"], "asc or desc")
-    limit = query.get("limit", "20")
-    if not limit.isascii() or not limit.isdigit() or not 1 <= int(limit[:6]) <= 10_000:
-        raise BadRequest.of("limit", limit, "1…10000")
-    after = query.get("after")
-    if after is not None:
-        ids = [item.id for item in ordered]
-        if after not in ids:
-            raise BadRequest.of("after", after, "an id of the list")
-        ordered = ordered[ids.index(after) + 1 :]
-    page = ordered[: int(limit)]
-    return {
-        "object": "list",
-        "data": msgspec.to_builtins(page),
-        "first_id": page[0].id if page else None,
-        "last_id": page[-1].id if page else None,
-        "has_more": len(ordered) > len(page),
-    }
+    return page_of(exchange.query, msgspec.to_builtins(items))

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from headwater.gateway.batches.records import NewBatch
+from headwater.gateway.conversations import ConversationChange, NewConversation, NewItems
 from headwater.gateway.openai import schema
 from headwater.gateway.openai.embeddings import EmbeddingRequest
 from headwater.gateway.openai.response_schema import ResponsesRequest
@@ -18,6 +19,9 @@ _BODIES: dict[str, tuple[type[msgspec.Struct], str]] = {
     "/v1/completions": (schema.CompletionRequest, "Continue prompts, whole or in a stream"),
     "/v1/embeddings": (EmbeddingRequest, "Texts to vectors"),
     "/v1/responses": (ResponsesRequest, "Answer a turn of a conversation that is kept"),
+    "/v1/conversations": (NewConversation, "Begin a conversation that is kept"),
+    "/v1/conversations/{id}": (ConversationChange, "Change what is said of a conversation"),
+    "/v1/conversations/{id}/items": (NewItems, "Add to a conversation"),
     "/v1/batches": (NewBatch, "Run a file of requests when there is room"),
     "/tokenize": (schema.TokenizeRequest, "Text or messages to token ids"),
     "/detokenize": (schema.DetokenizeRequest, "Token ids to text"),
@@ -27,6 +31,9 @@ _READS = {
     "/v1/models/{name}": "One served model",
     "/v1/responses/{id}": "A response that was kept",
     "/v1/responses/{id}/input_items": "What was said in its turn",
+    "/v1/conversations/{id}": "A conversation without its items",
+    "/v1/conversations/{id}/items": "Its items, youngest first",
+    "/v1/conversations/{id}/items/{item_id}": "One item",
     "/v1/streams/{id}": "The rest of a resumable stream, behind Last-Event-ID",
     "/v1/requests/{id}/explain": "Where a request waited, where it was routed and why, what it took",
     "/v1/files": "The tenant's files, youngest first",
@@ -42,6 +49,8 @@ _READS = {
     "/metrics": "Prometheus text",
 }
 _WITHOUT_BODY = {
+    ("delete", "/v1/conversations/{id}"): "Forget a conversation",
+    ("delete", "/v1/conversations/{id}/items/{item_id}"): "Forget an item",
     ("delete", "/v1/files/{id}"): "Forget a file",
     ("delete", "/v1/streams/{id}"): "Forget a resumable stream: it ends once nobody reads it",
     ("post", "/v1/batches/{id}/cancel"): "End a batch with the results that it has",
@@ -78,14 +87,10 @@ def openapi_document(version: str) -> dict[str, Any]:
     paths: dict[str, Any] = {}
     for (path, (_, summary)), body in zip(_BODIES.items(), bodies, strict=True):
         content = {"application/json": {"schema": body}}
-        paths[path] = {"post": _posted(summary, content)}
+        paths[path] = {"post": _posted(summary, content) | {"parameters": _path_parameters(path)}}
     paths["/v1/files"] = {"post": _posted("Upload a file", {"multipart/form-data": {"schema": _UPLOAD}})}
     for (method, path), summary in ({("get", path): told for path, told in _READS.items()} | _WITHOUT_BODY).items():
-        names = [
-            {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
-            for name in re.findall(r"{(\w+)}", path)
-        ]
-        described = {"summary": summary, "parameters": names, "responses": _RESPONSES}
+        described = {"summary": summary, "parameters": _path_parameters(path), "responses": _RESPONSES}
         paths.setdefault(path, {})[method] = described
     return {
         "openapi": "3.1.0",
@@ -98,3 +103,10 @@ def openapi_document(version: str) -> dict[str, Any]:
 
 def _posted(summary: str, content: dict[str, Any]) -> dict[str, Any]:
     return {"summary": summary, "requestBody": {"required": True, "content": content}, "responses": _RESPONSES}
+
+
+def _path_parameters(path: str) -> list[dict[str, Any]]:
+    return [
+        {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+        for name in re.findall(r"{(\w+)}", path)
+    ]

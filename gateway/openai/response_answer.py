@@ -33,9 +33,11 @@ class ResponseAnswer:
     asked: ResponsesRequest
     created: int = field(default_factory=lambda: int(time.time()))
     is_stored: bool = False
+    conversation_id: str | None = None
     items: ResponseItems = field(init=False)
 
     def __post_init__(self) -> None:
+        self.conversation_id = self.asked.conversation_id
         wants_logprobs = LOGPROBS in (self.asked.include or ()) or self.asked.top_logprobs is not None
         self.items = ResponseItems(self.request_id, wants_logprobs=wants_logprobs)
 
@@ -53,6 +55,7 @@ class ResponseAnswer:
             "created_at": self.created,
             "status": status,
             "background": False,
+            "conversation": {"id": self.conversation_id} if self.conversation_id is not None else None,
             "error": None,
             "incomplete_details": None,
             "instructions": asked.instructions,

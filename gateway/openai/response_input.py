@@ -25,7 +25,6 @@ def check(asked: ResponsesRequest) -> None:
     """Raises `BadRequest` for what needs no processor to be refused."""
     reasons = {
         "background": "responses are answered while the client waits",
-        "conversation": "conversations go on by previous_response_id",
         "prompt": "there are no stored prompts",
     }
     for name, reason in reasons.items():
@@ -34,6 +33,10 @@ def check(asked: ResponsesRequest) -> None:
     for name in ("n", "best_of"):
         if getattr(asked, name) not in (None, 1):
             raise BadRequest.of(name, getattr(asked, name), "1, a response is one answer")
+    if asked.conversation is not None and asked.previous_response_id is not None:
+        raise BadRequest("conversation", "conversation beside previous_response_id; allowed: one of them")
+    if asked.conversation is not None and asked.stream_options is not None and asked.stream_options.resumable:
+        raise BadRequest("stream_options.resumable", "stream_options.resumable with conversation; allowed: without")
     if asked.prompt_logprobs is not None:
         raise UnsupportedField("prompt_logprobs", "/v1/chat/completions and /v1/completions tell them")
     for i, name in enumerate(asked.include or ()):
@@ -50,6 +53,25 @@ def items_of(asked: ResponsesRequest) -> list[InputItem]:
     if isinstance(asked.input, str):
         return [InputItem(role="user", content=asked.input)]
     return asked.input
+
+
+def check_items(items: Sequence[InputItem], name: str) -> None:
+    """Raises `BadRequest` for what no conversation can have; `name` is the list's."""
+    messages: list[ChatMessage] = []
+    for position, item in enumerate(items):
+        _add(messages, item, f"{name}[{position}]")
+
+
+def as_item(item: InputItem, fallback_id: str) -> dict[str, Any]:
+    """As it is listed: with an id, and text in parts."""
+    fields: dict[str, Any] = {key: value for key, value in msgspec.to_builtins(item).items() if value is not None}
+    if item.type == "message" and isinstance(item.content, str):
+        is_said = item.role == "assistant"
+        kind = {"type": "output_text", "annotations": []} if is_said else {"type": "input_text"}
+        fields["content"] = [kind | {"text": item.content}]
+    if item.type == "message":
+        fields.setdefault("status", "completed")
+    return {"id": f"item_{fallback_id}", **fields}
 
 
 def without_oldest(items: Sequence[InputItem]) -> list[InputItem]:

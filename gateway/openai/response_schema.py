@@ -88,6 +88,12 @@ class ResponseStreamOptions(Struct, kw_only=True):
     resumable: Flag | None = None
 
 
+class ConversationId(Struct, kw_only=True):
+    """A conversation by its id."""
+
+    id: str
+
+
 class ResponsesRequest(Sampling, kw_only=True):
     """POST /v1/responses"""
 
@@ -114,9 +120,14 @@ class ResponsesRequest(Sampling, kw_only=True):
     truncation: Annotated[Literal["auto", "disabled"], Meta(description="auto or disabled")] | None = None
     user: str | None = None
     background: Flag | None = None
-    conversation: Any = None
+    conversation: Annotated[str | ConversationId, Meta(description="the id of a conversation")] | None = None
     prompt: Any = None
     cache_salt: Annotated[str, Meta(max_length=1024, description="a string of up to 1024 characters")] | None = None
     priority: Annotated[int, Meta(ge=0, le=1000, description="a whole number, 0…1000")] | None = None
     request_id: Annotated[str, Meta(max_length=256, description="a string of up to 256 characters")] | None = None
     chat_template_kwargs: Annotated[dict[str, Any], Meta(description="an object")] | None = None
+
+    @property
+    def conversation_id(self) -> str | None:
+        given = self.conversation
+        return given.id if isinstance(given, ConversationId) else given

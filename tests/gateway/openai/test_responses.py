@@ -135,6 +135,48 @@ def test_a_conversation_that_is_too_long_loses_its_oldest_turns_if_it_may(gatewa
     assert post(gateway, 400, input=alone, truncation="auto")["error"]["code"] == "context_length_exceeded"
 
 
+def test_turns_of_a_conversation_go_on_from_what_it_holds(client: openai.OpenAI, keeper: Gateway) -> None:
+    user: Any = {"type": "message", "role": "user", "content": "Name a river."}
+    conversation = client.conversations.create(metadata={"a": "b"}, items=[user])
+    first = client.responses.create(**ASKED, input="A long one.", conversation=conversation.id)
+    assert first.conversation is not None
+    assert first.conversation.id == conversation.id
+    events = client.responses.create(**ASKED, input="And another?", conversation={"id": conversation.id}, stream=True)
+    second: Any = list(events)[-1]
+    said = [user, {"role": "user", "content": "A long one."}]
+    spelled: Any = [
+        *said,
+        {"role": "assistant", "content": first.output_text},
+        {"role": "user", "content": "And another?"},
+    ]
+    assert client.responses.create(**ASKED, input=spelled, store=False).output_text == second.response.output_text
+    items = client.conversations.items.list(conversation.id, order="asc").data
+    assert [item.role for item in items] == ["user", "user", "assistant", "user", "assistant"]  # type: ignore[union-attr]
+    texts = [item.content[0].text for item in items]  # type: ignore[union-attr]
+    assert texts == ["Name a river.", "A long one.", first.output_text, "And another?", second.response.output_text]
+    assert len({item.id for item in items}) == 5
+
+
+def test_conversations_are_read_changed_and_forgotten(client: openai.OpenAI, keeper: Gateway) -> None:
+    made = client.conversations.create()
+    assert client.conversations.update(made.id, metadata={"k": "v"}).metadata == {"k": "v"}
+    assert client.conversations.retrieve(made.id).created_at == made.created_at
+    items: Any = [{"role": "user", "content": f"{i}"} for i in range(3)]
+    added = client.conversations.items.create(made.id, items=items).data
+    page = client.conversations.items.list(made.id, limit=2)
+    assert ([item.id for item in page.data], page.has_more) == ([added[2].id, added[1].id], True)
+    assert client.conversations.items.retrieve(added[1].id, conversation_id=made.id) == added[1]
+    client.conversations.items.delete(added[1].id, conversation_id=made.id)
+    assert [item.id for item in client.conversations.items.list(made.id).data] == [added[2].id, added[0].id]
+    path = f"/v1/conversations/{made.id}"
+    assert keeper.client.get(path, headers={"x-tenant": "other"}).status_code == 404
+    refused = keeper.client.post(f"{path}/items", json={"items": [{"type": "web_search_call"}]})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "items[0].type")
+    assert client.conversations.delete(made.id).deleted
+    assert keeper.client.post(f"{path}/items", json={"items": items}).status_code == 404
+    assert post(keeper, 404, input="x", conversation=made.id)["error"]["code"]
+
+
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"input": ""}, "input"),
     ({"input": 5}, "input"),
@@ -144,7 +186,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"input": [{"type": "function_call", "name": "f"}]}, "input[0]"),
     ({"input": [{"type": "function_call_output", "output": "x"}]}, "input[0].call_id"),
     ({"input": "x", "background": True}, "background"),
-    ({"input": "x", "conversation": "conv_1"}, "conversation"),
+    ({"input": "x", "conversation": "conv_1", "previous_response_id": "resp_1"}, "conversation"),
     ({"input": "x", "tools": [{"type": "web_search"}]}, "tools[0].type"),
     ({"input": "x", "tools": [{"type": "function", "name": "a b"}]}, "tools[0].function.name"),
     ({"input": "x", "tool_choice": "required"}, "tool_choice"),

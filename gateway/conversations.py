@@ -1,0 +1,108 @@
+"""/v1/conversations over HTTP: what was said, kept for turns of /v1/responses and for whoever wants to read it."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta, Struct
+
+from headwater.gateway.caller import Caller
+from headwater.gateway.conversation_store import Conversation, ConversationStore, Head, Item
+from headwater.gateway.exchange import Exchange
+from headwater.gateway.openai.decode import decode
+from headwater.gateway.openai.paging import page_of
+from headwater.gateway.openai.response_input import as_item, check_items
+from headwater.gateway.openai.response_schema import InputItem
+from headwater.services.errors import NotFound
+
+MAX_ADDED = 20
+"""Items in one request."""
+Metadata = Annotated[dict[str, str], Meta(max_length=16, description="up to 16 strings by name")]
+Items = Annotated[list[InputItem], Meta(max_length=MAX_ADDED, description=f"up to {MAX_ADDED} items")]
+
+
+class NewConversation(Struct, kw_only=True):
+    """POST /v1/conversations"""
+
+    items: Items | None = None
+    metadata: Metadata | None = None
+
+
+class ConversationChange(Struct, kw_only=True):
+    """POST /v1/conversations/{id}"""
+
+    metadata: Metadata
+
+
+class NewItems(Struct, kw_only=True):
+    """POST /v1/conversations/{id}/items"""
+
+    items: Items
+
+
+class Conversations:
+    """The handlers."""
+
+    def __init__(self, store: ConversationStore, max_body_bytes: int) -> None:
+        self._store, self._max_body_bytes = store, max_body_bytes
+
+    async def create(self, exchange: Exchange, caller: Caller) -> None:
+        asked = decode(await exchange.body(self._max_body_bytes) or b"{}", NewConversation)
+        head = Head(created_at=int(time.time()), metadata=asked.metadata or {})
+        made = Conversation(id=f"conv_{secrets.token_hex(12)}", head=head, items=_kept(asked.items or []))
+        await self._store.create(caller.tenant.id, made)
+        await exchange.reply_json(made.object())
+
+    async def retrieve(self, exchange: Exchange, caller: Caller) -> None:
+        await exchange.reply_json((await self._found(exchange, caller)).object())
+
+    async def update(self, exchange: Exchange, caller: Caller) -> None:
+        asked = decode(await exchange.body(self._max_body_bytes), ConversationChange)
+        conversation = await self._found(exchange, caller)
+        conversation.head.metadata = asked.metadata
+        await self._store.tell(caller.tenant.id, conversation)
+        await exchange.reply_json(conversation.object())
+
+    async def delete(self, exchange: Exchange, caller: Caller) -> None:
+        conversation_id = exchange.path_params["id"]
+        await self._store.drop(caller.tenant.id, conversation_id)
+        await exchange.reply_json({"id": conversation_id, "object": "conversation.deleted", "deleted": True})
+
+    async def add_items(self, exchange: Exchange, caller: Caller) -> None:
+        asked = decode(await exchange.body(self._max_body_bytes), NewItems)
+        items = _kept(asked.items)
+        await self._store.add(caller.tenant.id, exchange.path_params["id"], items)
+        await exchange.reply_json(page_of({"order": "asc", "limit": str(MAX_ADDED)}, items[::-1]))
+
+    async def list_items(self, exchange: Exchange, caller: Caller) -> None:
+        conversation = await self._found(exchange, caller)
+        await exchange.reply_json(page_of(exchange.query, conversation.items[::-1]))
+
+    async def get_item(self, exchange: Exchange, caller: Caller) -> None:
+        await exchange.reply_json(_item(exchange, await self._found(exchange, caller)))
+
+    async def delete_item(self, exchange: Exchange, caller: Caller) -> None:
+        conversation = await self._found(exchange, caller)
+        await self._store.remove(caller.tenant.id, conversation, _item(exchange, conversation))
+        await exchange.reply_json(conversation.object())
+
+    async def _found(self, exchange: Exchange, caller: Caller) -> Conversation:
+        return await self._store.find(caller.tenant.id, exchange.path_params["id"])
+
+
+def _kept(given: list[InputItem]) -> list[Item]:
+    """Raises `BadRequest` for what no turn could go on from."""
+    check_items(given, "items")
+    # A client's own id would name two items where it sends the same twice.
+    return [as_item(msgspec.structs.replace(item, id=None), secrets.token_hex(12)) for item in given]
+
+
+def _item(exchange: Exchange, conversation: Conversation) -> dict[str, Any]:
+    item_id = exchange.path_params["item_id"]
+    for item in conversation.items:
+        if item["id"] == item_id:
+            return item
+    raise NotFound("item", item_id)
