@@ -164,14 +164,14 @@ class _Endpoint:
                 raise MethodNotAllowed(exchange.method, exchange.path, ", ".join(self._handlers))
             await handler(exchange)
         except errors.HeadwaterError as error:
-            self._line.metrics.refused.labels(error.code).inc()
+            self._line.metrics.refused.add(error.code)
             await exchange.refuse(error)
         except Exception:
             structlog.get_logger().exception("unforeseen", method=exchange.method, path=self._path)
             await exchange.refuse(errors.InternalError("an internal fault; the log has it"))
         finally:
             await exchange.close()
-            self._line.metrics.responses.labels(self._path, exchange.status).inc()
+            self._line.metrics.responses.add(self._path, str(exchange.status))
 
 
 class RestSurface:

@@ -175,9 +175,9 @@ class Carriage:
             raise loss
         if cause.is_of_engine:
             self._failed.add(attempt.decision.incarnation)
-        self._line.metrics.retries.inc()
+        self._line.metrics.retries.add()
         if self._has_begun:
-            self._line.metrics.migrations.labels(cause.value).inc()
+            self._line.metrics.migrations.add(cause.value)
             structlog.get_logger().info("migration", cause=cause.value, tokens=generation.num_output_tokens, **told)
 
     def _is_to_blame(self, attempt: Attempt) -> bool:

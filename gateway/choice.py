@@ -57,7 +57,7 @@ class Choice:
         self.stop_reason: str | int | None = None
         self.work: engine_pb2.Work | None = None
         """What the engine did for it, once it has said so."""
-        self._observe = generation.line.metrics.between_tokens.of(generation.job.model)
+        self._observe = generation.line.metrics.of(generation.job.model).between_tokens
         self.session: OutputSession | None = None
         self._stream_id = 0
         self._last_time = self._opened_at = 0.0

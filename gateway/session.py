@@ -164,7 +164,7 @@ class Generation:
                         self.num_prompt_tokens,
                     ) as self.turn:
                         road.admitted_at = time.perf_counter()
-                        self.line.metrics.of(model).queue_time.observe(road.admitted_at - road.queued_at)
+                        self.line.metrics.of(model).queue_time(road.admitted_at - road.queued_at)
                         await self._carry()
             outcome = "done"
         except asyncio.CancelledError:
@@ -207,7 +207,7 @@ class Generation:
     def first_token(self, now: float) -> None:
         if self.road.first_token_at is None:
             self.road.first_token_at = now
-            self.line.metrics.of(self.job.model).first_token.observe(now - self.road.arrived_at)
+            self.line.metrics.of(self.job.model).first_token(now - self.road.arrived_at)
 
     def started(self, start: engine_pb2.Start) -> None:
         """Its choices share one prompt, so the first one's word counts, and of several attempts the first one's."""
@@ -220,7 +220,7 @@ class Generation:
                 self.turn.started()
 
     def choice_ended(self, choice: Choice) -> None:
-        self.line.metrics.of(self.job.model).finished(str(choice.finish_reason)).inc()
+        self.line.metrics.finished.add(self.job.model, str(choice.finish_reason))
         self.carriage.choice_ended()
 
     def broke(self, error: errors.HeadwaterError) -> None:

@@ -160,8 +160,8 @@ class Router:
         decision = _decide(
             self._fleet.of(model_key)[chosen.replica_id], chosen, reason, seen, hashes, num_prompt_tokens
         )
-        self._metrics.decisions.labels(reason).inc()
-        self._metrics.seconds.observe(time.perf_counter() - started)
+        self._metrics.decisions.add(reason)
+        self._metrics.seconds(time.perf_counter() - started)
         return decision
 
     def dispatched(self, decision: Decision, request_id: str) -> Dispatch:
@@ -187,11 +187,11 @@ class Router:
         self.peers.started(dispatch.number)
         decision.actual_cached_tokens, decision.actual_seconds = cached_tokens, now - dispatch.sent_at
         replica.trust.observe(decision.predicted_cached_tokens, cached_tokens)
-        self._metrics.predicted.inc(decision.predicted_cached_tokens)
-        self._metrics.actual.inc(cached_tokens)
+        self._metrics.predicted.add(by=decision.predicted_cached_tokens)
+        self._metrics.actual.add(by=cached_tokens)
         self._metrics.trust.labels(replica.member.replica_id).set(replica.trust.value)
         if replica.trust.is_doubted:
-            self._metrics.doubted.labels(replica.member.replica_id).inc()
+            self._metrics.doubted.add(replica.member.replica_id)
             self._feed.doubt(replica.member)
 
     def finished(self, dispatch: Dispatch, *, failed: bool = False) -> None:
@@ -213,7 +213,7 @@ class Router:
 
     def _on_lag(self, seconds: float) -> None:
         self._lag.observe(seconds)
-        self._metrics.event_lag.observe(seconds)
+        self._metrics.event_lag(seconds)
 
     def _look(
         self,

@@ -40,9 +40,9 @@ async def test_who_waits_is_told_by_tier() -> None:
 def test_time_between_tokens_is_told_by_model() -> None:
     registry = CollectorRegistry()
     metrics = Metrics(registry)
-    metrics.between_tokens.of("a")(0.0021)
-    metrics.between_tokens.of("a")(0.2)
-    metrics.between_tokens.of("b")(9.0)
+    metrics.of("a").between_tokens(0.0021)
+    metrics.of("a").between_tokens(0.2)
+    metrics.of("b").between_tokens(9.0)
     name = "headwater_inter_token_latency_seconds"
     assert shown(registry, f"{name}_count") == [
         f'{name}_count{{model_name="a"}} 2.0',
@@ -56,7 +56,7 @@ def test_tenants_that_name_themselves_do_not_grow_the_page_for_ever() -> None:
     registry = CollectorRegistry()
     metrics = Metrics(registry)
     for number in range(MAX_TENANTS + 100):
-        metrics._tokens_of(f"tenant-{number}")[0].inc()
+        metrics._count_tenant(f"tenant-{number}", 1, 0, 0)
     lines = [line for line in shown(registry, "headwater_tenant_tokens_total") if 'kind="prompt"' in line]
     assert len(lines) == MAX_TENANTS + 1
     assert 'headwater_tenant_tokens_total{kind="prompt",tenant="others"} 100.0' in lines
