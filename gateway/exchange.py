@@ -53,6 +53,7 @@ class Exchange:
         self.error_event: Callable[[errors.HeadwaterError], bytes] = http_errors.error_event
         """What ends a stream that breaks."""
         self._client_left = False
+        self._watcher: asyncio.Task[None] | None = None
 
     async def body(self, limit: int) -> bytes:
         """Raises `BodyTooLarge` as soon as that is known, `UnsupportedMediaType` for what is said not to be JSON."""
@@ -136,30 +137,42 @@ class Exchange:
         """Whatever was still to be written is given up."""
         if self.stream is not None:
             await self.stream.abandon()
+        if self._watcher is not None:
+            await asyncio.gather(self._watcher, return_exceptions=True)
 
     async def unless_client_leaves(
         self, work: Coroutine[Any, Any, None], *, silence: float, on_silence: Callable[[], None]
     ) -> None:
-        """Runs `work`; cancels it and raises `ClientGone` when the client leaves. Says so each `silence` seconds."""
-        task, gone = asyncio.create_task(work), asyncio.create_task(self._gone())
+        """Awaits `work`; cancels it and raises `ClientGone` when the client leaves. Says so each `silence` seconds."""
+        worker, loop = asyncio.current_task(), asyncio.get_running_loop()
+        assert worker is not None
+        timer: asyncio.TimerHandle
+
+        def tick() -> None:
+            nonlocal timer
+            on_silence()
+            timer = loop.call_later(silence, tick)
+
+        timer = loop.call_later(silence, tick)
+        self._watcher = asyncio.create_task(self._watch(worker))
         try:
-            while not task.done():
-                done, _ = await asyncio.wait((task, gone), timeout=silence, return_when=asyncio.FIRST_COMPLETED)
-                if not done:
-                    on_silence()
-                elif gone in done and task not in done:
-                    self._client_left = True
-                    raise errors.ClientGone("the client has left")
-            await task
+            await work
+        except asyncio.CancelledError:
+            if not self._client_left:
+                raise
+            worker.uncancel()
+            raise errors.ClientGone("the client has left") from None
         finally:
-            for each in (task, gone):
-                each.cancel()
-            await asyncio.gather(task, gone, return_exceptions=True)
+            timer.cancel()
+            self._watcher.cancel()
 
     def _headers(self) -> list[tuple[bytes, bytes]]:
         request_id = [(b"x-request-id", self.request_id.encode())] if self.request_id else []
         return [*self.reply_headers, *request_id, *self.standing.headers()]
 
-    async def _gone(self) -> None:
+    async def _watch(self, worker: asyncio.Task[None]) -> None:
+        """Cancels whoever works for a client that leaves."""
         while (await self._receive())["type"] != "http.disconnect":
             pass
+        self._client_left = True
+        worker.cancel()

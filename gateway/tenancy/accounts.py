@@ -99,8 +99,11 @@ class Accounts:
             grant.close()
             self._grants.discard(grant)
             record = self._record(generations, grant, outcome, time.time() - began)
-            # What a request used is settled even when its client is gone.
-            await asyncio.shield(asyncio.create_task(self._settle(grant, record)))
+            if grant.more is None:
+                self._usage.add(record)
+            else:
+                # What a request used is settled even when its client is gone.
+                await asyncio.shield(asyncio.create_task(self._settle(grant, record)))
 
     async def extend(self, grant: Grant, tokens: int) -> Verdict:
         tenant, scopes = grant.tenant.id, grant.scopes
@@ -193,9 +196,6 @@ class Accounts:
         return self._local.reserve(tenant, scopes, most=most, least=least)
 
     async def _settle(self, grant: Grant, record: UsageRecord) -> None:
-        if grant.more is None:
-            self._usage.add(record)
-            return
         seq = await self._usage.stored(record)
         if grant.is_local:
             self._local.settle(grant.tenant.id, grant.scopes, unused=max(0, grant.granted - grant.used))
