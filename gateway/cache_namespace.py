@@ -47,15 +47,9 @@ class CacheNamespaces:
         `shared`: the tenant shares with all others that do.
         """
         secret = SHARED_KEY if shared or self.master_key is None else _tenant_secret(self.master_key, tenant_id)
-        words = {
-            "model": f"{model.name}@{model.revision}",
-            "lora": lora,
-            "cache_salt": cache_salt,
-            "kv_format": model.kv_format,
-            "block_size": str(model.block_size),
-        }
-        parts = [part for tag, value in words.items() for part in (_framed(tag), _framed(value))]
-        return blake2b(b"".join(parts), key=secret, digest_size=NAMESPACE_LEN).digest()
+        before, behind = _of_model(model)
+        words = before + _framed("lora", lora, "cache_salt", cache_salt) + behind
+        return blake2b(words, key=secret, digest_size=NAMESPACE_LEN).digest()
 
 
 @lru_cache(maxsize=4096)
@@ -65,6 +59,13 @@ def _tenant_secret(master_key: bytes, tenant_id: str) -> bytes:
     return hmac.digest(extracted, tenant_id.encode() + b"\x01", "sha256")
 
 
-def _framed(text: str) -> bytes:
-    data = text.encode()
-    return len(data).to_bytes(4, "little") + data
+@lru_cache(maxsize=256)
+def _of_model(model: ServedModel) -> tuple[bytes, bytes]:
+    """The words about a model, before and behind the request's own."""
+    behind = _framed("kv_format", model.kv_format, "block_size", str(model.block_size))
+    return _framed("model", f"{model.name}@{model.revision}"), behind
+
+
+def _framed(*texts: str) -> bytes:
+    """One after another, each behind its length, so that no two rows of words are the same bytes."""
+    return b"".join(len(data).to_bytes(4, "little") + data for data in map(str.encode, texts))

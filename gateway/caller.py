@@ -58,6 +58,8 @@ class Caller:
 
     def with_body(self, request_id: str | None, priority: int | None) -> Caller:
         """With what the request itself says of it: a name if the headers gave none, a priority that only lowers."""
+        if not (request_id or priority):
+            return self
         return dataclasses.replace(
             self,
             client_request_id=self.client_request_id or _printable(request_id or ""),

@@ -40,7 +40,7 @@ class Exchange:
         self.path: str = scope["path"]
         self.path_params: dict[str, str] = scope.get("path_params", {})
         self.headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
-        self.query = dict(urllib.parse.parse_qsl(scope.get("query_string", b"").decode("latin-1")))
+        self._query_string: bytes = scope.get("query_string", b"")
         self.tenants: KnownTenant | None = scope.get(KNOWN_TENANT)
         """Set for a request of the gateway's own; no server sets it."""
         self.reply_headers: list[tuple[bytes, bytes]] = []
@@ -54,6 +54,10 @@ class Exchange:
         """What ends a stream that breaks."""
         self._client_left = False
         self._watcher: asyncio.Task[None] | None = None
+
+    @property
+    def query(self) -> dict[str, str]:
+        return dict(urllib.parse.parse_qsl(self._query_string.decode("latin-1")))
 
     async def body(self, limit: int) -> bytes:
         """Raises `BodyTooLarge` as soon as that is known, `UnsupportedMediaType` for what is said not to be JSON."""

@@ -443,9 +443,11 @@ def _found(address: str, request_id: str, parts: Sequence[FoundStream]) -> Found
 def _chunked(request: Open) -> Iterator[Open | AddPart]:
     """The request with the first part of its prompt, then the other parts, each fit for a frame. A short grammar goes
     along, a long one in parts of its own."""
-    prompt_ids, grammar, add = request.add.prompt_ids[:], request.add.grammar, request.add
-    output_ids = add.output_ids[:]
-    add.num_prompt_tokens, add.num_output_tokens = len(prompt_ids), len(output_ids)
+    add, grammar = request.add, request.add.grammar
+    add.num_prompt_tokens, add.num_output_tokens = len(add.prompt_ids), len(add.output_ids)
+    if not add.num_output_tokens and request.ByteSize() <= CHUNK_BYTES:
+        return iter([request])
+    prompt_ids, output_ids = add.prompt_ids[:], add.output_ids[:]
     del add.prompt_ids[:], add.output_ids[:]
     if len(grammar) > CHUNK_BYTES:
         add.grammar = b""
