@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from headwater.engine_core.device_table import upload
 from headwater.engine_core.executors.executor import AdmittedRow, Int32Array
 from headwater.engine_core.models.decoder import Decoder
 from headwater.engine_core.sampler import edit, edits_logits
@@ -124,7 +125,8 @@ class DeviceSampler:
         if not wanted:
             return tokens, {}, None
         num_top = int(self._num_logprobs[drawn.rows].max())
-        return tokens, {j: i for i, j in enumerate(wanted)}, score(raw[wanted], tokens[wanted], num_top)
+        at = upload(np.array(wanted, np.int32), raw.device).long()
+        return tokens, {j: i for i, j in enumerate(wanted)}, score(raw[at], tokens[at], num_top)
 
     def num_logprobs(self, row: int) -> int:
         return int(self._num_logprobs[row])
