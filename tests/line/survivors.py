@@ -203,7 +203,7 @@ class ResponseReader(RestReader):
 class GrpcReader(Reader):
     def _events(self) -> Iterator[dict[str, Any]]:
         sampling = common_pb2.Sampling(**self._body)
-        messages = [common_pb2.ChatMessage(**each) for each in QUESTION]
+        messages = [common_pb2.ChatMessage(role=each["role"], content=each["content"]) for each in QUESTION]
         asked = inference_pb2.ChatRequest(
             model=MODEL,
             conversation=processor_pb2.Conversation(messages=messages),

@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import statistics
 import time
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.line.conftest import KV_CACHE_BYTES, Line
@@ -19,13 +20,15 @@ Deaths = Mapping[int, tuple[str, signal.Signals]]
 """When every answer has had so many events: who gets which signal."""
 SHORT, LONG = 36, 70
 """Tokens of an answer."""
+CORE = "'s core"
+"""Of an engine: the process that its door starts."""
 VICTIMS = ("engine-0", "engine-1", "output-processor-0", "output-processor-1", "processor-0")
 
 
 @pytest.fixture(scope="module")
 def line(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Line]:
     """Two replicas of the demo model and two output processors: for each there is another one."""
-    env = {"HEADWATER_KV_CACHE_MEMORY": str(KV_CACHE_BYTES)}
+    env = {"HEADWATER_KV_CACHE_MEMORY": str(KV_CACHE_BYTES), "HEADWATER_HANG_LIMIT": "10"}
     line = Line(tmp_path_factory.mktemp("survival"), "--replicas=2", "--output-processors=2", env=env)
     yield line
     assert line.stop() == 0, line.log.read_text()
@@ -36,7 +39,8 @@ def read_together(line: Line, max_tokens: int, deaths: Deaths) -> tuple[dict[str
     # Those that ask again and again are left last.
     kinds = [*(kind for kind in KINDS if kind not in STREAMED), *STREAMED]
     readers = {kind: reader_of(line.record, kind, max_tokens) for kind in kinds}
-    before, died_at = {victim: line.pid_of(victim) for victim, _ in deaths.values()}, time.monotonic()
+    victims, died_at = {victim for victim, _ in deaths.values()}, time.monotonic()
+    before = {victim: line.pid_of(stage_of(victim)) for victim in victims}
     with contextlib.ExitStack() as stack:
         for reader in readers.values():
             stack.enter_context(reader.running())
@@ -44,10 +48,14 @@ def read_together(line: Line, max_tokens: int, deaths: Deaths) -> tuple[dict[str
             for reader in readers.values():
                 reader.wait_events(num_events)
             died_at = time.monotonic()
-            os.kill(before[victim], number)
+            os.kill(line.pids_of(stage_of(victim))[1] if victim.endswith(CORE) else before[victim], number)
     for victim, pid in before.items():
-        line.wait_for(lambda victim=victim, pid=pid: line.pid_of(victim) != pid, 60, f"{victim} is not back")  # type: ignore[misc]
+        line.wait_for(lambda victim=victim, pid=pid: line.pid_of(stage_of(victim)) != pid, 120, f"{victim} is not back")  # type: ignore[misc]
     return {kind: reader.reading for kind, reader in readers.items()}, died_at
+
+
+def stage_of(victim: str) -> str:
+    return victim.removesuffix(CORE)
 
 
 def undisturbed(line: Line, max_tokens: int) -> dict[str, dict[str, Any]]:
@@ -73,20 +81,46 @@ def test_answers_of_every_kind_end_the_same_whoever_dies_or_leaves_meanwhile(lin
     assert line.metric("headwater_migrations_total") > 0
 
 
+@pytest.fixture(scope="module")
+def pauses() -> Iterator[defaultdict[str, list[float]]]:
+    """Extra seconds of answers that moved, by who died; figures for docs/benchmarks.md, where the aims are."""
+    pauses = defaultdict[str, list[float]](list)
+    yield pauses
+    killed = [each for victim in VICTIMS for each in pauses[victim]]
+    for victim, seconds in [*pauses.items(), ("all that were killed", killed)] if killed else []:
+        if not seconds:
+            continue
+        p50, p99 = np.percentile(seconds, (50, 99))
+        print(f"{victim}: {len(seconds)} moved, p50 {p50:.2f} s, p99 {p99:.2f} s, most {max(seconds):.2f} s")
+
+
 @pytest.mark.long
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("num_events", [1, *range(10, LONG, 10)])
-def test_answers_of_every_kind_end_the_same_whoever_is_killed_at_every_tenth_token(line: Line, num_events: int) -> None:
-    expected, pauses = undisturbed(line, LONG), list[float]()
+def test_answers_of_every_kind_end_the_same_whoever_is_killed_at_every_tenth_token(
+    line: Line, pauses: defaultdict[str, list[float]], num_events: int
+) -> None:
+    expected = undisturbed(line, LONG)
     for victim in VICTIMS:
-        readings, died_at = read_together(line, LONG, {num_events: (victim, signal.SIGKILL)})
-        for kind, reading in readings.items():
-            assert reading.answer == expected[kind], f"{kind} when {victim} died at {num_events}"
-            if reading.times and has_moved(line, reading):
-                pauses.append(reading.pause_after(died_at))
-        print(f"{victim} died at {num_events}:", " ".join(f"{pause:.2f}" for pause in sorted(pauses)))
-    # The aim is 1.5 s on a free machine; the figures are in docs/benchmarks.md.
-    assert statistics.median(pauses) < 5
+        check_answers(line, expected, {num_events: (victim, signal.SIGKILL)}, pauses[victim])
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+def test_answers_of_every_kind_end_the_same_when_an_engines_core_hangs(
+    line: Line, pauses: defaultdict[str, list[float]]
+) -> None:
+    hung = "engine-0" + CORE
+    check_answers(line, undisturbed(line, LONG), {30: (hung, signal.SIGSTOP)}, pauses[hung])
+
+
+def check_answers(line: Line, expected: dict[str, dict[str, Any]], deaths: Deaths, pauses: list[float]) -> None:
+    readings, died_at = read_together(line, LONG, deaths)
+    for kind, reading in readings.items():
+        assert reading.answer == expected[kind], f"{kind} when {deaths}"
+        if reading.times and has_moved(line, reading):
+            pauses.append(reading.pause_after(died_at))
+            print(f"{deaths}: {kind} {pauses[-1]:.2f}")
 
 
 def has_moved(line: Line, reading: Reading) -> bool:
