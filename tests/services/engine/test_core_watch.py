@@ -34,7 +34,7 @@ def slow(watch: CoreWatch) -> None:
     watch.heard(is_idle=False, step_seconds=3.0)
 
 
-@pytest.mark.parametrize(("last", "allowed"), [(idle, math.inf), (asked, 5), (answering, 5), (slow, 30)], ids=str)
+@pytest.mark.parametrize(("last", "allowed"), [(idle, math.inf), (asked, 5), (answering, 5), (slow, 30)])
 def test_silence_counts_from_what_a_core_is_told_to_its_next_word(
     last: Callable[[CoreWatch], None], allowed: float
 ) -> None:
