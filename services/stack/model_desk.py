@@ -28,7 +28,9 @@ from headwater.services.settings import SettingError
 from headwater.services.stack.embedded import EmbeddedServerError
 from headwater.services.stack.model_line import ModelLine, StageMaker, State, prefix_of
 from headwater.services.stack.model_pull import PullFailed, pull_model
+from headwater.services.stack.model_request import ModelRequest
 from headwater.services.stack.plan import StackPlan
+from headwater.services.stack.remembered_models import RememberedModels
 from headwater.services.stack.scaling import Scaler, ScaleRules, Sight
 from headwater.services.stack.settings import StackSettings
 from headwater.services.stack.stage_process import StageDied, SupervisorPipe, begin_all
@@ -42,18 +44,6 @@ SETTLE_SECONDS = 1.5
 UNLOAD_SECONDS = 120.0
 """What running requests of a model are given when it is unloaded, before its replicas are told to leave."""
 STOP_SECONDS = 10.0
-
-
-class ModelRequest(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """What is asked over the bus."""
-
-    do: str
-    """list, load or unload."""
-    model: str = ""
-    """Of a load: a name or a path on this machine; of an unload: the name that it is served under."""
-    served_model_name: str = ""
-    min_replicas: int | None = None
-    max_replicas: int | None = None
 
 
 class Refused(Exception):
@@ -84,6 +74,7 @@ class ModelDesk:
         self._demand: dict[tuple[str, str], tuple[int, float]] = {}
         """By model and gateway: how many wait, and when that was heard."""
         self._changed = asyncio.Event()
+        self._remembered = RememberedModels(settings.state_dir)
         self._now = time.monotonic
 
     def first(self, plan: StackPlan) -> ModelLine:
@@ -108,6 +99,7 @@ class ModelDesk:
             for stage in line.stages():
                 stage.guard(tasks)
         assert self._plan is not None
+        self._load_again(tasks)
         async with (
             Members(bus, [Kind.ENGINE]).running() as members,
             bus.subscribe(subjects.models_control(self._id)) as calls,
@@ -253,9 +245,18 @@ class ModelDesk:
         if known is not None and known.state is not State.FAILED:
             raise Refused("model_exists", f"the model {name!r} is {known.state.value} already")
         line = self._add(name, rules)
-        line.task = tasks.create_task(self._carry_load(line, request.model, tasks))
+        line.task = tasks.create_task(self._carry_load(line, request, tasks))
         self._changed.set()
         return line
+
+    def _load_again(self, tasks: asyncio.TaskGroup) -> None:
+        """What was loaded on the line before and never unloaded. One that fails stays remembered: it may only be out of
+        reach for now."""
+        for request in self._remembered:
+            try:
+                self._load(request, tasks)
+            except Refused as refusal:
+                self._say(f"{request.served_model_name or request.model} is not loaded again: {refusal}")
 
     def _rules(self, request: ModelRequest) -> ScaleRules:
         """Without a number a model follows the line's rules, or has one replica where the line's number is fixed."""
@@ -266,11 +267,11 @@ class ModelDesk:
         least = request.min_replicas if request.min_replicas is not None else min(ours.min_replicas, most)
         return replace(ours, min_replicas=least, max_replicas=most)
 
-    async def _carry_load(self, line: ModelLine, model: str, tasks: asyncio.TaskGroup) -> None:
+    async def _carry_load(self, line: ModelLine, request: ModelRequest, tasks: asyncio.TaskGroup) -> None:
         assert self._plan is not None
         self._say(f"{line.name}: loading")
         try:
-            folder = await pull_model(model, self._settings, self._supervisor, line.report)
+            folder = await pull_model(request.model, self._settings, self._supervisor, line.report)
             taken = {each.plan.prefix for each in self.lines() if each.plan is not None}
             # What was said of the first model's own files and lengths counts for it alone.
             plan = replace(
@@ -292,6 +293,7 @@ class ModelDesk:
         for stage in stages:
             stage.guard(tasks)
         self.serve(line)
+        self._remembered.add(line.name, request)
         self._say(f"{line.name}: serving")
 
     def _unload(self, name: str, members: Members, tasks: asyncio.TaskGroup) -> ModelLine:
@@ -301,6 +303,7 @@ class ModelDesk:
         if line.state is not State.UNLOADING:
             if line.task is not None:
                 line.task.cancel()
+            self._remembered.drop(name)
             line.state, line.problem = State.UNLOADING, ""
             line.task = tasks.create_task(self._carry_unload(line, line.task, members))
             self._changed.set()

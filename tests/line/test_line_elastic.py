@@ -14,6 +14,8 @@ from typing import Any
 import httpx
 import pytest
 
+from headwater.services.stack.model_request import ModelRequest
+from headwater.services.stack.remembered_models import RememberedModels
 from tests.line.conftest import MODEL, Line
 
 FLAGS = ("--executor=simulated", "--min-replicas=0", "--max-replicas=2", "--idle-seconds=1.5", "--target-requests=4")
@@ -24,10 +26,30 @@ QUESTION = [{"role": "user", "content": "What is a headwater?"}]
 
 @pytest.fixture(scope="module")
 def elastic_line(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Line]:
-    """A line that begins with no replica; tests let it come back to that."""
-    line = Line(tmp_path_factory.mktemp("elastic"), *FLAGS, env={"HEADWATER_SSE_KEEP_ALIVE": "0.2"})
+    """A line that begins with no replica; tests let it come back to that. One before it in the same folder has left
+    models, of which one is not there any more."""
+    folder = tmp_path_factory.mktemp("elastic")
+    left = RememberedModels(folder)
+    for name, model in (("left", MODEL), ("gone", "/no/such/folder")):
+        left.add(name, ModelRequest(do="load", model=model, served_model_name=name))
+    line = Line(folder, *FLAGS, env={"HEADWATER_SSE_KEEP_ALIVE": "0.2"})
+    expect_loaded_again(line, "left", gone="gone")
     yield line
     assert line.stop() == 0, line.log.read_text()
+
+
+def expect_loaded_again(line: Line, name: str, *, gone: str) -> None:
+    """And that both are unloaded and forgotten when that is asked."""
+    line.wait_for(lambda: models(line) == {MODEL: "serving", name: "serving", gone: "failed"}, 60, "not loaded again")
+    assert remembered(line) == [name, gone]
+    for each in (name, gone):
+        assert line.client.delete(f"/admin/models/{each}").status_code == 202
+    line.wait_for(lambda: models(line) == {MODEL: "serving"}, 60, "they are still there")
+    assert remembered(line) == []
+
+
+def remembered(line: Line) -> list[str]:
+    return [each.served_model_name for each in RememberedModels(line.state_dir)]
 
 
 def engines(line: Line) -> list[str]:
@@ -117,6 +139,7 @@ def test_a_model_is_loaded_asked_and_unloaded_while_the_line_runs(elastic_line: 
         said, problem = loading.communicate(timeout=30)
     assert said == f"{SECOND} is served\n", problem
     assert models(line) == {MODEL: "serving", SECOND: "serving"}
+    assert remembered(line) == [SECOND]
     assert {card["id"] for card in line.client.get("/v1/models").json()["data"]} == {MODEL, SECOND}
     before = line.pid_of("second-model-processor-0")
     os.kill(before, signal.SIGKILL)
@@ -130,6 +153,7 @@ def test_a_model_is_loaded_asked_and_unloaded_while_the_line_runs(elastic_line: 
         line.wait_for(lambda: line.client.post("/v1/chat/completions", json=asked).status_code == 404, 10, "served on")
         assert list(events)[-1]["choices"][0]["finish_reason"] == "length"
     line.wait_for(lambda: models(line) == {MODEL: "serving"}, 20, "it is still there")
+    assert remembered(line) == []
     assert [stage.name for stage in line.record.stages if "second" in stage.name] == []
     assert [card["id"] for card in line.client.get("/v1/models").json()["data"]] == [MODEL]
 

@@ -1,0 +1,15 @@
+"""What is asked of a line about its models, over the bus and in the file of those that were loaded."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class ModelRequest(msgspec.Struct, kw_only=True, omit_defaults=True):
+    do: str
+    """list, load or unload."""
+    model: str = ""
+    """Of a load: a name or a path on this machine; of an unload: the name that it is served under."""
+    served_model_name: str = ""
+    min_replicas: int | None = None
+    max_replicas: int | None = None

@@ -1,0 +1,51 @@
+"""The models that were loaded on a line, in its state folder, for the next line there. Loads nothing itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import structlog
+
+from headwater.services.owner_file import write_owner_file
+from headwater.services.stack.model_request import ModelRequest
+
+MODELS_FILE = "models.json"
+_requests = msgspec.json.Decoder(dict[str, ModelRequest])
+
+
+class RememberedModels:
+    """The request that loaded each, by the name that it is served under."""
+
+    def __init__(self, state_dir: Path) -> None:
+        self._path = state_dir / MODELS_FILE
+        self._requests = self._read()
+
+    def __iter__(self) -> Iterator[ModelRequest]:
+        return iter(list(self._requests.values()))
+
+    def add(self, name: str, request: ModelRequest) -> None:
+        if self._requests.get(name) != request:
+            self._requests[name] = request
+            self._write()
+
+    def drop(self, name: str) -> None:
+        if self._requests.pop(name, None) is not None:
+            self._write()
+
+    def _read(self) -> dict[str, ModelRequest]:
+        """A file that cannot be read costs the models in it, not the line."""
+        if not self._path.exists():
+            return {}
+        try:
+            return _requests.decode(self._path.read_bytes())
+        except (OSError, msgspec.DecodeError) as failure:
+            structlog.get_logger().warning("the file of loaded models cannot be read", error=str(failure))
+            return {}
+
+    def _write(self) -> None:
+        try:
+            write_owner_file(self._path, msgspec.json.format(msgspec.json.encode(self._requests)))
+        except OSError as failure:
+            structlog.get_logger().warning("loaded models cannot be kept in their file", error=str(failure))
