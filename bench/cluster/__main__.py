@@ -14,16 +14,18 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import httpx
 import numpy as np
 import typer
 from rich.console import Console
 
+from headwater.bench.cluster.clients import Tally
 from headwater.bench.cluster.convergence import Convergence
 from headwater.bench.cluster.line import MAX_MODEL_LEN, Cluster, Shape, new_admin_key
-from headwater.bench.cluster.questions import Asker
+from headwater.bench.cluster.questions import Asker, Question
+from headwater.bench.cluster.replayed import replayed
 from headwater.bench.cluster.trial import HELD_UP_SECONDS, Outcome, Trials
 from headwater.bench.cluster.views import Views
 from headwater.bench.routing_traces import Arrival, conversation, ladder
@@ -54,18 +56,32 @@ async def trials_on(shape: Shape, arrivals: list[Arrival], folder: Path, log_lev
         yield trials
 
 
-async def _undisturbed(shape: Shape, arrivals: list[Arrival], folder: Path, num: int, rate: float, level: str) -> bool:
+async def _undisturbed(
+    shape: Shape, arrivals: list[Arrival], folder: Path, num: int, rate: float, level: str
+) -> tuple[Tally, list[Question]]:
     async with trials_on(shape, arrivals, folder, level) as trials:
-        tally = await trials.undisturbed(num, rate)
-    ttft = np.array(tally.ttft) * 1e3
-    found = {
+        questions = trials.unasked(num, rate)
+        return await trials.undisturbed(questions), questions
+
+
+def _tell(tally: Tally, questions: list[Question], num_replicas: int) -> bool:
+    """What was measured, beside what the replay expects of our policy and of round robin."""
+    found: dict[str, Any] = {
         "asked": tally.num_asked,
-        "hit_rate": round(tally.hit_rate, 4),
-        "ttft_ms": {name: round(float(np.percentile(ttft, q)), 1) for name, q in (("p50", 50), ("p99", 99))},
+        "measured": {"hit_rate": round(tally.hit_rate, 4), "ttft_ms": _in_ms(tally.ttft)},
+        "replayed": {
+            each.policy: {"hit_rate": each.hit_rate, "ttft_ms": _in_ms(each.ttfts)}
+            for each in replayed(questions, num_replicas)
+        },
         "wrong": tally.wrong,
     }
     print(json.dumps(found))
     return not tally.wrong
+
+
+def _in_ms(seconds: Sequence[float]) -> dict[str, float]:
+    p50, p90, p99 = (round(float(each) * 1e3, 1) for each in np.percentile(seconds, (50, 90, 99)))
+    return {"mean": round(float(np.mean(seconds)) * 1e3, 1), "p50": p50, "p90": p90, "p99": p99}
 
 
 async def _broken(
@@ -83,7 +99,7 @@ async def _broken(
                 console.print(f"seed {seed}: this process was held up for {outcome.held_up} s; once more")
             num_run += 1
             failed += [seed] if outcome.wrong else []
-            _tell(outcome)
+            _tell_outcome(outcome)
     print(json.dumps({"run": num_run, "failed": failed}))
     return not failed
 
@@ -96,7 +112,7 @@ async def _convergence(shape: Shape, arrivals: list[Arrival], folder: Path, roun
     return not convergence.tally.wrong
 
 
-def _tell(outcome: Outcome) -> None:
+def _tell_outcome(outcome: Outcome) -> None:
     print(json.dumps(dataclasses.asdict(outcome)), flush=True)
 
 
@@ -132,12 +148,11 @@ def main(
         folder = keep or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="headwater-cluster-")))
         folder.mkdir(parents=True, exist_ok=True)
         if convergence:
-            run = _convergence(shape, arrivals, folder, convergence, log_level)
+            held = asyncio.run(_convergence(shape, arrivals, folder, convergence, log_level))
         elif seeds:
-            run = _broken(shape, arrivals, folder, seeds, limit, patience, log_level)
+            held = asyncio.run(_broken(shape, arrivals, folder, seeds, limit, patience, log_level))
         else:
-            run = _undisturbed(shape, arrivals, folder, requests, rate, log_level)
-        held = asyncio.run(run)
+            held = _tell(*asyncio.run(_undisturbed(shape, arrivals, folder, requests, rate, log_level)), replicas)
     sys.exit(0 if held else 1)
 
 

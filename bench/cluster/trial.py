@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import itertools
 import random
 import time
 from collections.abc import AsyncIterator, Sequence
@@ -27,6 +28,8 @@ from headwater.services.runtime import owned_task
 NUM_QUESTIONS, RATE = 20, 8.0
 """Of a schedule; a second."""
 NUM_PROBES, NUM_LEARNED = 8, 6
+NUM_SAMPLED = 10 * (NUM_PROBES + NUM_LEARNED)
+"""Of a trace's first requests, from which these are taken."""
 AGREE_SECONDS, AGREE_AFTER_LOSS_SECONDS = 2.0, 5.0
 """After everyone is up, and after NATS or Redis were away."""
 BACK_SECONDS = 45.0
@@ -104,7 +107,7 @@ class Trials:
         if disagreements := await self._agreement(BACK_SECONDS):
             raise ClusterFailed(disagreements)
         rng = random.Random(0)
-        pick = rng.sample(self._arrivals[: 10 * (NUM_PROBES + NUM_LEARNED)], NUM_PROBES + NUM_LEARNED)
+        pick = rng.sample(self._arrivals[:NUM_SAMPLED], NUM_PROBES + NUM_LEARNED)
         self._learned = [self._asker.question(each, "json", 0.0, rng) for each in pick[NUM_PROBES:]]
         await self._clients["free"].learn(self._learned)
         self._probes = [self._asker.plain(each.number, prompt_of(each), 1) for each in pick[:NUM_PROBES]]
@@ -153,11 +156,16 @@ class Trials:
             found.append(dataclasses.replace(rng.choice(self._learned), at=question.at) if is_learned else question)
         return found
 
-    async def undisturbed(self, count: int, rate: float) -> Tally:
-        """So many questions of the trace, while nothing is broken."""
+    def unasked(self, count: int, rate: float) -> list[Question]:
+        """So many of the trace, of which nothing was asked before, and each of which has a prompt of its own."""
+        asked = self._asker.questions(self._arrivals[NUM_SAMPLED:], 0, rate)
+        return list(itertools.islice((each for each in asked if each.kind != "json"), count))
+
+    async def undisturbed(self, questions: Sequence[Question]) -> Tally:
+        """Asks while nothing is broken."""
         tally = Tally()
         async with asyncio.TaskGroup() as group:
-            for question in self.questions(0, count, rate):
+            for question in questions:
                 group.create_task(self._ask_in_time(question, tally))
         return tally
 

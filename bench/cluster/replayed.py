@@ -1,0 +1,47 @@
+"""What the replay of policies says of a cluster's own questions, on replicas as fast and as large as its engines.
+
+So that what real processes did can be held against what was to be expected of them, and of another policy.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from hashlib import blake2b
+
+from headwater.bench.cluster.line import ENVIRONMENT
+from headwater.bench.cluster.questions import SHRINK, Question
+from headwater.bench.policy_replay import OURS, Outcome, replay
+from headwater.bench.routing_traces import BLOCK_SIZE, Arrival
+from headwater.bench.simulated_replica import Hardware
+from headwater.bench.virtual_loop import run_virtually
+
+POLICIES = (OURS, "round robin")
+ENGINE_BLOCK = 16
+PIECE = BLOCK_SIZE // SHRINK
+"""Tokens of a question that stand for a block of the replay."""
+
+
+def replayed(questions: Sequence[Question], num_replicas: int) -> list[Outcome]:
+    """One of each policy, in virtual time. NOTE: it runs a loop of its own."""
+    arrivals, hardware = [_arrival(each) for each in questions], _hardware()
+    return [run_virtually(replay(arrivals, each, "cluster", hardware, num_replicas), 0) for each in POLICIES]
+
+
+def _arrival(question: Question) -> Arrival:
+    """As long as the trace's again: the replay's blocks have one size."""
+    prompt, hashes, chain = question.body["prompt"], list[bytes](), b""
+    for start in range(0, len(prompt) - PIECE + 1, PIECE):
+        chain = blake2b(chain + repr(prompt[start : start + PIECE]).encode(), digest_size=16).digest()
+        hashes.append(chain)
+    return Arrival(question.number, question.at, len(prompt) * SHRINK, question.body["max_tokens"], hashes)
+
+
+def _hardware() -> Hardware:
+    """A prompt of the simulated engine takes a step and its tokens' time."""
+    num_tokens = int(ENVIRONMENT["HEADWATER_NUM_BLOCKS"]) * ENGINE_BLOCK
+    return Hardware(
+        num_blocks=math.floor(num_tokens / PIECE),
+        prefill_tps=SHRINK / float(ENVIRONMENT["HEADWATER_SIMULATED_PREFILL_SECONDS"]),
+        itl_seconds=float(ENVIRONMENT["HEADWATER_SIMULATED_STEP_SECONDS"]),
+    )
