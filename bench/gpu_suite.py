@@ -25,6 +25,7 @@ from rich.table import Table
 from headwater.bench import dummy_model
 from headwater.bench.part import Row, run_named, run_part
 from headwater.bench.workloads import LINE_LOADS, MODELS, TINY, WORKLOADS
+from headwater.services.engine.kernel_cache import with_kernel_cache
 
 TESTS = ("tests/kernels", "tests/engine_core")
 PEER = {
@@ -147,6 +148,8 @@ def main(
     pytest: Annotated[list[str] | None, typer.Option(help="flag of pytest; repeatable: --pytest=-x")] = None,
 ) -> None:
     """Test and measure this commit on a GPU."""
+    # One for all parts: what one compiles the next one has.
+    os.environ.update(with_kernel_cache(os.environ))
     suite = Suite(runs=runs, limit=limit, output=output, dry_run=dry_run)
     parts = part or ["tests", "compute", "serve", "structure"]
     if "tests" in parts:
