@@ -54,6 +54,11 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
     attempt: int
 
     @property
+    def is_charged(self) -> bool:
+        """To its last token."""
+        return self.has_ended and bool(self.prompt_tokens) and self.output_tokens >= sum(self.num_tokens)
+
+    @property
     def num_outstanding(self) -> int:
         """Tokens that may still come without more credit."""
         pairs = zip(self.granted, self.num_tokens, strict=True)

@@ -86,6 +86,7 @@ class StreamLog:
         self.stream_ids = [0] * num_choices
         """As the reader numbers its choices, or the last one did."""
         self.num_readers = 0
+        """Who charged a part of it, or does."""
         self.num_bytes = 0
         self._logs = logs
         self._entries: list[_Row | _Start | _End] = []
@@ -233,12 +234,13 @@ class StreamLog:
                 self._pass_on(finish)
 
     def let_go(self, places: dict[int, Place], said: LetGo | None) -> None:
-        """Nobody reads for now; `places` are by stream id. Without a word of its reader nothing was charged."""
+        """Nobody reads for now; `places` are by stream id. Without a word of its reader whatever that was to charge is
+        the next one's, under the same number: should it have been charged after all, that counts once."""
         self.reader = None
         if said is not None:
             self._charged = (said.prompt_tokens, said.output_tokens)
-        elif self.has_ended:
-            self._charged = self._all_charged()
+        else:
+            self.num_readers -= 1
         self._hold(places)
         if not self.has_ended:
             self._end_in(HOLD_SECONDS)
