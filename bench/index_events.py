@@ -42,7 +42,7 @@ from headwater.services.stack.embedded import start_nats, start_valkey
 from headwater.services.store import Store
 
 NUM_TOKENS, MAX_TOKENS = 8192, 256
-RATES = (100_000, 200_000, 300_000, 400_000, 600_000, 800_000, 1_000_000)
+RATES = (100_000, 150_000, 200_000, 250_000, 300_000, 350_000, 400_000, 600_000, 800_000, 1_000_000)
 """Blocks a second, of all replicas together."""
 STEP_SECONDS = 5.0
 """At each rate: longer than a gateway's patience."""
