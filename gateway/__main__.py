@@ -19,6 +19,7 @@ from starlette.types import ASGIApp
 from headwater.gateway.administration import Administration
 from headwater.gateway.admission import Admission
 from headwater.gateway.app import make_app
+from headwater.gateway.background.runner import BackgroundRunner
 from headwater.gateway.backlogs import Backlogs
 from headwater.gateway.batches.durable import Durable
 from headwater.gateway.batches.line_caller import LineCaller
@@ -92,7 +93,11 @@ async def serve(settings: GatewaySettings) -> None:
             def described() -> Member:
                 return replace(member, without=line.outages())
 
-            async with Heartbeat.running(bus, described), batches_run(settings, durable, app):
+            async with (
+                Heartbeat.running(bus, described),
+                batches_run(settings, durable, app),
+                background_run(settings, durable, app, line),
+            ):
                 life.announce(rest=rest.address, grpc=public.address, **metrics)
                 await life.stopping.wait()
             limit = 0.0 if life.orphaned else settings.drain_limit
@@ -107,6 +112,16 @@ async def batches_run(settings: GatewaySettings, durable: Durable, app: ASGIApp)
         return
     caller = LineCaller(app, concurrency=settings.batch_concurrency, registry=prometheus_client.REGISTRY)
     async with Runner(durable, caller, max_line_bytes=settings.max_body_bytes).running():
+        yield
+
+
+@contextlib.asynccontextmanager
+async def background_run(settings: GatewaySettings, durable: Durable, app: ASGIApp, line: Line) -> AsyncIterator[None]:
+    """Computes responses that nobody waits for, for the length of a scope, where there is a NATS."""
+    if not settings.nats_url:
+        yield
+        return
+    async with BackgroundRunner(durable, app, line.responses).running():
         yield
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import importlib.metadata
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
@@ -13,6 +14,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from headwater.gateway.background.surface import BackgroundResponses
 from headwater.gateway.batches.durable import Durable
 from headwater.gateway.batches.surface import BatchSurface
 from headwater.gateway.caller import Caller
@@ -68,7 +70,7 @@ def make_app(
     replicas_here: ReplicaSurface,
 ) -> ASGIApp:
     """The application. Error pages and methods are ours, so that every answer has OpenAI's envelope."""
-    surface = RestSurface(line, settings)
+    surface = RestSurface(line, settings, durable)
     batches = BatchSurface(durable, surface.tenant_of, settings.max_file_bytes)
     routes: list[tuple[str, str, Handler]] = [
         ("POST", "/v1/chat/completions", surface.chat_completions),
@@ -76,6 +78,7 @@ def make_app(
         ("POST", "/v1/embeddings", surface.embeddings),
         ("POST", "/v1/responses", surface.create_response),
         ("GET", "/v1/responses/{id}", surface.get_response),
+        ("POST", "/v1/responses/{id}/cancel", surface.cancel_response),
         ("DELETE", "/v1/responses/{id}", surface.delete_response),
         ("GET", "/v1/responses/{id}/input_items", surface.list_response_input),
         *surface.conversation_routes(),
@@ -177,9 +180,10 @@ class _Endpoint:
 class RestSurface:
     """The handlers."""
 
-    def __init__(self, line: Line, settings: GatewaySettings) -> None:
+    def __init__(self, line: Line, settings: GatewaySettings, durable: Durable) -> None:
         self._line, self._settings = line, settings
         self._responses = Responses(line, line.responses, settings.sse_keep_alive)
+        self._background = BackgroundResponses(durable, self._responses, settings.sse_keep_alive)
         self._conversations = Conversations(line.responses.conversations, settings.max_body_bytes)
         self._resumable = ResumableStreams(line, self._responses, settings.sse_keep_alive)
 
@@ -241,13 +245,20 @@ class RestSurface:
     async def create_response(self, exchange: Exchange) -> None:
         caller = self._admit(exchange)
         body = await exchange.body(self._settings.max_body_bytes)
-        await self._responses.create(exchange, caller, decode(body, ResponsesRequest), body)
+        asked = decode(body, ResponsesRequest)
+        if asked.background and exchange.known is None:
+            await self._background.create(exchange, caller, asked, body)
+        else:
+            await self._responses.create(exchange, caller, asked, body)
 
     async def get_response(self, exchange: Exchange) -> None:
-        await self._responses.retrieve(exchange, self._caller(exchange))
+        await self._background.retrieve(exchange, self._caller(exchange))
+
+    async def cancel_response(self, exchange: Exchange) -> None:
+        await self._background.cancel(exchange, self._caller(exchange))
 
     async def delete_response(self, exchange: Exchange) -> None:
-        await self._responses.delete(exchange, self._caller(exchange))
+        await self._background.delete(exchange, self._caller(exchange))
 
     async def list_response_input(self, exchange: Exchange) -> None:
         await self._responses.list_input(exchange, self._caller(exchange))
@@ -339,7 +350,8 @@ class RestSurface:
         return self._caller(exchange).tenant
 
     def _caller(self, exchange: Exchange) -> Caller:
-        return Caller.of(exchange.headers, exchange.tenants or self._line.tenants)
+        caller = Caller.of(exchange.headers, exchange.tenants or self._line.tenants)
+        return caller if exchange.known is None else dataclasses.replace(caller, request_id=exchange.known.id)
 
     def _admit(self, exchange: Exchange) -> Caller:
         """Who asks for work; while draining nobody is heard."""

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import urllib.parse
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, MutableMapping
+from dataclasses import dataclass
 from typing import IO, Any
 
 import msgspec
@@ -19,10 +20,19 @@ from headwater.services import errors
 Message = MutableMapping[str, Any]
 JSON = b"application/json"
 KNOWN_TENANT = "headwater.known_tenant"
-"""Key of the scope."""
+KNOWN_REQUEST = "headwater.known_request"
+"""Keys of the scope."""
 FILE_PIECE_BYTES = 256 * 1024
 DISCARD_FACTOR = 16
 """A refused body up to so many limits is read over; of a longer one the connection is closed."""
+
+
+@dataclass(frozen=True, slots=True)
+class KnownRequest:
+    """Of the gateway's own, which a client knows by its id already."""
+
+    id: str
+    created: int
 
 
 class Exchange:
@@ -43,6 +53,7 @@ class Exchange:
         self._query_string: bytes = scope.get("query_string", b"")
         self.tenants: KnownTenant | None = scope.get(KNOWN_TENANT)
         """Set for a request of the gateway's own; no server sets it."""
+        self.known: KnownRequest | None = scope.get(KNOWN_REQUEST)
         self.reply_headers: list[tuple[bytes, bytes]] = []
         self.request_id = ""
         """Answered as `x-request-id`."""

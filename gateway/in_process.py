@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import MutableMapping
+from collections.abc import Callable, MutableMapping
 from dataclasses import dataclass
 from typing import Any
 
 from starlette.types import ASGIApp
 
-from headwater.gateway.exchange import KNOWN_TENANT
+from headwater.gateway.exchange import KNOWN_REQUEST, KNOWN_TENANT, KnownRequest
 from headwater.gateway.tenants import KnownTenant, Tenant
 
 Message = MutableMapping[str, Any]
@@ -24,8 +24,17 @@ class Reply:
     request_id: str = ""
 
 
-async def call(app: ASGIApp, path: str, body: bytes, tenant: Tenant, priority: int) -> Reply:
-    """POST of a JSON body. Cancelling it is a client that leaves."""
+async def call(
+    app: ASGIApp,
+    path: str,
+    body: bytes,
+    tenant: Tenant,
+    priority: int,
+    *,
+    known: KnownRequest | None = None,
+    on_body: Callable[[bytes], None] | None = None,
+) -> Reply:
+    """POST of a JSON body. Cancelling it is a client that leaves. `on_body` gets a good answer as it comes."""
     reply, asked = Reply(), [body]
     for_ever = asyncio.Event()
 
@@ -40,7 +49,11 @@ async def call(app: ASGIApp, path: str, body: bytes, tenant: Tenant, priority: i
             reply.status = message["status"]
             reply.request_id = dict(message["headers"]).get(b"x-request-id", b"").decode()
         else:
-            reply.body += message.get("body", b"")
+            piece = message.get("body", b"")
+            if on_body is not None and reply.status == 200:
+                on_body(piece)
+            else:
+                reply.body += piece
 
     scope = {
         "type": "http",
@@ -48,6 +61,7 @@ async def call(app: ASGIApp, path: str, body: bytes, tenant: Tenant, priority: i
         "path": path,
         "headers": [(b"content-type", b"application/json"), (b"x-priority", b"%d" % priority)],
         KNOWN_TENANT: KnownTenant(tenant),
+        KNOWN_REQUEST: known,
     }
     await app(scope, receive, send)
     return reply

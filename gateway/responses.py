@@ -50,6 +50,16 @@ class Responses:
         else:
             await self._answer(exchange, caller, asked)
 
+    async def check(self, caller: Caller, asked: ResponsesRequest) -> ResponseAnswer:
+        """One that is to be answered later, as it is told until then. Raises what creating it would raise at once."""
+        check(asked)
+        before = await self._before(caller, asked)
+        items = [*msgspec.convert(before, list[InputItem]), *items_of(asked)]
+        await _prepare(
+            Generation(self._line, _job(caller, asked, items, len(before)), Gathered()), asked, items, len(before)
+        )
+        return ResponseAnswer(request_id=caller.request_id, asked=asked, is_stored=True)
+
     async def resume(
         self, exchange: Exchange, caller: Caller, asked: ResponsesRequest, out: NumberedStream, found: Found
     ) -> None:
@@ -69,6 +79,8 @@ class Responses:
         answer = ResponseAnswer(request_id=caller.request_id, asked=asked)
         if context is not None:
             answer.created = context.created
+        elif exchange.known is not None:
+            answer.created = exchange.known.created
         events = ResponseEvents(answer, out.opened_by if out else exchange.open_stream) if asked.stream else None
         if events is not None:
             exchange.error_event = events.failure
@@ -97,20 +109,19 @@ class Responses:
         else:
             await exchange.end_stream(events.last_event(response))
 
-    async def retrieve(self, exchange: Exchange, caller: Caller) -> None:
-        kept = await self._store.find(caller.tenant.id, exchange.path_params["id"])
-        await exchange.reply_json(kept.response)
+    async def find(self, tenant: str, response_id: str) -> dict[str, Any]:
+        """As it was answered. Raises `NotFound`, `Unavailable`."""
+        return (await self._store.find(tenant, response_id)).response
+
+    async def forget(self, tenant: str, response_id: str) -> None:
+        """Raises `NotFound`, `Unavailable`."""
+        await self._store.drop(tenant, response_id)
 
     async def list_input(self, exchange: Exchange, caller: Caller) -> None:
         kept = await self._store.find(caller.tenant.id, exchange.path_params["id"])
         ids = [item.get("id") for item in kept.input]
         ends = {"first_id": ids[0] if ids else None, "last_id": ids[-1] if ids else None, "has_more": False}
         await exchange.reply_json({"object": "list", "data": kept.input, **ends})
-
-    async def delete(self, exchange: Exchange, caller: Caller) -> None:
-        response_id = exchange.path_params["id"]
-        await self._store.drop(caller.tenant.id, response_id)
-        await exchange.reply_json({"id": response_id, "object": "response", "deleted": True})
 
     async def _before(self, caller: Caller, asked: ResponsesRequest) -> list[Item]:
         """What was said in the turns before."""
@@ -170,11 +181,19 @@ def _job(caller: Caller, asked: ResponsesRequest, items: list[InputItem], num_be
 
 
 async def _carry(generation: Generation, asked: ResponsesRequest, items: list[InputItem], num_before: int) -> None:
-    """Runs it; a conversation that is too long loses its oldest items first, where the client allows it."""
+    await _prepare(generation, asked, items, num_before)
+    if isinstance(generation, ResumedGeneration):
+        await run_resumed(generation)
+    else:
+        await run_all([generation])
+
+
+async def _prepare(generation: Generation, asked: ResponsesRequest, items: list[InputItem], num_before: int) -> None:
+    """A conversation that is too long loses its oldest items, where the client allows it."""
     while True:
         try:
             await generation.prepare()
-            break
+            return
         except errors.BadRequest as error:
             shorter = without_oldest(items)
             if asked.truncation != "auto" or error.code != TOO_LONG or not shorter:
@@ -182,10 +201,6 @@ async def _carry(generation: Generation, asked: ResponsesRequest, items: list[In
             num_before, items = num_before - (len(items) - len(shorter)), shorter
             shorter_job = _job(generation.job.caller, asked, items, num_before)
             generation.job = dataclasses.replace(shorter_job, context=generation.job.context)
-    if isinstance(generation, ResumedGeneration):
-        await run_resumed(generation)
-    else:
-        await run_all([generation])
 
 
 def _nothing() -> None:

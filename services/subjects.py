@@ -12,6 +12,10 @@ BATCH_JOBS = "batch.jobs"
 """The work queue of batches; durable."""
 BATCH_LINES = "batch.lines"
 """The work queue of their lines; durable."""
+BACKGROUND_JOBS = "background.jobs"
+"""The work queue of responses that nobody waits for; durable."""
+BACKGROUND_EVENTS = "background.events"
+"""Of such a response; durable for a while."""
 TENANTS_CHANGED = "ctl.tenants"
 """Tells every gateway to read the tenants again."""
 USAGE = "usage"
@@ -79,3 +83,7 @@ def usage(tenant_id: str) -> str:
 def batch_lines(batch_id: str, first: str) -> str:
     """Lines of one batch, by the number of the first; `>`: all of them."""
     return f"{BATCH_LINES}.{batch_id}.{first}"
+
+
+def background_events(response_id: str) -> str:
+    return f"{BACKGROUND_EVENTS}.{response_id}"

@@ -40,6 +40,11 @@ ENTRY_SECONDS = 10.0
 RESULTS = "headwater_batch_results"
 _QUEUE = "headwater_batch_queue"
 LINES_QUEUE = "headwater_batch_lines"
+BACKGROUND_LOG = "headwater_background_events"
+BACKGROUND_SECONDS = 86_400.0
+"""Responses in the background, from when they were asked for."""
+EVENTS_SECONDS = 3_600.0
+"""Their events, each from when it came."""
 _WRONG_LAST_SEQUENCE = 10071
 """JetStream's number for a subject that is not as it was expected to be."""
 
@@ -68,6 +73,8 @@ class Rooms:
     results: KeyValue
     jobs: JetStreamContext.PullSubscription
     ranges: JetStreamContext.PullSubscription
+    background: KeyValue
+    background_jobs: JetStreamContext.PullSubscription
 
 
 class Durable:
@@ -76,6 +83,11 @@ class Durable:
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
         self._rooms: Rooms | None = None
+
+    @property
+    def is_there(self) -> bool:
+        """It may be asked, that is; whether it answers is another question."""
+        return self._bus.jetstream() is not None
 
     async def rooms(self) -> Rooms:
         """Raises `Unavailable` without NATS, and what JetStream raises."""
@@ -92,6 +104,10 @@ class Durable:
 
 
 async def _open(js: JetStreamContext) -> Rooms:
+    await _stream(
+        js,
+        StreamConfig(name=BACKGROUND_LOG, subjects=[f"{subjects.BACKGROUND_EVENTS}.*"], max_age=EVENTS_SECONDS),
+    )
     return Rooms(
         js=js,
         files=await _bucket(js, "headwater_files"),
@@ -100,16 +116,23 @@ async def _open(js: JetStreamContext) -> Rooms:
         results=await _bucket(js, RESULTS),
         jobs=await _queue(js, _QUEUE, subjects.BATCH_JOBS),
         ranges=await _queue(js, LINES_QUEUE, f"{subjects.BATCH_LINES}.>"),
+        background=await _bucket(js, "headwater_background", BACKGROUND_SECONDS),
+        background_jobs=await _queue(js, "headwater_background_queue", subjects.BACKGROUND_JOBS),
     )
 
 
 async def _queue(js: JetStreamContext, name: str, subject: str) -> JetStreamContext.PullSubscription:
-    try:
-        await js.stream_info(name)
-    except nats.js.errors.NotFoundError:
-        await js.add_stream(StreamConfig(name=name, subjects=[subject], retention=RetentionPolicy.WORK_QUEUE))
+    await _stream(js, StreamConfig(name=name, subjects=[subject], retention=RetentionPolicy.WORK_QUEUE))
     consumer = ConsumerConfig(durable_name=RUNNERS, ack_policy=AckPolicy.EXPLICIT, ack_wait=HOLD_SECONDS)
     return await js.pull_subscribe(subject, durable=RUNNERS, stream=name, config=consumer)
+
+
+async def _stream(js: JetStreamContext, config: StreamConfig) -> None:
+    assert config.name is not None
+    try:
+        await js.stream_info(config.name)
+    except nats.js.errors.NotFoundError:
+        await js.add_stream(config)
 
 
 async def put_once(js: JetStreamContext, subject: str, payload: bytes, headers: dict[str, str] | None = None) -> bool:
@@ -118,17 +141,22 @@ async def put_once(js: JetStreamContext, subject: str, payload: bytes, headers: 
     try:
         await js.publish(subject, payload, headers=expected | (headers or {}))
     except nats.js.errors.APIError as refused:
-        if refused.err_code != _WRONG_LAST_SEQUENCE:
+        if not is_wrong_sequence(refused):
             raise
         return False
     return True
 
 
-async def _bucket(js: JetStreamContext, name: str) -> KeyValue:
+def is_wrong_sequence(refused: nats.js.errors.APIError) -> bool:
+    """Somebody else wrote under that subject since."""
+    return refused.err_code == _WRONG_LAST_SEQUENCE
+
+
+async def _bucket(js: JetStreamContext, name: str, seconds: float = KEPT_SECONDS) -> KeyValue:
     try:
         return await js.key_value(name)
     except nats.js.errors.NotFoundError:
-        return await js.create_key_value(KeyValueConfig(bucket=name, ttl=KEPT_SECONDS, storage=StorageType.FILE))
+        return await js.create_key_value(KeyValueConfig(bucket=name, ttl=seconds, storage=StorageType.FILE))
 
 
 async def _object_store(js: JetStreamContext, name: str) -> ObjectStore:

@@ -53,6 +53,7 @@ _WITHOUT_BODY = {
     ("delete", "/v1/conversations/{id}/items/{item_id}"): "Forget an item",
     ("delete", "/v1/files/{id}"): "Forget a file",
     ("delete", "/v1/streams/{id}"): "Forget a resumable stream: it ends once nobody reads it",
+    ("post", "/v1/responses/{id}/cancel"): "End a response in the background",
     ("post", "/v1/batches/{id}/cancel"): "End a batch with the results that it has",
 }
 _UPLOAD = {

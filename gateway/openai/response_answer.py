@@ -54,7 +54,7 @@ class ResponseAnswer:
             "object": "response",
             "created_at": self.created,
             "status": status,
-            "background": False,
+            "background": bool(asked.background),
             "conversation": {"id": self.conversation_id} if self.conversation_id is not None else None,
             "error": None,
             "incomplete_details": None,

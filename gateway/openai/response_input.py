@@ -23,13 +23,12 @@ INCLUDED = (LOGPROBS, "reasoning.encrypted_content")
 
 def check(asked: ResponsesRequest) -> None:
     """Raises `BadRequest` for what needs no processor to be refused."""
-    reasons = {
-        "background": "responses are answered while the client waits",
-        "prompt": "there are no stored prompts",
-    }
-    for name, reason in reasons.items():
-        if getattr(asked, name):
-            raise UnsupportedField(name, reason)
+    if asked.prompt:
+        raise UnsupportedField("prompt", "there are no stored prompts")
+    if asked.background and asked.store is False:
+        raise BadRequest("store", "store is false with background; allowed: true, a client comes back for the answer")
+    if asked.background and asked.stream_options is not None and asked.stream_options.resumable:
+        raise BadRequest("stream_options.resumable", "stream_options.resumable with background; allowed: without")
     for name in ("n", "best_of"):
         if getattr(asked, name) not in (None, 1):
             raise BadRequest.of(name, getattr(asked, name), "1, a response is one answer")

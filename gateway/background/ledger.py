@@ -1,0 +1,85 @@
+"""Responses in the background, and the queue of those that wait for a gateway. Knows nothing of how they are made."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+
+import msgspec
+import nats.js.errors
+from nats.aio.msg import Msg
+
+from headwater.gateway.background.records import Record
+from headwater.gateway.batches.durable import Durable, Missing, value_of
+from headwater.gateway.batches.held import Held, next_of
+from headwater.services import subjects
+from headwater.services.errors import NotFound
+
+_records = msgspec.msgpack.Decoder(Record)
+
+
+class _Name(msgspec.Struct):
+    """What the queue carries."""
+
+    tenant: str
+    response_id: str
+
+
+class HeldResponse(Held):
+    """One that this process computes."""
+
+    def __init__(self, message: Msg) -> None:
+        super().__init__(message)
+        name = msgspec.msgpack.decode(message.data, type=_Name)
+        self.tenant, self.response_id = name.tenant, name.response_id
+
+
+class BackgroundLedger:
+    """By tenant and id. Raises what NATS raises, and `Unavailable` without it."""
+
+    def __init__(self, durable: Durable) -> None:
+        self._durable = durable
+
+    async def add(self, record: Record) -> None:
+        rooms = await self._durable.rooms()
+        await rooms.background.create(_key(record.tenant.id, record.id), msgspec.msgpack.encode(record))
+        name = _Name(record.tenant.id, record.id)
+        await rooms.js.publish(subjects.BACKGROUND_JOBS, msgspec.msgpack.encode(name))
+
+    async def get(self, tenant: str, response_id: str) -> Record:
+        """Raises `NotFound`, also for another tenant's."""
+        return (await self._look_up(tenant, response_id))[0]
+
+    async def change(self, tenant: str, response_id: str, change: Callable[[Record], None]) -> Record:
+        """Changes what is there now, whoever else changes it meanwhile; `change` may raise to leave it be."""
+        rooms = await self._durable.rooms()
+        while True:
+            record, revision = await self._look_up(tenant, response_id)
+            change(record)
+            try:
+                await rooms.background.update(_key(tenant, response_id), msgspec.msgpack.encode(record), last=revision)
+            except nats.js.errors.KeyWrongLastSequenceError:
+                continue
+            return record
+
+    async def drop(self, tenant: str, response_id: str) -> None:
+        rooms = await self._durable.rooms()
+        with contextlib.suppress(nats.js.errors.InvalidKeyError):
+            await rooms.background.purge(_key(tenant, response_id))
+
+    async def next(self) -> HeldResponse:
+        """Waits for one."""
+        rooms = await self._durable.rooms()
+        return HeldResponse(await next_of(rooms.background_jobs))
+
+    async def _look_up(self, tenant: str, response_id: str) -> tuple[Record, int]:
+        rooms = await self._durable.rooms()
+        try:
+            value, revision = await value_of(rooms.background, _key(tenant, response_id))
+        except (Missing, nats.js.errors.InvalidKeyError):
+            raise NotFound("response", response_id) from None
+        return _records.decode(value), revision
+
+
+def _key(tenant: str, response_id: str) -> str:
+    return f"{subjects.key_of(tenant)}.{response_id}"

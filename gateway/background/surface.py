@@ -1,0 +1,164 @@
+"""Responses with `background` over HTTP: asked for, polled, streamed from any event on, cancelled."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+from typing import Any
+
+import msgspec
+
+from headwater.gateway.background.event_log import EventWriter, Overtaken, follow
+from headwater.gateway.background.ledger import BackgroundLedger
+from headwater.gateway.background.records import Record
+from headwater.gateway.batches.durable import FAILURES, Durable, or_unavailable
+from headwater.gateway.caller import Caller
+from headwater.gateway.exchange import Exchange
+from headwater.gateway.openai.response_schema import ResponsesRequest
+from headwater.gateway.openai.sse import KEEP_ALIVE
+from headwater.gateway.responses import Responses
+from headwater.services.errors import BadRequest, BodyTooLarge, NotFound, Unavailable
+
+MAX_BODY_BYTES = 256 * 1024
+"""Of a request, which is kept until it is answered."""
+MAX_EVENT = 2**53
+
+
+class BackgroundResponses:
+    """The handlers. `keep_alive` is the silence in seconds after which a stream gets a comment."""
+
+    def __init__(self, durable: Durable, responses: Responses, keep_alive: float) -> None:
+        self._durable, self._responses, self._keep_alive = durable, responses, keep_alive
+        self._ledger = BackgroundLedger(durable)
+
+    async def create(self, exchange: Exchange, caller: Caller, asked: ResponsesRequest, body: bytes) -> None:
+        if len(body) > MAX_BODY_BYTES:
+            raise BodyTooLarge(MAX_BODY_BYTES)
+        caller = caller.with_body(asked.request_id, asked.priority)
+        exchange.request_id = caller.shown_id
+        async with caller.within_deadline():
+            answer = await self._responses.check(caller, asked)
+        response = answer.response("queued")
+        record = Record(
+            tenant=caller.tenant,
+            priority=caller.priority,
+            request_id=caller.request_id,
+            body=_with_seed(body, asked.seed),
+            is_streamed=bool(asked.stream),
+            response=response,
+        )
+        with or_unavailable():
+            if record.is_streamed:
+                await self._tell(
+                    record.id, *({"type": f"response.{kind}", "response": response} for kind in _BEGINNING)
+                )
+            await self._ledger.add(record)
+        if record.is_streamed:
+            await self._stream(exchange, record.id, after=-1)
+        else:
+            await exchange.reply_json(response)
+
+    async def retrieve(self, exchange: Exchange, caller: Caller) -> None:
+        response_id, query = exchange.path_params["id"], exchange.query
+        if query.get("stream", "false").lower() != "true":
+            await exchange.reply_json(await self._found(caller, response_id))
+            return
+        after = query.get("starting_after", "-1")
+        if after != "-1" and not (after.isascii() and after.isdigit() and int(after[:20]) <= MAX_EVENT):
+            raise BadRequest.of("starting_after", after, "the sequence_number of an event")
+        response = await self._found(caller, response_id)
+        if not response.get("background"):
+            raise BadRequest("stream", "stream is true; allowed: for responses with background and stream")
+        await self._stream(exchange, response_id, after=int(after))
+
+    async def cancel(self, exchange: Exchange, caller: Caller) -> None:
+        """Whoever computes it finds that out."""
+        tenant, response_id = caller.tenant.id, exchange.path_params["id"]
+        with or_unavailable():
+            try:
+                record = await self._ledger.change(tenant, response_id, _cancel)
+            except NotFound:
+                response = await self._found(caller, response_id)
+                if not response.get("background"):
+                    raise BadRequest("id", "the response has no background; allowed: one that has") from None
+                # It was over first.
+                await exchange.reply_json(response)
+                return
+            if record.is_streamed and record.response["status"] == "cancelled":
+                await self._tell(response_id, {"type": "response.cancelled", "response": record.response})
+        await exchange.reply_json(record.response)
+
+    async def delete(self, exchange: Exchange, caller: Caller) -> None:
+        """Whether it runs or has been kept."""
+        tenant, response_id = caller.tenant.id, exchange.path_params["id"]
+        record = await self._here(tenant, response_id)
+        if record is None:
+            await self._responses.forget(tenant, response_id)
+        else:
+            with or_unavailable():
+                await self._ledger.drop(tenant, response_id)
+            if record.is_streamed and not record.is_over:
+                gone = record.response | {"status": "cancelled"}
+                await self._tell(response_id, {"type": "response.cancelled", "response": gone})
+        await exchange.reply_json({"id": response_id, "object": "response", "deleted": True})
+
+    async def _found(self, caller: Caller, response_id: str) -> dict[str, Any]:
+        """Here, or among those that are kept, where it goes from here. Raises `NotFound`, `Unavailable`."""
+        record = await self._here(caller.tenant.id, response_id)
+        return record.response if record is not None else await self._responses.find(caller.tenant.id, response_id)
+
+    async def _here(self, tenant: str, response_id: str) -> Record | None:
+        """None also where there is no NATS, or none that answers: what is kept is found without."""
+        if not self._durable.is_there:
+            return None
+        try:
+            return await self._ledger.get(tenant, response_id)
+        except (*FAILURES, NotFound, Unavailable):
+            return None
+
+    async def _tell(self, response_id: str, *events: dict[str, Any]) -> None:
+        """Behind what was told before, whoever else tells something meanwhile."""
+        while True:
+            writer = EventWriter(self._durable, response_id)
+            await writer.catch_up()
+            for event in events:
+                writer.add(event)
+            with contextlib.suppress(Overtaken):
+                await writer.flush()
+                return
+
+    async def _stream(self, exchange: Exchange, response_id: str, *, after: int) -> None:
+        """Until the last event, or until the client leaves: the response goes on either way."""
+        out = exchange.open_stream(lambda: None)
+
+        async def write() -> None:
+            async for event in follow(self._durable, response_id, after):
+                out.write(_rendered(event))
+
+        def keep_alive() -> None:
+            if not out.blocked:
+                out.write(KEEP_ALIVE)
+
+        with or_unavailable():
+            await exchange.unless_client_leaves(write(), silence=self._keep_alive, on_silence=keep_alive)
+        await exchange.end_stream(b"")
+
+
+_BEGINNING = ("created", "queued")
+
+
+def _cancel(record: Record) -> None:
+    if not record.is_over:
+        record.end(record.response | {"status": "cancelled"})
+
+
+def _with_seed(body: bytes, seed: int | None) -> bytes:
+    """Every run of it writes the same."""
+    fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+    if seed is None:
+        fields["seed"] = msgspec.Raw(b"%d" % secrets.randbits(62))
+    return msgspec.json.encode(fields)
+
+
+def _rendered(event: dict[str, Any]) -> bytes:
+    return b"event: %b\ndata: %b\n\n" % (event["type"].encode(), msgspec.json.encode(event))
