@@ -31,9 +31,10 @@ def pytest_runtest_setup() -> None:
     stage_log.mark_all()
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """What runs on one worker: a file with its fixtures, and all that starts whole lines, one line after the other."""
-    for item in items:
+    # The mark is the plugin's.
+    for item in items if config.pluginmanager.hasplugin("xdist") else ():
         room = item.path.parent
         item.add_marker(pytest.mark.xdist_group("line" if room.name == "line" else str(item.path)))
 
