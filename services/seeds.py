@@ -69,7 +69,10 @@ class Seeds:
 
 
 def _is_taken_apart(address: str) -> bool:
-    """A name, unless certificates are made out to names: then whoever answers has to have that name."""
+    """A name, unless certificates are made out to names: then whoever answers has to have that name. What has no port,
+    as an address within one process, is no host's."""
+    if ":" not in address:
+        return False
     if (certificates := tls.current()) is not None and not certificates.name:
         return False
     try:
