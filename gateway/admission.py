@@ -102,13 +102,15 @@ class Admission:
         self._lines: defaultdict[str, _Line] = defaultdict(_Line)
         self._clock, self._ranked_at = clock, clock()
         self.queued_by_tier: Counter[int] = Counter()
+        self._queued_by_tenant: Counter[str] = Counter()
         self._arrivals = itertools.count()
 
     @contextlib.asynccontextmanager
     async def turn(
         self, tier: int, virtual_time: float = 0.0, model_key: str = "", tenant: str = "", num_tokens: int = 0
     ) -> AsyncIterator[Turn]:
-        """Scopes one running request with a prompt of so many tokens. Raises `LimitExceeded` when the queue is full."""
+        """Scopes one running request with a prompt of so many tokens. Raises `LimitExceeded` when the queue is full and
+        nobody has more in it, or when it has to give way there."""
         line = self._lines[model_key]
         if self._is_free(line, tenant) or (not line.num_waiting and self._is_open(model_key, line)):
             self._take(line, tenant, num_tokens)
@@ -121,6 +123,11 @@ class Admission:
             turn.started()
             self.num_running -= 1
             self.give()
+
+    def turn_away(self, tenant: str) -> None:
+        """Raises `LimitExceeded` where the queue is full and nobody has more in it: before a request costs anything."""
+        if self.num_queued and self.num_queued >= self.max_queued and self._greediest(tenant) == tenant:
+            raise self._is_full()
 
     def waiting_tokens(self, model_key: str) -> int:
         """Of the prompts that wait here."""
@@ -140,7 +147,9 @@ class Admission:
 
     async def _wait(self, tier: int, virtual_time: float, line: _Line, tenant: str, num_tokens: int) -> None:
         if self.num_queued >= self.max_queued:
-            raise errors.LimitExceeded(f"{self.num_queued} requests are already waiting", retry_after=1.0)
+            if (greediest := self._greediest(tenant)) == tenant:
+                raise self._is_full()
+            self._let_go_of_one(greediest)
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         now = self._clock()
         waiting = _Waiting(tier, virtual_time, next(self._arrivals), now, tenant, num_tokens, turn)
@@ -149,13 +158,14 @@ class Admission:
         line.num_waiting_tokens += num_tokens
         self.num_queued += 1
         self.queued_by_tier[tier] += 1
+        self._queued_by_tenant[tenant] += 1
         self.someone_waits.set()
         try:
             await turn
         except asyncio.CancelledError:
             if turn.cancelled():
                 self._left(line, waiting)
-            else:
+            elif turn.exception() is None:
                 # A turn that was given in the same moment must not be lost.
                 Turn(line, tenant, num_tokens).started()
                 self.num_running -= 1
@@ -175,6 +185,30 @@ class Admission:
         self.queued_by_tier[waiting.tier] -= 1
         if not self.queued_by_tier[waiting.tier]:
             del self.queued_by_tier[waiting.tier]
+        self._queued_by_tenant[waiting.tenant] -= 1
+        if not self._queued_by_tenant[waiting.tenant]:
+            del self._queued_by_tenant[waiting.tenant]
+
+    def _greediest(self, newcomer: str) -> str:
+        """Who has most in the queue; the newcomer, if with one more it has as many."""
+        counts = self._queued_by_tenant
+        most = max(counts, key=counts.__getitem__, default=newcomer)
+        return most if counts.get(most, 0) > counts.get(newcomer, 0) + 1 else newcomer
+
+    def _let_go_of_one(self, tenant: str) -> None:
+        """The last of the tenant's in the queue."""
+        entries = [
+            (rank, waiting, line)
+            for line in self._lines.values()
+            for rank, waiting in line.queue
+            if waiting.tenant == tenant and not waiting.turn.done()
+        ]
+        _, last, line = max(entries, key=lambda entry: entry[0])
+        last.turn.set_exception(self._is_full())
+        self._left(line, last)
+
+    def _is_full(self) -> errors.LimitExceeded:
+        return errors.LimitExceeded(f"{self.num_queued} requests are already waiting", retry_after=1.0)
 
     def _is_open(self, model_key: str, line: _Line) -> bool:
         return self.num_running < self.max_running and self._has_room(model_key, line.num_released_tokens)

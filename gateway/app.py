@@ -188,13 +188,13 @@ class RestSurface:
         self._resumable = ResumableStreams(line, self._responses, settings.sse_keep_alive)
 
     async def chat_completions(self, exchange: Exchange) -> None:
-        caller = self._admit(exchange)
+        caller = self._let_in(exchange)
         body = await exchange.body(self._settings.max_body_bytes)
         asked = decode(body, ChatCompletionRequest)
         await self._answer(exchange, caller, asked, StreamKind.CHAT, ChatShape(asked), body)
 
     async def completions(self, exchange: Exchange) -> None:
-        caller = self._admit(exchange)
+        caller = self._let_in(exchange)
         body = await exchange.body(self._settings.max_body_bytes)
         asked = decode(body, CompletionRequest)
         await self._answer(exchange, caller, asked, StreamKind.COMPLETION, CompletionShape(asked), body)
@@ -230,7 +230,7 @@ class RestSurface:
             await exchange.reply_json(answer.reply(gathered))
 
     async def embeddings(self, exchange: Exchange) -> None:
-        caller = self._admit(exchange)
+        caller = self._let_in(exchange)
         asked = decode(await exchange.body(self._settings.max_body_bytes), EmbeddingRequest)
         caller = caller.with_body(asked.request_id, asked.priority)
         exchange.request_id = caller.shown_id
@@ -352,6 +352,12 @@ class RestSurface:
     def _caller(self, exchange: Exchange) -> Caller:
         caller = Caller.of(exchange.headers, exchange.tenants or self._line.tenants)
         return caller if exchange.known is None else dataclasses.replace(caller, request_id=exchange.known.id)
+
+    def _let_in(self, exchange: Exchange) -> Caller:
+        """Who asks for an answer; of whom it is known already that there will be none, nothing more is read."""
+        caller = self._admit(exchange)
+        self._line.turn_away(caller)
+        return caller
 
     def _admit(self, exchange: Exchange) -> Caller:
         """Who asks for work; while draining nobody is heard."""

@@ -109,6 +109,12 @@ class Line:
     def num_requests(self) -> int:
         return len(self._running)
 
+    def turn_away(self, caller: Caller) -> None:
+        """At the door, before anything of a body is read: raises `LimitExceeded` where that would be the end of it
+        when it was read, had been made tokens of and Redis was asked."""
+        self.admission.turn_away(caller.tenant.id)
+        self.accounts.used_up.turn_away(caller.tenant, caller.standing)
+
     def cancel(self, caller: Caller, request_id: str) -> bool:
         """Ends a request of the caller's tenant; False when it has ended already.
 

@@ -261,6 +261,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         if not 0 <= request.priority <= MAX_PRIORITY:
             raise errors.BadRequest.of("priority", request.priority, f"a whole number, 0…{MAX_PRIORITY}")
         caller = self._caller(context).with_body(request.client_request_id, request.priority)
+        self._line.turn_away(caller)
         return self._line.traced(caller, f"Inference/{request.DESCRIPTOR.name.removesuffix('Request')}")
 
     def _caller(self, context: Context) -> Caller:

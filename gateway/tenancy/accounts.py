@@ -21,6 +21,7 @@ from headwater.gateway.tenancy.limiter import LEASE_MS, Limiter, Refusal, Verdic
 from headwater.gateway.tenancy.local_limits import LocalLimits
 from headwater.gateway.tenancy.records import Scope
 from headwater.gateway.tenancy.usage import UsageLog, UsageRecord
+from headwater.gateway.tenancy.used_up import UsedUp
 from headwater.gateway.tenants import Tenant
 from headwater.services import errors
 from headwater.services.runtime import owned_task
@@ -57,6 +58,7 @@ class Accounts:
         self._is_open = fail_open_share > 0
         self._is_alone = False
         self._grants: set[Grant] = set()
+        self.used_up = UsedUp()
         self._rebuilding: dict[tuple[str, str], asyncio.Task[bool]] = {}
 
     @contextlib.asynccontextmanager
@@ -133,6 +135,7 @@ class Accounts:
         verdict = await self._ask(grant, most=most, least=prompts + num_choices, used=prompts)
         standing.requests, standing.tokens = verdict.requests, verdict.tokens
         if verdict.refusal is not None:
+            self.used_up.note(tenant, verdict)
             raise refused(verdict.refusal, tenant.id)
         grant.granted, grant.more, grant.used_before = verdict.granted, self, prompts
         grant.first_credit = min(LEASE_TOKENS, (verdict.granted - prompts) // num_choices) if num_choices else 1

@@ -44,6 +44,34 @@ async def test_a_full_queue_refuses_and_says_when_to_come_back() -> None:
     await asyncio.gather(*tasks)
 
 
+async def test_in_a_full_queue_who_has_most_there_gives_way_and_is_refused_at_the_door() -> None:
+    admission, log, release = Admission(1, 4), list[str](), asyncio.Event()
+
+    async def wait(tenant: str, tier: int = 0) -> None:
+        async with admission.turn(tier, tenant=tenant):
+            log.append(tenant)
+            await release.wait()
+
+    tasks = [asyncio.create_task(wait("abuser", tier)) for tier in range(5)]
+    await settle()
+    with pytest.raises(LimitExceeded):
+        admission.turn_away("abuser")
+    with pytest.raises(LimitExceeded):
+        await wait("abuser")
+    for _ in range(2):
+        admission.turn_away("ada")
+        tasks.append(asyncio.create_task(wait("ada")))
+        await settle()
+    assert [task.done() for task in tasks] == [False, False, False, True, True, False, False]
+    with pytest.raises(LimitExceeded):
+        admission.turn_away("ada")
+    assert admission.num_queued == 4
+    release.set()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert log == ["abuser", "ada", "ada", "abuser", "abuser"]
+    assert (admission.num_running, admission.num_queued) == (0, 0)
+
+
 async def test_a_turn_given_to_somebody_who_leaves_in_that_moment_is_passed_on() -> None:
     admission, log, release = Admission(1, 10), list[int](), asyncio.Event()
     first, second, third = (asyncio.create_task(hold(admission, tier, log, release)) for tier in (0, 1, 2))

@@ -125,6 +125,12 @@ def test_requests_of_a_minute_end_in_429_with_openai_s_headers(managed: Gateway)
     assert 50 <= int(refused.headers["retry-after"]) <= 65
     with managed.client.stream("POST", CHAT, json=chat_body(stream=True), headers=ada.headers) as stream:
         assert stream.status_code == 429
+    # Nothing of its body is read any longer; of another's, on the same connections, all is.
+    nonsense = ada.headers | {"content-type": "application/json"}
+    replies = [managed.client.post(CHAT, content=b"{" * 100_000, headers=nonsense) for _ in range(3)]
+    assert [reply.status_code for reply in replies] == [429] * 3
+    assert {reply.headers["x-ratelimit-remaining-requests"] for reply in replies} == {"0"}
+    assert Customer(managed).post(CHAT, chat_body()).status_code == 200
 
 
 def test_a_budget_ends_an_answer_in_its_middle_and_not_a_token_later(managed: Gateway) -> None:
