@@ -37,9 +37,10 @@ class LineCaller:
         """What cannot be served now is tried again, for as long as the caller waits."""
         line = read_line(text)
         result = Result(id=new_id("batch_req_"), custom_id=line.custom_id)
-        if bytes(line.body.get("stream", b"")) == b"true":
-            result.error = Failure(code="invalid_value", message="stream is true; allowed: false, in a batch")
-            return result
+        for name in ("stream", "background"):
+            if bytes(line.body.get(name, b"")) == b"true":
+                result.error = Failure(code="invalid_value", message=f"{name} is true; allowed: false, in a batch")
+                return result
         reply = await self._insist(line.url, msgspec.json.encode(line.body), payer)
         self._lines.labels(reply.status).inc()
         if not reply.body:

@@ -67,12 +67,13 @@ def results(client: openai.OpenAI, file_id: str | None) -> list[dict[str, Any]]:
 def test_the_official_client_runs_a_batch_from_upload_to_results(client: openai.OpenAI, batching: Gateway) -> None:
     lines = [line(f"request-{i}") for i in range(20)]
     lines += [line("too hot", temperature=9.0), line("streamed", stream=True), line("nobody", model="nobody")]
+    lines += [line("later", background=True)]
     batch = started_batch(client, as_jsonl(lines), metadata={"for": "test"})
     assert (batch.object, batch.metadata, batch.completion_window) == ("batch", {"for": "test"}, "24h")
     batch = over(client, batch.id)
     assert (batch.status, batch.errors) == ("completed", None)
     counts = batch.request_counts
-    assert (counts.total, counts.completed, counts.failed) == (23, 20, 3)
+    assert (counts.total, counts.completed, counts.failed) == (24, 20, 4)
     assert batch.created_at <= batch.in_progress_at <= batch.finalizing_at <= batch.completed_at < batch.expires_at
     answers = {each["custom_id"]: each for each in results(client, batch.output_file_id)}
     assert answers.keys() == {f"request-{i}" for i in range(20)}
@@ -85,7 +86,8 @@ def test_the_official_client_runs_a_batch_from_upload_to_results(client: openai.
     assert errors["too hot"]["response"]["status_code"] == 400
     assert errors["too hot"]["response"]["body"]["error"]["param"] == "temperature"
     assert errors["nobody"]["response"]["status_code"] == 404
-    assert (errors["streamed"]["response"], errors["streamed"]["error"]["code"]) == (None, "invalid_value")
+    for name in ("streamed", "later"):
+        assert (errors[name]["response"], errors[name]["error"]["code"]) == (None, "invalid_value")
 
 
 def test_chats_are_run_too_and_a_line_is_explained_by_its_request_id(client: openai.OpenAI, batching: Gateway) -> None:

@@ -185,7 +185,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"input": [{"type": "web_search_call"}]}, "input[0].type"),
     ({"input": [{"type": "function_call", "name": "f"}]}, "input[0]"),
     ({"input": [{"type": "function_call_output", "output": "x"}]}, "input[0].call_id"),
-    ({"input": "x", "background": True}, "background"),
+    ({"input": "x", "background": True, "store": False}, "store"),
     ({"input": "x", "conversation": "conv_1", "previous_response_id": "resp_1"}, "conversation"),
     ({"input": "x", "tools": [{"type": "web_search"}]}, "tools[0].type"),
     ({"input": "x", "tools": [{"type": "function", "name": "a b"}]}, "tools[0].function.name"),
