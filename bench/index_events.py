@@ -29,7 +29,7 @@ from rich.table import Table
 from headwater.bench.synthetic_publishers import BLOCKS_PER_BATCH, EPOCH, MODEL, SyntheticPublisher, publishers
 from headwater.engine_core.prefix_hash import block_hashes
 from headwater.gateway.router.router import Router
-from headwater.proto.engine_pb2 import KvSnapshotPart, KvSnapshotRequest
+from headwater.proto.engine_pb2 import KvEventsRequest, KvSnapshotPart, KvSnapshotRequest
 from headwater.proto.events_pb2 import Incarnation, KvEventBatch
 from headwater.services import subjects
 from headwater.services.bus import Bus
@@ -47,6 +47,7 @@ RATES = (100_000, 150_000, 200_000, 250_000, 300_000, 350_000, 400_000, 600_000,
 STEP_SECONDS = 5.0
 """At each rate: longer than a gateway's patience."""
 PUBLISH_EVERY = 0.02
+CONNECT_SECONDS = 30.0
 HELD_BYTES = 57
 """Of a publisher's memory for each block: a string of 16 bytes and its place in a queue."""
 Row = dict[str, Any]
@@ -126,6 +127,11 @@ class EmptySnapshot:
     async def KvSnapshot(self, request: KvSnapshotRequest, timeout: float) -> AsyncIterator[KvSnapshotPart]:
         yield KvSnapshotPart(incarnation=Incarnation(replica_id=self._replica_id, epoch=EPOCH), seq=0, last=True)
 
+    async def KvEvents(self, request: KvEventsRequest, timeout: float) -> AsyncIterator[KvEventBatch]:
+        """Asked before anything was published: nothing is missing."""
+        for batch in ():
+            yield batch
+
 
 @contextlib.asynccontextmanager
 async def _empty_snapshots(address: str) -> AsyncIterator[EmptySnapshot]:
@@ -152,7 +158,7 @@ async def live(num_replicas: int, num_blocks: int) -> Row:
 
 async def _follow(there: Connection, nats_url: str, redis_url: str, num_replicas: int, num_blocks: int) -> Row:
     shares: dict[int, float] = {}
-    async with Bus.open(nats_url) as bus, Store.open(redis_url) as store:
+    async with Bus.open(nats_url, wait_seconds=CONNECT_SECONDS) as bus, Store.open(redis_url) as store:
         members = Members(bus, (Kind.ENGINE,))
         feed = IndexFeed(bus, members, store, dial=_empty_snapshots)
         async with feed.running():
@@ -177,7 +183,7 @@ def publish(parent: Connection, url: str, num_replicas: int, num_blocks: int) ->
 
 async def _publish(parent: Connection, url: str, num_replicas: int, num_blocks: int) -> None:
     in_turn = itertools.cycle(publishers(num_replicas, num_blocks))
-    async with Bus.open(url) as bus:
+    async with Bus.open(url, wait_seconds=CONNECT_SECONDS) as bus:
         for rate in RATES:
             messages = list(_messages(in_turn, int(rate * STEP_SECONDS / BLOCKS_PER_BATCH)))
             parent.send("ready")
