@@ -36,14 +36,16 @@ class BlockPool:
     def allocate(self, count: int) -> list[int]:
         """Takes the `count` least worthy free blocks, each held once; what they cached is gone."""
         assert count <= self.num_free
-        ref_counts, following, hash_of = self.ref_counts, self._next, self._hash_of
+        ref_counts, following, hash_of, block_of = self.ref_counts, self._next, self._hash_of, self._block_of
         blocks, block = [], NULL_BLOCK
         for _ in range(count):
             block = following[block]
             blocks.append(block)
             ref_counts[block] = 1
-            if hash_of[block] is not None:
-                self._evict(block)
+            if (block_hash := hash_of[block]) is not None:
+                hash_of[block] = None
+                del block_of[block_hash]
+                self._evicted.append(block_hash)
         self._link(NULL_BLOCK, following[block])
         self.num_free -= count
         return blocks
@@ -60,7 +62,7 @@ class BlockPool:
 
     def release(self, blocks: Sequence[int]) -> None:
         """Lets go of a sequence's blocks, given from first to last; of those nobody holds the last is evicted first."""
-        ref_counts, hash_of = self.ref_counts, self._hash_of
+        ref_counts, hash_of, following, preceding = self.ref_counts, self._hash_of, self._next, self._prev
         for block in reversed(blocks):
             num_holds = ref_counts[block] - 1
             assert num_holds >= 0, f"block {block} freed twice"
@@ -68,8 +70,11 @@ class BlockPool:
             if num_holds == 1:
                 self.num_shared -= 1
             elif num_holds == 0:
-                before = NULL_BLOCK if hash_of[block] is None else self._prev[NULL_BLOCK]
-                self._insert(block, before)
+                before = NULL_BLOCK if hash_of[block] is None else preceding[NULL_BLOCK]
+                after = following[before]
+                following[before] = preceding[after] = block
+                preceding[block], following[block] = before, after
+                self.num_free += 1
 
     def count_unheld(self, blocks: Sequence[int]) -> int:
         """How many of these blocks sharing would take out of the free list."""
@@ -95,21 +100,6 @@ class BlockPool:
         """Hashes that were lost since the last call, in order."""
         evicted, self._evicted = self._evicted, []
         return evicted
-
-    def _evict(self, block: int) -> None:
-        block_hash = self._hash_of[block]
-        assert block_hash is not None
-        self._hash_of[block] = None
-        del self._block_of[block_hash]
-        self._evicted.append(block_hash)
-
-    def _insert(self, block: int, before: int) -> None:
-        """Into the free list, behind `before`."""
-        following, preceding = self._next, self._prev
-        after = following[before]
-        following[before] = preceding[after] = block
-        preceding[block], following[block] = before, after
-        self.num_free += 1
 
     def _link(self, block: int, after: int) -> None:
         self._next[block], self._prev[after] = after, block

@@ -51,9 +51,9 @@ class PrefixCache:
 
     def match(self, chain: HashChain, max_blocks: int) -> list[int]:
         """The cached blocks that the sequence starts with, at most `max_blocks`; not held yet."""
-        blocks = []
+        blocks, find = [], self._pool.find
         for block_hash in chain.hashes[: max(max_blocks, 0)]:
-            block = self._pool.find(block_hash)
+            block = find(block_hash)
             if block is None:
                 break
             blocks.append(block)
@@ -70,24 +70,27 @@ class PrefixCache:
         A block whose hash another block already has stays out: one copy is enough to hit.
         """
         stored: list[StoredChain] = []
-        start, extends = chain.num_cached, False
+        cache, start = self._pool.cache, chain.num_cached
+        run: list[bytes] | None = None
         for idx, block in enumerate(blocks, start):
             block_hash = chain.hashes[idx]
-            is_new = self._pool.cache(block, block_hash)
-            if is_new and extends:
-                stored[-1].hashes.append(block_hash)
-            elif is_new:
-                stored.append(StoredChain(parent=chain.hashes[idx - 1] if idx else b"", hashes=[block_hash]))
-            extends = is_new
+            if not cache(block, block_hash):
+                run = None
+            elif run is not None:
+                run.append(block_hash)
+            else:
+                run = [block_hash]
+                stored.append(StoredChain(parent=chain.hashes[idx - 1] if idx else b"", hashes=run))
         chain.num_cached = start + len(blocks)
         return stored
 
-    def append(self, chain: HashChain, token_ids: npt.NDArray[np.int32], block: int) -> None:
-        """Hashes, caches and announces the next block of a sequence, which is computed and holds `token_ids`."""
-        block_hash = next_block_hash(chain.tip, token_ids)
+    def append(self, chain: HashChain, data: bytes, block: int) -> None:
+        """Hashes, caches and announces the next block of a sequence, which is computed; `data` are its tokens."""
+        hashes = chain.hashes
+        block_hash = next_block_hash(chain.tip, data)
         if self._pool.cache(block, block_hash):
-            self._stored.append(StoredChain(parent=chain.hashes[-1] if chain.hashes else b"", hashes=[block_hash]))
-        chain.hashes.append(block_hash)
+            self._stored.append(StoredChain(parent=hashes[-1] if hashes else b"", hashes=[block_hash]))
+        hashes.append(block_hash)
         chain.num_cached += 1
 
     def announce(self, stored: list[StoredChain]) -> None:

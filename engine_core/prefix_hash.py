@@ -15,16 +15,21 @@ HASH_LEN = 16
 """Bytes of a block hash and of a namespace."""
 
 
-def next_block_hash(parent: bytes, token_ids: Sequence[int] | npt.NDArray[np.int32]) -> bytes:
-    """Hash of a full block whose prefix hashes to `parent` (the namespace for the first block)."""
+def next_block_hash(parent: bytes, data: bytes) -> bytes:
+    """Hash of a full block whose prefix hashes to `parent` (the namespace for the first block); `data` are its tokens,
+    as `token_bytes` gives them."""
     assert len(parent) == HASH_LEN
-    return blake2b(parent + np.asarray(token_ids, dtype="<i4").tobytes(), digest_size=HASH_LEN).digest()
+    return blake2b(parent + data, digest_size=HASH_LEN).digest()
+
+
+def token_bytes(token_ids: Sequence[int] | npt.NDArray[np.int32]) -> bytes:
+    return np.asarray(token_ids, dtype="<i4").tobytes()
 
 
 def block_hashes(namespace: bytes, token_ids: Sequence[int] | npt.NDArray[np.int32], block_size: int) -> list[bytes]:
     """Hashes of the full blocks of `token_ids`, in order; a partial last block has none."""
     assert len(namespace) == HASH_LEN
-    data = np.asarray(token_ids, dtype="<i4").tobytes()
+    data = token_bytes(token_ids)
     stride = 4 * block_size
     hashes, parent = [], namespace
     for start in range(0, len(data) - stride + 1, stride):

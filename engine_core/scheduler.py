@@ -283,7 +283,7 @@ class Scheduler:
         row = self.table.seat(request, blocks)
         request.has_yielded = False
         self.shares.seat(request.tenant)
-        self._num_moves += 1
+        self._moved()
         self.running[request.key] = self.prefilling[request.key] = request
         draft.set_blocks(np.full(len(blocks), row), np.arange(len(blocks), dtype=np.int32), blocks)
         draft.admitted.append(
@@ -341,6 +341,11 @@ class Scheduler:
         self._preempt(victim, yields=True)
         return True
 
+    def _moved(self) -> None:
+        """A seat was taken or left."""
+        self._num_moves += 1
+        self.waiting.reorder()
+
     def _num_held_blocks(self) -> Counter[str]:
         """Of each running tenant."""
         held = Counter[str]()
@@ -367,7 +372,7 @@ class Scheduler:
     def _leave(self, request: RequestState) -> None:
         del self.running[request.key]
         self.shares.unseat(request.tenant)
-        self._num_moves += 1
+        self._moved()
         # Seating took off what had been planned before.
         request.num_steps += self._planned_step
         request.num_step_rows += self._num_planned_rows

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from headwater.engine_core.executors.executor import Int32Array, StepPlan, StepResult
+from headwater.engine_core.prefix_hash import token_bytes
 from headwater.engine_core.request import FinishReason, TokenLogprobs
 from headwater.engine_core.request_state import NO_ROW, RequestState
 from headwater.engine_core.scheduler import Scheduler
@@ -142,12 +143,13 @@ class Settler:
         table = self._table
         ends = table.hash_due[rows]
         table.hash_due[rows] = ends + table.block_size
-        token_ids = table.token_ids[rows[:, None], ends[:, None] + self._in_block]
+        data = token_bytes(table.token_ids[rows[:, None], ends[:, None] + self._in_block])
+        stride = len(data) // rows.size
         blocks = table.block_ids[rows, ends // table.block_size - 1].tolist()
         for i, row in enumerate(rows.tolist()):
             request = table.requests[row]
             assert request is not None
-            self._cache.append(request.chain, token_ids[i], blocks[i])
+            self._cache.append(request.chain, data[i * stride : (i + 1) * stride], blocks[i])
 
     def _settle_chunk(self, chunk: Chunk, result: StepResult, output: StepOutput) -> None:
         request = chunk.request

@@ -33,6 +33,8 @@ class WaitingQueue:
         self._ready: dict[str, Ready] = {}
         """By tenant; none is empty, and each begins with a member."""
         self._without_credit: set[int] = set()
+        self._next: RequestState | None = None
+        """The ready request that is next, as long as nothing has changed since it was found."""
         # By leader: followers, each with the number of blocks the leader must have scheduled first.
         self._followers: dict[int, list[tuple[int, RequestState]]] = {}
 
@@ -50,9 +52,14 @@ class WaitingQueue:
 
     def peek(self) -> RequestState | None:
         """The ready request that is next."""
-        if len(self._ready) > 1:
-            return min((ready[0][2] for ready in self._ready.values()), key=self._turn)
-        return next((ready[0][2] for ready in self._ready.values()), None)
+        if self._next is None and self._ready:
+            firsts = [ready[0][2] for ready in self._ready.values()]
+            self._next = min(firsts, key=self._turn) if len(firsts) > 1 else firsts[0]
+        return self._next
+
+    def reorder(self) -> None:
+        """What some tenant has already is not what it was."""
+        self._next = None
 
     def heads(self) -> list[RequestState]:
         """The first ready request of each tenant, as their turns come."""
@@ -71,12 +78,14 @@ class WaitingQueue:
             self.may_rise |= tier > 0
             if tier > 0 and now - max(request.added_at, request.risen_at) >= RISE_SECONDS:
                 request.rank, request.risen_at, risen = (tier - 1, virtual_time, arrival), now, True
+        self._next = None
         for tenant, ready in self._ready.items() if risen else ():
             members = {key: request for _, key, request in ready if key in self._members}
             self._ready[tenant] = [(request.rank, key, request) for key, request in members.items()]
             heapify(self._ready[tenant])
 
     def remove(self, request: RequestState) -> None:
+        self._next = None
         del self._members[request.key]
         self.num_tokens -= request.num_uncached_tokens
         self._without_credit.discard(request.key)
@@ -113,9 +122,11 @@ class WaitingQueue:
         return request.rank[0], self._num_shares(request), request.rank
 
     def _make_ready(self, request: RequestState) -> None:
+        self._next = None
         heappush(self._ready.setdefault(request.tenant, []), (request.rank, request.key, request))
 
     def _unready(self, request: RequestState) -> None:
+        self._next = None
         taken = heappop(self._ready[request.tenant])[2]
         assert taken is request
         self._clear_top(request.tenant)
