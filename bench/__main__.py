@@ -30,6 +30,7 @@ BENCHMARKS = {
     "gpu": ("gpu_suite", "Test and measure everything on a GPU: correctness, then the table of workloads."),
     "gateway": ("gateway_load", "What a gateway costs: overhead at a rate of requests, memory and CPU of streams."),
     "fairness": ("fairness", "What ten tenants are given of a line when one of them asks for far too much."),
+    "isolation": ("isolation", "Whether a tenant feels in its first tokens what another has cached."),
     "kernels": ("gpu_kernels", "Time and check the kernels on a GPU."),
 }
 """Name → module and one line of help."""

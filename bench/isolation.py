@@ -1,0 +1,76 @@
+"""Whether a tenant feels what another has cached: times to first token on a line of its own with a simulated engine.
+
+Prompts that another tenant has just asked against prompts that nobody has, in turn; and, to see what there would be to
+feel, prompts that the tenant itself has asked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+from typing import Annotated
+
+import numpy as np
+import typer
+
+from headwater.bench.own_line import own_line
+from headwater.bench.sse_client import SseConnection
+from headwater.services.stack.line_file import LineRecord
+
+RESAMPLES = 2000
+
+
+async def run(line: LineRecord, rounds: int, prompt_len: int) -> dict[str, list[float]]:
+    """Seconds to the first token by kind of prompt."""
+    dice, connection = random.Random(0), await SseConnection.open(line.rest)
+    found: dict[str, list[float]] = {"cold": [], "another's": [], "own": []}
+
+    async def ask(tenant: str, prompt: list[int]) -> float:
+        body = {"model": line.model, "prompt": prompt, "max_tokens": 2, "ignore_eos": True}
+        outcome = await connection.call("/v1/completions", body, {"x-tenant": tenant})
+        if outcome.error:
+            raise typer.BadParameter(outcome.error)
+        return outcome.ttft
+
+    for _ in range(rounds):
+        shared, fresh = ([dice.randrange(1000, 40_000) for _ in range(prompt_len)] for _ in range(2))
+        await ask("ada", shared)
+        kinds = [("another's", shared), ("cold", fresh)]
+        dice.shuffle(kinds)
+        for kind, prompt in kinds:
+            found[kind].append(await ask("bob", prompt))
+        found["own"].append(await ask("bob", shared))
+    connection.close()
+    return found
+
+
+def difference(one: list[float], other: list[float]) -> tuple[float, float, float]:
+    """Of the medians, in seconds, of values that belong together in pairs; and the bounds of its 95 % interval."""
+    pairs, dice = np.array([one, other]), np.random.default_rng(0)
+    picks = dice.integers(0, len(one), (RESAMPLES, len(one)))
+    medians = np.median(pairs[:, picks], axis=2)
+    low, high = np.percentile(medians[0] - medians[1], (2.5, 97.5))
+    return float(np.median(one) - np.median(other)), float(low), float(high)
+
+
+def main(
+    rounds: Annotated[int, typer.Option(help="prompts of each kind")] = 200,
+    prompt_len: Annotated[int, typer.Option(help="tokens")] = 512,
+    prefill_us: Annotated[float, typer.Option(help="what a prompt token costs the engine")] = 50.0,
+) -> None:
+    """Percentiles of each kind, and what another's cached prefix changes, with its 95 % interval; as JSON."""
+    os.environ["HEADWATER_SIMULATED_PREFILL_SECONDS"] = str(prefill_us / 1e6)
+    with own_line(["--executor=simulated", "--replicas=1", "--log-level=error"]) as (line, _):
+        found = asyncio.run(run(line, rounds, prompt_len))
+    told = {
+        kind: {f"p{q}": round(float(np.percentile(each, q)), 5) for q in (10, 50, 90)} for kind, each in found.items()
+    }
+    change, low, high = difference(found["another's"], found["cold"])
+    interval = [round(low, 5), round(high, 5)]
+    print(json.dumps({"ttft_seconds": told, "another's_less_cold": round(change, 5), "interval": interval}))
+
+
+if __name__ == "__main__":
+    typer.run(main)
