@@ -129,7 +129,8 @@ class EmptySnapshot:
 
     async def KvEvents(self, request: KvEventsRequest, timeout: float) -> AsyncIterator[KvEventBatch]:
         """Asked before anything was published: nothing is missing."""
-        for batch in ():
+        nothing: tuple[KvEventBatch, ...] = ()
+        for batch in nothing:
             yield batch
 
 
