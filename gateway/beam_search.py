@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from headwater.gateway.loss import BROKEN, Cause, StreamLost, error_of
-from headwater.gateway.output_sessions import OutputSession, Scores
+from headwater.gateway.output_session import OutputSession, Scores
 from headwater.proto import common_pb2, engine_pb2, output_processor_pb2
 from headwater.services import errors
 

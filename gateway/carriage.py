@@ -13,7 +13,7 @@ import structlog
 
 from headwater.gateway.beam_search import BeamSearch
 from headwater.gateway.loss import OUTPUT_PROCESSOR_UNAVAILABLE, Cause, PoisonRequest, StreamLost
-from headwater.gateway.output_sessions import OutputSession
+from headwater.gateway.output_session import OutputSession
 from headwater.gateway.parting import context_of, part
 from headwater.gateway.road import Attempt
 from headwater.gateway.router.decision import Decision

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from headwater.gateway.loss import BROKEN, Cause, StreamLost, error_of
-from headwater.gateway.output_sessions import OutputSession, Scores
+from headwater.gateway.output_session import OutputSession, Scores
 from headwater.gateway.tenancy.grant import LEASE_TOKENS
 from headwater.proto import common_pb2, engine_pb2, output_processor_pb2
 from headwater.proto.output_processor_pb2 import RowParts

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
 from headwater.gateway.choice import Choice
-from headwater.gateway.output_sessions import Scores
+from headwater.gateway.output_session import Scores
 from headwater.proto.common_pb2 import TokenLogprob, ToolCallDelta
 from headwater.proto.output_processor_pb2 import RowParts
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import json
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from typing import Any, TypeVar
 
 import grpc
@@ -12,9 +11,20 @@ import grpc
 from headwater.gateway.caller import MAX_PRIORITY, Caller
 from headwater.gateway.choice import Choice, Sink
 from headwater.gateway.embeddings import Embedding
+from headwater.gateway.grpc_messages import (
+    Asked,
+    call_delta,
+    chat_choice,
+    chunk_fields,
+    complete_choice,
+    conversation_of,
+    prompt_of,
+    reply_head,
+    score_chunks,
+)
 from headwater.gateway.job import Job
 from headwater.gateway.line import Line, shutting_down
-from headwater.gateway.pieces import CallPiece, Gathered, OrderedQueue, Piece, PieceQueue
+from headwater.gateway.pieces import Gathered, OrderedQueue, Piece, PieceQueue
 from headwater.gateway.resumed import ResumedGeneration, bare_id, caller_of, find, run_resumed
 from headwater.gateway.session import Generation, run_all
 from headwater.gateway.stream_context import Found, StreamContext, StreamKind, StreamNotKept
@@ -22,18 +32,9 @@ from headwater.proto import common_pb2, inference_pb2, inference_pb2_grpc, proce
 from headwater.services import errors
 
 Context = grpc.aio.ServicerContext[Any, Any]
-Asked = inference_pb2.ChatRequest | inference_pb2.CompleteRequest
 Working = Asked | inference_pb2.EmbedRequest
 Pieces = AsyncIterator[tuple[Generation, Piece | Choice | None]]
 ChunkT = TypeVar("ChunkT", inference_pb2.ChatChunk, inference_pb2.CompleteChunk)
-SCORES_PER_CHUNK = 256
-"""Prompt tokens with their alternatives in one chunk: a few hundred kilobytes at most."""
-_FINISH = {
-    "stop": common_pb2.FINISH_REASON_STOP,
-    "length": common_pb2.FINISH_REASON_LENGTH,
-    "tool_calls": common_pb2.FINISH_REASON_TOOL_CALLS,
-    "content_filter": common_pb2.FINISH_REASON_CONTENT_FILTER,
-}
 
 
 class InferenceService(inference_pb2_grpc.InferenceServicer):
@@ -43,20 +44,20 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         self._line = line
 
     async def Chat(self, request: inference_pb2.ChatRequest, context: Context) -> inference_pb2.ChatReply:
-        generation, gathered = await self._whole(request, _conversation(request), context)
+        generation, gathered = await self._whole(request, conversation_of(request), context)
         return inference_pb2.ChatReply(
             choices=[
-                _chat_choice(index, choice, gathered.of(choice), request)
+                chat_choice(index, choice, gathered.of(choice), request)
                 for index, choice in enumerate(generation.answered)
             ],
             prompt_logprobs=generation.prompt_logprobs,
-            **_reply_head(generation, request),
+            **reply_head(generation, request),
         )
 
     async def ChatStream(
         self, request: inference_pb2.ChatRequest, context: Context
     ) -> AsyncIterator[inference_pb2.ChatChunk]:
-        pieces = self._pieces(request, _conversation(request), self._admit(request, context))
+        pieces = self._pieces(request, conversation_of(request), self._admit(request, context))
         async for chunk in _numbered(self._chat_chunks(request, pieces), request):
             yield chunk
 
@@ -65,30 +66,30 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
     ) -> AsyncIterator[inference_pb2.ChatChunk]:
         begun: set[int] = set()
         async for generation, news in pieces:
-            chunk = inference_pb2.ChatChunk(**_chunk(generation, news, request, is_first=not begun))
+            chunk = inference_pb2.ChatChunk(**chunk_fields(generation, news, request, is_first=not begun))
             if isinstance(news, Piece):
                 chunk.content, chunk.reasoning_content = news.text, news.reasoning
-                chunk.tool_calls.extend(_call_delta(call) for call in news.calls)
+                chunk.tool_calls.extend(call_delta(call) for call in news.calls)
             if chunk.index not in begun and news is not None:
                 begun.add(chunk.index)
                 chunk.role = "assistant"
             yield chunk
 
     async def Complete(self, request: inference_pb2.CompleteRequest, context: Context) -> inference_pb2.CompleteReply:
-        generation, gathered = await self._whole(request, _prompt(request), context)
+        generation, gathered = await self._whole(request, prompt_of(request), context)
         echo = await self._echo(generation) if request.sampling.echo else ""
         return inference_pb2.CompleteReply(
             choices=[
-                _complete_choice(index, choice, gathered.of(choice), request, echo)
+                complete_choice(index, choice, gathered.of(choice), request, echo)
                 for index, choice in enumerate(generation.answered)
             ],
-            **_reply_head(generation, request),
+            **reply_head(generation, request),
         )
 
     async def CompleteStream(
         self, request: inference_pb2.CompleteRequest, context: Context
     ) -> AsyncIterator[inference_pb2.CompleteChunk]:
-        pieces = self._pieces(request, _prompt(request), self._admit(request, context))
+        pieces = self._pieces(request, prompt_of(request), self._admit(request, context))
         async for chunk in _numbered(self._complete_chunks(request, pieces), request):
             yield chunk
 
@@ -98,7 +99,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         begun: set[int] = set()
         echo: str | None = None
         async for generation, news in pieces:
-            chunk = inference_pb2.CompleteChunk(**_chunk(generation, news, request, is_first=not begun))
+            chunk = inference_pb2.CompleteChunk(**chunk_fields(generation, news, request, is_first=not begun))
             if isinstance(news, Piece):
                 chunk.text = news.text
             if chunk.index not in begun and news is not None:
@@ -106,7 +107,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
                 if request.sampling.echo:
                     echo = await self._echo(generation) if echo is None else echo
                     chunk.text = echo + chunk.text
-                for scores in _score_chunks(generation, chunk):
+                for scores in score_chunks(generation, chunk):
                     yield scores
             yield chunk
 
@@ -120,12 +121,12 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         caller, kind, body = caller_of(found, caller), found.context.kind, found.context.body
         if kind is StreamKind.GRPC_CHAT:
             chat = inference_pb2.ChatRequest.FromString(body)
-            pieces = self._pieces(chat, _conversation(chat), caller, found)
+            pieces = self._pieces(chat, conversation_of(chat), caller, found)
             async for chat_chunk in _numbered(self._chat_chunks(chat, pieces), chat, after):
                 yield inference_pb2.ResumeReply(chat=chat_chunk)
         elif kind is StreamKind.GRPC_COMPLETE:
             complete = inference_pb2.CompleteRequest.FromString(body)
-            pieces = self._pieces(complete, _prompt(complete), caller, found)
+            pieces = self._pieces(complete, prompt_of(complete), caller, found)
             async for complete_chunk in _numbered(self._complete_chunks(complete, pieces), complete, after):
                 yield inference_pb2.ResumeReply(complete=complete_chunk)
         else:
@@ -297,116 +298,3 @@ def _context(request: Asked, caller: Caller) -> StreamContext | None:
         client_request_id=caller.client_request_id,
         wants_receipt=caller.wants_receipt,
     )
-
-
-def _conversation(request: inference_pb2.ChatRequest) -> processor_pb2.Prompt:
-    return processor_pb2.Prompt(conversation=request.conversation, add_special_tokens=_adds_special_tokens(request))
-
-
-def _prompt(request: inference_pb2.CompleteRequest) -> processor_pb2.Prompt:
-    if request.WhichOneof("prompt") == "token_ids":
-        return processor_pb2.Prompt(token_ids=request.token_ids)
-    if not request.text:
-        raise errors.BadRequest.of("prompt", request.text, "text or token ids, not empty")
-    return processor_pb2.Prompt(text=request.text, add_special_tokens=_adds_special_tokens(request))
-
-
-def _adds_special_tokens(request: Asked) -> bool | None:
-    return request.add_special_tokens if request.HasField("add_special_tokens") else None
-
-
-def _reply_head(generation: Generation, request: Asked) -> dict[str, Any]:
-    return {
-        "request_id": generation.job.caller.request_id,
-        "client_request_id": generation.job.caller.client_request_id,
-        "model": request.model,
-        "usage": _usage(generation),
-        "prompt_token_ids": generation.prepared.prompt_ids if request.return_token_ids else (),
-        "receipt_json": _receipt(generation, request),
-    }
-
-
-def _chunk(generation: Generation, news: Piece | Choice | None, request: Asked, *, is_first: bool) -> dict[str, Any]:
-    """The fields that both kinds of chunks share."""
-    fields: dict[str, Any] = {"request_id": generation.job.caller.request_id}
-    if is_first:
-        fields |= {"client_request_id": generation.job.caller.client_request_id, "model": request.model}
-        if request.return_token_ids:
-            fields["prompt_token_ids"] = generation.prepared.prompt_ids
-    if isinstance(news, Piece):
-        fields |= {"index": news.choice.index, "logprobs": news.logprobs}
-        fields["token_ids"] = news.token_ids if request.return_token_ids else ()
-    elif news is not None:
-        fields |= {"index": news.index, "finish_reason": _FINISH[str(news.finish_reason)]}
-        fields["stop_reason"] = _stop_reason(news)
-    else:
-        fields |= {"usage": _usage(generation), "receipt_json": _receipt(generation, request)}
-    return fields
-
-
-def _score_chunks(generation: Generation, first: inference_pb2.CompleteChunk) -> Iterator[inference_pb2.CompleteChunk]:
-    """What goes ahead of a choice's first chunk: the prompt's log probabilities, in parts that any client takes."""
-    scores = generation.prompt_logprobs
-    for start in range(0, len(scores), SCORES_PER_CHUNK):
-        chunk = inference_pb2.CompleteChunk(request_id=first.request_id, index=first.index)
-        chunk.prompt_logprobs.extend(scores[start : start + SCORES_PER_CHUNK])
-        if not start:
-            chunk.client_request_id, chunk.model = first.client_request_id, first.model
-            chunk.prompt_token_ids.extend(first.prompt_token_ids)
-        yield chunk
-
-
-def _chat_choice(index: int, choice: Choice, piece: Piece, request: Asked) -> inference_pb2.ChatChoice:
-    message = common_pb2.ChatMessage(role="assistant", content=piece.text)
-    if reasoning := piece.reasoning:
-        message.reasoning_content = reasoning
-    for call in piece.calls:
-        message.tool_calls.add(id=call.id, name=call.name, arguments="".join(call.arguments))
-    return inference_pb2.ChatChoice(message=message, **_choice_fields(index, choice, piece, request))
-
-
-def _call_delta(call: CallPiece) -> common_pb2.ToolCallDelta:
-    arguments = "".join(call.arguments)
-    return common_pb2.ToolCallDelta(index=call.index, id=call.id, name=call.name, arguments=arguments)
-
-
-def _complete_choice(
-    index: int, choice: Choice, piece: Piece, request: Asked, echo: str
-) -> inference_pb2.CompleteChoice:
-    return inference_pb2.CompleteChoice(
-        text=echo + piece.text,
-        prompt_logprobs=choice.generation.prompt_logprobs,
-        **_choice_fields(index, choice, piece, request),
-    )
-
-
-def _choice_fields(index: int, choice: Choice, piece: Piece, request: Asked) -> dict[str, Any]:
-    return {
-        "index": index,
-        "finish_reason": _FINISH[str(choice.finish_reason)],
-        "stop_reason": _stop_reason(choice),
-        "logprobs": piece.logprobs if request.sampling.logprobs else (),
-        "token_ids": piece.token_ids if request.return_token_ids else (),
-    }
-
-
-def _stop_reason(choice: Choice) -> inference_pb2.StopReason | None:
-    if choice.stop_reason is None:
-        return None
-    if isinstance(choice.stop_reason, str):
-        return inference_pb2.StopReason(text=choice.stop_reason)
-    return inference_pb2.StopReason(token_id=choice.stop_reason)
-
-
-def _usage(generation: Generation) -> common_pb2.Usage:
-    return common_pb2.Usage(
-        prompt_tokens=generation.num_prompt_tokens,
-        completion_tokens=generation.num_output_tokens,
-        cached_tokens=generation.cached_tokens,
-        reasoning_tokens=generation.num_reasoning_tokens,
-    )
-
-
-def _receipt(generation: Generation, request: Asked) -> str:
-    wanted = request.return_receipt or generation.job.caller.wants_receipt
-    return json.dumps(generation.receipt()) if wanted else ""

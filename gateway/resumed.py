@@ -15,7 +15,7 @@ from typing import TypeVar
 from headwater.gateway.caller import Caller
 from headwater.gateway.line import Line
 from headwater.gateway.loss import StreamLost
-from headwater.gateway.output_sessions import OutputSession
+from headwater.gateway.output_session import OutputSession
 from headwater.gateway.parting import part
 from headwater.gateway.session import Generation
 from headwater.gateway.stream_context import Found, StreamNotKept

@@ -16,7 +16,7 @@ from headwater.gateway.line import Line
 from headwater.gateway.openai.numbered import NumberedStream
 from headwater.gateway.openai.schema import Answering
 from headwater.gateway.openai.sse import DONE, KEEP_ALIVE, SseStream
-from headwater.gateway.output_sessions import Scores
+from headwater.gateway.output_session import Scores
 from headwater.gateway.pieces import Gathered, Held, Piece
 from headwater.gateway.session import Generation
 from headwater.proto.output_processor_pb2 import RowParts

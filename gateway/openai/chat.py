@@ -13,7 +13,7 @@ from headwater.gateway.openai.logprobs import chat_logprobs, prompt_logprobs
 from headwater.gateway.openai.schema import ChatCompletionRequest
 from headwater.gateway.openai.structured_output import put_structured_output
 from headwater.gateway.openai.to_pb import check_stream_options, conversation_to_pb, sampling_to_pb
-from headwater.gateway.output_sessions import Scores
+from headwater.gateway.output_session import Scores
 from headwater.gateway.pieces import CallPiece, Piece
 from headwater.gateway.session import Generation
 

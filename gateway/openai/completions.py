@@ -14,7 +14,7 @@ from headwater.gateway.openai.logprobs import completion_logprobs, prompt_logpro
 from headwater.gateway.openai.schema import CompletionRequest
 from headwater.gateway.openai.structured_output import put_structured_output
 from headwater.gateway.openai.to_pb import check_stream_options, sampling_to_pb
-from headwater.gateway.output_sessions import Scores
+from headwater.gateway.output_session import Scores
 from headwater.gateway.pieces import Piece
 from headwater.gateway.session import Generation
 from headwater.proto import common_pb2, processor_pb2

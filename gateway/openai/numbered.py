@@ -14,7 +14,7 @@ from headwater.proto.output_processor_pb2 import RowParts
 
 if TYPE_CHECKING:
     from headwater.gateway.choice import Choice, Sink
-    from headwater.gateway.output_sessions import Scores
+    from headwater.gateway.output_session import Scores
 
 
 class NumberedStream:

@@ -16,7 +16,7 @@ from headwater.gateway.openai.response_input import LOGPROBS
 from headwater.gateway.openai.response_items import Event, ResponseItems
 from headwater.gateway.openai.response_schema import ResponsesRequest
 from headwater.gateway.openai.sse import KEEP_ALIVE, SseStream
-from headwater.gateway.output_sessions import Scores
+from headwater.gateway.output_session import Scores
 from headwater.gateway.pieces import Held
 from headwater.gateway.session import Generation
 from headwater.proto.output_processor_pb2 import RowParts

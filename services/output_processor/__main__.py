@@ -20,7 +20,7 @@ from headwater.services.member import Kind
 from headwater.services.models.manifest import ModelFolderError, ModelManifest
 from headwater.services.output_processor.engines import EngineLinks
 from headwater.services.output_processor.session import GatewaySession
-from headwater.services.output_processor.stream_log import StreamLogs
+from headwater.services.output_processor.stream_logs import StreamLogs
 from headwater.services.runtime import configure_logging, in_one_line, run_stage
 from headwater.services.served_model import ServedModel
 from headwater.services.settings import SettingError, read_settings

@@ -19,7 +19,8 @@ from headwater.services.output_processor import metrics as output_metrics
 from headwater.services.output_processor.engines import EngineLink, EngineLinks, Request
 from headwater.services.output_processor.frames import Outbox
 from headwater.services.output_processor.stream import OutputStream, TextPlan
-from headwater.services.output_processor.stream_log import StreamLog, StreamLogs
+from headwater.services.output_processor.stream_log import StreamLog
+from headwater.services.output_processor.stream_logs import StreamLogs
 from headwater.services.runtime import owned_task
 from headwater.services.text.tokenizer import Tokenizer
 from headwater.services.tracing import NO_TRACING, Span, Tracing

@@ -1,6 +1,6 @@
-"""What gateways were told of requests that can be resumed, kept for whoever comes back: bounded in time and in memory.
+"""What gateways were told of a request that can be resumed, kept for whoever comes back: bounded in time.
 
-A log stands where an outbox does, remembers what is put in, passes it on to the session that reads, and says all of it
+It stands where an outbox does, remembers what is put in, passes it on to the session that reads, and says all of it
 again to the next. Knows nothing about text.
 """
 
@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from headwater.proto.common_pb2 import FINISH_REASON_CANCELLED, Embedding, TokenLogprob
@@ -24,11 +23,12 @@ from headwater.proto.output_processor_pb2 import (
     RowLogprobs,
     RowParts,
 )
-from headwater.services.output_processor import metrics as output_metrics
+from headwater.services.output_processor.log_entry import Begin, End, Entry, Row, is_within
 
 if TYPE_CHECKING:
     from headwater.services.output_processor.session import GatewaySession, Place
     from headwater.services.output_processor.stream import OutputStream
+    from headwater.services.output_processor.stream_logs import StreamLogs
 
 HOLD_SECONDS = 15.0
 """That an answer goes on while nobody reads it."""
@@ -36,43 +36,8 @@ KEEP_SECONDS = 60.0
 """That an answer which has ended can be read again."""
 MAX_TOKENS = 32_768
 """Of a request, over its choices; one that grows past them cannot be resumed any longer."""
-MAX_BYTES = 64 * 1024 * 1024
-"""Of all requests."""
 CONTEXT_BYTES = 128 * 1024
 """In one message."""
-_ROW_BYTES, _TOKEN_BYTES = 240, 36
-"""About what Python takes for them."""
-
-
-@dataclass(slots=True)
-class _Row:
-    choice: int
-    first: int
-    token_ids: Sequence[int]
-    text: str
-    offset: int
-    num_bytes: int
-    logprobs: bytes | None = None
-    parts: bytes | None = None
-
-    @property
-    def size(self) -> int:
-        beside = len(self.logprobs or b"") + len(self.parts or b"")
-        return _ROW_BYTES + _TOKEN_BYTES * len(self.token_ids) + self.num_bytes + beside
-
-
-@dataclass(slots=True)
-class _Start:
-    choice: int
-    start: Start
-    size: int = _ROW_BYTES
-
-
-@dataclass(slots=True)
-class _End:
-    choice: int
-    finish: OutputFinish
-    size: int = _ROW_BYTES
 
 
 class StreamLog:
@@ -89,7 +54,7 @@ class StreamLog:
         """Who charged a part of it, or does."""
         self.num_bytes = 0
         self._logs = logs
-        self._entries: list[_Row | _Start | _End] = []
+        self._entries: list[Entry] = []
         self._num_tokens = [0] * num_choices
         self._ended = [False] * num_choices
         self._cancelled: set[int] = set()
@@ -120,20 +85,20 @@ class StreamLog:
     ) -> None:
         choice = self._choices[stream_id]
         self._num_tokens[choice] = first + len(token_ids)
-        self._keep(_Row(choice, first, token_ids, text, offset, num_bytes))
+        self._keep(Row(choice, first, token_ids, text, offset, num_bytes))
         if self.reader is not None:
             self.reader.outbox.add_row(stream_id, first, token_ids, text, offset, num_bytes)
 
     def add_logprobs(self, tokens: Iterable[TokenLogprob]) -> None:
         row = RowLogprobs(tokens=tokens)
-        if isinstance(last := self._last(), _Row):
+        if isinstance(last := self._last(), Row):
             last.logprobs = row.SerializeToString()
             self._grow(len(last.logprobs))
         if self.reader is not None:
             self.reader.outbox.add_logprobs(row.tokens)
 
     def add_parts(self, parts: RowParts) -> None:
-        if isinstance(last := self._last(), _Row):
+        if isinstance(last := self._last(), Row):
             last.parts = parts.SerializeToString()
             self._grow(len(last.parts))
         if self.reader is not None:
@@ -142,7 +107,7 @@ class StreamLog:
     def add_start(self, start: Start) -> None:
         kept = Start()
         kept.CopyFrom(start)
-        self._keep(_Start(self._choices[start.stream_id], kept))
+        self._keep(Begin(self._choices[start.stream_id], kept))
         if self.reader is not None:
             self.reader.outbox.add_start(start)
 
@@ -151,7 +116,7 @@ class StreamLog:
         finish.ended_at = int(time.time())
         self._ended[choice] = True
         self._cancelled |= {choice} if finish.reason == FINISH_REASON_CANCELLED else set()
-        self._keep(_End(choice, finish))
+        self._keep(End(choice, finish))
         if self.reader is not None:
             self._pass_on(finish)
         if self.has_ended and not self.is_lost:
@@ -216,13 +181,13 @@ class StreamLog:
         )
         for entry in self._entries:
             stream_id = self.stream_ids[entry.choice]
-            if isinstance(entry, _Row):
+            if isinstance(entry, Row):
                 outbox.add_row(stream_id, entry.first, entry.token_ids, entry.text, entry.offset, entry.num_bytes)
                 if entry.logprobs is not None:
                     outbox.add_logprobs(RowLogprobs.FromString(entry.logprobs).tokens)
                 if entry.parts is not None:
                     outbox.add_parts(RowParts.FromString(entry.parts))
-            elif isinstance(entry, _Start):
+            elif isinstance(entry, Begin):
                 start = Start()
                 start.CopyFrom(entry.start)
                 start.stream_id = stream_id
@@ -278,7 +243,7 @@ class StreamLog:
         for place in list(self._held.values()):
             place.abandon("nobody_came")
 
-    def _keep(self, entry: _Row | _Start | _End) -> None:
+    def _keep(self, entry: Entry) -> None:
         if not self.is_lost:
             self._entries.append(entry)
             self._grow(entry.size)
@@ -290,14 +255,14 @@ class StreamLog:
             self.num_bytes += num_bytes
             self._logs.grow(num_bytes)
 
-    def _last(self) -> _Row | _Start | _End | None:
+    def _last(self) -> Entry | None:
         return self._entries[-1] if self._entries else None
 
     def _cut(self, choice: int, num_tokens: int, num_bytes: int) -> None:
         """Forgets what was said of a choice past its first tokens and bytes."""
         self._ended[choice], self._num_tokens[choice] = False, num_tokens
         self._cancelled.discard(choice)
-        kept = [each for each in self._entries if each.choice != choice or _is_within(each, num_tokens, num_bytes)]
+        kept = [each for each in self._entries if each.choice != choice or is_within(each, num_tokens, num_bytes)]
         if not self.is_lost:
             self._grow(sum(each.size for each in kept) - sum(each.size for each in self._entries))
             self._entries = kept
@@ -352,59 +317,3 @@ class StreamLog:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-
-
-class StreamLogs:
-    """Of one output processor, by request."""
-
-    def __init__(self, max_bytes: int = MAX_BYTES) -> None:
-        self._max_bytes = max_bytes
-        self._logs: dict[str, StreamLog] = {}
-        self._num_bytes = 0
-
-    def begin(self, reader: GatewaySession, opening: Open, context: bytes) -> StreamLog | None:
-        """The log of a request that is to be resumable. None where what was answered before is not known here."""
-        add = opening.add
-        log = self._logs.get(add.request_id)
-        if log is not None and log.tenant != add.tenant:
-            return None
-        if log is None:
-            if add.num_output_tokens or len(add.stream_ids) != max(add.sampling.n, 1):
-                return None
-            log = self._logs[add.request_id] = StreamLog(self, add.request_id, add.tenant, len(add.stream_ids))
-            output_metrics.LOGS.inc()
-        log.begin(reader, opening, context)
-        return log
-
-    def find(self, request_id: str, tenant: str) -> StreamLog | None:
-        """None also for another tenant's."""
-        log = self._logs.get(request_id)
-        return log if log is not None and log.tenant == tenant and log.is_wanted else None
-
-    def has(self, log: StreamLog) -> bool:
-        return self._logs.get(log.request_id) is log
-
-    def grow(self, num_bytes: int) -> None:
-        """Past the bound the oldest goes that has ended, or else the oldest."""
-        self._num_bytes += num_bytes
-        output_metrics.LOG_BYTES.set(self._num_bytes)
-        while self._num_bytes > self._max_bytes and self._logs:
-            ended = (log for log in self._logs.values() if log.has_ended)
-            self.drop(next(ended, None) or next(iter(self._logs.values())))
-
-    def drop(self, log: StreamLog) -> None:
-        """Nobody can resume it any longer."""
-        if self.has(log):
-            del self._logs[log.request_id]
-            self._num_bytes -= log.num_bytes
-            output_metrics.LOGS.dec()
-            output_metrics.LOG_BYTES.set(self._num_bytes)
-            log.close()
-
-
-def _is_within(entry: _Row | _Start | _End, num_tokens: int, num_bytes: int) -> bool:
-    """It was said among so many tokens and bytes of its choice."""
-    if isinstance(entry, _Row):
-        end = entry.first + len(entry.token_ids)
-        return end <= num_tokens and (bool(entry.token_ids) or entry.first < num_tokens or entry.offset < num_bytes)
-    return isinstance(entry, _Start) and num_tokens > 0

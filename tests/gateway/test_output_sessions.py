@@ -10,7 +10,8 @@ from typing import Any
 import grpc
 import pytest
 
-from headwater.gateway.output_sessions import OutputSession, OutputSessions
+from headwater.gateway.output_session import OutputSession
+from headwater.gateway.output_sessions import OutputSessions
 from headwater.proto import common_pb2, engine_pb2, output_processor_pb2_grpc
 from headwater.proto.output_processor_pb2 import GatewayFrame, Open, OutputFinish, OutputFrame
 from headwater.services.errors import BadRequest, HeadwaterError, Unavailable

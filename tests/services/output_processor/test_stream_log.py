@@ -27,6 +27,7 @@ from headwater.services.output_processor import stream_log
 from headwater.services.output_processor.__main__ import OutputProcessor
 from headwater.services.output_processor.engines import EngineLinks
 from headwater.services.output_processor.session import GatewaySession
+from headwater.services.output_processor.stream_logs import StreamLogs
 from headwater.services.text.stage import Listener
 from headwater.services.text.tokenizer import Tokenizer
 from tests.services.output_processor.scripted_engine import (
@@ -199,7 +200,7 @@ async def test_a_request_past_its_bound_goes_on_for_its_reader_alone(
 
 
 async def test_the_oldest_that_has_ended_makes_room_or_else_the_oldest(line: Line) -> None:
-    logs = stream_log.StreamLogs(max_bytes=1700)
+    logs = StreamLogs(max_bytes=1700)
     async with line.gateway() as gateway:
         session = GatewaySession({}, EngineLinks(), logs=logs)
         kept = {}

@@ -1,0 +1,57 @@
+"""A request on its way to an output processor, cut into parts that are each fit for a frame."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from headwater.proto import common_pb2
+from headwater.proto.engine_pb2 import AddPart
+from headwater.proto.output_processor_pb2 import Open
+from headwater.services import errors
+
+CHUNK_TOKENS = 16_384
+"""Of a prompt in one frame: at most 5 bytes a token, so far below the 256 KiB that a frame may have."""
+CHUNK_BYTES = 64 * 1024
+"""Of a grammar in one frame."""
+MAX_HEAD_BYTES = 128 * 1024
+"""Of a request without its prompt."""
+
+
+def parts_of(request: Open) -> Iterator[Open | AddPart]:
+    """The request with the first part of its prompt, then the other parts, each fit for a frame. A short grammar goes
+    along, a long one in parts of its own. Raises `BadRequest` for one whose parameters alone are too much."""
+    add, grammar = request.add, request.add.grammar
+    add.num_prompt_tokens, add.num_output_tokens = len(add.prompt_ids), len(add.output_ids)
+    if not add.num_output_tokens and request.ByteSize() <= CHUNK_BYTES:
+        return iter([request])
+    prompt_ids, output_ids = add.prompt_ids[:], add.output_ids[:]
+    del add.prompt_ids[:], add.output_ids[:]
+    if len(grammar) > CHUNK_BYTES:
+        add.grammar = b""
+    if (size := request.ByteSize()) > MAX_HEAD_BYTES:
+        field, num_items = _longest(add.sampling)
+        raise errors.BadRequest(
+            field, f"{field} has {num_items} entries, {size} bytes with the rest; allowed: {MAX_HEAD_BYTES} bytes"
+        )
+    add.prompt_ids[:] = prompt_ids[:CHUNK_TOKENS]
+    parts = [
+        AddPart(stream_id=add.stream_ids[0], prompt_ids=prompt_ids[start : start + CHUNK_TOKENS])
+        for start in range(CHUNK_TOKENS, len(prompt_ids), CHUNK_TOKENS)
+    ]
+    parts += [
+        AddPart(stream_id=add.stream_ids[0], output_ids=output_ids[start : start + CHUNK_TOKENS])
+        for start in range(0, len(output_ids), CHUNK_TOKENS)
+    ]
+    if not add.grammar:
+        parts += [
+            AddPart(stream_id=add.stream_ids[0], grammar=grammar[start : start + CHUNK_BYTES])
+            for start in range(0, len(grammar), CHUNK_BYTES)
+        ]
+    return iter([request, *parts])
+
+
+def _longest(sampling: common_pb2.Sampling) -> tuple[str, int]:
+    fields = ("allowed_token_ids", "logit_bias", "stop_token_ids", "stop", "bad_words")
+    lengths: Callable[[str], int] = lambda name: len(getattr(sampling, name))  # noqa: E731
+    field = max(fields, key=lengths)
+    return field, lengths(field)

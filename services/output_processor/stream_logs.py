@@ -1,0 +1,63 @@
+"""The logs of one output processor, by request: bounded in memory."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from headwater.proto.output_processor_pb2 import Open
+from headwater.services.output_processor import metrics as output_metrics
+from headwater.services.output_processor.stream_log import StreamLog
+
+if TYPE_CHECKING:
+    from headwater.services.output_processor.session import GatewaySession
+
+MAX_BYTES = 64 * 1024 * 1024
+"""Of all requests together."""
+
+
+class StreamLogs:
+    """Of one output processor, by request."""
+
+    def __init__(self, max_bytes: int = MAX_BYTES) -> None:
+        self._max_bytes = max_bytes
+        self._logs: dict[str, StreamLog] = {}
+        self._num_bytes = 0
+
+    def begin(self, reader: GatewaySession, opening: Open, context: bytes) -> StreamLog | None:
+        """The log of a request that is to be resumable. None where what was answered before is not known here."""
+        add = opening.add
+        log = self._logs.get(add.request_id)
+        if log is not None and log.tenant != add.tenant:
+            return None
+        if log is None:
+            if add.num_output_tokens or len(add.stream_ids) != max(add.sampling.n, 1):
+                return None
+            log = self._logs[add.request_id] = StreamLog(self, add.request_id, add.tenant, len(add.stream_ids))
+            output_metrics.LOGS.inc()
+        log.begin(reader, opening, context)
+        return log
+
+    def find(self, request_id: str, tenant: str) -> StreamLog | None:
+        """None also for another tenant's."""
+        log = self._logs.get(request_id)
+        return log if log is not None and log.tenant == tenant and log.is_wanted else None
+
+    def has(self, log: StreamLog) -> bool:
+        return self._logs.get(log.request_id) is log
+
+    def grow(self, num_bytes: int) -> None:
+        """Past the bound the oldest goes that has ended, or else the oldest."""
+        self._num_bytes += num_bytes
+        output_metrics.LOG_BYTES.set(self._num_bytes)
+        while self._num_bytes > self._max_bytes and self._logs:
+            ended = (log for log in self._logs.values() if log.has_ended)
+            self.drop(next(ended, None) or next(iter(self._logs.values())))
+
+    def drop(self, log: StreamLog) -> None:
+        """Nobody can resume it any longer."""
+        if self.has(log):
+            del self._logs[log.request_id]
+            self._num_bytes -= log.num_bytes
+            output_metrics.LOGS.dec()
+            output_metrics.LOG_BYTES.set(self._num_bytes)
+            log.close()
