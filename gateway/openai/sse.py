@@ -52,13 +52,20 @@ class SseStream:
         """The last events; returns when the server has them. Raises `SlowReader` for a client that reads nothing."""
         self._begin()
         self.num_events += 1
+        await self._taken()
+        # With the end of the body, in one write to the socket.
+        self._push({"type": "http.response.body", "body": data, "more_body": False})
+        await self._taken()
+
+    async def _taken(self) -> None:
+        """Returns when the server has everything. Raises `SlowReader`."""
+        if not self.blocked:
+            return
         try:
             async with asyncio.timeout(self._patience):
                 while self.blocked:
                     assert self._resumer is not None
                     await self._resumer
-                # With the end of the body, in one write to the socket.
-                await self._send({"type": "http.response.body", "body": data, "more_body": False})
         except TimeoutError:
             raise errors.SlowReader(self._patience) from None
 
