@@ -16,6 +16,7 @@ from headwater.services import errors
 from headwater.services.tracing import NoSpan, Span
 
 MAX_ID_LEN = 256
+MAX_STATE_LEN = 512
 MAX_DEADLINE_MS = 2**31 - 1
 MAX_PRIORITY = 1000
 
@@ -35,6 +36,7 @@ class Caller:
     """On the monotonic clock."""
     traceparent: str = ""
     """As the client sent it; what stages are told is the span's."""
+    tracestate: str = ""
     span: Span = field(default_factory=NoSpan)
     wants_receipt: bool = False
     standing: Standing = field(default_factory=Standing)
@@ -53,6 +55,7 @@ class Caller:
             priority=_whole("x-priority", headers.get("x-priority", "0"), MAX_PRIORITY),
             deadline=None if remaining is None else time.monotonic() + remaining,
             traceparent=_printable(headers.get("traceparent", "")),
+            tracestate=_whole_entries(headers.get("tracestate", "")),
             wants_receipt=headers.get("x-headwater-receipt", "").lower() in ("1", "true", "yes"),
         )
 
@@ -99,6 +102,13 @@ class Caller:
 def _printable(text: str) -> str:
     """What may go back into a header and into a log line."""
     return "".join(char for char in text[:MAX_ID_LEN] if " " < char <= "~")
+
+
+def _whole_entries(tracestate: str) -> str:
+    """As it came; of one that is longer than W3C asks to pass on, the entries that changed last."""
+    if not tracestate.isascii() or not tracestate.isprintable():
+        return ""
+    return tracestate if len(tracestate) <= MAX_STATE_LEN else tracestate[: MAX_STATE_LEN + 1].rpartition(",")[0]
 
 
 def _whole(name: str, raw: str, limit: int) -> int:

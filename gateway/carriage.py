@@ -353,6 +353,7 @@ class Carriage:
             deadline_ms=caller.remaining_ms,
             cache_namespace=generation.namespace,
             traceparent=caller.span.context.traceparent,
+            tracestate=caller.span.context.tracestate,
             predicted_cached_tokens=decision.predicted_cached_tokens,
             # What was leased and has not come, wherever it was to come from.
             credit=max(0, min(choice.credit_left for choice in choices)),

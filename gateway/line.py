@@ -131,7 +131,7 @@ class Line:
         """With the span that the request's own hang on; whatever is logged from here on says whose it is."""
         tenant, request_id = caller.tenant.id, caller.request_id
         told = {"headwater.request_id": request_id, "headwater.tenant": tenant}
-        span = self.tracing.begin(name, caller.traceparent, **told)
+        span = self.tracing.begin(name, caller.traceparent, caller.tracestate, **told)
         structlog.contextvars.bind_contextvars(request_id=request_id, tenant=tenant, trace_id=span.context.trace_id)
         return dataclasses.replace(caller, span=span)
 

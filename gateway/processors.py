@@ -17,6 +17,7 @@ from headwater.services import errors, grpc_errors
 from headwater.services.channel import MAX_TEXT_BYTES, open_channel
 from headwater.services.runtime import log_failure
 from headwater.services.served_model import ServedModel
+from headwater.services.trace_context import TraceContext
 from headwater.services.tracing import Span
 
 CALL_SECONDS = 30.0
@@ -98,8 +99,8 @@ class Processors:
 
     async def prepare(self, request: processor_pb2.PrepareRequest, span: Span) -> processor_pb2.PrepareReply:
         # Only whoever collects spans reads it.
-        traceparent = span.context.traceparent if span.context.is_sampled else ""
-        return await self._call(request.model, lambda processor: _prepared(processor, request, traceparent))
+        context = span.context if span.context.is_sampled else None
+        return await self._call(request.model, lambda processor: _prepared(processor, request, context))
 
     async def tokenize(self, request: processor_pb2.ProcessorTokenizeRequest) -> processor_pb2.ProcessorTokenizeReply:
         return await self._call(request.model, lambda processor: processor.stub.Tokenize(request, timeout=CALL_SECONDS))
@@ -163,12 +164,16 @@ async def _set_until(news: asyncio.Event, end: float) -> bool:
 
 
 async def _prepared(
-    processor: Processor, request: processor_pb2.PrepareRequest, traceparent: str
+    processor: Processor, request: processor_pb2.PrepareRequest, context: TraceContext | None
 ) -> processor_pb2.PrepareReply:
     if processor.session.is_open and request.ByteSize() <= MAX_CALL_BYTES:
-        call = processor_pb2.PrepareCall(request=request, traceparent=traceparent)
+        call = processor_pb2.PrepareCall(request=request)
+        if context is not None:
+            call.traceparent, call.tracestate = context.traceparent, context.tracestate
         return await processor.session.prepare(call, CALL_SECONDS)
-    metadata = (("traceparent", traceparent),) if traceparent else None
+    metadata = None
+    if context is not None:
+        metadata = (("traceparent", context.traceparent), ("tracestate", context.tracestate))
     return await processor.stub.Prepare(request, timeout=CALL_SECONDS, metadata=metadata)
 
 

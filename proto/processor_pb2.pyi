@@ -309,10 +309,13 @@ class PrepareCall(_message.Message):
     ID_FIELD_NUMBER: _builtins.int
     REQUEST_FIELD_NUMBER: _builtins.int
     TRACEPARENT_FIELD_NUMBER: _builtins.int
+    TRACESTATE_FIELD_NUMBER: _builtins.int
     id: _builtins.int
     """names the answer; unique among those under way"""
     traceparent: _builtins.str
     """W3C context of the span that asks; empty: none is recorded"""
+    tracestate: _builtins.str
+    """what vendors say beside it"""
     @_builtins.property
     def request(self) -> Global___PrepareRequest:
         """to be answered"""
@@ -323,10 +326,11 @@ class PrepareCall(_message.Message):
         id: _builtins.int = ...,
         request: Global___PrepareRequest | None = ...,
         traceparent: _builtins.str = ...,
+        tracestate: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["request", b"request"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "request", b"request", "traceparent", b"traceparent"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "request", b"request", "traceparent", b"traceparent", "tracestate", b"tracestate"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

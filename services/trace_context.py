@@ -18,9 +18,11 @@ class TraceContext:
     span_id: str
     """16 hex digits."""
     is_sampled: bool = False
+    tracestate: str = ""
+    """What vendors say beside it: passed on as it came."""
 
     @classmethod
-    def parse(cls, traceparent: str) -> TraceContext | None:
+    def parse(cls, traceparent: str, tracestate: str = "") -> TraceContext | None:
         """None for what is no traceparent of W3C's version 00, or of a later one that begins like it."""
         match = _TRACEPARENT.fullmatch(traceparent)
         if match is None:
@@ -28,7 +30,7 @@ class TraceContext:
         version, trace_id, span_id, flags, more = match.groups()
         if version == "ff" or (version == "00" and more) or not int(trace_id, 16) or not int(span_id, 16):
             return None
-        return cls(trace_id, span_id, bool(int(flags, 16) & 1))
+        return cls(trace_id, span_id, bool(int(flags, 16) & 1), tracestate)
 
     @classmethod
     def fresh(cls) -> TraceContext:

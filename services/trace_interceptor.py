@@ -27,10 +27,11 @@ class TraceInterceptor(grpc.aio.ServerInterceptor):
         if handler is None or handler.unary_unary is None or "traceparent" not in metadata:
             return handler
         behavior: Any = handler.unary_unary
-        method, traceparent = str(details.method).rpartition("/")[2], str(metadata["traceparent"])
+        method = str(details.method).rpartition("/")[2]
+        traceparent, tracestate = str(metadata["traceparent"]), str(metadata.get("tracestate", ""))
 
         async def traced(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
-            span, error = self._tracing.begin(method, traceparent), "cancelled"
+            span, error = self._tracing.begin(method, traceparent, tracestate), "cancelled"
             try:
                 reply = await behavior(request, context)
                 error = ""

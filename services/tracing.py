@@ -34,7 +34,7 @@ class Span(Protocol):
 
 
 class Tracing(Protocol):
-    def begin(self, name: str, traceparent: str, **attributes: Any) -> Span:
+    def begin(self, name: str, traceparent: str, tracestate: str = "", **attributes: Any) -> Span:
         """A span that begins now, within the one that `traceparent` names, or as the root of a trace."""
         ...
 
@@ -52,8 +52,8 @@ class NoSpan:
 class NoTracing:
     """Nobody collects."""
 
-    def begin(self, name: str, traceparent: str, **attributes: Any) -> NoSpan:
-        context = TraceContext.parse(traceparent)
+    def begin(self, name: str, traceparent: str, tracestate: str = "", **attributes: Any) -> NoSpan:
+        context = TraceContext.parse(traceparent, tracestate)
         return NoSpan(context) if context is not None else NoSpan()
 
 
@@ -72,7 +72,8 @@ class CollectedSpan:
     @property
     def context(self) -> TraceContext:
         own = self._span.get_span_context()
-        return TraceContext(f"{own.trace_id:032x}", f"{own.span_id:016x}", own.trace_flags.sampled)
+        state = own.trace_state.to_header()
+        return TraceContext(f"{own.trace_id:032x}", f"{own.span_id:016x}", own.trace_flags.sampled, state)
 
     def part(self, name: str, began: float, ended: float, **attributes: Any) -> None:
         parent = self._trace.set_span_in_context(self._span)
@@ -93,10 +94,11 @@ class CollectedTracing:
     def __init__(self, tracer: Any) -> None:
         self._tracer = tracer
 
-    def begin(self, name: str, traceparent: str, **attributes: Any) -> CollectedSpan:
+    def begin(self, name: str, traceparent: str, tracestate: str = "", **attributes: Any) -> CollectedSpan:
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator  # noqa: PLC0415
 
-        parent = TraceContextTextMapPropagator().extract({"traceparent": traceparent}) if traceparent else None
+        headers = {"traceparent": traceparent, "tracestate": tracestate}
+        parent = TraceContextTextMapPropagator().extract(headers) if traceparent else None
         return CollectedSpan(self._tracer, name, parent, attributes)
 
 

@@ -272,7 +272,7 @@ class EngineSession:
             loop = asyncio.get_running_loop()
             deadline = loop.call_later(add.deadline_ms / 1000, self.cancel, stream_id, "deadline_exceeded")
         told = {"headwater.request_id": add.request_id, "attempt": add.attempt, "choice": request.choice_index}
-        span = self._host.tracing.begin("engine", add.traceparent, **told)
+        span = self._host.tracing.begin("engine", add.traceparent, add.tracestate, **told)
         structlog.get_logger().debug("stream entered", trace_id=span.context.trace_id, tenant=add.tenant, **told)
         first_index, granted = len(request.output_ids), len(request.output_ids) + request.credit
         prompt, max_tokens = _prompt_of(add), request.sampling.max_tokens

@@ -179,8 +179,8 @@ class GatewaySession:
         """What an `Open` lacks comes in parts; what it resumes is replayed as it comes."""
         add, output_ids = opening.add, list(opening.add.output_ids)
         told = {"headwater.request_id": add.request_id, "attempt": add.attempt, "engine": opening.replica_id}
-        span = self._tracing.begin("output", add.traceparent, **told)
-        add.traceparent = span.context.traceparent
+        span = self._tracing.begin("output", add.traceparent, add.tracestate, **told)
+        add.traceparent, add.tracestate = span.context.traceparent, span.context.tracestate
         structlog.get_logger().debug(
             "stream opened", trace_id=span.context.trace_id, tenant=add.tenant, model=opening.model, **told
         )

@@ -112,7 +112,7 @@ class Processor(processor_pb2_grpc.ProcessorServicer):
     async def _answer(self, call: processor_pb2.PrepareCall) -> processor_pb2.PrepareReply:
         if not call.traceparent:
             return await self._prepare(call.request)
-        span, fault = self._tracing.begin("Prepare", call.traceparent), "cancelled"
+        span, fault = self._tracing.begin("Prepare", call.traceparent, call.tracestate), "cancelled"
         try:
             reply = await self._prepare(call.request)
             fault = ""

@@ -25,6 +25,7 @@ from tests.gateway.stages import (
 
 TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 TRACEPARENT = f"00-{TRACE}-{PARENT}-01"
+TRACESTATE = "congo=t61rcWkgMzE,rojo=00f067aa0ba902b7"
 
 
 class Collector(trace_service_pb2_grpc.TraceServiceServicer):  # type: ignore[misc]  # it ships no types
@@ -61,18 +62,19 @@ def test_every_stage_hangs_its_spans_on_the_clients_trace(
     with started(processor, output_processor, engine):
         behind = Behind(processor.address, output_processor.address, (engine.address,))
         with start_gateway(behind, flag) as gateway:
-            headers = {"traceparent": TRACEPARENT}
+            headers = {"traceparent": TRACEPARENT, "tracestate": TRACESTATE}
             assert gateway.client.post("/v1/completions", json=completion_body(), headers=headers).status_code == 200
             refused = gateway.client.post("/v1/completions", json=completion_body(temperature=9), headers=headers)
             assert refused.status_code == 400
             with grpc.insecure_channel(gateway.grpc) as channel:
                 stub: Any = inference_pb2_grpc.InferenceStub(channel)
                 asked = inference_pb2.CompleteRequest(model=MODEL, text="Once", sampling={"max_tokens": 4})
-                stub.Complete(asked, metadata=[("traceparent", TRACEPARENT)])
+                stub.Complete(asked, metadata=list(headers.items()))
             for stage in (gateway.stage, processor, output_processor, engine):
                 stage.terminate()
                 assert stage.process.wait(10) == 0
     assert {span.trace_id.hex() for _, span in kept.spans} == {TRACE}
+    assert {span.trace_state for _, span in kept.spans} == {TRACESTATE}
     by_id = {span.span_id: span.name for _, span in kept.spans}
     tree = {(name, span.name, by_id.get(span.parent_span_id, span.parent_span_id.hex())) for name, span in kept.spans}
     assert tree == {
