@@ -43,7 +43,7 @@ def gateways_of(flags: list[str], count: int) -> Iterator[list[Gateway]]:
     with started(*stages):
         found = [Gateway(stage) for stage in stages]
         for gateway in found:
-            gateway.wait_until(gateway.is_ready)
+            gateway.wait_until(gateway.is_ready, 30.0)
         yield found
         for gateway in found:
             gateway.client.close()
