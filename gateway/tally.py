@@ -1,6 +1,6 @@
 """What is counted with every request or token: by one thread, without a lock, told when somebody asks.
 
-A counter of prometheus_client takes a lock for each number, a histogram two, and a look-up of labels costs more than both.
+A counter of prometheus_client takes a lock for each number, a histogram two, and a look-up of labels more than both.
 """
 
 from __future__ import annotations
