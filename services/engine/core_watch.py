@@ -7,6 +7,8 @@ import asyncio
 PATIENCE = 10
 """Times the slowest step so far, which is no silence to speak of; and of the limit, while the core starts: to load
 weights takes longer than any step."""
+DOUBT = 2
+"""Times what a step was expected to take at most; a step of the whole budget is rare, and mostly quicker than that."""
 TICK_SECONDS = 1.0
 
 
@@ -18,18 +20,20 @@ class CoreWatch:
         """`limit` in seconds; 0: none."""
         self._limit = limit
         self._owes, self._has_started = True, False
-        self._longest_step = 0.0
+        self._longest_step = self._expected_step = 0.0
         self.silence = 0.0
         """Seconds since it owes a word and has said none."""
 
     @property
     def allowed(self) -> float:
         """Seconds of silence."""
-        return max(self._limit, PATIENCE * self._longest_step) if self._has_started else PATIENCE * self._limit
+        if not self._has_started:
+            return PATIENCE * self._limit
+        return max(self._limit, PATIENCE * self._longest_step, DOUBT * self._expected_step)
 
     def started(self, longest_step: float) -> None:
         """It serves; a step may be expected to take so many seconds."""
-        self._has_started, self._longest_step = True, longest_step
+        self._has_started, self._expected_step = True, longest_step
 
     def told(self) -> None:
         """The core has something to do."""

@@ -39,7 +39,7 @@ def test_silence_counts_from_what_a_core_is_told_to_its_next_word(
     last: Callable[[CoreWatch], None], allowed: float
 ) -> None:
     watch = CoreWatch(limit=5)
-    watch.started(longest_step=0.02)
+    watch.started(longest_step=2)
     last(watch)
     assert [watch.is_hung_after(1) for _ in range(40)] == [second > allowed for second in range(1, 41)]
 
