@@ -25,3 +25,11 @@ def wait_for_inputs(DEPENDENT: tl.constexpr):
 def release_dependents(DEPENDENT: tl.constexpr):
     if DEPENDENT:
         tl.extra.cuda.gdc_launch_dependents()
+
+
+@triton.jit
+def ask_early(p_lines, DEPENDENT: tl.constexpr):
+    """Has lines of 128 bytes brought to the second-level cache; the interpreter has none and launches nothing early."""
+    if DEPENDENT:
+        line: tl.constexpr = "prefetch.global.L2 [$1]; mov.u32 $0, 0;"
+        tl.inline_asm_elementwise(line, "=r,l", [p_lines], dtype=tl.int32, is_pure=False, pack=1)

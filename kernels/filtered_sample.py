@@ -5,6 +5,9 @@ one, is also the best of that; when it does not, neither does any token with a l
 it. Each round is two passes over one row and throws out half of the unwanted probability on average. The result is the
 argmax over the wanted set, exactly and with the noise of `sample`. Ties at a cut are all kept.
 
+Of top-k with a small k, one pass is enough: each lane keeps its two highest logits, among which all of the k largest
+are, unless three of them share a lane; a row of which they do is left to the rounds.
+
 Order, as elsewhere: min-p on the whole distribution, top-k, then top-p on what these leave, renormalised.
 """
 
@@ -21,6 +24,11 @@ from headwater.kernels.sample import Draws, best_token, perturb, scores_twin
 
 BLOCK = 8192
 NUM_WARPS = 16
+LANES = 4096
+MOST_IN_LANES = 256
+"""The largest top-k of which hardly ever three share a lane."""
+LEFT = -1
+"""In the place of a token: three did."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +47,7 @@ def filtered_sample(logits: torch.Tensor, draws: Draws, filters: Filters, out: t
     """logits bf16 or float32 [R, V]; writes out int32 [R] for rows that filter and leaves the others as they are."""
     num_rows, vocab_size = logits.shape
     assert logits.stride(1) == 1
-    _filtered_sample[(num_rows,)](
+    arguments = (
         logits,
         draws.temperatures,
         draws.seeds,
@@ -51,9 +59,24 @@ def filtered_sample(logits: torch.Tensor, draws: Draws, filters: Filters, out: t
         out,
         logits.stride(0),
         vocab_size,
-        BLOCK=min(BLOCK, triton.next_power_of_2(vocab_size)),
+    )
+    on_gpu, width = logits.is_cuda, triton.next_power_of_2(vocab_size)
+    _sample_few[(num_rows,)](
+        *arguments,
+        BLOCK=min(LANES, width),
+        MOST=MOST_IN_LANES,
+        LEFT=LEFT,
         PURPOSE=PURPOSE_SAMPLE,
-        ON_GPU=logits.is_cuda,
+        ON_GPU=on_gpu,
+        num_warps=NUM_WARPS,
+    )
+    _filtered_sample[(num_rows,)](
+        *arguments,
+        BLOCK=min(BLOCK, width),
+        MOST=MOST_IN_LANES,
+        LEFT=LEFT,
+        PURPOSE=PURPOSE_SAMPLE,
+        ON_GPU=on_gpu,
         num_warps=NUM_WARPS,
     )
 
@@ -197,6 +220,121 @@ def _cut_after(p_row, vocab_size, b_max, least, highest, inverse_temperature, to
 
 
 @triton.jit
+def _lane_tops(p_row, vocab_size, BLOCK: tl.constexpr):
+    """The three highest logits of each lane, and where the first two were found."""
+    b_first = tl.full((BLOCK,), float("-inf"), tl.float32)
+    b_second, b_third = b_first, b_first
+    b_at_first = tl.zeros((BLOCK,), tl.int32)
+    b_at_second = b_at_first
+    for i_v in tl.range(0, vocab_size, BLOCK, loop_unroll_factor=2):
+        b_logit = _load_logits(p_row, i_v, vocab_size, BLOCK)
+        is_first, is_second = b_logit > b_first, b_logit > b_second
+        b_third = tl.maximum(b_third, tl.minimum(b_second, b_logit))
+        b_at_second = tl.where(is_first, b_at_first, tl.where(is_second, i_v, b_at_second))
+        b_second = tl.where(is_first, b_first, tl.maximum(b_second, b_logit))
+        b_at_first = tl.where(is_first, i_v, b_at_first)
+        b_first = tl.maximum(b_first, b_logit)
+    o_lane = tl.arange(0, BLOCK)
+    return b_first, b_second, b_third, b_at_first + o_lane, b_at_second + o_lane
+
+
+@triton.jit
+def _counted(b_first, b_second, bound):
+    return tl.sum((b_first > bound).to(tl.int32) + (b_second > bound).to(tl.int32), axis=0)
+
+
+@triton.jit
+def _weight(b_first, b_second, bound, highest, inverse_temperature):
+    b_mass = tl.where(b_first > bound, tl.exp((b_first - highest) * inverse_temperature), 0.0)
+    b_mass += tl.where(b_second > bound, tl.exp((b_second - highest) * inverse_temperature), 0.0)
+    return tl.sum(b_mass, axis=0)
+
+
+@triton.jit
+def _best_in_lanes(lanes, low, highest, top_k, top_p, inverse_temperature, key_0, key_1, ON_GPU: tl.constexpr):
+    """The drawn token under top-k and top-p, where all logits above `low` are among these and, if there are so many, at
+    least top_k are."""
+    b_first, b_second, b_id_first, b_id_second = lanes
+    count = _counted(b_first, b_second, low)
+    searching = count > top_k
+    while searching:
+        b_kept = tl.minimum(
+            tl.where(b_first > low, b_first, float("inf")), tl.where(b_second > low, b_second, float("inf"))
+        )
+        lowest = tl.min(b_kept, axis=0)
+        inner_count = _counted(b_first, b_second, lowest)
+        searching = inner_count >= top_k
+        if searching:
+            low = lowest
+            searching = inner_count > top_k
+    mass = _weight(b_first, b_second, low, highest, inverse_temperature)
+    wanted_mass = tl.where(top_p < 1.0, top_p * mass, float("inf"))
+    b_score_first = perturb(b_first, b_id_first, inverse_temperature, key_0, key_1, False, ON_GPU)
+    b_score_second = perturb(b_second, b_id_second, inverse_temperature, key_0, key_1, False, ON_GPU)
+    token = 0
+    pivot = low
+    searching = True
+    while searching:
+        b_one = tl.where(b_first > pivot, b_score_first, float("-inf"))
+        b_two = tl.where(b_second > pivot, b_score_second, float("-inf"))
+        best = tl.max(tl.maximum(b_one, b_two), axis=0)
+        b_id = tl.minimum(
+            tl.where(b_one == best, b_id_first, 0x7FFFFFFF), tl.where(b_two == best, b_id_second, 0x7FFFFFFF)
+        )
+        token = tl.min(b_id, axis=0)
+        b_drawn = tl.maximum(
+            tl.where(b_id_first == token, b_first, float("-inf")),
+            tl.where(b_id_second == token, b_second, float("-inf")),
+        )
+        drawn = tl.max(b_drawn, axis=0)
+        count_above = _counted(b_first, b_second, drawn)
+        mass_above = _weight(b_first, b_second, drawn, highest, inverse_temperature)
+        is_wanted = (count_above < top_k) & (mass_above < wanted_mass)
+        searching = (is_wanted == 0) & (count_above > 0)
+        pivot = drawn
+    return token
+
+
+@triton.jit
+def _sample_few(
+    p_logit,
+    p_temperature,
+    p_seed,
+    p_choice,
+    p_output,
+    p_top_k,
+    p_top_p,
+    p_min_p,
+    p_out,
+    stride_logit,
+    vocab_size,
+    BLOCK: tl.constexpr,
+    MOST: tl.constexpr,
+    LEFT: tl.constexpr,
+    PURPOSE: tl.constexpr,
+    ON_GPU: tl.constexpr,
+):
+    """Rows with a small top-k, from one pass."""
+    i_row = tl.program_id(0).to(tl.int64)
+    top_k, top_p, min_p = tl.load(p_top_k + i_row), tl.load(p_top_p + i_row), tl.load(p_min_p + i_row)
+    temperature = tl.load(p_temperature + i_row)
+    if (top_k > 0) & (top_k <= MOST) & (top_k < vocab_size) & (temperature > 0.0):
+        p_row = p_logit + i_row * stride_logit
+        key_0, key_1 = row_keys(tl.load(p_seed + i_row), tl.load(p_choice + i_row), tl.load(p_output + i_row), PURPOSE)
+        b_first, b_second, b_third, b_id_first, b_id_second = _lane_tops(p_row, vocab_size, BLOCK)
+        highest = tl.max(b_first, axis=0)
+        least = tl.where(min_p > 0.0, highest + tl.log(tl.maximum(min_p, 1e-37)) * temperature, float("-inf"))
+        b_first = tl.where(b_first >= least, b_first, float("-inf"))
+        b_second = tl.where(b_second >= least, b_second, float("-inf"))
+        low = _cut_of_lanes(b_first, highest, top_k)
+        token = LEFT
+        if tl.max(tl.where(b_third >= least, b_third, float("-inf")), axis=0) <= low:
+            lanes = (b_first, b_second, b_id_first, b_id_second)
+            token = _best_in_lanes(lanes, low, highest, top_k, top_p, 1.0 / temperature, key_0, key_1, ON_GPU)
+        tl.store(p_out + i_row, token)
+
+
+@triton.jit
 def _filtered_sample(
     p_logit,
     p_temperature,
@@ -210,18 +348,24 @@ def _filtered_sample(
     stride_logit,
     vocab_size,
     BLOCK: tl.constexpr,
+    MOST: tl.constexpr,
+    LEFT: tl.constexpr,
     PURPOSE: tl.constexpr,
     ON_GPU: tl.constexpr,
 ):
+    """All other rows that filter, from several."""
     i_row = tl.program_id(0).to(tl.int64)
     top_k, top_p, min_p = tl.load(p_top_k + i_row), tl.load(p_top_p + i_row), tl.load(p_min_p + i_row)
     temperature = tl.load(p_temperature + i_row)
-    is_filtered = ((top_k > 0) & (top_k < vocab_size)) | (top_p < 1.0) | (min_p > 0.0)
+    cuts = (top_k > 0) & (top_k < vocab_size)
+    is_filtered = cuts | (top_p < 1.0) | (min_p > 0.0)
+    if cuts & (top_k <= MOST):
+        is_filtered = tl.load(p_out + i_row) == LEFT
     # The greedy token survives every filter, and `sample` has it already.
     if is_filtered & (temperature > 0.0):
         p_row = p_logit + i_row * stride_logit
-        inverse_temperature = 1.0 / temperature
         key_0, key_1 = row_keys(tl.load(p_seed + i_row), tl.load(p_choice + i_row), tl.load(p_output + i_row), PURPOSE)
+        inverse_temperature = 1.0 / temperature
         b_max = _lane_maxima(p_row, vocab_size, BLOCK)
         highest = tl.max(b_max, axis=0)
         least = tl.where(min_p > 0.0, highest + tl.log(tl.maximum(min_p, 1e-37)) * temperature, float("-inf"))

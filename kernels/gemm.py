@@ -13,7 +13,8 @@ import torch
 import triton
 import triton.language as tl
 
-from headwater.kernels.dependent_launch import launch_options, release_dependents, wait_for_inputs
+from headwater.kernels.dependent_launch import ask_early, launch_options, release_dependents, wait_for_inputs
+from headwater.kernels.gated_gemm import gated_gemm, is_gated_at_once
 from headwater.kernels.silu_mul import gated, silu_mul
 
 
@@ -41,6 +42,9 @@ TILES = {
 GATED = Tiles(16, 32, 128, 2, 4, wide=False)
 """Of gates, and as many of what they gate."""
 GATED_ROWS = 16
+EARLY_BYTES = 16 << 20
+"""The largest weights that a dependent product asks for before its inputs are there: they wait in the second-level
+cache, which has room for them beside those in use. Parts of larger ones only come in each other's way."""
 SHORT = 2048
 TALL = 16_384
 DEEP = 8192
@@ -100,31 +104,40 @@ def skinny_gemm(
         EVEN_K=k % block_k == 0,
         WIDE=tiles.wide,
         DEPENDENT=dependent,
+        EARLY_K=_early_k(weight, block_k, dependent=dependent),
         num_warps=tiles.num_warps,
         num_stages=tiles.num_stages,
         **launch_options(dependent),
     )
 
 
+def _early_k(weight: torch.Tensor, block_k: int, *, dependent: bool) -> int:
+    """How much of K a program asks for before it waits, in whole tiles."""
+    is_small = weight.numel() * weight.element_size() <= EARLY_BYTES
+    return weight.shape[1] // block_k * block_k if dependent and is_small else 0
+
+
 def linear_silu_mul(x: torch.Tensor, weight: torch.Tensor, *, dependent: bool = False) -> torch.Tensor:
-    """x [M, K], weight [2 I, K], gates first: `silu_mul` of their product, [M, I], to the bit. For few rows in one
-    launch, which keeps the product in registers."""
+    """x [M, K], weight [2 I, K], gates first: `silu_mul` of their product, [M, I], to the bit. For few rows, and
+    for many, in one launch, which keeps the product in registers."""
     m, n = x.shape[0], weight.shape[0] // 2
-    if m > GATED_ROWS or n % GATED.block_n:
-        return silu_mul(linear(x, weight, dependent=dependent), dependent=dependent)
-    out = x.new_empty(m, n)
-    gated_gemm(x, weight, out, dependent=dependent)
-    return out
+    if is_gated_at_once(x, weight):
+        gated_gemm(x, weight, out := x.new_empty(m, n))
+        return out
+    if m <= GATED_ROWS and n % GATED.block_n == 0:
+        skinny_gated_gemm(x, weight, out := x.new_empty(m, n), dependent=dependent)
+        return out
+    return silu_mul(linear(x, weight, dependent=dependent), dependent=dependent)
 
 
-def gated_gemm(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, *, dependent: bool = False) -> None:
+def skinny_gated_gemm(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, *, dependent: bool = False) -> None:
     """x [M, K], weight [2 I, K], out [M, I]; I is a multiple of the tile's width."""
     m, k = x.shape
     n = out.shape[1]
     assert x.stride(1) == weight.stride(1) == out.stride(1) == 1
     assert n % GATED.block_n == 0
     block_k = next((size for size in (GATED.block_k, 64) if k % size == 0), 64)
-    _gated_gemm[(n // GATED.block_n, triton.cdiv(m, GATED.block_m))](
+    _skinny_gated_gemm[(n // GATED.block_n, triton.cdiv(m, GATED.block_m))](
         x,
         weight,
         out,
@@ -139,6 +152,7 @@ def gated_gemm(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, *, depe
         BLOCK_K=block_k,
         EVEN_K=k % block_k == 0,
         DEPENDENT=dependent,
+        EARLY_K=_early_k(weight, block_k, dependent=dependent),
         num_warps=GATED.num_warps,
         num_stages=GATED.num_stages,
         **launch_options(dependent),
@@ -171,6 +185,15 @@ def multiply_tiles(p_x, p_w, is_m, is_n, k, BLOCK_K: tl.constexpr, EVEN_K: tl.co
 
 
 @triton.jit
+def _ask_for_weights(p_w, o_n, is_n, stride_w, DEPENDENT: tl.constexpr, BLOCK_K: tl.constexpr, EARLY_K: tl.constexpr):
+    """The first EARLY_K columns of rows o_n [N, 1]; those past the last ask for its lines again."""
+    LINE: tl.constexpr = 128 // (p_w.dtype.element_ty.primitive_bitwidth // 8)
+    p_lines = p_w + tl.where(is_n, o_n, 0).to(tl.int64) * stride_w + tl.arange(0, BLOCK_K // LINE)[None, :] * LINE
+    for i_k in range(0, EARLY_K, BLOCK_K):
+        ask_early(p_lines + i_k, DEPENDENT)
+
+
+@triton.jit
 def _skinny_gemm(
     p_x,
     p_w,
@@ -187,11 +210,13 @@ def _skinny_gemm(
     EVEN_K: tl.constexpr,
     WIDE: tl.constexpr,
     DEPENDENT: tl.constexpr,
+    EARLY_K: tl.constexpr,
 ):
     o_m = (tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M))[:, None]
     o_n = (tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N))[:, None]
     is_m, is_n = o_m < m, o_n < n
     release_dependents(DEPENDENT)
+    _ask_for_weights(p_w, o_n, is_n, stride_w, DEPENDENT, BLOCK_K, EARLY_K)
     wait_for_inputs(DEPENDENT)
     b_acc = multiply_tiles(
         p_x + o_m * stride_x, p_w + o_n.to(tl.int64) * stride_w, is_m, is_n, k, BLOCK_K, EVEN_K, WIDE
@@ -204,7 +229,7 @@ def _skinny_gemm(
 
 
 @triton.jit
-def _gated_gemm(
+def _skinny_gated_gemm(
     p_x,
     p_w,
     p_out,
@@ -219,17 +244,20 @@ def _gated_gemm(
     BLOCK_K: tl.constexpr,
     EVEN_K: tl.constexpr,
     DEPENDENT: tl.constexpr,
+    EARLY_K: tl.constexpr,
 ):
     o_m = (tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M))[:, None]
     o_n = (tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N))[:, None]
     o_k = tl.arange(0, BLOCK_K)[None, :]
-    is_m = o_m < m
+    is_m, is_n = o_m < m, o_n < n
+    release_dependents(DEPENDENT)
+    _ask_for_weights(p_w, o_n, is_n, stride_w, DEPENDENT, BLOCK_K, EARLY_K)
+    _ask_for_weights(p_w, n + o_n, is_n, stride_w, DEPENDENT, BLOCK_K, EARLY_K)
     p_x += o_m * stride_x + o_k
     p_gate = p_w + o_n.to(tl.int64) * stride_w + o_k
     p_up = p_w + (n + o_n).to(tl.int64) * stride_w + o_k
     b_gate = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     b_up = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-    release_dependents(DEPENDENT)
     wait_for_inputs(DEPENDENT)
     for i_k in range(0, k, BLOCK_K):
         if EVEN_K:

@@ -8,6 +8,10 @@ import triton.language as tl
 
 from headwater.kernels.dependent_launch import launch_options, release_dependents, wait_for_inputs
 
+EARLY_HIDDEN = 1024
+"""Up to this width what follows is a product whose weights are so small that it asks for all of them before its inputs
+are there (`gemm.EARLY_BYTES`); wider ones only take room from those that still work."""
+
 
 def rms_norm(
     x: torch.Tensor, weight: torch.Tensor, eps: float, out: torch.Tensor | None = None, *, dependent: bool = False
@@ -66,6 +70,7 @@ def _launch(
         BLOCK=block,
         HAS_RESIDUAL=has_residual,
         DEPENDENT=dependent,
+        EARLY=hidden <= EARLY_HIDDEN,
         num_warps=min(max(block // 512, 1), 16),
         **launch_options(dependent),
     )
@@ -85,11 +90,14 @@ def _rms_norm(
     BLOCK: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr,
     DEPENDENT: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     i_token = tl.program_id(0).to(tl.int64)
     o_h = tl.arange(0, BLOCK)
     inside = o_h < hidden
     b_weight = tl.load(p_weight + o_h, mask=inside, other=0.0).to(tl.float32)
+    if EARLY:
+        release_dependents(DEPENDENT)
     wait_for_inputs(DEPENDENT)
     b_x = tl.load(p_x + i_token * stride_x + o_h, mask=inside, other=0.0)
     if HAS_RESIDUAL:
@@ -97,7 +105,8 @@ def _rms_norm(
         b_sum = b_x.to(tl.float32) + tl.load(p_sum, mask=inside, other=0.0).to(tl.float32)
         b_x = b_sum.to(p_residual.dtype.element_ty)
         tl.store(p_sum, b_x, mask=inside)
-    release_dependents(DEPENDENT)
+    if not EARLY:
+        release_dependents(DEPENDENT)
     b_x = b_x.to(tl.float32)
     variance = tl.sum(b_x * b_x, axis=0) / hidden
     b_y = b_x * tl.rsqrt(variance + eps) * b_weight

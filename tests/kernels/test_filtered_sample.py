@@ -72,6 +72,23 @@ def test_filters_that_keep_everything_draw_what_sample_draws(generator: torch.Ge
     assert torch.equal(out, drawn(logits, draws))
 
 
+def test_three_of_the_likeliest_in_one_lane_are_all_found(generator: torch.Generator) -> None:
+    device = generator.device
+    logits = torch.randn(6, 20_000, generator=generator, device=device)
+    # Equal modulo the width of a block.
+    logits[:, [7, 8199, 16391]] = torch.tensor([9.0, 9.5, 9.2], device=device)
+    draws = random_draws(6, generator, greedy=False)
+    filters = Filters(
+        top_ks=torch.full((6,), 3, dtype=torch.int32, device=device),
+        top_ps=torch.full((6,), 0.99, device=device),
+        min_ps=torch.zeros(6, device=device),
+    )
+    out = torch.full((6,), -1, dtype=torch.int32, device=device)
+    filtered_sample(logits, draws, filters, out)
+    kept = filter_twin(logits, draws, filters)
+    assert_best(scores_twin(logits, draws).masked_fill(~kept, float("-inf")), out)
+
+
 def test_ties_at_the_cut_are_all_kept(device: torch.device) -> None:
     rows = 64 if device.type == "cuda" else 12
     logits = torch.full((rows, 50), -5.0, device=device)

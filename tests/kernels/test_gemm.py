@@ -3,14 +3,15 @@ from __future__ import annotations
 import pytest
 import torch
 
+from headwater.kernels.gated_gemm import gated_gemm
 from headwater.kernels.gemm import (
     TILES,
     Tiles,
     configure_blas,
-    gated_gemm,
     linear,
     linear_silu_mul,
     linear_twin,
+    skinny_gated_gemm,
     skinny_gemm,
 )
 from headwater.kernels.silu_mul import silu_mul, silu_mul_twin
@@ -52,12 +53,21 @@ def test_every_batch_size_gives_a_row_the_same_bits(n: int, k: int, generator: t
 
 
 @pytest.mark.parametrize(("m", "n", "k"), [(1, 96, 256), (13, 64, 100), pytest.param(16, 4096, 4096, marks=GPU)])
+def test_skinny_gated_gemm_agrees_with_float64(m: int, n: int, k: int, generator: torch.Generator) -> None:
+    x, weight = (torch.randn(s, k, generator=generator, device=generator.device).bfloat16() for s in (m, 2 * n))
+    out = x.new_full((m, n), POISON)
+    skinny_gated_gemm(x, weight * k**-0.5, out)
+    # The product is rounded before it is gated, as one that is stored.
+    assert relative_error(out, silu_mul_twin(linear_twin(x.double(), (weight * k**-0.5).double()))) < 6e-3
+
+
+@pytest.mark.parametrize(("m", "n", "k"), [(300, 256, 128), pytest.param(8192, 12288, 4096, marks=GPU)])
 def test_gated_gemm_agrees_with_float64(m: int, n: int, k: int, generator: torch.Generator) -> None:
     x, weight = (torch.randn(s, k, generator=generator, device=generator.device).bfloat16() for s in (m, 2 * n))
     out = x.new_full((m, n), POISON)
     gated_gemm(x, weight * k**-0.5, out)
-    # The product is rounded before it is gated, as one that is stored.
-    assert relative_error(out, silu_mul_twin(linear_twin(x.double(), (weight * k**-0.5).double()))) < 6e-3
+    product = linear_twin(x.double(), (weight * k**-0.5).double())
+    assert relative_error(out, silu_mul_twin(product)) < 6e-3
 
 
 @GPU
@@ -65,7 +75,7 @@ def test_gated_gemm_agrees_with_float64(m: int, n: int, k: int, generator: torch
 def test_a_row_is_gated_to_the_same_bits_in_every_batch(n: int, k: int, generator: torch.Generator) -> None:
     configure_blas()
     weight = torch.randn(2 * n, k, generator=generator, device=generator.device).bfloat16() * k**-0.5
-    x = torch.randn(64, k, generator=generator, device=generator.device).bfloat16()
+    x = torch.randn(3000, k, generator=generator, device=generator.device).bfloat16()
     together = silu_mul(linear(x, weight))
-    for m in (1, 2, 8, 16, 17, 64):
+    for m in (1, 2, 8, 16, 17, 64, 1024, 1500, 2048, 3000):
         assert torch.equal(linear_silu_mul(x[:m], weight), together[:m]), m
