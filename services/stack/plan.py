@@ -15,8 +15,9 @@ from headwater.services.stack.settings import TLS_FILES, StackSettings
 BEHIND_HOST = "127.0.0.1"
 GPU_BLOCK_SIZE = 64
 """Tokens that the kernels of a GPU read at once."""
-GPU_DEFAULTS = {"block-size": GPU_BLOCK_SIZE, "max-num-seqs": 512, "max-num-batched-tokens": 8192}
-"""A step of a GPU takes more than one of a CPU before it takes longer."""
+GPU_DEFAULTS = {"block-size": GPU_BLOCK_SIZE, "max-num-seqs": 512, "max-num-batched-tokens": 2048}
+"""A step of a GPU takes more requests than one of a CPU before it takes longer. A larger budget keeps those that decode
+waiting without computing prompts faster."""
 
 
 @dataclass(frozen=True, slots=True)
