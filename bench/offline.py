@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import tempfile
 import time
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Annotated
 
 import numpy as np
+import torch
 import typer
 from rich.console import Console
 from rich.progress import track
@@ -111,6 +113,10 @@ def measure(
             runs=[round(each, 4) for each, _ in rounds],
         )
     bench.executor.close()
+    # The next model's weights must not settle in the middle of this one's cache.
+    del bench
+    gc.collect()
+    torch.cuda.empty_cache()
 
 
 def run(

@@ -31,6 +31,8 @@ from headwater.bench.sse_client import Outcome, ServerLostError, SseConnection
 
 API_KEY = "HEADWATER_API_KEY"
 """Environment variable with the key that is sent, when there is one."""
+START_SECONDS = 120.0
+"""That the slowest worker is waited for."""
 
 
 class Dataset(StrEnum):
@@ -62,8 +64,6 @@ class Share:
     """Seconds after the start, one a dialogue; None: closed loop."""
     concurrency: int
     """Of a closed loop."""
-    start_at: float
-    """On the monotonic clock, which the processes of one machine share."""
 
 
 def run(
@@ -158,8 +158,7 @@ def drive(
     """Sends every dialogue and returns the outcomes of all turns and the wall time from the first to the last."""
     workers = max(1, min(workers, len(dialogues), concurrency if offsets is None else len(dialogues)))
     context = multiprocessing.get_context("spawn")
-    done = context.Value("i", 0)
-    start_at = time.monotonic() + 0.5 + 0.3 * workers
+    done, ready = context.Value("i", 0), context.Barrier(workers)
     processes, pipes = [], []
     for worker in range(workers):
         share = Share(
@@ -167,10 +166,9 @@ def drive(
             dialogues=dialogues[worker::workers],
             offsets=None if offsets is None else offsets[worker::workers],
             concurrency=concurrency // workers + (worker < concurrency % workers),
-            start_at=start_at,
         )
         reader, writer = context.Pipe(duplex=False)
-        process = context.Process(target=_work, args=(share, writer, done), daemon=True)
+        process = context.Process(target=_work, args=(share, writer, done, ready), daemon=True)
         process.start()
         writer.close()
         processes.append(process)
@@ -192,7 +190,9 @@ def _watch(done: Any, total: int, processes: list[Any], *, quiet: bool) -> None:
         progress.update(task, completed=done.value)
 
 
-def _work(share: Share, pipe: Connection, done: Any) -> None:
+def _work(share: Share, pipe: Connection, done: Any, ready: Any) -> None:
+    # A process takes seconds to start, some longer than others: those that are there would meet an idle server.
+    ready.wait(START_SECONDS)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         pipe.send(runner.run(_send_all(share, done)))
     pipe.close()
@@ -214,7 +214,7 @@ async def _send_all(share: Share, done: Any) -> list[Outcome]:
         with done.get_lock():
             done.value += 1
 
-    await asyncio.sleep(share.start_at - time.monotonic())
+    began = time.monotonic()
     if share.offsets is None:
         queue = iter(share.dialogues)
 
@@ -226,7 +226,7 @@ async def _send_all(share: Share, done: Any) -> list[Outcome]:
     else:
 
         async def later(offset: float, dialogue: Dialogue) -> None:
-            await asyncio.sleep(share.start_at + offset - time.monotonic())
+            await asyncio.sleep(began + offset - time.monotonic())
             await talk(dialogue)
 
         await asyncio.gather(*map(later, share.offsets, share.dialogues))
