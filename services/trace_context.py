@@ -40,9 +40,3 @@ class TraceContext:
     @property
     def traceparent(self) -> str:
         return f"00-{self.trace_id}-{self.span_id}-{'01' if self.is_sampled else '00'}"
-
-
-def trace_id_of(traceparent: str) -> str:
-    """For log lines; empty where there is none."""
-    context = TraceContext.parse(traceparent)
-    return context.trace_id if context is not None else ""

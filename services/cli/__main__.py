@@ -27,6 +27,7 @@ from headwater.services.cli.tenant_client import TenantError
 from headwater.services.cli.tenant_commands import make_commands
 from headwater.services.cli.up import INTERRUPTED
 from headwater.services.cli.up import up as run_line
+from headwater.services.hardware import default_replicas
 from headwater.services.models import store as model_store
 from headwater.services.models.demo_model import DEMO_NAME, DemoModelError
 from headwater.services.models.hugging_face import HubError
@@ -35,7 +36,6 @@ from headwater.services.models.store import ConversionFailed, ModelNotFound
 from headwater.services.progress import ProgressBars
 from headwater.services.settings import SettingError
 from headwater.services.stack.embedded import EmbeddedServerError
-from headwater.services.stack.hardware import default_replicas
 from headwater.services.stack.line_file import read_line
 from headwater.services.stack.local_stack import StackError
 from headwater.services.stack.plan import gpu_flags

@@ -14,11 +14,11 @@ from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 
+from headwater.services.hardware import resolve_device, resolve_dtype
 from headwater.services.kept_child import kept_child
 from headwater.services.models import demo_model, hugging_face
 from headwater.services.models.manifest import LAYOUT, MANIFEST_NAME, ModelManifest
 from headwater.services.progress import Report
-from headwater.services.stack.hardware import resolve_device, resolve_dtype
 
 _WHOLE_FILE_BYTES = 64 << 20
 _NUM_SAMPLES, _SAMPLE_BYTES = 256, 64 << 10

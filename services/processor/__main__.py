@@ -24,12 +24,12 @@ from headwater.services.grammars.grammars import GrammarError
 from headwater.services.grammars.structured_output import param_of
 from headwater.services.member import Kind
 from headwater.services.models.manifest import ModelFolderError
-from headwater.services.processor.chat_template import ChatTemplateError
 from headwater.services.processor.parameters import check_vocabulary
 from headwater.services.processor.prepare import prepare, prompt_ids
 from headwater.services.processor.session import PrepareSession
 from headwater.services.runtime import configure_logging, in_one_line, run_stage
 from headwater.services.settings import SettingError, read_settings, setting
+from headwater.services.text.chat_template import ChatTemplateError
 from headwater.services.text.model import ServingChoices, TextModel, load_text_model, names_of
 from headwater.services.text.stage import TextStageSettings, serve_stage
 from headwater.services.text.tokenizer import TokenizerFilesError

@@ -11,7 +11,7 @@ from headwater.proto import common_pb2, processor_pb2
 from headwater.services.answers.format import may_call
 from headwater.services.errors import BadRequest
 from headwater.services.processor import plain_tools
-from headwater.services.processor.chat_template import ChatTemplate
+from headwater.services.text.chat_template import ChatTemplate
 
 Message = dict[str, Any]
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from headwater.engine_core.sampling_params import GREEDY_TEMPERATURE
 from headwater.proto import common_pb2
 from headwater.services.errors import BadRequest, ContextTooLong
+from headwater.services.text.model_limits import ModelLimits
 
 MAX_CHOICES = 128
 MAX_STOP_STRINGS = 16
@@ -71,26 +72,6 @@ NEUTRAL: Mapping[str, Any] = {
 }
 BENDING = ("presence_penalty", "frequency_penalty", "repetition_penalty", "min_tokens", "logprobs")
 """Fields that beam search does not go with."""
-FROM_MODEL = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-"""Fields whose default a model's `generation_config.json` may set; also `max_new_tokens`."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelLimits:
-    """What the contract needs to know of a model."""
-
-    vocab_size: int
-    max_model_len: int
-    defaults: Mapping[str, Any] = field(default_factory=dict)
-    """Of `FROM_MODEL`, and `max_tokens`, where the model sets them."""
-
-
-def model_defaults(generation_config: Mapping[str, Any]) -> dict[str, Any]:
-    """The defaults that a model's `generation_config.json` sets, by our names."""
-    defaults = {name: generation_config[name] for name in FROM_MODEL if generation_config.get(name) is not None}
-    if generation_config.get("max_new_tokens") is not None:
-        defaults["max_tokens"] = generation_config["max_new_tokens"]
-    return defaults
 
 
 def check_sampling(asked: common_pb2.Sampling, limits: ModelLimits, *, stream: bool) -> common_pb2.Sampling:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from headwater.services.stack.hardware import gpu_names, num_cores, resolve_device
+from headwater.services.hardware import gpu_names, num_cores, resolve_device
 from headwater.services.stack.profile import Profile
 from headwater.services.stack.settings import TLS_FILES, StackSettings
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from headwater.services.advertise import is_loopback
 from headwater.services.engine.settings import KV_CACHE_DTYPES, LOAD_FORMATS
+from headwater.services.hardware import DEVICES, DTYPES
 from headwater.services.settings import SettingError
-from headwater.services.stack.hardware import DEVICES, DTYPES
 from headwater.services.stack.scaling import IDLE_SECONDS, TARGET_REQUESTS, ScaleRules
 
 COLD_START_SECONDS = 120.0

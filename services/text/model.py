@@ -10,10 +10,10 @@ from headwater.services.answers.format import reasoning_format_of
 from headwater.services.answers.reasoning_parser import REASONING_FORMATS
 from headwater.services.answers.tool_formats import TOOL_FORMATS, format_of_template
 from headwater.services.models.manifest import ModelManifest
-from headwater.services.processor.chat_template import ChatTemplate
-from headwater.services.processor.parameters import ModelLimits, model_defaults
 from headwater.services.served_model import ServedModel
 from headwater.services.settings import SettingError
+from headwater.services.text.chat_template import ChatTemplate
+from headwater.services.text.model_limits import ModelLimits, model_defaults
 from headwater.services.text.tokenizer import Tokenizer, read_json
 
 BLOCK_SIZES = (16, 32, 64, 128)

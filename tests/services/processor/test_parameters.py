@@ -10,12 +10,11 @@ import pytest
 from headwater.proto.common_pb2 import Sampling
 from headwater.services.errors import BadRequest, ContextTooLong
 from headwater.services.processor.parameters import (
-    ModelLimits,
     bad_word_sequences,
     check_sampling,
     fit_context,
-    model_defaults,
 )
+from headwater.services.text.model_limits import ModelLimits, model_defaults
 from headwater.services.text.tokenizer import Tokenizer
 
 LIMITS = ModelLimits(vocab_size=1000, max_model_len=100)

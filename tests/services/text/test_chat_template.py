@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from headwater.services.errors import BadRequest
-from headwater.services.processor import chat_template
-from headwater.services.processor.chat_template import ChatTemplate, ChatTemplateError
+from headwater.services.text import chat_template
+from headwater.services.text.chat_template import ChatTemplate, ChatTemplateError
 from headwater.services.text.model import TextModel
 
 HELLO = [{"role": "user", "content": "Hello 1 <b>"}]
