@@ -514,24 +514,30 @@ class ToolCall(_message.Message):
     ID_FIELD_NUMBER: _builtins.int
     NAME_FIELD_NUMBER: _builtins.int
     ARGUMENTS_FIELD_NUMBER: _builtins.int
+    INPUT_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     """unique within the conversation"""
     name: _builtins.str
     """the function"""
     arguments: _builtins.str
     """its arguments, as JSON"""
+    input: _builtins.str
+    """of a custom tool, in place of arguments: the text that it takes"""
     def __init__(
         self,
         *,
         id: _builtins.str = ...,
         name: _builtins.str = ...,
         arguments: _builtins.str = ...,
+        input: _builtins.str | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_input", b"_input", "input", b"input"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arguments", b"arguments", "id", b"id", "name", b"name"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_input", b"_input", "arguments", b"arguments", "id", b"id", "input", b"input", "name", b"name"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__input: _TypeAlias = _typing.Literal["input"]  # noqa: Y015
+    _WhichOneofArgType__input: _TypeAlias = _typing.Literal["_input", b"_input"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__input) -> _WhichOneofReturnType__input | None: ...
 
 Global___ToolCall: _TypeAlias = ToolCall  # noqa: Y015
 
@@ -545,6 +551,7 @@ class ToolCallDelta(_message.Message):
     ID_FIELD_NUMBER: _builtins.int
     NAME_FIELD_NUMBER: _builtins.int
     ARGUMENTS_FIELD_NUMBER: _builtins.int
+    INPUT_FIELD_NUMBER: _builtins.int
     index: _builtins.int
     """among the calls of the choice"""
     id: _builtins.str
@@ -553,6 +560,8 @@ class ToolCallDelta(_message.Message):
     """in a call's first delta: the function"""
     arguments: _builtins.str
     """more JSON"""
+    input: _builtins.str
+    """of a custom tool, in each delta, in place of arguments: more text"""
     def __init__(
         self,
         *,
@@ -560,18 +569,21 @@ class ToolCallDelta(_message.Message):
         id: _builtins.str = ...,
         name: _builtins.str = ...,
         arguments: _builtins.str = ...,
+        input: _builtins.str | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_input", b"_input", "input", b"input"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arguments", b"arguments", "id", b"id", "index", b"index", "name", b"name"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_input", b"_input", "arguments", b"arguments", "id", b"id", "index", b"index", "input", b"input", "name", b"name"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__input: _TypeAlias = _typing.Literal["input"]  # noqa: Y015
+    _WhichOneofArgType__input: _TypeAlias = _typing.Literal["_input", b"_input"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__input) -> _WhichOneofReturnType__input | None: ...
 
 Global___ToolCallDelta: _TypeAlias = ToolCallDelta  # noqa: Y015
 
 @_typing.final
 class Tool(_message.Message):
-    """A function that the assistant may call."""
+    """A function that the assistant may call, or a custom tool that it may."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -579,6 +591,7 @@ class Tool(_message.Message):
     DESCRIPTION_FIELD_NUMBER: _builtins.int
     PARAMETERS_JSON_FIELD_NUMBER: _builtins.int
     STRICT_FIELD_NUMBER: _builtins.int
+    CUSTOM_INPUT_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """the function"""
     description: _builtins.str
@@ -587,6 +600,10 @@ class Tool(_message.Message):
     """JSON Schema of its arguments"""
     strict: _builtins.bool
     """hold the arguments to the schema"""
+    @_builtins.property
+    def custom_input(self) -> Global___CustomInput:
+        """of a custom tool: it takes text in place of arguments"""
+
     def __init__(
         self,
         *,
@@ -594,16 +611,50 @@ class Tool(_message.Message):
         description: _builtins.str = ...,
         parameters_json: _builtins.str = ...,
         strict: _builtins.bool | None = ...,
+        custom_input: Global___CustomInput | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_strict", b"_strict", "strict", b"strict"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_custom_input", b"_custom_input", "_strict", b"_strict", "custom_input", b"custom_input", "strict", b"strict"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_strict", b"_strict", "description", b"description", "name", b"name", "parameters_json", b"parameters_json", "strict", b"strict"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_custom_input", b"_custom_input", "_strict", b"_strict", "custom_input", b"custom_input", "description", b"description", "name", b"name", "parameters_json", b"parameters_json", "strict", b"strict"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__custom_input: _TypeAlias = _typing.Literal["custom_input"]  # noqa: Y015
+    _WhichOneofArgType__custom_input: _TypeAlias = _typing.Literal["_custom_input", b"_custom_input"]  # noqa: Y015
     _WhichOneofReturnType__strict: _TypeAlias = _typing.Literal["strict"]  # noqa: Y015
     _WhichOneofArgType__strict: _TypeAlias = _typing.Literal["_strict", b"_strict"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__custom_input) -> _WhichOneofReturnType__custom_input | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__strict) -> _WhichOneofReturnType__strict | None: ...
 
 Global___Tool: _TypeAlias = Tool  # noqa: Y015
+
+@_typing.final
+class CustomInput(_message.Message):
+    """The text that a custom tool takes; without a format it is any text."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LARK_FIELD_NUMBER: _builtins.int
+    REGEX_FIELD_NUMBER: _builtins.int
+    lark: _builtins.str
+    """a Lark grammar over the whole text"""
+    regex: _builtins.str
+    """a regular expression over the whole text"""
+    def __init__(
+        self,
+        *,
+        lark: _builtins.str = ...,
+        regex: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["format", b"format", "lark", b"lark", "regex", b"regex"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["format", b"format", "lark", b"lark", "regex", b"regex"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_format: _TypeAlias = _typing.Literal["lark", "regex"]  # noqa: Y015
+    _WhichOneofArgType_format: _TypeAlias = _typing.Literal["format", b"format"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_format) -> _WhichOneofReturnType_format | None: ...
+
+Global___CustomInput: _TypeAlias = CustomInput  # noqa: Y015
 
 @_typing.final
 class ChatMessage(_message.Message):
@@ -683,6 +734,7 @@ class AnswerFormat(_message.Message):
     REASONING_PARSER_FIELD_NUMBER: _builtins.int
     STARTS_IN_REASONING_FIELD_NUMBER: _builtins.int
     OMIT_REASONING_FIELD_NUMBER: _builtins.int
+    CUSTOM_NAMES_FIELD_NUMBER: _builtins.int
     tool_parser: _builtins.str
     """hermes, llama3_json, mistral or pythonic; empty: calls are not looked for"""
     single_call: _builtins.bool
@@ -699,6 +751,10 @@ class AnswerFormat(_message.Message):
     def tool_names(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """the functions that were offered"""
 
+    @_builtins.property
+    def custom_names(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """of the tools that were offered, those that take text"""
+
     def __init__(
         self,
         *,
@@ -709,10 +765,11 @@ class AnswerFormat(_message.Message):
         reasoning_parser: _builtins.str = ...,
         starts_in_reasoning: _builtins.bool = ...,
         omit_reasoning: _builtins.bool = ...,
+        custom_names: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["named_call", b"named_call", "omit_reasoning", b"omit_reasoning", "reasoning_parser", b"reasoning_parser", "single_call", b"single_call", "starts_in_reasoning", b"starts_in_reasoning", "tool_names", b"tool_names", "tool_parser", b"tool_parser"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["custom_names", b"custom_names", "named_call", b"named_call", "omit_reasoning", b"omit_reasoning", "reasoning_parser", b"reasoning_parser", "single_call", b"single_call", "starts_in_reasoning", b"starts_in_reasoning", "tool_names", b"tool_names", "tool_parser", b"tool_parser"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
