@@ -72,6 +72,8 @@ class ModelLine:
     task: asyncio.Task[None] | None = None
     """Loads or unloads it."""
     _places: dict[int, int] = field(default_factory=dict)
+    _starting: dict[int, asyncio.Task[Any]] = field(default_factory=dict)
+    """By number: whoever waits for a replica to be ready."""
     _num_failures: int = 0
 
     def stages(self) -> list[KeptStage]:
@@ -115,6 +117,9 @@ class ModelLine:
     async def start_engine(self, tasks: asyncio.TaskGroup, now: Callable[[], float]) -> None:
         """One more replica; one that cannot start is the model's `problem` for a while."""
         number, stage = self.make_engine()
+        task = asyncio.current_task()
+        assert task is not None
+        self._starting[number] = task
         try:
             await stage.begin()
         except (StageDied, EmbeddedServerError, OSError) as fault:
@@ -125,10 +130,16 @@ class ModelLine:
         else:
             self._num_failures, self.problem = 0, ""
             stage.guard(tasks)
+        finally:
+            self._starting.pop(number, None)
 
     async def retire_engine(self, number: int, hurry: asyncio.Event) -> None:
         """The replica leaves membership and index, ends or hands over what runs, and is gone."""
         stage = self.leaving[number] = self.engines.pop(number)
+        if (starting := self._starting.pop(number, None)) is not None:
+            # Its death, or that it is ready after all, is no news any more.
+            starting.cancel()
+            await asyncio.wait((starting,))
         await stage.stop(RETIRE_SECONDS, hurry)
         self.forget_engine(number)
 

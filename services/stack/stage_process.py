@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Protocol
 
 from headwater.services.progress import Report
-from headwater.services.runtime import PARENT_FD, READY_FD
+from headwater.services.runtime import PARENT_FD, READY_FD, end
 from headwater.services.stack.embedded import EmbeddedServer, EmbeddedServerError
 
 Addresses = Mapping[str, str]
@@ -50,22 +50,28 @@ class StageProcess:
     async def start(
         cls, name: str, command: Sequence[str], *, log: Path, supervisor: SupervisorPipe, env: Mapping[str, str]
     ) -> StageProcess:
+        """Cancelled, or where the system has no room for a process, it leaves nothing behind."""
         ready_read, ready_write = os.pipe()
-        with log.open("ab") as output:
-            process = await asyncio.create_subprocess_exec(
-                *command,
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                env={**env, READY_FD: str(ready_write), PARENT_FD: str(supervisor.watched)},
-                pass_fds=(ready_write, supervisor.watched),
-                start_new_session=True,
-            )
-        os.close(ready_write)
         word = asyncio.StreamReader()
-        await asyncio.get_running_loop().connect_read_pipe(
-            lambda: asyncio.StreamReaderProtocol(word), os.fdopen(ready_read, "rb", 0)
-        )
+        try:
+            reading, _ = await asyncio.get_running_loop().connect_read_pipe(
+                lambda: asyncio.StreamReaderProtocol(word), os.fdopen(ready_read, "rb", 0)
+            )
+            with contextlib.ExitStack() as undo:
+                undo.callback(reading.close)
+                with log.open("ab") as output:
+                    process = await asyncio.create_subprocess_exec(
+                        *command,
+                        stdin=asyncio.subprocess.DEVNULL,
+                        stdout=output,
+                        stderr=output,
+                        env={**env, READY_FD: str(ready_write), PARENT_FD: str(supervisor.watched)},
+                        pass_fds=(ready_write, supervisor.watched),
+                        start_new_session=True,
+                    )
+                undo.pop_all()
+        finally:
+            os.close(ready_write)
         return cls(name, process, word, log)
 
     @property
@@ -175,8 +181,7 @@ class KeptStage:
     async def stop(self, limit: float, hurry: asyncio.Event) -> None:
         """Ends the process, and that it is started again."""
         if self._keeper is not None:
-            self._keeper.cancel()
-            await asyncio.wait((self._keeper,))
+            await end(self._keeper)
         if self.process is not None:
             await self.process.stop(limit, hurry)
 
@@ -197,6 +202,4 @@ async def begin_all(stages: Sequence[KeptStage], report: Report) -> None:
     try:
         await asyncio.gather(*tasks)
     finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end(*tasks)

@@ -37,6 +37,20 @@ async def test_a_stage_that_ends_before_it_is_ready_leaves_its_last_words(tmp_pa
     pipe.close()
 
 
+async def test_a_stage_that_cannot_be_spawned_leaves_no_descriptor_behind(tmp_path: Path) -> None:
+    """Or a supervisor that tries again and again would run out of them, and then of every way to start anything."""
+    pipe, before = SupervisorPipe(), set(os.listdir("/proc/self/fd"))
+    for _ in range(3):
+        with pytest.raises(FileNotFoundError):
+            await StageProcess.start("stage", ["/no/such"], log=tmp_path / "log", supervisor=pipe, env=os.environ)
+        with pytest.raises(FileNotFoundError):
+            await StageProcess.start("stage", ["true"], log=tmp_path / "no/log", supervisor=pipe, env=os.environ)
+    # Transports close with the next turn of the loop.
+    await asyncio.sleep(0)
+    assert len(os.listdir("/proc/self/fd")) <= len(before)
+    pipe.close()
+
+
 async def test_a_stage_that_does_not_end_is_killed_as_soon_as_somebody_is_in_a_hurry(tmp_path: Path) -> None:
     pipe, hurry = SupervisorPipe(), asyncio.Event()
     stage = await start("import signal; signal.signal(15, signal.SIG_IGN)\n" + READY + "time.sleep(60)", tmp_path, pipe)

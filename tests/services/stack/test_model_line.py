@@ -1,0 +1,79 @@
+"""Replicas of a model that are told to leave while they still start, at each step of starting."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from headwater.services.stack.model_line import ModelLine
+from headwater.services.stack.scaling import Scaler, ScaleRules
+from headwater.services.stack.stage_process import KeptStage, StageProcess, SupervisorPipe
+from tests.services.stack.test_plan import plan
+from tests.services.stack.test_stage_process import READY
+
+RULES = ScaleRules(min_replicas=0, max_replicas=2)
+
+
+class Stages:
+    """Makes stages of small processes, and remembers each process."""
+
+    def __init__(self, folder: Path, pipe: SupervisorPipe, code: str) -> None:
+        self.processes: list[StageProcess] = []
+        self.begun, self.may_spawn = asyncio.Event(), asyncio.Event()
+        self._folder, self._pipe, self._code = folder, pipe, code
+
+    def make(self, name: str, module: str, flags: Callable[[], list[str]], env: object = None) -> KeptStage:
+        async def start() -> StageProcess:
+            self.begun.set()
+            await self.may_spawn.wait()
+            command = [sys.executable, "-c", self._code]
+            log = self._folder / f"{name}.log"
+            process = await StageProcess.start(name, command, log=log, supervisor=self._pipe, env=os.environ)
+            self.processes.append(process)
+            return process
+
+        return KeptStage(name, start, lambda _: None)
+
+    @property
+    def is_armed(self) -> bool:
+        return any("armed" in log.read_text() for log in self._folder.iterdir())
+
+
+NEVER_READY = "import time; print('armed', flush=True); time.sleep(60)"
+LATE_READY = (
+    "import os, json, signal, sys, time\n"
+    "def leave(*_):\n"
+    + "".join(f"    {line}\n" for line in READY.splitlines()[1:])
+    + "    time.sleep(0.2); sys.exit()\n"
+    "signal.signal(15, leave)\n" + NEVER_READY
+)
+"""As an engine that hears of it between its core's word and its own."""
+
+
+@pytest.mark.parametrize("moment", ["unspawned", "spawned", "ready too late"])
+async def test_a_replica_that_leaves_while_it_starts_is_gone_and_harms_nobody(tmp_path: Path, moment: str) -> None:
+    pipe = SupervisorPipe()
+    stages = Stages(tmp_path, pipe, LATE_READY if moment == "ready too late" else NEVER_READY)
+    line = ModelLine(name="m", rules=RULES, scaler=Scaler(RULES, 0), make_stage=stages.make, taken_places=set())
+    line.plan = plan(executor="simulated")
+    # The group ends when nobody keeps the replica running any more.
+    async with asyncio.timeout(20), asyncio.TaskGroup() as tasks:
+        starting = tasks.create_task(line.start_engine(tasks, lambda: 0.0))
+        await stages.begun.wait()
+        if moment != "unspawned":
+            stages.may_spawn.set()
+            while not stages.is_armed:  # noqa: ASYNC110 (another process)
+                await asyncio.sleep(0.01)
+        await line.retire_engine(0, asyncio.Event())
+        stages.may_spawn.set()
+        await asyncio.wait((starting,))
+        assert (line.stages(), line.taken_places, line.problem) == ([], set(), "")
+    assert len(stages.processes) == (moment != "unspawned")
+    for process in stages.processes:
+        await process.ended()
+    pipe.close()
