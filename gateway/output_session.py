@@ -11,10 +11,14 @@ from typing import Protocol
 
 import grpc
 import structlog
-
 from headwater.gateway.opening import parts_of
 from headwater.gateway.stream_context import Found, contexts
-from headwater.proto import common_pb2, engine_pb2, output_processor_pb2, output_processor_pb2_grpc
+from headwater.proto import (
+    common_pb2,
+    engine_pb2,
+    output_processor_pb2,
+    output_processor_pb2_grpc,
+)
 from headwater.proto.engine_pb2 import AddPart
 from headwater.proto.output_processor_pb2 import (
     Attach,
@@ -31,6 +35,7 @@ from headwater.proto.output_processor_pb2 import (
 from headwater.services import errors
 from headwater.services.channel import open_channel
 from headwater.services.grpc_errors import from_rpc_error
+from headwater.services.runtime import end
 
 MAX_CREDITS = 1024
 """And as many cancels, in one frame."""
@@ -215,9 +220,7 @@ class OutputSession:
         finally:
             self.connected.clear()
             call.cancel()
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await end(*tasks)
             self._lose()
 
     async def _read(self, call: SessionCall) -> None:

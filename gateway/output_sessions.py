@@ -8,7 +8,7 @@ from hashlib import blake2b
 
 from headwater.gateway.output_session import OutputSession
 from headwater.services import errors
-from headwater.services.runtime import log_failure
+from headwater.services.runtime import end, log_failure
 
 ANY_MODEL = ""
 
@@ -95,10 +95,7 @@ class OutputSessions:
         return sum(session.num_streams for session in self._tasks)
 
     async def close(self) -> None:
-        tasks = list(self._tasks.values())
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end(*self._tasks.values())
 
 
 def _weight(address: str, engine: str) -> bytes:

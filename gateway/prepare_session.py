@@ -18,12 +18,17 @@ from headwater.proto import processor_pb2_grpc
 from headwater.proto.processor_pb2 import PrepareCall, PreparedCall, PreparedFrame, PrepareFrame, PrepareReply
 from headwater.services import errors
 from headwater.services.grpc_errors import from_status
+from headwater.services.runtime import end
 
 MAX_CALL_BYTES = 64 * 1024
 """Longer requests go by themselves: what a call costs is little beside them, and others need not wait for them."""
 MAX_FRAME_BYTES = 192 * 1024
 RECONNECT_SECONDS = 0.2
 Waiting = asyncio.Future[PreparedCall]
+
+
+class NoSessions(Exception):
+    """The processor takes calls alone, which was not known yet."""
 
 
 class PrepareSession:
@@ -48,18 +53,17 @@ class PrepareSession:
         self._wake = asyncio.Event()
 
     async def prepare(self, call: PrepareCall, seconds: float) -> PrepareReply:
-        """Raises the named error of the stage, `Unavailable` when the session is lost meanwhile."""
-        call.id = next(self._ids)
-        waiting: Waiting = asyncio.get_running_loop().create_future()
+        """Raises the named error of the stage, `Unavailable` when the session is lost meanwhile, `NoSessions`."""
+        call.id, loop = next(self._ids), asyncio.get_running_loop()
+        waiting: Waiting = loop.create_future()
         self._waiting[call.id] = waiting
         self._calls.append(call)
         self._wake.set()
+        timer = loop.call_later(seconds, _give_up, waiting)
         try:
-            async with asyncio.timeout(seconds):
-                done = await waiting
-        except TimeoutError:
-            raise errors.Unavailable("the processor does not answer", code="processor_unavailable") from None
+            done = await waiting
         finally:
+            timer.cancel()
             if self._waiting.pop(call.id, None) is not None and self.is_open:
                 self._cancels.append(call.id)
                 self._wake.set()
@@ -76,21 +80,25 @@ class PrepareSession:
         """Connects, carries calls until the session breaks, starts again; ends where a processor has no sessions."""
         while True:
             await self._channel.channel_ready()
-            call = self._stub.PrepareSession()
+            loss: Exception = errors.Unavailable("the processor is gone", code="processor_unavailable")
             try:
-                await self._carry(call)
+                await self._carry(self._stub.PrepareSession())
                 problem = "it ended the session"
             except grpc.aio.AioRpcError as failure:
                 if failure.code() is grpc.StatusCode.UNIMPLEMENTED:
+                    loss = NoSessions()
                     return
                 problem = failure.details() or failure.code().name
+            finally:
+                self._lose(loss)
             structlog.get_logger().debug("session with a processor lost", address=self._address, problem=problem)
             await asyncio.sleep(RECONNECT_SECONDS)
 
     async def _carry(self, call: grpc.aio.StreamStreamCall[PrepareFrame, PreparedFrame]) -> None:
         writer = asyncio.create_task(self._write(call))
         try:
-            # A processor says at once that it has sessions.
+            # A processor says at once that it has sessions; a call that has ended raises why.
+            await call.initial_metadata()
             await call.wait_for_connection()
             self.is_open = True
             self._on_open()
@@ -102,9 +110,7 @@ class PrepareSession:
         finally:
             self.is_open = False
             call.cancel()
-            writer.cancel()
-            await asyncio.gather(writer, return_exceptions=True)
-            self._lose()
+            await end(writer)
 
     async def _write(self, call: grpc.aio.StreamStreamCall[PrepareFrame, PreparedFrame]) -> None:
         while True:
@@ -127,10 +133,15 @@ class PrepareSession:
         self._calls, self._cancels = calls[count:], []
         return frame
 
-    def _lose(self) -> None:
+    def _lose(self, loss: Exception) -> None:
         waiting, self._waiting = self._waiting, {}
         self._calls.clear()
         self._cancels.clear()
         for each in waiting.values():
             if not each.done():
-                each.set_exception(errors.Unavailable("the processor is gone", code="processor_unavailable"))
+                each.set_exception(loss)
+
+
+def _give_up(waiting: Waiting) -> None:
+    if not waiting.done():
+        waiting.set_exception(errors.Unavailable("the processor does not answer", code="processor_unavailable"))

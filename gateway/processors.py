@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
@@ -11,11 +12,11 @@ from typing import TypeVar
 import grpc
 import structlog
 
-from headwater.gateway.prepare_session import MAX_CALL_BYTES, PrepareSession
+from headwater.gateway.prepare_session import MAX_CALL_BYTES, NoSessions, PrepareSession
 from headwater.proto import processor_pb2, processor_pb2_grpc
 from headwater.services import errors, grpc_errors
 from headwater.services.channel import MAX_TEXT_BYTES, open_channel
-from headwater.services.runtime import log_failure
+from headwater.services.runtime import end, log_failure
 from headwater.services.served_model import ServedModel
 from headwater.services.trace_context import TraceContext
 from headwater.services.tracing import Span
@@ -170,7 +171,8 @@ async def _prepared(
         call = processor_pb2.PrepareCall(request=request)
         if context is not None:
             call.traceparent, call.tracestate = context.traceparent, context.tracestate
-        return await processor.session.prepare(call, CALL_SECONDS)
+        with contextlib.suppress(NoSessions):
+            return await processor.session.prepare(call, CALL_SECONDS)
     metadata = None
     if context is not None:
         metadata = (("traceparent", context.traceparent), ("tracestate", context.tracestate))
@@ -204,6 +206,5 @@ async def _ask_models(processor: Processor) -> None:
 async def _close(processor: Processor, carrier: asyncio.Task[None]) -> None:
     """After what runs, in its session too."""
     await processor.session.answered(CALL_SECONDS)
-    carrier.cancel()
-    await asyncio.gather(carrier, return_exceptions=True)
+    await end(carrier)
     await processor.channel.close(grace=CALL_SECONDS if processor.num_running else None)

@@ -30,6 +30,7 @@ from headwater.gateway.session import Generation, run_all
 from headwater.gateway.stream_context import Found, StreamContext, StreamKind, StreamNotKept
 from headwater.proto import common_pb2, inference_pb2, inference_pb2_grpc, processor_pb2
 from headwater.services import errors
+from headwater.services.runtime import end
 
 Context = grpc.aio.ServicerContext[Any, Any]
 Working = Asked | inference_pb2.EmbedRequest
@@ -213,8 +214,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
                 async for news in queue.read(work):
                     yield generation, news
             finally:
-                work.cancel()
-                await asyncio.gather(work, return_exceptions=True)
+                await end(work)
             yield generation, None
 
     async def _prepared(

@@ -28,6 +28,7 @@ from headwater.gateway.tenancy.grant import LEASE_TOKENS, Grant
 from headwater.gateway.tenancy.virtual_time import Share
 from headwater.proto import common_pb2, engine_pb2, processor_pb2
 from headwater.services import errors
+from headwater.services.runtime import end
 from headwater.services.served_model import ServedModel
 
 
@@ -291,6 +292,4 @@ async def _run_together(generations: Sequence[Generation]) -> None:
     try:
         await asyncio.gather(*tasks)
     finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end(*tasks)

@@ -20,10 +20,12 @@ from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription as ServerSubscription
 from nats.js import JetStreamContext
 
-from headwater.services.runtime import log_failure
+from headwater.services.runtime import end, log_failure
 
-_FAILURES = (nats.errors.Error, OSError, TimeoutError)
-_HANDSHAKE_SECONDS = 2
+FAILURES = (nats.errors.Error, OSError, TimeoutError)
+_HANDSHAKE_SECONDS = 2.0
+_FORGET_SECONDS = 30
+"""After which nobody waits for the answer to a ping: the link that was to bring it has long been given up by then."""
 _RECONNECT_SECONDS: Any = 0.2
 """NOTE: the client takes fractions, its type says whole seconds."""
 _DURABLE_SECONDS = 5.0
@@ -92,6 +94,7 @@ class Bus:
         self._subscriptions: list[Subscription] = []
         self._listeners: list[Callable[[], None]] = []
         self._linked = asyncio.Event()
+        self._pings: set[asyncio.Task[None]] = set()
 
     @classmethod
     @contextlib.asynccontextmanager
@@ -105,9 +108,7 @@ class Bus:
                 structlog.get_logger().warning("no bus yet, going on without", url=bus.shown_url, waited=wait_seconds)
             yield bus
         finally:
-            keeper.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await keeper
+            await end(keeper)
             await bus._close()
 
     @property
@@ -140,7 +141,7 @@ class Bus:
             return
         try:
             await self._client.publish(subject, payload)
-        except _FAILURES as failure:
+        except FAILURES as failure:
             structlog.get_logger().warning("fact not published", subject=subject, error=repr(failure))
 
     def jetstream(self) -> JetStreamContext | None:
@@ -153,7 +154,7 @@ class Bus:
             return None
         try:
             return (await self._client.request(subject, payload, timeout=seconds)).data
-        except _FAILURES:
+        except FAILURES:
             return None
 
     @contextlib.asynccontextmanager
@@ -161,20 +162,40 @@ class Bus:
         """Messages that match `subject` for the length of a scope. When entered while connected, none is missed."""
         subscription = Subscription(subject)
         self._subscriptions.append(subscription)
-        if self.connected:
-            with contextlib.suppress(*_FAILURES):
-                await self._ask_for(subscription)
-                await self._client.flush(_HANDSHAKE_SECONDS)
         try:
+            if self.connected:
+                with contextlib.suppress(*FAILURES):
+                    await self._ask_for(subscription)
+                    await self._flush()
             yield subscription
         finally:
             self._subscriptions.remove(subscription)
             if subscription._server_side is not None:
-                with contextlib.suppress(*_FAILURES):
+                with contextlib.suppress(*FAILURES):
                     await subscription._server_side.unsubscribe()
 
     async def _ask_for(self, subscription: Subscription) -> None:
         subscription._server_side = await self._client.subscribe(subscription.subject, cb=subscription._take)
+
+    async def _flush(self) -> None:
+        """Returns when the server has all that was sent. Raises `TimeoutError`, and what the client raises.
+
+        NOTE: the client's own, when it is given up or cancelled, leaves behind a future that the late answer trips
+        over, and from then on nothing is read. So it is let be.
+        """
+        ping = asyncio.create_task(self._client.flush(_FORGET_SECONDS))
+        self._pings.add(ping)
+        ping.add_done_callback(self._answered)
+        done, _ = await asyncio.wait({ping}, timeout=_HANDSHAKE_SECONDS)
+        if not done:
+            raise TimeoutError("the server does not answer")
+        ping.result()
+
+    def _answered(self, ping: asyncio.Task[None]) -> None:
+        self._pings.discard(ping)
+        if not ping.cancelled():
+            # Whoever waits for it is told, and nobody does for long.
+            ping.exception()
 
     async def _keep_connected(self) -> None:
         if self.url is None:
@@ -183,7 +204,7 @@ class Bus:
             self.url,
             max_reconnect_attempts=-1,
             reconnect_time_wait=_RECONNECT_SECONDS,
-            connect_timeout=_HANDSHAKE_SECONDS,
+            connect_timeout=int(_HANDSHAKE_SECONDS),
             ping_interval=2,
             max_outstanding_pings=2,
             error_cb=self._on_error,
@@ -199,15 +220,19 @@ class Bus:
     async def _handshake(self) -> None:
         """NOTE: a subscription counts from the server's answer to a ping that follows it, not from its sending."""
         try:
-            await self._client.flush(_HANDSHAKE_SECONDS)
+            await self._flush()
             # More may be opened while these are asked for.
             while missing := [each for each in self._subscriptions if each._server_side is None]:
                 for subscription in missing:
                     await self._ask_for(subscription)
-                await self._client.flush(_HANDSHAKE_SECONDS)
-        except _FAILURES as failure:
-            # The link broke again, or the server hangs: the client's own pings find out, and it reconnects.
+                await self._flush()
+        except FAILURES as failure:
             structlog.get_logger().warning("bus handshake failed", url=self.shown_url, error=repr(failure))
+            await asyncio.sleep(_RECONNECT_SECONDS)
+            self._linked.set()
+            return
+        if not self._client.is_connected:
+            # The link broke again. It says so when it is back.
             return
         self.connected = True
         for listener in list(self._listeners):
@@ -228,11 +253,13 @@ class Bus:
         if self.url is None:
             return
         if self.connected:
-            with contextlib.suppress(*_FAILURES):
-                await self._client.flush(_HANDSHAKE_SECONDS)
+            with contextlib.suppress(*FAILURES):
+                await self._flush()
         self.connected = False
-        with contextlib.suppress(*_FAILURES):
-            await self._client.close()
+        # What a server does not take that hangs is given up.
+        closing = asyncio.create_task(self._client.close())
+        await asyncio.wait({closing}, timeout=_HANDSHAKE_SECONDS)
+        await end(closing, *self._pings)
 
 
 def without_password(urls: str) -> str:

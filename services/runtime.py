@@ -22,6 +22,8 @@ PARENT_FD = "HEADWATER_PARENT_FD"
 """File descriptor that reaches end of file when the supervisor is gone."""
 ORPHAN_SECONDS = 1.0
 """What a process has left when its supervisor is gone; then the system ends it, whatever it does."""
+INSIST_SECONDS = 5.0
+"""After which a task is cancelled again; longer than what any does on its way out."""
 
 
 class Lifetime:
@@ -80,9 +82,31 @@ async def owned_task(coroutine: Coroutine[Any, Any, None]) -> AsyncIterator[asyn
     try:
         yield task
     finally:
-        task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await task
+        await end(task)
+        if not task.cancelled():
+            task.result()
+
+
+async def end(*tasks: asyncio.Future[Any]) -> None:
+    """Cancels tasks and returns when all have ended, whatever they ended with. Being cancelled meanwhile ends no wait.
+
+    NOTE: a task may lose its cancellation and go on for ever: before Python 3.12 `asyncio.wait_for` does, when its
+    result comes at the same moment, and the NATS client has more such places. So it is cancelled again.
+    """
+    interruption = None
+    while running := [task for task in tasks if not task.done()]:
+        for task in running:
+            task.cancel()
+        try:
+            await asyncio.wait(running, timeout=INSIST_SECONDS)
+        except asyncio.CancelledError as cancelled:
+            interruption = cancelled
+    for task in tasks:
+        # Asked for, so that nothing is said of a failure that nobody awaits.
+        if not task.cancelled():
+            task.exception()
+    if interruption is not None:
+        raise interruption
 
 
 def log_failure(task: asyncio.Task[Any]) -> None:

@@ -28,6 +28,8 @@ from redis.exceptions import (
 )
 from redis.exceptions import ConnectionError as ConnectionLost
 
+from headwater.services.runtime import end
+
 READ_SECONDS = 0.003
 """What a read may take while a request waits for it."""
 _PATIENCE_SECONDS = 2.0
@@ -73,9 +75,7 @@ class Store:
         try:
             yield store
         finally:
-            for task in store._hurried:
-                task.cancel()
-            await asyncio.gather(*store._hurried, return_exceptions=True)
+            await end(*store._hurried)
             if store._client is not None:
                 await store._client.aclose()
 
@@ -146,7 +146,14 @@ class Store:
 
 def _client(url: str) -> Any:
     # Retrying is up to whoever uses the store: they know whether a late answer is worth anything.
-    options: dict[str, Any] = {"socket_connect_timeout": 1.0, "retry": Retry(NoBackoff(), 0), "max_connections": 64}
+    # NOTE: a time limit on sockets would have each command written by a task of its own under `asyncio.wait_for`, which
+    # before Python 3.12 loses a cancellation that comes as it ends. `_PATIENCE_SECONDS` is the limit.
+    options: dict[str, Any] = {
+        "socket_connect_timeout": 1.0,
+        "socket_timeout": None,
+        "retry": Retry(NoBackoff(), 0),
+        "max_connections": 64,
+    }
     if url.startswith(_CLUSTER_SCHEME):
         return RedisCluster.from_url(url.replace(_CLUSTER_SCHEME, "redis://", 1), **options)
     return Redis.from_url(url, **options)

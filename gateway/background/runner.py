@@ -27,6 +27,7 @@ from headwater.gateway.batches.workers import PAUSE_SECONDS, Workers
 from headwater.gateway.exchange import KnownRequest
 from headwater.gateway.response_store import ResponseStore
 from headwater.services.errors import NotFound, Unavailable
+from headwater.services.runtime import end
 
 PATH = "/v1/responses"
 MAX_RESPONSES = 64
@@ -100,9 +101,7 @@ class _Run:
                 if task.done():
                     task.result()
         finally:
-            for task in (work, watch, writing):
-                task.cancel()
-            await asyncio.gather(work, watch, writing, return_exceptions=True)
+            await end(work, watch, writing)
 
     def _claim(self, record: Record) -> None:
         if record.is_over:

@@ -13,6 +13,7 @@ from headwater.gateway.batches.files import Files
 from headwater.gateway.batches.ledger import Ledger
 from headwater.gateway.batches.records import Kept
 from headwater.services.errors import NotFound, Unavailable
+from headwater.services.runtime import end
 
 LOOK_SECONDS = 0.5
 """Between two looks at whether a batch goes on."""
@@ -42,9 +43,7 @@ class OpenBatches:
         try:
             yield self
         finally:
-            for task in self._tasks:
-                task.cancel()
-            await asyncio.gather(*self._tasks, return_exceptions=True)
+            await end(*self._tasks)
 
     @contextlib.asynccontextmanager
     async def used(self, tenant: str, batch_id: str) -> AsyncIterator[OpenBatch]:

@@ -7,7 +7,6 @@ import contextlib
 from collections.abc import AsyncIterator
 
 import structlog
-
 from headwater.gateway.batches.durable import FAILURES, Durable
 from headwater.gateway.batches.files import Files
 from headwater.gateway.batches.insist import insist
@@ -18,6 +17,7 @@ from headwater.gateway.batches.ranges import LINES, HeldRange, Ranges
 from headwater.gateway.batches.results import Results
 from headwater.gateway.batches.workers import PAUSE_SECONDS, Workers
 from headwater.services.errors import NotFound, Unavailable
+from headwater.services.runtime import end
 
 
 class RangeRunner:
@@ -61,8 +61,7 @@ class RangeRunner:
             if work.done():
                 work.result()
         finally:
-            work.cancel()
-            await asyncio.gather(work, return_exceptions=True)
+            await end(work)
 
     async def _line(self, batch: OpenBatch, number: int, text: bytes) -> None:
         batch_id = batch.kept.batch.id

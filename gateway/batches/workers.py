@@ -11,6 +11,7 @@ import structlog
 
 from headwater.gateway.batches.durable import FAILURES, Durable
 from headwater.services.errors import Unavailable
+from headwater.services.runtime import end
 
 PAUSE_SECONDS = 1.0
 """Before storage that failed is asked again."""
@@ -38,9 +39,9 @@ class Workers(Generic[WorkT]):
         try:
             yield
         finally:
-            for task in (taking, *self._tasks):
-                task.cancel()
-            await asyncio.gather(taking, *self._tasks, return_exceptions=True)
+            # In this order: the first may take work once more on its way out.
+            await end(taking)
+            await end(*self._tasks)
 
     async def _run(self) -> None:
         while True:

@@ -21,7 +21,7 @@ from headwater.services.channel import open_channel
 from headwater.services.output_processor import metrics as output_metrics
 from headwater.services.output_processor.stream import OutputStream
 from headwater.services.output_processor.token_logprobs import entries_by_position
-from headwater.services.runtime import log_failure, owned_task
+from headwater.services.runtime import end, log_failure, owned_task
 
 INTRODUCTION_SECONDS = 3.0
 """Time for an engine to accept a connection and say who it is."""
@@ -259,9 +259,7 @@ class EngineLinks:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await end(*self._tasks)
 
     def to(self, address: str) -> EngineLink:
         if (link := self._links.get(address)) is None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import signal
 import uuid
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -88,4 +89,28 @@ async def test_subscriptions_survive_a_restart_of_the_server_and_publishing_neve
                 if message.payload == b"after":
                     break
         assert reconnects == [1]
+    await server.stop()
+
+
+async def test_a_bus_goes_on_though_a_subscriber_did_not_wait_for_the_server_to_know_it(free_dir: Path) -> None:
+    """The late answer is nobody's then, and what comes after it is read all the same."""
+    server = await start_nats(free_dir)
+    async with Bus.open(server.url) as bus, bus.subscribe("a") as messages:
+        server.process.send_signal(signal.SIGSTOP)
+
+        async def subscribes() -> None:
+            async with bus.subscribe("b"):
+                pass
+
+        for _ in range(3):
+            subscribing = asyncio.create_task(subscribes())
+            await asyncio.sleep(0.01)
+            subscribing.cancel()
+            await asyncio.wait({subscribing}, timeout=20)
+            assert subscribing.cancelled()
+        server.process.send_signal(signal.SIGCONT)
+        await bus.publish("a", b"heard")
+        async with asyncio.timeout(20):
+            assert (await anext(messages)).payload == b"heard"
+        assert bus.connected
     await server.stop()

@@ -91,3 +91,20 @@ async def test_a_server_that_cannot_serve_is_an_outage_too(free_dir: Path) -> No
         with pytest.raises(StoreUnavailable):
             await store.run(Script("return redis.call('SET', KEYS[1], 1)"), ["x"])
     await server.stop()
+
+
+async def test_a_call_that_is_cancelled_ends_whenever_that_comes(redis_url: str) -> None:
+    """Also in the moment in which its command is written or its answer read."""
+
+    async def asks() -> None:
+        while True:
+            await store.command("PING")
+
+    async with Store.open(redis_url) as store:
+        for num_turns in range(60):
+            asking = asyncio.create_task(asks())
+            for _ in range(num_turns):
+                await asyncio.sleep(0)
+            asking.cancel()
+            await asyncio.wait({asking}, timeout=20)
+            assert asking.cancelled()
