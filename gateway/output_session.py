@@ -11,6 +11,7 @@ from typing import Protocol
 
 import grpc
 import structlog
+
 from headwater.gateway.opening import parts_of
 from headwater.gateway.stream_context import Found, contexts
 from headwater.proto import (

@@ -7,6 +7,7 @@ import contextlib
 from collections.abc import AsyncIterator
 
 import structlog
+
 from headwater.gateway.batches.durable import FAILURES, Durable
 from headwater.gateway.batches.files import Files
 from headwater.gateway.batches.insist import insist
