@@ -35,18 +35,23 @@ class Graphs:
     def run(self, key: Hashable, launch: Callable[[], T]) -> T:
         """Launches, for the first time as it is, the second time capturing; on the current stream."""
         if key in self._captured or key in self._seen:
-            return self.replay(key, launch)
+            return self.replay(key, launch, _nothing)
         self._seen.add(key)
         return launch()
 
-    def replay(self, key: Hashable, launch: Callable[[], T]) -> T:
-        """As `run`, captured by now at the latest; a launch must leave what it reads as it was."""
+    def replay(self, key: Hashable, launch: Callable[[], T], trial: Callable[[], object]) -> T:
+        """As `run`, captured by now at the latest, see `prepare`."""
+        result = self.prepare(key, launch, trial)
+        self._captured[key].graph.replay()
+        return result
+
+    def prepare(self, key: Hashable, launch: Callable[[], T], trial: Callable[[], object]) -> T:
+        """Captures what has not been captured, and launches nothing but the trial, which has to launch each kernel of
+        the whole once and to leave what it reads as it was. The result has its place, but is not there yet."""
         if key not in self._captured:
-            launch()
+            trial()
             self._captured[key] = self._capture(launch)
-        captured = self._captured[key]
-        captured.graph.replay()
-        result: T = captured.result
+        result: T = self._captured[key].result
         return result
 
     def run_once(self, key: Hashable, launch: Callable[[], None]) -> None:
@@ -58,10 +63,14 @@ class Graphs:
             self._captured[key] = self._capture(launch)
 
     def _capture(self, launch: Callable[[], T]) -> Captured[T]:
-        # After a launch outside a graph: kernels are compiled and libraries have their handles.
+        # Kernels have been launched outside a graph: they are compiled, and libraries have their handles.
         graph = torch.cuda.CUDAGraph()
         graph.capture_begin(pool=self._pool, capture_error_mode=_MODE)
         result = launch()
         graph.capture_end()
         self._pool = graph.pool()
         return Captured(graph, result)
+
+
+def _nothing() -> None:
+    pass

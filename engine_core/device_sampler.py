@@ -43,6 +43,8 @@ class Drawn:
     """int32 [S, words] on the device."""
 
 
+REHEARSED_ROWS = (32, 16, 1)
+"""For each of which another product makes the logits."""
 Known = Callable[[int, int], tuple[torch.Tensor, torch.Tensor]]
 """From a table row and its number of tokens to the ids of its prompt and of its outputs."""
 
@@ -127,6 +129,20 @@ class DeviceSampler:
         num_top = int(self._num_logprobs[drawn.rows].max())
         at = upload(np.array(wanted, np.int32), raw.device).long()
         return tokens, {j: i for i, j in enumerate(wanted)}, score(raw[at], tokens[at], num_top)
+
+    def rehearse(self, table_params: torch.Tensor) -> None:
+        """Launches once what `draw_special` does, for a row of padding, so that no step compiles it."""
+        head, nobody = self._decoder.lm_head, torch.full((1,), -1, dtype=torch.int32, device=table_params.device)
+        draws, filters = self._load(table_params, nobody, torch.zeros_like(nobody))
+        for num_rows in REHEARSED_ROWS:
+            raw = self._decoder.logits(head.new_zeros(num_rows, head.shape[1]))[:1]
+        masked, everything = raw.float(), nobody.expand(-(-len(head) // 32))[None, :].contiguous()
+        mask_tokens(raw, everything, masked)
+        mask_tokens(masked, everything, masked)
+        for logits in (raw, masked):
+            sample(logits, draws, self._candidates, self.tokens[:1])
+            filtered_sample(logits, draws, filters, self.tokens[:1])
+        score(raw, self.tokens[:1], 1)
 
     def num_logprobs(self, row: int) -> int:
         return int(self._num_logprobs[row])

@@ -24,6 +24,8 @@ class DeviceTable:
         self.token_ids, self.block_ids = tokens.view(rows, -1), blocks.view(rows, -1)
         self.params = params.view(rows, -1)
         self._max_model_len = config.max_model_len
+        # Changes nothing, so that no step compiles it.
+        self.apply(torch.zeros(2, 1, dtype=torch.int32, device=device))
 
     def changes(self, plan: StepPlan) -> Int32Array:
         """Which words a plan changes, and to what: [2, U]."""

@@ -78,7 +78,11 @@ class StepShapes:
         num_tokens, num_chunks = plan.num_tokens, len(plan.rows) - n
         if MOST_PADDED < num_tokens < self._most_tokens:
             exact = StepShape(
-                num_tokens=num_tokens, num_decodes=n, num_chunks=num_chunks, num_tiles=len(tiles), shares=shares
+                num_tokens=num_tokens,
+                num_decodes=self._room_for(n, num_tokens),
+                num_chunks=num_chunks,
+                num_tiles=len(tiles),
+                shares=shares,
             )
             return exact, tiles
         return self._mixed(num_tokens, n, num_chunks, shares=shares), tiles
@@ -88,7 +92,10 @@ class StepShapes:
         return shape.is_decode or shape.num_tokens <= MOST_PADDED or shape.num_tokens == self._most_tokens
 
     def likely(self) -> Iterator[StepShape]:
-        """What steps will have, `num_first` of them before the engine serves."""
+        """What steps will have, each once, `num_first` of them before the engine serves."""
+        return iter(dict.fromkeys(self._all_likely()))
+
+    def _all_likely(self) -> Iterator[StepShape]:
         for size in self._ordered:
             yield StepShape(num_tokens=size, num_decodes=size)
         for num_decodes in (0, 1, FEW + 1):
@@ -103,15 +110,17 @@ class StepShapes:
     def _mixed(self, num_tokens: int, num_decodes: int, num_chunks: int, *, shares: bool) -> StepShape:
         num_tokens = min(_padded(num_tokens), self._most_tokens)
         num_chunks = min(FEW if num_chunks <= FEW else self._most_rows, num_tokens)
-        if num_decodes:
-            num_decodes = min(FEW if num_decodes <= FEW else self._most_rows, self._most_rows, num_tokens)
         return StepShape(
             num_tokens=num_tokens,
-            num_decodes=num_decodes,
+            num_decodes=self._room_for(num_decodes, num_tokens),
             num_chunks=num_chunks,
             num_tiles=self._platform.max_tiles(num_tokens, num_chunks),
             shares=shares,
         )
+
+    def _room_for(self, num_decodes: int, num_tokens: int) -> int:
+        """Decoding rows of a step with prompt tokens, padded: kernels are compiled for the sizes of decode steps."""
+        return min(FEW if num_decodes <= FEW else self._most_rows, self._most_rows, num_tokens) if num_decodes else 0
 
 
 def num_decodes(plan: StepPlan) -> int:

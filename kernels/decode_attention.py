@@ -176,7 +176,7 @@ def attention_of_rows(
     return torch.einsum("hcn,nhd->chd", weights, v)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def _decode_splits(
     p_q,
     p_k,

@@ -135,7 +135,7 @@ def _same_blocks(p_table, stride_table, b_table_row, b_candidate, own_row, first
     return b_same
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def _plan_decode(
     p_seq_len,
     p_table_row,

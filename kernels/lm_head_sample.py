@@ -64,7 +64,7 @@ def lm_head_sample(
     pick_best(candidates, num_rows, num_stretches, out)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def _head_and_best(
     p_hidden,
     p_weight,

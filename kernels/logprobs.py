@@ -49,7 +49,7 @@ def logprobs_twin(
     return chosen, ranked.indices[:, :num_top].int(), ranked.values[:, :num_top]
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_top"])
 def _logprobs(p_logit, p_token, p_out, p_top_id, p_top_logprob, stride_logit, vocab_size, num_top, BLOCK: tl.constexpr):
     i_row = tl.program_id(0).to(tl.int64)
     p_row = p_logit + i_row * stride_logit

@@ -201,7 +201,7 @@ def _scatter_words(p_word, p_index, p_value, num_updates, BLOCK: tl.constexpr):
     tl.store(p_word + tl.load(p_index + o_u, mask=inside, other=0), tl.load(p_value + o_u, mask=inside), mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_tokens"])
 def _load_tokens(
     p_row,
     p_position,
@@ -226,7 +226,7 @@ def _load_tokens(
     tl.store(p_slot + o_t, tl.where(is_row, b_block * PAGE + b_position % PAGE, -1), mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def _load_draws(
     p_param,
     p_row,
@@ -258,7 +258,7 @@ def _load_draws(
     tl.store(p_min_p + o_r, b_min_p, mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def _store_tokens(
     p_row,
     p_position,

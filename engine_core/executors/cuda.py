@@ -20,7 +20,7 @@ from headwater.engine_core.platforms.cuda import DEPENDENT_ROWS, AttentionPlan, 
 from headwater.engine_core.pooling import Pools
 from headwater.engine_core.request import TokenLogprobs
 from headwater.engine_core.step_inbox import StepInbox
-from headwater.engine_core.step_shapes import StepShape, StepShapes
+from headwater.engine_core.step_shapes import StepShape, StepShapes, aligned
 from headwater.kernels.step_rows import load_tokens, store_tokens, store_tokens_and_advance
 
 SCORED_AT_ONCE = 256
@@ -76,8 +76,10 @@ class CudaExecutor:
         # By table row: those that wait for a mask.
         self._held = torch.zeros_like(self._chosen)
         self._graphs = Graphs()
-        self._uncaptured = deque(self._shapes.likely())
-        self._capture(self._shapes.num_first)
+        self._unprepared = deque(partial(self._capture, shape) for shape in self._shapes.likely())
+        self._unprepared.insert(self._shapes.num_first, partial(self._sampler.rehearse, self._table.params))
+        for _ in range(self._shapes.num_first):
+            self.prepare()
         torch.cuda.synchronize(device)
 
     @torch.inference_mode()
@@ -97,8 +99,10 @@ class CudaExecutor:
     def draw(self, plan: DrawPlan) -> int:
         with torch.cuda.stream(self._stream):
             flight = self._flight(plan.step, plan.output_indices)
-            words = np.stack([plan.rows, plan.positions - 1, plan.output_indices])
-            rows, positions, outputs = upload(words, self._device).unbind()
+            num_draws = len(plan.rows)
+            words = np.zeros((3, aligned(num_draws)), np.int32)
+            words[:, :num_draws] = plan.rows, plan.positions - 1, plan.output_indices
+            rows, positions, outputs = upload(words, self._device)[:, :num_draws].unbind()
             masks = upload(plan.masks, self._device)
             drawn = Drawn(plan.rows, plan.positions, plan.output_indices, masks)
             tokens = self._sample_special(drawn, flight, self._held[rows.long()], rows, outputs)
@@ -143,26 +147,25 @@ class CudaExecutor:
         """What is captured has run."""
         return 0.0
 
+    @torch.inference_mode()
     def prepare(self) -> bool:
-        """Captures the next shape that steps are likely to have."""
-        self._capture(1)
-        return bool(self._uncaptured)
+        """Captures the next shape that steps are likely to have, so that no step compiles anything."""
+        if self._unprepared:
+            with torch.cuda.stream(self._stream):
+                self._unprepared.popleft()()
+        return bool(self._unprepared)
 
     def close(self) -> None:
         torch.cuda.synchronize(self._device)
         self._flights.clear()
 
-    @torch.inference_mode()
-    def _capture(self, count: int) -> None:
-        with torch.cuda.stream(self._stream):
-            for _ in range(min(count, len(self._uncaptured))):
-                shape = self._uncaptured.popleft()
-                num_draws = self._shapes.num_rows(shape.num_decodes or 1)
-                self._inbox.clear(shape, num_draws)
-                hidden = self._graphs.replay(shape, partial(self._forward, shape))
-                if shape.is_decode:
-                    self._graphs.run_once((shape, "draw"), partial(self._draw_and_advance, shape, hidden))
-                    self._graphs.run_once(num_draws, partial(self._draw, self._chosen[:num_draws]))
+    def _capture(self, shape: StepShape) -> None:
+        num_draws = self._shapes.num_rows(shape.num_decodes or 1)
+        self._inbox.clear(shape, num_draws)
+        hidden = self._graphs.prepare(shape, partial(self._forward, shape), partial(self._try, shape))
+        if shape.is_decode:
+            self._graphs.run_once((shape, "draw"), partial(self._draw_and_advance, shape, hidden))
+            self._graphs.run_once(num_draws, partial(self._draw, self._chosen[:num_draws]))
 
     def _launch(self, plan: StepPlan, flight: Flight) -> None:
         shape, tiles = self._shapes.of(plan)
@@ -187,7 +190,7 @@ class CudaExecutor:
     def _hidden(self, shape: StepShape) -> torch.Tensor:
         launch = partial(self._forward, shape)
         if shape.is_decode:
-            return self._graphs.replay(shape, launch)
+            return self._graphs.replay(shape, launch, partial(self._try, shape))
         return self._graphs.run(shape, launch) if self._shapes.recurs(shape) else launch()
 
     def _sample(self, plan: StepPlan, flight: Flight, shape: StepShape, hidden: torch.Tensor) -> None:
@@ -206,7 +209,11 @@ class CudaExecutor:
         else:
             self._graphs.run_once(padded_draws, partial(self._draw, hidden))
 
-    def _forward(self, shape: StepShape) -> torch.Tensor:
+    def _try(self, shape: StepShape) -> None:
+        """Layers are alike, so one of them launches all there is."""
+        self._forward(shape, num_layers=1)
+
+    def _forward(self, shape: StepShape, num_layers: int | None = None) -> torch.Tensor:
         """Hidden states of the step that the inbox holds, [num_tokens, H]."""
         words, table = self._inbox.words(shape), self._table
         token_ids = torch.empty(shape.num_tokens, dtype=torch.int64, device=self._device)
@@ -236,7 +243,7 @@ class CudaExecutor:
             block_tables=table.block_ids,
             sampled=slots[:0],
         )
-        return self._decoder.forward(batch, self._kv_cache, attention)
+        return self._decoder.forward(batch, self._kv_cache, attention, num_layers)
 
     def _draw(self, hidden: torch.Tensor) -> None:
         rows, positions, outputs, _ = self._inbox.draws[:, : len(hidden)].unbind()

@@ -42,14 +42,21 @@ class Decoder:
         self._layers = [_layer(weights, f"layers.{i}.") for i in range(config.num_layers)]
         self._cos_sin = cos_sin_table(config, max_model_len).to(platform.device)
 
-    def forward(self, batch: ForwardBatch, kv_cache: torch.Tensor, attention_plan: Any = None) -> torch.Tensor:
+    def forward(
+        self,
+        batch: ForwardBatch,
+        kv_cache: torch.Tensor,
+        attention_plan: Any = None,
+        num_layers: int | None = None,
+    ) -> torch.Tensor:
         """Normed hidden states [T, H]. kv_cache [layers, 2, num_blocks, Hk, block_size, D] takes the batch's keys and
-        values. The attention plan is the platform's, made here when it is not given."""
+        values. The attention plan is the platform's, made here when it is not given. With fewer layers than there are
+        it launches what the whole does and computes nothing of use."""
         platform, eps = self._platform, self.config.rms_norm_eps
         attention_plan = attention_plan or platform.plan_attention(batch)
         residual = self._embed[batch.token_ids]
         x = platform.rms_norm(residual, self._layers[0].input_norm, eps)
-        for i, layer in enumerate(self._layers):
+        for i, layer in enumerate(self._layers[:num_layers]):
             x = self._attend(layer, x, batch, kv_cache[i], attention_plan)
             x = platform.add_rms_norm(x, residual, layer.post_norm, eps)
             x = platform.linear(platform.linear_silu_mul(x, layer.gate_up), layer.down)

@@ -1,0 +1,181 @@
+"""No step of a GPU compiles a kernel: after its preparation an executor launches none that is compiled for something
+new, whatever it is asked. Kernels are not run here but noted, with all that Triton compiles them for."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from collections.abc import Callable
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as GluonDescriptor
+from triton.runtime.interpreter import InterpretedFunction
+from triton.runtime.jit import JITFunction, KernelParam
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from headwater.engine_core import weights
+from headwater.engine_core.config import EngineConfig
+from headwater.engine_core.engine import Engine
+from headwater.engine_core.executors.cuda import CudaExecutor
+from headwater.engine_core.executors.executor import DrawPlan
+from headwater.engine_core.model_config import ModelConfig
+from headwater.engine_core.models.decoder import Decoder
+from headwater.engine_core.platforms import cuda as cuda_platform
+from headwater.engine_core.request import NewRequest
+from headwater.engine_core.sampling_params import SamplingParams
+from headwater.kernels import gated_gemm, gemm, hopper_attention
+
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="puts things in the place of a GPU")
+
+MODEL = ModelConfig(
+    architecture="Qwen3ForCausalLM",
+    vocab_size=20_000,
+    hidden_size=1024,
+    intermediate_size=3072,
+    num_layers=2,
+    num_heads=16,
+    num_kv_heads=4,
+    head_dim=128,
+    max_position_embeddings=4000,
+    rms_norm_eps=1e-6,
+    rope_theta=10_000.0,
+    rope_scaling=None,
+    tie_word_embeddings=True,
+    qkv_bias=False,
+)
+CONFIG = EngineConfig(num_blocks=800, block_size=64, max_model_len=4000, max_num_seqs=96, max_num_batched_tokens=2048)
+
+
+class Launches:
+    """What kernels were compiled for, in the place of compiling and running them."""
+
+    def __init__(self) -> None:
+        self.seen: set[tuple[object, ...]] = set()
+        self._params: dict[object, list[KernelParam]] = {}
+
+    def note(self, kernel: Any, *args: Any, grid: object, warmup: bool, **options: Any) -> None:
+        params = self._params.get(kernel) or self._params.setdefault(kernel, _params(kernel))
+        values = dict(zip((param.name for param in params), args, strict=False)) | options
+        own = [_compiled_for(param, values.pop(param.name)) for param in params if param.name in values]
+        self.seen.add((kernel.fn.__module__, kernel.fn.__name__, *own, *sorted(values.items())))
+
+
+def _params(kernel: Any) -> list[KernelParam]:
+    # What the decorator was told; Triton interprets or compiles the function by it.
+    told = kernel.kwargs if isinstance(kernel, InterpretedFunction) else vars(kernel)
+    fixed, unaligned = told.get("do_not_specialize") or (), told.get("do_not_specialize_on_alignment") or ()
+    if isinstance(kernel, JITFunction):
+        return list(kernel.params)
+    signature = inspect.signature(kernel.fn)
+    return [
+        KernelParam(i, p, p.name in fixed, p.name in unaligned) for i, p in enumerate(signature.parameters.values())
+    ]
+
+
+def _compiled_for(param: KernelParam, value: Any) -> object:
+    """Triton's own rules: constants, types, and of what is neither whether it is 1 or divisible by 16."""
+    if param.is_constexpr:
+        return value
+    if isinstance(value, TensorDescriptor | GluonDescriptor):
+        return value.base.dtype, tuple(value.block_shape)
+    is_aligned = not param.do_not_specialize_on_alignment
+    if isinstance(value, torch.Tensor):
+        return value.dtype, not param.do_not_specialize and is_aligned and value.data_ptr() % 16 == 0
+    if isinstance(value, int) and not param.do_not_specialize:
+        return "one" if value == 1 else (value.bit_length() > 31, is_aligned and value % 16 == 0)
+    return type(value)
+
+
+@pytest.fixture
+def launches(monkeypatch: pytest.MonkeyPatch) -> Launches:
+    """A GPU that computes nothing."""
+    found, zeros = Launches(), torch.zeros
+
+    def run(kernel: object, *args: Any, **options: Any) -> None:
+        found.note(kernel, *args, **options)
+
+    def blank(*size: Any, pin_memory: bool = False, **options: Any) -> torch.Tensor:
+        return zeros(*size, **options)
+
+    for kind in (InterpretedFunction, JITFunction):
+        monkeypatch.setattr(kind, "run", run)
+    event = SimpleNamespace(record=lambda stream: None, query=lambda: True, synchronize=lambda: None)
+    graph = SimpleNamespace(
+        capture_begin=lambda **options: None, capture_end=lambda: None, pool=lambda: None, replay=lambda: None
+    )
+    stood_for: dict[str, Callable[..., object]] = {
+        "Event": lambda: event,
+        "Stream": lambda device: None,
+        "CUDAGraph": lambda: graph,
+        "stream": lambda stream: contextlib.nullcontext(),
+        "synchronize": lambda device: None,
+    }
+    for name, stand_in in stood_for.items():
+        monkeypatch.setattr(torch.cuda, name, stand_in)
+    for name in ("zeros", "empty"):
+        monkeypatch.setattr(torch, name, blank)
+    monkeypatch.setattr(torch, "mm", lambda x, weight, out: out)
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)
+    monkeypatch.setattr(hopper_attention, "is_hopper", lambda device: True)
+    monkeypatch.setattr(cuda_platform, "configure_blas", lambda: None)
+    # Of so small a model many rows are not enough otherwise.
+    monkeypatch.setattr(gated_gemm, "MIN_TILES", 100)
+    return found
+
+
+def executor(config: EngineConfig, kv_dtype: torch.dtype) -> CudaExecutor:
+    cpu = torch.device("cpu")
+    platform = cuda_platform.CudaPlatform(
+        MODEL, config.block_size, max_num_seqs=config.max_num_seqs, max_model_len=config.max_model_len, device=cpu
+    )
+    tensors = {name: torch.zeros(shape, dtype=torch.bfloat16) for name, shape in weights.shapes(MODEL).items()}
+    decoder = Decoder(MODEL, tensors | {"lm_head": tensors["embed"]}, platform, config.max_model_len)
+    shape = (MODEL.num_layers, 2, config.num_blocks, MODEL.num_kv_heads, config.block_size, MODEL.head_dim)
+    return CudaExecutor(decoder, platform, config, torch.zeros(shape, dtype=kv_dtype))
+
+
+def sampling(rng: np.random.Generator) -> SamplingParams:
+    plain = SamplingParams(temperature=0.8, seed=3, max_tokens=int(rng.integers(1, 30)))
+    return [
+        plain,
+        plain,
+        replace(plain, top_k=5, top_p=0.9),
+        replace(plain, min_p=0.1),
+        replace(plain, repetition_penalty=1.2, num_logprobs=int(rng.integers(0, 20))),
+        replace(plain, num_logprobs=0, num_prompt_logprobs=int(rng.integers(0, 5)), logit_bias={1: 2.0}),
+    ][rng.integers(6)]
+
+
+@pytest.mark.parametrize(("budget", "kv_dtype", "seed"), [(8192, torch.bfloat16, 0), (2048, torch.float8_e4m3fn, 1)])
+def test_no_step_compiles_anything(launches: Launches, budget: int, kv_dtype: torch.dtype, seed: int) -> None:
+    assert gemm.choose(1, 1024, 1024) is not None
+    config = replace(CONFIG, max_num_batched_tokens=budget)
+    device = executor(config, kv_dtype)
+    while device.prepare():
+        pass
+    prepared = set(launches.seen)
+    assert len(prepared) > 20
+    rng, engine, key = np.random.default_rng(seed), Engine(config, device), 0
+    for _ in range(12):
+        common = [7] * int(rng.choice([0, 700]))
+        longest = int(rng.choice([4, 40, 400, 1500]))
+        for _ in range(int(rng.choice([1, 2, 5, 20, 110]))):
+            key += 1
+            prompt_ids = common + rng.integers(1, 512, rng.integers(1, longest)).tolist()
+            engine.add(NewRequest(key=key, prompt_ids=prompt_ids, output_ids=[], sampling=sampling(rng)))
+        while engine.has_work() and rng.random() < 0.99:
+            engine.step()
+    while engine.has_work():
+        engine.step()
+    words = -(-MODEL.vocab_size // 32)
+    for step, num_rows in enumerate((1, 2, 3, 17, 96)):
+        rows = np.arange(num_rows, dtype=np.int32)
+        masks = np.full((num_rows, words), -1, np.int32)
+        device.retire(device.draw(DrawPlan(step=step, rows=rows, positions=rows + 5, output_indices=rows, masks=masks)))
+    new = launches.seen - prepared
+    assert not new, sorted(map(str, new))
