@@ -87,13 +87,16 @@ def chat_choice(index: int, choice: Choice, piece: Piece, request: Asked) -> inf
     if reasoning := piece.reasoning:
         message.reasoning_content = reasoning
     for call in piece.calls:
-        message.tool_calls.add(id=call.id, name=call.name, arguments="".join(call.arguments))
+        message.tool_calls.add(id=call.id, name=call.name, **_said(call))
     return inference_pb2.ChatChoice(message=message, **_choice_fields(index, choice, piece, request))
 
 
 def call_delta(call: CallPiece) -> common_pb2.ToolCallDelta:
-    arguments = "".join(call.arguments)
-    return common_pb2.ToolCallDelta(index=call.index, id=call.id, name=call.name, arguments=arguments)
+    return common_pb2.ToolCallDelta(index=call.index, id=call.id, name=call.name, **_said(call))
+
+
+def _said(call: CallPiece) -> dict[str, str]:
+    return {"input" if call.is_text else "arguments": "".join(call.arguments)}
 
 
 def complete_choice(

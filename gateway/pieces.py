@@ -21,6 +21,8 @@ class CallPiece:
     id: str
     name: str
     arguments: list[str]
+    is_text: bool = False
+    """It calls a custom tool; `arguments` is the text that this takes."""
 
 
 @dataclass(slots=True)
@@ -53,12 +55,14 @@ class Piece:
 
     def _add_call(self, delta: ToolCallDelta) -> None:
         """What belongs to the same call is joined; a piece has few calls, each in many deltas."""
+        is_text = delta.HasField("input")
+        said = delta.input if is_text else delta.arguments
         for call in self.calls:
             if call.index == delta.index:
-                call.arguments.append(delta.arguments)
+                call.arguments.append(said)
                 call.id, call.name = call.id or delta.id, call.name or delta.name
                 return
-        self.calls.append(CallPiece(delta.index, delta.id, delta.name, [delta.arguments]))
+        self.calls.append(CallPiece(delta.index, delta.id, delta.name, [said], is_text))
 
 
 class Gathered:

@@ -15,7 +15,15 @@ from headwater.gateway.job import Job
 from headwater.gateway.line import Line
 from headwater.gateway.openai.numbered import NumberedSink, NumberedStream
 from headwater.gateway.openai.response_answer import ResponseAnswer, ResponseEvents
-from headwater.gateway.openai.response_input import as_item, check, items_of, to_prompt, to_sampling, without_oldest
+from headwater.gateway.openai.response_input import (
+    as_item,
+    check,
+    items_of,
+    names_of,
+    to_prompt,
+    to_sampling,
+    without_oldest,
+)
 from headwater.gateway.openai.response_schema import InputItem, ResponsesRequest
 from headwater.gateway.pieces import Gathered
 from headwater.gateway.response_store import Item, KeptResponse, ResponseStore
@@ -25,12 +33,6 @@ from headwater.gateway.stream_context import Found, StreamContext, StreamKind
 from headwater.services import errors
 
 TOO_LONG = "context_length_exceeded"
-RENAMED = {
-    "messages": "input",
-    "max_tokens": "max_output_tokens",
-    "structured_output.json_schema": "text.format.schema",
-    "structured_output.json_object": "text.format",
-}
 
 
 class Responses:
@@ -197,7 +199,7 @@ async def _prepare(generation: Generation, asked: ResponsesRequest, items: list[
         except errors.BadRequest as error:
             shorter = without_oldest(items)
             if asked.truncation != "auto" or error.code != TOO_LONG or not shorter:
-                raise error.in_words_of(RENAMED) from None
+                raise error.in_words_of(names_of(asked)) from None
             num_before, items = num_before - (len(items) - len(shorter)), shorter
             shorter_job = _job(generation.job.caller, asked, items, num_before)
             generation.job = dataclasses.replace(shorter_job, context=generation.job.context)

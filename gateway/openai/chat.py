@@ -100,11 +100,13 @@ class ChatShape:
 
 
 def _whole_call(call: CallPiece) -> dict[str, Any]:
-    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": "".join(call.arguments)}}
+    kind, said = ("custom", "input") if call.is_text else ("function", "arguments")
+    return {"id": call.id, "type": kind, kind: {"name": call.name, said: "".join(call.arguments)}}
 
 
 def _call_delta(call: CallPiece) -> dict[str, Any]:
     """A call's first delta names it, the others have arguments only."""
     if call.name:
         return {"index": call.index, **_whole_call(call)}
-    return {"index": call.index, "function": {"arguments": "".join(call.arguments)}}
+    kind, said = ("custom", "input") if call.is_text else ("function", "arguments")
+    return {"index": call.index, kind: {said: "".join(call.arguments)}}

@@ -7,16 +7,25 @@ from typing import Any
 
 import msgspec
 
-from headwater.gateway.openai.response_schema import InputItem, InputPart, ResponsesRequest, TextFormat
+from headwater.gateway.openai.response_schema import InputItem, InputPart, ResponsesRequest, ResponseTool, TextFormat
+from headwater.gateway.openai.schema import TextGrammar
 from headwater.gateway.openai.structured_output import structured_outputs_to_pb, whitespace_of
-from headwater.gateway.openai.to_pb import given, sampling_to_pb, tool_choice_word
+from headwater.gateway.openai.to_pb import (
+    function_to_pb,
+    given,
+    sampling_to_pb,
+    text_to_pb,
+    tool_choice_word,
+)
 from headwater.proto import common_pb2, processor_pb2
 from headwater.proto.common_pb2 import ChatMessage
 from headwater.services.errors import BadRequest, UnsupportedField
 
 TEXT_PARTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text", "refusal")
-ITEM_TYPES = "message, function_call, function_call_output or reasoning"
+ITEM_TYPES = "message, function_call, function_call_output, custom_tool_call, custom_tool_call_output or reasoning"
+CALLS, OUTPUTS = ("function_call", "custom_tool_call"), ("function_call_output", "custom_tool_call_output")
 LOGPROBS = "message.output_text.logprobs"
+STRUCTURED_KINDS = ("json_schema", "json_object", "regex", "choice", "grammar", "structural_tag")
 INCLUDED = (LOGPROBS, "reasoning.encrypted_content")
 """What a client may ask to be included; thoughts are never encrypted here, so that asking for it changes nothing."""
 
@@ -45,6 +54,27 @@ def check(asked: ResponsesRequest) -> None:
         raise BadRequest("stream_options", "stream_options without stream; allowed: with stream")
     if not asked.input:
         raise BadRequest.of("input", asked.input, "a string or a list of items, not empty")
+
+
+def names_of(asked: ResponsesRequest) -> dict[str, str]:
+    """How a client knows the fields that the contract has under other names."""
+    renamed = {"messages": "input", "max_tokens": "max_output_tokens"}
+    if asked.structured_outputs is None:
+        renamed |= {
+            "structured_output.json_schema": "text.format.schema",
+            "structured_output.json_object": "text.format",
+        }
+    else:
+        kinds = {"json_schema": "json"}
+        renamed |= {
+            f"structured_output.{kind}": f"structured_outputs.{kinds.get(kind, kind)}" for kind in STRUCTURED_KINDS
+        }
+        renamed["whitespace_pattern"] = "structured_outputs.whitespace_pattern"
+    for i in range(len(asked.tools or ())):
+        renamed |= {f"tools[{i}].{kind}.name": f"tools[{i}].name" for kind in ("function", "custom")}
+        renamed[f"tools[{i}].function.parameters"] = f"tools[{i}].parameters"
+        renamed[f"tools[{i}].custom.format.grammar.definition"] = f"tools[{i}].format.definition"
+    return renamed
 
 
 def items_of(asked: ResponsesRequest) -> list[InputItem]:
@@ -80,8 +110,8 @@ def without_oldest(items: Sequence[InputItem]) -> list[InputItem]:
     """
     oldest = next((i for i, item in enumerate(items) if item.role not in ("system", "developer")), len(items))
     kept = [*items[:oldest], *items[oldest + 1 :]]
-    calls = {item.call_id for item in kept if item.type == "function_call"}
-    kept = [item for item in kept if item.type != "function_call_output" or item.call_id in calls]
+    calls = {item.call_id for item in kept if item.type in CALLS}
+    kept = [item for item in kept if item.type not in OUTPUTS or item.call_id in calls]
     return kept if any(item.role not in ("system", "developer") for item in kept) else []
 
 
@@ -93,7 +123,7 @@ def to_prompt(asked: ResponsesRequest, items: Sequence[InputItem], *, first: int
     choice, allowed = _tool_choice(asked)
     conversation = processor_pb2.Conversation(
         messages=messages,
-        tools=[_tool(tool) for tool in asked.tools or ()],
+        tools=[_tool(tool, f"tools[{i}]") for i, tool in enumerate(asked.tools or ())],
         tool_choice=choice,
         allowed_tools=allowed,
         parallel_tool_calls=asked.parallel_tool_calls,
@@ -143,17 +173,28 @@ def _add(messages: list[ChatMessage], item: InputItem, at: str) -> None:
         case "reasoning":
             said = _assistant(messages)
             said.reasoning_content += _text(item.content or item.summary or "", f"{at}.content")
-        case "function_call":
+        case "function_call" | "custom_tool_call":
             if item.name is None or item.call_id is None:
                 raise BadRequest.of(at, {"name": item.name, "call_id": item.call_id}, "both, not null")
-            _assistant(messages).tool_calls.add(id=item.call_id, name=item.name, arguments=item.arguments or "{}")
-        case "function_call_output":
+            _assistant(messages).tool_calls.add(id=item.call_id, name=item.name, **_said(item, at))
+        case "function_call_output" | "custom_tool_call_output":
             if item.call_id is None:
-                raise BadRequest.of(f"{at}.call_id", None, "the id of a function call")
+                raise BadRequest.of(f"{at}.call_id", None, "the id of a call")
             text = _text(item.output, f"{at}.output")
             messages.append(ChatMessage(role="tool", content=text, tool_call_id=item.call_id))
         case _:
             raise BadRequest.of(f"{at}.type", item.type, ITEM_TYPES)
+
+
+def _said(item: InputItem, at: str) -> dict[str, str]:
+    """What a call of the past was called with."""
+    if item.type == "custom_tool_call":
+        return {"input": given(f"{at}.input", item.input)}
+    try:
+        msgspec.json.decode(arguments := item.arguments or "{}", type=dict[str, Any])
+    except msgspec.MsgspecError:
+        raise BadRequest.of(f"{at}.arguments", item.arguments, "a JSON object") from None
+    return {"arguments": arguments}
 
 
 def _assistant(messages: list[ChatMessage]) -> ChatMessage:
@@ -173,11 +214,14 @@ def _text(content: str | list[InputPart] | None, at: str) -> str:
     return "\n".join(part.text for part in content)
 
 
-def _tool(tool: Any) -> common_pb2.Tool:
-    parameters = "" if tool.parameters is None else msgspec.json.encode(tool.parameters).decode()
-    return common_pb2.Tool(
-        name=tool.name, description=tool.description or "", parameters_json=parameters, strict=tool.strict
-    )
+def _tool(tool: ResponseTool, at: str) -> common_pb2.Tool:
+    if tool.type == "function":
+        return function_to_pb(tool)
+    form, grammar = tool.format, None
+    if form is not None and form.type == "grammar":
+        definition = given(f"{at}.format.definition", form.definition)
+        grammar = TextGrammar(definition=definition, syntax=given(f"{at}.format.syntax", form.syntax))
+    return common_pb2.Tool(name=tool.name, description=tool.description or "", custom_input=text_to_pb(grammar))
 
 
 def _tool_choice(asked: ResponsesRequest) -> tuple[str | None, list[str]]:
@@ -186,7 +230,17 @@ def _tool_choice(asked: ResponsesRequest) -> tuple[str | None, list[str]]:
     if isinstance(choice, str) or choice is None:
         # Clients say `auto` whether or not they have tools.
         return (tool_choice_word(choice) if asked.tools or choice != "auto" else None), []
-    if choice.type == "function":
-        return given("tool_choice.name", choice.name), []
-    allowed = given("tool_choice.tools", choice.tools)
-    return given("tool_choice.mode", choice.mode), [tool.name for tool in allowed]
+    if choice.type != "allowed_tools":
+        name = given("tool_choice.name", choice.name)
+        return offered_as(choice.type, name, "tool_choice", asked.tools or ()), []
+    allowed = enumerate(given("tool_choice.tools", choice.tools))
+    names = [offered_as(tool.type, tool.name, f"tool_choice.tools[{i}]", asked.tools or ()) for i, tool in allowed]
+    return given("tool_choice.mode", choice.mode), names
+
+
+def offered_as(kind: str, name: str, at: str, tools: Sequence[ResponseTool]) -> str:
+    """The name of a tool that was offered, as what it is named as; an unknown name is for the contract to refuse."""
+    for tool in tools:
+        if tool.name == name and tool.type != kind:
+            raise BadRequest.of(f"{at}.type", kind, f"{tool.type}, which {name!r} is")
+    return name

@@ -9,6 +9,11 @@ from headwater.gateway.pieces import CallPiece, Piece
 
 Event = dict[str, Any]
 Item = dict[str, Any]
+CALLS = {
+    "function_call": ("function_call_arguments", "arguments"),
+    "custom_tool_call": ("custom_tool_call_input", "input"),
+}
+"""How events call what a call is called with, and the item's field for it."""
 
 
 class ResponseItems:
@@ -62,19 +67,11 @@ class ResponseItems:
         events, arguments = [], "".join(call.arguments)
         if call.name:
             events += self._close("completed")
-            events += self._open(
-                {
-                    "type": "function_call",
-                    "id": self._new_id("fc"),
-                    "call_id": call.id,
-                    "name": call.name,
-                    "arguments": "",
-                    "status": "in_progress",
-                }
-            )
+            events += self._open(self._custom_call(call) if call.is_text else self._function_call(call))
         self._texts.append(arguments)
         if arguments:
-            events.append({"type": "response.function_call_arguments.delta", **self._where(), "delta": arguments})
+            said, _ = CALLS[self.items[-1]["type"]]
+            events.append({"type": f"response.{said}.delta", **self._where(), "delta": arguments})
         return events
 
     def _is_open(self, kind: str) -> bool:
@@ -86,7 +83,7 @@ class ResponseItems:
         events: list[Event] = [
             {"type": "response.output_item.added", "output_index": len(self.items) - 1, "item": dict(item)}
         ]
-        if item["type"] != "function_call":
+        if item["type"] not in CALLS:
             events.append({"type": "response.content_part.added", **self._where(content=True), "part": self._part("")})
         return events
 
@@ -95,10 +92,10 @@ class ResponseItems:
             return []
         item, text = self.items[-1], "".join(self._texts)
         item["status"] = status
-        if item["type"] == "function_call":
-            item["arguments"] = text
-            done = {"type": "response.function_call_arguments.done", **self._where(), "name": item["name"]}
-            events = [done | {"arguments": text}]
+        if item["type"] in CALLS:
+            said, key = CALLS[item["type"]]
+            item[key] = text
+            events = [{"type": f"response.{said}.done", **self._where(), "name": item["name"], key: text}]
         else:
             part, where = self._part(text), self._where(content=True)
             item["content"] = [part]
@@ -139,6 +136,14 @@ class ResponseItems:
             "summary": [],
             "content": [],
         }
+
+    def _function_call(self, call: CallPiece) -> Item:
+        item = {"type": "function_call", "id": self._new_id("fc"), "call_id": call.id, "name": call.name}
+        return item | {"arguments": "", "status": "in_progress"}
+
+    def _custom_call(self, call: CallPiece) -> Item:
+        item = {"type": "custom_tool_call", "id": self._new_id("ctc"), "call_id": call.id, "name": call.name}
+        return item | {"input": "", "status": "in_progress"}
 
     def _new_id(self, prefix: str) -> str:
         return f"{prefix}_{self._request_id}{len(self.items):02d}"

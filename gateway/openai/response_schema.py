@@ -18,6 +18,7 @@ class InputItem(Struct, kw_only=True):
     call_id: str | None = None
     name: str | None = None
     arguments: str | None = None
+    input: str | None = None
     output: str | list[InputPart] | None = None
     summary: list[InputPart] | None = None
     id: str | None = None
@@ -31,30 +32,43 @@ class InputPart(Struct, kw_only=True):
     text: str = ""
 
 
+class ResponseFormatOfTool(Struct, kw_only=True):
+    """What text a custom tool takes."""
+
+    type: Annotated[Literal["text", "grammar"], Meta(description="text or grammar")] = "text"
+    definition: Annotated[str, Meta(description="a Lark grammar or a regular expression")] | None = None
+    syntax: Annotated[Literal["lark", "regex"], Meta(description="lark or regex")] | None = None
+
+
 class ResponseTool(Struct, kw_only=True):
-    """A function that the answer may call."""
+    """A function that the answer may call, or a custom tool, which takes text."""
 
     name: Annotated[str, Meta(description="1 to 64 letters, digits, _, - and .")]
-    type: Annotated[Literal["function"], Meta(description="function")]
+    type: Annotated[Literal["function", "custom"], Meta(description="function or custom")]
+    format: Annotated[ResponseFormatOfTool, Meta(description="an object with a type")] | None = None
     description: str | None = None
     parameters: Annotated[dict[str, Any], Meta(description="a JSON Schema of an object")] | None = None
     strict: Flag | None = None
 
 
-class NamedFunction(Struct, kw_only=True):
-    """A function by its name."""
+class NamedResponseTool(Struct, kw_only=True):
+    """A tool by its name."""
 
     name: str
-    type: Annotated[Literal["function"], Meta(description="function")]
+    type: Annotated[Literal["function", "custom"], Meta(description="function or custom")]
 
 
 class ResponseToolChoice(Struct, kw_only=True):
-    """The function that is to be called, or those that may be."""
+    """The tool that is to be called, or those that may be."""
 
-    type: Annotated[Literal["function", "allowed_tools"], Meta(description="function or allowed_tools")]
+    type: Annotated[
+        Literal["function", "custom", "allowed_tools"], Meta(description="function, custom or allowed_tools")
+    ]
     name: str | None = None
     mode: Annotated[Literal["auto", "required"], Meta(description="auto or required")] | None = None
-    tools: Annotated[list[NamedFunction], Meta(min_length=1, description="at least one function")] | None = None
+    tools: (
+        Annotated[list[NamedResponseTool], Meta(min_length=1, description="at least one tool, by its name")] | None
+    ) = None
 
 
 class TextFormat(Struct, kw_only=True):

@@ -136,11 +136,20 @@ class FunctionCall(Struct, kw_only=True):
     arguments: str = ""
 
 
+class CustomCall(Struct, kw_only=True):
+    """The custom tool of a tool call, and the text that it took."""
+
+    name: str
+    input: str = ""
+
+
 class ToolCall(Struct, kw_only=True):
     """A call in an assistant's message of the past."""
 
-    function: FunctionCall
+    function: Annotated[FunctionCall, Meta(description="an object with name and arguments")] | None = None
+    custom: Annotated[CustomCall, Meta(description="an object with name and input")] | None = None
     id: str = ""
+    type: Annotated[Literal["function", "custom"], Meta(description="function or custom")] = "function"
 
 
 class Message(Struct, kw_only=True):
@@ -165,15 +174,38 @@ class Function(Struct, kw_only=True):
     strict: Flag | None = None
 
 
+class TextGrammar(Struct, kw_only=True):
+    """What the text that a custom tool takes must match."""
+
+    definition: Annotated[str, Meta(description="a Lark grammar or a regular expression")]
+    syntax: Annotated[Literal["lark", "regex"], Meta(description="lark or regex")]
+
+
+class CustomFormat(Struct, kw_only=True):
+    """What text a custom tool takes."""
+
+    type: Annotated[Literal["text", "grammar"], Meta(description="text or grammar")] = "text"
+    grammar: Annotated[TextGrammar, Meta(description="an object with definition and syntax")] | None = None
+
+
+class CustomTool(Struct, kw_only=True):
+    """A tool that takes text."""
+
+    name: Annotated[str, Meta(description="1 to 64 letters, digits, _, - and .")]
+    description: str | None = None
+    format: Annotated[CustomFormat, Meta(description="an object with a type")] | None = None
+
+
 class Tool(Struct, kw_only=True):
-    """A function that the answer may call."""
+    """A function that the answer may call, or a tool that takes text."""
 
-    function: Annotated[Function, Meta(description="an object with a name")]
-    type: Annotated[Literal["function"], Meta(description="function")] = "function"
+    function: Annotated[Function, Meta(description="an object with a name")] | None = None
+    custom: Annotated[CustomTool, Meta(description="an object with a name")] | None = None
+    type: Annotated[Literal["function", "custom"], Meta(description="function or custom")] = "function"
 
 
-class FunctionName(Struct, kw_only=True):
-    """The function that is to be called."""
+class ToolName(Struct, kw_only=True):
+    """The tool that is to be called."""
 
     name: str
 
@@ -181,8 +213,9 @@ class FunctionName(Struct, kw_only=True):
 class NamedTool(Struct, kw_only=True):
     """A tool by its name."""
 
-    function: FunctionName
-    type: Annotated[Literal["function"], Meta(description="function")] = "function"
+    function: Annotated[ToolName, Meta(description="an object with a name")] | None = None
+    custom: Annotated[ToolName, Meta(description="an object with a name")] | None = None
+    type: Annotated[Literal["function", "custom"], Meta(description="function or custom")] = "function"
 
 
 class AllowedTools(Struct, kw_only=True):
@@ -195,8 +228,11 @@ class AllowedTools(Struct, kw_only=True):
 class ToolChoice(Struct, kw_only=True):
     """The tool that is to be called, or those that may be."""
 
-    type: Annotated[Literal["function", "allowed_tools"], Meta(description="function or allowed_tools")] = "function"
-    function: Annotated[FunctionName, Meta(description="an object with a name")] | None = None
+    type: Annotated[
+        Literal["function", "custom", "allowed_tools"], Meta(description="function, custom or allowed_tools")
+    ] = "function"
+    function: Annotated[ToolName, Meta(description="an object with a name")] | None = None
+    custom: Annotated[ToolName, Meta(description="an object with a name")] | None = None
     allowed_tools: Annotated[AllowedTools, Meta(description="an object with a mode and tools")] | None = None
 
 

@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TypeVar
 
 import msgspec
 
+from headwater.gateway.openai.response_schema import ResponseTool
 from headwater.gateway.openai.schema import (
     Answering,
     ChatCompletionRequest,
     ContentPart,
+    CustomFormat,
+    CustomTool,
+    Function,
     Message,
+    NamedTool,
     Sampling,
     StreamOptions,
+    TextGrammar,
     TokenizeRequest,
     Tool,
+    ToolCall,
     ToolChoice,
+    ToolName,
 )
 from headwater.proto import common_pb2, processor_pb2
 from headwater.services.errors import BadRequest
@@ -56,10 +65,10 @@ def truncation_to_pb(given: int) -> int:
 
 def conversation_to_pb(asked: ChatCompletionRequest | TokenizeRequest) -> processor_pb2.Prompt:
     conversation = processor_pb2.Conversation(
-        messages=[_message_to_pb(message) for message in asked.messages or ()],
+        messages=[_message_to_pb(message, f"messages[{i}]") for i, message in enumerate(asked.messages or ())],
         add_generation_prompt=asked.add_generation_prompt,
         continue_final_message=asked.continue_final_message,
-        tools=[_tool_to_pb(tool) for tool in asked.tools or ()],
+        tools=[_tool_to_pb(tool, f"tools[{i}]") for i, tool in enumerate(asked.tools or ())],
     )
     if isinstance(asked, ChatCompletionRequest):
         conversation.MergeFrom(_answering_to_pb(asked))
@@ -88,10 +97,25 @@ def _tool_choice(asked: ChatCompletionRequest) -> tuple[str | None, list[str]]:
     choice = asked.tool_choice
     if not isinstance(choice, ToolChoice):
         return tool_choice_word(choice), []
-    if choice.type == "function":
-        return given("tool_choice.function", choice.function).name, []
+    kinds = {_name_of(tool, ""): tool.type for tool in asked.tools or ()}
+    if choice.type != "allowed_tools":
+        return _offered_name(choice, "tool_choice", kinds), []
     allowed = given("tool_choice.allowed_tools", choice.allowed_tools)
-    return allowed.mode, [tool.function.name for tool in allowed.tools]
+    tools = enumerate(allowed.tools)
+    return allowed.mode, [_offered_name(tool, f"tool_choice.allowed_tools.tools[{i}]", kinds) for i, tool in tools]
+
+
+def _offered_name(named: NamedTool | ToolChoice, at: str, kinds: Mapping[str, str]) -> str:
+    """Of a tool that was offered, as what it is named as; an unknown name is for the contract to refuse."""
+    name = _name_of(named, at)
+    if kinds.get(name, named.type) != named.type:
+        raise BadRequest.of(f"{at}.type", named.type, f"{kinds[name]}, which {name!r} is")
+    return name
+
+
+def _name_of(tool: Tool | NamedTool | ToolChoice, at: str) -> str:
+    named: CustomTool | Function | ToolName | None = tool.custom if tool.type == "custom" else tool.function
+    return given(f"{at}.{tool.type}", named and named.name)
 
 
 def tool_choice_word(choice: str | None) -> str | None:
@@ -108,18 +132,38 @@ def given(param: str, value: FieldT | None) -> FieldT:
     return value
 
 
-def _tool_to_pb(tool: Tool) -> common_pb2.Tool:
-    function = tool.function
-    parameters = "" if function.parameters is None else msgspec.json.encode(function.parameters).decode()
+def _tool_to_pb(tool: Tool, at: str) -> common_pb2.Tool:
+    if tool.type == "function":
+        return function_to_pb(given(f"{at}.function", tool.function))
+    custom = given(f"{at}.custom", tool.custom)
+    return common_pb2.Tool(
+        name=custom.name,
+        description=custom.description or "",
+        custom_input=text_to_pb(_grammar_of(custom.format, f"{at}.custom.format")),
+    )
+
+
+def function_to_pb(function: Function | ResponseTool) -> common_pb2.Tool:
     return common_pb2.Tool(
         name=function.name,
         description=function.description or "",
-        parameters_json=parameters,
+        parameters_json="" if function.parameters is None else msgspec.json.encode(function.parameters).decode(),
         strict=function.strict,
     )
 
 
-def _message_to_pb(message: Message) -> common_pb2.ChatMessage:
+def _grammar_of(form: CustomFormat | None, at: str) -> TextGrammar | None:
+    if form is None or form.type == "text":
+        return None
+    return given(f"{at}.grammar", form.grammar)
+
+
+def text_to_pb(grammar: TextGrammar | None) -> common_pb2.CustomInput:
+    """What a custom tool takes; without a grammar any text."""
+    return common_pb2.CustomInput(**({} if grammar is None else {grammar.syntax: grammar.definition}))
+
+
+def _message_to_pb(message: Message, at: str) -> common_pb2.ChatMessage:
     content = message.content
     parts: list[ContentPart] = content if isinstance(content, list) else []
     return common_pb2.ChatMessage(
@@ -127,13 +171,18 @@ def _message_to_pb(message: Message) -> common_pb2.ChatMessage:
         content=content if isinstance(content, str) else None,
         parts=[common_pb2.ContentPart(type=part.type, text=part.text) for part in parts],
         name=message.name,
-        tool_calls=[
-            common_pb2.ToolCall(id=call.id, name=call.function.name, arguments=call.function.arguments)
-            for call in message.tool_calls or ()
-        ],
+        tool_calls=[_call_to_pb(call, f"{at}.tool_calls[{k}]") for k, call in enumerate(message.tool_calls or ())],
         tool_call_id=message.tool_call_id,
         reasoning_content=message.reasoning_content or message.reasoning,
     )
+
+
+def _call_to_pb(call: ToolCall, at: str) -> common_pb2.ToolCall:
+    if call.type == "custom":
+        custom = given(f"{at}.custom", call.custom)
+        return common_pb2.ToolCall(id=call.id, name=custom.name, input=custom.input)
+    function = given(f"{at}.function", call.function)
+    return common_pb2.ToolCall(id=call.id, name=function.name, arguments=function.arguments)
 
 
 def check_stream_options(stream: bool | None, options: StreamOptions | None) -> None:

@@ -29,6 +29,7 @@ def answer_format(
         chosen = named_tool(conversation)
         form.tool_parser = tool_format
         form.tool_names.extend(tool.name for tool in conversation.tools)
+        form.custom_names.extend(tool.name for tool in conversation.tools if tool.HasField("custom_input"))
         # Who chose one function wants one call.
         form.named_call = chosen is not None
         form.single_call = form.named_call or not _is_parallel(conversation)

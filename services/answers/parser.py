@@ -7,9 +7,10 @@ from hashlib import blake2b
 from typing import Protocol
 
 from headwater.proto.common_pb2 import AnswerFormat
-from headwater.services.answers.parts import Parts, PartsParser
+from headwater.services.answers.parts import CallDelta, Parts, PartsParser
 from headwater.services.answers.pythonic_parser import PythonicParser
 from headwater.services.answers.reasoning_parser import REASONING_FORMATS, ReasoningParser
+from headwater.services.answers.text_input import TextInputReader
 from headwater.services.answers.tool_parsers import HermesParser, LlamaJsonParser, MistralParser
 
 
@@ -48,6 +49,9 @@ class AnswerParser:
         )
         make = TOOL_PARSERS.get(form.tool_parser)
         self._tools = make(frozenset(form.tool_names)) if make is not None else None
+        self._custom_names = frozenset(form.custom_names)
+        self._inputs: dict[int, TextInputReader] = {}
+        """Of calls of custom tools."""
         self.has_called = False
 
     @property
@@ -78,7 +82,8 @@ class AnswerParser:
             return Parts()
         parts = self._with_calls(self._reasoning.flush() if self._reasoning is not None else Parts())
         if self._tools is not None:
-            parts.add(self._tools.flush())
+            rest = self._tools.flush()
+            parts.add(Parts(rest.content, rest.reasoning, self._told(rest.calls)))
         return parts
 
     def _with_calls(self, parts: Parts) -> Parts:
@@ -87,7 +92,21 @@ class AnswerParser:
             return Parts(parts.content, reasoning)
         read = self._tools.push(parts.content)
         self.has_called = self.has_called or bool(read.calls)
-        return Parts(read.content, reasoning, read.calls)
+        return Parts(read.content, reasoning, self._told(read.calls))
+
+    def _told(self, calls: list[CallDelta]) -> list[CallDelta]:
+        """Calls as they are told: those of custom tools with their text, in place of the JSON around it."""
+        if not self._custom_names:
+            return calls
+        told = [self._as_text(call) for call in calls]
+        return [call for call in told if call.name or call.arguments]
+
+    def _as_text(self, call: CallDelta) -> CallDelta:
+        if call.name in self._custom_names:
+            self._inputs[call.index] = TextInputReader()
+        if (reader := self._inputs.get(call.index)) is None:
+            return call
+        return CallDelta(call.index, call.name, reader.push(call.arguments), is_text=True)
 
 
 def unknown_parser(answer_format: AnswerFormat) -> str | None:

@@ -18,6 +18,8 @@ class CallDelta:
     index: int
     name: str = ""
     arguments: str = ""
+    is_text: bool = False
+    """It calls a custom tool: what it takes is text, and `arguments` that text in pieces."""
 
 
 @dataclass(slots=True)
@@ -54,7 +56,8 @@ class Parts:
         for call in self.calls:
             for start in range(0, max(len(call.arguments), 1), limit):
                 name = call.name if start == 0 else ""
-                yield Parts(calls=[CallDelta(call.index, name, call.arguments[start : start + limit])])
+                said = call.arguments[start : start + limit]
+                yield Parts(calls=[CallDelta(call.index, name, said, is_text=call.is_text)])
 
 
 class PartsParser(Protocol):

@@ -10,18 +10,31 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from headwater.services.answers.text_input import KEY
+
 Form = dict[str, Any]
 """A format in the words of structural tags."""
 ANY_ARGUMENTS: Form = {"type": "object"}
+_ANY_PYTHON = r"""([^()"']|"([^"\\]|\\.)*"|'([^'\\]|\\.)*')*"""
+"""Arguments of which nothing is known but that strings in them end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OfferedTool:
-    """A function that the answer may call."""
+    """A function that the answer may call, or a custom tool."""
 
     name: str
     parameters: dict[str, Any]
     """JSON Schema of its arguments."""
+    input: Form | None = None
+    """Of a custom tool: the JSON string that stands for the text which it takes, its one argument."""
+
+    @property
+    def arguments(self) -> Form:
+        """The object of its arguments."""
+        if self.input is None:
+            return {"type": "json_schema", "json_schema": self.parameters}
+        return _sequence(_const(f'{{"{KEY}": '), self.input, _const("}"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,8 +57,7 @@ def format_of_template(template: str | None) -> str:
 
 def _tag(tool: OfferedTool, begin: str, end: str, key: str = "arguments") -> Form:
     opening = f'{begin}{{"name": {json.dumps(tool.name)}, "{key}": '
-    content = {"type": "json_schema", "json_schema": tool.parameters}
-    return {"type": "tag", "begin": opening, "content": content, "end": f"}}{end}"}
+    return {"type": "tag", "begin": opening, "content": tool.arguments, "end": f"}}{end}"}
 
 
 def _list(tags: list[Form], separator: str, single: bool) -> Form:
@@ -103,7 +115,7 @@ def _named_mistral_calls(tools: Sequence[OfferedTool], single: bool) -> Form:
         {
             "type": "tag",
             "begin": f"[TOOL_CALLS]{tool.name}[ARGS]",
-            "content": {"type": "json_schema", "json_schema": tool.parameters},
+            "content": tool.arguments,
             "end": "",
         }
         for tool in tools
@@ -129,7 +141,11 @@ def _pythonic_free(tools: Sequence[OfferedTool], single: bool) -> Form:
 
 def _pythonic_call(tool: OfferedTool) -> Form:
     """Arguments by name, in the schema's order: those required, then any of the others."""
-    properties: Mapping[str, Any] = tool.parameters.get("properties", {})
+    if tool.input is not None:
+        return _sequence(_const(f"{tool.name}({KEY}="), tool.input, _const(")"))
+    if "properties" not in tool.parameters:
+        return _sequence(_const(f"{tool.name}("), {"type": "regex", "pattern": _ANY_PYTHON}, _const(")"))
+    properties: Mapping[str, Any] = tool.parameters["properties"]
     required = [name for name in properties if name in tool.parameters.get("required", [])]
     optional = [name for name in properties if name not in required]
     values = {

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from typing import Any
 
-from headwater.proto.common_pb2 import AnswerFormat, Sampling, Tool
+from headwater.proto.common_pb2 import AnswerFormat, CustomInput, Sampling, Tool
 from headwater.proto.processor_pb2 import Conversation, PrepareReply, PrepareRequest
 from headwater.services.answers.format import ENFORCING, may_call, named_tool
 from headwater.services.answers.reasoning_parser import REASONING_FORMATS
@@ -13,7 +14,8 @@ from headwater.services.answers.tool_formats import ANY_ARGUMENTS, TOOL_FORMATS,
 from headwater.services.errors import BadRequest
 from headwater.services.grammars.counted_text import counted_up_to
 from headwater.services.grammars.json_schema import check_schema, parse_json
-from headwater.services.grammars.lark import ANY_TEXT, literal, quoted
+from headwater.services.grammars.lark import ANY_TEXT, expression, literal, quoted
+from headwater.services.grammars.quoted import quoted_grammar, quoted_regex
 from headwater.services.grammars.structural_tag import structural_tag_grammar
 from headwater.services.grammars.structured_output import grammar_of, with_whitespace
 from headwater.services.text.model import TextModel
@@ -50,7 +52,7 @@ def calls_due(conversation: Conversation, tool_format: str) -> Form | None:
         return None
     chosen, form = named_tool(conversation), TOOL_FORMATS[tool_format]
     is_due = chosen is not None or conversation.tool_choice == ENFORCING
-    if not (is_due or conversation.allowed_tools or any(tool.strict for tool in conversation.tools)):
+    if not (is_due or conversation.allowed_tools or any(map(_is_held, conversation.tools))):
         return None
     allowed = conversation.allowed_tools or [tool.name for tool in conversation.tools]
     offered = [(i, tool) for i, tool in enumerate(conversation.tools) if tool.name in allowed]
@@ -61,10 +63,17 @@ def calls_due(conversation: Conversation, tool_format: str) -> Form | None:
     return form.calls(tools, single) if is_due else form.free(tools, single)
 
 
+def _is_held(tool: Tool) -> bool:
+    """Its calls are held to more than their form, also where the answer need not call."""
+    return tool.strict or tool.custom_input.WhichOneof("format") is not None
+
+
 def _offered(tool: Tool, i: int, *, is_due: bool) -> OfferedTool:
     """Of tools that may be left alone and are not strict only the form of a call is held to."""
-    if not (is_due or tool.strict):
+    if not (is_due or _is_held(tool)):
         return OfferedTool(name=tool.name, parameters=ANY_ARGUMENTS)
+    if tool.HasField("custom_input"):
+        return OfferedTool(name=tool.name, parameters=ANY_ARGUMENTS, input=_text_input(tool.custom_input, i))
     param = f"tools[{i}].function.parameters"
     parameters = parse_json(param, tool.parameters_json) if tool.parameters_json else ANY_ARGUMENTS
     check_schema(param, parameters)
@@ -72,6 +81,37 @@ def _offered(tool: Tool, i: int, *, is_due: bool) -> OfferedTool:
         raise BadRequest.of(param, parameters, "a JSON Schema of an object")
     # Arguments are an object whether or not the schema says so.
     return OfferedTool(name=tool.name, parameters={"type": "object"} | _closed(parameters))
+
+
+def _text_input(asked: CustomInput, i: int) -> Form:
+    """The text of a custom tool, as models write it: as a JSON string."""
+    param = format_param(i)
+    text: Form
+    match asked.WhichOneof("format"):
+        case "lark":
+            text = {"type": "grammar", "grammar": quoted_grammar(param, asked.lark)}
+        case "regex":
+            text = {"type": "regex", "pattern": quoted_regex(param, asked.regex)}
+        case _:
+            return {"type": "json_schema", "json_schema": {"type": "string"}}
+    quote = {"type": "const_string", "value": '"'}
+    return {"type": "sequence", "elements": [quote, text, quote]}
+
+
+def custom_grammars(conversation: Conversation) -> Iterator[tuple[int, str]]:
+    """What the texts of custom tools must match, each alone, by the tool's position."""
+    for i, tool in enumerate(conversation.tools):
+        match tool.custom_input.WhichOneof("format"):
+            case "lark":
+                yield i, json.dumps({"grammars": [{"lark_grammar": tool.custom_input.lark}]})
+            case "regex":
+                pattern = expression(format_param(i), tool.custom_input.regex)
+                yield i, json.dumps({"grammars": [{"lark_grammar": f"start: {pattern}"}]})
+
+
+def format_param(i: int) -> str:
+    """What a tool's text must match, as clients know it."""
+    return f"tools[{i}].custom.format.grammar.definition"
 
 
 def _closed(parameters: dict[str, Any]) -> dict[str, Any]:

@@ -200,7 +200,8 @@ class OutputStream:
         for call in calls:
             # A call begins with its name.
             name_of = call_id(plan.answer_format, plan.request_id, self._choice_index, call.index) if call.name else ""
-            yield ToolCallDelta(index=call.index, id=name_of, name=call.name, arguments=call.arguments)
+            said = {"input" if call.is_text else "arguments": call.arguments}
+            yield ToolCallDelta(index=call.index, id=name_of, name=call.name, **said)
 
     def _send_logprobs(self, token_ids: Sequence[int], entries: Mapping[int, Entry], position: int) -> None:
         """Of the row that was sent last."""

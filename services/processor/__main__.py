@@ -18,7 +18,7 @@ import prometheus_client
 
 from headwater.proto import processor_pb2, processor_pb2_grpc
 from headwater.services.errors import BadRequest, HeadwaterError, NotFound, Unavailable
-from headwater.services.grammars.answer_grammar import answer_grammar
+from headwater.services.grammars.answer_grammar import answer_grammar, custom_grammars, format_param
 from headwater.services.grammars.checker import GrammarChecker
 from headwater.services.grammars.grammars import GrammarError
 from headwater.services.grammars.structured_output import param_of
@@ -160,9 +160,20 @@ class Processor(processor_pb2_grpc.ProcessorServicer):
             await self._checker.check(model.folder, grammar)
         except GrammarError as fault:
             is_asked = request.sampling.HasField("structured_output")
-            param = param_of(request.sampling.structured_output) if is_asked else "tools"
+            param = (
+                param_of(request.sampling.structured_output) if is_asked else await self._tools_at_fault(model, request)
+            )
             raise BadRequest(param, f"{param} cannot be followed: {fault}", code="invalid_grammar") from None
         return grammar.encode()
+
+    async def _tools_at_fault(self, model: TextModel, request: processor_pb2.PrepareRequest) -> str:
+        """The custom tool whose text cannot be followed, if it is one."""
+        for i, grammar in custom_grammars(request.prompt.conversation):
+            try:
+                await self._checker.check(model.folder, grammar)
+            except GrammarError:
+                return format_param(i)
+        return "tools"
 
     def _model(self, name: str) -> TextModel:
         if name not in self._models:

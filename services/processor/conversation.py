@@ -9,6 +9,7 @@ import msgspec
 
 from headwater.proto import common_pb2, processor_pb2
 from headwater.services.answers.format import may_call
+from headwater.services.answers.text_input import KEY
 from headwater.services.errors import BadRequest
 from headwater.services.processor import plain_tools
 from headwater.services.text.chat_template import ChatTemplate
@@ -63,10 +64,11 @@ def _effort(conversation: processor_pb2.Conversation) -> dict[str, Any]:
 def _check_tool_names(conversation: processor_pb2.Conversation) -> None:
     names: set[str] = set()
     for i, tool in enumerate(conversation.tools):
+        param = f"tools[{i}].{'custom' if tool.HasField('custom_input') else 'function'}.name"
         if not _TOOL_NAME.fullmatch(tool.name):
-            raise BadRequest.of(f"tools[{i}].function.name", tool.name, "1 to 64 letters, digits, _, - and .")
+            raise BadRequest.of(param, tool.name, "1 to 64 letters, digits, _, - and .")
         if tool.name in names:
-            raise BadRequest.of(f"tools[{i}].function.name", tool.name, "names that differ")
+            raise BadRequest.of(param, tool.name, "names that differ")
         names.add(tool.name)
 
 
@@ -109,15 +111,30 @@ def _content(message: common_pb2.ChatMessage, i: int) -> str:
 
 def _tool_call(call: common_pb2.ToolCall, i: int, k: int) -> dict[str, Any]:
     """Templates write the arguments as an object, clients send them as JSON."""
-    param = f"messages[{i}].tool_calls[{k}].function.arguments"
-    arguments = _json_object(call.arguments or "{}", param)
+    if call.HasField("input"):
+        arguments: dict[str, Any] = {KEY: call.input}
+    else:
+        arguments = _json_object(call.arguments or "{}", f"messages[{i}].tool_calls[{k}].function.arguments")
     return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": arguments}}
 
 
 def _tool(tool: common_pb2.Tool, i: int) -> dict[str, Any]:
     function: dict[str, Any] = {"name": tool.name, "description": tool.description}
+    if tool.HasField("custom_input"):
+        return {"type": "function", "function": function | {"parameters": _text_parameters(tool.custom_input)}}
     function["parameters"] = _json_object(tool.parameters_json or "{}", f"tools[{i}].function.parameters")
     return {"type": "function", "function": function}
+
+
+def _text_parameters(asked: common_pb2.CustomInput) -> dict[str, Any]:
+    """A custom tool as models know tools: a function whose one argument is a string."""
+    text = {"type": "string"}
+    match asked.WhichOneof("format"):
+        case "lark":
+            text["description"] = f"Text that matches this Lark grammar:\n{asked.lark}"
+        case "regex":
+            text["description"] = f"Text that matches this regular expression: {asked.regex}"
+    return {"type": "object", "properties": {KEY: text}, "required": [KEY]}
 
 
 def _variables(kwargs_json: str, template: ChatTemplate) -> dict[str, Any]:

@@ -119,7 +119,7 @@ JSON_ROWS: list[tuple[str, dict[str, Any], int, str | None]] = [
     (CHAT, {"tools": []}, 400, "tools"),
     (CHAT, {"tools": [{"type": "function"}]}, 400, "tools[0].function"),
     (CHAT, {"tools": [{"function": {"name": "a b"}}]}, 400, "tools[0].function.name"),
-    (CHAT, {"tools": [{"type": "custom", "function": {"name": "f"}}]}, 400, "tools[0].type"),
+    (CHAT, {"tools": [{"type": "web_search", "function": {"name": "f"}}]}, 400, "tools[0].type"),
     (CHAT, {"tools": [{"function": {"name": "f"}}], "tool_choice": "g"}, 400, "tool_choice"),
     (CHAT, {"tools": [{"function": {"name": "f"}}], "tool_choice": {"function": {"name": "g"}}}, 400, "tool_choice"),
     (CHAT, {"tools": [{"function": {"name": "f"}}], "tool_choice": {"name": "g"}}, 400, "tool_choice.function"),

@@ -188,7 +188,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"input": "x", "background": True, "store": False}, "store"),
     ({"input": "x", "conversation": "conv_1", "previous_response_id": "resp_1"}, "conversation"),
     ({"input": "x", "tools": [{"type": "web_search"}]}, "tools[0].type"),
-    ({"input": "x", "tools": [{"type": "function", "name": "a b"}]}, "tools[0].function.name"),
+    ({"input": "x", "tools": [{"type": "function", "name": "a b"}]}, "tools[0].name"),
     ({"input": "x", "tool_choice": "required"}, "tool_choice"),
     ({"input": "x", "include": ["file_search_call.results"]}, "include[0]"),
     ({"input": "x", "max_output_tokens": 0}, "max_output_tokens"),

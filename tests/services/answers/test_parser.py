@@ -213,3 +213,51 @@ def test_the_id_of_a_call_is_the_same_on_every_attempt_and_fits_its_family() -> 
     )
     assert call_id(AnswerFormat(), "r", 0, 1) != call_id(AnswerFormat(), "r", 1, 1)
     assert len(call_id(AnswerFormat(tool_parser="mistral"), "r", 0, 0)) == 9
+
+
+TEXT_CALLS = {
+    "hermes": lambda json_text: f'<tool_call>\n{{"name": "time", "arguments": {json_text}}}\n</tool_call>',
+    "llama3_json": lambda json_text: f'{{"name": "time", "parameters": {json_text}}}',
+    "mistral": lambda json_text: f'[TOOL_CALLS][{{"name": "time", "arguments": {json_text}}}]',
+    "pythonic": lambda json_text: f"[time(input={json.dumps(json.loads(json_text)['input'])})]",
+}
+
+
+@pytest.mark.parametrize("parser", TEXT_CALLS)
+@settings(max_examples=40, deadline=None)
+@given(
+    text=st.text(max_size=20) | st.text(alphabet='\\"nu\n😀{}', max_size=20),
+    ascii_only=st.booleans(),
+    places=st.lists(st.integers(0, 200), max_size=8),
+)
+def test_a_custom_tool_is_told_the_text_however_it_was_written_and_cut(
+    parser: str, text: str, ascii_only: bool, places: list[int]
+) -> None:
+    written = TEXT_CALLS[parser](json.dumps({"input": text}, ensure_ascii=ascii_only))
+    answer_format = AnswerFormat(tool_parser=parser, tool_names=NAMES, custom_names=["time"])
+    for pieces in (cut(written, places), list(written), [written]):
+        heard = heard_of(answer_format, pieces)
+        assert (heard.names, heard.arguments, heard.content) == (["time"], [text], "")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ('{ "input" : "a" }', "a"),
+        ('{"input": "a", "more": 1}', "a"),
+        ('{"input": "a\nb\\qc"}', "a\nb\\qc"),
+        ('{"input": "\\ud800x\\ud83d\\ude00"}', "\ufffdx😀"),
+        ('{"input": "a\\u00', "a"),
+        ('{"input": 5}', '{"input": 5}'),
+        ('{"sql": "a"}', '{"sql": "a"}'),
+        ('"a"', "a"),
+        ("{}", ""),
+    ],
+)
+def test_what_a_model_writes_otherwise_is_the_text_of_a_custom_tool(arguments: str, text: str) -> None:
+    answer_format = AnswerFormat(tool_parser="hermes", tool_names=NAMES, custom_names=["time"])
+    end = "}</tool_call>" if arguments[-1] in '}"' else ""
+    call = f'<tool_call>{{"name": "time", "arguments": {arguments}{end}'
+    for pieces in (list(call), [call]):
+        heard = heard_of(answer_format, pieces)
+        assert (heard.names, heard.arguments) == (["time"], [text])

@@ -1,0 +1,77 @@
+"""Reads the text that a custom tool takes out of the JSON in which models write it, `{"input": "…"}`, piece by piece.
+
+Models that write something else in its place are taken at their word: all of it is the text.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+
+KEY = "input"
+"""Of the one argument that stands for the text."""
+_HEAD = re.compile(rf'\s*\{{\s*"{KEY}"\s*:\s*"')
+_BARE_HEAD = f'{{"{KEY}":"'
+_RUN = re.compile(r'[^"\\]+')
+_ESCAPE = re.compile(
+    r"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|\\u[0-9a-fA-F]{4}|\\[\"\\/bfnrt]", re.ASCII
+)
+_BEGUN = re.compile(r"\\(u[0-9a-fA-F]{0,3}|u[dD][89abAB][0-9a-fA-F]{2}(\\(u[0-9a-fA-F]{0,3})?)?)?", re.ASCII)
+"""What may yet become an escape, or one half of a character that takes two."""
+
+
+class TextInputReader:
+    """Of one call. Passes on what is certain to be text; what it holds when the call is cut off is none."""
+
+    __slots__ = ("_held", "_read")
+
+    def __init__(self) -> None:
+        self._held = ""
+        self._read = self._before
+
+    def push(self, arguments: str) -> str:
+        text, self._held = self._held + arguments, ""
+        return self._read(text)
+
+    def _before(self, text: str) -> str:
+        found = _HEAD.match(text)
+        if found is not None:
+            self._read = self._inside
+            return self._inside(text[found.end() :])
+        bare = "".join(text.split())
+        if _BARE_HEAD.startswith(bare):
+            self._held = text
+            return ""
+        self._read = self._behind if bare == "{}" else self._verbatim
+        return self._read(text)
+
+    def _inside(self, text: str) -> str:
+        said, at = [], 0
+        while at < len(text):
+            if (run := _RUN.match(text, at)) is not None:
+                said.append(run.group())
+                at = run.end()
+            elif text[at] == '"':
+                self._read = self._behind
+                break
+            elif _BEGUN.fullmatch(text, at) is not None:
+                self._held = text[at:]
+                break
+            else:
+                escape = _ESCAPE.match(text, at)
+                # A backslash that begins no escape stands for itself.
+                said.append(_spelled(escape.group()) if escape is not None else "\\")
+                at = escape.end() if escape is not None else at + 1
+        return "".join(said)
+
+    def _verbatim(self, text: str) -> str:
+        return text
+
+    def _behind(self, text: str) -> str:
+        return ""
+
+
+def _spelled(escape: str) -> str:
+    """Half a character without its other half is no text."""
+    spelled: str = json.loads(f'"{escape}"')
+    return "\ufffd" if "\ud800" <= spelled <= "\udfff" else spelled

@@ -1,0 +1,218 @@
+"""From a Lark grammar of some texts to the grammar of the same texts as JSON strings write them, without the quotes.
+
+Every character has one spelling: quotes, backslashes and control characters are escaped, others stand for themselves.
+What a class of characters matches is asked of llguidance, which reads the grammar in the end.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+from collections.abc import Iterator
+
+import numpy as np
+from llguidance import LLMatcher, LLTokenizer
+
+from headwater.services.errors import BadRequest
+
+ESCAPED = tuple(map(chr, [*range(0x20), ord('"'), ord("\\")]))
+_PLAIN = r'[^"\\\x00-\x1f]'
+_TOKEN = re.compile(
+    r"""(?P<space>\s+|(?:\#|//)[^\n]*)
+    |(?P<string>"(?:\\.|[^"\\\n])*"i?)(?P<range>\s*\.\.\s*"(?:\\.|[^"\\\n])*")?
+    |/(?P<regex>(?:\\.|[^/\\])+)/(?P<flags>[imslux]*)
+    |%import\s+common\s*(?:\.\s*(?P<name>\w+)(?:\s*->\s*(?P<alias>\w+))?|\((?P<names>[^()]*)\))
+    |(?P<other>%(?:ignore|lark)\b|<(?P<special>[^<>\s]+)>|[%@~](?P<beyond>\w*)|\w+|.)""",
+    re.VERBOSE | re.DOTALL,
+)
+_MATCHER = re.compile(
+    r"""(?P<opening>\((?:\?(?:P?<\w+>|[a-zA-Z-]*[:)]))?)
+    |(?P<count>\{\d*,?\d*\}|[*+?|)^$]|\\[bBAzG])
+    |(?P<one>\.|\\(?:[pPuUx]\{[^}]*\}|x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|[pP].|.)|\[|[^\\\[])""",
+    re.VERBOSE | re.DOTALL,
+)
+_COMMON = {
+    "WS": r"/[ \t\f\r\n]+/",
+    "WS_INLINE": r"/[ \t]+/",
+    "CR": r"/\r/",
+    "LF": r"/\n/",
+    "NEWLINE": r"/(\r?\n)+/",
+    "ESCAPED_STRING": r'/"([^"\\]|\\.)*"/',
+    "SH_COMMENT": r"/#[^\n]*/",
+    "CPP_COMMENT": r"/\/\/[^\n]*/",
+    "SQL_COMMENT": r"/--[^\n]*/",
+    "C_COMMENT": r"/\/\*(?s:.)*?\*\//",
+}
+"""Lark's common terminals that may have characters which are escaped."""
+MAX_CLASS_CHARS = 2048
+
+
+def quoted_grammar(param: str, grammar: str) -> str:
+    """Raises `BadRequest`, naming `param`, for what stands for no text."""
+    return "".join(_tokens(param, grammar))
+
+
+def quoted_regex(param: str, regex: str, flags: str = "") -> str:
+    """A regular expression, rewritten character by character."""
+    return "".join(_matchers(param, regex, flags))
+
+
+def _tokens(param: str, grammar: str) -> Iterator[str]:
+    for found in _TOKEN.finditer(grammar):
+        kind = found.lastgroup
+        if found["space"] is not None:
+            yield "\n" if "\n" in found["space"] else " "
+        elif found["range"] is not None:
+            first, last = (_read(param, part) for part in re.split(r"(?<=\")\s*\.\.\s*(?=\")", found.group()))
+            yield f"/{quoted_regex(param, f'[{_code_point(first)}-{_code_point(last)}]')}/"
+        elif found["string"] is not None:
+            yield _string(param, found["string"])
+        elif found["regex"] is not None:
+            yield f"/{quoted_regex(param, found['regex'], found['flags'])}/{found['flags']}"
+        elif found["name"] is not None:
+            yield from _imported(param, found["name"], found["alias"] or found["name"])
+        elif found["names"] is not None:
+            for name in filter(None, re.split(r"[\s,]+", found["names"])):
+                yield from _imported(param, name, name)
+        elif found["special"] is not None or found["beyond"] is not None:
+            what = found.group().split()[0]
+            raise _refusal(param, f"uses {what!r}; allowed: Lark of text, without tokens, JSON, other grammars and ~")
+        else:
+            assert kind is not None
+            yield found.group()
+
+
+def _imported(param: str, name: str, alias: str) -> Iterator[str]:
+    if name in _COMMON:
+        yield f"\n{alias}: {quoted_grammar(param, _COMMON[name])}\n"
+    else:
+        yield f"\n%import common.{name} -> {alias}\n"
+
+
+def _string(param: str, literal: str) -> str:
+    """Letters of escapes have one case, also where the text's have any."""
+    ignores_case = literal.endswith("i")
+    text = _read(param, literal.removesuffix("i"))
+    if not ignores_case:
+        return json.dumps(_quoted(text), ensure_ascii=False)
+    pieces = [piece for piece in re.split(r'(["\\\x00-\x1f]+)', text) if piece]
+    spelled = [
+        json.dumps(_quoted(piece), ensure_ascii=False) + ("" if piece[0] in ESCAPED else "i") for piece in pieces
+    ]
+    return f"({' '.join(spelled)})" if len(spelled) > 1 else (spelled or ['""'])[0]
+
+
+def _read(param: str, literal: str) -> str:
+    """Lark's strings are JSON's, with \\x besides."""
+    try:
+        text: str = json.loads(re.sub(r"\\x([0-9a-fA-F]{2})", r"\\u00\1", literal.replace("\t", "\\t")))
+    except ValueError:
+        raise _refusal(
+            param, f"has the string {literal}, which cannot be read; allowed: JSON's escapes and \\x"
+        ) from None
+    return text
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)[1:-1]
+
+
+def _code_point(char: str) -> str:
+    return f"\\u{{{ord(char):x}}}" if len(char) == 1 else char
+
+
+def _matchers(param: str, regex: str, flags: str) -> Iterator[str]:
+    """What matches one character becomes what matches its spelling; the rest stays."""
+    at, scopes = 0, [flags]
+    if "x" in flags:
+        raise _refusal(param, "has a regular expression with the flag x; allowed: i, m, s and u")
+    while at < len(regex):
+        found = _MATCHER.match(regex, at)
+        if found is None:
+            raise _refusal(param, f"has {regex[at:][:20]!r} in a regular expression, which cannot be read")
+        at = found.end()
+        text = found.group()
+        if found["opening"] is not None:
+            scopes.append(_scoped(param, scopes[-1], text))
+            if text.endswith(")"):
+                # `(?i)` goes for the rest of the group around it.
+                scopes[-2:] = [scopes[-1]]
+        elif text == ")" and len(scopes) > 1:
+            scopes.pop()
+        elif found["one"] is not None:
+            if text == "[":
+                at = _class_end(param, regex, found.start())
+                text = regex[found.start() : at]
+            text = _spelled(param, text, scopes[-1])
+        yield text
+
+
+def _scoped(param: str, flags: str, opening: str) -> str:
+    """The flags inside a group, as `(?i-s:` turns them on and off."""
+    found = re.fullmatch(r"\(\?([a-zA-Z]*)(?:-([a-zA-Z]+))?[:)]", opening)
+    if found is None:
+        return flags
+    if "x" in found[1]:
+        raise _refusal(param, "has a regular expression with the flag x; allowed: i, m, s and u")
+    return "".join(sorted({*flags, *found[1]} - {*(found[2] or "")}))
+
+
+def _class_end(param: str, regex: str, start: int) -> int:
+    """Classes may stand in classes; a bracket right behind an opening one is a letter."""
+    depth, at = 0, start
+    while at < len(regex):
+        if regex[at] == "\\":
+            at += 1
+        elif regex[at] == "[" and (named := re.compile(r"\[:\^?\w+:\]").match(regex, at)) is not None and depth:
+            at = named.end() - 1
+        elif regex[at] == "[":
+            depth += 1
+            at += (regex[at + 1 : at + 2] == "^") + (regex[at + 1 :].removeprefix("^")[:1] == "]")
+        elif regex[at] == "]":
+            depth -= 1
+            if depth == 0:
+                return at + 1
+        at += 1
+    raise _refusal(param, f"has {regex[start:][:20]!r} in a regular expression, a class without its end")
+
+
+def _spelled(param: str, one: str, flags: str) -> str:
+    if len(one) == 1 and one != "." and one not in ESCAPED:
+        return one
+    if one == ".":
+        one = r"[\s\S]" if "s" in flags else r"[^\n]"
+    elif not one.startswith("["):
+        one = f"[{one}]"
+    escaped = _escaped_of(param, one, "i" if "i" in flags else "")
+    if not escaped:
+        return one
+    spelled = [_quoted(char) for char in escaped]
+    letters = "".join(re.escape(each[1]) for each in spelled if len(each) == 2)
+    codes = "|".join(each[-2:] for each in spelled if len(each) > 2)
+    ways = [rf"\\[{letters}]"] * bool(letters) + [rf"\\u00(?:{codes})"] * bool(codes)
+    # Case is nothing to what an escape is spelled with.
+    exact = f"(?-i:{'|'.join(ways)})" if "i" in flags else "|".join(ways)
+    return f"(?:[{one}&&{_PLAIN}]|{exact})"
+
+
+@functools.lru_cache(maxsize=1024)
+def _escaped_of(param: str, one: str, flags: str) -> tuple[str, ...]:
+    """The characters with an escape that a class matches."""
+    if len(one) > MAX_CLASS_CHARS:
+        raise _refusal(param, f"has a class of {len(one)} characters; allowed: {MAX_CLASS_CHARS}")
+    grammar = json.dumps({"grammars": [{"lark_grammar": f"start: /{one}/{flags}"}]})
+    matcher = LLMatcher(_bytes(), grammar, log_level=0)
+    if matcher.is_error():
+        raise _refusal(param, f"has {one!r} in a regular expression, which cannot be read")
+    allowed = np.unpackbits(np.frombuffer(matcher.compute_bitmask(), np.uint8), bitorder="little")
+    return tuple(char for char in ESCAPED if allowed[ord(char)])
+
+
+@functools.cache
+def _bytes() -> LLTokenizer:
+    return LLTokenizer("byte")
+
+
+def _refusal(param: str, what: str) -> BadRequest:
+    return BadRequest(param, f"{param} {what}", code="invalid_grammar")
