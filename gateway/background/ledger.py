@@ -70,7 +70,7 @@ class BackgroundLedger:
     async def next(self) -> HeldResponse:
         """Waits for one."""
         rooms = await self._durable.rooms()
-        return HeldResponse(await next_of(rooms.background_jobs))
+        return await next_of(rooms.background_jobs, HeldResponse)
 
     async def _look_up(self, tenant: str, response_id: str) -> tuple[Record, int]:
         rooms = await self._durable.rooms()

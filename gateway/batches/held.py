@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
+from typing import TypeVar
 
+import msgspec
 import nats.errors
+import structlog
 from nats.aio.msg import Msg
 from nats.js import JetStreamContext
 
@@ -15,9 +18,12 @@ from headwater.services.runtime import owned_task
 
 FETCH_SECONDS = 4.0
 """Of a question for work; a server that restarts forgets what it was asked."""
+HeldT = TypeVar("HeldT", bound="Held")
 
 
 class Held:
+    """Made of a message; raises `msgspec.MsgspecError` for one that names no work."""
+
     def __init__(self, message: Msg) -> None:
         self.num_deliveries = message.metadata.num_delivered
         self._message = message
@@ -44,11 +50,16 @@ class Held:
             await self._message.nak(delay=seconds or None)
 
 
-async def next_of(queue: JetStreamContext.PullSubscription) -> Msg:
-    """Waits for one. Raises what NATS raises."""
+async def next_of(queue: JetStreamContext.PullSubscription, kind: type[HeldT]) -> HeldT:
+    """Waits for one. What names no work that this version knows is told in the log and taken out. Raises what NATS
+    raises."""
     while True:
         try:
             (message,) = await queue.fetch(1, timeout=FETCH_SECONDS)
         except nats.errors.TimeoutError:
             continue
-        return message
+        try:
+            return kind(message)
+        except msgspec.MsgspecError as fault:
+            structlog.get_logger().error("work not understood", subject=message.subject, error=str(fault))
+            await message.term()

@@ -70,7 +70,7 @@ class Ledger:
     async def next_job(self) -> Job:
         """Waits for one. Raises what NATS raises."""
         rooms = await self._durable.rooms()
-        return Job(await next_of(rooms.jobs))
+        return await next_of(rooms.jobs, Job)
 
     async def _look_up(self, tenant: str, batch_id: str) -> tuple[Kept, int]:
         rooms = await self._durable.rooms()

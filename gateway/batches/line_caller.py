@@ -20,6 +20,23 @@ MAX_FAULTS = 3
 PAUSES = (0.2, 0.5, 1.0, 2.0, 5.0)
 """Between tries; the last one repeats."""
 BUSY = (429, 503)
+FINAL_CODE = "insufficient_quota"
+"""Of an answer with one of these after which there is no use in trying: a budget comes back with the next period."""
+
+
+class Busy(Exception):
+    """The line cannot be served now."""
+
+
+class _Refusal(msgspec.Struct):
+    code: str = ""
+
+
+class _Envelope(msgspec.Struct):
+    error: _Refusal
+
+
+_envelopes = msgspec.json.Decoder(_Envelope)
 
 
 class LineCaller:
@@ -33,15 +50,15 @@ class LineCaller:
             "headwater_batch_lines", "Lines of batches answered, by status", ["status"], registry=registry
         )
 
-    async def answer(self, payer: Tenant, text: bytes) -> Result:
-        """What cannot be served now is tried again, for as long as the caller waits."""
+    async def answer(self, payer: Tenant, text: bytes, *, patience: int) -> Result:
+        """Raises `Busy` for what cannot be served now, after so many tries."""
         line = read_line(text)
         result = Result(id=new_id("batch_req_"), custom_id=line.custom_id)
         for name in ("stream", "background"):
             if bytes(line.body.get(name, b"")) == b"true":
                 result.error = Failure(code="invalid_value", message=f"{name} is true; allowed: false, in a batch")
                 return result
-        reply = await self._insist(line.url, msgspec.json.encode(line.body), payer)
+        reply = await self._insist(line.url, msgspec.json.encode(line.body), payer, patience)
         self._lines.labels(reply.status).inc()
         if not reply.body:
             result.error = Failure(code="no_answer", message=f"the answer with status {reply.status} was empty")
@@ -49,14 +66,24 @@ class LineCaller:
         result.response = Response(status_code=reply.status, request_id=reply.request_id, body=msgspec.Raw(reply.body))
         return result
 
-    async def _insist(self, path: str, body: bytes, payer: Tenant) -> in_process.Reply:
-        tries = num_faults = 0
+    async def _insist(self, path: str, body: bytes, payer: Tenant, patience: int) -> in_process.Reply:
+        num_refusals = num_faults = 0
         while True:
             async with self._turns:
                 reply = await in_process.call(self._app, path, body, payer, LOWEST_PRIORITY)
-            if reply.status not in BUSY:
+            if not _is_busy(reply):
                 num_faults += reply.status >= 500
                 if reply.status < 500 or num_faults == MAX_FAULTS:
                     return reply
-            await asyncio.sleep(PAUSES[min(tries, len(PAUSES) - 1)])
-            tries += 1
+            elif (num_refusals := num_refusals + 1) == patience:
+                raise Busy
+            await asyncio.sleep(PAUSES[min(num_refusals + num_faults, len(PAUSES)) - 1])
+
+
+def _is_busy(reply: in_process.Reply) -> bool:
+    if reply.status not in BUSY:
+        return False
+    try:
+        return _envelopes.decode(reply.body).error.code != FINAL_CODE
+    except msgspec.DecodeError:
+        return True

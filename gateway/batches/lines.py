@@ -27,7 +27,10 @@ def numbered(file: IO[bytes]) -> Iterator[tuple[int, bytes]]:
 
 def read_line(text: bytes) -> Line:
     """Raises `msgspec.DecodeError`."""
-    return _lines.decode(text)
+    try:
+        return _lines.decode(text)
+    except RecursionError:
+        raise msgspec.DecodeError("it nests too deep") from None
 
 
 def check_lines(file: IO[bytes], endpoint: str, max_line_bytes: int) -> tuple[int, list[Fault]]:

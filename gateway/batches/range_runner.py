@@ -12,13 +12,18 @@ from headwater.gateway.batches.durable import FAILURES, Durable
 from headwater.gateway.batches.files import Files
 from headwater.gateway.batches.insist import insist
 from headwater.gateway.batches.ledger import Ledger
-from headwater.gateway.batches.line_caller import LineCaller
+from headwater.gateway.batches.line_caller import Busy, LineCaller
 from headwater.gateway.batches.open_batches import OpenBatch, OpenBatches
 from headwater.gateway.batches.ranges import LINES, HeldRange, Ranges
 from headwater.gateway.batches.results import Results
 from headwater.gateway.batches.workers import PAUSE_SECONDS, Workers
 from headwater.services.errors import NotFound, Unavailable
 from headwater.services.runtime import end
+
+PATIENCE = 3
+"""Tries of a line that cannot be served now, when its range is taken for the first time; later it is one."""
+FIRST_REST_SECONDS, MAX_REST_SECONDS = 0.5, 15.0
+"""Of a range with such lines, in which others have its place; twice as long each time."""
 
 
 class RangeRunner:
@@ -41,8 +46,9 @@ class RangeRunner:
         tenant, batch_id = held.range.tenant, held.range.batch_id
         try:
             async with held.held(), self._open.used(tenant, batch_id) as batch:
-                await self._answer(held, batch)
-            await held.done()
+                is_done = await self._answer(held, batch)
+            # Nobody else's lines wait behind those that cannot be served now.
+            await (held.done() if is_done else held.give_back(_rest(held.num_deliveries)))
         except asyncio.CancelledError:
             await held.give_back()
             raise
@@ -53,20 +59,29 @@ class RangeRunner:
             structlog.get_logger().warning("lines of a batch interrupted", batch=batch_id, error=repr(failure))
             await held.give_back(PAUSE_SECONDS)
 
-    async def _answer(self, held: HeldRange, batch: OpenBatch) -> None:
-        """Until every line of the range has a result, or the batch ends without them."""
-        lines = held.range.read(batch.content)
-        work = asyncio.ensure_future(asyncio.gather(*(self._line(batch, number, text) for number, text in lines)))
+    async def _answer(self, held: HeldRange, batch: OpenBatch) -> bool:
+        """Until every line of the range has a result, or the batch ends without them; False where some must wait."""
+        lines, patience = held.range.read(batch.content), PATIENCE if held.num_deliveries == 1 else 1
+        each = (self._line(batch, number, text, patience) for number, text in lines)
+        work = asyncio.ensure_future(asyncio.gather(*each))
         try:
             await asyncio.wait((work, batch.ended), return_when=asyncio.FIRST_COMPLETED)
-            if work.done():
-                work.result()
+            return all(work.result()) if work.done() else True
         finally:
             await end(work)
 
-    async def _line(self, batch: OpenBatch, number: int, text: bytes) -> None:
+    async def _line(self, batch: OpenBatch, number: int, text: bytes, patience: int) -> bool:
+        """Whether it has a result."""
         batch_id = batch.kept.batch.id
         if await insist(lambda: self._results.has(batch_id, number)):
-            return
-        result = await self._caller.answer(batch.kept.payer, text)
+            return True
+        try:
+            result = await self._caller.answer(batch.kept.payer, text, patience=patience)
+        except Busy:
+            return False
         await insist(lambda: self._results.keep(batch_id, number, result))
+        return True
+
+
+def _rest(num_deliveries: int) -> float:
+    return float(min(MAX_REST_SECONDS, FIRST_REST_SECONDS * 2 ** min(num_deliveries - 1, 10)))

@@ -58,7 +58,7 @@ class Ranges:
     async def next(self) -> HeldRange:
         """Waits for one. Raises what NATS raises."""
         rooms = await self._durable.rooms()
-        return HeldRange(await next_of(rooms.ranges))
+        return await next_of(rooms.ranges, HeldRange)
 
     async def drop(self, batch_id: str) -> None:
         rooms = await self._durable.rooms()

@@ -94,8 +94,22 @@ class Kept(msgspec.Struct, kw_only=True):
     tenant: str
     weight: float
     tier: int
+    key_id: str = ""
+    """Whose limits its lines count against, beside the tenant's."""
+    shared_cache: bool = False
     owner: str = ""
     """The run that works on it; an earlier one finds another's name here and stops."""
+
+    @classmethod
+    def of(cls, batch: Batch, payer: Tenant) -> Kept:
+        return cls(
+            batch=batch,
+            tenant=payer.id,
+            weight=payer.weight,
+            tier=payer.tier,
+            key_id=payer.key_id,
+            shared_cache=payer.shared_cache,
+        )
 
     @property
     def is_running(self) -> bool:
@@ -104,7 +118,9 @@ class Kept(msgspec.Struct, kw_only=True):
 
     @property
     def payer(self) -> Tenant:
-        return Tenant(id=self.tenant, weight=self.weight, tier=self.tier)
+        return Tenant(
+            id=self.tenant, weight=self.weight, tier=self.tier, key_id=self.key_id, shared_cache=self.shared_cache
+        )
 
 
 class NewBatch(msgspec.Struct, kw_only=True):

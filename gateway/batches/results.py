@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator
 
 import msgspec
 import nats.errors
+import nats.js.errors
 from nats.js import JetStreamContext
 from nats.js.api import ConsumerConfig, DeliverPolicy
 
-from headwater.gateway.batches.durable import FAILURES, RESULTS, Durable, Missing, entries, put_once, value_of
-from headwater.gateway.batches.records import Result
+from headwater.gateway.batches.durable import FAILURES, RESULTS, Durable, Missing, Rooms, entries, put_once, value_of
+from headwater.gateway.batches.records import Result, new_id
 
 IS_SUCCESS = "Headwater-Success"
 """Header of a result, so that counting needs no bodies."""
+MAX_VALUE_BYTES = 512 * 1024
+"""Of a result that lies in the bucket itself: below what the server takes in one message."""
+_ELSEWHERE, _LARGE = b"@", "large"
+"""What such a value begins with instead, before the name of where it lies; the keys by which they are found again."""
+READ_SECONDS = 60.0
 QUIET_SECONDS = 5.0
 """Without a new result, before the server is asked anew: one that restarted forgets who was listening."""
 _STREAM, _SUBJECT = f"KV_{RESULTS}", f"$KV.{RESULTS}"
@@ -28,9 +35,11 @@ class Results:
 
     async def keep(self, batch_id: str, number: int, result: Result) -> bool:
         """False when the line had one already: the first stands."""
-        rooms = await self._durable.rooms()
+        rooms, value = await self._durable.rooms(), msgspec.json.encode(result)
+        if len(value) > MAX_VALUE_BYTES:
+            value = await self._put_elsewhere(rooms, batch_id, number, value)
         headers = {IS_SUCCESS: str(int(result.is_success))}
-        return await put_once(rooms.js, f"{_SUBJECT}.{batch_id}.{number}", msgspec.json.encode(result), headers)
+        return await put_once(rooms.js, f"{_SUBJECT}.{batch_id}.{number}", value, headers)
 
     async def has(self, batch_id: str, number: int) -> bool:
         rooms = await self._durable.rooms()
@@ -45,11 +54,25 @@ class Results:
         rooms = await self._durable.rooms()
         async for entry in entries(rooms.results, f"{batch_id}.>"):
             value = entry.value or b""
+            if value.startswith(_ELSEWHERE):
+                async with asyncio.timeout(READ_SECONDS):
+                    value = (await rooms.contents.get(value.removeprefix(_ELSEWHERE).decode())).data or b""
             yield int(entry.key.rpartition(".")[2]), value, _results.decode(value).is_success
 
     async def drop(self, batch_id: str) -> None:
         rooms = await self._durable.rooms()
-        await rooms.js.purge_stream(_STREAM, subject=f"{_SUBJECT}.{batch_id}.>")
+        async for entry in entries(rooms.results, f"{_LARGE}.{batch_id}.>"):
+            with contextlib.suppress(nats.js.errors.NotFoundError):
+                await rooms.contents.delete((entry.value or b"").decode())
+        for subject in (batch_id, f"{_LARGE}.{batch_id}"):
+            await rooms.js.purge_stream(_STREAM, subject=f"{_SUBJECT}.{subject}.>")
+
+    async def _put_elsewhere(self, rooms: Rooms, batch_id: str, number: int, value: bytes) -> bytes:
+        """Among the contents of files; what to keep in its place. Each that computes the line has a place of its own."""
+        name = new_id(f"{batch_id}-{number}-")
+        await rooms.results.put(f"{_LARGE}.{batch_id}.{name}", name.encode())
+        await rooms.contents.put(name, value)
+        return _ELSEWHERE + name.encode()
 
     @contextlib.asynccontextmanager
     async def followed(self, batch_id: str) -> AsyncIterator[Follower]:

@@ -109,7 +109,7 @@ class BatchSurface:
                 expires_at=now() + hours * 3600,
                 metadata=asked.metadata,
             )
-            await self._ledger.add(Kept(batch=batch, tenant=tenant.id, weight=tenant.weight, tier=tenant.tier))
+            await self._ledger.add(Kept.of(batch, tenant))
         await exchange.reply_json(batch)
 
     async def list_batches(self, exchange: Exchange) -> None:
@@ -145,7 +145,7 @@ def _checked(asked: NewBatch) -> int:
     if asked.endpoint not in ENDPOINTS:
         raise BadRequest.of("endpoint", asked.endpoint, ", ".join(ENDPOINTS))
     number, unit = asked.completion_window[:-1], asked.completion_window[-1:]
-    if unit != "h" or not number.isascii() or not number.isdigit() or not 1 <= int(number[:4]) <= MAX_WINDOW_HOURS:
+    if unit != "h" or not number.isascii() or not number.isdigit() or not 1 <= int(number[:9]) <= MAX_WINDOW_HOURS:
         raise BadRequest.of("completion_window", asked.completion_window, f"1h…{MAX_WINDOW_HOURS}h; usual: 24h")
     metadata = asked.metadata or {}
     if len(metadata) > MAX_METADATA:

@@ -23,6 +23,8 @@ from headwater.gateway.batches.ranges import LINES
 from headwater.gateway.batches.records import Batch, Kept, Result, new_id, now
 from headwater.gateway.batches.results import Results
 from headwater.gateway.batches.run import NotMine, Run
+from headwater.gateway.tenants import Tenant
+from headwater.services import subjects
 from headwater.services.bus import Bus
 from headwater.services.errors import BadRequest, NotFound
 
@@ -30,7 +32,12 @@ URL = "/v1/completions"
 
 
 class Answering:
-    """Answers each line by its prompt, after `gate`; the first answers are the given statuses."""
+    """Answers each line by its prompt, after `gate`; the first answers are the given statuses, and it is `busy` for
+    those whose prompts begin so."""
+
+    busy = "never"
+    code = "rate_limit_exceeded"
+    times = 1
 
     def __init__(self, *statuses: int, num_answers: int = 1000) -> None:
         self.num_answers = num_answers
@@ -48,9 +55,12 @@ class Answering:
             self.gate.clear()
         self.begun.set()
         await self.gate.wait()
-        status = self.statuses.pop(0) if self.statuses else 200
+        status = self.statuses.pop(0) if self.statuses else 429 if body["prompt"].startswith(self.busy) else 200
+        answer: dict[str, Any] = {"text": body["prompt"] * self.times}
+        if status == 429:
+            answer = {"error": {"code": self.code}}
         await send({"type": "http.response.start", "status": status, "headers": [(b"x-request-id", b"r1")]})
-        await send({"type": "http.response.body", "body": msgspec.json.encode({"text": body["prompt"]})})
+        await send({"type": "http.response.body", "body": msgspec.json.encode(answer)})
 
 
 @dataclass
@@ -61,11 +71,12 @@ class Bench:
     results: Results
     tenant: str
 
-    async def batch(self, num_lines: int, *, expires_in: int = 3600) -> Kept:
+    async def batch(self, num_lines: int, *, expires_in: int = 3600, prompt: str = "p", more: bytes = b"") -> Kept:
         lines = [
-            {"custom_id": f"{i}", "method": "POST", "url": URL, "body": {"prompt": f"p{i}"}} for i in range(num_lines)
+            {"custom_id": f"{i}", "method": "POST", "url": URL, "body": {"prompt": f"{prompt}{i}"}}
+            for i in range(num_lines)
         ]
-        content = b"".join(msgspec.json.encode(each) + b"\n" for each in lines)
+        content = b"".join(msgspec.json.encode(each) + b"\n" for each in lines) + more
         file = await self.files.add(self.tenant, "in.jsonl", "batch", io.BytesIO(content), len(content))
         batch = Batch(
             id=new_id("batch_"),
@@ -222,3 +233,63 @@ async def test_a_batch_that_is_cancelled_before_anyone_took_it_asks_nobody(bench
     await bench.ledger.change(bench.tenant, kept.batch.id, lambda each: each.batch.become("cancelling"))
     batch = await bench.outcome(kept, app)
     assert (batch.status, app.asked, batch.request_counts.failed) == ("cancelled", [], 3)
+
+
+async def test_an_answer_that_no_message_holds_is_kept_all_the_same(bench: Bench) -> None:
+    kept, app = await bench.batch(2), Answering()
+    app.times = 1 << 20
+    async with asyncio.timeout(60):
+        batch = await bench.outcome(kept, app)
+    assert (batch.status, len(app.asked)) == ("completed", 2)
+    lines = {line["custom_id"]: line["response"]["body"] for line in await bench.lines(batch.output_file_id)}
+    assert lines == {"0": {"text": "p0" * app.times}, "1": {"text": "p1" * app.times}}
+
+
+async def test_lines_that_cannot_be_served_now_keep_no_place_from_those_that_can(bench: Bench) -> None:
+    stuck, app = await bench.batch(3 * LINES, prompt="later"), Answering()
+    app.busy = "later"
+    async with asyncio.timeout(60), bench.answered_by(app):
+        waiting = asyncio.create_task(bench.run(stuck).to_its_end())
+        await app.begun.wait()
+        batch = await bench.run(await bench.batch(3)).to_its_end()
+        assert (batch.status, batch.request_counts.completed) == ("completed", 3)
+        app.busy = "never"
+        batch = await waiting
+    assert (batch.status, batch.request_counts.completed) == ("completed", 3 * LINES)
+
+
+async def test_a_budget_that_is_used_up_is_a_lines_result(bench: Bench) -> None:
+    kept, app = await bench.batch(1), Answering(429)
+    app.code = "insufficient_quota"
+    batch = await bench.outcome(kept, app)
+    assert (batch.status, batch.request_counts.failed, len(app.asked)) == ("completed", 1, 1)
+
+
+async def test_a_line_that_nests_too_deep_is_told_as_any_other_that_is_none(bench: Bench) -> None:
+    deep = b'{"custom_id": "d", "method": "POST", "url": "%b", "body": {"prompt": %b}}' % (
+        URL.encode(),
+        b"[" * 5000 + b"]" * 5000,
+    )
+    kept = await bench.batch(1, more=deep)
+    run = Run(bench.durable, kept.tenant, kept.batch.id, max_line_bytes=100_000)
+    batch = await run.to_its_end()
+    assert batch.errors is not None
+    assert [(fault.code, fault.line) for fault in batch.errors.data] == [("invalid_json_line", 2)]
+
+
+async def test_what_is_no_work_stops_nobody_who_takes_work(bench: Bench) -> None:
+    rooms = await bench.durable.rooms()
+    await rooms.js.publish(subjects.batch_lines("nobody", "1"), b"no range")
+    await rooms.js.publish(subjects.BATCH_JOBS, b"no job")
+    kept = await bench.batch(1)
+    while (await bench.ledger.next_job()).batch_id != kept.batch.id:
+        # Other tests leave theirs.
+        pass
+    assert (await bench.outcome(kept, Answering())).status == "completed"
+
+
+def test_a_batch_is_paid_for_with_the_key_that_it_came_with() -> None:
+    tenant = Tenant(id="ada", weight=2.0, tier=1, key_id="k1", shared_cache=True)
+    batch = Batch(id="b", endpoint=URL, input_file_id="f", completion_window="1h", created_at=0, expires_at=0)
+    kept = msgspec.json.decode(msgspec.json.encode(Kept.of(batch, tenant)), type=Kept)
+    assert kept.payer == tenant
