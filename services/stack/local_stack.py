@@ -231,7 +231,11 @@ class LocalStack:
         """A process died, came or left, or a model did, after the line was ready."""
         if self.record is not None:
             self._say(what)
-            self._write_record()
+            try:
+                self._write_record()
+            except OSError as fault:
+                # A full disk, say: no reason to give up what runs, or to leave what died as it is.
+                self._say(f"the line's record is out of date: {fault}")
 
     def _write_record(self) -> None:
         assert self.record is not None

@@ -355,5 +355,5 @@ def _refusing() -> Iterator[None]:
         yield
     except ModelNotFound as fault:
         raise Refused("model_not_found", str(fault).replace("--model", "model")) from None
-    except (ModelFolderError, SettingError) as fault:
+    except (ModelFolderError, SettingError, OSError) as fault:
         raise Refused("invalid_value", str(fault)) from None

@@ -1,0 +1,20 @@
+"""What a supervisor must outlive while it keeps others running."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from headwater.services.stack.line_file import LineRecord
+from headwater.services.stack.local_stack import LocalStack
+from tests.services.stack.test_plan import plan
+
+
+def test_a_line_goes_on_where_its_record_cannot_be_written(tmp_path: Path) -> None:
+    """As on a full disk: a death that is told of then must still be followed by a new life."""
+    said: list[str] = []
+    stack = LocalStack(plan(state_dir=tmp_path / "gone").settings, tmp_path, "m", say=said.append)
+    stack.record = LineRecord(pid=1, model="m", rest="", grpc="", nats_url="", redis_url="", stages=())
+    stack._say_and_record("engine-0 ended with status -9")
+    assert said[0] == "engine-0 ended with status -9"
+    assert said[1].startswith("the line's record is out of date: [Errno 2]")
+    stack._pipe.close()
