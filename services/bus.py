@@ -23,6 +23,8 @@ from nats.js import JetStreamContext
 from headwater.services.runtime import end, log_failure
 
 FAILURES = (nats.errors.Error, OSError, TimeoutError)
+OPEN_SECONDS = 1.0
+"""That who opens a bus waits for its server, unless told otherwise."""
 _HANDSHAKE_SECONDS = 2.0
 _FORGET_SECONDS = 30
 """After which nobody waits for the answer to a ping: the link that was to bring it has long been given up by then."""
@@ -98,9 +100,9 @@ class Bus:
 
     @classmethod
     @contextlib.asynccontextmanager
-    async def open(cls, url: str | None, *, wait_seconds: float = 1.0) -> AsyncIterator[Bus]:
+    async def open(cls, url: str | None, *, wait_seconds: float | None = None) -> AsyncIterator[Bus]:
         """A bus for the length of a scope; waits `wait_seconds` for the server and goes on without it."""
-        bus = cls(url)
+        bus, wait_seconds = cls(url), OPEN_SECONDS if wait_seconds is None else wait_seconds
         keeper = asyncio.create_task(bus._keep_connected())
         keeper.add_done_callback(log_failure)
         try:

@@ -70,8 +70,8 @@ class Store:
 
     @classmethod
     @contextlib.asynccontextmanager
-    async def open(cls, url: str | None) -> AsyncIterator[Store]:
-        store = cls(url)
+    async def open(cls, url: str | None, *, clock: Callable[[], float] = time.monotonic) -> AsyncIterator[Store]:
+        store = cls(url, clock=clock)
         try:
             yield store
         finally:

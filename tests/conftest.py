@@ -19,10 +19,14 @@ import pytest_asyncio
 import structlog
 from redis.asyncio import Redis
 
+from headwater.services import bus
 from headwater.services.kept_child import keeper_command
 from headwater.services.served_model import ServedModel
 from headwater.services.stack.embedded import start_nats, start_valkey
 from tests import stage_log
+
+# A machine that is busy with other things may take longer to connect, and tests publish what is to be heard.
+bus.OPEN_SECONDS = 60.0
 
 
 def pytest_runtest_setup() -> None:

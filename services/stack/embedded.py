@@ -6,6 +6,8 @@ Knows how to start and stop them on loopback; knows nothing about what they carr
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import random
 import shutil
 import socket
 import sysconfig
@@ -18,6 +20,7 @@ HOST = "127.0.0.1"
 START_SECONDS = 20.0
 STOP_SECONDS = 5.0
 _PORT_TRIES = 5
+_PORTS = range(20_000, 32_768)
 
 
 class EmbeddedServerError(Exception):
@@ -190,6 +193,10 @@ def _text(log: Path) -> str:
 
 
 def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        return int(probe.getsockname()[1])
+    """None of those that the system hands out to whoever asks for any and to its own ends of connections: who starts
+    the server again on its port shall find it free."""
+    while True:
+        port = random.choice(_PORTS)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind((HOST, port))
+            return port

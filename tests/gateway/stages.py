@@ -121,7 +121,7 @@ class Gateway:
         self.rest, self.grpc = f"http://{stage.addresses['rest']}", stage.addresses["grpc"]
         self.client = httpx.Client(base_url=self.rest, timeout=30)
 
-    def wait_until(self, condition: Callable[[], bool], seconds: float = 10.0) -> None:
+    def wait_until(self, condition: Callable[[], bool], seconds: float = 60.0) -> None:
         end = time.monotonic() + seconds
         while not condition():
             assert time.monotonic() < end, "it did not come about in time"

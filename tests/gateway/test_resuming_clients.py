@@ -134,4 +134,4 @@ def test_who_stops_an_answer_frees_its_engine_at_once(slow: Behind, start_gatewa
         answer: Any = Chat(client, MODEL, options=OPTIONS | {"max_tokens": 2000}).ask(QUESTION)
         assert next(answer)
         answer.close()
-        gateway.wait_until(lambda: used_blocks(slow.replicas[0]) == 0, seconds=10)
+        gateway.wait_until(lambda: used_blocks(slow.replicas[0]) == 0)

@@ -58,8 +58,8 @@ def test_a_client_that_leaves_ends_its_streams_and_frees_their_blocks(gateway: G
         next(lines)
         assert gateway.metric("headwater_num_streams") == 2
         assert used_blocks(behind.replicas[0]) > 0
-    gateway.wait_until(lambda: is_idle(gateway), seconds=2)
-    gateway.wait_until(lambda: used_blocks(behind.replicas[0]) == 0, seconds=2)
+    gateway.wait_until(lambda: is_idle(gateway))
+    gateway.wait_until(lambda: used_blocks(behind.replicas[0]) == 0)
 
 
 def test_a_client_that_leaves_before_its_answer_is_whole_ends_it_too(gateway: Gateway, behind: Behind) -> None:
@@ -67,8 +67,8 @@ def test_a_client_that_leaves_before_its_answer_is_whole_ends_it_too(gateway: Ga
         openai.OpenAI(base_url=f"{gateway.rest}/v1", api_key="any", max_retries=0, timeout=0.3).completions.create(
             model="smollm2-135m-instruct", prompt="Once", max_tokens=8000, extra_body={"ignore_eos": True}
         )
-    gateway.wait_until(lambda: is_idle(gateway), seconds=2)
-    gateway.wait_until(lambda: used_blocks(behind.replicas[0]) == 0, seconds=2)
+    gateway.wait_until(lambda: is_idle(gateway))
+    gateway.wait_until(lambda: used_blocks(behind.replicas[0]) == 0)
 
 
 def test_two_hundred_streams_that_are_left_leave_nothing(gateway: Gateway, behind: Behind) -> None:
@@ -78,8 +78,8 @@ def test_two_hundred_streams_that_are_left_leave_nothing(gateway: Gateway, behin
 
     with ThreadPoolExecutor(25) as clients:
         list(clients.map(leave, range(200)))
-    gateway.wait_until(lambda: is_idle(gateway), seconds=5)
-    gateway.wait_until(lambda: used_blocks(behind.replicas[0]) == 0, seconds=5)
+    gateway.wait_until(lambda: is_idle(gateway))
+    gateway.wait_until(lambda: used_blocks(behind.replicas[0]) == 0)
     assert gateway.metric("headwater_num_requests_waiting") == 0
 
 

@@ -88,4 +88,4 @@ def test_clients_that_read_nothing_are_cut_off_and_told_so_once_they_read(
             chunks += [reply.complete for reply in stub.Resume(again)]
             assert [chunk.chunk_index for chunk in chunks] == list(range(1, len(chunks) + 1))
             assert chunks[-1].usage.completion_tokens == 2200
-    impatient.wait_until(lambda: used_blocks(behind.replicas[0]) == 0, seconds=10)
+    impatient.wait_until(lambda: used_blocks(behind.replicas[0]) == 0)

@@ -22,7 +22,7 @@ def test_a_client_that_leaves_gives_its_blocks_back(simulated_line: Any) -> None
     with simulated_line.stream("Once upon a time", max_tokens=4000, ignore_eos=True) as events:
         next(events)
         assert not everything_is_free(simulated_line)
-    simulated_line.wait_for(lambda: everything_is_free(simulated_line), 10, "blocks are still held")
+    simulated_line.wait_for(lambda: everything_is_free(simulated_line), 30, "blocks are still held")
 
 
 @pytest.mark.slow
@@ -35,7 +35,7 @@ def test_two_hundred_streams_that_are_left_leave_everything_at_zero(simulated_li
 
     with ThreadPoolExecutor(16) as clients:
         list(clients.map(leave_after_one_event, range(200)))
-    simulated_line.wait_for(lambda: everything_is_free(simulated_line), 20, "something is still held")
+    simulated_line.wait_for(lambda: everything_is_free(simulated_line), 30, "something is still held")
 
 
 @pytest.mark.slow

@@ -45,7 +45,7 @@ def wait_until_it_knows_all(line: Any) -> None:
         candidates = reply.json()["receipt"]["decision"]["candidates"]
         return len(candidates) == 2 and all(each["synced"] for each in candidates)
 
-    line.wait_for(knows_all, 15, "the gateway does not know all stages")
+    line.wait_for(knows_all, 60, "the gateway does not know all stages")
 
 
 def files_under(folder: Path, *, but: Path) -> list[str]:
@@ -98,8 +98,8 @@ def test_each_stage_drains_on_sigterm_exits_with_status_0_and_is_started_again(s
             wait_until_it_knows_all(line)
             line.chat(question)
         os.kill(stage.pid, signal.SIGTERM)
-        line.wait_for(lambda name=stage.name: f"{name} ended with status 0" in line.log.read_text(), 15, stage.name)
-        line.wait_for(lambda old=stage: line.pid_of(old.name) != old.pid, 15, f"{stage.name} is not back")
+        line.wait_for(lambda name=stage.name: f"{name} ended with status 0" in line.log.read_text(), 60, stage.name)
+        line.wait_for(lambda old=stage: line.pid_of(old.name) != old.pid, 60, f"{stage.name} is not back")
     wait_until_it_knows_all(line)
     details = line.chat(question)["usage"]["prompt_tokens_details"]
     assert details["cached_tokens"] > 0, "a gateway that comes back keeps its tenants' namespaces"

@@ -3,7 +3,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -12,7 +11,7 @@ import pytest
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from headwater.proto import engine_pb2, engine_pb2_grpc, events_pb2
-from headwater.services import membership, seeds
+from headwater.services import heartbeat, membership, seeds
 from headwater.services.bus import Bus
 from headwater.services.heartbeat import Heartbeat
 from headwater.services.member import Kind, Member, ReplicaLoad, new_epoch
@@ -39,12 +38,12 @@ def engine(served_model: ServedModel) -> Member:
 
 
 async def wait_for(members: Members, *expected: Member) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         await members.wait_for(lambda each: all(each.get(one.kind, one.replica_id) == one for one in expected))
 
 
 async def wait_until_gone(members: Members, member: Member) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         await members.wait_for(lambda each: each.get(member.kind, member.replica_id) is None)
 
 
@@ -55,13 +54,14 @@ def test_a_member_is_the_same_after_the_wire(engine: Member) -> None:
     assert there_and_back.load == busy.load
 
 
-async def test_a_newcomer_knows_everyone_within_milliseconds_of_its_hello(nats_url: str, engine: Member) -> None:
+async def test_a_newcomer_need_not_wait_for_the_next_heartbeat_of_anyone(
+    nats_url: str, engine: Member, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(heartbeat, "BEAT_SECONDS", 3600.0)
     async with Bus.open(nats_url) as bus, Heartbeat.running(bus, lambda: engine):
-        await asyncio.sleep(0.1)
-        started = time.monotonic()
-        async with Bus.open(nats_url) as other, Members(other, ENGINES).running() as members:
-            await wait_for(members, engine)
-        assert time.monotonic() - started < 0.5
+        for _ in range(2):
+            async with Bus.open(nats_url) as other, Members(other, ENGINES).running() as members:
+                await wait_for(members, engine)
 
 
 async def test_leaving_is_seen_at_once_and_other_kinds_not_at_all(nats_url: str, engine: Member) -> None:
@@ -233,7 +233,7 @@ async def test_a_gateway_that_starts_while_the_bus_is_away_finds_whom_it_last_kn
         Heartbeat.running(bus, lambda: dead),
     ):
         await wait_for(members, served, processor, dead)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while len(saved.load()) < 3:  # noqa: ASYNC110 (a file has no event)
                 await asyncio.sleep(0.05)
         await nats_server.kill()
@@ -259,7 +259,7 @@ async def test_a_seed_and_its_heartbeat_are_one_member(nats_url: str, served: Me
     processor = dataclasses.replace(served, kind=Kind.PROCESSOR)
     told = {Kind.PROCESSOR: [served.address]}
     async with Bus.open(nats_url) as bus, Members(bus, (Kind.PROCESSOR,), told).running() as members:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             await members.wait_for(lambda each: each.get(Kind.PROCESSOR, served.address) is not None)
         async with Heartbeat.running(bus, lambda: processor):
             await wait_for(members, processor)

@@ -44,13 +44,13 @@ async def test_what_one_gateway_sends_counts_at_the_other_at_once(nats_url: str,
         gateway(there, replica) as other,
     ):
         dispatch = one.dispatched(one.choose(served_model.key, b"", 4000, 16), "r")
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             while waiting(other, served_model)[0] == 0:  # noqa: ASYNC110 (the account has no event)
                 await asyncio.sleep(0.001)
         assert waiting(other, served_model)[1] > 1.5
         one.started(dispatch, 0)
         one.finished(dispatch)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             while waiting(other, served_model) != (0, 0):  # noqa: ASYNC110
                 await asyncio.sleep(0.001)
 

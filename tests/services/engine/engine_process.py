@@ -142,7 +142,7 @@ class Client:
 
     async def load_that(self, condition: Callable[[Any], bool]) -> Any:
         """The engine's load once the condition holds of it."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while True:
                 load = await self.stub.GetLoad(pb.LoadRequest())
                 if condition(load):

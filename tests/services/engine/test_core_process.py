@@ -100,10 +100,11 @@ def test_an_idle_core_sleeps_until_it_is_told_something(core: Core) -> None:
 
 
 def test_a_step_says_what_it_computed_and_how_long_it_took(core: Core) -> None:
+    began = time.monotonic()
     core.send(request(1, 10))
     steps = list(itertools.islice(core.steps(), 10))
     assert [(step.prefill_tokens, step.decode_rows) for step in steps] == [(40, 0)] + [(0, 1)] * 9
-    assert 0.045 < sum(step.seconds for step in steps) < 1
+    assert 0.045 < sum(step.seconds for step in steps) < time.monotonic() - began
 
 
 def test_the_core_ends_when_nobody_reads_it(core: Core) -> None:

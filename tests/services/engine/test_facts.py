@@ -44,7 +44,7 @@ async def test_an_engine_joins_tells_what_it_caches_and_leaves_before_it_drains(
         bus.subscribe(f"load.{model.key}.>") as loads,
     ):
         engine = await asyncio.to_thread(EngineProcess, *flags, "--replica-id=r7")
-        async with asyncio.timeout(20), client_of(engine) as client:
+        async with asyncio.timeout(60), client_of(engine) as client:
             await members.wait_for(lambda members: bool(members.of(Kind.ENGINE, model.key)))
             [member] = members.of(Kind.ENGINE, model.key)
             assert (member.replica_id, member.address, member.model) == ("r7", engine.address, model)

@@ -61,7 +61,7 @@ class ScriptedEngine(engine_pb2_grpc.EngineServicer):
         await self._server.stop(grace=0)
 
     async def hears(self, condition: Callable[[], bool]) -> None:
-        async with asyncio.timeout(5), self._heard:
+        async with asyncio.timeout(30), self._heard:
             await self._heard.wait_for(condition)
 
     async def add(self, number: int = 0) -> Add:
@@ -143,7 +143,7 @@ class ListeningGateway:
         await self.call.write(GatewayFrame(opens=opens, **columns))
 
     async def read(self) -> OutputFrame:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             frame = await self.call.read()
         assert frame is not grpc.aio.EOF
         assert frame.ByteSize() <= 256 * 1024
@@ -178,9 +178,9 @@ class ListeningGateway:
 
 @contextlib.asynccontextmanager
 async def listening_gateway(
-    output_processor: str, engine: ScriptedEngine, model: str
+    output_processor: str, engine: ScriptedEngine, model: str, metadata: Sequence[tuple[str, str]] = ()
 ) -> AsyncIterator[ListeningGateway]:
     async with grpc.aio.insecure_channel(output_processor) as channel:
-        call = output_processor_pb2_grpc.OutputProcessorStub(channel).Session()
+        call = output_processor_pb2_grpc.OutputProcessorStub(channel).Session(metadata=tuple(metadata))
         yield ListeningGateway(call, engine.address, model)
         call.cancel()

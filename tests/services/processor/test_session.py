@@ -106,7 +106,7 @@ async def processors() -> AsyncIterator[Processors]:
 
 async def joined(processors: Processors, stage: Stage, *, by_session: bool = True) -> None:
     processors.join(stage.listener.address)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while not processors.models() or (by_session and not _sessions(processors)):  # noqa: ASYNC110 (a network)
             await asyncio.sleep(0.01)
 
@@ -155,7 +155,7 @@ async def test_a_lost_session_sends_its_requests_to_another_processor(
     lost, other = stages
     await joined(processors, lost)
     processors.join(other.listener.address)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while len([each for each in processors._pool.values() if each.models]) < 2:  # noqa: ASYNC110 (a network)
             await asyncio.sleep(0.01)
     slow = [request("Wörter über Wörter. " * 2500, truncate_prompt_tokens=100) for _ in range(8)]
