@@ -137,6 +137,10 @@ class StreamLog:
         add = opening.add
         if self.reader is not reader:
             self._leave_reader()
+            # While nobody reads: the numbers of its choices are the last reader's, and others' by now.
+            for place in list(self._held.values()):
+                place.abandon("superseded")
+            self._forget_numbers()
             self.reader, self.num_readers = reader, self.num_readers + 1
         self._stop_timer()
         self.attempt, self._num_prompt_tokens = max(self.attempt, add.attempt), add.num_prompt_tokens
@@ -144,8 +148,6 @@ class StreamLog:
             self._grow(len(context) - len(self.context))
             self.context = context
         for stream_id, choice in zip(add.stream_ids, add.choice_indices or range(self.num_choices), strict=True):
-            if (place := self._held.get(choice)) is not None:
-                place.abandon("superseded")
             delivered = opening.delivered_bytes[0] if opening.delivered_bytes else 0
             self._cut(choice, add.num_output_tokens, delivered)
             self._number(choice, stream_id)
@@ -161,6 +163,7 @@ class StreamLog:
         if not self.has_ended:
             self._stop_timer()
         held, self._held = self._held, {}
+        self._forget_numbers()
         self.reader, self.num_readers = reader, self.num_readers + 1
         for choice, stream_id in enumerate(stream_ids):
             self._number(choice, stream_id)
@@ -271,6 +274,9 @@ class StreamLog:
     def open_ids(self) -> list[int]:
         """Its reader's numbers of choices that have not ended."""
         return [stream_id for stream_id, has_ended in zip(self.stream_ids, self._ended, strict=True) if not has_ended]
+
+    def _forget_numbers(self) -> None:
+        self.stream_ids, self._choices = [0] * self.num_choices, {}
 
     def _number(self, choice: int, stream_id: int) -> None:
         self._choices.pop(self.stream_ids[choice], None)
