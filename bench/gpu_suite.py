@@ -80,7 +80,7 @@ class Suite:
         if self._dry_run:
             command += ["--dry-run", "--settle=0", "--workers=1", "--up=--device=cpu", "--up=--replicas=1"]
         else:
-            command += ["--settle=10", "--up=--device=cuda", "--up=--gateways=4", "--up=--output-processors=2"]
+            command += ["--settle=40", "--up=--device=cuda", "--up=--gateways=4", "--up=--output-processors=2"]
         ids = [name for name, load in LINE_LOADS.items() if load.model == model]
         self._named("line", "load", ids, command, LINE_LIMIT)
 

@@ -21,7 +21,7 @@ from rich.table import Table
 
 from headwater.bench import datasets, dummy_model
 from headwater.bench.latency_report import Objective, summarize
-from headwater.bench.own_line import own_line
+from headwater.bench.own_line import own_line, wait_until_prepared
 from headwater.bench.serve import drive
 from headwater.bench.workloads import LINE_LOADS, MODELS, TINY, LineLoad, tried_load
 from headwater.services.stack.line_file import LineRecord, StageRecord
@@ -35,7 +35,9 @@ def main(
     up: Annotated[list[str] | None, typer.Option(help="flag of `headwater up`; repeatable: --up=--device=cuda")] = None,
     load: Annotated[list[str] | None, typer.Option(help="ids, S1 … T128; repeatable; default: all")] = None,
     workers: Annotated[int, typer.Option(help="client processes")] = 6,
-    settle: Annotated[float, typer.Option(help="seconds that an engine gets to prepare before the first load")] = 15.0,
+    settle: Annotated[
+        float, typer.Option(help="seconds that an engine has at most to prepare before the first load")
+    ] = 60.0,
     dry_run: Annotated[bool, typer.Option(help="a few short requests of each load, on a tiny model")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON only, a line as soon as it is known")] = False,
 ) -> None:
@@ -50,9 +52,13 @@ def main(
             began = time.monotonic()
             with own_line(given) as (line, _):
                 ready = round(time.monotonic() - began, 1)
-                time.sleep(settle)
+                if not wait_until_prepared(line, settle):
+                    console.print(f"[yellow]not prepared after {settle:.0f} s: what is missing is made under load")
+                prepared = round(time.monotonic() - began, 1)
                 for name, each in those.items():
-                    rows.append({"load": name, "ready_s": ready, **measure(line, each, workers)})
+                    rows.append(
+                        {"load": name, "ready_s": ready, "prepared_s": prepared, **measure(line, each, workers)}
+                    )
                     console.print(f"{name}: {rows[-1]['output_tokens_per_s']:.0f} tokens/s")
                     if as_json:
                         print(json.dumps(rows[-1]), flush=True)

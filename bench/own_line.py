@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import signal
 import subprocess
 import sys
 import tempfile
 import time
+import urllib.request
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from headwater.services.stack.line_file import LineRecord, read_line
 
 LIMIT_SECONDS = 180.0
+_PREPARED = re.compile(r"^headwater_engine_prepared\{.*\} 1(\.0)?$", re.MULTILINE)
 
 
 class LineFailed(Exception):
@@ -33,6 +36,22 @@ def own_line(flags: Sequence[str]) -> Iterator[tuple[LineRecord, Path]]:
         finally:
             line.send_signal(signal.SIGINT)
             line.wait()
+
+
+def wait_until_prepared(line: LineRecord, seconds: float) -> bool:
+    """Waits for so long at most until every engine has prepared what its steps need. Whether all have."""
+    engines = [stage.addresses["metrics"] for stage in line.stages if stage.name.startswith("engine")]
+    end = time.monotonic() + seconds
+    while not all(_is_prepared(address) for address in engines):
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.2)
+    return True
+
+
+def _is_prepared(address: str) -> bool:
+    with urllib.request.urlopen(f"http://{address}/metrics") as response:
+        return bool(_PREPARED.search(response.read().decode()))
 
 
 def _wait_for(folder: Path, line: subprocess.Popen[bytes]) -> LineRecord:

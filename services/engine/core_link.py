@@ -22,6 +22,7 @@ from headwater.services.engine.messages import (
     Ends,
     Failed,
     Idle,
+    Prepared,
     Progress,
     Ready,
     Report,
@@ -67,6 +68,8 @@ class CoreLink:
         """`ready` has an answer."""
         self.gone = asyncio.Event()
         """The core has ended by itself."""
+        self.is_prepared = False
+        """No step waits any more for what is compiled or captured once."""
 
     @classmethod
     @contextlib.asynccontextmanager
@@ -193,6 +196,9 @@ class CoreLink:
                 self._watch.started(report.longest_step)
                 self._watch.heard(is_idle=False)
                 self._settle(report)
+            case Prepared():
+                self.is_prepared = True
+                structlog.get_logger().info("prepared")
             case Failed():
                 self._settle(CoreFailed(report.reason))
             case _:

@@ -35,6 +35,7 @@ from headwater.services.engine.messages import (
     Failed,
     Idle,
     MasksFilled,
+    Prepared,
     Progress,
     Ready,
     Step,
@@ -48,6 +49,9 @@ from headwater.services.settings import read_settings
 
 PATIENCE_SECONDS = 0.0002
 """Between two looks at the device while masks are awaited."""
+QUIET_SECONDS = 0.05
+"""Without a command after which an engine that has worked prepares later steps: who asks one thing after another is not
+to wait for it each time."""
 
 
 def run(engine: Engine, executor: MeasuredExecutor, commands: RingReader, reports: RingWriter) -> None:
@@ -57,8 +61,8 @@ def run(engine: Engine, executor: MeasuredExecutor, commands: RingReader, report
         while True:
             if not engine.has_work():
                 reports.write(encode(Idle(engine.load())))
-                while not is_prepared and not commands.is_readable():
-                    is_prepared = not executor.prepare()
+                if not is_prepared:
+                    is_prepared = _prepare(executor, commands, reports)
                 commands.wait()
             elif engine.holds_back:
                 commands.wait(PATIENCE_SECONDS)
@@ -66,6 +70,16 @@ def run(engine: Engine, executor: MeasuredExecutor, commands: RingReader, report
                 _apply(engine, decode_command(message))
             if (output := engine.step()) is not None:
                 reports.write(encode(Step(output, *executor.take())))
+
+
+def _prepare(executor: MeasuredExecutor, commands: RingReader, reports: RingWriter) -> bool:
+    """Until there is a command or nothing left to prepare. Whether nothing is left."""
+    commands.wait(QUIET_SECONDS)
+    while not commands.is_readable():
+        if not executor.prepare():
+            reports.write(encode(Prepared()))
+            return True
+    return False
 
 
 def _apply(engine: Engine, command: Command) -> None:

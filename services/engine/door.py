@@ -149,6 +149,11 @@ class Door:
         """What the core said last of itself."""
         return self._load
 
+    @property
+    def is_prepared(self) -> bool:
+        """See `CoreLink.is_prepared`."""
+        return self._core.is_prepared
+
     async def sweep(self) -> None:
         """For ever: once a second, cancels streams whose readers have been out of room for too long."""
         while True:

@@ -93,7 +93,11 @@ class Idle(msgspec.Struct, tag="idle", array_like=True):
     load: EngineLoad
 
 
-Report = Progress | Ready | Failed | Step | Idle
+class Prepared(msgspec.Struct, tag="prepared", array_like=True):
+    """Later steps find everything ready that can be made ready."""
+
+
+Report = Progress | Ready | Failed | Step | Idle | Prepared
 
 
 class Ends(msgspec.Struct):

@@ -55,6 +55,8 @@ class Measured(Protocol):
     def num_finished(self) -> Mapping[str, int]: ...
     @property
     def totals(self) -> EngineLoad: ...
+    @property
+    def is_prepared(self) -> bool: ...
 
 
 class EngineCollector(Collector):
@@ -67,6 +69,8 @@ class EngineCollector(Collector):
         yield self._gauge("num_requests_running", "Requests being computed", load.num_running)
         yield self._gauge("num_requests_waiting", "Requests not yet started", load.num_waiting)
         yield self._gauge("kv_cache_usage_perc", "Share of KV blocks held by requests, 0 to 1", usage)
+        is_prepared = float(self._door.is_prepared)
+        yield self._gauge("engine_prepared", "1 once no step waits for kernels or graphs that it needs", is_prepared)
         yield self._counter("prefix_cache_queries", "Prompt tokens looked up in the prefix cache", load.prefix_queries)
         yield self._counter("prefix_cache_hits", "Prompt tokens found in the prefix cache", load.prefix_hits)
         yield self._counter("num_preemptions", "Requests that gave up their blocks", load.num_preemptions)
