@@ -38,6 +38,9 @@ _BREAK_SECONDS = 0.5
 """How long whoever is in a hurry leaves the store alone after it failed one."""
 _CANNOT_SERVE = (ClusterDownError, MasterDownError, OutOfMemoryError, ReadOnlyError, TryAgainError)
 """Answers that say the server is there and yet no help."""
+_CANNOT_SERVE_WORDS = ("BUSY ", "MISCONF ", "NOREPLICAS ")
+"""More of them, which the client knows by their first word only: a script that does not end, a disk that takes no
+snapshot, too few replicas to write to."""
 _CLUSTER_SCHEME = "redis+cluster://"
 
 
@@ -132,7 +135,7 @@ class Store:
             async with asyncio.timeout(_PATIENCE_SECONDS):
                 return await self._client.execute_command(*words)
         except (RedisError, OSError, TimeoutError) as failure:
-            if isinstance(failure, ResponseError) and not isinstance(failure, _CANNOT_SERVE):
+            if isinstance(failure, ResponseError) and not _is_outage(failure):
                 raise
             if isinstance(failure, ConnectionLost):
                 await self._drop_idle()
@@ -142,6 +145,10 @@ class Store:
         """A server that is gone has closed them all: kept, each would fail one more call once it is back."""
         if isinstance(self._client, Redis):
             await self._client.connection_pool.disconnect(inuse_connections=False)
+
+
+def _is_outage(answer: ResponseError) -> bool:
+    return isinstance(answer, _CANNOT_SERVE) or str(answer).startswith(_CANNOT_SERVE_WORDS)
 
 
 def _client(url: str) -> Any:

@@ -89,6 +89,12 @@ async def test_a_server_that_cannot_serve_is_an_outage_too(free_dir: Path) -> No
             await store.command("SET", "x", "1")
         with pytest.raises(StoreUnavailable):
             await store.run(Script("return redis.call('SET', KEYS[1], 1)"), ["x"])
+        # Nor one that has lost the replicas without which it is not to write.
+        await store.command("CONFIG", "SET", "maxmemory", "0", "min-replicas-to-write", "1")
+        with pytest.raises(StoreUnavailable):
+            await store.command("SET", "x", "1")
+        with pytest.raises(StoreUnavailable):
+            await store.run(Script("return redis.call('SET', KEYS[1], 1)"), ["x"])
     await server.stop()
 
 
