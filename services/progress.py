@@ -18,7 +18,7 @@ def silent(what: str, done: int, total: int) -> None:
 
 
 class ProgressBars:
-    """One bar for each `what` that is reported; use as a context manager and pass `report` on."""
+    """One bar for each `what` that is reported, nothing until then; use as a context manager and pass `report` on."""
 
     def __init__(self, console: Console) -> None:
         self._progress = Progress(
@@ -31,13 +31,14 @@ class ProgressBars:
         self._tasks: dict[str, TaskID] = {}
 
     def __enter__(self) -> Self:
-        self._progress.start()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self._progress.stop()
+        if self._tasks:
+            self._progress.stop()
 
     def report(self, what: str, done: int, total: int) -> None:
+        self._progress.start()
         if what not in self._tasks:
             self._tasks[what] = self._progress.add_task(what, total=total)
         self._progress.update(self._tasks[what], completed=done, total=total)

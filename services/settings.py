@@ -22,7 +22,8 @@ class SettingError(ValueError):
     """A setting that cannot be used: names it, its value and what is allowed."""
 
     def __init__(self, name: str, value: object, allowed: str) -> None:
-        super().__init__(f"--{name.replace('_', '-')} is {value!r}; allowed: {allowed}")
+        found = "missing" if value is None else repr(value)
+        super().__init__(f"--{name.replace('_', '-')} is {found}; allowed: {allowed}")
         self.name, self.value, self.allowed = name, value, allowed
 
 

@@ -20,10 +20,10 @@ from rich.markup import escape
 from headwater.services.cli import chat as chat_room
 from headwater.services.cli import doctor as examination
 from headwater.services.cli import status as cluster
+from headwater.services.cli.admin_client import AdminError, AsJson
 from headwater.services.cli.answer_stream import ChatError
 from headwater.services.cli.model_commands import ModelError
 from headwater.services.cli.model_commands import make_commands as make_model_commands
-from headwater.services.cli.tenant_client import TenantError
 from headwater.services.cli.tenant_commands import make_commands
 from headwater.services.cli.up import INTERRUPTED
 from headwater.services.cli.up import up as run_line
@@ -46,7 +46,7 @@ from headwater.services.stack.stage_process import StageDied
 
 KNOWN_ERRORS: tuple[type[Exception], ...] = (
     *(SettingError, ModelNotFound, ModelFolderError, ConversionFailed, HubError, DemoModelError),
-    *(StackError, StageDied, EmbeddedServerError, cluster.NobodyThere, ChatError, TenantError, ModelError),
+    *(StackError, StageDied, EmbeddedServerError, cluster.NobodyThere, ChatError, AdminError, ModelError),
     httpx.HTTPError,
 )
 """What a person can do something about; anything else is a fault of ours and shows its trace."""
@@ -108,7 +108,6 @@ KvCacheDtype = Annotated[
 MaxModelLen = Annotated[
     int | None, typer.Option(envvar="HEADWATER_MAX_MODEL_LEN", help="Tokens of prompt and answer together.")
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
 
 
 @app.command()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,9 +15,9 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from headwater.services.cli.tenant_commands import AdminKeyFile, AsJson, BaseUrl, admin_key
+from headwater.services.cli.admin_client import AdminKeyFile, AsJson, BaseUrl, call, open_gateway
+from headwater.services.cli.plain_table import plain_table
 from headwater.services.progress import ProgressBars, Report
-from headwater.services.stack.line_file import read_line
 
 POLL_SECONDS = 0.2
 Model = Annotated[
@@ -28,7 +27,7 @@ Name = Annotated[str, typer.Argument(help="The name that clients ask for.")]
 
 
 class ModelError(Exception):
-    """What the gateway answered instead, or what became of a model, in a sentence."""
+    """What became of a model instead, or why it was not asked for, in a sentence."""
 
 
 class ModelClient:
@@ -51,25 +50,27 @@ class ModelClient:
         return self._call("DELETE", f"/{quote(name)}")
 
     def _call(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
-        reply = self._client.request(method, f"/admin/models{path}", json=body)
-        answer: dict[str, Any] = reply.json()
-        if reply.is_error:
-            raise ModelError(answer.get("error", {}).get("message", f"the gateway answered {reply.status_code}"))
-        return answer
+        return call(self._client, method, f"/models{path}", body)
 
 
 def wait_loaded(client: ModelClient, name: str, report: Report) -> dict[str, Any]:
     """The model's card when it serves. Raises `ModelError` for one that fails or is unloaded meanwhile."""
+    last: dict[str, Any] | None = None
     while True:
         card = client.find(name)
         if card is None:
             raise ModelError(f"the model {name!r} was unloaded meanwhile")
         if card["state"] == "failed":
             raise ModelError(f"the model {name!r} could not be loaded: {card['problem']}")
-        if (progress := card["progress"]) is not None:
+        progress = card["progress"]
+        # What is told of next, and that it serves, says that what came before is done.
+        if last is not None and (progress is None or progress["what"] != last["what"]):
+            report(last["what"], last["total"], last["total"])
+        if progress is not None:
             report(progress["what"], progress["done"], progress["total"])
         if card["state"] == "serving":
             return card
+        last = progress
         time.sleep(POLL_SECONDS)
 
 
@@ -79,12 +80,7 @@ def make_commands(state_dir: Callable[[], Path]) -> typer.Typer:
 
     @contextlib.contextmanager
     def connected(base_url: str | None, key_file: Path | None) -> Iterator[ModelClient]:
-        line = read_line(Path(os.environ.get("HEADWATER_STATE_DIR") or state_dir()))
-        url = base_url or (line.rest if line is not None else "http://127.0.0.1:8000")
-        key = admin_key(key_file)
-        with httpx.Client(
-            base_url=url, headers={"authorization": f"Bearer {key}"} if key else {}, timeout=30
-        ) as client:
+        with open_gateway(state_dir, base_url, key_file, needs_key=False) as client:
             yield ModelClient(client)
 
     @app.command()
@@ -142,7 +138,7 @@ def _absolute(model: str) -> str:
 
 
 def models_table(models: list[dict[str, Any]]) -> Table:
-    table = Table("model", "state", "replicas", "of", "problem")
+    table = plain_table("model", "state", "replicas", "of", "problem", numbers=("replicas",))
     for each in models:
         least, most = each["min_replicas"], each["max_replicas"]
         bounds = str(most) if least == most else f"{least} to {most}"

@@ -8,11 +8,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import httpx
-from rich.console import Console, Group
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
+from rich.markup import escape
 from rich.table import Table
 
 from headwater.services.bus import Bus, without_password
+from headwater.services.cli.plain_table import plain_table
 from headwater.services.member import Kind, Member
 from headwater.services.membership import Members
 
@@ -68,27 +70,31 @@ def _everyone(members: Members) -> list[Member]:
 
 
 def as_table(members: Sequence[Member]) -> Group:
-    """The engines and how busy they are, then the processes in front of them."""
-    engines = _table("engine", "address", "model", "state")
-    for name in ("running", "waiting", "KV blocks", "hits", "step"):
-        engines.add_column(name, justify="right")
-    front = _table("stage", "name", "address", "state")
+    """The engines of each model and how busy they are, then the processes in front of them; fits 80 columns."""
+    engines: dict[str, list[Member]] = {}
+    front = plain_table("stage", "name", "address", "state")
     for member in members:
-        state = "[yellow]draining[/]" if member.draining else "[green]serving[/]"
-        state += f" [yellow]without {', '.join(member.without)}[/]" if member.without else ""
         if member.kind is Kind.ENGINE:
-            model = member.model.name if member.model is not None else ""
-            engines.add_row(member.replica_id, member.address, model, state, *_load_cells(member))
+            engines.setdefault(member.model.name if member.model is not None else "", []).append(member)
         else:
-            front.add_row(member.kind.value.replace("_", " "), member.replica_id, member.address, state)
-    return Group(engines, "", front)
+            front.add_row(member.kind.value.replace("_", " "), member.replica_id, member.address, _state(member))
+    parts: list[RenderableType] = []
+    for model, replicas in engines.items():
+        parts += [f"[bold]{escape(model)}[/]", _engines(replicas), ""]
+    return Group(*parts, front)
 
 
-def _table(*columns: str) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in columns:
-        table.add_column(name, overflow="fold")
+def _engines(replicas: Sequence[Member]) -> Table:
+    numbers = ("running", "waiting", "KV blocks", "hits", "step")
+    table = plain_table("engine", "address", *numbers, "state", numbers=numbers)
+    for each in replicas:
+        table.add_row(each.replica_id, each.address, *_load_cells(each), _state(each))
     return table
+
+
+def _state(member: Member) -> str:
+    state = "[yellow]draining[/]" if member.draining else "[green]serving[/]"
+    return state + (f" [yellow]without {', '.join(member.without)}[/]" if member.without else "")
 
 
 def _load_cells(member: Member) -> tuple[str, ...]:

@@ -9,15 +9,14 @@ from urllib.parse import quote
 import httpx
 from rich.table import Table
 
+from headwater.services.cli.admin_client import call
+from headwater.services.cli.plain_table import plain_table
+
 LIMITS = ("requests_per_minute", "tokens_per_minute", "concurrency", "budget", "budget_period")
 
 
-class TenantError(Exception):
-    """What the gateway answered instead, in a sentence."""
-
-
 class TenantClient:
-    """One gateway's /admin."""
+    """One gateway's /admin/tenants."""
 
     def __init__(self, client: httpx.Client) -> None:
         self._client = client
@@ -46,11 +45,7 @@ class TenantClient:
         return found
 
     def _call(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
-        reply = self._client.request(method, f"/admin/tenants{path}", json=body)
-        answer: dict[str, Any] = reply.json()
-        if reply.is_error:
-            raise TenantError(answer.get("error", {}).get("message", f"the gateway answered {reply.status_code}"))
-        return answer
+        return call(self._client, method, f"/tenants{path}", body)
 
 
 def _path(tenant: str) -> str:
@@ -58,7 +53,7 @@ def _path(tenant: str) -> str:
 
 
 def tenants_table(tenants: list[dict[str, Any]]) -> Table:
-    table = Table("tenant", "weight", "tier", "cache", "limits", "keys")
+    table = plain_table("tenant", "weight", "tier", "cache", "limits", "keys", numbers=("weight", "tier", "keys"))
     for each in tenants:
         shared = "shared" if each["shared_cache"] else "own"
         keys = str(len(each["keys"]))
@@ -67,10 +62,10 @@ def tenants_table(tenants: list[dict[str, Any]]) -> Table:
 
 
 def usage_table(rows: list[dict[str, Any]]) -> Table:
-    columns = ("requests", "prompt_tokens", "cached_tokens", "output_tokens")
-    table = Table("day", "model", *columns)
+    columns = {"requests": "requests", "prompt": "prompt_tokens", "cached": "cached_tokens", "output": "output_tokens"}
+    table = plain_table("day", "model", *columns, numbers=tuple(columns))
     for row in rows:
-        table.add_row(row["day"], row["model"], *(f"{row[name]:,}" for name in columns))
+        table.add_row(row["day"], row["model"], *(f"{row[name]:,}" for name in columns.values()))
     return table
 
 

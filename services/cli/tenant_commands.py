@@ -4,30 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 from collections.abc import Callable, Iterator
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
-import httpx
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from headwater.services.cli.tenant_client import LIMITS, TenantClient, TenantError, tenants_table, usage_table
-from headwater.services.stack.line_file import read_line
+from headwater.services.cli.admin_client import AdminKeyFile, AsJson, BaseUrl, open_gateway
+from headwater.services.cli.tenant_client import LIMITS, TenantClient, tenants_table, usage_table
 
 Name = Annotated[str, typer.Argument(help="The tenant.")]
-BaseUrl = Annotated[
-    str | None, typer.Option(envvar="HEADWATER_BASE_URL", help="The gateway's REST address; default: the local line.")
-]
-AdminKeyFile = Annotated[
-    Path | None,
-    typer.Option(
-        envvar="HEADWATER_ADMIN_KEY_FILE", help="File whose first key is used; HEADWATER_ADMIN_KEY goes before."
-    ),
-]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
 Weight = Annotated[float | None, typer.Option(help="Share of the line, relative to other tenants'.")]
 Tier = Annotated[int | None, typer.Option(help="Strict priority: lower goes first.")]
 Shared = Annotated[
@@ -38,7 +27,14 @@ Rpm = Annotated[int | None, typer.Option(help="Requests in any 60 seconds; -1 li
 Tpm = Annotated[int | None, typer.Option(help="Tokens of prompts and answers in any 60 seconds.")]
 Concurrency = Annotated[int | None, typer.Option(help="Requests at once.")]
 Budget = Annotated[int | None, typer.Option(help="Tokens in a calendar period.")]
-BudgetPeriod = Annotated[str | None, typer.Option(help="day or month, UTC.")]
+
+
+class Period(StrEnum):
+    DAY = "day"
+    MONTH = "month"
+
+
+BudgetPeriod = Annotated[Period | None, typer.Option(help="A calendar period of UTC.")]
 
 
 def make_commands(state_dir: Callable[[], Path]) -> typer.Typer:
@@ -47,10 +43,7 @@ def make_commands(state_dir: Callable[[], Path]) -> typer.Typer:
 
     @contextlib.contextmanager
     def connected(base_url: str | None, key_file: Path | None) -> Iterator[TenantClient]:
-        folder = Path(os.environ.get("HEADWATER_STATE_DIR") or state_dir())
-        line = read_line(folder)
-        url = base_url or (line.rest if line is not None else "http://127.0.0.1:8000")
-        with httpx.Client(base_url=url, headers={"authorization": f"Bearer {_key(key_file)}"}, timeout=30) as client:
+        with open_gateway(state_dir, base_url, key_file, needs_key=True) as client:
             yield TenantClient(client)
 
     @app.command()
@@ -151,23 +144,6 @@ def _settings(given: dict[str, Any]) -> dict[str, Any]:
     limits = {name: None if value == -1 else value for name, value in limits.items()}
     settings = {name: given[name] for name in ("weight", "tier", "shared_cache") if given[name] is not None}
     return settings | ({"limits": limits} if limits else {})
-
-
-def admin_key(path: Path | None) -> str:
-    """From the environment or the file: a flag would show it to everyone on the machine. Empty: there is none."""
-    if key := os.environ.get("HEADWATER_ADMIN_KEY"):
-        return key
-    for line in path.read_text().splitlines() if path is not None else ():
-        words = line.split()
-        if len(words) == 2 and not words[0].startswith("#"):
-            return words[1]
-    return ""
-
-
-def _key(path: Path | None) -> str:
-    if key := admin_key(path):
-        return key
-    raise TenantError("an administrator's key is needed: set HEADWATER_ADMIN_KEY, or give --admin-key-file")
 
 
 def _print(answer: Any, table: Table, as_json: bool) -> None:

@@ -113,7 +113,8 @@ def _tell(console: Console, line: LineRecord, settings: StackSettings, seconds: 
     console.print(f"\n[bold green]ready[/] in {seconds:.1f} s: [bold]{escape(line.model)}[/] on {replicas}\n")
     command = "headwater" if shutil.which("headwater") else os.path.relpath(sys.argv[0])
     body = {"model": line.model, "stream": True, "messages": [{"role": "user", "content": "What is a headwater?"}]}
-    key = "-H 'authorization: Bearer YOUR_KEY' " if settings.api_key_file else ""
+    has_admins = settings.admin_key_file is not None or "HEADWATER_ADMIN_KEY" in os.environ
+    key = "-H 'authorization: Bearer YOUR_KEY' " if settings.api_key_file or has_admins else ""
     header = f"-H 'content-type: application/json' {key}"
     rows = {
         "REST": f"{line.rest}/v1",
@@ -122,6 +123,8 @@ def _tell(console: Console, line: LineRecord, settings: StackSettings, seconds: 
         "chat": f"{command} chat --base-url {line.rest}/v1",
         "logs": str(settings.state_dir / "logs"),
     }
+    if has_admins:
+        rows["keys"] = f"{command} tenant add NAME"
     for name, value in rows.items():
         console.print(f"  [cyan]{name}[/]  {escape(value)}", soft_wrap=True, highlight=False)
     console.print("\nCtrl-C stops everything.\n")

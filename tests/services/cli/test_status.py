@@ -29,9 +29,11 @@ async def test_everyone_who_beats_is_in_the_table(nats_url: str, served_model: S
     console = Console(width=200)
     with console.capture() as captured:
         console.print(as_table(members))
-    assert captured.get().splitlines()[1].split()[-6:] == ["serving", "3", "1", "40/100", "75%", "–"]
-    (row,) = as_json(members)
-    assert (row["kind"], row["load"]["num_running"]) == ("engine", 3)
+    model, _, row = captured.get().splitlines()[:3]
+    assert model.strip() == served_model.name
+    assert row.split()[-6:] == ["3", "1", "40/100", "75%", "–", "serving"]
+    (told,) = as_json(members)
+    assert (told["kind"], told["load"]["num_running"]) == ("engine", 3)
 
 
 async def test_what_a_gateway_goes_without_is_in_its_row(nats_url: str) -> None:

@@ -28,7 +28,7 @@ def test_the_core_reads_the_doors_settings_from_flags() -> None:
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [
-        ([], "--model-folder is None; allowed: the folder of a converted model"),
+        ([], "--model-folder is missing; allowed: the folder of a converted model"),
         (["--model-folder=/m", "--executor=fast"], "--executor is 'fast'; allowed: single or simulated"),
         (["--executor=simulated", "--load-format=lazy"], "--load-format is 'lazy'; allowed: auto or dummy"),
         (["--executor=simulated", "--port=70000"], "--port is 70000; allowed: 0…65535"),
