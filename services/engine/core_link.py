@@ -61,6 +61,7 @@ class CoreLink:
         self._start_result: Ready | CoreFailed | None = None
         self._hear: Callable[[Step | Idle], None] | None = None
         self._hear_end: Callable[[], None] | None = None
+        self._num_commands = 0
         self._backlog: deque[tuple[bytes, int]] = deque()
         self._num_backlog_bytes = 0
         self._process: asyncio.subprocess.Process | None = None
@@ -99,6 +100,7 @@ class CoreLink:
         self._hear, self._hear_end = hear, hear_end
 
     def send(self, command: Command) -> None:
+        self._num_commands += 1
         self._watch.told()
         with contextlib.suppress(PeerGone):
             for piece, flag in self._commands.pieces(encode(command)):
@@ -184,7 +186,7 @@ class CoreLink:
     def _take(self, report: Report) -> None:
         match report:
             case Step() | Idle():
-                is_idle = isinstance(report, Idle)
+                is_idle = isinstance(report, Idle) and report.num_commands == self._num_commands
                 self._watch.heard(is_idle=is_idle, step_seconds=0.0 if isinstance(report, Idle) else report.seconds)
                 # A core that has just started is idle before anybody listens.
                 if self._hear is not None:

@@ -56,11 +56,11 @@ to wait for it each time."""
 
 def run(engine: Engine, executor: MeasuredExecutor, commands: RingReader, reports: RingWriter) -> None:
     """Steps until the door closes the command ring."""
-    is_prepared = False
+    is_prepared, num_commands = False, 0
     with contextlib.suppress(PeerGone):
         while True:
             if not engine.has_work():
-                reports.write(encode(Idle(engine.load())))
+                reports.write(encode(Idle(engine.load(), num_commands)))
                 if not is_prepared:
                     is_prepared = _prepare(executor, commands, reports)
                 commands.wait()
@@ -68,6 +68,7 @@ def run(engine: Engine, executor: MeasuredExecutor, commands: RingReader, report
                 commands.wait(PATIENCE_SECONDS)
             for message in commands.read():
                 _apply(engine, decode_command(message))
+                num_commands += 1
             if (output := engine.step()) is not None:
                 reports.write(encode(Step(output, *executor.take())))
 

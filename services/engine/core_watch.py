@@ -42,8 +42,9 @@ class CoreWatch:
 
     def heard(self, *, is_idle: bool, step_seconds: float = 0.0) -> None:
         """The core has said something: that it has nothing to do, or what a step of so many seconds came to."""
+        # Seconds that this process did not live through either (a paused machine's) say nothing about steps.
+        self._longest_step = max(self._longest_step, min(step_seconds, self.silence + TICK_SECONDS))
         self._owes, self.silence = not is_idle, 0.0
-        self._longest_step = max(self._longest_step, step_seconds)
 
     async def until_hung(self) -> None:
         """Returns when the core has been silent for longer than is allowed."""

@@ -91,6 +91,8 @@ class Idle(msgspec.Struct, tag="idle", array_like=True):
     """Nothing can be done until the next command: nothing runs, or whatever is there waits for credit."""
 
     load: EngineLoad
+    num_commands: int
+    """That it has heard of so far: others may be on their way to it."""
 
 
 class Prepared(msgspec.Struct, tag="prepared", array_like=True):

@@ -10,9 +10,11 @@ from collections.abc import Callable
 
 import pytest
 
+from headwater.engine_core.step_output import EngineLoad
 from headwater.proto.common_pb2 import FINISH_REASON_ERROR
 from headwater.services.engine.core_link import CoreFailed, CoreLink
 from headwater.services.engine.core_watch import PATIENCE, CoreWatch
+from headwater.services.engine.messages import Cancel, Idle, Ready
 from headwater.services.engine.settings import EngineSettings
 from tests.services.engine.engine_process import add, client_of, engine_process, prompt
 
@@ -31,10 +33,15 @@ def answering(watch: CoreWatch) -> None:
 
 
 def slow(watch: CoreWatch) -> None:
+    watch.is_hung_after(3)
     watch.heard(is_idle=False, step_seconds=3.0)
 
 
-@pytest.mark.parametrize(("last", "allowed"), [(idle, math.inf), (asked, 5), (answering, 5), (slow, 30)])
+def paused(watch: CoreWatch) -> None:
+    watch.heard(is_idle=False, step_seconds=3600.0)
+
+
+@pytest.mark.parametrize(("last", "allowed"), [(idle, math.inf), (asked, 5), (answering, 5), (slow, 30), (paused, 10)])
 def test_silence_counts_from_what_a_core_is_told_to_its_next_word(
     last: Callable[[CoreWatch], None], allowed: float
 ) -> None:
@@ -48,6 +55,19 @@ def test_a_start_may_be_silent_for_longer_and_no_limit_is_for_ever() -> None:
     starting, unlimited = CoreWatch(limit=5), CoreWatch(limit=0)
     assert [starting.is_hung_after(5 * PATIENCE), starting.is_hung_after(1)] == [False, True]
     assert not unlimited.is_hung_after(1e6)
+
+
+async def test_a_core_that_was_told_something_while_it_said_that_it_is_idle_owes_a_word() -> None:
+    link = CoreLink(hang_limit=5)
+    link._take(Ready("", "", 0, "", 16, 1, 1, 1, longest_step=0))
+    link._take(Idle(EngineLoad(), num_commands=0))
+    assert not link._watch.is_hung_after(6)
+    link.send(Cancel([1]))
+    link._take(Idle(EngineLoad(), num_commands=0))
+    assert link._watch.is_hung_after(6)
+    link._take(Idle(EngineLoad(), num_commands=1))
+    assert not link._watch.is_hung_after(6)
+    await link._stop()
 
 
 async def test_an_engine_whose_core_hangs_ends_its_streams_and_itself() -> None:
