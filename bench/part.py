@@ -10,12 +10,15 @@ import subprocess
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import IO, Any
 
 Row = dict[str, Any]
 FAILED, TOO_LATE = "failed", "out of time"
+LAST_LINES, LAST_CHARACTERS = 3, 300
+"""Of what a program said before it failed."""
 
 
 @dataclass(slots=True)
@@ -31,14 +34,17 @@ class Outcome:
 
 def run_part(command: Sequence[str], limit: float, told: Callable[[Row], None] = lambda row: None) -> Outcome:
     """Runs a program for `limit` seconds at most, and ends it with all that it started. `told` hears of each row at
-    once; other lines go on to stderr."""
+    once; other lines go on to stderr, and its last words are part of why it failed."""
     began, outcome = time.monotonic(), Outcome()
     if limit <= 0:
         outcome.why = TOO_LATE
         return outcome
-    child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
     assert child.stdout is not None
-    is_late = threading.Event()
+    assert child.stderr is not None
+    is_late, last = threading.Event(), deque[str](maxlen=LAST_LINES)
+    listener = threading.Thread(target=_pass_on, args=(child.stderr, last))
+    listener.start()
 
     def end() -> None:
         is_late.set()
@@ -54,13 +60,18 @@ def run_part(command: Sequence[str], limit: float, told: Callable[[Row], None] =
             else:
                 sys.stderr.write(line)
         code = child.wait()
+        # Who it left behind may still hold its stderr.
+        _kill(child)
+        listener.join()
     finally:
         timer.cancel()
         _kill(child)
         child.stdout.close()
+        listener.join()
+        child.stderr.close()
     outcome.seconds = round(time.monotonic() - began, 1)
     if code:
-        outcome.why = TOO_LATE if is_late.is_set() else f"{FAILED} with {code}"
+        outcome.why = TOO_LATE if is_late.is_set() else f"{FAILED} with {code}" + _words(last)
     return outcome
 
 
@@ -85,6 +96,17 @@ def run_named(
             missing |= dict.fromkeys(gone, outcome.why or FAILED)
             left = left[len(gone) :]
     return missing
+
+
+def _pass_on(said: IO[str], last: deque[str]) -> None:
+    for line in said:
+        sys.stderr.write(line)
+        if line.strip():
+            last.append(line.strip())
+
+
+def _words(last: Sequence[str]) -> str:
+    return f": {' / '.join(last)[-LAST_CHARACTERS:]}" if last else ""
 
 
 def _row(line: str) -> Row | None:
