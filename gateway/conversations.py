@@ -7,11 +7,12 @@ import time
 from typing import Annotated, Any
 
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import Meta
 
 from headwater.gateway.caller import Caller
 from headwater.gateway.conversation_store import Conversation, ConversationStore, Head, Item
 from headwater.gateway.exchange import Exchange
+from headwater.gateway.openai.body import Body
 from headwater.gateway.openai.decode import decode
 from headwater.gateway.openai.paging import page_of
 from headwater.gateway.openai.response_input import as_item, check_items
@@ -24,20 +25,20 @@ Metadata = Annotated[dict[str, str], Meta(max_length=16, description="up to 16 s
 Items = Annotated[list[InputItem], Meta(max_length=MAX_ADDED, description=f"up to {MAX_ADDED} items")]
 
 
-class NewConversation(Struct, kw_only=True):
+class NewConversation(Body, kw_only=True):
     """POST /v1/conversations"""
 
     items: Items | None = None
     metadata: Metadata | None = None
 
 
-class ConversationChange(Struct, kw_only=True):
+class ConversationChange(Body, kw_only=True):
     """POST /v1/conversations/{id}"""
 
     metadata: Metadata
 
 
-class NewItems(Struct, kw_only=True):
+class NewItems(Body, kw_only=True):
     """POST /v1/conversations/{id}/items"""
 
     items: Items

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-import msgspec
 import structlog
 
 from headwater.gateway.caller import Caller
@@ -20,6 +19,7 @@ from headwater.gateway.openai.response_input import (
     check,
     items_of,
     names_of,
+    stored_items,
     to_prompt,
     to_sampling,
     without_oldest,
@@ -56,7 +56,7 @@ class Responses:
         """One that is to be answered later, as it is told until then. Raises what creating it would raise at once."""
         check(asked)
         before = await self._before(caller, asked)
-        items = [*msgspec.convert(before, list[InputItem]), *items_of(asked)]
+        items = [*stored_items(before), *items_of(asked)]
         await _prepare(
             Generation(self._line, _job(caller, asked, items, len(before)), Gathered()), asked, items, len(before)
         )
@@ -88,7 +88,7 @@ class Responses:
             exchange.error_event = events.failure
         gathered = Gathered()
         before, said = await self._before(caller, asked), items_of(asked)
-        items = [*msgspec.convert(before, list[InputItem]), *said]
+        items = [*stored_items(before), *said]
         job = dataclasses.replace(_job(caller, asked, items, len(before)), context=context)
         sink: Sink = events or gathered
         sink = NumberedSink(sink, out) if out is not None else sink

@@ -7,6 +7,7 @@ import time
 
 import msgspec
 
+from headwater.gateway.openai.body import Body
 from headwater.gateway.tenants import Tenant
 
 OVER = ("completed", "failed", "expired", "cancelled")
@@ -123,7 +124,7 @@ class Kept(msgspec.Struct, kw_only=True):
         )
 
 
-class NewBatch(msgspec.Struct, kw_only=True):
+class NewBatch(Body, kw_only=True):
     """POST /v1/batches"""
 
     input_file_id: str

@@ -6,12 +6,14 @@ import json
 import re
 import types
 import typing
+from collections.abc import Mapping
 from functools import cache
 from typing import Any, TypeVar
 
 import msgspec
 import structlog
 
+from headwater.gateway.openai.body import Unknown, known_part
 from headwater.gateway.openai.not_served import check_misplaced, check_served
 from headwater.gateway.openai.response_schema import ResponsesRequest
 from headwater.gateway.openai.schema import ChatCompletionRequest, CompletionRequest
@@ -19,9 +21,13 @@ from headwater.services.errors import BadRequest
 
 RequestT = TypeVar("RequestT", bound=msgspec.Struct)
 MAX_WARNED = 1000
+MAX_NAME_CHARS = 80
+_UNKNOWN = "Object contains unknown field"
 _WHERE = re.compile(r" - at `\$(.*)`$")
 _KEY = re.compile(r"\.([^.\[]+)|\[(\d+|\.\.\.)\]")
 _MISSING = re.compile(r"missing required field `(.*?)`")
+_NO_FIELD = re.compile(rf"{_UNKNOWN} `(.*?)`")
+_INDEX = re.compile(r"\[\d+\]")
 _warned: set[str] = set()
 
 
@@ -42,11 +48,14 @@ _ANSWERING = {
 
 
 def decode(body: bytes, kind: type[RequestT]) -> RequestT:
-    """Raises `BadRequest`. Fields that nobody knows are accepted and named in the log once."""
+    """Raises `BadRequest`. Fields that nobody knows are accepted, wherever they stand, and named in the log once."""
     try:
-        fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
-        _check_names(fields, kind)
-        request: RequestT = _decoder(kind).decode(body)
+        try:
+            request: RequestT = _decoder(kind).decode(body)
+        except msgspec.ValidationError as fault:
+            if not str(fault).startswith(_UNKNOWN):
+                raise
+            return _decoded_without_unknown(body, kind)
         return request
     except msgspec.ValidationError as fault:
         raise _explained(str(fault), body, kind) from None
@@ -54,31 +63,48 @@ def decode(body: bytes, kind: type[RequestT]) -> RequestT:
         raise _no_json(fault) from None
 
 
+def _decoded_without_unknown(body: bytes, kind: type[RequestT]) -> RequestT:
+    unknown: Unknown = []
+    known = known_part(msgspec.json.decode(body), kind, unknown)
+    for path, value in unknown:
+        everywhere = _INDEX.sub("[]", path)
+        if not (check_served(everywhere, path, value) or _is_of_other(path, value, kind)):
+            _warn(everywhere, path, kind)
+    return msgspec.convert(known, kind)
+
+
 @cache
 def _decoder(kind: type[RequestT]) -> msgspec.json.Decoder[RequestT]:
     return msgspec.json.Decoder(kind)
 
 
-def _check_names(fields: dict[str, msgspec.Raw], kind: type[msgspec.Struct]) -> None:
-    for name in fields.keys() - set(kind.__struct_fields__):
-        if check_served(name, fields[name]):
-            continue
-        if kind in _ANSWERING and name in _ANSWERING[kind]:
-            check_misplaced(name, fields[name], _ANSWERING[kind][name])
-        elif name not in _warned and len(_warned) < MAX_WARNED:
-            _warned.add(name)
-            structlog.get_logger().warning("field without effect", field=name[:80], request=kind.__name__)
+def _is_of_other(name: str, value: Any, kind: type[msgspec.Struct]) -> bool:
+    """Whether it is a field of another endpoint, with a value that asks for nothing. Raises `UnsupportedField`."""
+    of_others = _ANSWERING.get(kind, {})
+    if name in of_others:
+        check_misplaced(name, value, of_others[name])
+    return name in of_others
+
+
+def _warn(everywhere: str, path: str, kind: type[msgspec.Struct]) -> None:
+    everywhere = everywhere[:MAX_NAME_CHARS]
+    if everywhere not in _warned and len(_warned) < MAX_WARNED:
+        _warned.add(everywhere)
+        structlog.get_logger().warning("field without effect", field=path[:MAX_NAME_CHARS], request=kind.__name__)
 
 
 def _explained(fault: str, body: bytes, kind: type[msgspec.Struct]) -> BadRequest:
     where = _WHERE.search(fault)
     path = where.group(1) if where is not None else ""
-    missing = _MISSING.search(fault)
-    if missing is not None:
+    if (missing := _MISSING.search(fault)) is not None:
         param = f"{path}.{missing.group(1)}".lstrip(".")
         return BadRequest(
             param, f"{param} is missing; allowed: {_allowed(kind, param, 'a value')}", code="missing_field"
         )
+    if (unknown := _NO_FIELD.match(fault)) is not None:
+        param = f"{path}.{unknown.group(1)}".lstrip(".")
+        fields = ", ".join(_fields(_hint_at(kind, path)))
+        return BadRequest(param, f"{param} is no field that exists; allowed: {fields}", code="unknown_field")
     if not path:
         return BadRequest(None, "the body is no JSON object; allowed: an object with the request's fields")
     try:
@@ -106,8 +132,40 @@ def _look_up(value: Any, path: str) -> tuple[str, Any]:
 
 def _allowed(kind: type[msgspec.Struct], param: str, otherwise: str) -> str:
     """The sentence beside the field's type, where the field itself is meant and not something inside it."""
-    hints = typing.get_type_hints(kind, include_extras=True)
-    return _description(hints.get(param)) or otherwise
+    return _description(_hint_at(kind, f".{param}")) or otherwise
+
+
+def _hint_at(kind: type[msgspec.Struct], path: str) -> Any:
+    """The type of what stands at a path, where it has one."""
+    hint: Any = kind
+    for key, index in _KEY.findall(path):
+        hint = _fields(hint).get(key) if key else _item(hint) if index else None
+    return hint
+
+
+def _fields(hint: Any) -> Mapping[str, Any]:
+    """The types of an object's fields."""
+    structs = [each for each in _members(hint) if isinstance(each, type) and issubclass(each, msgspec.Struct)]
+    return _hints(structs[0]) if structs else {}
+
+
+def _item(hint: Any) -> Any:
+    """The type of a list's items."""
+    return next((typing.get_args(each)[0] for each in _members(hint) if typing.get_origin(each) is list), None)
+
+
+def _members(hint: Any) -> list[Any]:
+    """What a type may be, without what is said beside it."""
+    if typing.get_origin(hint) is typing.Annotated:
+        return _members(typing.get_args(hint)[0])
+    if typing.get_origin(hint) in (types.UnionType, typing.Union):
+        return [member for each in typing.get_args(hint) for member in _members(each)]
+    return [hint]
+
+
+@cache
+def _hints(struct: type[msgspec.Struct]) -> dict[str, Any]:
+    return typing.get_type_hints(struct, include_extras=True)
 
 
 def _description(hint: Any) -> str | None:

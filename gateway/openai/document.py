@@ -85,6 +85,9 @@ _RESPONSES = {
 def openapi_document(version: str) -> dict[str, Any]:
     kinds = [kind for kind, _ in _BODIES.values()]
     bodies, components = msgspec.json.schema_components(kinds, ref_template="#/components/schemas/{name}")
+    for component in components.values():
+        # Unknown fields are accepted.
+        component.pop("additionalProperties", None)
     paths: dict[str, Any] = {}
     for (path, (_, summary)), body in zip(_BODIES.items(), bodies, strict=True):
         content = {"application/json": {"schema": body}}

@@ -8,9 +8,10 @@ import time
 from array import array
 from typing import Annotated, Any, Literal
 
-from msgspec import Meta, Struct
+from msgspec import Meta
 
 from headwater.gateway.embeddings import POOLINGS, Embedding
+from headwater.gateway.openai.body import Body
 from headwater.gateway.openai.completions import prompts_of
 from headwater.gateway.openai.schema import Flag, TokenId, Truncation, Whole
 from headwater.gateway.openai.to_pb import truncation_to_pb
@@ -18,7 +19,7 @@ from headwater.gateway.openai.to_pb import truncation_to_pb
 ALLOWED_INPUT = "a string, a list of strings, token ids, or a list of lists of token ids, none empty"
 
 
-class EmbeddingRequest(Struct, kw_only=True):
+class EmbeddingRequest(Body, kw_only=True):
     """POST /v1/embeddings"""
 
     model: Annotated[str, Meta(description="a served model's name")]

@@ -8,8 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import msgspec
-
 from headwater.services.errors import UnsupportedField
 
 TEXT_ONLY = "only text is served"
@@ -23,6 +21,11 @@ NOT_SERVED = {
     "prediction": "this version does not speculate on given text",
     "web_search_options": "this version searches nothing",
     "suffix": "the models continue a prompt, they do not fill a gap",
+    "moderation": "this version judges no texts",
+    "context_management": "`truncation` leaves out the oldest turns",
+    "messages[].audio": TEXT_ONLY,
+    "messages[].function_call": "it has become `tool_calls`",
+    "tools[].defer_loading": "all tools are shown at once",
     # vLLM's.
     "chat_template": "the operator chooses the template",
     "ec_transfer_params": "the line moves no encoders' caches",
@@ -39,6 +42,8 @@ NOT_SERVED = {
     "return_prompt_text": "`return_token_ids` and /detokenize tell the prompt",
     "vllm_xargs": NO_PLUG_INS,
     "watermarking": "this version marks no answers",
+    "messages[].partial": "`continue_final_message` goes on with the last message",
+    "messages[].prefix": "`continue_final_message` goes on with the last message",
     # SGLang's.
     "custom_logit_processor": NO_PLUG_INS,
     "custom_params": NO_PLUG_INS,
@@ -60,20 +65,19 @@ MATTERS_ELSEWHERE = {"parallel_tool_calls": True, "include_reasoning": True, "ad
 """Of fields that one endpoint has and another has not: values that ask for nothing."""
 
 
-def check_served(name: str, raw: msgspec.Raw) -> bool:
-    """Whether the field is one of these, with a value that asks for nothing. Raises `UnsupportedField`."""
+def check_served(name: str, path: str, value: Any) -> bool:
+    """Whether the field is one of these, with a value that asks for nothing. Raises `UnsupportedField` for the one at
+    `path`, of which `name` leaves out the numbers."""
     if name not in NOT_SERVED:
         return False
-    value = msgspec.json.decode(raw)
     # Whether a flag was asked to be off matters only where it is on by default.
     asks_nothing = value == HARMLESS[name] if name in HARMLESS else not value
     if value is not None and not asks_nothing:
-        raise UnsupportedField(name, NOT_SERVED[name])
+        raise UnsupportedField(path, NOT_SERVED[name])
     return True
 
 
-def check_misplaced(name: str, raw: msgspec.Raw, where: str) -> None:
+def check_misplaced(name: str, value: Any, where: str) -> None:
     """For a field of another endpoint. Raises `UnsupportedField`."""
-    value = msgspec.json.decode(raw)
     if value and value != MATTERS_ELSEWHERE.get(name) and value not in ("auto", "none"):
         raise UnsupportedField(name, where)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
 
+from headwater.gateway.openai.body import known_part
 from headwater.gateway.openai.response_schema import InputItem, InputPart, ResponsesRequest, ResponseTool, TextFormat
 from headwater.gateway.openai.schema import TextGrammar
 from headwater.gateway.openai.structured_output import structured_outputs_to_pb, whitespace_of
@@ -93,7 +94,10 @@ def check_items(items: Sequence[InputItem], name: str) -> None:
 
 def as_item(item: InputItem, fallback_id: str) -> dict[str, Any]:
     """As it is listed: with an id, and text in parts."""
-    fields: dict[str, Any] = {key: value for key, value in msgspec.to_builtins(item).items() if value is not None}
+    fields: dict[str, Any] = _said_fields(msgspec.to_builtins(item))
+    for name in ("content", "output", "summary"):
+        if isinstance(fields.get(name), list):
+            fields[name] = [_said_fields(part) for part in fields[name]]
     if item.type == "message" and isinstance(item.content, str):
         is_said = item.role == "assistant"
         kind = {"type": "output_text", "annotations": []} if is_said else {"type": "input_text"}
@@ -101,6 +105,15 @@ def as_item(item: InputItem, fallback_id: str) -> dict[str, Any]:
     if item.type == "message":
         fields.setdefault("status", "completed")
     return {"id": f"item_{fallback_id}", **fields}
+
+
+def _said_fields(fields: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def stored_items(items: Sequence[Mapping[str, Any]]) -> list[InputItem]:
+    """What was kept of turns before, as it was listed."""
+    return msgspec.convert(known_part(list(items), list[InputItem], []), list[InputItem])
 
 
 def without_oldest(items: Sequence[InputItem]) -> list[InputItem]:
@@ -211,7 +224,7 @@ def _text(content: str | list[InputPart] | None, at: str) -> str:
     for i, part in enumerate(content):
         if part.type not in TEXT_PARTS:
             raise BadRequest.of(f"{at}[{i}].type", part.type, "input_text or output_text")
-    return "\n".join(part.text for part in content)
+    return "\n".join(part.refusal or part.text for part in content)
 
 
 def _tool(tool: ResponseTool, at: str) -> common_pb2.Tool:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from msgspec import Meta, Struct
+from msgspec import Meta
 
+from headwater.gateway.openai.body import Body
 from headwater.gateway.openai.schema import Flag, Sampling, StructuredOutputs, Whole
 
 
-class InputItem(Struct, kw_only=True):
+class InputItem(Body, kw_only=True):
     """Something that was said, called or thought. Which fields count depends on its type."""
 
     type: str = "message"
@@ -23,16 +24,20 @@ class InputItem(Struct, kw_only=True):
     summary: list[InputPart] | None = None
     id: str | None = None
     status: str | None = None
+    encrypted_content: Any = None
 
 
-class InputPart(Struct, kw_only=True):
+class InputPart(Body, kw_only=True):
     """A part of a message; only text is served."""
 
     type: str
     text: str = ""
+    refusal: str | None = None
+    annotations: Any = None
+    logprobs: Any = None
 
 
-class ResponseFormatOfTool(Struct, kw_only=True):
+class ResponseFormatOfTool(Body, kw_only=True):
     """What text a custom tool takes."""
 
     type: Annotated[Literal["text", "grammar"], Meta(description="text or grammar")] = "text"
@@ -40,7 +45,7 @@ class ResponseFormatOfTool(Struct, kw_only=True):
     syntax: Annotated[Literal["lark", "regex"], Meta(description="lark or regex")] | None = None
 
 
-class ResponseTool(Struct, kw_only=True):
+class ResponseTool(Body, kw_only=True):
     """A function that the answer may call, or a custom tool, which takes text."""
 
     name: Annotated[str, Meta(description="1 to 64 letters, digits, _, - and .")]
@@ -51,14 +56,14 @@ class ResponseTool(Struct, kw_only=True):
     strict: Flag | None = None
 
 
-class NamedResponseTool(Struct, kw_only=True):
+class NamedResponseTool(Body, kw_only=True):
     """A tool by its name."""
 
     name: str
     type: Annotated[Literal["function", "custom"], Meta(description="function or custom")]
 
 
-class ResponseToolChoice(Struct, kw_only=True):
+class ResponseToolChoice(Body, kw_only=True):
     """The tool that is to be called, or those that may be."""
 
     type: Annotated[
@@ -71,7 +76,7 @@ class ResponseToolChoice(Struct, kw_only=True):
     ) = None
 
 
-class TextFormat(Struct, kw_only=True):
+class TextFormat(Body, kw_only=True):
     """What the text of the answer must match."""
 
     type: Annotated[Literal["text", "json_object", "json_schema"], Meta(description="text, json_object or json_schema")]
@@ -81,28 +86,28 @@ class TextFormat(Struct, kw_only=True):
     description: str | None = None
 
 
-class TextOptions(Struct, kw_only=True):
+class TextOptions(Body, kw_only=True):
     """How the text is written."""
 
     format: TextFormat | None = None
     verbosity: str | None = None
 
 
-class Reasoning(Struct, kw_only=True):
+class Reasoning(Body, kw_only=True):
     """How much is thought."""
 
     effort: str | None = None
     summary: str | None = None
 
 
-class ResponseStreamOptions(Struct, kw_only=True):
+class ResponseStreamOptions(Body, kw_only=True):
     """What a stream carries besides."""
 
     include_obfuscation: Flag | None = None
     resumable: Flag | None = None
 
 
-class ConversationId(Struct, kw_only=True):
+class ConversationId(Body, kw_only=True):
     """A conversation by its id."""
 
     id: str
@@ -133,6 +138,11 @@ class ResponsesRequest(Sampling, kw_only=True):
     metadata: Annotated[dict[str, str], Meta(max_length=16, description="up to 16 strings by name")] | None = None
     truncation: Annotated[Literal["auto", "disabled"], Meta(description="auto or disabled")] | None = None
     user: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    service_tier: str | None = None
+    max_tool_calls: Annotated[Whole, Meta(description="a whole number")] | None = None
+    """Of the tools that OpenAI runs itself; here all calls are the client's."""
     background: Flag | None = None
     conversation: Annotated[str | ConversationId, Meta(description="the id of a conversation")] | None = None
     prompt: Any = None

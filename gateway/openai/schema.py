@@ -6,6 +6,8 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
+from headwater.gateway.openai.body import Body
+
 U32 = 2**32 - 1
 
 
@@ -15,7 +17,7 @@ TokenId = Annotated[Whole, Meta(description="a token id")]
 Truncation = Annotated[int, Meta(ge=-1, le=U32, description="a whole number, at least 1, or −1: what fits")]
 
 
-class Sampling(Struct, kw_only=True):
+class Sampling(Body, kw_only=True):
     """How tokens are chosen: fields that chat and completions share. Absent ones take the model's defaults."""
 
     n: Annotated[Whole, Meta(description="a whole number, 1…128")] | None = None
@@ -50,15 +52,17 @@ class Sampling(Struct, kw_only=True):
     ) = None
 
 
-class StreamOptions(Struct, kw_only=True):
+class StreamOptions(Body, kw_only=True):
     """What a stream carries besides text."""
 
+    include_obfuscation: Flag | None = None
+    """Nothing is padded here."""
     include_usage: Flag | None = None
     continuous_usage_stats: Flag | None = None
     resumable: Flag | None = None
 
 
-class JsonSchemaFormat(Struct, kw_only=True):
+class JsonSchemaFormat(Body, kw_only=True):
     """A schema and its name. Answers are held to it, whatever `strict` says."""
 
     schema: Annotated[dict[str, Any] | str, Meta(description="a JSON Schema")] | None = None
@@ -67,7 +71,7 @@ class JsonSchemaFormat(Struct, kw_only=True):
     strict: Flag | None = None
 
 
-class ResponseFormat(Struct, kw_only=True):
+class ResponseFormat(Body, kw_only=True):
     """What an answer must match, by its type."""
 
     type: Annotated[str, Meta(description="text, json_object, json_schema, regex, grammar or structural_tag")]
@@ -120,30 +124,39 @@ class Answering(Sampling, kw_only=True):
     json_schema: Annotated[dict[str, Any] | str, Meta(description="a JSON Schema")] | None = None
     no_stop_trim: Flag | None = None
     """As SGLang's clients say `include_stop_str_in_output`, and the three before it."""
+    user: Any = None
+    metadata: Any = None
+    service_tier: Any = None
+    store: Any = None
+    safety_identifier: Any = None
+    prompt_cache_key: Any = None
+    """Without effect on the answer, as are OpenAI's other words about users and prices."""
 
 
-class ContentPart(Struct, kw_only=True):
+class ContentPart(Body, kw_only=True):
     """A part of a message; only text is served."""
 
     type: str
     text: str = ""
+    refusal: str = ""
+    """The text of a part of that type."""
 
 
-class FunctionCall(Struct, kw_only=True):
+class FunctionCall(Body, kw_only=True):
     """The function of a tool call."""
 
     name: str
     arguments: str = ""
 
 
-class CustomCall(Struct, kw_only=True):
+class CustomCall(Body, kw_only=True):
     """The custom tool of a tool call, and the text that it took."""
 
     name: str
     input: str = ""
 
 
-class ToolCall(Struct, kw_only=True):
+class ToolCall(Body, kw_only=True):
     """A call in an assistant's message of the past."""
 
     function: Annotated[FunctionCall, Meta(description="an object with name and arguments")] | None = None
@@ -152,7 +165,7 @@ class ToolCall(Struct, kw_only=True):
     type: Annotated[Literal["function", "custom"], Meta(description="function or custom")] = "function"
 
 
-class Message(Struct, kw_only=True):
+class Message(Body, kw_only=True):
     """One message of a conversation."""
 
     role: str
@@ -163,9 +176,15 @@ class Message(Struct, kw_only=True):
     reasoning_content: str | None = None
     reasoning: str | None = None
     """The same under another name."""
+    refusal: str | None = None
+    """What an assistant said in place of content."""
+    annotations: Any = None
+    audio: Any = None
+    function_call: Any = None
+    """As clients send answers back: null, or empty."""
 
 
-class Function(Struct, kw_only=True):
+class Function(Body, kw_only=True):
     """What a tool does."""
 
     name: Annotated[str, Meta(description="1 to 64 letters, digits, _, - and .")]
@@ -174,21 +193,21 @@ class Function(Struct, kw_only=True):
     strict: Flag | None = None
 
 
-class TextGrammar(Struct, kw_only=True):
+class TextGrammar(Body, kw_only=True):
     """What the text that a custom tool takes must match."""
 
     definition: Annotated[str, Meta(description="a Lark grammar or a regular expression")]
     syntax: Annotated[Literal["lark", "regex"], Meta(description="lark or regex")]
 
 
-class CustomFormat(Struct, kw_only=True):
+class CustomFormat(Body, kw_only=True):
     """What text a custom tool takes."""
 
     type: Annotated[Literal["text", "grammar"], Meta(description="text or grammar")] = "text"
     grammar: Annotated[TextGrammar, Meta(description="an object with definition and syntax")] | None = None
 
 
-class CustomTool(Struct, kw_only=True):
+class CustomTool(Body, kw_only=True):
     """A tool that takes text."""
 
     name: Annotated[str, Meta(description="1 to 64 letters, digits, _, - and .")]
@@ -196,7 +215,7 @@ class CustomTool(Struct, kw_only=True):
     format: Annotated[CustomFormat, Meta(description="an object with a type")] | None = None
 
 
-class Tool(Struct, kw_only=True):
+class Tool(Body, kw_only=True):
     """A function that the answer may call, or a tool that takes text."""
 
     function: Annotated[Function, Meta(description="an object with a name")] | None = None
@@ -204,13 +223,13 @@ class Tool(Struct, kw_only=True):
     type: Annotated[Literal["function", "custom"], Meta(description="function or custom")] = "function"
 
 
-class ToolName(Struct, kw_only=True):
+class ToolName(Body, kw_only=True):
     """The tool that is to be called."""
 
     name: str
 
 
-class NamedTool(Struct, kw_only=True):
+class NamedTool(Body, kw_only=True):
     """A tool by its name."""
 
     function: Annotated[ToolName, Meta(description="an object with a name")] | None = None
@@ -218,14 +237,14 @@ class NamedTool(Struct, kw_only=True):
     type: Annotated[Literal["function", "custom"], Meta(description="function or custom")] = "function"
 
 
-class AllowedTools(Struct, kw_only=True):
+class AllowedTools(Body, kw_only=True):
     """The tools of which some may be called, or must be."""
 
     mode: Annotated[Literal["auto", "required"], Meta(description="auto or required")]
     tools: Annotated[list[NamedTool], Meta(min_length=1, description="at least one tool, by its name")]
 
 
-class ToolChoice(Struct, kw_only=True):
+class ToolChoice(Body, kw_only=True):
     """The tool that is to be called, or those that may be."""
 
     type: Annotated[
@@ -270,7 +289,7 @@ class CompletionRequest(Answering, kw_only=True):
     add_special_tokens: Flag | None = None
 
 
-class TokenizeRequest(Struct, kw_only=True):
+class TokenizeRequest(Body, kw_only=True):
     """POST /tokenize: a prompt or messages."""
 
     model: Annotated[str, Meta(description="a served model's name")]
@@ -284,7 +303,7 @@ class TokenizeRequest(Struct, kw_only=True):
     return_token_strs: Flag | None = None
 
 
-class DetokenizeRequest(Struct, kw_only=True):
+class DetokenizeRequest(Body, kw_only=True):
     """POST /detokenize"""
 
     model: Annotated[str, Meta(description="a served model's name")]

@@ -7,6 +7,7 @@ from typing import TypeVar
 
 import msgspec
 
+from headwater.gateway.openai.not_served import NOT_SERVED
 from headwater.gateway.openai.response_schema import ResponseTool
 from headwater.gateway.openai.schema import (
     Answering,
@@ -27,7 +28,7 @@ from headwater.gateway.openai.schema import (
     ToolName,
 )
 from headwater.proto import common_pb2, processor_pb2
-from headwater.services.errors import BadRequest
+from headwater.services.errors import BadRequest, UnsupportedField
 
 _OTHERS = ("stop", "logit_bias", "truncate_prompt_tokens", "thinking_token_budget")
 _SCALARS = tuple(name for name in Sampling.__struct_fields__ if name not in _OTHERS)
@@ -115,7 +116,7 @@ def _offered_name(named: NamedTool | ToolChoice, at: str, kinds: Mapping[str, st
 
 def _name_of(tool: Tool | NamedTool | ToolChoice, at: str) -> str:
     named: CustomTool | Function | ToolName | None = tool.custom if tool.type == "custom" else tool.function
-    return given(f"{at}.{tool.type}", named and named.name)
+    return given(f"{at}.{tool.type}", None if named is None else named.name)
 
 
 def tool_choice_word(choice: str | None) -> str | None:
@@ -164,17 +165,26 @@ def text_to_pb(grammar: TextGrammar | None) -> common_pb2.CustomInput:
 
 
 def _message_to_pb(message: Message, at: str) -> common_pb2.ChatMessage:
-    content = message.content
+    for name in ("audio", "function_call"):
+        if getattr(message, name):
+            raise UnsupportedField(f"{at}.{name}", NOT_SERVED[f"messages[].{name}"])
+    content = message.content if message.content is not None else message.refusal
     parts: list[ContentPart] = content if isinstance(content, list) else []
     return common_pb2.ChatMessage(
         role=message.role,
         content=content if isinstance(content, str) else None,
-        parts=[common_pb2.ContentPart(type=part.type, text=part.text) for part in parts],
+        parts=[_part_to_pb(part) for part in parts],
         name=message.name,
         tool_calls=[_call_to_pb(call, f"{at}.tool_calls[{k}]") for k, call in enumerate(message.tool_calls or ())],
         tool_call_id=message.tool_call_id,
         reasoning_content=message.reasoning_content or message.reasoning,
     )
+
+
+def _part_to_pb(part: ContentPart) -> common_pb2.ContentPart:
+    if part.type == "refusal":
+        return common_pb2.ContentPart(type="text", text=part.refusal)
+    return common_pb2.ContentPart(type=part.type, text=part.text)
 
 
 def _call_to_pb(call: ToolCall, at: str) -> common_pb2.ToolCall:

@@ -206,6 +206,9 @@ ELSEWHERE = {
     "guided_whitespace_pattern": "test_line_structured.py",
     "structural_tag": "test_line_structured.py",
     "documents": "test_bad_input.py",
+    **dict.fromkeys(
+        ("user", "metadata", "service_tier", "store", "safety_identifier", "prompt_cache_key"), "without effect, below"
+    ),
     "regex": "below",
     "ebnf": "below",
     "json_schema": "below",
@@ -251,6 +254,8 @@ def test_what_asks_for_nothing_is_accepted(thinker: Gateway) -> None:
         "lora_path": "",
     }
     others = {"session_id": "s", "stream_interval": 4, "spaces_between_special_tokens": True, "user": "u"}
+    others |= {"metadata": {"a": "b"}, "service_tier": "auto", "store": True, "safety_identifier": "s"}
+    others |= {"prompt_cache_key": "k", "verbosity": "low"}
     assert Rest(thinker).ask({"max_tokens": 4} | empty | others).prompt
 
 

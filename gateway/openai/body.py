@@ -1,0 +1,86 @@
+"""What bodies of requests are made of, and what in them is no part of it, wherever it stands.
+
+Decoding a `Body` fails at the first field that nobody knows, so that a body without such fields costs nothing more.
+`known_part` is for the others: what is left of a body without them, and where they stood.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import msgspec
+from msgspec import inspect
+
+Unknown = list[tuple[str, Any]]
+"""Places, as `messages[1].content[0].foo`, and values."""
+Copy = Callable[[Any, str, Unknown], Any]
+"""A value at a place, without its unknown fields."""
+
+
+class Body(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """A request, or an object in it. Other structs that forbid unknown fields mean it: they are no bodies."""
+
+
+def known_part(value: Any, kind: Any, unknown: Unknown) -> Any:
+    """A copy of parsed JSON without the fields that `kind`, a type, does not have; these are added to `unknown`."""
+    copy = _copy_of_kind(kind)
+    return value if copy is None else copy(value, "", unknown)
+
+
+@cache
+def _copy_of_kind(kind: Any) -> Copy | None:
+    return _copy_of(inspect.type_info(kind))
+
+
+def _copy_of(kind: inspect.Type) -> Copy | None:
+    """None: no body stands in it."""
+    match kind:
+        case inspect.Metadata(type=inner):
+            return _copy_of(inner)
+        case inspect.UnionType(types=types):
+            return _copy_of_union([copy for each in types if (copy := _copy_of(each)) is not None])
+        case inspect.StructType(cls=cls, fields=fields) if issubclass(cls, Body):
+            return _copy_of_body({field.encode_name: _copy_of(field.type) for field in fields})
+        case inspect.ListType(item_type=inner):
+            return _copy_of_list(_copy_of(inner))
+        case _:
+            return None
+
+
+def _copy_of_union(members: list[Copy]) -> Copy | None:
+    """Each leaves alone what it is not about."""
+
+    def copy(value: Any, path: str, unknown: Unknown) -> Any:
+        for member in members:
+            value = member(value, path, unknown)
+        return value
+
+    return copy if len(members) > 1 else next(iter(members), None)
+
+
+def _copy_of_list(item: Copy | None) -> Copy | None:
+    def copy(value: Any, path: str, unknown: Unknown) -> Any:
+        if not isinstance(value, list) or item is None:
+            return value
+        return [item(each, f"{path}[{i}]", unknown) for i, each in enumerate(value)]
+
+    return None if item is None else copy
+
+
+def _copy_of_body(fields: dict[str, Copy | None]) -> Copy:
+    def copy(value: Any, path: str, unknown: Unknown) -> Any:
+        if not isinstance(value, dict):
+            return value
+        known = {}
+        for name, each in value.items():
+            if name not in fields:
+                unknown.append((f"{path}.{name}".lstrip("."), each))
+            elif (of_field := fields[name]) is None:
+                known[name] = each
+            else:
+                known[name] = of_field(each, f"{path}.{name}".lstrip("."), unknown)
+        return known
+
+    return copy
