@@ -63,8 +63,8 @@ class Suite:
     def test(self, flags: Sequence[str]) -> None:
         command = [sys.executable, "-m", "pytest", "-m", "gpu", "-q", "--continue-on-collection-errors", *TESTS, *flags]
         if importlib.util.find_spec("xdist") is not None and not self._dry_run:
-            # Compilers take most of the time.
-            command += ["-n", str(max(1, (os.cpu_count() or 2) // 2)), "--dist", "worksteal"]
+            # Compilers take most of the time. A plugin for benchmarks, where there is one, warns of workers.
+            command += ["-n", str(max(1, (os.cpu_count() or 2) // 2)), "--dist", "worksteal", "-p", "no:benchmark"]
         outcome = run_part([*command, "--collect-only"] if self._dry_run else command, self._left(TESTS_LIMIT))
         self._found("tests", {"passed": not outcome.why, "seconds": outcome.seconds, "why": outcome.why})
 
