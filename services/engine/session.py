@@ -251,7 +251,8 @@ class EngineSession:
         structlog.get_logger().error("stream ids are not new", stream_ids=list(stream_ids), in_use=in_use)
         for stream_id in in_use:
             self.cancel(stream_id, "stream id used again")
-            self._forget(stream_id)
+            if stream_id in self._streams:
+                self._forget(stream_id).span.end("stream id used again")
         error = f"stream_ids is {list(stream_ids)}; allowed: ids that the session does not use"
         self._end_streams(set(stream_ids), common_pb2.FINISH_REASON_ERROR, error)
         return False
@@ -329,7 +330,9 @@ class EngineSession:
         error, work, cause = finished.error, finished.work, LIVE
         if stream.started_at is not None:
             stream.span.part("decode", stream.started_at, time.perf_counter(), output_tokens=finished.num_output_tokens)
-        if work is not None:
+        if work is None:
+            stream.span.end(error)
+        else:
             stream.span.end(error, steps=work.num_steps, batch=work.mean_batch, preemptions=work.num_preemptions)
         if finished.reason is FinishReason.CANCELLED:
             error, cause = error or stream.cancel_reason, CAUSES.get(stream.cancel_reason, LIVE)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from typing import Any
 
 from headwater.engine_core.request import FinishReason, NewRequest
 from headwater.engine_core.step_output import Finished, StepOutput
@@ -14,7 +15,7 @@ from headwater.services.engine.messages import Add, Ask, Cancel, Command, Credit
 from headwater.services.engine.requests import Limits
 from headwater.services.engine.session import EngineSession
 from headwater.services.errors import Unavailable
-from headwater.services.tracing import NO_TRACING
+from headwater.services.tracing import NO_TRACING, NoSpan, NoTracing, Tracing
 from tests.services.engine.engine_process import add
 
 
@@ -23,7 +24,7 @@ class Recorder:
 
     def __init__(self) -> None:
         self.limits = Limits(vocab_size=1000, max_model_len=100)
-        self.tracing = NO_TRACING
+        self.tracing: Tracing = NO_TRACING
         self.keys: Iterator[int] = itertools.count(1)
         self.commands: list[Command] = []
         self.fence = Fence()
@@ -61,6 +62,42 @@ async def test_a_stream_without_credit_for_thirty_seconds_is_cancelled() -> None
     session.end()
     *_, last = [frame async for frame in session._outbox.sent()]
     assert (last.finishes[0].stream_id, last.finishes[0].error) == (1, "slow_reader")
+
+
+class Spans(NoTracing):
+    """Of which streams spans began, and with which errors they ended."""
+
+    def __init__(self) -> None:
+        self.ended: list[str] = []
+
+    def begin(self, name: str, traceparent: str, tracestate: str = "", **attributes: Any) -> Any:
+        ended = self.ended
+
+        class Span(NoSpan):
+            def end(self, error: str = "", **attributes: Any) -> None:
+                ended.append(error)
+
+        return Span()
+
+
+async def test_a_stream_that_the_core_never_computed_leaves_a_span_too() -> None:
+    host = Recorder()
+    host.tracing = spans = Spans()
+    session = EngineSession(host)
+    session.take(pb.ClientFrame(adds=[add(1, [1, 2, 3])]))
+    session.deliver(
+        StepOutput(step=0, finishes=[Finished(key=1, reason=FinishReason.ERROR, num_output_tokens=0, error="no mask")])
+    )
+    assert spans.ended == ["no mask"]
+
+
+async def test_a_stream_id_whose_request_is_still_coming_may_not_be_used_again() -> None:
+    session = EngineSession(Recorder())
+    half = add(1, [1, 2, 3])
+    del half.prompt_ids[2:]
+    session.take(pb.ClientFrame(adds=[half]))
+    session.take(pb.ClientFrame(adds=[add(1, [1, 2, 3]), add(2, [1, 2, 3])]))
+    assert session.num_streams == 1
 
 
 async def test_credit_in_time_saves_a_stream() -> None:
