@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from headwater.engine_core.executors.executor import Int32Array, StepPlan
+from headwater.engine_core.executor import Int32Array, StepPlan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from headwater.engine_core.device_table import upload
-from headwater.engine_core.executors.executor import AdmittedRow, Int32Array
+from headwater.engine_core.executor import AdmittedRow, Int32Array
 from headwater.engine_core.models.decoder import Decoder
 from headwater.engine_core.sampler import edit, edits_logits
 from headwater.engine_core.sampling_params import SamplingParams

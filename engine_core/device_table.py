@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from headwater.engine_core.config import EngineConfig
-from headwater.engine_core.executors.executor import AdmittedRow, Int32Array, StepPlan
+from headwater.engine_core.executor import AdmittedRow, Int32Array, StepPlan
 from headwater.kernels.step_rows import NUM_STOPS, PARAM_WORDS, scatter_words
 
 

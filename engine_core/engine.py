@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 import numpy as np
 
 from headwater.engine_core.config import EngineConfig
-from headwater.engine_core.executors.executor import DrawPlan, Executor, Int32Array, StepPlan
+from headwater.engine_core.executor import DrawPlan, Executor, Int32Array, StepPlan
 from headwater.engine_core.request import FinishReason, NewRequest
 from headwater.engine_core.request_state import RequestState
 from headwater.engine_core.scheduler import Scheduler

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from headwater.engine_core.config import EngineConfig
-from headwater.engine_core.executors.executor import AdmittedRow, DrawPlan, StepPlan
+from headwater.engine_core.executor import AdmittedRow, DrawPlan, StepPlan
 from headwater.engine_core.sampling_params import SamplingParams
 
 PROMPT_LEN = 24

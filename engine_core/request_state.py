@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from headwater.engine_core.config import EngineConfig
-from headwater.engine_core.executors.executor import Int32Array
+from headwater.engine_core.executor import Int32Array
 from headwater.engine_core.prefix_cache import HashChain
 from headwater.engine_core.request import NewRequest
 from headwater.engine_core.sampling_params import SamplingParams

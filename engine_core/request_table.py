@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from headwater.engine_core.config import EngineConfig
-from headwater.engine_core.executors.executor import BoolArray, Int32Array
+from headwater.engine_core.executor import BoolArray, Int32Array
 from headwater.engine_core.request_state import NO_ROW, RequestState
 
 Int64Array = npt.NDArray[np.int64]

@@ -9,7 +9,7 @@ import torch
 
 from headwater.engine_core.batch import make_batch
 from headwater.engine_core.config import EngineConfig
-from headwater.engine_core.executors.executor import DrawPlan, Int32Array, StepPlan, StepResult
+from headwater.engine_core.executor import DrawPlan, Int32Array, StepPlan, StepResult
 from headwater.engine_core.models.decoder import Decoder
 from headwater.engine_core.pooling import Pools
 from headwater.engine_core.rehearsal import rehearsal

@@ -12,7 +12,7 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from headwater.engine_core.executors.executor import AdmittedRow, Int32Array
+from headwater.engine_core.executor import AdmittedRow, Int32Array
 from headwater.engine_core.request import TokenLogprobs
 from headwater.engine_core.sampling_params import SamplingParams
 from headwater.kernels.candidate_sample import candidate_sample

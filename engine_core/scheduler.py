@@ -12,7 +12,7 @@ import numpy as np
 
 from headwater.engine_core.block_pool import BlockPool
 from headwater.engine_core.config import EngineConfig
-from headwater.engine_core.executors.executor import AdmittedRow, DrawPlan, Int32Array
+from headwater.engine_core.executor import AdmittedRow, DrawPlan, Int32Array
 from headwater.engine_core.prefix_cache import PrefixCache
 from headwater.engine_core.request_state import NO_ROW, Rank, RequestState
 from headwater.engine_core.request_table import RequestTable

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from headwater.engine_core.executors.executor import Int32Array, StepPlan, StepResult
+from headwater.engine_core.executor import Int32Array, StepPlan, StepResult
 from headwater.engine_core.prefix_hash import token_bytes
 from headwater.engine_core.request import FinishReason, TokenLogprobs
 from headwater.engine_core.request_state import NO_ROW, RequestState

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from headwater.engine_core.executors.executor import AdmittedRow, BoolArray, DrawPlan, Int32Array, StepPlan
+from headwater.engine_core.executor import AdmittedRow, BoolArray, DrawPlan, Int32Array, StepPlan
 from headwater.engine_core.request_state import RequestState
 from headwater.engine_core.request_table import RequestTable
 from headwater.engine_core.step_output import MasksWanted, StoredChain

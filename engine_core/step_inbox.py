@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from headwater.engine_core.config import EngineConfig
-from headwater.engine_core.executors.executor import Int32Array, StepPlan
+from headwater.engine_core.executor import Int32Array, StepPlan
 from headwater.engine_core.step_shapes import StepShape, aligned, num_decodes
 
 NUM_UPDATES = 4096

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from headwater.engine_core.config import EngineConfig
-from headwater.engine_core.executors.executor import Int32Array, StepPlan
+from headwater.engine_core.executor import Int32Array, StepPlan
 from headwater.engine_core.platforms.cuda import SHARING_ROWS, CudaPlatform
 
 ROWS = (1, 2, 4, 8, *range(16, 129, 16), *range(160, 513, 32))

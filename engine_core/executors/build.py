@@ -11,7 +11,7 @@ import torch
 
 from headwater.engine_core import weights
 from headwater.engine_core.config import ConfigError, EngineConfig
-from headwater.engine_core.executors.executor import Executor
+from headwater.engine_core.executor import Executor
 from headwater.engine_core.executors.options import ExecutorOptions, ModelFacts, Progress, engine_config
 from headwater.engine_core.executors.single import SingleExecutor
 from headwater.engine_core.model_config import ModelConfig

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from headwater.engine_core.config import EngineConfig
-from headwater.engine_core.executors.executor import Executor
+from headwater.engine_core.executor import Executor
 from headwater.engine_core.executors.options import ExecutorOptions, ModelFacts, engine_config
 from headwater.engine_core.executors.simulated import SimulatedExecutor, SimulatedModel, SimulatedTiming
 from headwater.engine_core.model_config import ModelConfig

@@ -14,7 +14,7 @@ from headwater.engine_core.config import EngineConfig
 from headwater.engine_core.cuda_graphs import Graphs
 from headwater.engine_core.device_sampler import DeviceSampler, Drawn, Scores, score
 from headwater.engine_core.device_table import DeviceTable, upload
-from headwater.engine_core.executors.executor import DrawPlan, Int32Array, StepPlan, StepResult
+from headwater.engine_core.executor import DrawPlan, Int32Array, StepPlan, StepResult
 from headwater.engine_core.models.decoder import Decoder
 from headwater.engine_core.platforms.cuda import DEPENDENT_ROWS, AttentionPlan, CudaPlatform
 from headwater.engine_core.pooling import Pools

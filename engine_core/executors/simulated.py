@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from headwater.engine_core.config import EngineConfig
-from headwater.engine_core.executors.executor import AdmittedRow, DrawPlan, Int32Array, StepPlan, StepResult
+from headwater.engine_core.executor import AdmittedRow, DrawPlan, Int32Array, StepPlan, StepResult
 from headwater.engine_core.request import TokenLogprobs
 from headwater.engine_core.sampling_params import SamplingParams
 

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from headwater.engine_core.batch import ForwardBatch
-from headwater.engine_core.executors.executor import Int32Array
+from headwater.engine_core.executor import Int32Array
 from headwater.engine_core.model_config import ModelConfig
 from headwater.kernels.decode_attention import decode_attention, is_direct, reduce_splits
 from headwater.kernels.decode_plan import DecodePlan, plan_decode

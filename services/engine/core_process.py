@@ -20,8 +20,8 @@ import msgspec
 
 from headwater.engine_core.config import ConfigError, EngineConfig
 from headwater.engine_core.engine import Engine
+from headwater.engine_core.executor import Executor
 from headwater.engine_core.executors.build_simulated import build_simulated_executor
-from headwater.engine_core.executors.executor import Executor
 from headwater.engine_core.executors.options import ExecutorOptions, ModelFacts
 from headwater.services.engine.mask_table import map_masks
 from headwater.services.engine.messages import (

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable
 from time import monotonic
 
-from headwater.engine_core.executors.executor import DrawPlan, Executor, StepPlan, StepResult
+from headwater.engine_core.executor import DrawPlan, Executor, StepPlan, StepResult
 
 WEIGHT = 0.05
 """Of the newest step in a mean over steps."""

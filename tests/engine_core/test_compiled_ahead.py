@@ -21,8 +21,8 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from headwater.engine_core import weights
 from headwater.engine_core.config import EngineConfig
 from headwater.engine_core.engine import Engine
+from headwater.engine_core.executor import DrawPlan
 from headwater.engine_core.executors.cuda import CudaExecutor
-from headwater.engine_core.executors.executor import DrawPlan
 from headwater.engine_core.model_config import ModelConfig
 from headwater.engine_core.models.decoder import Decoder
 from headwater.engine_core.platforms import cuda as cuda_platform

@@ -10,7 +10,7 @@ import pytest
 
 from headwater.engine_core.config import ConfigError, EngineConfig
 from headwater.engine_core.engine import Engine
-from headwater.engine_core.executors.executor import StepPlan
+from headwater.engine_core.executor import StepPlan
 from headwater.engine_core.executors.simulated import (
     SimulatedExecutor,
     SimulatedModel,

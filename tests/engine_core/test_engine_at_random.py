@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from headwater.engine_core.config import EngineConfig
 from headwater.engine_core.engine import Engine
-from headwater.engine_core.executors.executor import DrawPlan, Int32Array, StepPlan, StepResult
+from headwater.engine_core.executor import DrawPlan, Int32Array, StepPlan, StepResult
 from headwater.engine_core.executors.simulated import (
     SimulatedExecutor,
     SimulatedModel,

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from headwater.engine_core.config import EngineConfig
-from headwater.engine_core.executors.executor import StepPlan
+from headwater.engine_core.executor import StepPlan
 from headwater.engine_core.rehearsal import rehearsal
 from headwater.engine_core.sampling_params import SamplingParams
 from tests.engine_core.small_models import SmallEngine, convert, random_checkpoint

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from headwater.engine_core.executors.executor import AdmittedRow
+from headwater.engine_core.executor import AdmittedRow
 from headwater.engine_core.sampler import Sampler
 from headwater.engine_core.sampling_params import SamplingParams
 from headwater.kernels.candidate_sample import candidate_sample

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from headwater.engine_core.config import EngineConfig
-from headwater.engine_core.executors.executor import AdmittedRow, StepPlan
+from headwater.engine_core.executor import AdmittedRow, StepPlan
 from headwater.engine_core.executors.simulated import (
     SimulatedExecutor,
     SimulatedModel,

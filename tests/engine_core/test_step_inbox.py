@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from headwater.engine_core.config import EngineConfig
-from headwater.engine_core.executors.executor import StepPlan
+from headwater.engine_core.executor import StepPlan
 from headwater.engine_core.step_inbox import NUM_UPDATES, StepInbox
 from headwater.engine_core.step_shapes import NO_TILES, StepShapes
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from headwater.engine_core.config import EngineConfig
 from headwater.engine_core.engine import Engine
-from headwater.engine_core.executors.executor import Executor
+from headwater.engine_core.executor import Executor
 from headwater.engine_core.executors.simulated import SimulatedExecutor, SimulatedModel
 from headwater.engine_core.request import NewRequest
 from headwater.engine_core.sampling_params import SamplingParams
