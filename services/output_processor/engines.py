@@ -186,9 +186,11 @@ class EngineLink:
             frame = ClientFrame(cancels=self._next_cancels(), credits=self._next_credits(), asked=self._next_asked())
             num_bytes = frame.ByteSize()
             while self._queue:
-                num_bytes += self._queue[0][1].ByteSize()
-                if frame.ByteSize() and num_bytes > FULL_FRAME_BYTES:
+                # NOTE: to ask for a message's size is to encode it.
+                size = self._queue[0][1].ByteSize()
+                if num_bytes and num_bytes + size > FULL_FRAME_BYTES:
                     break
+                num_bytes += size
                 if not self._put_next(frame):
                     break
             if frame.ByteSize():
