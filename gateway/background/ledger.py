@@ -10,7 +10,7 @@ import nats.js.errors
 from nats.aio.msg import Msg
 
 from headwater.gateway.background.records import Record
-from headwater.gateway.batches.durable import Durable, Missing, value_of
+from headwater.gateway.batches.durable import Durable, Missing, is_wrong_sequence, value_of
 from headwater.gateway.batches.held import Held, next_of
 from headwater.services import subjects
 from headwater.services.errors import NotFound
@@ -61,6 +61,20 @@ class BackgroundLedger:
             except nats.js.errors.KeyWrongLastSequenceError:
                 continue
             return record
+
+    async def conclude(self, tenant: str, response_id: str, check: Callable[[Record], None]) -> None:
+        """Drops what is there now, whoever changes it meanwhile; `check` may raise to leave it be."""
+        rooms = await self._durable.rooms()
+        while True:
+            record, revision = await self._look_up(tenant, response_id)
+            check(record)
+            try:
+                await rooms.background.delete(_key(tenant, response_id), last=revision)
+            except nats.js.errors.APIError as refused:
+                if not is_wrong_sequence(refused):
+                    raise
+                continue
+            return
 
     async def drop(self, tenant: str, response_id: str) -> None:
         rooms = await self._durable.rooms()

@@ -109,6 +109,13 @@ class _Run:
         record.owner = self._name
         record.response["status"] = "in_progress"
 
+    def _check_mine(self, record: Record) -> None:
+        """What a client has cancelled stays so, and what another run has is that one's to end."""
+        if record.is_over:
+            raise Stopped
+        if record.owner != self._name:
+            raise Overtaken
+
     async def _compute(self, record: Record) -> None:
         try:
             kept = await self._responses.find(self._tenant, self._id)
@@ -120,11 +127,16 @@ class _Run:
             self._events.add({"type": f"response.{response['status']}", "response": response})
         if record.is_streamed:
             await insist(self._events.flush)
+
+        def end(each: Record) -> None:
+            self._check_mine(each)
+            each.end(response)
+
         if response.get("store") and response["status"] != "failed":
             # It is found among those that are kept.
-            await insist(lambda: self._ledger.drop(self._tenant, self._id))
+            await insist(lambda: self._ledger.conclude(self._tenant, self._id, self._check_mine))
         else:
-            await insist(lambda: self._ledger.change(self._tenant, self._id, lambda each: each.end(response)))
+            await insist(lambda: self._ledger.change(self._tenant, self._id, end))
 
     async def _response(self, record: Record) -> dict[str, Any]:
         """Of a run to the answer's end, whatever that is."""
@@ -177,7 +189,4 @@ class _Run:
             await asyncio.sleep(LOOK_SECONDS)
             with contextlib.suppress(*FAILURES, Unavailable):
                 record = await self._ledger.get(self._tenant, self._id)
-                if record.is_over:
-                    raise Stopped
-                if record.owner != self._name:
-                    raise Overtaken
+                self._check_mine(record)
