@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from prometheus_client import CollectorRegistry, Gauge
+from prometheus_client import CollectorRegistry
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
@@ -31,10 +31,22 @@ class RouterMetrics:
             (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 1, 5),
             registry=registry,
         ).of()
-        self.trust = Gauge(
-            "headwater_router_trust", "How far a replica's column is believed, 0 to 1", ["replica"], registry=registry
-        )
         self.doubted = tally("doubted", "Prefills that left a replica's trust below 0.7", "replica")
+
+
+class TrustCollector(Collector):
+    """Of the replicas that are there: one that has left is not told for ever as it was last."""
+
+    def __init__(self, trust: Callable[[], Mapping[str, float]]) -> None:
+        self._trust = trust
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        family = GaugeMetricFamily(
+            "headwater_router_trust", "How far a replica's column is believed, 0 to 1", labels=["replica"]
+        )
+        for replica_id, value in self._trust().items():
+            family.add_metric([replica_id], value)
+        yield family
 
 
 class IndexCollector(Collector):

@@ -20,7 +20,7 @@ from headwater.gateway.router.decision import Candidate, Decision, shown
 from headwater.gateway.router.fleet import Fleet
 from headwater.gateway.router.lag import EventLag
 from headwater.gateway.router.load import InFlight
-from headwater.gateway.router.metrics import IndexCollector, RouterMetrics
+from headwater.gateway.router.metrics import IndexCollector, RouterMetrics, TrustCollector
 from headwater.gateway.router.peers import Peers
 from headwater.gateway.router.policy import Policy
 from headwater.gateway.router.replica import Replica
@@ -80,6 +80,7 @@ class Router:
         registry = registry if registry is not None else CollectorRegistry()
         self._metrics = RouterMetrics(registry)
         registry.register(IndexCollector(lambda: feed.columns))
+        registry.register(TrustCollector(self._fleet.trust))
         feed.on_lag = self._on_lag
         self._last_served: OrderedDict[bytes, dict[str, float]] = OrderedDict()
 
@@ -189,7 +190,6 @@ class Router:
         replica.trust.observe(decision.predicted_cached_tokens, cached_tokens)
         self._metrics.predicted.add(by=decision.predicted_cached_tokens)
         self._metrics.actual.add(by=cached_tokens)
-        self._metrics.trust.labels(replica.member.replica_id).set(replica.trust.value)
         if replica.trust.is_doubted:
             self._metrics.doubted.add(replica.member.replica_id)
             self._feed.doubt(replica.member)

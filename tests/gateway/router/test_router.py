@@ -205,6 +205,8 @@ async def test_hits_that_do_not_come_true_cost_a_replica_its_trust(cluster: Clus
     assert cluster.registry.get_sample_value("headwater_router_doubted_total", {"replica": "b"}) == 5
     trust = {each.replica_id: each.trust for each in cluster.choose(chain("x", 24)).candidates}
     assert trust == {"a": 1.0, "b": pytest.approx(0.9**8)}
+    cluster.members.hear(replace(cluster.replicas["b"], leaving=True), from_bus=True)
+    assert cluster.registry.get_sample_value("headwater_router_trust", {"replica": "b"}) is None, "nobody's now"
 
 
 async def test_a_receipt_is_json_and_says_who_was_seen_at_what_cost(cluster: Cluster) -> None:
