@@ -42,6 +42,8 @@ PING_OPTIONS = (
 )
 MAX_HEAD_BYTES = 64 * 1024
 """Of a request's headers."""
+HEAD_SECONDS = 60.0
+"""That a connection may be open, or a request begun, without a whole head: nobody holds a socket for nothing."""
 SIZE_OPTIONS = (("grpc.max_metadata_size", MAX_HEAD_BYTES), ("grpc.absolute_max_metadata_size", MAX_HEAD_BYTES))
 SERVICE = inference_pb2.DESCRIPTOR.services_by_name["Inference"].full_name
 
@@ -55,14 +57,25 @@ class _Server(uvicorn.Server):
 
 
 class _BoundedHead(HttpToolsProtocol):
-    """A request's line and headers within a limit: whoever sends more is told 400 and cut off."""
+    """A request's line and headers within limits: whoever sends more is told 400 and cut off, whoever does not come to
+    their end is cut off."""
 
     _head_bytes = 0
     _in_head = True
+    _head_limit: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)  # type: ignore[arg-type] # as its own caller does
+        self._await_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._head_is_here()
+        super().connection_lost(exc)
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self._head_bytes, self._in_head = 0, True
+        self._await_head()
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._head_bytes += len(name) + len(value)
@@ -73,6 +86,7 @@ class _BoundedHead(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._in_head = False
+        self._head_is_here()
         super().on_headers_complete()
 
     def data_received(self, data: bytes) -> None:
@@ -86,6 +100,23 @@ class _BoundedHead(HttpToolsProtocol):
             self._unfinished_bytes = 0
 
     _unfinished_bytes = 0
+
+    def _await_head(self) -> None:
+        if self._head_limit is None:
+            self._head_limit = self.loop.call_later(HEAD_SECONDS, self._give_up)
+
+    def _head_is_here(self) -> None:
+        if self._head_limit is not None:
+            self._head_limit.cancel()
+            self._head_limit = None
+
+    def _give_up(self) -> None:
+        self._head_limit = None
+        if self.cycle is None or self.cycle.response_complete:
+            self.transport.close()
+        else:
+            # The answer to the request before is still on its way.
+            self._await_head()
 
 
 @dataclass(frozen=True, slots=True)
