@@ -15,6 +15,7 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 
+import msgspec
 import structlog
 
 from headwater.gateway.tenancy.book import TenantBook
@@ -68,8 +69,9 @@ class TenantDirectory:
         """Whether it could be read."""
         try:
             records = await self._book.all()
-        except errors.Unavailable as failure:
-            structlog.get_logger().warning("tenants cannot be read", error=failure.message, known=len(self._records))
+        except (errors.Unavailable, msgspec.MsgspecError) as failure:
+            # What a later version wrote is none to this one: better to know what there was than to ask no more.
+            structlog.get_logger().warning("tenants cannot be read", error=str(failure), known=len(self._records))
             return False
         self._know(records)
         await asyncio.to_thread(self._snapshot.save, records)

@@ -23,6 +23,9 @@ COST_UNCACHED, COST_CACHED, COST_OUTPUT = 1.0, 0.1, 2.0
 FIRST_GUESS = 128.0
 """Tokens of a tenant's answer, before any is known."""
 LEARNING = 0.2
+MAX_TENANTS = 10_000
+"""That are remembered though nobody has heard of them lately: where tenants name themselves, their number has no
+bound."""
 KEYS = ("fair:{tenants}", "fair:{tenants}:active")
 
 _SHARE = Script(
@@ -133,6 +136,9 @@ class VirtualTime:
         sent, floors = {name: self._unsent[name] for name in active | self._unsent.keys()}, self._floors
         if not sent and not self._elsewhere:
             return
+        if self._store.broken:
+            self._forget()
+            raise StoreUnavailable("left alone")
         told = [[name, sent[name], floors.get(name, 0.0), self._times[name], name in active] for name in sent]
         self._unsent, self._floors = defaultdict(float), {}
         try:
@@ -153,7 +159,9 @@ class VirtualTime:
         """Tenants that nobody has heard of lately."""
         for name in [name for name, count in self._here.items() if not count]:
             del self._here[name]
-        if len(self._times) > 10_000:
-            kept = self._here.keys() | self._elsewhere.keys() | self._unsent.keys()
+        if len(self._times) > MAX_TENANTS:
+            kept = self._here.keys() | self._elsewhere.keys()
             self._times = defaultdict(float, {name: self._times[name] for name in kept})
+            self._unsent = defaultdict(float, {name: self._unsent[name] for name in kept & self._unsent.keys()})
+            self._floors = {name: value for name, value in self._floors.items() if name in kept}
             self._answer_lens = {name: value for name, value in self._answer_lens.items() if name in kept}

@@ -201,6 +201,8 @@ class KvIndex:
 
     def expect(self, replica_id: str, hashes: Sequence[bytes], seconds: float, start: int = 0) -> None:
         """Believes for `seconds` that a request on its way makes the replica cache this chain from `start` on."""
+        # What is asked of Redis may bring more of these than there are look-ups.
+        self._expire()
         column = self._columns.get(replica_id)
         if column is None or start >= len(hashes):
             return
@@ -275,7 +277,7 @@ class KvIndex:
             heapify(self._expiries)
 
     def _expire(self) -> None:
-        """Takes back what was expected, of a few requests at a time: each look-up brings one more at most."""
+        """Takes back what was expected, of a few requests at a time: more than come at the same time."""
         now = self._clock()
         for _ in range(min(_EXPIRE_REQUESTS, len(self._expiries))):
             if self._expiries[0][0] > now:

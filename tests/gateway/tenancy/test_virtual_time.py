@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
-from headwater.gateway.tenancy.virtual_time import VirtualTime
+from headwater.gateway.tenancy.virtual_time import MAX_TENANTS, VirtualTime
 from headwater.gateway.tenants import Tenant
 from headwater.services.store import Store, StoreUnavailable
 
@@ -83,3 +83,16 @@ async def test_without_redis_a_gateway_is_fair_by_itself_and_tells_later(redis_u
             await store.command("FLUSHALL")
             await clock.share()
             assert float(await store.command("HGET", "fair:{tenants}", "ada")) == 200.0
+
+
+async def test_tenants_that_name_themselves_are_forgotten_without_redis_too() -> None:
+    clock = VirtualTime(Store(None))
+    for number in range(MAX_TENANTS + 2):
+        with clock.request(Tenant(id=f"t{number}"), 1, 1) as share:
+            share.ended(uncached=1, cached=0, output=1)
+    with contextlib.ExitStack() as stack:
+        begin(stack, clock, ADA)
+        with pytest.raises(StoreUnavailable):
+            await clock.share()
+        assert begin(stack, clock, ADA) == 100.0
+    assert len(clock._times) + len(clock._unsent) + len(clock._answer_lens) <= 3

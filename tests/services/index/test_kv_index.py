@@ -128,6 +128,18 @@ def test_what_a_request_will_store_is_believed_for_a_while() -> None:
     assert index.lookup(chain(1, 2, 3)) == {"a": 1}
 
 
+def test_more_that_is_expected_than_is_looked_up_is_not_kept_for_ever() -> None:
+    now = 0.0
+    index, a = KvIndex(clock=lambda: now), Engine("a")
+    begin(index, a)
+    for second in range(100):
+        now = float(second)
+        index.lookup(chain(second))
+        for number in range(5):
+            index.expect("a", chain(1000 * second + number), 2.0)
+    assert sum(index.lookup(chain(1000 * second)) != {} for second in range(100)) <= 3
+
+
 def test_what_is_expected_survives_a_resync_and_dies_with_the_incarnation() -> None:
     now = 0.0
     index, a = KvIndex(clock=lambda: now), Engine("a")
