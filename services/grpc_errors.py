@@ -32,6 +32,7 @@ STATUS: dict[type[errors.HeadwaterError], grpc.StatusCode] = {
     errors.InternalError: grpc.StatusCode.INTERNAL,
 }
 DOMAIN = "headwater"
+MAX_MESSAGE_LEN = 500
 ReplyT = TypeVar("ReplyT")
 _CODES = {code.value[0]: code for code in grpc.StatusCode}
 _SAME_EVERYWHERE = (errors.Unauthenticated, errors.PermissionDenied, errors.ClientGone, errors.DeadlineExceeded)
@@ -46,15 +47,20 @@ def to_status(error: errors.HeadwaterError) -> status_pb2.Status:
     info = error_details_pb2.ErrorInfo(reason=error.code, domain=DOMAIN, metadata={"param": error.param or ""})
     details: list[Any] = [info]
     if isinstance(error, errors.BadRequest) and error.param is not None:
-        violation = error_details_pb2.BadRequest.FieldViolation(field=error.param, description=error.message)
+        violation = error_details_pb2.BadRequest.FieldViolation(field=error.param, description=_cut(error.message))
         details.append(error_details_pb2.BadRequest(field_violations=[violation]))
     if error.retry_after is not None:
         delay = Duration(seconds=int(error.retry_after), nanos=int(error.retry_after % 1 * 1e9))
         details.append(error_details_pb2.RetryInfo(retry_delay=delay))
-    status = status_pb2.Status(code=status_of(error).value[0], message=error.message)
+    status = status_pb2.Status(code=status_of(error).value[0], message=_cut(error.message))
     for detail in details:
         status.details.add().Pack(detail)
     return status
+
+
+def _cut(message: str) -> str:
+    """A status travels in trailers, of which clients take a few kilobytes: of more they see another error."""
+    return message if len(message) <= MAX_MESSAGE_LEN else message[: MAX_MESSAGE_LEN - 3] + "..."
 
 
 async def abort(context: grpc.aio.ServicerContext[Any, Any], error: errors.HeadwaterError) -> NoReturn:

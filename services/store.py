@@ -144,7 +144,8 @@ class Store:
     async def _drop_idle(self) -> None:
         """A server that is gone has closed them all: kept, each would fail one more call once it is back."""
         if isinstance(self._client, Redis):
-            await self._client.connection_pool.disconnect(inuse_connections=False)
+            with contextlib.suppress(RedisError, OSError):
+                await self._client.connection_pool.disconnect(inuse_connections=False)
 
 
 def _is_outage(answer: ResponseError) -> bool:

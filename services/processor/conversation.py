@@ -152,5 +152,5 @@ def _variables(kwargs_json: str, template: ChatTemplate) -> dict[str, Any]:
 def _json_object(text: str, param: str) -> dict[str, Any]:
     try:
         return msgspec.json.decode(text, type=dict[str, Any])
-    except msgspec.MsgspecError:
+    except (msgspec.MsgspecError, RecursionError):
         raise BadRequest.of(param, text, "a JSON object") from None

@@ -12,6 +12,7 @@ from headwater.services.processor.conversation import render
 from headwater.services.text.chat_template import ChatTemplate
 
 SHOW = ChatTemplate("{{ [messages, tools, add_generation_prompt, mood | default(none)] | tojson }}", {})
+DEEP = '{"a": ' + "[" * 100_000
 USER = ChatMessage(role="user", content="hi")
 WEATHER = Tool(name="weather", description="now", parameters_json='{"type": "object"}')
 
@@ -79,6 +80,11 @@ def test_variables_of_the_template_come_as_json() -> None:
             Conversation(messages=[ChatMessage(role="assistant", tool_calls=[ToolCall(name="f", arguments="[1]")])]),
             "messages[0].tool_calls[0].function.arguments",
             "is '[1]'; allowed: a JSON object",
+        ),
+        (
+            Conversation(messages=[ChatMessage(role="assistant", tool_calls=[ToolCall(name="f", arguments=DEEP)])]),
+            "messages[0].tool_calls[0].function.arguments",
+            "allowed: a JSON object",
         ),
         (
             Conversation(messages=[USER], tools=[Tool(name="f", parameters_json="{")]),
