@@ -64,7 +64,7 @@ class BackgroundResponses:
             await exchange.reply_json(await self._found(caller, response_id))
             return
         after = query.get("starting_after", "-1")
-        if after != "-1" and not (after.isascii() and after.isdigit() and int(after[:20]) <= MAX_EVENT):
+        if after != "-1" and not (after.isascii() and after.isdigit() and len(after) <= 16 and int(after) <= MAX_EVENT):
             raise BadRequest.of("starting_after", after, "the sequence_number of an event")
         response = await self._found(caller, response_id)
         if not response.get("background"):

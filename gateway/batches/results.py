@@ -68,7 +68,7 @@ class Results:
             await rooms.js.purge_stream(_STREAM, subject=f"{_SUBJECT}.{subject}.>")
 
     async def _put_elsewhere(self, rooms: Rooms, batch_id: str, number: int, value: bytes) -> bytes:
-        """Among the contents of files; what to keep in its place. Each that computes the line has a place of its own."""
+        """Among the contents of files; what to keep instead. Each that computes the line has a place of its own."""
         name = new_id(f"{batch_id}-{number}-")
         await rooms.results.put(f"{_LARGE}.{batch_id}.{name}", name.encode())
         await rooms.contents.put(name, value)

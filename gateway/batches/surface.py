@@ -145,7 +145,8 @@ def _checked(asked: NewBatch) -> int:
     if asked.endpoint not in ENDPOINTS:
         raise BadRequest.of("endpoint", asked.endpoint, ", ".join(ENDPOINTS))
     number, unit = asked.completion_window[:-1], asked.completion_window[-1:]
-    if unit != "h" or not number.isascii() or not number.isdigit() or not 1 <= int(number[:9]) <= MAX_WINDOW_HOURS:
+    is_number = number.isascii() and number.isdigit() and len(number) <= 3
+    if unit != "h" or not is_number or not 1 <= int(number) <= MAX_WINDOW_HOURS:
         raise BadRequest.of("completion_window", asked.completion_window, f"1h…{MAX_WINDOW_HOURS}h; usual: 24h")
     metadata = asked.metadata or {}
     if len(metadata) > MAX_METADATA:

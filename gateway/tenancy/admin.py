@@ -275,6 +275,6 @@ def _checked_id(name: str) -> None:
 
 
 def _days(raw: str) -> int:
-    if not (raw.isascii() and raw.isdigit() and 1 <= int(raw[:6]) <= 400):
+    if not (raw.isascii() and raw.isdigit() and len(raw) <= 3 and 1 <= int(raw) <= 400):
         raise errors.BadRequest.of("days", raw, "a whole number, 1…400")
     return int(raw)

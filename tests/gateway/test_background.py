@@ -98,7 +98,8 @@ def test_what_cannot_be_answered_is_refused_at_once(client: openai.OpenAI, keepe
     assert refused(store=False) == "store"
     assert refused(temperature=9) == "temperature"
     assert refused(input="x " * 9000, max_output_tokens=5) == "input"
-    assert keeper.client.get("/v1/responses/resp_x?stream=true&starting_after=-2").status_code == 400
+    for after in ("-2", "0" * 20 + "9" * 5000):
+        assert keeper.client.get(f"/v1/responses/resp_x?stream=true&starting_after={after}").status_code == 400
     reply = gateway.client.post("/v1/responses", json={"model": MODEL, "input": "x", "background": True})
     assert (reply.status_code, reply.json()["error"]["code"]) == (503, "storage_unavailable")
 

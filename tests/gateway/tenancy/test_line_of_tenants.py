@@ -88,6 +88,7 @@ def test_a_tenant_is_made_changed_rotated_and_removed(managed: Gateway) -> None:
         ("PATCH", "/tenants/nobody", {"tier": 1}, 404),
         ("DELETE", "/tenants/nobody", None, 404),
         ("GET", "/tenants/nobody/usage?days=0", None, 400),
+        ("GET", "/tenants/nobody/usage?days=00040099999999999", None, 400),
     ],
 )
 def test_what_administration_cannot_do_is_refused_by_name(
