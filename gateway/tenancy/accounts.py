@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 REBUILD_SECONDS = 5.0
 """To count a scope's records again; a request waits for it once."""
+UNCOUNTED = "what was spent is not known"
 ScopesOf = Callable[[Tenant, str], list[Scope]]
 
 
@@ -58,6 +59,7 @@ class Accounts:
         self._is_open = fail_open_share > 0
         self._is_alone = False
         self._grants: set[Grant] = set()
+        self._leaving: set[asyncio.Task[None]] = set()
         self.used_up = UsedUp()
         self._rebuilding: dict[tuple[str, str], asyncio.Task[bool]] = {}
 
@@ -113,14 +115,15 @@ class Accounts:
             verdict = await self._limiter.extend(
                 tenant, grant.request_id, scopes, more=tokens, held=grant.granted, used=grant.used
             )
+            if verdict.refusal is not None and verdict.refusal.limit == "unknown":
+                if not await self._rebuild(tenant, scopes, verdict.refusal.scope):
+                    raise StoreUnavailable(UNCOUNTED)
+                return Verdict(0, Refusal(verdict.refusal.scope, "budget", 0.1))
             self._with_redis()
+            return verdict
         except StoreUnavailable as failure:
             self._without_redis(failure)
             return self._local.reserve(tenant, scopes, most=tokens, least=1, requests=0)
-        if verdict.refusal is not None and verdict.refusal.limit == "unknown":
-            await self._rebuild(tenant, scopes, verdict.refusal.scope)
-            return Verdict(0, Refusal(verdict.refusal.scope, "budget", 0.1))
-        return verdict
 
     async def _reserve(self, generations: Sequence[Generation], standing: Standing) -> Grant:
         job = generations[0].job
@@ -132,7 +135,7 @@ class Accounts:
         num_choices = sum(len(generation.choices) for generation in generations if generation.is_answered)
         prompts = sum(generation.num_prompt_tokens for generation in generations)
         most = prompts + sum(generation.num_tokens_at_first for generation in generations)
-        verdict = await self._ask(grant, most=most, least=prompts + num_choices, used=prompts)
+        verdict = await self._asked(grant, most=most, least=prompts + num_choices, used=prompts)
         standing.requests, standing.tokens = verdict.requests, verdict.tokens
         if verdict.refusal is not None:
             self.used_up.note(tenant, verdict)
@@ -157,7 +160,7 @@ class Accounts:
             return grant
         if is_charged:
             grant.used_before = -found.output_tokens
-            verdict = await self._ask(grant, most=found.num_outstanding, least=found.num_outstanding)
+            verdict = await self._asked(grant, most=found.num_outstanding, least=found.num_outstanding)
             job.caller.standing.requests, job.caller.standing.tokens = verdict.requests, verdict.tokens
             if verdict.refusal is not None:
                 raise refused(verdict.refusal, grant.tenant.id)
@@ -176,6 +179,25 @@ class Accounts:
         self._grants.add(grant)
         return grant
 
+    async def _asked(self, grant: Grant, *, most: int, least: int, used: int = 0) -> Verdict:
+        """As `_ask`; who leaves before it is answered holds nothing."""
+        asking = asyncio.create_task(self._ask(grant, most=most, least=least, used=used))
+        try:
+            return await asyncio.shield(asking)
+        except asyncio.CancelledError:
+            leaving = asyncio.create_task(self._give_back(grant, asking))
+            self._leaving.add(leaving)
+            leaving.add_done_callback(self._leaving.discard)
+            raise
+
+    async def _give_back(self, grant: Grant, asking: asyncio.Task[Verdict]) -> None:
+        with contextlib.suppress(StoreUnavailable, errors.Unavailable):
+            verdict = await asking
+            if verdict.refusal is None and grant.is_local:
+                self._local.settle(grant.tenant.id, grant.scopes, unused=verdict.granted)
+            if verdict.refusal is None:
+                await self._limiter.settle(grant.tenant.id, grant.request_id, grant.scopes, used=0, seq=0)
+
     async def _ask(self, grant: Grant, *, most: int, least: int, used: int = 0) -> Verdict:
         tenant, scopes = grant.tenant.id, grant.scopes
         try:
@@ -183,13 +205,13 @@ class Accounts:
                 verdict = await self._limiter.reserve(
                     tenant, grant.request_id, scopes, most=most, least=least, used=used
                 )
-                self._with_redis()
                 refusal = verdict.refusal
                 if refusal is None or refusal.limit != "unknown":
+                    self._with_redis()
                     return verdict
                 if not await self._rebuild(tenant, scopes, refusal.scope):
                     break
-            reason: object = "what was spent is not known"
+            reason: object = UNCOUNTED
         except StoreUnavailable as failure:
             reason = failure
         self._without_redis(reason)
@@ -243,7 +265,6 @@ class Accounts:
                     await self._limiter.extend(
                         grant.tenant.id, grant.request_id, grant.scopes, more=0, held=grant.granted, used=grant.used
                     )
-                    self._with_redis()
                 except StoreUnavailable as failure:
                     self._without_redis(failure)
                     break
