@@ -6,6 +6,7 @@ Knows their names and limits; knows nothing about what lies in them.
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 
@@ -32,8 +33,6 @@ from headwater.services.errors import Unavailable
 KEPT_SECONDS = 30 * 86_400
 """Files and ended batches."""
 RUNNERS = "runners"
-MAX_UNDONE = 100_000
-"""Pieces of work that are held or rest: more than there may be of batches that all must wait."""
 HOLD_SECONDS = 6.0
 """A batch or a range of lines whose holder says nothing for so long goes to another."""
 FAILURES = (nats.errors.Error, OSError, TimeoutError)
@@ -125,9 +124,7 @@ async def _open(js: JetStreamContext) -> Rooms:
 
 async def _queue(js: JetStreamContext, name: str, subject: str) -> JetStreamContext.PullSubscription:
     await _stream(js, StreamConfig(name=name, subjects=[subject], retention=RetentionPolicy.WORK_QUEUE))
-    consumer = ConsumerConfig(
-        durable_name=RUNNERS, ack_policy=AckPolicy.EXPLICIT, ack_wait=HOLD_SECONDS, max_ack_pending=MAX_UNDONE
-    )
+    consumer = ConsumerConfig(durable_name=RUNNERS, ack_policy=AckPolicy.EXPLICIT, ack_wait=HOLD_SECONDS)
     return await js.pull_subscribe(subject, durable=RUNNERS, stream=name, config=consumer)
 
 
@@ -173,13 +170,28 @@ async def _object_store(js: JetStreamContext, name: str) -> ObjectStore:
 
 async def entries(bucket: KeyValue, pattern: str) -> AsyncIterator[KeyValue.Entry]:
     """What matches now. Raises nats' `TimeoutError` when the next one does not come."""
-    watcher = await bucket.watch(pattern, ignore_deletes=True)
+    # NOTE: the server keeps what a watcher leaves behind for five minutes unless told otherwise, and 1,000 of it.
+    watcher = await bucket.watch(pattern, inactive_threshold=ENTRY_SECONDS)
+    updates = functools.partial(watcher.updates, timeout=ENTRY_SECONDS)
     try:
-        # NOTE: the client marks the end of what was there with an entry that is none.
-        while entry := await watcher.updates(timeout=ENTRY_SECONDS):  # type: ignore[no-untyped-call]
-            yield entry
+        entry = await updates()
+        # NOTE: the client says by an entry that is none that there is nothing, also where the server has sent what
+        # there is and it has not been read yet.
+        if entry is None and await _has_sent(watcher):
+            entry = await updates()
+        while entry is not None:
+            if entry.operation is None:
+                yield entry
+            entry = await updates() if entry.delta else None
     finally:
         await watcher.stop()  # type: ignore[no-untyped-call]
+
+
+async def _has_sent(watcher: KeyValue.KeyWatcher) -> bool:
+    """Or is about to."""
+    assert watcher._sub is not None
+    info = await watcher._sub.consumer_info()
+    return bool(info.num_pending or (info.delivered is not None and info.delivered.consumer_seq))
 
 
 async def value_of(bucket: KeyValue, key: str) -> tuple[bytes, int]:

@@ -67,7 +67,7 @@ class Stage:
         if self._supervisor != -1:
             os.close(self._supervisor)
             self._supervisor = -1
-        self.process.wait(10)
+        self.process.wait(30)
         self._log.is_over = True
         return self._log.text()
 

@@ -51,7 +51,7 @@ def started_batch(client: openai.OpenAI, content: bytes, **more: Any) -> Any:
     )
 
 
-def over(client: openai.OpenAI, batch_id: str, seconds: float = 30.0) -> Any:
+def over(client: openai.OpenAI, batch_id: str, seconds: float = 120.0) -> Any:
     end = time.monotonic() + seconds
     while (batch := client.batches.retrieve(batch_id)).status not in ("completed", "failed", "expired", "cancelled"):
         assert time.monotonic() < end, batch

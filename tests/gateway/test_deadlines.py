@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -40,7 +40,9 @@ def slow(text_folder: Path, start_gateway: GatewayStarter) -> Iterator[Gateway]:
         with start_gateway(Behind(processor, output_processor, (engine,)), "--max-running=1") as gateway:
             for first in (1000, 2000):
                 gateway.complete(prompt(first), max_tokens=1)
-            time.sleep(1.0)
+            # Until the engine's word has come, each is computed until its deadline: a new one each time.
+            news = itertools.count(10_000, 500)
+            gateway.wait_until(lambda: "would come in" in late(gateway, next(news)).json()["error"]["message"])
             yield gateway
 
 

@@ -194,9 +194,13 @@ def test_streams_of_a_gateway_that_was_killed_go_on_through_another(
         undisturbed = started_readings(other)
         for name in KINDS:
             broken[name].join()
-            assert not broken[name].events[-1].endswith("[DONE]\n"), name
+        # On a busy machine the first may have ended before the last has begun.
+        ended = [name for name in KINDS if broken[name].events[-1].endswith("[DONE]\n")]
+        assert len(ended) < len(KINDS)
+        for name in KINDS:
             shown_id = id_of(broken[name].events[0])
-            whole = broken[name].events + resumed(other, shown_id, len(broken[name].events))
+            missing = [] if name in ended else resumed(other, shown_id, len(broken[name].events))
+            whole = broken[name].events + missing
             assert whole == resumed(other, shown_id, 0), name
             undisturbed[name].join()
             expected = undisturbed[name].events

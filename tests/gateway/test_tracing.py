@@ -72,7 +72,7 @@ def test_every_stage_hangs_its_spans_on_the_clients_trace(
                 stub.Complete(asked, metadata=list(headers.items()))
             for stage in (gateway.stage, processor, output_processor, engine):
                 stage.terminate()
-                assert stage.process.wait(10) == 0
+                assert stage.process.wait(30) == 0
     assert {span.trace_id.hex() for _, span in kept.spans} == {TRACE}
     assert {span.trace_state for _, span in kept.spans} == {TRACESTATE}
     by_id = {span.span_id: span.name for _, span in kept.spans}

@@ -71,7 +71,7 @@ async def relay_to(target: str) -> AsyncIterator[Relay]:
 @pytest.fixture(autouse=True)
 def impatience(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(channel, "PING_SECONDS", 0.4)
-    monkeypatch.setattr(channel, "PONG_SECONDS", 0.4)
+    monkeypatch.setattr(channel, "PONG_SECONDS", 1.0)
 
 
 @contextlib.asynccontextmanager
@@ -111,7 +111,7 @@ async def gateway_session(address: str) -> AsyncIterator[OutputSession]:
 
 async def test_an_output_processor_that_falls_silent_ends_its_streams(demo_tokenizer: Tokenizer) -> None:
     async with (
-        asyncio.timeout(10),
+        asyncio.timeout(60),
         scripted_engine() as engine,
         output_processor(demo_tokenizer) as address,
         relay_to(address) as relay,
@@ -130,7 +130,7 @@ async def test_an_output_processor_that_falls_silent_ends_its_streams(demo_token
 
 async def test_an_engine_that_falls_silent_ends_its_streams(demo_tokenizer: Tokenizer) -> None:
     async with (
-        asyncio.timeout(10),
+        asyncio.timeout(60),
         scripted_engine() as engine,
         relay_to(engine.address) as relay,
         output_processor(demo_tokenizer) as address,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -169,8 +168,7 @@ def test_what_a_request_used_is_one_record_and_the_command_line_shows_it(managed
     managed.wait_until(lambda: managed.client.get("/v1/models", headers=headers).status_code == 200)
     used = [managed.client.post(CHAT, json=chat_body(), headers=headers).json()["usage"] for _ in range(2)]
     batch = managed.client.post(COMPLETIONS, json=completion_body(["One", "Two"]), headers=headers).json()["usage"]
-    managed.wait_until(lambda: json.loads(tenant("usage", name, "--json"))[0:1] != [])
-    time.sleep(0.2)
+    managed.wait_until(lambda: sum(row["requests"] for row in json.loads(tenant("usage", name, "--json"))) >= 3)
     [row] = json.loads(tenant("usage", name, "--json"))
     assert (row["model"], row["requests"]) == (MODEL, 3)
     assert row["output_tokens"] == sum(each["completion_tokens"] for each in (*used, batch))

@@ -75,7 +75,7 @@ class EngineProcess:
         """Ends it, if it has not ended; returns its log."""
         if self._supervisor != -1:
             self.lose_supervisor()
-        self.process.wait(10)
+        self.process.wait(30)
         self._log.is_over = True
         return self._log.text()
 

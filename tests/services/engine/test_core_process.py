@@ -59,7 +59,7 @@ def core() -> Iterator[Core]:
     core = Core()
     yield core
     core.commands.close()
-    core.thread.join(5)
+    core.thread.join(30)
     assert not core.thread.is_alive()
 
 
@@ -111,7 +111,7 @@ def test_the_core_ends_when_nobody_reads_it(core: Core) -> None:
     core.send(request(1))
     next(core.steps())
     core.reports.close()
-    core.thread.join(5)
+    core.thread.join(30)
     assert not core.thread.is_alive()
 
 

@@ -95,7 +95,7 @@ def test_a_writer_that_waits_for_room_learns_that_its_reader_is_gone(ring: tuple
     writing.start()
     reader.wait()
     reader.close()
-    assert gone.wait(5)
+    assert gone.wait(30)
     writing.join()
 
 

@@ -239,7 +239,7 @@ async def test_nobody_who_comes_in_time_ends_it_and_what_has_ended_is_forgotten(
     line: Line, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stream_log, "HOLD_SECONDS", 0.2)
-    monkeypatch.setattr(stream_log, "KEEP_SECONDS", 0.2)
+    monkeypatch.setattr(stream_log, "KEEP_SECONDS", 1.0)
     async with line.gateway() as first:
         [number] = await line.open(first, 1)
         line.engine.say_tokens({number: [5]})
