@@ -34,6 +34,7 @@ READ_SECONDS = 0.003
 """What a read may take while a request waits for it."""
 _PATIENCE_SECONDS = 2.0
 """What anything else may take."""
+_MAX_CONNECTIONS = 64
 _BREAK_SECONDS = 0.5
 """How long whoever is in a hurry leaves the store alone after it failed one."""
 _CANNOT_SERVE = (ClusterDownError, MasterDownError, OutOfMemoryError, ReadOnlyError, TryAgainError)
@@ -70,6 +71,8 @@ class Store:
         self._client = _client(url) if url else None
         self._broken_until = 0.0
         self._hurried: set[asyncio.Task[Any]] = set()
+        self._connections = asyncio.Semaphore(_MAX_CONNECTIONS)
+        """More calls at once wait: the client would refuse them."""
 
     @classmethod
     @contextlib.asynccontextmanager
@@ -132,7 +135,7 @@ class Store:
         if self._client is None:
             raise StoreUnavailable("no store is configured")
         try:
-            async with asyncio.timeout(_PATIENCE_SECONDS):
+            async with asyncio.timeout(_PATIENCE_SECONDS), self._connections:
                 return await self._client.execute_command(*words)
         except (RedisError, OSError, TimeoutError) as failure:
             if isinstance(failure, ResponseError) and not _is_outage(failure):
@@ -160,7 +163,7 @@ def _client(url: str) -> Any:
         "socket_connect_timeout": 1.0,
         "socket_timeout": None,
         "retry": Retry(NoBackoff(), 0),
-        "max_connections": 64,
+        "max_connections": _MAX_CONNECTIONS,
     }
     if url.startswith(_CLUSTER_SCHEME):
         return RedisCluster.from_url(url.replace(_CLUSTER_SCHEME, "redis://", 1), **options)

@@ -16,7 +16,7 @@ def page_of(query: Mapping[str, str], youngest_first: Sequence[dict[str, Any]]) 
     elif query.get("order", "desc") != "desc":
         raise BadRequest.of("order", query["order"], "asc or desc")
     limit = query.get("limit", "20")
-    if not limit.isascii() or not limit.isdigit() or not 1 <= int(limit[:6]) <= 10_000:
+    if not limit.isascii() or not limit.isdigit() or len(limit) > 5 or not 1 <= int(limit) <= 10_000:
         raise BadRequest.of("limit", limit, "1…10000")
     after = query.get("after")
     if after is not None:

@@ -27,6 +27,12 @@ async def test_a_faulty_script_is_our_fault_and_no_outage(redis_url: str) -> Non
         assert not store.broken
 
 
+async def test_more_calls_at_once_than_there_are_connections_are_answered_all(redis_url: str) -> None:
+    async with Store.open(redis_url) as store:
+        answers = await asyncio.gather(*(store.run(ECHO, ["k"], [number]) for number in range(300)))
+    assert answers == [[b"k", b"%d" % number] for number in range(300)]
+
+
 async def test_without_a_url_the_store_is_unavailable(redis_url: str) -> None:
     async with Store.open(None) as store:
         with pytest.raises(StoreUnavailable):
