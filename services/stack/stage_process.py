@@ -19,13 +19,25 @@ Addresses = Mapping[str, str]
 """What a stage announced: kind of address → host:port."""
 
 
+LAST_WORDS_BYTES = 64 * 1024
+
+
 class StageDied(Exception):
     """A process ended before it was ready; carries the last line of its log."""
 
     def __init__(self, name: str, returncode: int, log: Path) -> None:
-        lines = log.read_text(errors="replace").strip().splitlines() if log.exists() else []
+        lines = _end_of(log).strip().splitlines()
         super().__init__(f"{name} ended with status {returncode}: {lines[-1] if lines else 'no word'} (log: {log})")
         self.name, self.returncode, self.log = name, returncode, log
+
+
+def _end_of(log: Path) -> str:
+    """Of a log that may have grown for months."""
+    if not log.exists():
+        return ""
+    with log.open("rb") as file:
+        file.seek(max(0, log.stat().st_size - LAST_WORDS_BYTES))
+        return file.read().decode(errors="replace")
 
 
 class SupervisorPipe:

@@ -37,6 +37,14 @@ async def test_a_stage_that_ends_before_it_is_ready_leaves_its_last_words(tmp_pa
     pipe.close()
 
 
+def test_of_a_log_however_long_the_end_alone_is_read(tmp_path: Path) -> None:
+    with (tmp_path / "log").open("wb") as log:
+        # A hole: it is nowhere, unless somebody reads it.
+        log.seek(1 << 33)
+        log.write(b"\nthe last words\n")
+    assert "the last words" in str(StageDied("stage", 1, tmp_path / "log"))
+
+
 async def test_a_stage_that_cannot_be_spawned_leaves_no_descriptor_behind(tmp_path: Path) -> None:
     """Or a supervisor that tries again and again would run out of them, and then of every way to start anything."""
     pipe, before = SupervisorPipe(), set(os.listdir("/proc/self/fd"))
