@@ -45,7 +45,6 @@ from headwater.gateway.tenancy.book import TenantBook
 from headwater.gateway.tenancy.directory import TenantDirectory
 from headwater.gateway.tenancy.limiter import Limiter
 from headwater.gateway.tenancy.snapshot import Snapshot
-from headwater.gateway.tenancy.usage import UsageLog
 from headwater.gateway.tenancy.virtual_time import VirtualTime
 from headwater.gateway.tenants import AdminKeys, KeyedTenants, OpenTenants, Tenants
 from headwater.services.bus import Bus
@@ -61,6 +60,7 @@ from headwater.services.store import Store
 from headwater.services.text.stage import metrics_served
 from headwater.services.tls import stages_secured
 from headwater.services.tracing import Tracing, tracing_to
+from headwater.services.usage_log import UsageLog
 
 LAST_WORDS = 1.0
 """Seconds that requests which were cut off at the drain limit are given to say so."""
@@ -164,7 +164,7 @@ async def line_behind(settings: GatewaySettings, bus: Bus, gateway_id: str, trac
             Catalogues(bus).running() as catalogues,
             Outages(bus, store, feed, prometheus_client.REGISTRY).running() as outages,
         ):
-            processors, outputs = Processors(), OutputSessions()
+            processors, outputs = Processors(), OutputSessions(gateway_id)
             demand = Demand(
                 bus,
                 gateway_id,

@@ -18,6 +18,7 @@ from headwater.gateway.parting import context_of, part
 from headwater.gateway.road import Attempt
 from headwater.gateway.router.decision import Decision
 from headwater.gateway.router.router import Dispatch, Incarnation
+from headwater.gateway.tenancy.charge import charge_of
 from headwater.proto import common_pb2, engine_pb2
 from headwater.proto.output_processor_pb2 import Open
 from headwater.services import errors
@@ -236,9 +237,10 @@ class Carriage:
         return token_ids, prefix_of(self._generation.namespace, token_ids, prepared.block_size)
 
     async def _session(self, decision: Decision) -> OutputSession:
-        job = self._generation.job
-        # Who knows the id of a request that can be resumed finds its output processor.
-        key = job.caller.request_id if job.context is not None else decision.address
+        job, num_prompts = self._generation.job, self._generation.grant.num_prompts
+        # Who knows the id of a request that can be resumed finds its output processor, and one of several prompts has
+        # one that counts what all of them use.
+        key = job.caller.request_id if job.context is not None or num_prompts > 1 else decision.address
         while True:
             try:
                 return self._line.outputs.pick(key, job.model)
@@ -287,6 +289,7 @@ class Carriage:
 
     async def _open(self, session: OutputSession, decision: Decision) -> None:
         generation = self._generation
+        generation.grant.counted_by.add(session)
         if (refusal := generation.grant.refusal) is not None and any(not each.credit_left for each in self._unfinished):
             raise refusal
         if generation.prepared.sampling.use_beam_search and not self._has_begun:
@@ -322,6 +325,7 @@ class Carriage:
             opening = self._opening(decision, self._generation.choices[:1])
             opening.add.prompt_ids[:] = prompt_ids
             opening.add.sampling.CopyFrom(sampling)
+            opening.charge.prompt_alone = True
             opening.ClearField("answer_format")
             return opening
 
@@ -368,4 +372,5 @@ class Carriage:
             model=generation.job.model,
             add=add,
             answer_format=prepared.answer_format if prepared.HasField("answer_format") else None,
+            charge=charge_of(generation),
         )

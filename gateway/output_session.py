@@ -14,12 +14,7 @@ import structlog
 
 from headwater.gateway.opening import parts_of
 from headwater.gateway.stream_context import Found, contexts
-from headwater.proto import (
-    common_pb2,
-    engine_pb2,
-    output_processor_pb2,
-    output_processor_pb2_grpc,
-)
+from headwater.proto import common_pb2, engine_pb2, output_processor_pb2, output_processor_pb2_grpc
 from headwater.proto.engine_pb2 import AddPart
 from headwater.proto.output_processor_pb2 import (
     Attach,
@@ -35,6 +30,7 @@ from headwater.proto.output_processor_pb2 import (
 )
 from headwater.services import errors
 from headwater.services.channel import open_channel
+from headwater.services.gateway_identity import NOBODY, Gateway
 from headwater.services.grpc_errors import from_rpc_error
 from headwater.services.runtime import end
 
@@ -82,8 +78,10 @@ SessionCall = grpc.aio.StreamStreamCall[GatewayFrame, OutputFrame]
 class OutputSession:
     """The stream of frames to and from one output processor, kept up by `run`."""
 
-    def __init__(self, address: str, on_connected: Callable[[], None] = lambda: None) -> None:
-        self.address = address
+    def __init__(
+        self, address: str, on_connected: Callable[[], None] = lambda: None, gateway: Gateway = NOBODY
+    ) -> None:
+        self.address, self._gateway = address, gateway
         self.connected = asyncio.Event()
         self.models: set[str] = set()
         """That it has the tokenizers of; empty for one that has not said."""
@@ -99,6 +97,9 @@ class OutputSession:
         self._asked: deque[int] = deque()
         self._adds: deque[Keep | Open | AddPart | Attach] = deque()
         self._let_go: list[LetGo] = []
+        self._recorded: list[str] = []
+        """Goes along with what is said next, and alone when that takes long."""
+        self._is_recorded_due = False
         self._attaching: dict[int, Callable[[Attached], None]] = {}
         """By the first stream id: whom to tell that a request goes on here."""
         self._stub: output_processor_pb2_grpc.OutputProcessorAsyncStub | None = None
@@ -156,15 +157,17 @@ class OutputSession:
         tenant: str,
         receivers: Sequence[Receiver],
         on_attached: Callable[[Attached], None],
+        record_id: str = "",
     ) -> list[int]:
         """Takes a request over, whose choices report to `receivers` from their first token on; returns stream ids.
+        `record_id` is of the usage record that this gateway will write, if it will.
 
         Raises `Unavailable` while the session is down.
         """
         if not self.connected.is_set():
             raise errors.Unavailable("the output processor is out of reach", code="output_processor_unavailable")
         ids = [next(self._ids) for _ in receivers]
-        self._adds.append(Attach(request_id=request_id, tenant=tenant, stream_ids=ids))
+        self._adds.append(Attach(request_id=request_id, tenant=tenant, stream_ids=ids, record_id=record_id))
         self._attaching[ids[0]] = on_attached
         self._streams.update(zip(ids, receivers, strict=True))
         self._wake.set()
@@ -186,6 +189,10 @@ class OutputSession:
             self._cancels.append(engine_pb2.Cancel(stream_id=stream_id, reason=reason))
             self._wake.set()
 
+    def recorded(self, record_id: str) -> None:
+        """A usage record of what it carried is stored."""
+        self._recorded.append(record_id)
+
     def credit(self, stream_id: int, tokens: int) -> None:
         """Gives room for more tokens of a stream."""
         if stream_id in self._streams:
@@ -199,7 +206,7 @@ class OutputSession:
                 await channel.channel_ready()
                 self._stub = output_processor_pb2_grpc.OutputProcessorStub(channel)
                 try:
-                    problem = await self._carry(self._stub.Session())
+                    problem = await self._carry(self._stub.Session(metadata=self._gateway.metadata))
                 finally:
                     self._stub = None
             structlog.get_logger().warning("output session lost", address=self.address, problem=problem)
@@ -271,6 +278,7 @@ class OutputSession:
         """For ever: asks for streams that have said nothing for long. They may wait, or not be there any more."""
         while True:
             await asyncio.sleep(SILENCE_SECONDS)
+            self._is_recorded_due = True
             self.ask(time.perf_counter() - SILENCE_SECONDS)
 
     def ask(self, since: float) -> None:
@@ -281,11 +289,18 @@ class OutputSession:
 
     def _next_frame(self) -> GatewayFrame | None:
         """What is to be said now: every cancel, every credit, behind them a prompt's part or several short ones."""
-        if not (self._cancels or self._credits or self._asked or self._adds or self._let_go):
+        is_due = self._is_recorded_due and self._recorded
+        if not (is_due or self._cancels or self._credits or self._asked or self._adds or self._let_go):
             return None
-        frame = GatewayFrame(cancels=self._cancels[:MAX_CREDITS], let_go=self._let_go[:MAX_CREDITS])
+        frame = GatewayFrame(
+            cancels=self._cancels[:MAX_CREDITS],
+            let_go=self._let_go[:MAX_CREDITS],
+            recorded=self._recorded[:MAX_CREDITS],
+        )
         del self._cancels[:MAX_CREDITS]
         del self._let_go[:MAX_CREDITS]
+        del self._recorded[:MAX_CREDITS]
+        self._is_recorded_due = bool(is_due and self._recorded)
         for stream_id in list(itertools.islice(self._credits, MAX_CREDITS)):
             frame.credits.add(stream_id=stream_id, tokens=self._credits.pop(stream_id))
         while self._asked and len(frame.asked) < MAX_CREDITS:

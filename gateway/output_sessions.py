@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections.abc import Callable
 from hashlib import blake2b
 
 from headwater.gateway.output_session import OutputSession
 from headwater.services import errors
+from headwater.services.gateway_identity import Gateway
 from headwater.services.runtime import end, log_failure
 
 ANY_MODEL = ""
@@ -16,7 +18,8 @@ ANY_MODEL = ""
 class OutputSessions:
     """The sessions to all output processors; each engine's requests go through one of them."""
 
-    def __init__(self) -> None:
+    def __init__(self, gateway_id: str = "") -> None:
+        self._gateway = Gateway(gateway_id, secrets.token_hex(8))
         self.on_change: Callable[[], None] = lambda: None
         """Called when a session stands."""
         self._sessions: dict[str, OutputSession] = {}
@@ -26,7 +29,7 @@ class OutputSessions:
     def join(self, address: str, model: str = ANY_MODEL) -> None:
         """An output processor for a model; for several it joins several times."""
         if address not in self._sessions:
-            session = self._sessions[address] = OutputSession(address, self._stands)
+            session = self._sessions[address] = OutputSession(address, self._stands, self._gateway)
             task = self._tasks[session] = asyncio.create_task(session.run())
             task.add_done_callback(log_failure)
             task.add_done_callback(lambda _: self._tasks.pop(session, None))

@@ -117,8 +117,12 @@ class ResumedGeneration(Generation):
     async def _go_on(self) -> None:
         ended = self.carriage.begin()
         session = self.line.outputs.at(self.found.address)
+        self.grant.counted_by.add(session)
         try:
-            ids = session.attach(self.found.request_id, self.job.caller.tenant.id, self.choices, self._on_attached)
+            record_id = "" if self.found.is_charged else self.grant.request_id
+            ids = session.attach(
+                self.found.request_id, self.job.caller.tenant.id, self.choices, self._on_attached, record_id
+            )
             for choice, stream_id in zip(self.choices, ids, strict=True):
                 choice.opened(session, stream_id)
             await ended

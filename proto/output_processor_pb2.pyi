@@ -34,6 +34,7 @@ class GatewayFrame(_message.Message):
     KEEPS_FIELD_NUMBER: _builtins.int
     ATTACHES_FIELD_NUMBER: _builtins.int
     LET_GO_FIELD_NUMBER: _builtins.int
+    RECORDED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def cancels(self) -> _containers.RepeatedCompositeFieldContainer[_engine_pb2.Cancel]:
         """first, so that they overtake prompts"""
@@ -66,6 +67,10 @@ class GatewayFrame(_message.Message):
     def let_go(self) -> _containers.RepeatedCompositeFieldContainer[Global___LetGo]:
         """requests that nobody reads for now"""
 
+    @_builtins.property
+    def recorded(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """usage records that are stored: nobody else need write them; in a frame that goes anyway"""
+
     def __init__(
         self,
         *,
@@ -77,10 +82,11 @@ class GatewayFrame(_message.Message):
         keeps: _abc.Iterable[Global___Keep] | None = ...,
         attaches: _abc.Iterable[Global___Attach] | None = ...,
         let_go: _abc.Iterable[Global___LetGo] | None = ...,
+        recorded: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["asked", b"asked", "attaches", b"attaches", "cancels", b"cancels", "credits", b"credits", "keeps", b"keeps", "let_go", b"let_go", "opens", b"opens", "parts", b"parts"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["asked", b"asked", "attaches", b"attaches", "cancels", b"cancels", "credits", b"credits", "keeps", b"keeps", "let_go", b"let_go", "opens", b"opens", "parts", b"parts", "recorded", b"recorded"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -100,6 +106,7 @@ class Open(_message.Message):
     DELIVERED_BYTES_FIELD_NUMBER: _builtins.int
     ANSWER_FORMAT_FIELD_NUMBER: _builtins.int
     RESUMABLE_FIELD_NUMBER: _builtins.int
+    CHARGE_FIELD_NUMBER: _builtins.int
     engine_address: _builtins.str
     """host:port of the chosen engine"""
     replica_id: _builtins.str
@@ -122,6 +129,10 @@ class Open(_message.Message):
     def answer_format(self) -> _common_pb2.AnswerFormat:
         """how the text is read; absent: it is all content"""
 
+    @_builtins.property
+    def charge(self) -> Global___Charge:
+        """what its usage record says, should the gateway die before it writes it"""
+
     def __init__(
         self,
         *,
@@ -133,14 +144,65 @@ class Open(_message.Message):
         delivered_bytes: _abc.Iterable[_builtins.int] | None = ...,
         answer_format: _common_pb2.AnswerFormat | None = ...,
         resumable: _builtins.bool = ...,
+        charge: Global___Charge | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["add", b"add", "answer_format", b"answer_format"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["add", b"add", "answer_format", b"answer_format", "charge", b"charge"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["add", b"add", "answer_format", b"answer_format", "delivered_bytes", b"delivered_bytes", "engine_address", b"engine_address", "epoch", b"epoch", "model", b"model", "replica_id", b"replica_id", "resumable", b"resumable"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["add", b"add", "answer_format", b"answer_format", "charge", b"charge", "delivered_bytes", b"delivered_bytes", "engine_address", b"engine_address", "epoch", b"epoch", "model", b"model", "replica_id", b"replica_id", "resumable", b"resumable"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Open: _TypeAlias = Open  # noqa: Y015
+
+@_typing.final
+class Charge(_message.Message):
+    """What of a request's usage record an output processor would not know. Of several prompts each adds to one record."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RECORD_ID_FIELD_NUMBER: _builtins.int
+    KEY_ID_FIELD_NUMBER: _builtins.int
+    PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
+    CACHED_TOKENS_FIELD_NUMBER: _builtins.int
+    OUTPUT_TOKENS_FIELD_NUMBER: _builtins.int
+    PROMPT_ALONE_FIELD_NUMBER: _builtins.int
+    CHARGED_PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
+    CHARGED_OUTPUT_TOKENS_FIELD_NUMBER: _builtins.int
+    record_id: _builtins.str
+    """under which it is written once"""
+    key_id: _builtins.str
+    """whose tenant pays"""
+    prompt_tokens: _builtins.int
+    """of this prompt"""
+    cached_tokens: _builtins.int
+    """of these, as an earlier attempt found"""
+    output_tokens: _builtins.int
+    """of choices that ended in earlier attempts"""
+    prompt_alone: _builtins.bool
+    """tokens of these streams are not charged: a search's steps, a prompt's scores"""
+    charged_prompt_tokens: _builtins.int
+    """of the request, by gateways that carried it before"""
+    charged_output_tokens: _builtins.int
+    """likewise"""
+    def __init__(
+        self,
+        *,
+        record_id: _builtins.str = ...,
+        key_id: _builtins.str = ...,
+        prompt_tokens: _builtins.int = ...,
+        cached_tokens: _builtins.int = ...,
+        output_tokens: _builtins.int = ...,
+        prompt_alone: _builtins.bool = ...,
+        charged_prompt_tokens: _builtins.int = ...,
+        charged_output_tokens: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_tokens", b"cached_tokens", "charged_output_tokens", b"charged_output_tokens", "charged_prompt_tokens", b"charged_prompt_tokens", "key_id", b"key_id", "output_tokens", b"output_tokens", "prompt_alone", b"prompt_alone", "prompt_tokens", b"prompt_tokens", "record_id", b"record_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Charge: _TypeAlias = Charge  # noqa: Y015
 
 @_typing.final
 class OutputFrame(_message.Message):
@@ -439,10 +501,13 @@ class Attach(_message.Message):
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     TENANT_FIELD_NUMBER: _builtins.int
     STREAM_IDS_FIELD_NUMBER: _builtins.int
+    RECORD_ID_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """as in its Add"""
     tenant: _builtins.str
     """whose it is"""
+    record_id: _builtins.str
+    """of the usage record of what is not charged yet; empty: nothing is left to charge"""
     @_builtins.property
     def stream_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """one a choice, in this session"""
@@ -453,10 +518,11 @@ class Attach(_message.Message):
         request_id: _builtins.str = ...,
         tenant: _builtins.str = ...,
         stream_ids: _abc.Iterable[_builtins.int] | None = ...,
+        record_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["request_id", b"request_id", "stream_ids", b"stream_ids", "tenant", b"tenant"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["record_id", b"record_id", "request_id", b"request_id", "stream_ids", b"stream_ids", "tenant", b"tenant"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -20,12 +20,12 @@ from headwater.gateway.tenancy.grant import LEASE_TOKENS, Grant, Standing, refus
 from headwater.gateway.tenancy.limiter import LEASE_MS, Limiter, Refusal, Verdict, period_of
 from headwater.gateway.tenancy.local_limits import LocalLimits
 from headwater.gateway.tenancy.records import Scope
-from headwater.gateway.tenancy.usage import UsageLog, UsageRecord
 from headwater.gateway.tenancy.used_up import UsedUp
 from headwater.gateway.tenants import Tenant
 from headwater.services import errors
 from headwater.services.runtime import owned_task
 from headwater.services.store import StoreUnavailable
+from headwater.services.usage_log import UsageLog, UsageRecord
 
 if TYPE_CHECKING:
     from headwater.gateway.session import Generation
@@ -65,7 +65,7 @@ class Accounts:
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[Accounts]:
-        async with self._usage.running(), owned_task(self._renew()):
+        async with self._usage.running(), owned_task(self._renew()), owned_task(self._let_lapse()):
             yield self
 
     @contextlib.asynccontextmanager
@@ -87,6 +87,7 @@ class Accounts:
     @contextlib.asynccontextmanager
     async def _charged(self, generations: Sequence[Generation], grant: Grant) -> AsyncIterator[None]:
         began = time.time()
+        grant.num_prompts = len(generations)
         for generation in generations:
             generation.grant = grant
         outcome = "error"
@@ -104,7 +105,7 @@ class Accounts:
             self._grants.discard(grant)
             record = self._record(generations, grant, outcome, time.time() - began)
             if grant.more is None:
-                self._usage.add(record)
+                self._usage.add(record, grant.recorded)
             else:
                 # What a request used is settled even when its client is gone.
                 await asyncio.shield(asyncio.create_task(self._settle(grant, record)))
@@ -221,7 +222,7 @@ class Accounts:
         return self._local.reserve(tenant, scopes, most=most, least=least)
 
     async def _settle(self, grant: Grant, record: UsageRecord) -> None:
-        seq = await self._usage.stored(record)
+        seq = await self._usage.stored(record, grant.recorded)
         if grant.is_local:
             self._local.settle(grant.tenant.id, grant.scopes, unused=max(0, grant.granted - grant.used))
         try:
@@ -268,6 +269,15 @@ class Accounts:
                 except StoreUnavailable as failure:
                     self._without_redis(failure)
                     break
+
+    async def _let_lapse(self) -> None:
+        """What gateways that died have reserved and not used."""
+        async for left in self._usage.left():
+            try:
+                await self._limiter.lapse(left.tenant, left.request_id, used=left.used, seq=left.seq)
+            except StoreUnavailable as failure:
+                # It lapses by itself, at what was last told.
+                structlog.get_logger().info("a reservation is left to its lease", reason=str(failure))
 
     def _with_redis(self) -> None:
         if self._is_alone:

@@ -21,10 +21,10 @@ from headwater.gateway.openai.decode import decode
 from headwater.gateway.tenancy.book import TenantBook
 from headwater.gateway.tenancy.directory import new_key
 from headwater.gateway.tenancy.records import Key, Limits, TenantRecord
-from headwater.gateway.tenancy.usage import AUDIT_STREAM, UsageLog, make_stream, read_stream
 from headwater.gateway.tenants import AdminKeys, checked_name
 from headwater.services import errors, subjects
 from headwater.services.bus import Bus
+from headwater.services.usage_log import UsageLog, make_stream, read_stream
 
 MAX_BODY_BYTES = 64 * 1024
 MAX_KEYS = 64
@@ -32,6 +32,7 @@ MAX_KEYS = 64
 MAX_GRACE_SECONDS = 30 * 86_400
 DEFAULT_DAYS = 31
 MAX_AUDIT = 1000
+AUDIT_STREAM = "headwater_audit"
 
 Weight = Annotated[float, msgspec.Meta(gt=0, le=1000)]
 Tier = Annotated[int, msgspec.Meta(ge=0, le=100)]

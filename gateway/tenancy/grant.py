@@ -25,6 +25,12 @@ END_SECONDS = 0.5
 """In which an answer whose tokens are all out says that it has ended."""
 
 
+class Counts(Protocol):
+    """Who counts what is used as well, in case that this gateway dies before it has written that down."""
+
+    def recorded(self, record_id: str) -> None: ...
+
+
 class More(Protocol):
     """Who gives more tokens."""
 
@@ -67,6 +73,8 @@ class Grant:
     charged_prompt_tokens: int = 0
     """By gateways that carried the request before; as with the next."""
     charged_output_tokens: int = 0
+    num_prompts: int = 1
+    counted_by: set[Counts] = field(default_factory=set)
     refusal: errors.LimitExceeded | None = None
     """Since no more is given."""
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
@@ -90,6 +98,11 @@ class Grant:
             task = asyncio.create_task(self._extend(choice, wanted))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
+
+    def recorded(self, seq: int) -> None:
+        """Its record is stored."""
+        for each in self.counted_by:
+            each.recorded(self.request_id)
 
     def close(self) -> None:
         for task in self._tasks:

@@ -2,8 +2,9 @@
 
 All counters of a tenant lie in one hash slot: a hash with one packed field a scope, a hash of open reservations, a
 sorted set of their leases. A minute is any 60 seconds, counted in slots of 5 s that are let go whole. A reservation
-that nobody renews is given back but for what it is known to have used; one that is settled is remembered for a lease,
-so that a renewal which was on its way does not bring it back. Knows nothing about where tenants come from.
+that nobody renews is given back but for what it is known to have used, sooner where somebody knows how much that was;
+one that is settled is remembered for a lease, so that a renewal which was on its way does not bring it back. Knows
+nothing about where tenants come from.
 """
 
 from __future__ import annotations
@@ -133,12 +134,29 @@ local function reservation(id)
   return raw and cmsgpack.unpack(raw)
 end
 
+-- Its gateway may yet live: then it goes on from here.
+local function lapse(id, r, used, seq)
+  settle(r, used, seq)
+  r.used, r.tokens, r.taken, r.lapsed = used, used, {}, true
+  keep(id, r, REMEMBER)
+end
+
+-- What was spent beyond what a reservation had told when it lapsed, or was never reserved at all.
+local function spend(names, more, seq)
+  for _, name in ipairs(names) do
+    local c = counter(name)
+    if c.rebuild then
+      c.late[#c.late + 1] = { seq, more }
+    elseif c.spent and not (seq > 0 and seq <= c.folded) then
+      c.spent = c.spent + more
+    end
+  end
+end
+
 for _, gone in ipairs(redis.call('ZRANGEBYSCORE', KEYS[3], '-inf', now, 'LIMIT', 0, 64)) do
   local r = reservation(gone)
   if r and not (r.lapsed or r.settled) then
-    settle(r, r.used, 0)
-    r.tokens, r.taken, r.lapsed = r.used, {}, true
-    keep(gone, r, REMEMBER)
+    lapse(gone, r, r.used, 0)
   else
     forget(gone)
   end
@@ -240,16 +258,19 @@ elseif op == 'settle' and not is_over then
     settle(r, used, seq)
   else
     -- Granted without Redis, or lost by it: only what was spent is of interest now.
-    for _, scope in ipairs(scopes) do
-      local c, more = counter(scope.name), used - (r and r.used or 0)
-      if c.rebuild then
-        c.late[#c.late + 1] = { seq, more }
-      elseif c.spent and not (seq > 0 and seq <= c.folded) then
-        c.spent = c.spent + more
-      end
-    end
+    local names = {}
+    for i, scope in ipairs(scopes) do names[i] = scope.name end
+    spend(names, used - (r and r.used or 0), seq)
   end
   keep(id, { settled = true }, lease)
+elseif op == 'lapse' and own and not is_over then
+  if own.lapsed then
+    spend(own.scopes, used - own.used, seq)
+    own.used, own.tokens = used, used
+    keep(id, own, REMEMBER)
+  else
+    lapse(id, own, used, seq)
+  end
 elseif op == 'rebuild' then
   -- Begins to count anew what a scope has spent; what is settled meanwhile is kept with its number.
   for _, scope in ipairs(scopes) do
@@ -350,6 +371,10 @@ class Limiter:
     async def settle(self, tenant: str, id: str, scopes: Sequence[Scope], *, used: int, seq: int) -> None:
         """Ends a reservation. `seq` is the number of its usage record, 0 while there is none."""
         await self._change("settle", tenant, id, scopes, used=used, seq=seq)
+
+    async def lapse(self, tenant: str, id: str, *, used: int, seq: int) -> None:
+        """As if nobody had renewed a reservation, which had used so much; one that is not there is left alone."""
+        await self._change("lapse", tenant, id, [], used=used, seq=seq)
 
     async def begin_rebuild(self, tenant: str, scope: Scope) -> None:
         await self._change("rebuild", tenant, "", [scope])

@@ -15,9 +15,12 @@ from typing import Any
 import grpc
 
 from headwater.proto import output_processor_pb2, output_processor_pb2_grpc
+from headwater.services.bus import Bus
 from headwater.services.errors import NotFound
+from headwater.services.gateway_identity import Gateway
 from headwater.services.member import Kind
 from headwater.services.models.manifest import ModelFolderError, ModelManifest
+from headwater.services.output_processor.bills import Bills
 from headwater.services.output_processor.engines import EngineLinks
 from headwater.services.output_processor.session import GatewaySession
 from headwater.services.output_processor.stream_logs import StreamLogs
@@ -39,17 +42,24 @@ class OutputProcessorSettings(TextStageSettings):
 class OutputProcessor(output_processor_pb2_grpc.OutputProcessorServicer):
     """A session a gateway; all of them share one session with each engine."""
 
-    def __init__(self, tokenizers: Mapping[str, Tokenizer], links: EngineLinks, tracing: Tracing = NO_TRACING) -> None:
+    def __init__(
+        self,
+        tokenizers: Mapping[str, Tokenizer],
+        links: EngineLinks,
+        tracing: Tracing = NO_TRACING,
+        bills: Bills | None = None,
+    ) -> None:
         self._tokenizers, self._links, self._tracing = tokenizers, links, tracing
         self._sessions: set[GatewaySession] = set()
-        self._logs = StreamLogs()
+        self._logs = StreamLogs(bills)
 
     async def Session(
         self,
         request_iterator: AsyncIterator[output_processor_pb2.GatewayFrame],
         context: grpc.aio.ServicerContext[Any, Any],
     ) -> AsyncIterator[output_processor_pb2.OutputFrame]:
-        session = GatewaySession(self._tokenizers, self._links, self._tracing, self._logs)
+        gateway = Gateway.of(context.invocation_metadata() or ())
+        session = GatewaySession(self._tokenizers, self._links, self._tracing, self._logs, gateway)
         self._sessions.add(session)
         try:
             async for frame in session.run(request_iterator):
@@ -75,6 +85,7 @@ class OutputProcessor(output_processor_pb2_grpc.OutputProcessorServicer):
 
     def leave(self) -> None:
         """Takes no new streams; each session ends with its last one."""
+        self._logs.bills.leave()
         for session in self._sessions:
             session.leave("the output processor is leaving")
 
@@ -88,10 +99,14 @@ async def serve(settings: OutputProcessorSettings) -> None:
         assert len(tokenizer.table)
     models = [_served(path, name) for path, name in folders]
     with tracing_to(settings.otlp_endpoint, "output-processor", settings.replica_id) as tracing:
-        async with EngineLinks() as links:
-            servicer = OutputProcessor(tokenizers, links, tracing)
+        async with (
+            EngineLinks() as links,
+            Bus.open(settings.nats_url or None) as bus,
+            Bills(bus).running() as bills,
+        ):
+            servicer = OutputProcessor(tokenizers, links, tracing, bills)
             add = functools.partial(output_processor_pb2_grpc.add_OutputProcessorServicer_to_server, servicer)
-            await serve_stage(settings, Kind.OUTPUT_PROCESSOR, models, add, servicer.leave)
+            await serve_stage(settings, Kind.OUTPUT_PROCESSOR, models, add, servicer.leave, shared_bus=bus)
 
 
 def _served(folder: Path, name: str) -> ServedModel:

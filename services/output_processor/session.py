@@ -15,6 +15,7 @@ from headwater.proto.common_pb2 import AnswerFormat
 from headwater.proto.engine_pb2 import AddPart, Cancel
 from headwater.proto.output_processor_pb2 import Attach, GatewayFrame, LetGo, Open, OutputFinish, OutputFrame
 from headwater.services.answers.parser import unknown_parser
+from headwater.services.gateway_identity import NOBODY, Gateway
 from headwater.services.output_processor import metrics as output_metrics
 from headwater.services.output_processor.engines import EngineLink, EngineLinks, Request
 from headwater.services.output_processor.frames import Outbox
@@ -76,9 +77,10 @@ class GatewaySession:
         links: EngineLinks,
         tracing: Tracing = NO_TRACING,
         logs: StreamLogs | None = None,
+        gateway: Gateway = NOBODY,
     ) -> None:
         self._tokenizers, self._links, self._tracing = tokenizers, links, tracing
-        self._logs = logs if logs is not None else StreamLogs()
+        self._logs, self.gateway = logs if logs is not None else StreamLogs(), gateway
         self._logged: set[StreamLog] = set()
         """That this session reads."""
         self._kept: dict[int, bytes] = {}
@@ -97,6 +99,8 @@ class GatewaySession:
 
     async def run(self, incoming: AsyncIterator[GatewayFrame]) -> AsyncIterator[OutputFrame]:
         """What the gateway hears, until it leaves. Its streams do not outlive it, but for those that can be resumed."""
+        bills = self._logs.bills
+        bills.joined(self.gateway)
         try:
             async with owned_task(self._read(incoming)) as reading:
                 reading.add_done_callback(lambda _: self.end())
@@ -110,6 +114,7 @@ class GatewaySession:
             for log in list(self._logged):
                 self._let_go(log, None)
             self._cancel_all("gateway_gone")
+            bills.parted(self.gateway)
 
     async def _read(self, incoming: AsyncIterator[GatewayFrame]) -> None:
         async for frame in incoming:
@@ -131,6 +136,7 @@ class GatewaySession:
                 place.stream.grant(credit.tokens)
                 place.link.grant(place.number, credit.tokens)
         self._ask(frame.asked)
+        self._logs.bills.recorded(self.gateway, frame.recorded)
         for said in frame.let_go:
             self._leave_for_later(said)
         for attach in frame.attaches:
@@ -170,8 +176,9 @@ class GatewaySession:
                 OutputStream(each, plan, log or self.outbox, add.credit, self._forget, choice_index)
                 for each, choice_index in zip(stream_ids, add.choice_indices or range(len(stream_ids)), strict=True)
             ]
+            bill = self._logs.bills.opened(self.gateway, opening, streams)
             if log is not None:
-                log.runs(streams)
+                log.runs(streams, bill)
             link = self._links.to(opening.engine_address)
             self._expect(link, opening, streams)
 
@@ -256,7 +263,7 @@ class GatewaySession:
         if log is None or log.num_choices != len(stream_ids) or not self._places.keys().isdisjoint(stream_ids):
             self._refuse(stream_ids, "the stream is no longer kept")
             return
-        for stream_id, place in log.take_over(self, stream_ids).items():
+        for stream_id, place in log.take_over(self, stream_ids, attach.record_id).items():
             place.stream.belong_to(stream_id, self._forget)
             self._places[stream_id] = place
         self._logged.add(log)

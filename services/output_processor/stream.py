@@ -86,6 +86,7 @@ class OutputStream:
         "_parser",
         "_plan",
         "_replayed",
+        "cached_tokens",
         "ended",
         "outbox",
         "stream_id",
@@ -113,6 +114,8 @@ class OutputStream:
         self._replayed: list[tuple[int, bytes]] = []
         """Numbers of tokens, and the text that each made certain."""
         self.ended = False
+        self.cached_tokens = 0
+        """Of its prompt."""
 
     def push(
         self, first: int, token_ids: list[int], entries: Mapping[int, Entry] | None = None, position: int = 0
@@ -261,6 +264,11 @@ class OutputStream:
         self._granted += tokens
 
     @property
+    def num_tokens(self) -> int:
+        """Of its answer so far."""
+        return self._next_index
+
+    @property
     def credit(self) -> int:
         """Output index up to which tokens may come."""
         return self._granted - CREDIT_SLACK
@@ -270,7 +278,7 @@ class OutputStream:
         self.stream_id, self._on_end = stream_id, on_end
 
     def start(self, start: Start) -> None:
-        start.stream_id = self.stream_id
+        start.stream_id, self.cached_tokens = self.stream_id, start.cached_tokens
         self.outbox.add_start(start)
 
     def add_prompt_logprobs(self, part: PromptLogprobs) -> None:

@@ -26,6 +26,7 @@ from headwater.proto.output_processor_pb2 import (
 from headwater.services.output_processor.log_entry import Begin, End, Entry, Row, is_within
 
 if TYPE_CHECKING:
+    from headwater.services.output_processor.bill import Bill
     from headwater.services.output_processor.session import GatewaySession, Place
     from headwater.services.output_processor.stream import OutputStream
     from headwater.services.output_processor.stream_logs import StreamLogs
@@ -66,6 +67,8 @@ class StreamLog:
         self._held: dict[int, Place] = {}
         """Of choices that run while nobody reads."""
         self._num_prompt_tokens = 0
+        self._bill: Bill | None = None
+        """Of its reader, or of the last one."""
         self._charged = (0, 0)
         """Tokens of the prompt, and of answers, that earlier readers charge."""
         self._timer: asyncio.TimerHandle | None = None
@@ -135,6 +138,8 @@ class StreamLog:
     def begin(self, reader: GatewaySession, opening: Open, context: bytes) -> None:
         """Choices of it are computed anew, from what `reader` has had of them."""
         add = opening.add
+        if self._bill is not None and self.reader is None:
+            self._logs.bills.superseded(self._bill)
         if self.reader is not reader:
             self._leave_reader()
             # While nobody reads: the numbers of its choices are the last reader's, and others' by now.
@@ -152,18 +157,21 @@ class StreamLog:
             self._cut(choice, add.num_output_tokens, delivered)
             self._number(choice, stream_id)
 
-    def runs(self, streams: Iterable[OutputStream]) -> None:
-        """What computes its choices now."""
+    def runs(self, streams: Iterable[OutputStream], bill: Bill | None) -> None:
+        """What computes its choices now, and who pays."""
+        self._bill = bill
         for stream in streams:
             self._streams[self._choices[stream.stream_id]] = stream
 
-    def take_over(self, reader: GatewaySession, stream_ids: Sequence[int]) -> dict[int, Place]:
-        """Gives it to another reader, whose numbers these are; the choices that run, by these numbers."""
+    def take_over(self, reader: GatewaySession, stream_ids: Sequence[int], record_id: str) -> dict[int, Place]:
+        """Gives it to another reader, whose numbers these are, and which charges the rest under that id; the choices
+        that run, by these numbers."""
         self._leave_reader()
         if not self.has_ended:
             self._stop_timer()
         held, self._held = self._held, {}
         self._forget_numbers()
+        self._bill_to(reader, record_id)
         self.reader, self.num_readers = reader, self.num_readers + 1
         for choice, stream_id in enumerate(stream_ids):
             self._number(choice, stream_id)
@@ -207,8 +215,11 @@ class StreamLog:
         self.reader = None
         if said is not None:
             self._charged = (said.prompt_tokens, said.output_tokens)
+            self._settle_bill()
         else:
             self.num_readers -= 1
+            if self._bill is not None:
+                self._logs.bills.hold(self._bill)
         self._hold(places)
         if not self.has_ended:
             self._end_in(HOLD_SECONDS)
@@ -243,6 +254,8 @@ class StreamLog:
         self.context = b""
         if self.reader is not None:
             self.reader.forget(self)
+        elif self._bill is not None:
+            self._logs.bills.write_held(self._bill)
         for place in list(self._held.values()):
             place.abandon("nobody_came")
 
@@ -294,9 +307,21 @@ class StreamLog:
         """Whoever reads is told that another does."""
         if self.reader is not None:
             self._charged = self._all_charged()
+            self._settle_bill()
             places = self.reader.give_up(self)
             self.reader = None
             self._hold(places)
+
+    def _settle_bill(self) -> None:
+        if self._bill is not None:
+            self._bill.settle(*self._charged)
+
+    def _bill_to(self, reader: GatewaySession, record_id: str) -> None:
+        """What nobody before it charges."""
+        if self._bill is not None and record_id:
+            self._logs.bills.superseded(self._bill)
+            self._bill = self._bill.next(record_id, self._charged)
+            self._logs.bills.give(self._bill, reader.gateway)
 
     def _hold(self, places: dict[int, Place]) -> None:
         for stream_id, place in places.items():

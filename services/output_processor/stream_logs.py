@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from headwater.proto.output_processor_pb2 import Open
+from headwater.services.bus import Bus
 from headwater.services.output_processor import metrics as output_metrics
+from headwater.services.output_processor.bills import Bills
 from headwater.services.output_processor.stream_log import StreamLog
 
 if TYPE_CHECKING:
@@ -18,7 +20,8 @@ MAX_BYTES = 64 * 1024 * 1024
 class StreamLogs:
     """Of one output processor, by request."""
 
-    def __init__(self, max_bytes: int = MAX_BYTES) -> None:
+    def __init__(self, bills: Bills | None = None, max_bytes: int = MAX_BYTES) -> None:
+        self.bills = bills if bills is not None else Bills(Bus(None))
         self._max_bytes = max_bytes
         self._logs: dict[str, StreamLog] = {}
         self._num_bytes = 0

@@ -86,9 +86,15 @@ async def serve_stage(
     add_servicer: Callable[[grpc.aio.Server], None],
     leave: Callable[[], None] = lambda: None,
     tracing: Tracing = NO_TRACING,
+    *,
+    shared_bus: Bus | None = None,
 ) -> None:
-    """The life of a stage: ready, told to stop, `leave` (end what need not go on), the rest within the drain limit."""
-    async with lifetime(kind.value.replace("_", "-")) as life, Bus.open(settings.nats_url or None) as bus:
+    """The life of a stage: ready, told to stop, `leave` (end what need not go on), the rest within the drain limit.
+
+    It opens a bus unless the stage has one.
+    """
+    opened = Bus.open(settings.nats_url or None) if shared_bus is None else contextlib.nullcontext(shared_bus)
+    async with lifetime(kind.value.replace("_", "-")) as life, opened as bus:
         listener = Listener(settings.host, settings.port, tracing, service=SERVICES[kind])
         add_servicer(listener.server)
         await listener.start()

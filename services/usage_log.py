@@ -1,6 +1,7 @@
 """What requests used: one record each in a stream of JetStream, by tenant, counted once however often it is sent.
 
-While NATS is away records wait here, within a bound. Knows nothing about limits.
+Gateways write them; what a gateway left behind when it died, its output processor does, under the same id. While NATS
+is away records wait here, within a bound. Knows nothing about limits.
 """
 
 from __future__ import annotations
@@ -9,21 +10,20 @@ import asyncio
 import contextlib
 import datetime
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
 
 import msgspec
 import nats.js.errors
 import structlog
 from nats.js import JetStreamContext
-from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy, StorageType, StreamConfig
+from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy, PubAck, StorageType, StreamConfig
 
-from headwater.gateway.batches.durable import FAILURES
 from headwater.services import subjects
-from headwater.services.bus import Bus
+from headwater.services.bus import FAILURES, Bus
 from headwater.services.runtime import owned_task
 
 STREAM = "headwater_usage"
-AUDIT_STREAM = "headwater_audit"
 KEPT_SECONDS = 400 * 86_400.0
 SAME_SECONDS = 24 * 3600.0
 """In which a record with the same request id is the same record."""
@@ -34,6 +34,9 @@ LAST_SECONDS = 2.0
 """For what still waits when the gateway leaves."""
 RETRY_SECONDS = 0.5
 PAGE = 512
+LEFT = "left"
+"""The outcome of a request whose gateway died, as far as its output processor knows: it may be too little, should that
+gateway have lived after all."""
 
 
 class UsageRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -57,8 +60,34 @@ class UsageRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     def num_tokens(self) -> int:
         return self.prompt_tokens + self.output_tokens
 
+    def beyond(self, other: UsageRecord) -> UsageRecord | None:
+        """What the other one lacks, as a record beside it; None where that is nothing."""
+        names = ("prompts", "prompt_tokens", "cached_tokens", "output_tokens")
+        more = {name: max(0, getattr(self, name) - getattr(other, name)) for name in names}
+        return msgspec.structs.replace(self, request_id=f"{self.request_id}+", **more) if any(more.values()) else None
+
+
+class UsageLeft(msgspec.Struct, frozen=True):
+    """What a request used whose gateway died, for those who keep the limits."""
+
+    request_id: str
+    tenant: str
+    used: int
+    """Tokens."""
+    seq: int
+    """Of its record."""
+
 
 _records = msgspec.json.Decoder(UsageRecord)
+_left = msgspec.json.Decoder(UsageLeft)
+OnStored = Callable[[int], None]
+"""Is told the number under which a record is stored; 0 where there is no NATS to store it."""
+
+
+@dataclass(slots=True)
+class _Waiting:
+    record: UsageRecord
+    on_stored: OnStored
 
 
 class UsageLog:
@@ -66,10 +95,9 @@ class UsageLog:
 
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
-        self._waiting: deque[UsageRecord] = deque()
+        self._waiting: deque[_Waiting] = deque()
         self._num_dropped = 0
         self._arrived = asyncio.Event()
-        self._acked: dict[str, asyncio.Future[int]] = {}
         self._is_made = False
 
     @contextlib.asynccontextmanager
@@ -86,50 +114,58 @@ class UsageLog:
         if self._waiting:
             structlog.get_logger().error("usage records lost: NATS is away", count=len(self._waiting))
 
-    def add(self, record: UsageRecord) -> None:
+    @property
+    def is_kept(self) -> bool:
+        """There is a NATS, here now or not."""
+        return self._bus.url is not None
+
+    def add(self, record: UsageRecord, on_stored: OnStored) -> None:
         """Without waiting. Of records that wait too long for NATS the oldest go."""
-        if self._bus.url is None:
+        if not self.is_kept:
+            on_stored(0)
             return
         if len(self._waiting) >= MAX_WAITING:
             self._waiting.popleft()
             if self._num_dropped % 1000 == 0:
                 structlog.get_logger().error("usage records dropped: NATS is away", dropped=self._num_dropped + 1)
             self._num_dropped += 1
-        self._waiting.append(record)
+        self._waiting.append(_Waiting(record, on_stored))
         self._arrived.set()
 
-    async def stored(self, record: UsageRecord) -> int:
+    async def stored(self, record: UsageRecord, on_stored: OnStored) -> int:
         """Adds it; the number under which it is stored, 0 where that is not known soon."""
         if not self._bus.connected:
-            self.add(record)
+            self.add(record, on_stored)
             return 0
         acked: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        self._acked[record.request_id] = acked
-        self.add(record)
+
+        def tell(seq: int) -> None:
+            on_stored(seq)
+            if not acked.done():
+                acked.set_result(seq)
+
+        self.add(record, tell)
         try:
             async with asyncio.timeout(ACK_SECONDS):
                 return await acked
         except TimeoutError:
             return 0
-        finally:
-            self._acked.pop(record.request_id, None)
 
     async def _write(self) -> None:
         while True:
             await self._arrived.wait()
             self._arrived.clear()
             while self._waiting:
-                record = self._waiting[0]
+                waiting = self._waiting[0]
                 try:
-                    seq = await self._publish(record)
+                    seq = await self._publish(waiting.record)
                 except FAILURES:
                     await asyncio.sleep(RETRY_SECONDS)
                     continue
                 # The oldest may have been dropped meanwhile.
-                if self._waiting and self._waiting[0] is record:
+                if self._waiting and self._waiting[0] is waiting:
                     self._waiting.popleft()
-                if (acked := self._acked.get(record.request_id)) is not None and not acked.done():
-                    acked.set_result(seq)
+                waiting.on_stored(seq)
 
     async def _publish(self, record: UsageRecord) -> int:
         js = self._bus.jetstream()
@@ -138,14 +174,35 @@ class UsageLog:
         if not self._is_made:
             await make_stream(js, STREAM, f"{subjects.USAGE}.>")
             self._is_made = True
-        headers = {"Nats-Msg-Id": record.request_id}
-        ack = await js.publish(subjects.usage(record.tenant), msgspec.json.encode(record), headers=headers)
+        ack = await _put(js, record)
+        if ack.duplicate and record.outcome != LEFT:
+            # Taken for dead, a gateway has the last word.
+            with contextlib.suppress(nats.js.errors.NotFoundError):
+                there = _records.decode((await js.get_msg(STREAM, ack.seq)).data or b"")
+                if there.outcome == LEFT and (more := record.beyond(there)) is not None:
+                    await _put(js, more)
         return ack.seq
+
+    async def tell_left(self, record: UsageRecord, seq: int) -> None:
+        """Every gateway that is there, that a record of a dead one is stored."""
+        left = UsageLeft(record.request_id, record.tenant, record.num_tokens, seq)
+        await self._bus.publish(subjects.USAGE_LEFT, msgspec.json.encode(left))
+
+    async def left(self) -> AsyncIterator[UsageLeft]:
+        """As it is told, for ever."""
+        async with self._bus.subscribe(subjects.USAGE_LEFT) as messages:
+            async for message in messages:
+                yield _left.decode(message.payload)
 
     async def read(self, tenant: str, since: datetime.datetime) -> AsyncIterator[tuple[int, UsageRecord]]:
         """What a tenant used since a moment, oldest first, each with its number. Raises what NATS raises."""
         async for seq, data in read_stream(self._bus, STREAM, subjects.usage(tenant), since):
             yield seq, _records.decode(data)
+
+
+async def _put(js: JetStreamContext, record: UsageRecord) -> PubAck:
+    headers = {"Nats-Msg-Id": record.request_id}
+    return await js.publish(subjects.usage(record.tenant), msgspec.json.encode(record), headers=headers)
 
 
 async def make_stream(js: JetStreamContext, name: str, subject: str) -> None:
