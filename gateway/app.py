@@ -350,6 +350,9 @@ class RestSurface:
         return self._caller(exchange).tenant
 
     def _caller(self, exchange: Exchange) -> Caller:
+        if exchange.tenants is not None:
+            # What a tenant asked for that is gone is not computed for nobody.
+            self._line.tenants.check(exchange.tenants.tenant)
         caller = Caller.of(exchange.headers, exchange.tenants or self._line.tenants)
         return caller if exchange.known is None else dataclasses.replace(caller, request_id=exchange.known.id)
 

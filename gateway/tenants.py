@@ -40,6 +40,9 @@ class OpenTenants:
     def identify(self, authorization: str, tenant_name: str) -> Tenant:
         return Tenant(id=checked_name(tenant_name) if tenant_name else OPEN_TENANT)
 
+    def check(self, tenant: Tenant) -> None:
+        """Any name is good."""
+
 
 @dataclass(frozen=True, slots=True)
 class KeyedTenants:
@@ -58,6 +61,10 @@ class KeyedTenants:
         if found is None:
             raise errors.Unauthenticated("the API key is not known")
         return found
+
+    def check(self, tenant: Tenant) -> None:
+        if all(each.id != tenant.id for each in self.tenants.values()):
+            raise tenant_is_gone(tenant)
 
     def find(self, key: str) -> Tenant | None:
         return _found(self.tenants, key)
@@ -92,9 +99,20 @@ class KnownTenant:
     def identify(self, authorization: str, tenant_name: str) -> Tenant:
         return self.tenant
 
+    def check(self, tenant: Tenant) -> None:
+        """Whoever knows the tenants does so."""
+
 
 class Tenants(Protocol):
     def identify(self, authorization: str, tenant_name: str) -> Tenant: ...
+
+    def check(self, tenant: Tenant) -> None:
+        """Of one that was identified a while ago. Raises `Unauthenticated` when there is no such tenant any longer."""
+        ...
+
+
+def tenant_is_gone(tenant: Tenant) -> errors.Unauthenticated:
+    return errors.Unauthenticated(f"the tenant {tenant.id} is not there any longer")
 
 
 def key_of(authorization: str) -> str:

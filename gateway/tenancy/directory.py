@@ -21,7 +21,7 @@ import structlog
 from headwater.gateway.tenancy.book import TenantBook
 from headwater.gateway.tenancy.records import Key, Scope, TenantRecord
 from headwater.gateway.tenancy.snapshot import Snapshot
-from headwater.gateway.tenants import AdminKeys, KeyedTenants, Tenant, checked_name, key_of
+from headwater.gateway.tenants import AdminKeys, KeyedTenants, Tenant, checked_name, key_of, tenant_is_gone
 from headwater.services import errors, subjects
 from headwater.services.bus import Bus
 from headwater.services.runtime import owned_task
@@ -98,6 +98,11 @@ class TenantDirectory:
         if not self._is_read:
             raise errors.Unavailable("the tenants are not known yet", code="storage_unavailable")
         raise errors.Unauthenticated("the API key is not known")
+
+    def check(self, tenant: Tenant) -> None:
+        """NOTE: its key may have been changed since. Whom an administrator named need never have been here."""
+        if tenant.key_id and self._is_read and tenant.id not in self._records:
+            raise tenant_is_gone(tenant)
 
     def scopes(self, tenant: Tenant, model: str) -> list[Scope]:
         """Whose limits count; none for who is not in the book."""

@@ -37,6 +37,9 @@ def test_with_keys_the_key_says_who_and_the_name_nothing(key_file: Path) -> None
     tenants = KeyedTenants.read(key_file)
     assert tenants.identify("Bearer key-of-bob", "ada").id == "bob"
     assert tenants.identify("bearer second-key-of-ada", "").id == "ada"
+    tenants.check(Tenant(id="bob"))
+    with pytest.raises(Unauthenticated):
+        tenants.check(Tenant(id="eve"))
     for header in ("", "Bearer", "Bearer ", "Basic key-of-ada", "Bearer key-of-eve", "key-of-ada"):
         with pytest.raises(Unauthenticated):
             tenants.identify(header, "ada")
