@@ -33,6 +33,8 @@ from headwater.services.errors import Unavailable
 KEPT_SECONDS = 30 * 86_400
 """Files and ended batches."""
 RUNNERS = "runners"
+MAX_UNDONE = 100_000
+"""Pieces of work that are held or rest: more than there may be of batches that all must wait."""
 HOLD_SECONDS = 6.0
 """A batch or a range of lines whose holder says nothing for so long goes to another."""
 FAILURES = (nats.errors.Error, OSError, TimeoutError)
@@ -124,7 +126,9 @@ async def _open(js: JetStreamContext) -> Rooms:
 
 async def _queue(js: JetStreamContext, name: str, subject: str) -> JetStreamContext.PullSubscription:
     await _stream(js, StreamConfig(name=name, subjects=[subject], retention=RetentionPolicy.WORK_QUEUE))
-    consumer = ConsumerConfig(durable_name=RUNNERS, ack_policy=AckPolicy.EXPLICIT, ack_wait=HOLD_SECONDS)
+    consumer = ConsumerConfig(
+        durable_name=RUNNERS, ack_policy=AckPolicy.EXPLICIT, ack_wait=HOLD_SECONDS, max_ack_pending=MAX_UNDONE
+    )
     return await js.pull_subscribe(subject, durable=RUNNERS, stream=name, config=consumer)
 
 
