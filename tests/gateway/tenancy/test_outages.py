@@ -10,16 +10,20 @@ from typing import Any
 
 import pytest
 
+from headwater.gateway.tenancy.accounts import Accounts
 from headwater.gateway.tenancy.book import TenantBook
 from headwater.gateway.tenancy.directory import TenantDirectory, new_key
-from headwater.gateway.tenancy.limiter import NEVER
+from headwater.gateway.tenancy.grant import Grant
+from headwater.gateway.tenancy.limiter import NEVER, Limiter
 from headwater.gateway.tenancy.local_limits import LocalLimits
 from headwater.gateway.tenancy.records import Limits, Scope, TenantRecord
 from headwater.gateway.tenancy.snapshot import Snapshot
-from headwater.gateway.tenants import AdminKeys
+from headwater.gateway.tenants import AdminKeys, Tenant
 from headwater.services.bus import Bus
 from headwater.services.errors import Unauthenticated, Unavailable
 from headwater.services.stack.embedded import start_valkey
+from headwater.services.store import Store
+from headwater.services.usage_log import UsageLog
 from tests.gateway.conftest import GatewayStarter
 from tests.gateway.stages import Behind, Gateway, completion_body
 
@@ -100,11 +104,58 @@ async def test_a_gateway_that_starts_without_nats_knows_who_was_a_tenant(nats_ur
         assert directory.scopes(tenant, "m") == [Scope("tenant", Limits(concurrency=4))]
         with pytest.raises(Unauthenticated):
             directory.identify(f"Bearer {secret[:-1]}x", "")
+        directory.check(tenant)
+        directory.check(Tenant(id="named by an administrator"))
+        with pytest.raises(Unauthenticated):
+            directory.check(Tenant(id="removed", key_id="k"))
     path.write_text("[{")
     async with Bus.open(None) as bus, directory_of(bus, path) as directory:
         with pytest.raises(Unavailable):
             directory.identify(f"Bearer {secret}", "")
 
 
+async def test_a_record_that_this_version_cannot_read_costs_nobody_their_key(nats_url: str) -> None:
+    key, secret = new_key()
+    record = TenantRecord(id=f"t-{key.id}", keys=(key,))
+    async with Bus.open(nats_url, wait_seconds=5.0) as bus:
+        book = TenantBook(bus)
+        await book.add(record)
+        async with TenantDirectory(book, NOBODY).running(bus) as directory:
+            bucket = await book._open()
+            await bucket.put("later", b'{"id": "later", "limits": {"of_a_later_version": 1}}')
+            try:
+                assert not await directory.read()
+            finally:
+                await bucket.purge("later")
+            assert directory.identify(f"Bearer {secret}", "").id == record.id
+            assert await directory.read()
+
+
 def directory_of(bus: Bus, path: Path) -> contextlib.AbstractAsyncContextManager[TenantDirectory]:
     return TenantDirectory(TenantBook(bus), NOBODY, None, Snapshot(str(path))).running(bus)
+
+
+async def test_where_nobody_can_count_what_was_spent_an_answer_goes_on_by_the_local_share(redis_url: str) -> None:
+    scopes = [Scope("tenant", Limits(budget=200))]
+    grant = Grant(tenant=Tenant(id=uuid.uuid4().hex), request_id="r", scopes=scopes, granted=10)
+    async with Store.open(redis_url) as store:
+        accounts = Accounts(Limiter(store), UsageLog(Bus(None)), gateway_id="g", fail_open_share=0.5)
+        verdicts = [await accounts.extend(grant, 60) for _ in range(3)]
+    assert [each.granted for each in verdicts] == [60, 40, 0]
+    assert verdicts[-1].refusal is not None
+    assert verdicts[-1].refusal.seconds == NEVER
+
+
+async def test_a_client_that_leaves_while_its_request_is_reserved_keeps_no_seat(redis_url: str) -> None:
+    tenant, scopes = Tenant(id=uuid.uuid4().hex), [Scope("tenant", Limits(concurrency=1))]
+    async with Store.open(redis_url) as store:
+        limiter = Limiter(store)
+        accounts = Accounts(limiter, UsageLog(Bus(None)), gateway_id="g")
+        asking = asyncio.create_task(
+            accounts._asked(Grant(tenant=tenant, request_id="left", scopes=scopes), most=9, least=1)
+        )
+        await asyncio.sleep(0)
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
+        await asyncio.gather(*accounts._leaving)
+        assert (await limiter.reserve(tenant.id, "next", scopes, most=9, least=1)).refusal is None
