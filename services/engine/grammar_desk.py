@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import Callable, Iterable
 
 from headwater.engine_core.request import FinishReason, NewRequest
@@ -11,6 +12,7 @@ from headwater.services.engine.grammars import GrammarCompiler
 from headwater.services.engine.masks import MaskWriter
 from headwater.services.engine.messages import Add, Command
 from headwater.services.grammars.grammars import GrammarError
+from headwater.services.runtime import log_failure
 
 
 class GrammarDesk:
@@ -31,6 +33,7 @@ class GrammarDesk:
 
     def enter(self, request: NewRequest, grammar: bytes) -> None:
         task = asyncio.ensure_future(self._enter(request, grammar))
+        task.add_done_callback(functools.partial(self._entered, request))
         self._waiting[request.key] = request, task
 
     def has(self, key: int) -> bool:
@@ -68,6 +71,13 @@ class GrammarDesk:
             self._writer.follow(request.key, matcher, request.output_ids)
             self._send(Add(request))
         del self._waiting[request.key]
+
+    def _entered(self, request: NewRequest, task: asyncio.Task[None]) -> None:
+        """Whatever a grammar makes of those who compile it, its stream does not wait for ever."""
+        log_failure(task)
+        fault = None if task.cancelled() else task.exception()
+        if fault is not None and self._waiting.pop(request.key, None) is not None:
+            self._end(request, FinishReason.ERROR, f"the grammar cannot be compiled: {fault!r}")
 
     def _end(self, request: NewRequest, reason: FinishReason, error: str) -> None:
         finished = Finished(key=request.key, reason=reason, num_output_tokens=len(request.output_ids), error=error)
