@@ -20,7 +20,18 @@ from headwater.engine_core.executors.simulated import (
 from headwater.engine_core.request import FinishReason, NewRequest
 from headwater.engine_core.sampling_params import SamplingParams
 from headwater.services.engine.core_process import SpokenProgress, run
-from headwater.services.engine.messages import Add, Cancel, Command, Credit, Progress, Step, decode_report, encode
+from headwater.services.engine.messages import (
+    Add,
+    Cancel,
+    Command,
+    Credit,
+    Prepared,
+    Progress,
+    Report,
+    Step,
+    decode_report,
+    encode,
+)
 from headwater.services.engine.rates import MeasuredExecutor
 from headwater.services.engine.ring import RingReader, RingWriter, create_ring
 
@@ -45,13 +56,14 @@ class Core:
         for command in commands:
             self.commands.write(encode(command))
 
-    def steps(self) -> Iterator[Step]:
-        """For ever, as they come."""
+    def said(self) -> Iterator[Report]:
+        """For ever, as it comes."""
         while True:
             self.reports.wait()
-            for message in self.reports.read():
-                if isinstance(report := decode_report(message), Step):
-                    yield report
+            yield from map(decode_report, self.reports.read())
+
+    def steps(self) -> Iterator[Step]:
+        return (report for report in self.said() if isinstance(report, Step))
 
 
 @pytest.fixture
@@ -66,6 +78,18 @@ def core() -> Iterator[Core]:
 def request(key: int, max_tokens: int = 500, **fields: int) -> Add:
     sampling = SamplingParams(temperature=0.0, max_tokens=max_tokens)
     return Add(NewRequest(key=key, prompt_ids=[key] * 40, output_ids=[], sampling=sampling, **fields))
+
+
+def test_who_has_prepared_all_says_so_once(core: Core) -> None:
+    said = core.said()
+    assert any(isinstance(report, Prepared) for report in said)
+    core.send(request(1, max_tokens=3))
+    last = next(
+        report
+        for report in said
+        if isinstance(report, Prepared) or (isinstance(report, Step) and report.output.finishes)
+    )
+    assert isinstance(last, Step)
 
 
 def test_a_cancelled_request_says_nothing_after_the_step_that_runs_and_gives_its_blocks_back(core: Core) -> None:
