@@ -77,6 +77,7 @@ def make_app(
         ("POST", "/v1/completions", surface.completions),
         ("POST", "/v1/embeddings", surface.embeddings),
         ("POST", "/v1/responses", surface.create_response),
+        ("POST", "/v1/responses/input_tokens", surface.count_response_input),
         ("GET", "/v1/responses/{id}", surface.get_response),
         ("POST", "/v1/responses/{id}/cancel", surface.cancel_response),
         ("DELETE", "/v1/responses/{id}", surface.delete_response),
@@ -250,6 +251,11 @@ class RestSurface:
             await self._background.create(exchange, caller, asked, body)
         else:
             await self._responses.create(exchange, caller, asked, body)
+
+    async def count_response_input(self, exchange: Exchange) -> None:
+        caller = self._admit(exchange)
+        asked = decode(await exchange.body(self._settings.max_body_bytes), ResponsesRequest)
+        await self._responses.count_input(exchange, caller, asked)
 
     async def get_response(self, exchange: Exchange) -> None:
         await self._background.retrieve(exchange, self._caller(exchange))

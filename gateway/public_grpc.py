@@ -145,6 +145,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
             truncate_prompt_tokens=(
                 request.truncate_prompt_tokens if request.HasField("truncate_prompt_tokens") else None
             ),
+            truncation_side=request.truncation_side if request.HasField("truncation_side") else None,
             cache_salt=request.cache_salt,
         )
         async with caller.within_deadline():

@@ -30,6 +30,7 @@ from headwater.gateway.response_store import Item, KeptResponse, ResponseStore
 from headwater.gateway.resumed import ResumedGeneration, run_resumed
 from headwater.gateway.session import Generation, run_all
 from headwater.gateway.stream_context import Found, StreamContext, StreamKind
+from headwater.proto import processor_pb2
 from headwater.services import errors
 
 TOO_LONG = "context_length_exceeded"
@@ -110,6 +111,19 @@ class Responses:
             await exchange.reply_json(response)
         else:
             await exchange.end_stream(events.last_event(response))
+
+    async def count_input(self, exchange: Exchange, caller: Caller, asked: ResponsesRequest) -> None:
+        """How many tokens a turn's prompt would have; nothing is answered or kept."""
+        check(asked)
+        before = await self._before(caller, asked)
+        prompt = to_prompt(asked, [*stored_items(before), *items_of(asked)], first=len(before))
+        try:
+            reply = await self._line.processors.tokenize(
+                processor_pb2.ProcessorTokenizeRequest(model=asked.model, prompt=prompt)
+            )
+        except errors.BadRequest as error:
+            raise error.in_words_of(names_of(asked)) from None
+        await exchange.reply_json({"object": "response.input_tokens", "input_tokens": len(reply.token_ids)})
 
     async def find(self, tenant: str, response_id: str) -> dict[str, Any]:
         """As it was answered. Raises `NotFound`, `Unavailable`."""

@@ -598,6 +598,7 @@ class EmbedRequest(_message.Message):
     CLIENT_REQUEST_ID_FIELD_NUMBER: _builtins.int
     CACHE_SALT_FIELD_NUMBER: _builtins.int
     PRIORITY_FIELD_NUMBER: _builtins.int
+    TRUNCATION_SIDE_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """served name"""
     pooling: _common_pb2.Pooling.ValueType
@@ -614,6 +615,8 @@ class EmbedRequest(_message.Message):
     """prompts share cached blocks only within one salt"""
     priority: _builtins.int
     """higher numbers run later"""
+    truncation_side: _builtins.str
+    """left: the last tokens of an input stay; right: the first"""
     @_builtins.property
     def inputs(self) -> _containers.RepeatedCompositeFieldContainer[_processor_pb2.Prompt]:
         """at least one"""
@@ -630,10 +633,11 @@ class EmbedRequest(_message.Message):
         client_request_id: _builtins.str = ...,
         cache_salt: _builtins.str | None = ...,
         priority: _builtins.int | None = ...,
+        truncation_side: _builtins.str | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_cache_salt", b"_cache_salt", "_dimensions", b"_dimensions", "_normalize", b"_normalize", "_priority", b"_priority", "_truncate_prompt_tokens", b"_truncate_prompt_tokens", "cache_salt", b"cache_salt", "dimensions", b"dimensions", "normalize", b"normalize", "priority", b"priority", "truncate_prompt_tokens", b"truncate_prompt_tokens"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_cache_salt", b"_cache_salt", "_dimensions", b"_dimensions", "_normalize", b"_normalize", "_priority", b"_priority", "_truncate_prompt_tokens", b"_truncate_prompt_tokens", "_truncation_side", b"_truncation_side", "cache_salt", b"cache_salt", "dimensions", b"dimensions", "normalize", b"normalize", "priority", b"priority", "truncate_prompt_tokens", b"truncate_prompt_tokens", "truncation_side", b"truncation_side"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cache_salt", b"_cache_salt", "_dimensions", b"_dimensions", "_normalize", b"_normalize", "_priority", b"_priority", "_truncate_prompt_tokens", b"_truncate_prompt_tokens", "cache_salt", b"cache_salt", "client_request_id", b"client_request_id", "dimensions", b"dimensions", "inputs", b"inputs", "model", b"model", "normalize", b"normalize", "pooling", b"pooling", "priority", b"priority", "truncate_prompt_tokens", b"truncate_prompt_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cache_salt", b"_cache_salt", "_dimensions", b"_dimensions", "_normalize", b"_normalize", "_priority", b"_priority", "_truncate_prompt_tokens", b"_truncate_prompt_tokens", "_truncation_side", b"_truncation_side", "cache_salt", b"cache_salt", "client_request_id", b"client_request_id", "dimensions", b"dimensions", "inputs", b"inputs", "model", b"model", "normalize", b"normalize", "pooling", b"pooling", "priority", b"priority", "truncate_prompt_tokens", b"truncate_prompt_tokens", "truncation_side", b"truncation_side"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__cache_salt: _TypeAlias = _typing.Literal["cache_salt"]  # noqa: Y015
     _WhichOneofArgType__cache_salt: _TypeAlias = _typing.Literal["_cache_salt", b"_cache_salt"]  # noqa: Y015
@@ -645,6 +649,8 @@ class EmbedRequest(_message.Message):
     _WhichOneofArgType__priority: _TypeAlias = _typing.Literal["_priority", b"_priority"]  # noqa: Y015
     _WhichOneofReturnType__truncate_prompt_tokens: _TypeAlias = _typing.Literal["truncate_prompt_tokens"]  # noqa: Y015
     _WhichOneofArgType__truncate_prompt_tokens: _TypeAlias = _typing.Literal["_truncate_prompt_tokens", b"_truncate_prompt_tokens"]  # noqa: Y015
+    _WhichOneofReturnType__truncation_side: _TypeAlias = _typing.Literal["truncation_side"]  # noqa: Y015
+    _WhichOneofArgType__truncation_side: _TypeAlias = _typing.Literal["_truncation_side", b"_truncation_side"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__cache_salt) -> _WhichOneofReturnType__cache_salt | None: ...
     @_typing.overload
@@ -655,6 +661,8 @@ class EmbedRequest(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__priority) -> _WhichOneofReturnType__priority | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__truncate_prompt_tokens) -> _WhichOneofReturnType__truncate_prompt_tokens | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__truncation_side) -> _WhichOneofReturnType__truncation_side | None: ...
 
 Global___EmbedRequest: _TypeAlias = EmbedRequest  # noqa: Y015
 

@@ -19,6 +19,7 @@ _BODIES: dict[str, tuple[type[msgspec.Struct], str]] = {
     "/v1/completions": (schema.CompletionRequest, "Continue prompts, whole or in a stream"),
     "/v1/embeddings": (EmbeddingRequest, "Texts to vectors"),
     "/v1/responses": (ResponsesRequest, "Answer a turn of a conversation that is kept"),
+    "/v1/responses/input_tokens": (ResponsesRequest, "How many tokens the prompt of such a turn has"),
     "/v1/conversations": (NewConversation, "Begin a conversation that is kept"),
     "/v1/conversations/{id}": (ConversationChange, "Change what is said of a conversation"),
     "/v1/conversations/{id}/items": (NewItems, "Add to a conversation"),

@@ -12,6 +12,8 @@ from llguidance.gbnf_to_lark import ASTNode, GbnfToLarkError, GrammarParser, Rul
 from headwater.services.errors import BadRequest
 
 ANY_TEXT = r"/(?s:.*)/"
+_GBNF = re.compile(r"^\s*[A-Za-z][\w-]*\s*::=", re.MULTILINE)
+"""A rule of GBNF. Lark may have the sign in its strings."""
 
 
 def quoted(text: str) -> str:
@@ -49,7 +51,7 @@ def grammar(param: str, text: str) -> str:
     """A grammar in Lark's words, or in those of GBNF, which are translated."""
     if not text.strip():
         raise BadRequest.of(param, text, "a Lark grammar with a rule named start, or GBNF with one named root")
-    return _from_gbnf(param, text) if "::=" in text else text
+    return _from_gbnf(param, text) if _GBNF.search(text) is not None else text
 
 
 def _from_gbnf(param: str, text: str) -> str:

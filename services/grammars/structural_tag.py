@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from headwater.services.errors import BadRequest
+from headwater.services.grammars import lark
 from headwater.services.grammars.json_schema import check_schema
 from headwater.services.grammars.lark import ANY_TEXT, expression, literal, quoted
 
@@ -82,7 +83,7 @@ class _Writer:
             case {"type": "regex", "pattern": str(pattern)}:
                 return expression(self._param, pattern)
             case {"type": "grammar", "grammar": str(grammar)} if grammar:
-                return self._other(grammar)
+                return self._other(lark.grammar(self._param, grammar))
             case _:
                 raise self._no_format(form, at)
 

@@ -71,6 +71,12 @@ async def test_grpc_embeds_alike(gateway: Gateway) -> None:
             vectors(gateway, "A river.", pooling="cls", dimensions=8)[0], rel=1e-6
         )
         assert reply.usage.prompt_tokens == 3
+        for side in ("left", "right"):
+            cut = inference_pb2.EmbedRequest(
+                model=MODEL, inputs=request.inputs, truncate_prompt_tokens=2, truncation_side=side
+            )
+            [same] = vectors(gateway, "A river.", truncate_prompt_tokens=2, truncation_side=side)
+            assert list((await stub.Embed(cut)).embeddings[0].values) == pytest.approx(same, rel=1e-6)
         request.dimensions = 65
         with pytest.raises(grpc.aio.AioRpcError, match="dimensions is 65; allowed: 1…64") as refused:
             await stub.Embed(request)

@@ -43,6 +43,7 @@ ACCEPTED: dict[str, tuple[dict[str, Any], list[str], list[str]]] = {
     "no whitespace": ({"json_object": True, "whitespace_pattern": ""}, ['{"a":1}'], ['{"a": 1}']),
     "a schema": ({"json_schema": json.dumps(X)}, ['{"x": 3}', '{"x":3,"y":[]}'], ["{}", '{"x": "3"}', '{"x": 3.5}']),
     "a Lark grammar": ({"grammar": 'start: "a"+ NUM\nNUM: /[0-9]/'}, ["aa1"], ["a", "1"]),
+    "a Lark grammar of what looks like GBNF": ({"grammar": 'start: "a ::= " /[a-z]/'}, ["a ::= b"], ["a ="]),
     "a grammar in GBNF": (
         {"grammar": 'root ::= "-"? num ("." [0-9]+)? # a number\nnum ::= [1-9] [0-9]*'},
         ["7", "-10.25"],
@@ -71,7 +72,7 @@ ACCEPTED: dict[str, tuple[dict[str, Any], list[str], list[str]]] = {
     ),
     "thoughts, then an answer": (
         tag(type="sequence", elements=[THINK, {"type": "or", "elements": [
-            {"type": "regex", "pattern": r"\d+"}, {"type": "grammar", "grammar": 'start: "yes" | "no"'}]}]),
+            {"type": "regex", "pattern": r"\d+"}, {"type": "grammar", "grammar": 'root ::= "yes" | "no"'}]}]),
         ["<think>a < b\n</think>12", "<think></think>yes"],
         ["12", "<think>a</think>maybe"],
     ),
