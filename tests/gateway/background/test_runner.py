@@ -9,9 +9,10 @@ from typing import Any
 import msgspec
 import pytest
 
+from headwater.gateway.background.event_log import Overtaken
 from headwater.gateway.background.ledger import BackgroundLedger
 from headwater.gateway.background.records import Record
-from headwater.gateway.background.runner import Overtaken, Stopped, _Run
+from headwater.gateway.background.runner import Stopped, _Run
 from headwater.gateway.background.surface import _cancel
 from headwater.gateway.batches.durable import Durable
 from headwater.gateway.response_store import ResponseStore
