@@ -179,3 +179,25 @@ async def test_what_nobody_uses_any_longer_leaves_redis(
         assert await store.command("HKEYS", "limits:{tenant:ada}") == [b"tenant"]
         await asyncio.sleep(1.05)
         assert await store.command("KEYS", "*{tenant:ada}") == []
+
+
+async def test_what_a_dead_gateway_reserved_lapses_at_what_was_used_and_may_go_on_from_there(
+    limiters: list[Limiter],
+) -> None:
+    scopes = [Scope("tenant", Limits(budget=1000, tokens_per_minute=1000, concurrency=2))]
+    await known(limiters[0], scopes[0])
+    for name in ("a", "b"):
+        assert (await limiters[0].reserve("ada", name, scopes, most=400, least=1, used=10)).granted == 400
+    assert (await limiters[1].reserve("ada", "c", scopes, most=1, least=1)).refusal is not None
+    for limiter in limiters:
+        # Each gateway that is there hears of it.
+        await limiter.lapse("ada", "a", used=150, seq=1)
+    await limiters[0].lapse("ada", "never reserved", used=150, seq=2)
+    verdict = await limiters[1].reserve("ada", "c", scopes, most=1000, least=1)
+    assert verdict.granted == 1000 - 400 - 150
+    await limiters[1].settle("ada", "c", scopes, used=0, seq=0)
+    # It lived after all, and went on.
+    assert (await limiters[0].extend("ada", "a", scopes, more=50, held=400, used=200)).granted == 50
+    await limiters[0].settle("ada", "a", scopes, used=220, seq=1)
+    await limiters[0].lapse("ada", "b", used=80, seq=3)
+    assert (await limiters[1].reserve("ada", "d", scopes, most=1000, least=1)).granted == 1000 - 220 - 80
