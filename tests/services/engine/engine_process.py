@@ -68,7 +68,7 @@ class EngineProcess:
         os.close(self._supervisor)
         self._supervisor = -1
 
-    def wait(self, seconds: float = 10.0) -> int:
+    def wait(self, seconds: float = 60.0) -> int:
         return self.process.wait(seconds)
 
     def close(self) -> str:

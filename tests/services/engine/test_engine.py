@@ -426,7 +426,7 @@ async def test_nothing_outlives_a_door(how: str) -> None:
 
 
 async def test_on_sigterm_what_runs_ends_and_nothing_new_is_taken() -> None:
-    with engine_process("--drain-limit=5") as engine:
+    with engine_process("--drain-limit=60") as engine:
         core = engine.core_pid
         async with client_of(engine) as client:
             await client.send(add(1, prompt(1), 200, credit=3))

@@ -129,4 +129,4 @@ def test_its_processes_end_with_the_stage_even_when_that_is_killed(demo_folder: 
         assert stage.stdout.readline() == b"ready\n"
         (pid,) = children(stage.pid)
         stage.kill()
-    wait_for_end(pid, seconds=2)
+    wait_for_end(pid, seconds=30)
