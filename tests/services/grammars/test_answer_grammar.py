@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from headwater.proto.common_pb2 import ChatMessage, Sampling, StructuredOutput, Tool
+from headwater.proto.common_pb2 import ChatMessage, CustomInput, Sampling, StructuredOutput, Tool
 from headwater.proto.processor_pb2 import Conversation, PrepareReply, PrepareRequest, Prompt
 from headwater.services.answers.parser import AnswerParser
 from headwater.services.answers.tool_formats import TOOL_FORMATS
@@ -102,6 +102,44 @@ def test_calls_that_are_due_are_written_as_the_family_writes_them(
         read.add(parser.flush())
         assert [json.loads(call.arguments) for call in read.calls if call.name == "weather"] in ([json.loads(ULM)], [])
         assert read.content == ""
+
+
+TEXT_CALLS: dict[str, Callable[[str], str]] = {
+    "hermes": lambda text: f'<tool_call>\n{{"name": "code", "arguments": {{"input": {text}}}}}\n</tool_call>',
+    "llama3_json": lambda text: f'{{"name": "code", "parameters": {{"input": {text}}}}}',
+    "mistral": lambda text: f'{{"name": "code", "arguments": {{"input": {text}}}}}',
+    "pythonic": lambda text: f"code(input={text})",
+}
+
+
+@pytest.mark.parametrize("form", TOOL_FORMATS)
+def test_the_text_of_a_custom_tool_matches_also_where_it_need_not_be_called(
+    thinking: TextModel, grammars: Grammars, form: str
+) -> None:
+    model = dataclasses.replace(thinking, tool_format=form, reasoning_format="")
+    for kind, definition in (("regex", r'say "[a-c]+"\n'), ("lark", 'start: "say " /"[a-c]+"/ "\\n"'), (None, "")):
+        code = Tool(name="code", custom_input=CustomInput(**({kind: definition} if kind else {})))
+        good, bad = (written(form, TEXT_CALLS[form](json.dumps(text))) for text in ('say "abc"\n', "say abc"))
+        for choice in ("auto", "required", "code"):
+            reply, grammar = prepared(model, request(code, TIME, choice=choice))
+            if choice == "auto" and kind is None:
+                assert grammar == ""
+                continue
+            assert accepts(model, grammars, grammar, good), (choice, kind)
+            assert accepts(model, grammars, grammar, bad) == (kind is None), (choice, kind)
+            assert accepts(model, grammars, grammar, "It is late.") == (choice == "auto")
+            parser = AnswerParser(reply.answer_format)
+            assert [call.arguments for call in parser.push(good).calls] == ['say "abc"\n']
+
+
+def test_a_pythonic_call_of_a_tool_that_is_not_strict_has_any_arguments(
+    thinking: TextModel, grammars: Grammars
+) -> None:
+    model = dataclasses.replace(thinking, tool_format="pythonic", reasoning_format="")
+    loose = Tool(name="loose", parameters_json='{"type": "object", "properties": {"a": {"type": "string"}}}')
+    _, grammar = prepared(model, request(WEATHER, loose))
+    assert accepts(model, grammars, grammar, "[loose(a=')', b=[1, {'c': 2}])]")
+    assert not accepts(model, grammars, grammar, "[loose(a=')]")
 
 
 def test_free_answers_have_no_grammar(thinking: TextModel) -> None:
