@@ -229,6 +229,7 @@ class RestSurface:
             await exchange.end_stream(stream.last_events())
         else:
             await exchange.reply_json(answer.reply(gathered))
+        answer.dissolve()
 
     async def embeddings(self, exchange: Exchange) -> None:
         caller = self._let_in(exchange)

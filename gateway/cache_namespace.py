@@ -46,10 +46,15 @@ class CacheNamespaces:
 
         `shared`: the tenant shares with all others that do.
         """
-        secret = SHARED_KEY if shared or self.master_key is None else _tenant_secret(self.master_key, tenant_id)
-        before, behind = _of_model(model)
-        words = before + _framed("lora", lora, "cache_salt", cache_salt) + behind
-        return blake2b(words, key=secret, digest_size=NAMESPACE_LEN).digest()
+        return _derived(None if shared else self.master_key, tenant_id, model, lora, cache_salt)
+
+
+@lru_cache(maxsize=4096)
+def _derived(master_key: bytes | None, tenant_id: str, model: ServedModel, lora: str, cache_salt: str) -> bytes:
+    secret = SHARED_KEY if master_key is None else _tenant_secret(master_key, tenant_id)
+    words = _framed("model", f"{model.name}@{model.revision}", "lora", lora, "cache_salt", cache_salt)
+    words += _framed("kv_format", model.kv_format, "block_size", str(model.block_size))
+    return blake2b(words, key=secret, digest_size=NAMESPACE_LEN).digest()
 
 
 @lru_cache(maxsize=4096)
@@ -57,13 +62,6 @@ def _tenant_secret(master_key: bytes, tenant_id: str) -> bytes:
     """HKDF-SHA-256 (RFC 5869) of one block, the tenant being the info."""
     extracted = hmac.digest(b"headwater cache namespace", master_key, "sha256")
     return hmac.digest(extracted, tenant_id.encode() + b"\x01", "sha256")
-
-
-@lru_cache(maxsize=256)
-def _of_model(model: ServedModel) -> tuple[bytes, bytes]:
-    """The words about a model, before and behind the request's own."""
-    behind = _framed("kv_format", model.kv_format, "block_size", str(model.block_size))
-    return _framed("model", f"{model.name}@{model.revision}"), behind
 
 
 def _framed(*texts: str) -> bytes:

@@ -19,6 +19,8 @@ MAX_ID_LEN = 256
 MAX_STATE_LEN = 512
 MAX_DEADLINE_MS = 2**31 - 1
 MAX_PRIORITY = 1000
+UNTRACED = NoSpan()
+"""Until the request's own begins."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +39,7 @@ class Caller:
     traceparent: str = ""
     """As the client sent it; what stages are told is the span's."""
     tracestate: str = ""
-    span: Span = field(default_factory=NoSpan)
+    span: Span = UNTRACED
     wants_receipt: bool = False
     standing: Standing = field(default_factory=Standing)
     """Filled in when the request is charged."""
@@ -79,7 +81,7 @@ class Caller:
         """The request's work: raises `DeadlineExceeded` once the deadline has passed; its span ends with it."""
         fault = "cancelled"
         try:
-            async with asyncio.timeout(None if self.deadline is None else self.deadline - time.monotonic()):
+            async with _until(self.deadline):
                 yield
             fault = ""
         except TimeoutError:
@@ -97,6 +99,10 @@ class Caller:
         if self.deadline is None:
             return 0
         return min(max(1, int((self.deadline - time.monotonic()) * 1e3)), MAX_DEADLINE_MS)
+
+
+def _until(deadline: float | None) -> contextlib.AbstractAsyncContextManager[object]:
+    return contextlib.nullcontext() if deadline is None else asyncio.timeout(deadline - time.monotonic())
 
 
 def _printable(text: str) -> str:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import urllib.parse
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, MutableMapping
+from collections.abc import AsyncGenerator, Callable, Coroutine, MutableMapping
 from dataclasses import dataclass
 from typing import IO, Any
 
 import msgspec
 
+from headwater.gateway.departure import Departure, Receive
 from headwater.gateway.openai import errors as http_errors
 from headwater.gateway.openai.sse import SseStream
 from headwater.gateway.tenancy.grant import Standing
@@ -41,7 +42,7 @@ class Exchange:
     def __init__(
         self,
         scope: Message,
-        receive: Callable[[], Awaitable[Message]],
+        receive: Receive,
         send: Callable[[Message], Any],
         slow_reader_limit: float,
     ) -> None:
@@ -64,7 +65,6 @@ class Exchange:
         self.error_event: Callable[[errors.HeadwaterError], bytes] = http_errors.error_event
         """What ends a stream that breaks."""
         self._client_left = False
-        self._watcher: asyncio.Task[None] | None = None
 
     @property
     def query(self) -> dict[str, str]:
@@ -154,9 +154,6 @@ class Exchange:
         stream, self.stream = self.stream, None
         if stream is not None:
             await stream.abandon()
-        watcher, self._watcher = self._watcher, None
-        if watcher is not None:
-            await asyncio.wait((watcher,))
 
     async def unless_client_leaves(
         self, work: Coroutine[Any, Any, None], *, silence: float, on_silence: Callable[[], None]
@@ -164,8 +161,12 @@ class Exchange:
         """Awaits `work`; cancels it and raises `ClientGone` when the client leaves. Says so each `silence` seconds."""
         worker = asyncio.current_task()
         assert worker is not None
-        ticker = Ticker(silence, on_silence)
-        self._watcher = asyncio.create_task(self._watch(worker))
+
+        def cancel() -> None:
+            self._client_left = True
+            worker.cancel()
+
+        ticker, departure = Ticker(silence, on_silence), Departure(self._receive, cancel)
         try:
             await work
         except asyncio.CancelledError:
@@ -175,19 +176,11 @@ class Exchange:
             raise errors.ClientGone("the client has left") from None
         finally:
             ticker.stop()
-            self._watcher.cancel()
+            departure.stop()
 
     def _headers(self) -> list[tuple[bytes, bytes]]:
         request_id = [(b"x-request-id", self.request_id.encode())] if self.request_id else []
         return [*self.reply_headers, *request_id, *self.standing.headers()]
-
-    async def _watch(self, worker: asyncio.Task[None]) -> None:
-        """Cancels whoever works for a client that leaves; ends when it is cancelled itself."""
-        with contextlib.suppress(asyncio.CancelledError):
-            while (await self._receive())["type"] != "http.disconnect":
-                pass
-            self._client_left = True
-            worker.cancel()
 
 
 class Ticker:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 import structlog
+from structlog.typing import FilteringBoundLogger
 
 from headwater.gateway.admission import Admission
 from headwater.gateway.cache_namespace import CacheNamespaces
@@ -56,6 +57,8 @@ class Line:
     roads: Roads
     responses: ResponseStore
     tracing: Tracing = field(default_factory=NoTracing)
+    log: FilteringBoundLogger = field(default_factory=lambda: structlog.get_logger().bind())
+    """Of requests. NOTE: made once; to make one is most of what it costs to leave a line out."""
     outages: Callable[[], tuple[str, ...]] = tuple
     """What is gone without for now."""
     migrations: Migrations = field(default_factory=Migrations)

@@ -83,6 +83,7 @@ class ResumableStreams:
             work, tick = carry(self._line, answer), Silence(stream).tick
             await exchange.unless_client_leaves(work, silence=self._keep_alive, on_silence=tick)
         await exchange.end_stream(stream.last_events())
+        answer.dissolve()
 
 
 def only_job(shape: Shape, caller: Caller) -> Job:

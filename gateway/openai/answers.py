@@ -83,6 +83,12 @@ class Answer:
     """Seconds since 1970."""
     generations: Sequence[Generation] = ()
 
+    def dissolve(self) -> None:
+        """It is told whole, and nobody asks any more."""
+        for generation in self.generations:
+            generation.dissolve()
+        self.generations = ()
+
     def usage(self) -> dict[str, Any]:
         prompt = sum(generation.num_prompt_tokens for generation in self.generations)
         completion = sum(generation.num_output_tokens for generation in self.generations)

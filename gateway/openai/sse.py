@@ -72,6 +72,8 @@ class SseStream:
     async def abandon(self) -> None:
         """Nothing more is written: the client is gone, or the answer is given up."""
         self._queue.clear()
+        # NOTE: who is told knows the stream: what the collector of cycles need not find costs less.
+        self._on_writable = _nobody
         if self._resumer is not None:
             self._resumer.cancel()
             await asyncio.gather(self._resumer, return_exceptions=True)
@@ -99,6 +101,10 @@ class SseStream:
             await self._send(self._queue.popleft())
         self.blocked = False
         self._on_writable()
+
+
+def _nobody() -> None:
+    """Is told that there is room."""
 
 
 @types.coroutine

@@ -9,7 +9,8 @@ import asyncio
 import contextlib
 import datetime
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING
 
 import structlog
@@ -68,12 +69,9 @@ class Accounts:
         async with self._usage.running(), owned_task(self._renew()), owned_task(self._let_lapse()):
             yield self
 
-    @contextlib.asynccontextmanager
-    async def paid(self, generations: Sequence[Generation]) -> AsyncIterator[None]:
+    def paid(self, generations: Sequence[Generation]) -> AbstractAsyncContextManager[None]:
         """The run of one request's prompts. Raises `LimitExceeded` instead, `Unavailable` where nobody can tell."""
-        grant = await self._reserve(generations, generations[0].job.caller.standing)
-        async with self._charged(generations, grant):
-            yield
+        return self._charged(generations, self._reserve(generations, generations[0].job.caller.standing))
 
     @contextlib.asynccontextmanager
     async def resumed(self, generation: Generation, found: Found) -> AsyncIterator[None]:
@@ -81,12 +79,12 @@ class Accounts:
         if found.is_charged:
             yield
             return
-        async with self._charged([generation], await self._take_over(generation, found)):
+        async with self._charged([generation], self._take_over(generation, found)):
             yield
 
     @contextlib.asynccontextmanager
-    async def _charged(self, generations: Sequence[Generation], grant: Grant) -> AsyncIterator[None]:
-        began = time.time()
+    async def _charged(self, generations: Sequence[Generation], granted: Awaitable[Grant]) -> AsyncIterator[None]:
+        grant, began = await granted, time.time()
         grant.num_prompts = len(generations)
         for generation in generations:
             generation.grant = grant
