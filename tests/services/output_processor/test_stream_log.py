@@ -164,41 +164,6 @@ async def test_what_is_begun_anew_ends_no_stream_that_has_its_old_number_and_sta
         assert await line.find() is not None
 
 
-async def test_a_reader_may_number_the_choices_as_another_numbered_others_of_them(line: Line) -> None:
-    word = line.tokenizer.encode(" hello", add_special_tokens=False)[0]
-    async with line.gateway() as first:
-        numbers = await line.open(first, 5, 6)
-        line.engine.say_tokens({numbers[0]: [word]})
-        await until(first, {5: " hello"})
-    async with line.gateway() as second:
-        await attach(second, 6, 7)
-        await until(second, {6: " hello"})
-        line.engine.say_tokens({numbers[0]: [word]}, first=1)
-        line.engine.say_tokens({numbers[1]: [word]})
-        await until(second, {6: " hello hello", 7: " hello"})
-    assert not line.engine.cancels
-
-
-async def test_what_is_begun_anew_ends_no_stream_that_has_its_old_number_and_stays_resumable(
-    line: Line, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(stream_log, "KEEP_SECONDS", 0.05)
-    word = line.tokenizer.encode(" hello", add_special_tokens=False)[0]
-    async with line.gateway() as first:
-        [old] = await line.open(first, 1, attempt=1)
-    async with line.gateway() as second:
-        await second.send(second.opening(1, request_id="r2", tenant="acme"))
-        other = (await line.engine.add(1)).stream_ids[0]
-        [number] = await line.open(second, 2, attempt=2)
-        await line.engine.hears(lambda: line.engine.cancels == {old: "superseded"})
-        line.engine.say_tokens({other: [word], number: [word]})
-        await until(second, {1: " hello", 2: " hello"})
-        assert second.heard[1].finish is None
-        # Longer than what has ended is kept.
-        await asyncio.sleep(0.2)
-        assert await line.find() is not None
-
-
 async def test_a_second_reader_replaces_the_first_and_what_that_was_told_is_charged_to_it(line: Line) -> None:
     async with line.gateway() as first, line.gateway() as second:
         [number] = await line.open(first, 1)
