@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 from rich.console import Console
 
+from headwater.services import bus as bus_module
 from headwater.services.bus import Bus
 from headwater.services.cli.status import NobodyThere, as_json, as_table, ask_gateway, listen
 from headwater.services.heartbeat import Heartbeat
@@ -54,7 +55,8 @@ async def test_what_a_gateway_goes_without_is_in_its_row(nats_url: str) -> None:
     assert as_json(members)[0]["without"] == ("redis", "events")
 
 
-async def test_a_bus_out_of_reach_is_named_and_so_is_a_gateway_that_nobody_has() -> None:
+async def test_a_bus_out_of_reach_is_named_and_so_is_a_gateway_that_nobody_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bus_module, "OPEN_SECONDS", 0.1)
     with pytest.raises(NobodyThere, match=r"no NATS server answers at nats://127\.0\.0\.1:1; is the line up"):
         await listen("nats://127.0.0.1:1")
     assert await ask_gateway("http://127.0.0.1:1") == ""
