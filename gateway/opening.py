@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from operator import itemgetter
 
 from headwater.proto import common_pb2
 from headwater.proto.engine_pb2 import AddPart
@@ -51,7 +52,6 @@ def parts_of(request: Open) -> Iterator[Open | AddPart]:
 
 
 def _longest(sampling: common_pb2.Sampling) -> tuple[str, int]:
-    fields = ("allowed_token_ids", "logit_bias", "stop_token_ids", "stop", "bad_words")
-    lengths: Callable[[str], int] = lambda name: len(getattr(sampling, name))  # noqa: E731
-    field = max(fields, key=lengths)
-    return field, lengths(field)
+    """A parameter's name and its number of entries."""
+    names = ("allowed_token_ids", "logit_bias", "stop_token_ids", "stop", "bad_words")
+    return max(((name, len(getattr(sampling, name))) for name in names), key=itemgetter(1))
