@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from itertools import repeat
 from typing import Any
 
 import httpx
@@ -110,16 +111,17 @@ def test_replicas_come_with_the_load_and_one_that_leaves_loses_no_stream(elastic
         choices = [choice for event in events for choice in event["choices"]]
         return choices, events[-1]["receipt"]["decision"]["replica_id"]
 
-    def ask_until_two_are_ready(idx: int) -> None:
-        while line.log.read_text().count("is ready") < ready_before + 2:
+    def num_ready() -> int:
+        return line.log.read_text().count("is ready")
+
+    def ask_until_ready(idx: int, enough: int) -> None:
+        while num_ready() < enough:
             story(idx, 20)
 
     def grow_and_shrink() -> set[str]:
         """Where the streams were that saw one of two replicas leave."""
-        nonlocal ready_before
-        ready_before = line.log.read_text().count("is ready")
         with ThreadPoolExecutor(8) as clients:
-            list(clients.map(ask_until_two_are_ready, range(8)))
+            list(clients.map(ask_until_ready, range(8), repeat(num_ready() + 2)))
             long = [clients.submit(story, idx, 400) for idx in range(8, 11)]
             line.wait_for(lambda: "has left" in line.log.read_text().rpartition("is ready")[2], 120, "both stay")
             assert [engine for engine in ("engine-0", "engine-1") if engine in engines(line)] == engines(line)
@@ -129,7 +131,6 @@ def test_replicas_come_with_the_load_and_one_that_leaves_loses_no_stream(elastic
                 assert len(choices) > 300
         return {replica for _, replica in (each.result() for each in long)}
 
-    ready_before = 0
     # Routing goes by speeds that it learned, and on a busy machine one of two equals may seem the slower.
     while grow_and_shrink() != {"engine-0", "engine-1"}:
         wait_for_none(line)
