@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -50,11 +51,35 @@ def reply_head(generation: Generation, request: Asked) -> dict[str, Any]:
     }
 
 
+class UsageTold:
+    """Of a stream: what was used up to a chunk's end, as that chunk's reader sees it, however much has come since."""
+
+    def __init__(self) -> None:
+        self._num_tokens: Counter[int] = Counter()
+        self._num_reasoning_tokens = 0
+
+    def behind(self, generation: Generation, news: Piece | Choice) -> common_pb2.Usage:
+        if isinstance(news, Piece):
+            self._num_tokens[news.choice.index] += len(news.token_ids)
+        else:
+            # What counts is what its engine counted.
+            self._num_tokens[news.index] = news.num_output_tokens
+            self._num_reasoning_tokens += news.num_reasoning_tokens
+        return common_pb2.Usage(
+            prompt_tokens=generation.num_prompt_tokens,
+            completion_tokens=self._num_tokens.total(),
+            cached_tokens=generation.cached_tokens,
+            reasoning_tokens=self._num_reasoning_tokens,
+        )
+
+
 def chunk_fields(
-    generation: Generation, news: Piece | Choice | None, request: Asked, *, is_first: bool
+    generation: Generation, news: Piece | Choice | None, request: Asked, told: UsageTold, *, is_first: bool
 ) -> dict[str, Any]:
     """The fields that both kinds of chunks share."""
     fields: dict[str, Any] = {"request_id": generation.job.caller.request_id}
+    if request.continuous_usage and news is not None:
+        fields["usage"] = told.behind(generation, news)
     if is_first:
         fields |= {"client_request_id": generation.job.caller.client_request_id, "model": request.model}
         if request.return_token_ids:

@@ -13,6 +13,7 @@ from headwater.gateway.choice import Choice, Sink
 from headwater.gateway.embeddings import Embedding
 from headwater.gateway.grpc_messages import (
     Asked,
+    UsageTold,
     call_delta,
     chat_choice,
     chunk_fields,
@@ -65,9 +66,9 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
     async def _chat_chunks(
         self, request: inference_pb2.ChatRequest, pieces: Pieces
     ) -> AsyncIterator[inference_pb2.ChatChunk]:
-        begun: set[int] = set()
+        begun, told = set[int](), UsageTold()
         async for generation, news in pieces:
-            chunk = inference_pb2.ChatChunk(**chunk_fields(generation, news, request, is_first=not begun))
+            chunk = inference_pb2.ChatChunk(**chunk_fields(generation, news, request, told, is_first=not begun))
             if isinstance(news, Piece):
                 chunk.content, chunk.reasoning_content = news.text, news.reasoning
                 chunk.tool_calls.extend(call_delta(call) for call in news.calls)
@@ -97,10 +98,10 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
     async def _complete_chunks(
         self, request: inference_pb2.CompleteRequest, pieces: Pieces
     ) -> AsyncIterator[inference_pb2.CompleteChunk]:
-        begun: set[int] = set()
+        begun, told = set[int](), UsageTold()
         echo: str | None = None
         async for generation, news in pieces:
-            chunk = inference_pb2.CompleteChunk(**chunk_fields(generation, news, request, is_first=not begun))
+            chunk = inference_pb2.CompleteChunk(**chunk_fields(generation, news, request, told, is_first=not begun))
             if isinstance(news, Piece):
                 chunk.text = news.text
             if chunk.index not in begun and news is not None:

@@ -37,6 +37,7 @@ class ChatRequest(_message.Message):
     RETURN_RECEIPT_FIELD_NUMBER: _builtins.int
     ADD_SPECIAL_TOKENS_FIELD_NUMBER: _builtins.int
     RESUMABLE_FIELD_NUMBER: _builtins.int
+    CONTINUOUS_USAGE_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """served name"""
     client_request_id: _builtins.str
@@ -53,6 +54,8 @@ class ChatRequest(_message.Message):
     """around what the template renders; default false"""
     resumable: _builtins.bool
     """streams: chunks are numbered, and Resume goes on behind the last one that came"""
+    continuous_usage: _builtins.bool
+    """streams: every chunk of an answer says what has been used up to its end"""
     @_builtins.property
     def conversation(self) -> _processor_pb2.Conversation:
         """what to answer"""
@@ -74,10 +77,11 @@ class ChatRequest(_message.Message):
         return_receipt: _builtins.bool = ...,
         add_special_tokens: _builtins.bool | None = ...,
         resumable: _builtins.bool = ...,
+        continuous_usage: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens", "_cache_salt", b"_cache_salt", "_priority", b"_priority", "add_special_tokens", b"add_special_tokens", "cache_salt", b"cache_salt", "conversation", b"conversation", "priority", b"priority", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens", "_cache_salt", b"_cache_salt", "_priority", b"_priority", "add_special_tokens", b"add_special_tokens", "cache_salt", b"cache_salt", "client_request_id", b"client_request_id", "conversation", b"conversation", "model", b"model", "priority", b"priority", "resumable", b"resumable", "return_receipt", b"return_receipt", "return_token_ids", b"return_token_ids", "sampling", b"sampling"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens", "_cache_salt", b"_cache_salt", "_priority", b"_priority", "add_special_tokens", b"add_special_tokens", "cache_salt", b"cache_salt", "client_request_id", b"client_request_id", "continuous_usage", b"continuous_usage", "conversation", b"conversation", "model", b"model", "priority", b"priority", "resumable", b"resumable", "return_receipt", b"return_receipt", "return_token_ids", b"return_token_ids", "sampling", b"sampling"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__add_special_tokens: _TypeAlias = _typing.Literal["add_special_tokens"]  # noqa: Y015
     _WhichOneofArgType__add_special_tokens: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens"]  # noqa: Y015
@@ -280,7 +284,7 @@ class ChatChunk(_message.Message):
 
     @_builtins.property
     def usage(self) -> _common_pb2.Usage:
-        """in the last chunk of all"""
+        """in the last chunk of all; so far in every chunk of an answer, when asked"""
 
     @_builtins.property
     def prompt_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
@@ -333,6 +337,7 @@ class CompleteRequest(_message.Message):
     RETURN_RECEIPT_FIELD_NUMBER: _builtins.int
     ADD_SPECIAL_TOKENS_FIELD_NUMBER: _builtins.int
     RESUMABLE_FIELD_NUMBER: _builtins.int
+    CONTINUOUS_USAGE_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """served name"""
     text: _builtins.str
@@ -351,6 +356,8 @@ class CompleteRequest(_message.Message):
     """around a text; default true"""
     resumable: _builtins.bool
     """streams: chunks are numbered, and Resume goes on behind the last one that came"""
+    continuous_usage: _builtins.bool
+    """streams: every chunk of an answer says what has been used up to its end"""
     @_builtins.property
     def token_ids(self) -> _processor_pb2.Prompt.TokenIds:
         """already tokens"""
@@ -373,10 +380,11 @@ class CompleteRequest(_message.Message):
         return_receipt: _builtins.bool = ...,
         add_special_tokens: _builtins.bool | None = ...,
         resumable: _builtins.bool = ...,
+        continuous_usage: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens", "_cache_salt", b"_cache_salt", "_priority", b"_priority", "add_special_tokens", b"add_special_tokens", "cache_salt", b"cache_salt", "priority", b"priority", "prompt", b"prompt", "sampling", b"sampling", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens", "_cache_salt", b"_cache_salt", "_priority", b"_priority", "add_special_tokens", b"add_special_tokens", "cache_salt", b"cache_salt", "client_request_id", b"client_request_id", "model", b"model", "priority", b"priority", "prompt", b"prompt", "resumable", b"resumable", "return_receipt", b"return_receipt", "return_token_ids", b"return_token_ids", "sampling", b"sampling", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens", "_cache_salt", b"_cache_salt", "_priority", b"_priority", "add_special_tokens", b"add_special_tokens", "cache_salt", b"cache_salt", "client_request_id", b"client_request_id", "continuous_usage", b"continuous_usage", "model", b"model", "priority", b"priority", "prompt", b"prompt", "resumable", b"resumable", "return_receipt", b"return_receipt", "return_token_ids", b"return_token_ids", "sampling", b"sampling", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__add_special_tokens: _TypeAlias = _typing.Literal["add_special_tokens"]  # noqa: Y015
     _WhichOneofArgType__add_special_tokens: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens"]  # noqa: Y015
@@ -547,7 +555,7 @@ class CompleteChunk(_message.Message):
 
     @_builtins.property
     def usage(self) -> _common_pb2.Usage:
-        """in the last chunk of all"""
+        """in the last chunk of all; so far in every chunk of an answer, when asked"""
 
     @_builtins.property
     def prompt_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:

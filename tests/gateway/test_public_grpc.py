@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import threading
 from collections.abc import Iterator
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -38,9 +39,11 @@ def chat(text: str = "Tell me of a river.", *, sampling: dict[str, Any] | None =
     return inference_pb2.ChatRequest(model=MODEL, conversation=conversation, sampling=asked, **more)
 
 
-def complete(text: str = "Once upon a time", **sampling: Any) -> Any:
-    asked = common_pb2.Sampling(**({"max_tokens": 8, "temperature": 0} | sampling))
-    return inference_pb2.CompleteRequest(model=MODEL, text=text, sampling=asked)
+def complete(text: str = "Once upon a time", **asked: Any) -> Any:
+    """Fields of the request and of its sampling alike."""
+    more = {name: asked.pop(name) for name in asked.keys() & inference_pb2.CompleteRequest.DESCRIPTOR.fields_by_name}
+    sampling = common_pb2.Sampling(**({"max_tokens": 8, "temperature": 0} | asked))
+    return inference_pb2.CompleteRequest(model=MODEL, text=text, sampling=sampling, **more)
 
 
 def test_a_chat_is_the_same_whole_streamed_and_over_rest(gateway: Gateway, stub: Any) -> None:
@@ -67,6 +70,29 @@ def test_what_is_asked_for_comes_with_the_answer(stub: Any) -> None:
     assert [token_id for chunk in chunks for token_id in chunk.token_ids] == list(choice.token_ids)
     assert [score for chunk in chunks for score in chunk.logprobs] == list(choice.logprobs)
     assert json.loads(chunks[-1].receipt_json)["decision"]
+
+
+@pytest.mark.parametrize("asked", [{}, {"n": 3, "temperature": 1.0, "seed": 4}, {"stop": ["s"], "max_tokens": 64}])
+@pytest.mark.parametrize("resumable", [False, True])
+def test_every_chunk_says_what_was_used_up_to_its_end_where_that_is_asked_for(
+    stub: Any, asked: dict[str, Any], resumable: bool
+) -> None:
+    more = {"continuous_usage": True, "return_token_ids": True, "resumable": resumable}
+    streams = [
+        list(stub.ChatStream(chat(sampling=asked, **more))),
+        list(stub.CompleteStream(complete(**asked, **more))),
+    ]
+    for chunks in streams:
+        *parts, last = chunks
+        told = [part.usage for part in parts]
+        so_far = list(accumulate(len(part.token_ids) for part in parts))
+        if "stop" not in asked:
+            # Of an answer that a stop string cuts, tokens are counted whose text did not come.
+            assert [usage.completion_tokens for usage in told] == so_far
+        assert [usage.completion_tokens for usage in told] == sorted(usage.completion_tokens for usage in told)
+        assert {usage.prompt_tokens for usage in told} == {last.usage.prompt_tokens}
+        assert told[-1] == last.usage
+    assert not any(chunk.HasField("usage") for chunk in list(stub.ChatStream(chat()))[:-1])
 
 
 def test_completions_take_text_or_tokens_and_echo_the_prompt(stub: Any) -> None:
