@@ -158,17 +158,18 @@ def drive(
     """Sends every dialogue and returns the outcomes of all turns and the wall time from the first to the last."""
     workers = max(1, min(workers, len(dialogues), concurrency if offsets is None else len(dialogues)))
     context = multiprocessing.get_context("spawn")
-    done, ready = context.Value("i", 0), context.Barrier(workers)
+    done, next_dialogue, ready = context.Value("i", 0), context.Value("i", 0), context.Barrier(workers)
     processes, pipes = [], []
     for worker in range(workers):
         share = Share(
             base_url=base_url,
-            dialogues=dialogues[worker::workers],
+            # A closed loop is one over all workers: whichever lane is free first takes the next one.
+            dialogues=dialogues if offsets is None else dialogues[worker::workers],
             offsets=None if offsets is None else offsets[worker::workers],
             concurrency=concurrency // workers + (worker < concurrency % workers),
         )
         reader, writer = context.Pipe(duplex=False)
-        process = context.Process(target=_work, args=(share, writer, done, ready), daemon=True)
+        process = context.Process(target=_work, args=(share, writer, done, next_dialogue, ready), daemon=True)
         process.start()
         writer.close()
         processes.append(process)
@@ -190,15 +191,15 @@ def _watch(done: Any, total: int, processes: list[Any], *, quiet: bool) -> None:
         progress.update(task, completed=done.value)
 
 
-def _work(share: Share, pipe: Connection, done: Any, ready: Any) -> None:
+def _work(share: Share, pipe: Connection, done: Any, next_dialogue: Any, ready: Any) -> None:
     # A process takes seconds to start, some longer than others: those that are there would meet an idle server.
     ready.wait(START_SECONDS)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        pipe.send(runner.run(_send_all(share, done)))
+        pipe.send(runner.run(_send_all(share, done, next_dialogue)))
     pipe.close()
 
 
-async def _send_all(share: Share, done: Any) -> list[Outcome]:
+async def _send_all(share: Share, done: Any, next_dialogue: Any) -> list[Outcome]:
     idle: list[SseConnection] = []
     outcomes: list[Outcome] = []
     headers = {"authorization": f"Bearer {os.environ[API_KEY]}"} if API_KEY in os.environ else {}
@@ -216,11 +217,10 @@ async def _send_all(share: Share, done: Any) -> list[Outcome]:
 
     began = time.monotonic()
     if share.offsets is None:
-        queue = iter(share.dialogues)
 
         async def lane() -> None:
-            for dialogue in queue:
-                await talk(dialogue)
+            while (number := _take(next_dialogue)) < len(share.dialogues):
+                await talk(share.dialogues[number])
 
         await asyncio.gather(*(lane() for _ in range(share.concurrency)))
     else:
@@ -233,6 +233,13 @@ async def _send_all(share: Share, done: Any) -> list[Outcome]:
     for connection in idle:
         connection.close()
     return outcomes
+
+
+def _take(counter: Any) -> int:
+    """The next number, which no other process gets."""
+    with counter.get_lock():
+        counter.value += 1
+        return int(counter.value) - 1
 
 
 async def _call(

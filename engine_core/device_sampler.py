@@ -43,7 +43,7 @@ class Drawn:
     """int32 [S, words] on the device."""
 
 
-REHEARSED_ROWS = (32, 16, 1)
+REHEARSED_ROWS = (32, 16, 2, 1)
 """For each of which another product makes the logits."""
 Known = Callable[[int, int], tuple[torch.Tensor, torch.Tensor]]
 """From a table row and its number of tokens to the ids of its prompt and of its outputs."""

@@ -193,8 +193,8 @@ def _ask_for_weights(p_w, o_n, is_n, stride_w, DEPENDENT: tl.constexpr, BLOCK_K:
         ask_early(p_lines + i_k, DEPENDENT)
 
 
-# One kernel for every number of rows.
-@triton.jit(do_not_specialize=["m"])
+# One kernel for one row, whose masks it need not compute, and one for all other numbers of rows.
+@triton.jit(do_not_specialize_on_alignment=["m"])
 def _skinny_gemm(
     p_x,
     p_w,
@@ -229,7 +229,7 @@ def _skinny_gemm(
         tl.store(p_out + o_m * stride_out + tl.trans(o_n), b_out, mask=is_m & tl.trans(is_n))
 
 
-@triton.jit(do_not_specialize=["m"])
+@triton.jit(do_not_specialize_on_alignment=["m"])
 def _skinny_gated_gemm(
     p_x,
     p_w,
