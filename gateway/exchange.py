@@ -151,6 +151,7 @@ class Exchange:
     async def close(self) -> None:
         """Whatever was still to be written is given up."""
         # NOTE: what the collector of cycles need not find costs less.
+        self.error_event = http_errors.error_event
         stream, self.stream = self.stream, None
         if stream is not None:
             await stream.abandon()

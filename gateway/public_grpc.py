@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 from typing import Any, TypeVar
 
@@ -46,15 +47,15 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         self._line = line
 
     async def Chat(self, request: inference_pb2.ChatRequest, context: Context) -> inference_pb2.ChatReply:
-        generation, gathered = await self._whole(request, conversation_of(request), context)
-        return inference_pb2.ChatReply(
-            choices=[
-                chat_choice(index, choice, gathered.of(choice), request)
-                for index, choice in enumerate(generation.answered)
-            ],
-            prompt_logprobs=generation.prompt_logprobs,
-            **reply_head(generation, request),
-        )
+        async with self._whole(request, conversation_of(request), context) as (generation, gathered):
+            return inference_pb2.ChatReply(
+                choices=[
+                    chat_choice(index, choice, gathered.of(choice), request)
+                    for index, choice in enumerate(generation.answered)
+                ],
+                prompt_logprobs=generation.prompt_logprobs,
+                **reply_head(generation, request),
+            )
 
     async def ChatStream(
         self, request: inference_pb2.ChatRequest, context: Context
@@ -78,15 +79,15 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
             yield chunk
 
     async def Complete(self, request: inference_pb2.CompleteRequest, context: Context) -> inference_pb2.CompleteReply:
-        generation, gathered = await self._whole(request, prompt_of(request), context)
-        echo = await self._echo(generation) if request.sampling.echo else ""
-        return inference_pb2.CompleteReply(
-            choices=[
-                complete_choice(index, choice, gathered.of(choice), request, echo)
-                for index, choice in enumerate(generation.answered)
-            ],
-            **reply_head(generation, request),
-        )
+        async with self._whole(request, prompt_of(request), context) as (generation, gathered):
+            echo = await self._echo(generation) if request.sampling.echo else ""
+            return inference_pb2.CompleteReply(
+                choices=[
+                    complete_choice(index, choice, gathered.of(choice), request, echo)
+                    for index, choice in enumerate(generation.answered)
+                ],
+                **reply_head(generation, request),
+            )
 
     async def CompleteStream(
         self, request: inference_pb2.CompleteRequest, context: Context
@@ -149,17 +150,18 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
             truncation_side=request.truncation_side if request.HasField("truncation_side") else None,
             cache_salt=request.cache_salt,
         )
-        async with caller.within_deadline():
-            await embedding.run(self._line, caller)
-        return inference_pb2.EmbedReply(
-            request_id=caller.request_id,
-            client_request_id=caller.client_request_id,
-            model=request.model,
-            embeddings=[inference_pb2.EmbedReply.Vector(values=vector) for vector in embedding.vectors],
-            usage=common_pb2.Usage(
-                prompt_tokens=embedding.num_prompt_tokens, cached_tokens=embedding.num_cached_tokens
-            ),
-        )
+        with embedding.told():
+            async with caller.within_deadline():
+                await embedding.run(self._line, caller)
+            return inference_pb2.EmbedReply(
+                request_id=caller.request_id,
+                client_request_id=caller.client_request_id,
+                model=request.model,
+                embeddings=[inference_pb2.EmbedReply.Vector(values=vector) for vector in embedding.vectors],
+                usage=common_pb2.Usage(
+                    prompt_tokens=embedding.num_prompt_tokens, cached_tokens=embedding.num_cached_tokens
+                ),
+            )
 
     async def Tokenize(self, request: inference_pb2.TokenizeRequest, context: Context) -> inference_pb2.TokenizeReply:
         self._caller(context)
@@ -193,33 +195,42 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
     async def Cancel(self, request: inference_pb2.CancelRequest, context: Context) -> inference_pb2.CancelReply:
         return inference_pb2.CancelReply(cancelled=self._line.cancel(self._caller(context), request.request_id))
 
+    @contextlib.asynccontextmanager
     async def _whole(
         self, request: Asked, prompt: processor_pb2.Prompt, context: Context
-    ) -> tuple[Generation, Gathered]:
-        """Runs a request to its end."""
+    ) -> AsyncIterator[tuple[Generation, Gathered]]:
+        """A request that was run to its end, for as long as it is asked for what it says."""
         caller, gathered = self._admit(request, context), Gathered()
-        async with caller.within_deadline():
-            generation = await self._prepared(request, prompt, caller, gathered, None, stream=False)
-            await run_all([generation])
-        return generation, gathered
+        generation = self._generation(request, prompt, caller, gathered, None, stream=False)
+        try:
+            async with caller.within_deadline():
+                await generation.prepare()
+                await run_all([generation])
+            yield generation, gathered
+        finally:
+            generation.dissolve()
 
     async def _pieces(
         self, request: Asked, prompt: processor_pb2.Prompt, caller: Caller, found: Found | None = None
     ) -> Pieces:
         """More of a choice, a choice that has ended, and last None. Leaving the loop ends the request."""
         queue = OrderedQueue() if request.resumable else PieceQueue()
-        async with caller.within_deadline():
-            generation = await self._prepared(request, prompt, caller, queue, found, stream=True)
-            run = run_resumed(generation) if isinstance(generation, ResumedGeneration) else run_all([generation])
-            work = asyncio.create_task(run)
-            try:
-                async for news in queue.read(work):
-                    yield generation, news
-            finally:
-                await end(work)
-            yield generation, None
+        generation = self._generation(request, prompt, caller, queue, found, stream=True)
+        try:
+            async with caller.within_deadline():
+                await generation.prepare()
+                run = run_resumed(generation) if isinstance(generation, ResumedGeneration) else run_all([generation])
+                work = asyncio.create_task(run)
+                try:
+                    async for news in queue.read(work):
+                        yield generation, news
+                finally:
+                    await end(work)
+                yield generation, None
+        finally:
+            generation.dissolve()
 
-    async def _prepared(
+    def _generation(
         self,
         request: Asked,
         prompt: processor_pb2.Prompt,
@@ -243,11 +254,8 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
             context=found.context if found is not None else _context(request, caller),
         )
         if found is None:
-            generation = Generation(self._line, job, sink)
-        else:
-            generation = ResumedGeneration(self._line, job, sink, found=found)
-        await generation.prepare()
-        return generation
+            return Generation(self._line, job, sink)
+        return ResumedGeneration(self._line, job, sink, found=found)
 
     async def _echo(self, generation: Generation) -> str:
         prompt = generation.job.prompt

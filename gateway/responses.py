@@ -58,9 +58,11 @@ class Responses:
         check(asked)
         before = await self._before(caller, asked)
         items = [*stored_items(before), *items_of(asked)]
-        await _prepare(
-            Generation(self._line, _job(caller, asked, items, len(before)), Gathered()), asked, items, len(before)
-        )
+        generation = Generation(self._line, _job(caller, asked, items, len(before)), Gathered())
+        try:
+            await _prepare(generation, asked, items, len(before))
+        finally:
+            generation.dissolve()
         return ResponseAnswer(request_id=caller.request_id, asked=asked, is_stored=True)
 
     async def resume(
@@ -98,15 +100,18 @@ class Responses:
             if found is not None
             else Generation(self._line, job, sink)
         )
-        async with caller.within_deadline():
-            tick = events.keep_alive if events is not None else _nothing
-            work = _carry(generation, asked, items, len(before))
-            await exchange.unless_client_leaves(work, silence=self._keep_alive, on_silence=tick)
-        if events is None:
-            answer.items.add(gathered.of(generation.choices[0]))
-            answer.items.end("incomplete" if generation.choices[0].finish_reason == "length" else "completed")
-        is_known = found is not None and found.has_ended
-        response = await self._kept(caller, answer, generation, before, said, is_known=is_known)
+        try:
+            async with caller.within_deadline():
+                tick = events.keep_alive if events is not None else _nothing
+                work = _carry(generation, asked, items, len(before))
+                await exchange.unless_client_leaves(work, silence=self._keep_alive, on_silence=tick)
+            if events is None:
+                answer.items.add(gathered.of(generation.choices[0]))
+                answer.items.end("incomplete" if generation.choices[0].finish_reason == "length" else "completed")
+            is_known = found is not None and found.has_ended
+            response = await self._kept(caller, answer, generation, before, said, is_known=is_known)
+        finally:
+            generation.dissolve()
         if events is None:
             await exchange.reply_json(response)
         else:

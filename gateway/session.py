@@ -241,8 +241,8 @@ class Generation:
         }
 
     def dissolve(self) -> None:
-        """Nobody asks any more. NOTE: it, its choices and its carriage know each other, and what the collector of
-        cycles need not find costs less."""
+        """Nobody asks any more, however it ended. NOTE: it, its choices and its carriage know each other, and what the
+        collector of cycles need not find costs less."""
         for choice in self.choices:
             del choice.generation, choice.sink
         del self.carriage

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -83,11 +84,15 @@ class Answer:
     """Seconds since 1970."""
     generations: Sequence[Generation] = ()
 
-    def dissolve(self) -> None:
-        """It is told whole, and nobody asks any more."""
-        for generation in self.generations:
-            generation.dissolve()
-        self.generations = ()
+    @contextlib.contextmanager
+    def told(self) -> Iterator[Answer]:
+        """For as long as it is asked for what it says."""
+        try:
+            yield self
+        finally:
+            for generation in self.generations:
+                generation.dissolve()
+            self.generations = ()
 
     def usage(self) -> dict[str, Any]:
         prompt = sum(generation.num_prompt_tokens for generation in self.generations)
