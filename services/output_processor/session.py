@@ -81,8 +81,8 @@ class GatewaySession:
     ) -> None:
         self._tokenizers, self._links, self._tracing = tokenizers, links, tracing
         self._logs, self.gateway = logs if logs is not None else StreamLogs(), gateway
-        self._logged: set[StreamLog] = set()
-        """That this session reads."""
+        self._logged: dict[int, StreamLog] = {}
+        """That this session reads, by each of its streams' ids."""
         self._kept: dict[int, bytes] = {}
         """What gateways need to go on with requests that are about to be opened, by their first stream's id."""
         self._places: dict[int, Place] = {}
@@ -111,7 +111,7 @@ class GatewaySession:
                         output_metrics.GATEWAY_FRAMES.inc()
                         yield frame
         finally:
-            for log in list(self._logged):
+            for log in dict.fromkeys(self._logged.values()):
                 self._let_go(log, None)
             self._cancel_all("gateway_gone")
             bills.parted(self.gateway)
@@ -171,7 +171,7 @@ class GatewaySession:
             self._refuse(stream_ids, "output_ids belong to one choice; allowed: one stream")
         else:
             plan = TextPlan.of(add, tokenizer.table, _format_of(opening))
-            log = self._begin_log(opening, context) if opening.resumable else None
+            log = self._logs.begin(self, opening, context) if opening.resumable else None
             streams = [
                 OutputStream(each, plan, log or self.outbox, add.credit, self._forget, choice_index)
                 for each, choice_index in zip(stream_ids, add.choice_indices or range(len(stream_ids)), strict=True)
@@ -251,12 +251,6 @@ class GatewaySession:
             structlog.get_logger().warning("streams that were asked for are not here", stream_ids=missing)
             self._refuse(missing, "the output processor does not have it", cause=common_pb2.LOSS_CAUSE_MISSING)
 
-    def _begin_log(self, opening: Open, context: bytes) -> StreamLog | None:
-        log = self._logs.begin(self, opening, context)
-        if log is not None:
-            self._logged.add(log)
-        return log
-
     def _attach(self, attach: Attach) -> None:
         """Goes on with what another session carried, or an earlier reader of this one."""
         log, stream_ids = self._logs.find(attach.request_id, attach.tenant), list(attach.stream_ids)
@@ -266,23 +260,30 @@ class GatewaySession:
         for stream_id, place in log.take_over(self, stream_ids, attach.record_id).items():
             place.stream.belong_to(stream_id, self._forget)
             self._places[stream_id] = place
-        self._logged.add(log)
         log.tell()
 
     def _leave_for_later(self, said: LetGo) -> None:
         """What is not kept ends."""
-        for log in [each for each in self._logged if not set(said.stream_ids).isdisjoint(each.stream_ids)]:
-            self._let_go(log, said)
+        for stream_id in said.stream_ids:
+            if (log := self._logged.get(stream_id)) is not None:
+                self._let_go(log, said)
         for stream_id in said.stream_ids:
             self._cancel(Cancel(stream_id=stream_id, reason="client_gone"))
 
+    def reads(self, log: StreamLog, stream_id: int, before: int | None) -> None:
+        """A choice of it goes by that number from now on, in place of the one before."""
+        if before is not None:
+            self._logged.pop(before, None)
+        self._logged[stream_id] = log
+
     def forget(self, log: StreamLog) -> None:
-        """It cannot be resumed any longer: its choices are this session's alone."""
-        self._logged.discard(log)
+        """It cannot be resumed any longer, or not by this session: nothing that is said here is about it."""
+        for stream_id in log.stream_ids:
+            self._logged.pop(stream_id, None)
 
     def _let_go(self, log: StreamLog, said: LetGo | None) -> None:
         """Leaves a request to whoever comes for it, unless parts of it never came."""
-        self._logged.discard(log)
+        self.forget(log)
         places = {stream_id: self._places[stream_id] for stream_id in log.stream_ids if stream_id in self._places}
         for stream_id, place in list(places.items()):
             if place.opened.first in self._opened:
@@ -295,7 +296,7 @@ class GatewaySession:
 
     def give_up(self, log: StreamLog) -> dict[int, Place]:
         """Another reader takes it over: the choices that run, by their ids here."""
-        self._logged.discard(log)
+        self.forget(log)
         gone = "another reader goes on with the stream"
         self._refuse(log.open_ids, gone, cause=common_pb2.LOSS_CAUSE_TAKEN_OVER, retriable=False)
         return {stream_id: self._places.pop(stream_id) for stream_id in log.stream_ids if stream_id in self._places}

@@ -292,7 +292,9 @@ class StreamLog:
         self.stream_ids, self._choices = [0] * self.num_choices, {}
 
     def _number(self, choice: int, stream_id: int) -> None:
-        self._choices.pop(self.stream_ids[choice], None)
+        assert self.reader is not None
+        before = self.stream_ids[choice]
+        self.reader.reads(self, stream_id, before if self._choices.pop(before, None) is not None else None)
         self.stream_ids[choice] = stream_id
         self._choices[stream_id] = choice
 

@@ -255,6 +255,26 @@ async def test_the_oldest_that_has_ended_makes_room_or_else_the_oldest(line: Lin
         assert [name for name in kept if logs.find(name, "acme")] == ["young"]
 
 
+async def test_a_number_leaves_the_request_that_has_it_now(line: Line) -> None:
+    logs, two = StreamLogs(), common_pb2.Sampling(n=2)
+    async with line.gateway() as gateway:
+        session = GatewaySession({}, EngineLinks(), logs=logs)
+
+        def begun(*stream_ids: int, request_id: str, **add: Any) -> Any:
+            opening = gateway.opening(*stream_ids, request_id=request_id, tenant="acme", sampling=two, **add)
+            return logs.begin(session, opening, b"")
+
+        first = begun(1, 2, request_id="r1")
+        # Its second choice goes on under another number, and the old one is given to another request.
+        assert begun(3, request_id="r1", choice_indices=[1], num_output_tokens=1) is first
+        second = begun(2, 4, request_id="r2")
+        readers = []
+        for stream_ids in ([2, 4], [2], [3]):
+            session.take(GatewayFrame(let_go=[LetGo(stream_ids=stream_ids)]))
+            readers.append((first.reader, second.reader))
+        assert readers == [(session, None), (session, None), (None, None)]
+
+
 async def test_an_attempt_on_another_engine_goes_on_in_the_log(line: Line) -> None:
     ids = line.tokenizer.encode(" one two three", add_special_tokens=False)
     async with line.gateway() as first:
