@@ -96,7 +96,11 @@ class Processors:
                 return processor.models[name]
         if not any(processor.models for processor in self._pool.values()):
             raise errors.Unavailable("no processor is within reach", code="processor_unavailable")
-        raise errors.NotFound("model", name)
+        raise self.unknown(name)
+
+    def unknown(self, name: str) -> errors.NotFound:
+        """What is said to who asks for a model that is not served."""
+        return errors.NotFound("model", name, sorted(self.models()))
 
     async def prepare(self, request: processor_pb2.PrepareRequest, span: Span) -> processor_pb2.PrepareReply:
         # Only whoever collects spans reads it.

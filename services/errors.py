@@ -21,7 +21,10 @@ The table from class to gRPC status is in `grpc_errors.py`, the one to HTTP in t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+
+MAX_NAMED = 16
+"""Of what there is instead of what is not."""
 
 
 class HeadwaterError(Exception):
@@ -93,8 +96,10 @@ class PermissionDenied(HeadwaterError):
 class NotFound(HeadwaterError):
     """Something addressed by name or id that is not there (or belongs to somebody else)."""
 
-    def __init__(self, kind: str, name: str) -> None:
-        super().__init__(f"the {kind} {name!r} does not exist")
+    def __init__(self, kind: str, name: str, served: Sequence[str] = ()) -> None:
+        """`served`: what there is of the kind, where whoever asks may know; the first of many are named."""
+        told = ", ".join(served[:MAX_NAMED]) + (f" and {more} more" if (more := len(served) - MAX_NAMED) > 0 else "")
+        super().__init__(f"the {kind} {name!r} does not exist" + (f"; served: {told}" if served else ""))
         self.param = kind
         self.code = f"{kind}_not_found"
 

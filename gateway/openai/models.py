@@ -8,7 +8,7 @@ from headwater.gateway.line import Line
 from headwater.gateway.openai.schema import DetokenizeRequest, TokenizeRequest
 from headwater.gateway.openai.to_pb import conversation_to_pb
 from headwater.proto import processor_pb2
-from headwater.services.errors import BadRequest, NotFound
+from headwater.services.errors import BadRequest
 from headwater.services.served_model import ServedModel
 
 
@@ -20,7 +20,7 @@ def get_model(line: Line, name: str) -> dict[str, Any]:
     """Raises `NotFound`."""
     served = line.processors.models()
     if name not in served:
-        raise NotFound("model", name)
+        raise line.processors.unknown(name)
     return _card(*served[name])
 
 

@@ -11,6 +11,7 @@ from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
 from headwater.proto import common_pb2, inference_pb2, inference_pb2_grpc, processor_pb2
+from headwater.services import errors
 from tests.gateway.stages import MODEL, Gateway, chat_body, completion_body
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
@@ -257,6 +258,29 @@ def test_rest_refuses_other_media_types_methods_and_paths(gateway: Gateway) -> N
     check(gateway.client.get(CHAT), 405, None)
     check(gateway.client.post("/v1/audio", json={}), 404, "path")
     check(gateway.client.get("/v1/models/nobody"), 404, "model")
+
+
+def test_who_asks_for_a_model_that_is_not_served_is_told_which_are(gateway: Gateway) -> None:
+    told = f"the model 'nobody' does not exist; served: {MODEL}"
+    for path, body in (*GOOD.items(), ("/v1/responses", {"input": "x"})):
+        assert check(gateway.client.post(path, json=body | {"model": "nobody"}), 404, "model") == told
+    assert check(gateway.client.get("/v1/models/nobody"), 404, "model") == told
+    with grpc.insecure_channel(gateway.grpc) as channel:
+        stub: Any = inference_pb2_grpc.InferenceStub(channel)
+        for call, request in (
+            (stub.Chat, inference_pb2.ChatRequest(model="nobody")),
+            (stub.Embed, inference_pb2.EmbedRequest(model="nobody", inputs=[processor_pb2.Prompt(text="x")])),
+            (stub.Detokenize, inference_pb2.DetokenizeRequest(model="nobody")),
+        ):
+            with pytest.raises(grpc.RpcError) as raised:
+                call(request)
+            assert raised.value.details() == told
+
+
+def test_of_many_models_the_first_are_named() -> None:
+    many = [f"m{i:02}" for i in range(20)]
+    named = ", ".join(many[:16])
+    assert str(errors.NotFound("model", "x", many)) == f"the model 'x' does not exist; served: {named} and 4 more"
 
 
 def test_rest_refuses_a_body_of_ten_megabytes_declared_or_not(gateway: Gateway) -> None:
