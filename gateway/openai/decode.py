@@ -6,7 +6,7 @@ import json
 import re
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any, TypeVar
 
@@ -58,9 +58,18 @@ def decode(body: bytes, kind: type[RequestT]) -> RequestT:
             return _decoded_without_unknown(body, kind)
         return request
     except msgspec.ValidationError as fault:
-        raise _explained(str(fault), body, kind) from None
+        # Not the decoder that refused: it refuses numbers beyond a float's range wherever they stand.
+        raise _explained(str(fault), kind, lambda: json.loads(body)) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as fault:
         raise _no_json(fault) from None
+
+
+def convert(value: Any, kind: type[RequestT], at: str) -> RequestT:
+    """What stands at a place of a body that was decoded. Raises `BadRequest`, also for fields that nobody knows."""
+    try:
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError as fault:
+        raise _explained(str(fault), kind, lambda: value, at) from None
 
 
 def _decoded_without_unknown(body: bytes, kind: type[RequestT]) -> RequestT:
@@ -93,26 +102,27 @@ def _warn(everywhere: str, path: str, kind: type[msgspec.Struct]) -> None:
         structlog.get_logger().warning("field without effect", field=path[:MAX_NAME_CHARS], request=kind.__name__)
 
 
-def _explained(fault: str, body: bytes, kind: type[msgspec.Struct]) -> BadRequest:
+def _explained(fault: str, kind: type[msgspec.Struct], read: Callable[[], Any], at: str = "") -> BadRequest:
+    """`read` gives what the decoder was given as plain data, of which `at` is the place."""
     where = _WHERE.search(fault)
     path = where.group(1) if where is not None else ""
     if (missing := _MISSING.search(fault)) is not None:
-        param = f"{path}.{missing.group(1)}".lstrip(".")
+        field = f"{path}.{missing.group(1)}"
+        param = f"{at}{field}".lstrip(".")
         return BadRequest(
-            param, f"{param} is missing; allowed: {_allowed(kind, param, 'a value')}", code="missing_field"
+            param, f"{param} is missing; allowed: {_allowed(kind, field, 'a value')}", code="missing_field"
         )
     if (unknown := _NO_FIELD.match(fault)) is not None:
-        param = f"{path}.{unknown.group(1)}".lstrip(".")
+        param = f"{at}{path}.{unknown.group(1)}".lstrip(".")
         fields = ", ".join(_fields(_hint_at(kind, path)))
         return BadRequest(param, f"{param} is no field that exists; allowed: {fields}", code="unknown_field")
     if not path:
         return BadRequest(None, "the body is no JSON object; allowed: an object with the request's fields")
     try:
-        # Not the decoder that refused: it refuses numbers beyond a float's range wherever they stand.
-        param, value = _look_up(json.loads(body), path)
+        field, value = _look_up(read(), path)
     except (ValueError, RecursionError) as broken:
         return _no_json(broken)
-    return BadRequest.of(param, value, _allowed(kind, param, _expected(fault)))
+    return BadRequest.of(f"{at}{field}".lstrip("."), value, _allowed(kind, field, _expected(fault)))
 
 
 def _no_json(fault: Exception) -> BadRequest:
@@ -120,19 +130,19 @@ def _no_json(fault: Exception) -> BadRequest:
 
 
 def _look_up(value: Any, path: str) -> tuple[str, Any]:
-    """The full name and the value at a path; an entry that the path leaves open ([...]) is the whole object's."""
+    """The path in names and the value there; an entry that the path leaves open ([...]) is the whole object's."""
     param = ""
     for key, index in _KEY.findall(path):
         if index == "...":
             break
         value = value[key] if key else value[int(index)]
         param += f".{key}" if key else f"[{index}]"
-    return param.lstrip("."), value
+    return param, value
 
 
-def _allowed(kind: type[msgspec.Struct], param: str, otherwise: str) -> str:
+def _allowed(kind: type[msgspec.Struct], field: str, otherwise: str) -> str:
     """The sentence beside the field's type, where the field itself is meant and not something inside it."""
-    return _description(_hint_at(kind, f".{param}")) or otherwise
+    return _description(_hint_at(kind, field)) or otherwise
 
 
 def _hint_at(kind: type[msgspec.Struct], path: str) -> Any:
@@ -181,6 +191,7 @@ _WORDS = {
     "int": "a whole number",
     "str": "a string",
     "array": "a list",
+    "object": "an object",
     "bool": "true or false",
     "float": "a number",
     "|": "or",

@@ -17,7 +17,7 @@ import structlog
 
 from headwater.gateway.batches.durable import or_unavailable
 from headwater.gateway.exchange import Exchange
-from headwater.gateway.openai.decode import decode
+from headwater.gateway.openai.decode import convert, decode
 from headwater.gateway.tenancy.book import TenantBook
 from headwater.gateway.tenancy.directory import new_key
 from headwater.gateway.tenancy.records import Key, Limits, TenantRecord
@@ -34,8 +34,11 @@ DEFAULT_DAYS = 31
 MAX_AUDIT = 1000
 AUDIT_STREAM = "headwater_audit"
 
-Weight = Annotated[float, msgspec.Meta(gt=0, le=1000)]
-Tier = Annotated[int, msgspec.Meta(ge=0, le=100)]
+Weight = Annotated[float, msgspec.Meta(gt=0, le=1000, description="a number above 0, up to 1000")]
+Grace = Annotated[
+    int, msgspec.Meta(ge=0, le=MAX_GRACE_SECONDS, description=f"a whole number of seconds, 0…{MAX_GRACE_SECONDS}")
+]
+Tier = Annotated[int, msgspec.Meta(ge=0, le=100, description="a whole number, 0…100")]
 
 
 class NewTenant(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -63,7 +66,7 @@ class Rotation(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """POST /admin/tenants/{id}/keys"""
 
     limits: Limits = Limits()
-    expire_others_after: Annotated[int, msgspec.Meta(ge=0, le=MAX_GRACE_SECONDS)] | None = None
+    expire_others_after: Grace | None = None
     """Seconds for which the tenant's other keys are still taken; absent: as long as they were."""
 
 
@@ -256,10 +259,7 @@ def _changed(record: TenantRecord, asked: Change) -> TenantRecord:
 
 def _limits(field: str, before: Limits, asked: dict[str, Any]) -> Limits:
     merged = {name: value for name, value in (msgspec.to_builtins(before) | asked).items() if value is not None}
-    try:
-        return msgspec.convert(merged, Limits)
-    except msgspec.ValidationError as fault:
-        raise errors.BadRequest(field, f"{field}: {fault}") from None
+    return convert(merged, Limits, field)
 
 
 def _ending(key: Key, seconds: int | None, now: float) -> Key:

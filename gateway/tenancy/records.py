@@ -9,8 +9,9 @@ import msgspec
 
 from headwater.gateway.tenants import Tenant
 
-Count = Annotated[int, msgspec.Meta(ge=0, le=2**48)]
-Period = Literal["day", "month"]
+MAX_COUNT = 2**48
+Count = Annotated[int, msgspec.Meta(ge=0, le=MAX_COUNT, description=f"a whole number, 0…{MAX_COUNT}, or null")]
+Period = Annotated[Literal["day", "month"], msgspec.Meta(description="day or month")]
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):

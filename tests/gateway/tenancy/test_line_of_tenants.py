@@ -97,6 +97,35 @@ def test_what_administration_cannot_do_is_refused_by_name(
     assert (reply.status_code, reply.json()["error"]["param"] is not None) == (status, True), reply.text
 
 
+@pytest.mark.parametrize(
+    ("change", "param", "message"),
+    [
+        ({"limits": {"concurrency": "x"}}, "limits.concurrency", "is 'x'; allowed: a whole number, 0…"),
+        ({"limits": {"budget": -1}}, "limits.budget", "is -1; allowed: a whole number, 0…"),
+        ({"limits": {"budget_period": "year"}}, "limits.budget_period", "is 'year'; allowed: day or month"),
+        (
+            {"limits": {"requests": 1}},
+            "limits.requests",
+            "is no field that exists; allowed: requests_per_minute, tokens",
+        ),
+        ({"models": {"a/b.c": {"budget": 1.5}}}, "models.a/b.c.budget", "is 1.5; allowed: a whole number, 0…"),
+        ({"models": {"m": 3}}, "models", "allowed: an object or null"),
+        ({"weight": 0}, "weight", "is 0; allowed: a number above 0, up to 1000"),
+        ({"tier": 101}, "tier", "is 101; allowed: a whole number, 0…100"),
+        ({"color": "red"}, "color", "is no field that exists; allowed: weight, tier"),
+    ],
+)
+def test_a_change_that_cannot_be_is_refused_by_its_place_value_and_what_is_allowed(
+    managed: Gateway, change: dict[str, Any], param: str, message: str
+) -> None:
+    ada = Customer(managed)
+    reply = admin(managed, "PATCH", f"/tenants/{ada.id}", change)
+    error = reply.json()["error"]
+    assert (reply.status_code, error["param"]) == (400, param), reply.text
+    assert error["message"].startswith(f"{param} ")
+    assert message in error["message"]
+
+
 def test_only_administrators_administer_and_each_change_is_on_record(managed: Gateway) -> None:
     ada = Customer(managed)
     assert admin(managed, "GET", "/tenants", key=ada.key).status_code == 403
