@@ -15,6 +15,7 @@ from headwater.services.answers.text_input import KEY
 Form = dict[str, Any]
 """A format in the words of structural tags."""
 ANY_ARGUMENTS: Form = {"type": "object"}
+NO_ARGUMENTS: Form = {"type": "object", "properties": {}}
 _ANY_PYTHON = r"""([^()"']|"([^"\\]|\\.)*"|'([^'\\]|\\.)*')*"""
 """Arguments of which nothing is known but that strings in them end."""
 
@@ -47,6 +48,12 @@ class ToolFormat:
     """An answer of nothing but calls; of exactly one where the second argument says so."""
     free: Callable[[Sequence[OfferedTool], bool], Form]
     """An answer that calls or does not, and whose calls are as they must be."""
+    is_json: bool = False
+    """A call is JSON from its first letter, as other answers may be."""
+
+    def instead(self, tools: Sequence[OfferedTool], single: bool) -> Form:
+        """An answer of nothing but calls where it may be something else as well, JSON for example."""
+        return _json_calls(tools, single) if self.is_json else self.calls(tools, single)
 
 
 def format_of_template(template: str | None) -> str:
@@ -95,6 +102,25 @@ def _hermes_free(tools: Sequence[OfferedTool], single: bool) -> Form:
 
 def _llama_calls(tools: Sequence[OfferedTool], single: bool) -> Form:
     return _list([_tag(tool, "", "", "parameters") for tool in tools], "; ", single)
+
+
+def _json_calls(tools: Sequence[OfferedTool], single: bool) -> Form:
+    """Read as JSON is: whoever reads a fixed text from `{` on has no way back to another object."""
+    return _list([_json_call(tool) for tool in tools], "; ", single)
+
+
+def _json_call(tool: OfferedTool) -> Form:
+    if tool.input is not None:
+        return _tag(tool, "", "", "parameters")
+    # With an id of their own, so that references within them stay so.
+    parameters = {"$id": f"urn:headwater:{tool.name}"} | tool.parameters
+    call = {
+        "type": "object",
+        "properties": {"name": {"const": tool.name}, "parameters": parameters},
+        "required": ["name", "parameters"],
+        "additionalProperties": False,
+    }
+    return {"type": "tag", "begin": "", "content": {"type": "json_schema", "json_schema": call}, "end": ""}
 
 
 def _llama_free(tools: Sequence[OfferedTool], single: bool) -> Form:
@@ -194,7 +220,7 @@ TOOL_FORMATS: Mapping[str, ToolFormat] = {
     "hermes": ToolFormat(signs=("<tool_call>",), calls=_hermes_calls, free=_hermes_free),
     "pythonic": ToolFormat(signs=("<|python_start|>", "func_name1("), calls=_pythonic_calls, free=_pythonic_free),
     "llama3_json": ToolFormat(
-        signs=("<|python_tag|>", '"parameters": dictionary'), calls=_llama_calls, free=_llama_free
+        signs=("<|python_tag|>", '"parameters": dictionary'), calls=_llama_calls, free=_llama_free, is_json=True
     ),
 }
 """In the order in which they are looked for."""

@@ -10,7 +10,7 @@ from headwater.proto.common_pb2 import AnswerFormat, CustomInput, Sampling, Tool
 from headwater.proto.processor_pb2 import Conversation, PrepareReply, PrepareRequest
 from headwater.services.answers.format import ENFORCING, may_call, named_tool
 from headwater.services.answers.reasoning_parser import REASONING_FORMATS
-from headwater.services.answers.tool_formats import ANY_ARGUMENTS, TOOL_FORMATS, Form, OfferedTool
+from headwater.services.answers.tool_formats import ANY_ARGUMENTS, NO_ARGUMENTS, TOOL_FORMATS, Form, OfferedTool
 from headwater.services.errors import BadRequest
 from headwater.services.grammars.counted_text import counted_up_to
 from headwater.services.grammars.json_schema import check_schema, parse_json
@@ -25,7 +25,7 @@ OPENING = frozenset(
     ("additionalProperties", "patternProperties", "unevaluatedProperties", "$ref", "anyOf", "oneOf", "allOf")
 )
 """Keywords by which a schema may name more properties than `properties` has."""
-_ANSWER = "answer"
+_ANSWER, _CONTENT = "answer", "content"
 _SPACE = r"/[ \t\r\n]{0,8}/"
 _UNLIMITED = -1
 
@@ -33,17 +33,33 @@ _UNLIMITED = -1
 def answer_grammar(model: TextModel, request: PrepareRequest, reply: PrepareReply) -> str:
     """In llguidance's words; empty where the answer is free. Raises `BadRequest`."""
     sampling, special = request.sampling, model.tokenizer.special_texts
-    calls = calls_due(request.prompt.conversation, reply.answer_format.tool_parser)
+    conversation, tool_format = request.prompt.conversation, reply.answer_format.tool_parser
+    grammars: Grammars = []
     if sampling.HasField("structured_output"):
-        if calls is not None:
-            raise BadRequest("tool_choice", "tool_choice enforces calls beside structured output; allowed: one of them")
-        grammars: Grammars = json.loads(grammar_of(sampling.structured_output, special))["grammars"]
-    elif calls is not None:
-        grammars = structural_tag_grammar("tools", {"format": calls}, special, with_whitespace)
+        grammars = json.loads(grammar_of(sampling.structured_output, special))["grammars"]
+        # Structural tags say themselves where calls stand.
+        if sampling.structured_output.WhichOneof("kind") != "structural_tag":
+            calls = calls_instead(conversation, tool_format)
+        elif (calls := calls_due(conversation, tool_format)) is not None:
+            raise _beside_structured_output("tools", "tools are held to schemas")
     else:
-        grammars = []
+        calls = calls_due(conversation, tool_format)
+    if calls is not None:
+        grammars = _or_calls(grammars, structural_tag_grammar("tools", {"format": calls}, special, with_whitespace))
     grammars = _behind_thoughts(model, reply.answer_format, sampling, grammars)
     return json.dumps({"grammars": grammars}, ensure_ascii=False) if grammars else ""
+
+
+def _or_calls(content: Grammars, calls: Grammars) -> Grammars:
+    """An answer of calls alone, or of what its content must match where there is such a thing."""
+    if not content:
+        return calls
+    content[0]["name"] = _CONTENT
+    return [{"name": _ANSWER, "lark_grammar": f"start: @{_CONTENT} | @{calls[0]['name']}"}, *content, *calls]
+
+
+def _beside_structured_output(param: str, what: str) -> BadRequest:
+    return BadRequest(param, f"{what} beside structured output; allowed: one of them")
 
 
 def calls_due(conversation: Conversation, tool_format: str) -> Form | None:
@@ -51,16 +67,39 @@ def calls_due(conversation: Conversation, tool_format: str) -> Form | None:
     if not tool_format or not may_call(conversation):
         return None
     chosen, form = named_tool(conversation), TOOL_FORMATS[tool_format]
-    is_due = chosen is not None or conversation.tool_choice == ENFORCING
+    is_due = _is_due(conversation)
     if not (is_due or conversation.allowed_tools or any(map(_is_held, conversation.tools))):
         return None
-    allowed = conversation.allowed_tools or [tool.name for tool in conversation.tools]
-    offered = [(i, tool) for i, tool in enumerate(conversation.tools) if tool.name in allowed]
-    tools = [_offered(tool, i, is_due=is_due and chosen in (None, tool.name)) for i, tool in offered]
-    single = conversation.HasField("parallel_tool_calls") and not conversation.parallel_tool_calls
+    tools = _all_offered(conversation)
     if chosen is not None:
         return form.calls([tool for tool in tools if tool.name == chosen], True)
-    return form.calls(tools, single) if is_due else form.free(tools, single)
+    return form.calls(tools, _is_single(conversation)) if is_due else form.free(tools, _is_single(conversation))
+
+
+def calls_instead(conversation: Conversation, tool_format: str) -> Form | None:
+    """Calls that an answer may be in place of what its content must match; None: it may not call."""
+    if not tool_format or not may_call(conversation):
+        return None
+    if _is_due(conversation):
+        raise _beside_structured_output("tool_choice", "tool_choice enforces calls")
+    return TOOL_FORMATS[tool_format].instead(_all_offered(conversation), _is_single(conversation))
+
+
+def _is_due(conversation: Conversation) -> bool:
+    """The answer has to call."""
+    return named_tool(conversation) is not None or conversation.tool_choice == ENFORCING
+
+
+def _is_single(conversation: Conversation) -> bool:
+    return conversation.HasField("parallel_tool_calls") and not conversation.parallel_tool_calls
+
+
+def _all_offered(conversation: Conversation) -> list[OfferedTool]:
+    """Those that may be called, in the order of the client."""
+    chosen, is_due = named_tool(conversation), _is_due(conversation)
+    allowed = conversation.allowed_tools or [tool.name for tool in conversation.tools]
+    offered = [(i, tool) for i, tool in enumerate(conversation.tools) if tool.name in allowed]
+    return [_offered(tool, i, is_due=is_due and chosen in (None, tool.name)) for i, tool in offered]
 
 
 def _is_held(tool: Tool) -> bool:
@@ -75,7 +114,8 @@ def _offered(tool: Tool, i: int, *, is_due: bool) -> OfferedTool:
     if tool.HasField("custom_input"):
         return OfferedTool(name=tool.name, parameters=ANY_ARGUMENTS, input=_text_input(tool.custom_input, i))
     param = f"tools[{i}].function.parameters"
-    parameters = parse_json(param, tool.parameters_json) if tool.parameters_json else ANY_ARGUMENTS
+    # A function without parameters takes none.
+    parameters = parse_json(param, tool.parameters_json) if tool.parameters_json else NO_ARGUMENTS
     check_schema(param, parameters)
     if not isinstance(parameters, dict):
         raise BadRequest.of(param, parameters, "a JSON Schema of an object")

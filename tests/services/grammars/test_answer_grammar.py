@@ -104,6 +104,33 @@ def test_calls_that_are_due_are_written_as_the_family_writes_them(
         assert read.content == ""
 
 
+@pytest.mark.parametrize("form", TOOL_FORMATS)
+def test_beside_structured_output_an_answer_calls_or_matches_it(
+    thinking: TextModel, grammars: Grammars, form: str
+) -> None:
+    model = dataclasses.replace(thinking, tool_format=form, reasoning_format="")
+    weather, time, _ = CALLS[form]
+    loose = Tool(name="loose", parameters_json='{"type": "object", "properties": {"a": {"not": {}}}}')
+    person = {"properties": {"name": {"type": "string"}}, "required": ["name"], "additionalProperties": False}
+    for output, match in (
+        (StructuredOutput(json_schema=json.dumps({"type": "object"} | person)), '{"name": "Ada"}'),
+        (StructuredOutput(regex="[0-9]+"), "7"),
+        (StructuredOutput(grammar='start: "yes" | "no"'), "no"),
+    ):
+        sampling = Sampling(structured_output=output)
+        for choice in (None, "auto"):
+            _, grammar = prepared(model, request(WEATHER, TIME, loose, choice=choice, sampling=sampling))
+            for text in (match, written(form, weather), written(form, time, weather)):
+                assert accepts(model, grammars, grammar, text), (choice, text)
+            for text in ("It is late.", match + written(form, time), written(form, weather.replace('"C"', '"K"'))):
+                assert not accepts(model, grammars, grammar, text), (choice, text)
+        for more in ({"choice": "none"}, {"allowed_tools": ["time"]}, {"parallel_tool_calls": False}):
+            _, grammar = prepared(model, request(WEATHER, TIME, sampling=sampling, **more))
+            assert accepts(model, grammars, grammar, match), more
+            assert accepts(model, grammars, grammar, written(form, time)) == (more != {"choice": "none"}), more
+            assert not accepts(model, grammars, grammar, written(form, time, weather)), more
+
+
 TEXT_CALLS: dict[str, Callable[[str], str]] = {
     "hermes": lambda text: f'<tool_call>\n{{"name": "code", "arguments": {{"input": {text}}}}}\n</tool_call>',
     "llama3_json": lambda text: f'{{"name": "code", "parameters": {{"input": {text}}}}}',
@@ -214,10 +241,12 @@ def test_only_tools_that_are_allowed_are_called(thinking: TextModel, grammars: G
 
 def test_what_cannot_be_held_to_is_refused(thinking: TextModel, demo_model: TextModel) -> None:
     schema = Sampling(structured_output=StructuredOutput(json_object=True))
+    tags = Sampling(structured_output=StructuredOutput(structural_tag='{"format": {"type": "any_text"}}'))
     bad = Tool(name="bad", parameters_json='{"type": "object", "properties": {"a": {"not": {}}}}', strict=True)
     not_json = Tool(name="bad", parameters_json="{", strict=True)
     cases: list[tuple[TextModel, PrepareRequest, str, str]] = [
         (thinking, request(TIME, choice="required", sampling=schema), "tool_choice", "beside structured output"),
+        (thinking, request(WEATHER, sampling=tags), "tools", "beside structured output"),
         (thinking, request(bad, choice="required"), "tools[0].function.parameters", "not"),
         (thinking, request(not_json), "tools[0].function.parameters", "JSON"),
         (thinking, request(Tool(name="a b")), "tools[0].function.name", "letters, digits"),
@@ -246,3 +275,6 @@ def test_arguments_that_a_function_does_not_name_are_not_invented(thinking: Text
         _, grammar = prepared(thinking, request(tool, choice="required", reasoning_effort="none"))
         call = '<tool_call>\n{"name": "f", "arguments": {"town": "Ulm"}}\n</tool_call>'
         assert accepts(thinking, grammars, grammar, call) == is_open
+    _, grammar = prepared(thinking, request(Tool(name="f"), choice="required", reasoning_effort="none"))
+    assert not accepts(thinking, grammars, grammar, call)
+    assert accepts(thinking, grammars, grammar, call.replace('"town": "Ulm"', ""))
