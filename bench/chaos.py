@@ -21,6 +21,7 @@ import structlog
 import typer
 
 from headwater.bench.bus_twin import Air, BusTwin
+from headwater.bench.program import run_program
 from headwater.bench.simulated_engine import SimulatedEngine
 from headwater.bench.simulated_gateway import Answer, SimulatedGateway
 from headwater.bench.store_twin import RedisTwin, StoreTwin
@@ -334,4 +335,4 @@ def main(
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run_program(main)

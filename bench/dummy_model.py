@@ -12,6 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
+from headwater.bench.program import run_program
 from headwater.bench.text_folder import demo_text_folder
 from headwater.bench.workloads import MODELS
 from headwater.services.models.manifest import ModelManifest
@@ -44,4 +45,4 @@ def write(model: str, shape: dict[str, Any], folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run_program(main)

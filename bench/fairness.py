@@ -22,6 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 from headwater.bench.own_line import own_line
+from headwater.bench.program import run_program
 from headwater.services.stack.line_file import LineRecord
 
 NUM_NORMAL = 9
@@ -162,4 +163,4 @@ def main(
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run_program(main)

@@ -25,6 +25,7 @@ from headwater.bench import arrivals, datasets
 from headwater.bench.datasets import Shape
 from headwater.bench.latency_report import Objective, summarize
 from headwater.bench.own_line import own_line
+from headwater.bench.program import program_name
 from headwater.bench.serve import drive
 from headwater.bench.sse_client import SseConnection
 from headwater.bench.sse_path import WARM_UP_SECONDS, Stages, cpu_seconds, said, serve_stages, served, stage, start
@@ -180,4 +181,4 @@ if __name__ == "__main__":
     if sys.argv[1:] == ["stages"]:
         run_stage(serve_stages(Stages(served(MODEL), answer_at_once)))
     else:
-        app(prog_name="headwater bench gateway")
+        app(prog_name=program_name())

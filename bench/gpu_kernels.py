@@ -17,6 +17,7 @@ from functools import partial
 
 import torch
 
+from headwater.bench.program import program_name
 from headwater.kernels.decode_attention import decode_attention, reduce_splits
 from headwater.kernels.decode_plan import DecodePlan, plan_decode
 from headwater.kernels.filtered_sample import Filters, filtered_sample
@@ -290,7 +291,7 @@ def run_tests() -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(program_name(), description=__doc__)
     parser.add_argument("--skip-tests", action="store_true", help="time without testing first")
     if not parser.parse_args().skip_tests:
         run_tests()

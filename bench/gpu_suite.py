@@ -27,6 +27,7 @@ from rich.table import Table
 
 from headwater.bench import dummy_model
 from headwater.bench.part import Row, run_named, run_part
+from headwater.bench.program import run_program
 from headwater.bench.workloads import LINE_LOADS, MODELS, TINY, WORKLOADS
 from headwater.services.engine.kernel_cache import with_kernel_cache
 
@@ -201,4 +202,4 @@ def _said(*command: str) -> str:
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run_program(main)

@@ -26,6 +26,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from headwater.bench.program import run_program
 from headwater.bench.synthetic_publishers import BLOCKS_PER_BATCH, EPOCH, MODEL, SyntheticPublisher, publishers
 from headwater.engine_core.prefix_hash import block_hashes
 from headwater.gateway.router.router import Router
@@ -232,4 +233,4 @@ def _apart(number: int, blocks: int, decisions: int) -> Row:
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run_program(main)

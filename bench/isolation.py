@@ -16,6 +16,7 @@ import numpy as np
 import typer
 
 from headwater.bench.own_line import own_line
+from headwater.bench.program import run_program
 from headwater.bench.sse_client import SseConnection
 from headwater.services.stack.line_file import LineRecord
 
@@ -73,4 +74,4 @@ def main(
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run_program(main)

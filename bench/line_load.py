@@ -22,6 +22,7 @@ from rich.table import Table
 from headwater.bench import datasets, dummy_model
 from headwater.bench.latency_report import Objective, summarize
 from headwater.bench.own_line import own_line, wait_until_prepared
+from headwater.bench.program import run_program
 from headwater.bench.serve import drive
 from headwater.bench.workloads import LINE_LOADS, MODELS, TINY, LineLoad, tried_load
 from headwater.services.stack.line_file import LineRecord, StageRecord
@@ -118,4 +119,4 @@ def _table(rows: list[dict[str, Any]]) -> Table:
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run_program(main)

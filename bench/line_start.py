@@ -20,6 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 from headwater.bench.own_line import own_line
+from headwater.bench.program import run_program
 from headwater.services.stack.line_file import LineRecord, StageRecord
 
 
@@ -86,4 +87,4 @@ def _to_ready(stage: StageRecord, logs: Path) -> float:
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run_program(main)

@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+from headwater.bench.program import run_program
 from headwater.bench.workloads import MODELS, TINY, WORKLOADS, Workload, tried, uniform
 from headwater.engine_core.engine import Engine
 from headwater.engine_core.executors.build import build_executor
@@ -175,4 +176,4 @@ def _told(rows: Iterator[Measurement], as_json: bool) -> Iterator[Measurement]:
 
 
 if __name__ == "__main__":
-    typer.run(run)
+    run_program(run)

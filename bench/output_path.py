@@ -23,6 +23,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from headwater.bench.program import run_program
 from headwater.bench.text_folder import demo_text_folder
 from headwater.proto import output_processor_pb2_grpc
 from headwater.proto.common_pb2 import Sampling
@@ -203,4 +204,4 @@ def main(
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run_program(main)

@@ -23,6 +23,7 @@ from rich.table import Column, Table
 
 from headwater.bench.bus_twin import Air, BusTwin
 from headwater.bench.plot import check_plot, plot_curves
+from headwater.bench.program import run_program
 from headwater.bench.replica_facts import EngineStub
 from headwater.bench.routing_policies import RULES, Rule, Sight
 from headwater.bench.routing_traces import BLOCK_SIZE, Arrival, conversation, ladder
@@ -269,4 +270,4 @@ def _figures(outcomes: dict[str, list[Outcome]]) -> str:
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run_program(main)

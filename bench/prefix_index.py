@@ -21,6 +21,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from headwater.bench.program import run_program
 from headwater.services.index.column import IndexColumn, Owner
 from headwater.services.index.reader import IndexReader
 from headwater.services.index.reaper import Reaper
@@ -157,4 +158,4 @@ def main(
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run_program(main)

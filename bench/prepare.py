@@ -18,6 +18,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from headwater.bench.program import run_program
 from headwater.bench.text_folder import demo_text_folder
 from headwater.engine_core.prefix_hash import block_hashes
 from headwater.proto.common_pb2 import ChatMessage
@@ -110,4 +111,4 @@ def main(
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run_program(main)

@@ -19,6 +19,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from headwater.bench.program import run_program
 from headwater.engine_core.prefix_hash import block_hashes
 from headwater.gateway.router.router import Router
 from headwater.services.bus import Bus
@@ -175,4 +176,4 @@ def main(
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run_program(main)

@@ -27,6 +27,7 @@ from headwater.bench import arrivals, datasets
 from headwater.bench.datasets import Dialogue, Shape
 from headwater.bench.latency_report import Objective, as_table, samples, summarize
 from headwater.bench.plot import check_plot, plot_latencies
+from headwater.bench.program import run_program
 from headwater.bench.sse_client import Outcome, ServerLostError, SseConnection
 
 API_KEY = "HEADWATER_API_KEY"
@@ -288,4 +289,4 @@ def _offsets(
 
 
 if __name__ == "__main__":
-    typer.run(run)
+    run_program(run)

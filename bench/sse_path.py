@@ -26,6 +26,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from rich.console import Console
 from rich.table import Table
 
+from headwater.bench.program import run_program
 from headwater.proto import engine_pb2, events_pb2, output_processor_pb2, processor_pb2
 from headwater.services.channel import server_options
 from headwater.services.models.demo_model import DEMO_NAME
@@ -338,4 +339,4 @@ if __name__ == "__main__":
         case ["client", name, address, streams, duration]:
             run_stage(read_streams(name, address, int(streams), float(duration)))
         case _:
-            typer.run(main)
+            run_program(main)

@@ -19,6 +19,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from headwater.bench.program import run_program
 from headwater.proto import engine_pb2 as pb
 from headwater.proto.common_pb2 import Sampling, StructuredOutput
 from headwater.proto.events_pb2 import Incarnation
@@ -192,4 +193,4 @@ def run(
 
 
 if __name__ == "__main__":
-    typer.run(run)
+    run_program(run)

@@ -15,6 +15,8 @@ import httptools
 import typer
 import uvloop
 
+from headwater.bench.program import run_program
+
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 
 
@@ -79,4 +81,4 @@ def main(
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run_program(main)

@@ -26,6 +26,7 @@ from headwater.bench.halving import Trial, pareto_front, successive_halving, win
 from headwater.bench.latency_report import Objective, summarize
 from headwater.bench.own_line import LineFailed, own_line
 from headwater.bench.plot import check_plot, plot_front
+from headwater.bench.program import run_program
 from headwater.bench.serve import drive
 from headwater.services.stack.line_file import LineRecord
 from headwater.services.stack.profile import EngineProfile, Profile
@@ -209,4 +210,4 @@ def _workers() -> int:
 
 
 if __name__ == "__main__":
-    typer.run(run)
+    run_program(run)

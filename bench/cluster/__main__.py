@@ -28,6 +28,7 @@ from headwater.bench.cluster.questions import Asker, Question
 from headwater.bench.cluster.replayed import replayed
 from headwater.bench.cluster.trial import HELD_UP_SECONDS, Outcome, Trials
 from headwater.bench.cluster.views import Views
+from headwater.bench.program import run_program
 from headwater.bench.routing_traces import Arrival, conversation, ladder
 from headwater.services.models import store as model_store
 from headwater.services.models.demo_model import DEMO_NAME
@@ -157,4 +158,4 @@ def main(
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run_program(main)

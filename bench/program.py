@@ -1,0 +1,51 @@
+"""The benchmarks by the names under which `headwater bench` knows them; each is a program of its own."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import typer
+
+BENCHMARKS = {
+    "serve": ("serve", "Drive an OpenAI-compatible server and tell what its users would feel."),
+    "tune": ("tune", "Find the engine settings with the best throughput that keeps an objective."),
+    "offline": ("offline", "Run a workload through the engine in this process."),
+    "stub": ("stub_server", "A server that answers at once: the ceiling of the load generator."),
+    "start": ("line_start", "Seconds from `headwater up` to the first token, and of each stage to be ready."),
+    "structured": ("structured", "Throughput of answers that are held to a JSON schema against free ones."),
+    "scheduler": ("scheduler_steps", "Host time of an engine step with the simulated executor."),
+    "routing": ("routing_decision", "Time of a routing decision."),
+    "index-events": ("index_events", "What it costs a gateway to know the caches of a thousand replicas."),
+    "policies": ("policy_replay", "Replay traces through routing policies: hit rate and time to first token."),
+    "replay": ("receipt_replay", "Score a gateway's logged routing decisions under other policies."),
+    "cluster": ("cluster", "Real processes under a trace, undisturbed or broken by seed: what must hold."),
+    "chaos": ("chaos", "Break a simulated cluster by seed and check what must hold."),
+    "prefix-index": ("prefix_index", "What the prefix index in Redis takes and gives."),
+    "prepare": ("prepare", "Time to prepare a prompt: template, tokens, hashes."),
+    "output": ("output_path", "What the output processor makes of engine frames."),
+    "sse": ("sse_path", "What a token costs between an engine's frame and the client's socket."),
+    "line": ("line_load", "Drive a line of its own under the loads of the table, on random weights."),
+    "dummy-model": ("dummy_model", "Write a model folder without weights, in the shape of a workload's model."),
+    "gpu": ("gpu_suite", "Test and measure everything on a GPU: correctness, then the table of workloads."),
+    "gateway": ("gateway_load", "What a gateway costs: overhead at a rate of requests, memory and CPU of streams."),
+    "fairness": ("fairness", "What ten tenants are given of a line when one of them asks for far too much."),
+    "isolation": ("isolation", "Whether a tenant feels in its first tokens what another has cached."),
+    "kernels": ("gpu_kernels", "Time and check the kernels on a GPU."),
+}
+"""Name → module and one line of help."""
+
+
+def run_program(main: Callable[..., Any]) -> None:
+    """`typer.run` of a benchmark's module; its help calls it what people do."""
+    app = typer.Typer(add_completion=False)
+    app.command()(main)
+    app(prog_name=program_name())
+
+
+def program_name() -> str:
+    """What the module that runs is called in a terminal."""
+    spec = sys.modules["__main__"].__spec__
+    module = "" if spec is None else spec.name.removeprefix("headwater.bench.").removesuffix(".__main__")
+    return next((f"headwater bench {name}" for name, (file, _) in BENCHMARKS.items() if file == module), sys.argv[0])

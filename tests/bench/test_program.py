@@ -1,0 +1,20 @@
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+
+from headwater.bench.program import BENCHMARKS
+
+
+def test_the_help_of_a_benchmark_calls_it_what_people_do() -> None:
+    command = [sys.executable, "-m", "headwater.bench", "stub", "--help"]
+    said = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout
+    assert "Usage: headwater bench stub [OPTIONS]" in said
+    for module, _ in BENCHMARKS.values():
+        spec = importlib.util.find_spec(f"headwater.bench.{module}")
+        assert spec is not None
+        places = spec.submodule_search_locations
+        source = Path(places[0]) / "__main__.py" if places else Path(spec.origin or "")
+        assert "run_program(" in source.read_text() or "program_name()" in source.read_text(), module
