@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -18,6 +18,11 @@ NOT_ENFORCED = frozenset(
     ]
 )
 """Keywords that narrow what is valid and that a grammar cannot express."""
+SAY_NOTHING: Mapping[str, object] = {
+    **{"uniqueItems": False, "unevaluatedItems": True, "unevaluatedProperties": True, "propertyNames": True},
+    **{"minContains": 0, "not": False, "dependentSchemas": {}, "dependentRequired": {}, "dependencies": {}},
+}
+"""Those of them that generators write out with a value that allows everything."""
 _MAPS = ("properties", "patternProperties", "$defs", "definitions")
 _LISTS = ("allOf", "anyOf", "oneOf", "prefixItems")
 _SINGLE = ("items", "additionalProperties", "additionalItems")
@@ -35,17 +40,26 @@ def parse_json(param: str, text: str) -> Any:
 
 
 def check_schema(param: str, schema: object) -> None:
-    """Raises `BadRequest` naming the first keyword that would be accepted but not held to, and where it stands."""
+    """Raises `BadRequest` naming the first keyword that would be accepted but not held to, and where it stands.
+
+    Takes out of the schema those that say nothing: the compiler knows none of them.
+    """
     if not isinstance(schema, dict):
         raise BadRequest.of(param, schema, "a JSON Schema that is an object")
     for path, part in _subschemas(schema, ""):
-        for keyword in part:
-            if keyword in NOT_ENFORCED and part[keyword] is not False:
+        for keyword in [each for each in part if each in NOT_ENFORCED]:
+            if keyword not in SAY_NOTHING or not _is_same(part[keyword], SAY_NOTHING[keyword]):
                 raise _not_enforced(param, path, keyword, "no grammar can hold an answer to it")
+            del part[keyword]
         # Keys that are not listed may come twice, and twice the same key is one property.
         least = part.get("minProperties", 0)
         if isinstance(least, int) and least > 1 + len(part.get("required") or ()):
             raise _not_enforced(param, path, "minProperties", "at most one more than `required` can be held to")
+
+
+def _is_same(value: object, other: object) -> bool:
+    """As JSON: neither 0 nor 1 is a truth value."""
+    return type(value) is type(other) and value == other
 
 
 def _not_enforced(param: str, path: str, keyword: str, why: str) -> BadRequest:

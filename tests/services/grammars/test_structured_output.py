@@ -182,8 +182,19 @@ def test_a_keyword_that_cannot_be_held_to_is_refused_by_name_and_place(keyword: 
 
 
 def test_a_property_may_bear_the_name_of_a_keyword() -> None:
-    schema = {"properties": {"not": {"type": "string"}, "if": {}}, "uniqueItems": False, "required": ["contains"]}
+    schema = {"properties": {"not": {"type": "string"}, "if": {}}, "required": ["contains"]}
     assert grammar_of(StructuredOutput(json_schema=json.dumps(schema)), SPECIAL)
+
+
+def test_a_keyword_that_says_nothing_is_taken_as_such(grammars: Grammars, demo_model: TextModel) -> None:
+    said = {"uniqueItems": False, "minContains": 0, "not": False, "propertyNames": True, "dependentRequired": {}}
+    schema = {"type": "array", "items": {"enum": [1, said]} | said, "maxItems": 2} | said
+    grammar = grammar_of(StructuredOutput(json_schema=json.dumps(schema)), SPECIAL)
+    assert accepts(grammars, demo_model, grammar, "[1, 1]")
+    assert accepts(grammars, demo_model, grammar, json.dumps([said]))
+    for keyword, value in (("uniqueItems", 0), ("unevaluatedProperties", False), ("propertyNames", False)):
+        with pytest.raises(BadRequest, match=keyword):
+            grammar_of(StructuredOutput(json_schema=json.dumps({keyword: value})), SPECIAL)
 
 
 def test_a_special_token_in_a_tag_is_that_token_and_not_its_letters(grammars: Grammars, demo_model: TextModel) -> None:
