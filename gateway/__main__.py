@@ -79,7 +79,7 @@ async def serve(settings: GatewaySettings) -> None:
         administration = Administration(admin, is_open=not settings.api_key_file)
         models_here = ModelSurface(bus, line.catalogues, administration)
         replicas_here = ReplicaSurface(line.members, administration)
-        app = make_app(line, settings, durable, admin, models_here, replicas_here)
+        app = make_app(line, settings, durable, admin, models_here, replicas_here, administration)
         shared: dict[str, Any] = {"reuse_port": settings.reuse_port, "tls": ClientTls.of(settings)}
         rest = RestListener(app, settings.host, settings.port, **shared)
         public = GrpcListener(

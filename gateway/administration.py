@@ -29,6 +29,12 @@ class Administration:
             raise errors.PermissionDenied("without keys a web page may not change a line")
         return ""
 
+    def may_see(self, exchange: Exchange) -> bool:
+        """Whether who asks may know of all tenants."""
+        if self._admin is not None:
+            return self._admin.is_admin(exchange)
+        return self._is_open and "origin" not in exchange.headers
+
     @contextlib.asynccontextmanager
     async def recorded(self, admin: str, action: str, change: dict[str, Any]) -> AsyncIterator[None]:
         if self._admin is None:

@@ -14,6 +14,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from headwater.gateway.administration import Administration
 from headwater.gateway.background.surface import BackgroundResponses
 from headwater.gateway.batches.durable import Durable
 from headwater.gateway.batches.surface import BatchSurface
@@ -68,9 +69,10 @@ def make_app(
     admin: AdminSurface | None,
     models_here: ModelSurface,
     replicas_here: ReplicaSurface,
+    administration: Administration,
 ) -> ASGIApp:
     """The application. Error pages and methods are ours, so that every answer has OpenAI's envelope."""
-    surface = RestSurface(line, settings, durable)
+    surface = RestSurface(line, settings, durable, administration)
     batches = BatchSurface(durable, surface.tenant_of, settings.max_file_bytes)
     routes: list[tuple[str, str, Handler]] = [
         ("POST", "/v1/chat/completions", surface.chat_completions),
@@ -181,8 +183,8 @@ class _Endpoint:
 class RestSurface:
     """The handlers."""
 
-    def __init__(self, line: Line, settings: GatewaySettings, durable: Durable) -> None:
-        self._line, self._settings = line, settings
+    def __init__(self, line: Line, settings: GatewaySettings, durable: Durable, administration: Administration) -> None:
+        self._line, self._settings, self._administration = line, settings, administration
         self._responses = Responses(line, line.responses, settings.sse_keep_alive)
         self._background = BackgroundResponses(durable, self._responses, settings.sse_keep_alive)
         self._conversations = Conversations(line.responses.conversations, settings.max_body_bytes)
@@ -339,8 +341,9 @@ class RestSurface:
         await exchange.reply_json({"version": VERSION})
 
     async def metrics(self, exchange: Exchange) -> None:
-        text = prometheus_client.generate_latest(self._line.metrics.registry)
-        await exchange.reply(text, prometheus_client.CONTENT_TYPE_LATEST.encode())
+        """To everyone who reaches the port; what names tenants only to those who may know of them all."""
+        page = self._line.metrics.page(with_tenants=self._administration.may_see(exchange))
+        await exchange.reply(page, prometheus_client.CONTENT_TYPE_LATEST.encode())
 
     async def openapi(self, exchange: Exchange) -> None:
         await exchange.reply_json(openapi_document(VERSION))

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from prometheus_client import CollectorRegistry, Gauge
+from prometheus_client import CollectorRegistry, Gauge, generate_latest
 from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from headwater.gateway.tally import Distribution, Tally
@@ -50,6 +51,18 @@ class ModelDemand(Collector):
             here.add_metric([model], num_requests)
             without.add_metric([model], num_without)
         yield from (here, without)
+
+
+class WithoutTenants(Collector):
+    """What of a registry names no tenants."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._registry = registry
+
+    def collect(self) -> Iterator[Metric]:
+        for family in self._registry.collect():
+            if not any("tenant" in sample.labels for sample in family.samples):
+                yield family
 
 
 LENGTH_BUCKETS = (1, 4, 16, 64, 256, 1024, 4096, 16_384, 65_536, 262_144)
@@ -103,6 +116,10 @@ class Metrics:
         self.demand = ModelDemand()
         registry.register(self.queue)
         registry.register(self.demand)
+
+    def page(self, *, with_tenants: bool) -> bytes:
+        """As Prometheus reads it; without tenants for whoever may not know of others."""
+        return generate_latest(self.registry if with_tenants else WithoutTenants(self.registry))
 
     def of(self, model: str) -> ModelMetrics:
         """Of a model that is served."""

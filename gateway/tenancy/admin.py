@@ -191,6 +191,11 @@ class AdminSurface:
             raise errors.PermissionDenied("this needs an administrator's key")
         return name
 
+    def is_admin(self, exchange: Exchange) -> bool:
+        """Of what is shown to others as well: nothing is refused."""
+        authorization = exchange.headers.get("authorization", "")
+        return bool(authorization) and self._admins.name_of(authorization) is not None
+
     @contextlib.asynccontextmanager
     async def recorded(self, admin: str, action: str, tenant: str, change: dict[str, Any]) -> AsyncIterator[None]:
         """Written before it is done, so that nothing is done unseen; what then fails has a second record."""

@@ -244,6 +244,29 @@ def test_a_tenant_s_secrets_are_in_no_log_and_no_metric(managed: Gateway) -> Non
     assert secret not in managed.client.get("/metrics").text
 
 
+def test_metrics_name_tenants_to_administrators_and_on_a_port_of_their_own(
+    managed: Gateway, behind: Behind, start_gateway: GatewayStarter, tmp_path: Path
+) -> None:
+    ada, name = Customer(managed), "headwater_tenant_tokens_total"
+    assert ada.post(CHAT, chat_body()).status_code == 200
+    told = {
+        who: managed.client.get("/metrics", headers={"authorization": f"Bearer {key}"} if key else {}).text
+        for who, key in (("nobody", ""), ("ada", ada.key), ("admin", ADMIN))
+    }
+    assert f'tenant="{ada.id}"' in told["admin"]
+    for who in ("nobody", "ada"):
+        assert (name in told[who], "tenant=" in told[who]) == (False, False)
+        assert "headwater_prompt_tokens_total" in told[who]
+    keys = tmp_path / "keys"
+    keys.write_text("eve a-key-of-eve\n")
+    with start_gateway(behind, f"--api-key-file={keys}", "--metrics-port=0") as gateway:
+        headers = {"authorization": "Bearer a-key-of-eve"}
+        assert gateway.client.post(CHAT, json=chat_body(), headers=headers).status_code == 200
+        assert name not in gateway.client.get("/metrics", headers=headers).text
+        own = httpx.get(f"http://{gateway.stage.addresses['metrics']}/metrics").text
+        assert f'{name}{{kind="output",tenant="eve"}} 8.0' in own
+
+
 def test_a_stream_that_is_resumed_is_charged_once_and_is_its_tenant_s_alone(managed: Gateway) -> None:
     ada, bob = Customer(managed, limits={"budget": 10_000, "budget_period": "day"}), Customer(managed)
     body = completion_body([500 + i for i in range(20)], max_tokens=3000, ignore_eos=True, stream=True)
