@@ -15,7 +15,6 @@ import triton.language as tl
 from headwater.kernels.hopper_attention import ROWS, num_teams
 from headwater.kernels.online_softmax import SPLIT
 
-SPLIT_BITS = 16
 _STRIPES = 8
 
 

@@ -11,8 +11,7 @@ import triton
 import triton.language as tl
 
 PURPOSE_SAMPLE = 0
-PURPOSE_ACCEPT = 1
-"""Keeps draws that accept a speculated token apart from draws of the token itself."""
+"""Of the draw of a token. Draws for anything else would have a number of their own."""
 
 # Multipliers of lowbias32 (Chris Wellons, "Prospecting for Hash Functions") as signed 32-bit integers.
 _MULTIPLIER_1 = 0x21F0AAAD

@@ -13,7 +13,6 @@ from headwater.kernels.dependent_launch import launch_options, release_dependent
 
 HEADS = 4
 """Heads a program; fixed, so that the layout of a reduction never depends on the batch."""
-FP8_MAX = 448.0
 
 
 def qk_norm_rope_store_kv(

@@ -676,21 +676,6 @@ class KvSnapshotPart(_message.Message):
 Global___KvSnapshotPart: _TypeAlias = KvSnapshotPart  # noqa: Y015
 
 @_typing.final
-class LoadRequest(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    def __init__(
-        self,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___LoadRequest: _TypeAlias = LoadRequest  # noqa: Y015
-
-@_typing.final
 class DrainRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

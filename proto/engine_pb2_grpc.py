@@ -50,11 +50,6 @@ class EngineStub:
                 request_serializer=headwater_dot_proto_dot_engine__pb2.KvSnapshotRequest.SerializeToString,
                 response_deserializer=headwater_dot_proto_dot_engine__pb2.KvSnapshotPart.FromString,
                 _registered_method=True)
-        self.GetLoad = channel.unary_unary(
-                '/headwater.v1.Engine/GetLoad',
-                request_serializer=headwater_dot_proto_dot_engine__pb2.LoadRequest.SerializeToString,
-                response_deserializer=headwater_dot_proto_dot_events__pb2.Load.FromString,
-                _registered_method=True)
         self.Drain = channel.unary_unary(
                 '/headwater.v1.Engine/Drain',
                 request_serializer=headwater_dot_proto_dot_engine__pb2.DrainRequest.SerializeToString,
@@ -91,13 +86,6 @@ class EngineServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def GetLoad(self, request, context):
-        """How busy the replica is, now.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
     def Drain(self, request, context):
         """Leaves: takes no new work, ends what runs within the limit.
         """
@@ -106,7 +94,7 @@ class EngineServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Info(self, request, context):
-        """Who the replica is and what it serves.
+        """Who the replica is, what it serves, and how busy it is now.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -129,11 +117,6 @@ def add_EngineServicer_to_server(servicer, server):
                     servicer.KvSnapshot,
                     request_deserializer=headwater_dot_proto_dot_engine__pb2.KvSnapshotRequest.FromString,
                     response_serializer=headwater_dot_proto_dot_engine__pb2.KvSnapshotPart.SerializeToString,
-            ),
-            'GetLoad': grpc.unary_unary_rpc_method_handler(
-                    servicer.GetLoad,
-                    request_deserializer=headwater_dot_proto_dot_engine__pb2.LoadRequest.FromString,
-                    response_serializer=headwater_dot_proto_dot_events__pb2.Load.SerializeToString,
             ),
             'Drain': grpc.unary_unary_rpc_method_handler(
                     servicer.Drain,
@@ -227,33 +210,6 @@ class Engine:
             '/headwater.v1.Engine/KvSnapshot',
             headwater_dot_proto_dot_engine__pb2.KvSnapshotRequest.SerializeToString,
             headwater_dot_proto_dot_engine__pb2.KvSnapshotPart.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def GetLoad(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/headwater.v1.Engine/GetLoad',
-            headwater_dot_proto_dot_engine__pb2.LoadRequest.SerializeToString,
-            headwater_dot_proto_dot_events__pb2.Load.FromString,
             options,
             channel_credentials,
             insecure,

@@ -38,12 +38,10 @@ class EngineStub:
     """Replays KV events that a subscriber missed; OUT_OF_RANGE when they are gone."""
     KvSnapshot: _grpc.UnaryStreamMultiCallable[_engine_pb2.KvSnapshotRequest, _engine_pb2.KvSnapshotPart]
     """Every block that is cached now."""
-    GetLoad: _grpc.UnaryUnaryMultiCallable[_engine_pb2.LoadRequest, _events_pb2.Load]
-    """How busy the replica is, now."""
     Drain: _grpc.UnaryUnaryMultiCallable[_engine_pb2.DrainRequest, _engine_pb2.DrainReply]
     """Leaves: takes no new work, ends what runs within the limit."""
     Info: _grpc.UnaryUnaryMultiCallable[_engine_pb2.InfoRequest, _events_pb2.Member]
-    """Who the replica is and what it serves."""
+    """Who the replica is, what it serves, and how busy it is now."""
 
 @_typing.type_check_only
 class EngineAsyncStub(EngineStub):
@@ -54,12 +52,10 @@ class EngineAsyncStub(EngineStub):
     """Replays KV events that a subscriber missed; OUT_OF_RANGE when they are gone."""
     KvSnapshot: _aio.UnaryStreamMultiCallable[_engine_pb2.KvSnapshotRequest, _engine_pb2.KvSnapshotPart]  # type: ignore[assignment]
     """Every block that is cached now."""
-    GetLoad: _aio.UnaryUnaryMultiCallable[_engine_pb2.LoadRequest, _events_pb2.Load]  # type: ignore[assignment]
-    """How busy the replica is, now."""
     Drain: _aio.UnaryUnaryMultiCallable[_engine_pb2.DrainRequest, _engine_pb2.DrainReply]  # type: ignore[assignment]
     """Leaves: takes no new work, ends what runs within the limit."""
     Info: _aio.UnaryUnaryMultiCallable[_engine_pb2.InfoRequest, _events_pb2.Member]  # type: ignore[assignment]
-    """Who the replica is and what it serves."""
+    """Who the replica is, what it serves, and how busy it is now."""
 
 class EngineServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -87,14 +83,6 @@ class EngineServicer(metaclass=_abc_1.ABCMeta):
         """Every block that is cached now."""
 
     @_abc_1.abstractmethod
-    def GetLoad(
-        self,
-        request: _engine_pb2.LoadRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_events_pb2.Load, _abc.Awaitable[_events_pb2.Load]]:
-        """How busy the replica is, now."""
-
-    @_abc_1.abstractmethod
     def Drain(
         self,
         request: _engine_pb2.DrainRequest,
@@ -108,6 +96,6 @@ class EngineServicer(metaclass=_abc_1.ABCMeta):
         request: _engine_pb2.InfoRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_events_pb2.Member, _abc.Awaitable[_events_pb2.Member]]:
-        """Who the replica is and what it serves."""
+        """Who the replica is, what it serves, and how busy it is now."""
 
 def add_EngineServicer_to_server(servicer: EngineServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

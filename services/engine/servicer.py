@@ -58,9 +58,6 @@ class EngineServicer(engine_pb2_grpc.EngineServicer):
                 last=start + _PART_HASHES >= len(hashes),
             )
 
-    async def GetLoad(self, request: pb.LoadRequest, context: Context) -> events_pb2.Load:
-        return self._door.load().to_pb(self._replica.replica_id, self._replica.epoch)
-
     async def Drain(self, request: pb.DrainRequest, context: Context) -> pb.DrainReply:
         if request.limit_ms:
             self._drain_seconds = request.limit_ms / 1000

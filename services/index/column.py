@@ -88,11 +88,6 @@ class IndexColumn:
         """The number of the published column."""
         return self._published.slot if self._published is not None else None
 
-    @property
-    def is_written(self) -> bool:
-        """Redis has everything."""
-        return not self._needs_filling and not self._pending and not self._published.unanswered  # type: ignore[union-attr]
-
     def add(self, block: bytes) -> None:
         self.blocks[block] = None
         self._pending[block] = True

@@ -39,7 +39,6 @@ class IndexWriter:
         self._columns = [IndexColumn(store, model.key, shard, owner, clock=clock) for shard in range(model.num_shards)]
         self._register_at = 0.0
         self._wanted = asyncio.Event()
-        self._written = asyncio.Event()
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[IndexWriter]:
@@ -76,12 +75,6 @@ class IndexWriter:
         """The published slot of each shard; None where the engine is not in the index."""
         return [column.slot for column in self._columns]
 
-    async def wait_written(self) -> None:
-        """Returns when Redis has everything that was applied before."""
-        while not all(column.is_written for column in self._columns):
-            self._written.clear()
-            await self._written.wait()
-
     def _column_with(self, block: bytes) -> IndexColumn:
         return next((column for column in self._columns if block in column.blocks), self._columns[0])
 
@@ -112,9 +105,7 @@ class IndexWriter:
             await self._register()
         if self.refusal is not None:
             return True
-        in_step = all([await column.write() for column in self._columns])
-        self._written.set()
-        return in_step
+        return all([await column.write() for column in self._columns])
 
     async def _register(self) -> None:
         try:

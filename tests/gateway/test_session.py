@@ -38,7 +38,7 @@ def is_idle(gateway: Gateway) -> bool:
 def used_blocks(address: str) -> int:
     with grpc.insecure_channel(address) as channel:
         stub: Any = engine_pb2_grpc.EngineStub(channel)
-        load = stub.GetLoad(engine_pb2.LoadRequest())
+        load = stub.Info(engine_pb2.InfoRequest()).load
     busy: int = load.num_running + load.num_waiting + load.num_used_blocks
     return busy
 

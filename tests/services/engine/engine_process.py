@@ -136,6 +136,9 @@ class Client:
             while len(self.tokens[stream_id]) < count:
                 await self.read()
 
+    async def load(self, timeout: float | None = None) -> Any:
+        return (await self.stub.Info(pb.InfoRequest(), timeout=timeout)).load
+
     async def idle_load(self) -> Any:
         """The engine's load once nothing runs or waits."""
         return await self.load_that(lambda load: not (load.num_running or load.num_waiting or load.num_used_blocks))
@@ -144,7 +147,7 @@ class Client:
         """The engine's load once the condition holds of it."""
         async with asyncio.timeout(30):
             while True:
-                load = await self.stub.GetLoad(pb.LoadRequest())
+                load = await self.load()
                 if condition(load):
                     return load
                 await asyncio.sleep(0.01)

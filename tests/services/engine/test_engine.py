@@ -164,7 +164,7 @@ async def test_a_broken_session_takes_its_streams_with_it_and_no_other(engine: E
         async with client_of(engine) as client:
             await client.send(*(add(i, prompt(i + 10), 1000, credit=3) for i in range(20)))
             await client.read_tokens(19, 3)
-            assert (await client.stub.GetLoad(pb.LoadRequest())).num_running == 21
+            assert (await client.load()).num_running == 21
         await other.load_that(lambda load: load.num_running == 1)
         await other.send(credits=[pb.Credit(stream_id=1, tokens=100)])
         await other.read_until_finished(1)
@@ -304,7 +304,7 @@ async def test_a_core_that_hangs_holds_up_the_door_for_nobody_and_too_much_for_i
             # More than the ring and the door's backlog hold.
             for i in range(1, 3000, 10):
                 await client.send(*(add(j, prompt(j, 4000)) for j in range(i, i + 10)))
-                assert (await client.stub.GetLoad(pb.LoadRequest(), timeout=20)).num_running == 1
+                assert (await client.load(timeout=20)).num_running == 1
             await client.read()
         finally:
             os.kill(engine.core_pid, signal.SIGCONT)
@@ -369,7 +369,7 @@ async def test_the_load_says_what_runs_and_what_steps_cost() -> None:
             await client.send(*(add(i, prompt(i, 64), 1000, credit=100) for i in range(10)))
             for i in range(10):
                 await client.read_tokens(i, 100)
-            load = await client.stub.GetLoad(pb.LoadRequest())
+            load = await client.load()
     assert (load.num_running, load.num_waiting, load.num_total_blocks, load.max_running) == (10, 0, 2047, 256)
     assert load.num_used_blocks == 10 * -(-164 // 16)
     assert load.prefix_queries == 640
