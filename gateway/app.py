@@ -133,8 +133,8 @@ def make_app(
     for method, path, handler in routes:
         handlers.setdefault(path, {})[method] = handler
     app: ASGIApp = Router(
-        [Route(path, _Endpoint(line, path, methods, settings.slow_reader_limit)) for path, methods in handlers.items()],
-        default=_Endpoint(line, "other", {}, settings.slow_reader_limit, surface.unknown_path),
+        [Route(path, _Endpoint(line, path, methods, settings)) for path, methods in handlers.items()],
+        default=_Endpoint(line, "other", {}, settings, surface.unknown_path),
         redirect_slashes=False,
     )
     if settings.allowed_origins:
@@ -156,14 +156,17 @@ class _Endpoint:
         line: Line,
         path: str,
         handlers: Mapping[str, Handler],
-        slow_reader_limit: float,
+        settings: GatewaySettings,
         otherwise: Handler | None = None,
     ) -> None:
         self._line, self._path, self._handlers, self._otherwise = line, path, handlers, otherwise
-        self._slow_reader_limit = slow_reader_limit
+        self._patience = {
+            "slow_reader_limit": settings.slow_reader_limit,
+            "slow_body_limit": settings.slow_body_limit,
+        }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        exchange = Exchange(scope, receive, send, self._slow_reader_limit)
+        exchange = Exchange(scope, receive, send, **self._patience)
         try:
             handler = self._handlers.get("GET" if exchange.method == "HEAD" else exchange.method, self._otherwise)
             if handler is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 import urllib.parse
 from collections.abc import AsyncGenerator, Callable, Coroutine, MutableMapping
 from dataclasses import dataclass
@@ -24,6 +25,8 @@ KNOWN_TENANT = "headwater.known_tenant"
 KNOWN_REQUEST = "headwater.known_request"
 """Keys of the scope."""
 FILE_PIECE_BYTES = 256 * 1024
+BODY_BYTES_PER_SECOND = 16 * 1024
+"""Past its first seconds a body may take as long as it does at this pace: a trickle holds no place for ever."""
 DISCARD_FACTOR = 16
 """A refused body up to so many limits is read over; of a longer one the connection is closed."""
 
@@ -44,9 +47,12 @@ class Exchange:
         scope: Message,
         receive: Receive,
         send: Callable[[Message], Any],
+        *,
         slow_reader_limit: float,
+        slow_body_limit: float,
     ) -> None:
-        self._receive, self._send, self._slow_reader_limit = receive, send, slow_reader_limit
+        self._receive, self._send = receive, send
+        self._slow_reader_limit, self._slow_body_limit = slow_reader_limit, slow_body_limit
         self.method: str = scope["method"]
         self.path: str = scope["path"]
         self.path_params: dict[str, str] = scope.get("path_params", {})
@@ -83,10 +89,19 @@ class Exchange:
         return b"".join([chunk async for chunk in self.chunks(limit)])
 
     async def chunks(self, limit: int) -> AsyncGenerator[bytes, None]:
-        """The body as it comes. Raises `BodyTooLarge` past the limit, `ClientGone` when no more of it comes."""
-        size = 0
+        """The body as it comes. Raises `BodyTooLarge` past the limit, `ClientGone` when no more of it comes, `SlowBody`
+        when it does not come in time."""
+        size, waited = 0, 0.0
         while True:
-            message = await self._receive()
+            asked_at, seconds = time.monotonic(), self._slow_body_limit + size / BODY_BYTES_PER_SECOND
+            try:
+                async with asyncio.timeout(seconds - waited):
+                    message = await self._receive()
+            except TimeoutError:
+                self.reply_headers.append((b"connection", b"close"))
+                raise errors.SlowBody(size, seconds) from None
+            # Not what whoever takes it does with a piece.
+            waited += time.monotonic() - asked_at
             if message["type"] == "http.disconnect":
                 self._client_left = True
                 raise errors.ClientGone("the client left before its request was whole")

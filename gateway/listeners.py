@@ -43,7 +43,8 @@ PING_OPTIONS = (
 MAX_HEAD_BYTES = 64 * 1024
 """Of a request's headers."""
 HEAD_SECONDS = 60.0
-"""That a connection may be open, or a request begun, without a whole head: nobody holds a socket for nothing."""
+"""That a connection may be open, a request begun without a whole head, or a body come that was answered already: nobody
+holds a socket for nothing."""
 SIZE_OPTIONS = (("grpc.max_metadata_size", MAX_HEAD_BYTES), ("grpc.absolute_max_metadata_size", MAX_HEAD_BYTES))
 SERVICE = inference_pb2.DESCRIPTOR.services_by_name["Inference"].full_name
 
@@ -62,6 +63,7 @@ class _BoundedHead(HttpToolsProtocol):
 
     _head_bytes = 0
     _in_head = True
+    _in_body = False
     _head_limit: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -85,9 +87,13 @@ class _BoundedHead(HttpToolsProtocol):
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        self._in_head = False
+        self._in_head, self._in_body = False, True
         self._head_is_here()
         super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        self._in_body = False
+        super().on_message_complete()
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
@@ -98,6 +104,9 @@ class _BoundedHead(HttpToolsProtocol):
                 self.send_400_response("the head of the request is too long")
         else:
             self._unfinished_bytes = 0
+        if self._in_body and self.cycle is not None and self.cycle.response_complete:
+            # The rest of a body that nobody waits for any more: until the next head.
+            self._await_head()
 
     _unfinished_bytes = 0
 

@@ -57,6 +57,9 @@ class GatewaySettings(StageTlsSettings):
     slow_reader_limit: float = setting(
         30.0, "seconds that a client may take nothing of its answer, over gRPC any time, over REST once it has ended"
     )
+    slow_body_limit: float = setting(
+        30.0, "seconds that a request's body over REST may take, and one more for each 16 KiB of it"
+    )
     drain_limit: float = setting(30.0, "seconds that running requests are given at shutdown")
     log_receipts: float = setting(0.01, "part of the requests whose routing decision is logged; failed ones always are")
     metrics_port: int = setting(-1, "port of /metrics for this process alone; 0: any, -1: none")
@@ -74,6 +77,7 @@ class GatewaySettings(StageTlsSettings):
             "response_ttl",
             "sse_keep_alive",
             "slow_reader_limit",
+            "slow_body_limit",
         ):
             if getattr(self, name) <= 0:
                 raise SettingError(name, getattr(self, name), "more than 0")

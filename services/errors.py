@@ -7,6 +7,7 @@
     ├── Unauthenticated            401 UNAUTHENTICATED
     ├── PermissionDenied           403 PERMISSION_DENIED
     ├── NotFound                   404 NOT_FOUND             a model, a request
+    ├── SlowBody                   408 DEADLINE_EXCEEDED     its body does not come
     ├── BodyTooLarge               413 INVALID_ARGUMENT
     ├── UnsupportedMediaType       415 INVALID_ARGUMENT
     ├── LimitExceeded              429 RESOURCE_EXHAUSTED    retry after
@@ -102,6 +103,13 @@ class NotFound(HeadwaterError):
         super().__init__(f"the {kind} {name!r} does not exist" + (f"; served: {told}" if served else ""))
         self.param = kind
         self.code = f"{kind}_not_found"
+
+
+class SlowBody(HeadwaterError):
+    code = "slow_body"
+
+    def __init__(self, num_bytes: int, seconds: float) -> None:
+        super().__init__(f"only {num_bytes} bytes of the request's body came within {seconds:g} s")
 
 
 class BodyTooLarge(HeadwaterError):

@@ -28,6 +28,7 @@ STATUS: dict[type[errors.HeadwaterError], grpc.StatusCode] = {
     errors.SlowReader: grpc.StatusCode.RESOURCE_EXHAUSTED,
     errors.ClientGone: grpc.StatusCode.CANCELLED,
     errors.Unavailable: grpc.StatusCode.UNAVAILABLE,
+    errors.SlowBody: grpc.StatusCode.DEADLINE_EXCEEDED,
     errors.DeadlineExceeded: grpc.StatusCode.DEADLINE_EXCEEDED,
     errors.InternalError: grpc.StatusCode.INTERNAL,
 }

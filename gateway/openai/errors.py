@@ -14,6 +14,7 @@ HTTP: dict[type[errors.HeadwaterError], tuple[int, str]] = {
     errors.Unauthenticated: (401, "authentication_error"),
     errors.PermissionDenied: (403, "permission_error"),
     errors.NotFound: (404, "invalid_request_error"),
+    errors.SlowBody: (408, "invalid_request_error"),
     errors.BodyTooLarge: (413, "invalid_request_error"),
     errors.UnsupportedMediaType: (415, "invalid_request_error"),
     errors.LimitExceeded: (429, "rate_limit_error"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -30,6 +31,22 @@ async def address(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[str, i
     host, _, port = listener.address.rpartition(":")
     yield host.removeprefix("http://"), int(port)
     await listener.stop(5.0)
+
+
+async def test_who_goes_on_sending_a_body_that_was_answered_is_cut_off(address: tuple[str, int]) -> None:
+    reader, writer = await asyncio.open_connection(*address)
+    writer.write(b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 1000000\r\n\r\n")
+    async with asyncio.timeout(30):
+        answer = await reader.readuntil(b"hello")
+        with contextlib.suppress(ConnectionError):
+            while not reader.at_eof():
+                writer.write(b"x")
+                await writer.drain()
+                await asyncio.sleep(0.01)
+    assert b"200 OK" in answer
+    writer.close()
+    with contextlib.suppress(ConnectionError):
+        await writer.wait_closed()
 
 
 @pytest.mark.parametrize("said", [b"", b"GET / HT", WHOLE[:-2], WHOLE + WHOLE[:10]])

@@ -48,6 +48,7 @@ def test_a_new_knob_is_a_decision() -> None:
         "response_ttl",
         "sse_keep_alive",
         "slow_reader_limit",
+        "slow_body_limit",
         "drain_limit",
         "log_receipts",
         "metrics_port",

@@ -21,12 +21,19 @@ WITHIN_CREDIT = SAMPLING | {"n": 6, "max_tokens": 1000}
 """Ends without a reader; with log probabilities it is far more than sockets hold."""
 PAST_CREDIT = SAMPLING | {"n": 2, "max_tokens": 1100}
 """Stands still without a reader."""
+FORM = '--b\r\nContent-Disposition: form-data; name="file"; filename="f"\r\n\r\n'
 MAX_BYTES = 64 * 1024 * 1024
 
 
 @pytest.fixture(scope="module")
 def impatient(behind: Behind, start_gateway: GatewayStarter) -> Iterator[Gateway]:
     with start_gateway(behind, "--slow-reader-limit=1") as gateway:
+        yield gateway
+
+
+@pytest.fixture(scope="module")
+def line_of_files(behind: Behind, start_gateway: GatewayStarter, nats_url: str) -> Iterator[Gateway]:
+    with start_gateway(behind, "--slow-body-limit=0.3", f"--nats-url={nats_url}") as gateway:
         yield gateway
 
 
@@ -40,6 +47,37 @@ def num_given_up(gateway: Gateway) -> int:
     """Requests over REST whose client left, or was left."""
     lines = gateway.client.get("/metrics").text.splitlines()
     return sum(int(float(line.rsplit(" ", 1)[1])) for line in lines if 'status="499"' in line and "_total" in line)
+
+
+@pytest.mark.parametrize(
+    ("path", "headers", "begin"),
+    [
+        ("/v1/chat/completions", "Content-Length: 4000", ""),
+        ("/v1/responses", "Transfer-Encoding: chunked", ""),
+        ("/v1/embeddings", "Content-Length: 4000\r\nExpect: 100-continue", ""),
+        ("/v1/files", "Content-Length: 4000\r\nContent-Type: multipart/form-data; boundary=b", FORM),
+    ],
+    ids=["plain", "chunked", "expecting", "file"],
+)
+def test_a_body_that_trickles_is_refused_in_its_time_however_steadily_it_comes(
+    line_of_files: Gateway, path: str, headers: str, begin: str
+) -> None:
+    host, _, port = line_of_files.rest.removeprefix("http://").partition(":")
+    with socket.create_connection((host, int(port)), timeout=60) as slow:
+        slow.sendall(f"POST {path} HTTP/1.1\r\nHost: x\r\n{headers}\r\n\r\n{begin}".encode())
+        received, heard = b"", b" "
+        while heard:
+            slow.settimeout(0.05)
+            try:
+                heard = slow.recv(65536)
+                received += heard
+            except TimeoutError:
+                slow.settimeout(60)
+                slow.sendall(b"1\r\n{\r\n" if "chunked" in headers else b"{")
+    assert b"HTTP/1.1 408" in received
+    assert b"connection: close" in received
+    reply = json.loads(received.rpartition(b"\r\n\r\n")[2])["error"]
+    assert (reply["type"], reply["code"]) == ("invalid_request_error", "slow_body")
 
 
 def deaf_over_rest(gateway: Gateway, is_resumable: bool) -> socket.socket:
