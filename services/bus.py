@@ -18,6 +18,7 @@ import structlog
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription as ServerSubscription
+from nats.aio.transport import TcpTransport
 from nats.js import JetStreamContext
 
 from headwater.services.runtime import end, log_failure
@@ -30,6 +31,10 @@ _FORGET_SECONDS = 30
 """After which nobody waits for the answer to a ping: the link that was to bring it has long been given up by then."""
 _RECONNECT_SECONDS: Any = 0.2
 """NOTE: the client takes fractions, its type says whole seconds."""
+_PING_SECONDS: Any = 2
+"""Between two questions to the server whether it is there; it is given up when the third is due."""
+_FULL_SECONDS = 1.0
+"""That a message waits for room where much has not been sent yet; then it goes with the rest, or is lost with it."""
 _DURABLE_SECONDS = 5.0
 """What one call of JetStream may take."""
 _QUEUE_LEN = 65536
@@ -80,6 +85,16 @@ class Subscription:
         self.put(Message(message.subject, message.data, message.reply))
 
 
+class _Client(Client):
+    """NOTE: the client waits for a link that it gives up until all that was written is sent, and only then says so and
+    tries another one: for ever, where a server hangs or is cut off and more was written than the system takes."""
+
+    async def _attempt_reconnect(self) -> None:
+        if isinstance(self._transport, TcpTransport) and self._transport._io_writer is not None:
+            self._transport._io_writer.transport.abort()
+        await super()._attempt_reconnect()
+
+
 class Bus:
     """A connection to NATS that is kept up for ever. Without a url it is a bus with nobody on it.
 
@@ -92,7 +107,7 @@ class Bus:
         self.url = url
         self.connected = False
         """The server answers and knows every subscription: what is published now arrives."""
-        self._client = Client()
+        self._client = _Client()
         self._subscriptions: list[Subscription] = []
         self._listeners: list[Callable[[], None]] = []
         self._linked = asyncio.Event()
@@ -212,8 +227,9 @@ class Bus:
             max_reconnect_attempts=-1,
             reconnect_time_wait=_RECONNECT_SECONDS,
             connect_timeout=int(_HANDSHAKE_SECONDS),
-            ping_interval=2,
+            ping_interval=_PING_SECONDS,
             max_outstanding_pings=2,
+            flush_timeout=_FULL_SECONDS,
             error_cb=self._on_error,
             disconnected_cb=self._on_disconnected,
             reconnected_cb=self._on_reconnected,

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import signal
 import uuid
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -10,7 +12,9 @@ import pytest
 
 from headwater.bench.bus_twin import Air, BusTwin
 from headwater.bench.cluster.relay import Relay
+from headwater.services import bus as bus_module
 from headwater.services.bus import Bus
+from headwater.services.runtime import owned_task
 from headwater.services.stack.embedded import start_nats
 
 
@@ -89,6 +93,29 @@ async def test_subscriptions_survive_a_restart_of_the_server_and_publishing_neve
                 if message.payload == b"after":
                     break
         assert reconnects == [1]
+    await server.stop()
+
+
+async def test_a_server_that_hangs_is_given_up_however_much_was_written_to_it(
+    free_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bus_module, "_PING_SECONDS", 0.5)
+    server = await start_nats(free_dir)
+    async with Bus.open(server.url, wait_seconds=30) as bus, bus.subscribe("a") as messages:
+        os.kill(server.pid, signal.SIGSTOP)
+        async with asyncio.timeout(60):
+            # More than the system and the client hold back.
+            while bus.connected:
+                await bus.publish("b", bytes(500_000))
+        os.kill(server.pid, signal.SIGCONT)
+
+        async def call() -> None:
+            while True:
+                await bus.publish("a", b"after")
+                await asyncio.sleep(0.05)
+
+        async with asyncio.timeout(60), owned_task(call()):
+            assert (await anext(messages)).payload == b"after"
     await server.stop()
 
 
