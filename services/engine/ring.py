@@ -23,6 +23,8 @@ _MORE = 1 << 31
 """Flag of an announced length: the message goes on in the next piece."""
 _RELEASE_EVERY = 256
 """Pieces after which the reader gives their bytes back at the latest; a pipe of one page holds more announcements."""
+_COLLECT_EVERY = 64 * _RELEASE_EVERY
+"""Pieces after which the writer takes what was given back, though it need not: the pipe may be one page only."""
 
 
 class PeerGone(Exception):
@@ -58,7 +60,7 @@ class RingWriter:
     def __init__(self, end: RingEnd) -> None:
         self._end, self._memory = end, _map(end)
         self._capacity = self._free = len(self._memory)
-        self._at = 0
+        self._at = self._num_uncollected = 0
 
     def fileno(self) -> int:
         """Readable when the reader gave bytes back, or is gone."""
@@ -78,7 +80,7 @@ class RingWriter:
 
     def try_write(self, piece: bytes, flag: int = 0) -> bool:
         """Whether there was room; raises `PeerGone`."""
-        if len(piece) > self._free:
+        if len(piece) > self._free or self._num_uncollected >= _COLLECT_EVERY:
             self._collect()
         if len(piece) > self._free:
             return False
@@ -95,6 +97,7 @@ class RingWriter:
             raise PeerGone from None
         self._at = (self._at + len(piece)) % self._capacity
         self._free -= len(piece)
+        self._num_uncollected += 1
         return True
 
     def close(self) -> None:
@@ -104,6 +107,7 @@ class RingWriter:
             self._end.close()
 
     def _collect(self) -> None:
+        self._num_uncollected = 0
         for released in _records(self._end.release):
             self._free += released
 

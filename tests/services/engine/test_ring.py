@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import os
 import signal
 import subprocess
@@ -55,6 +56,21 @@ def test_very_many_small_messages_wait_for_their_reader(ring: tuple[RingWriter, 
     writing.start()
     assert read_all(reader, len(messages)) == messages
     writing.join()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a pipe has the size that it has")
+def test_what_is_given_back_fits_the_smallest_pipe() -> None:
+    writer_end, reader_end = create_ring()
+    for pipe in (writer_end.release, writer_end.announce):
+        fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, 4096)
+    writer, reader = RingWriter(writer_end), RingReader(reader_end)
+    # Nothing of it makes the writer ask for room.
+    for _ in range(300):
+        for _ in range(1024):
+            writer.write(b"x")
+        assert reader.read() == [b"x"] * 1024
+    writer.close()
+    reader.close()
 
 
 def test_a_full_ring_takes_nothing_until_its_reader_has_read(ring: tuple[RingWriter, RingReader]) -> None:
