@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 Report = Callable[[str, int, int], None]
 """report(what, done, total): the part called `what` stands at `done` of `total`; the unit is the caller's."""
+
+
+def word_of(line: str) -> dict[str, Any] | None:
+    """What a child that speaks a JSON object a line says; None for what else comes from it, of its libraries say."""
+    try:
+        word = json.loads(line)
+    except ValueError:
+        return None
+    return word if isinstance(word, dict) and (word.keys() >= {"what", "done", "total"} or "folder" in word) else None
 
 
 def silent(what: str, done: int, total: int) -> None:

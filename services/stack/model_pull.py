@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import sys
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 from headwater.services.kept_child import keeper_command
-from headwater.services.progress import Report
+from headwater.services.progress import Report, word_of
 from headwater.services.stack.settings import StackSettings
 from headwater.services.stack.stage_process import SupervisorPipe
 
@@ -35,10 +35,10 @@ async def pull_model(model: str, settings: StackSettings, supervisor: Supervisor
     folder, last_words = None, "it said nothing"
     try:
         assert process.stdout is not None
-        async for line in process.stdout:
-            if not line.startswith(b"{"):
-                last_words = line.decode(errors="replace").strip() or last_words
-            elif "folder" in (word := json.loads(line)):
+        async for line in _lines(process.stdout):
+            if (word := word_of(line)) is None:
+                last_words = line or last_words
+            elif "folder" in word:
                 folder = Path(word["folder"])
             else:
                 report(word["what"], word["done"], word["total"])
@@ -49,3 +49,12 @@ async def pull_model(model: str, settings: StackSettings, supervisor: Supervisor
     if folder is None:
         raise PullFailed(last_words)
     return folder
+
+
+async def _lines(output: asyncio.StreamReader) -> AsyncIterator[str]:
+    """To its end. A line that is too long for anybody is left out."""
+    while True:
+        with contextlib.suppress(ValueError):
+            if not (line := await output.readline()):
+                return
+            yield line.decode(errors="replace").strip()
