@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import json
 import os
 import shutil
 import sys
@@ -18,7 +17,7 @@ from headwater.services.hardware import resolve_device, resolve_dtype
 from headwater.services.kept_child import kept_child
 from headwater.services.models import demo_model, hugging_face
 from headwater.services.models.manifest import LAYOUT, MANIFEST_NAME, ModelManifest
-from headwater.services.progress import Report
+from headwater.services.progress import Report, word_of
 
 _WHOLE_FILE_BYTES = 64 << 20
 _NUM_SAMPLES, _SAMPLE_BYTES = 256, 64 << 10
@@ -170,15 +169,30 @@ def _convert(source: Source, path: Path, folder: Path, dtype: str, device: str, 
     last_words = "it said nothing"
     with kept_child(command) as converter:
         for line in converter:
-            if line.startswith("{"):
-                report = json.loads(line)
-                progress(report["what"], report["done"], report["total"])
+            if (word := word_of(line)) is not None:
+                progress(word["what"], word["done"], word["total"])
             elif line:
                 last_words = line
     if converter.returncode != 0:
         shutil.rmtree(partial)
         raise ConversionFailed(path, last_words)
-    partial.rename(folder)
+    _keep(partial, as_=folder)
+
+
+def _keep(partial: Path, *, as_: Path) -> None:
+    """Renames; a machine that loses its power meanwhile finds the whole folder there, or none."""
+    for each in (*partial.iterdir(), partial):
+        _sync(each)
+    partial.rename(as_)
+    _sync(as_.parent)
+
+
+def _sync(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
 
 
 def point(link: Path, folder: Path) -> None:

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
+from headwater.services.models import store
 from headwater.services.models.hugging_face import HubError
 from headwater.services.models.manifest import LAYOUT
 from headwater.services.models.store import ModelNotFound, default_cache_dir, find_source, pull
@@ -59,3 +61,14 @@ def test_a_model_in_the_cache_is_not_made_again(tmp_path: Path) -> None:
     folder = tmp_path / "smollm2-135m-instruct" / f"0.1.2-float32-{LAYOUT}"
     folder.mkdir(parents=True)
     assert pull("smollm2-135m-instruct", cache_dir=tmp_path, progress=silent, dtype="float32") == folder
+
+
+def test_a_folder_lies_on_the_disk_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    partial, folder = tmp_path / "partial", tmp_path / "whole"
+    partial.mkdir()
+    (partial / "weights").write_bytes(b"1")
+    written: list[tuple[int, bool]] = []
+    monkeypatch.setattr(os, "fsync", lambda fd: written.append((os.fstat(fd).st_ino, folder.exists())))
+    store._keep(partial, as_=folder)
+    inodes = [path.stat().st_ino for path in (folder / "weights", folder, tmp_path)]
+    assert written == [(inodes[0], False), (inodes[1], False), (inodes[2], True)]
