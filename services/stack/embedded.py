@@ -75,7 +75,7 @@ async def start_nats(
     """A NATS server on loopback that logs into `folder`; `jetstream` is the folder of durable streams, None for none.
 
     Port 0 takes a free one. `launcher` is put before the command and `pass_fds` are inherited, for a supervisor that
-    keeps its children tied to it. Raises `EmbeddedServerError`.
+    keeps its children tied to it. Raises `EmbeddedServerError`, and `OSError` where the system has no room for it.
     """
     binary = _nats_binary()
     storage = () if jetstream is None else ("-js", "-sd", str(jetstream))
@@ -165,7 +165,8 @@ async def _says(server: EmbeddedServer, log: Path, ready: str) -> bool:
                 await asyncio.sleep(0.01)
     except TimeoutError:
         await server.kill()
-    except asyncio.CancelledError:
+    except (asyncio.CancelledError, OSError):
+        # Also where its log cannot be read: nobody would know of it.
         await server.kill()
         raise
     return False

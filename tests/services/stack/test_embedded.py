@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
+import sys
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -49,6 +51,17 @@ async def test_a_killed_server_is_noticed_by_whoever_waits_for_it(free_dir: Path
     waiting = asyncio.create_task(server.wait())
     await server.kill()
     assert await waiting == -9
+
+
+async def test_a_server_whose_log_cannot_be_read_is_not_left_behind(free_dir: Path) -> None:
+    log, born = free_dir / "valkey.log", free_dir / "pid"
+    code = (
+        f"import os, time; open({str(born)!r}, 'w').write(str(os.getpid())); os.unlink({str(log)!r}); time.sleep(600)"
+    )
+    with pytest.raises(FileNotFoundError):
+        await start_valkey(free_dir, launcher=(sys.executable, "-c", code))
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(born.read_text()), 0)
 
 
 async def test_a_port_in_use_is_reported_with_the_servers_own_words(free_dir: Path, redis_url: str) -> None:
