@@ -13,6 +13,9 @@ THINKING_TEMPLATE = """\
 {%- if tools %}<|im_start|>system
 Tools: {{ tools | tojson }}, called by <tool_call>{"name": …, "arguments": …}</tool_call><|im_end|>
 {% endif %}
+{%- if verbosity is defined %}<|im_start|>system
+Verbosity: {{ verbosity }}<|im_end|>
+{% endif %}
 {%- for message in messages %}<|im_start|>{{ message.role }}
 {{ message.content }}
 {%- for call in message.tool_calls or [] %}<tool_call>{{ call.function | tojson }}</tool_call>{% endfor %}<|im_end|>

@@ -61,7 +61,12 @@ HARMLESS: Mapping[str, Any] = {
     "stream_reasoning": True,
 }
 """Values of these that ask for nothing, beside those that are empty or false."""
-MATTERS_ELSEWHERE = {"parallel_tool_calls": True, "include_reasoning": True, "add_generation_prompt": True}
+MATTERS_ELSEWHERE = {
+    "parallel_tool_calls": True,
+    "include_reasoning": True,
+    "add_generation_prompt": True,
+    "verbosity": "medium",
+}
 """Of fields that one endpoint has and another has not: values that ask for nothing."""
 
 

@@ -39,7 +39,8 @@ class ResponseAnswer:
     def __post_init__(self) -> None:
         self.conversation_id = self.asked.conversation_id
         wants_logprobs = LOGPROBS in (self.asked.include or ()) or self.asked.top_logprobs is not None
-        self.items = ResponseItems(self.request_id, wants_logprobs=wants_logprobs)
+        wants_summary = self.asked.reasoning is not None and self.asked.reasoning.summary is not None
+        self.items = ResponseItems(self.request_id, wants_logprobs=wants_logprobs, wants_summary=wants_summary)
 
     @property
     def id(self) -> str:

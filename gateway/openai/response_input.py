@@ -60,6 +60,7 @@ def check(asked: ResponsesRequest) -> None:
 def names_of(asked: ResponsesRequest) -> dict[str, str]:
     """How a client knows the fields that the contract has under other names."""
     renamed = {"messages": "input", "max_tokens": "max_output_tokens"}
+    renamed |= {"reasoning_effort": "reasoning.effort", "verbosity": "text.verbosity"}
     if asked.structured_outputs is None:
         renamed |= {
             "structured_output.json_schema": "text.format.schema",
@@ -141,6 +142,7 @@ def to_prompt(asked: ResponsesRequest, items: Sequence[InputItem], *, first: int
         allowed_tools=allowed,
         parallel_tool_calls=asked.parallel_tool_calls,
         reasoning_effort=asked.reasoning.effort if asked.reasoning is not None else None,
+        verbosity=asked.text.verbosity if asked.text is not None else None,
     )
     if asked.chat_template_kwargs is not None:
         conversation.chat_template_kwargs_json = msgspec.json.encode(asked.chat_template_kwargs).decode()

@@ -9,6 +9,7 @@ from headwater.gateway.pieces import CallPiece, Piece
 
 Event = dict[str, Any]
 Item = dict[str, Any]
+SUMMARY = "response.reasoning_summary"
 CALLS = {
     "function_call": ("function_call_arguments", "arguments"),
     "custom_tool_call": ("custom_tool_call_input", "input"),
@@ -17,11 +18,14 @@ CALLS = {
 
 
 class ResponseItems:
-    """Grows by pieces of the one choice. Events are without their sequence number, which the stream knows."""
+    """Grows by pieces of the one choice. Events are without their sequence number, which the stream knows.
 
-    def __init__(self, request_id: str, *, wants_logprobs: bool) -> None:
+    Where a summary of the thoughts is wanted they are told a second time, as that: there is no shorter one.
+    """
+
+    def __init__(self, request_id: str, *, wants_logprobs: bool, wants_summary: bool) -> None:
         self.items: list[Item] = []
-        self._request_id, self._wants_logprobs = request_id, wants_logprobs
+        self._request_id, self._wants_logprobs, self._wants_summary = request_id, wants_logprobs, wants_summary
         self._texts: list[str] = []
         """Of the open item's text or arguments."""
         self._logprobs: list[dict[str, Any]] = []
@@ -61,6 +65,8 @@ class ResponseItems:
             events.append({"type": "response.output_text.delta", **where, "delta": text, "logprobs": scores})
         else:
             events.append({"type": "response.reasoning_text.delta", **where, "delta": text})
+            if self._wants_summary:
+                events.append({"type": f"{SUMMARY}_text.delta", **self._where(summary=True), "delta": text})
         return events
 
     def _call(self, call: CallPiece) -> list[Event]:
@@ -85,6 +91,9 @@ class ResponseItems:
         ]
         if item["type"] not in CALLS:
             events.append({"type": "response.content_part.added", **self._where(content=True), "part": self._part("")})
+        if item["type"] == "reasoning" and self._wants_summary:
+            part = {"type": "summary_text", "text": ""}
+            events.append({"type": f"{SUMMARY}_part.added", **self._where(summary=True), "part": part})
         return events
 
     def _close(self, status: str) -> list[Event]:
@@ -105,9 +114,19 @@ class ResponseItems:
                 {"type": f"response.{kind}.done", **where, "text": text, **scores},
                 {"type": "response.content_part.done", **where, "part": part},
             ]
+        if item["type"] == "reasoning" and self._wants_summary:
+            events += self._sum_up(item, text)
         return [
             *events,
             {"type": "response.output_item.done", "output_index": len(self.items) - 1, "item": dict(item)},
+        ]
+
+    def _sum_up(self, item: Item, text: str) -> list[Event]:
+        part, where = {"type": "summary_text", "text": text}, self._where(summary=True)
+        item["summary"] = [part]
+        return [
+            {"type": f"{SUMMARY}_text.done", **where, "text": text},
+            {"type": f"{SUMMARY}_part.done", **where, "part": part},
         ]
 
     def _part(self, text: str) -> dict[str, Any]:
@@ -115,9 +134,9 @@ class ResponseItems:
             return {"type": "reasoning_text", "text": text}
         return {"type": "output_text", "text": text, "annotations": [], "logprobs": self._logprobs if text else []}
 
-    def _where(self, *, content: bool = False) -> dict[str, Any]:
+    def _where(self, *, content: bool = False, summary: bool = False) -> dict[str, Any]:
         where: dict[str, Any] = {"item_id": self.items[-1]["id"], "output_index": len(self.items) - 1}
-        return where | {"content_index": 0} if content else where
+        return where | ({"content_index": 0} if content else {}) | ({"summary_index": 0} if summary else {})
 
     def _message(self) -> Item:
         return {

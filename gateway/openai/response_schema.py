@@ -97,7 +97,12 @@ class Reasoning(Body, kw_only=True):
     """How much is thought."""
 
     effort: str | None = None
-    summary: str | None = None
+    summary: (
+        Annotated[
+            Literal["auto", "detailed"], Meta(description="auto or detailed: thoughts are told whole, not summed up")
+        ]
+        | None
+    ) = None
 
 
 class ResponseStreamOptions(Body, kw_only=True):

@@ -272,6 +272,7 @@ class ChatCompletionRequest(Answering, kw_only=True):
     parallel_tool_calls: Flag | None = None
     include_reasoning: Flag | None = None
     reasoning_effort: str | None = None
+    verbosity: str | None = None
     max_completion_tokens: Annotated[Whole, Meta(description="a whole number, at least 1")] | None = None
     logprobs: Flag | None = None
     top_logprobs: Annotated[Whole, Meta(description="a whole number, 0…20")] | None = None

@@ -90,6 +90,7 @@ def _answering_to_pb(asked: ChatCompletionRequest) -> processor_pb2.Conversation
         parallel_tool_calls=asked.parallel_tool_calls,
         include_reasoning=asked.include_reasoning,
         reasoning_effort=asked.reasoning_effort,
+        verbosity=asked.verbosity,
     )
 
 

@@ -16,6 +16,7 @@ from headwater.services.text.chat_template import ChatTemplate
 
 Message = dict[str, Any]
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+VERBOSITIES = ("low", "medium", "high")
 _TOOL_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 ROLES = ("system", "developer", "user", "assistant", "tool")
 _RESERVED = ("messages", "tools", "add_generation_prompt", "continue_final_message")
@@ -37,7 +38,9 @@ def render(template: ChatTemplate, conversation: processor_pb2.Conversation) -> 
         tools=tools,
         add_generation_prompt=not conversation.HasField("add_generation_prompt") or conversation.add_generation_prompt,
         continue_final_message=goes_on,
-        variables=_effort(conversation) | _variables(conversation.chat_template_kwargs_json, template),
+        variables=_effort(conversation)
+        | _verbosity(conversation)
+        | _variables(conversation.chat_template_kwargs_json, template),
     )
 
 
@@ -59,6 +62,14 @@ def _effort(conversation: processor_pb2.Conversation) -> dict[str, Any]:
     if not effort:
         return {}
     return {"reasoning_effort": effort, "enable_thinking": effort != "none", "thinking": effort != "none"}
+
+
+def _verbosity(conversation: processor_pb2.Conversation) -> dict[str, Any]:
+    """How much to say, for those templates that can be told."""
+    verbosity = conversation.verbosity
+    if verbosity and verbosity not in VERBOSITIES:
+        raise BadRequest.of("verbosity", verbosity, ", ".join(VERBOSITIES))
+    return {"verbosity": verbosity} if verbosity else {}
 
 
 def _check_tool_names(conversation: processor_pb2.Conversation) -> None:

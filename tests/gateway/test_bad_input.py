@@ -143,6 +143,8 @@ JSON_ROWS: list[tuple[str, dict[str, Any], int, str | None]] = [
     (CHAT, {"tool_choice": "auto"}, 400, "tool_choice"),
     (CHAT, {"functions": [{"name": "f"}]}, 400, "functions"),
     (CHAT, {"reasoning_effort": "some"}, 400, "reasoning_effort"),
+    (CHAT, {"verbosity": "loud"}, 400, "verbosity"),
+    (COMPLETIONS, {"verbosity": "low"}, 400, "verbosity"),
     (CHAT, {"thinking_token_budget": 8}, 400, "thinking_token_budget"),
     (CHAT, {"thinking_token_budget": -2}, 400, "thinking_token_budget"),
     (CHAT, {"truncation_side": "middle"}, 400, "truncation_side"),

@@ -142,6 +142,7 @@ FIELDS: dict[str, tuple[dict[str, Any], dict[str, Any], Effect]] = {
     ),
     "chat_template_kwargs": (SHORT, {"chat_template_kwargs": {"opens_thoughts": True}}, lambda a, b: b.prompt == a.prompt + "<think>\n"),
     "reasoning_effort": (SHORT, {"reasoning_effort": "none"}, lambda a, b: b.prompt.endswith("</think>\n\n")),
+    "verbosity": (SHORT, {"verbosity": "low"}, lambda a, b: "Verbosity: low" in b.prompt and "Verbosity" not in a.prompt),
     "include_reasoning": (
         THINKING | {"max_tokens": 12},
         {"include_reasoning": False},
@@ -197,6 +198,7 @@ ELSEWHERE = {
     "stream_options": "test_chat.py",
     "add_special_tokens": "test_processor.py",
     "resumable": "test_resume.py",
+    "continuous_usage": "test_public_grpc.py",
     "response_format": "test_line_structured.py",
     "structured_outputs": "test_line_structured.py",
     "guided_json": "test_line_structured.py",
@@ -255,7 +257,7 @@ def test_what_asks_for_nothing_is_accepted(thinker: Gateway) -> None:
     }
     others = {"session_id": "s", "stream_interval": 4, "spaces_between_special_tokens": True, "user": "u"}
     others |= {"metadata": {"a": "b"}, "service_tier": "auto", "store": True, "safety_identifier": "s"}
-    others |= {"prompt_cache_key": "k", "verbosity": "low"}
+    others |= {"prompt_cache_key": "k"}
     assert Rest(thinker).ask({"max_tokens": 4} | empty | others).prompt
 
 

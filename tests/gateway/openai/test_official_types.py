@@ -34,6 +34,7 @@ ANSWERS: list[dict[str, Any]] = [
     {"tools": FLAT, "tool_choice": {"type": "custom", "name": "note"}, "reasoning": {"effort": "none"}},
     {"tools": FLAT, "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "custom", "name": "note"}]}},
     {**THINKING, "text": {"format": {"type": "json_object"}}, "prompt_cache_key": "k", "max_tool_calls": 3},
+    {**THINKING, "reasoning": {"effort": "low", "summary": "auto"}, "text": {"verbosity": "low"}},
 ]  # fmt: skip
 
 

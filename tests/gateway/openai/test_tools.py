@@ -175,6 +175,40 @@ def test_responses_put_thoughts_and_calls_out_as_items(client: openai.OpenAI) ->
     assert "".join(streamed) == done.arguments == whole.output[1].arguments
 
 
+def test_thoughts_are_told_again_as_their_summary_where_one_is_wanted(client: openai.OpenAI) -> None:
+    """A turn that goes on from it has the same prompt either way."""
+    asked: Any = {"model": MODEL, "input": USER, "temperature": 1, "max_output_tokens": 60}
+    extra = {"chat_template_kwargs": {"opens_thoughts": True}, "thinking_token_budget": 20, "seed": 3}
+    extra |= {"structured_outputs": {"choice": ["The end."]}}
+    plain: Any = client.responses.create(**asked, extra_body=extra)
+    told: Any = client.responses.create(**asked, extra_body=extra, reasoning={"summary": "auto"})
+    thoughts = plain.output[0].content[0].text
+    assert plain.output[0].summary == []
+    assert (
+        [part.text for part in told.output[0].summary] == [part.text for part in told.output[0].content] == [thoughts]
+    )
+    events: Any = list(
+        client.responses.create(**asked, extra_body=extra, reasoning={"summary": "detailed"}, stream=True)
+    )
+    said = [event for event in events if event.type.startswith("response.reasoning_summary")]
+    kinds = [event.type.removeprefix("response.reasoning_summary_") for event in said]
+    assert (kinds[0], *kinds[-2:]) == ("part.added", "text.done", "part.done")
+    assert "".join(event.delta for event in said if event.type.endswith("text.delta")) == said[-2].text == thoughts
+    assert next(e for e in events if e.type == "response.output_item.done").item.summary[0].text == thoughts
+    counted = [
+        client.responses.create(**asked | {"input": "And?"}, previous_response_id=each.id).usage.input_tokens
+        for each in (plain, told)
+    ]
+    assert counted[0] == counted[1]
+    for wrong, param in (
+        ({"reasoning": {"summary": "concise"}}, "reasoning.summary"),
+        ({"text": {"verbosity": "loud"}}, "text.verbosity"),
+    ):
+        with pytest.raises(openai.BadRequestError) as refused:
+            client.responses.create(**asked, extra_body=wrong)
+        assert refused.value.param == param
+
+
 async def test_grpc_tells_thoughts_and_calls_apart_too(thinker: Gateway) -> None:
     conversation = processor_pb2.Conversation(
         messages=[common_pb2.ChatMessage(role="user", content="The weather in Ulm?")],
