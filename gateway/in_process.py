@@ -31,10 +31,11 @@ async def call(
     tenant: Tenant,
     priority: int,
     *,
+    method: str = "POST",
     known: KnownRequest | None = None,
     on_body: Callable[[bytes], None] | None = None,
 ) -> Reply:
-    """POST of a JSON body. Cancelling it is a client that leaves. `on_body` gets a good answer as it comes."""
+    """A JSON body or none. Cancelling it is a client that leaves. `on_body` gets a good answer as it comes."""
     reply, asked = Reply(), [body]
     for_ever = asyncio.Event()
 
@@ -57,7 +58,7 @@ async def call(
 
     scope = {
         "type": "http",
-        "method": "POST",
+        "method": method,
         "path": path,
         "headers": [(b"content-type", b"application/json"), (b"x-priority", b"%d" % priority)],
         KNOWN_TENANT: KnownTenant(tenant),

@@ -59,6 +59,12 @@ class StreamLost(errors.Unavailable):
         self.cause = cause
 
 
+class TakenOver(errors.ClientGone):
+    """Another reader goes on with the stream."""
+
+    code = "stream_taken_over"
+
+
 class PoisonRequest(errors.InternalError):
     """Two engines died of it, as far as anyone can tell."""
 
@@ -69,7 +75,7 @@ def error_of(finish: OutputFinish) -> errors.HeadwaterError:
     """Of a stream that ended without its answer's end."""
     message = finish.error or "the engine ended the request"
     if finish.cause == common_pb2.LOSS_CAUSE_TAKEN_OVER:
-        return errors.ClientGone(message)
+        return TakenOver(message)
     if finish.retriable:
         return StreamLost(message, _CAUSES.get(finish.cause, Cause.FAULT))
     if finish.reason == common_pb2.FINISH_REASON_CANCELLED:

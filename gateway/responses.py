@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+import msgspec
 import structlog
 
 from headwater.gateway.caller import Caller
@@ -29,7 +30,7 @@ from headwater.gateway.pieces import Gathered
 from headwater.gateway.response_store import Item, KeptResponse, ResponseStore
 from headwater.gateway.resumed import ResumedGeneration, run_resumed
 from headwater.gateway.session import Generation, run_all
-from headwater.gateway.stream_context import Found, StreamContext, StreamKind
+from headwater.gateway.stream_context import Found, StreamContext, StreamKind, StreamNotKept
 from headwater.proto import processor_pb2
 from headwater.services import errors
 
@@ -47,8 +48,12 @@ class Responses:
         check(asked)
         caller = caller.with_body(asked.request_id, asked.priority)
         exchange.request_id = caller.shown_id
-        if asked.stream and asked.stream_options is not None and asked.stream_options.resumable:
+        known = exchange.known
+        if known is not None or (asked.stream and asked.stream_options is not None and asked.stream_options.resumable):
             context = StreamContext(kind=StreamKind.RESPONSE, body=body, client_request_id=caller.client_request_id)
+            if known is not None:
+                # Whoever computes it in the background reads a stream, which another gateway can go on with.
+                context = msgspec.structs.replace(context, created=known.created)
             await self._answer(exchange, caller, asked, context, NumberedStream(exchange.open_stream))
         else:
             await self._answer(exchange, caller, asked)
@@ -68,7 +73,9 @@ class Responses:
     async def resume(
         self, exchange: Exchange, caller: Caller, asked: ResponsesRequest, out: NumberedStream, found: Found
     ) -> None:
-        """A stream that began elsewhere."""
+        """A stream that began elsewhere. Raises `StreamNotKept` for one that is computed in the background."""
+        if asked.background and exchange.known is None:
+            raise StreamNotKept(found.request_id)
         caller = caller.with_body(asked.request_id, asked.priority)
         await self._answer(exchange, caller, asked, found.context, out, found)
 
@@ -84,9 +91,8 @@ class Responses:
         answer = ResponseAnswer(request_id=caller.request_id, asked=asked)
         if context is not None:
             answer.created = context.created
-        elif exchange.known is not None:
-            answer.created = exchange.known.created
-        events = ResponseEvents(answer, out.opened_by if out else exchange.open_stream) if asked.stream else None
+        is_streamed = bool(asked.stream) or out is not None
+        events = ResponseEvents(answer, out.opened_by if out else exchange.open_stream) if is_streamed else None
         if events is not None:
             exchange.error_event = events.failure
         gathered = Gathered()
@@ -108,7 +114,7 @@ class Responses:
             if events is None:
                 answer.items.add(gathered.of(generation.choices[0]))
                 answer.items.end("incomplete" if generation.choices[0].finish_reason == "length" else "completed")
-            is_known = found is not None and found.has_ended
+            is_known = found is not None and found.has_ended and exchange.known is None
             response = await self._kept(caller, answer, generation, before, said, is_known=is_known)
         finally:
             generation.dissolve()

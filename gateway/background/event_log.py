@@ -5,6 +5,7 @@ A run that goes on where another died says what that one had not: the text is th
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections import Counter
 from collections.abc import AsyncIterator
@@ -42,6 +43,7 @@ class EventWriter:
         self._told: Counter[tuple[str, int]] = Counter()
         """Characters of deltas, and other events, by type and item."""
         self._waiting: list[bytes] = []
+        self._flushing = asyncio.Lock()
 
     async def catch_up(self) -> None:
         """With what an earlier run wrote."""
@@ -69,18 +71,20 @@ class EventWriter:
     async def flush(self) -> None:
         """Raises `Overtaken`, and what NATS raises."""
         rooms = await self._durable.rooms()
-        while self._waiting:
-            sizes = accumulate(len(event) for event in self._waiting)
-            events = self._waiting[: max(1, sum(size <= MAX_BYTES for size in sizes))]
-            expected = {Header.EXPECTED_LAST_SUBJECT_SEQUENCE.value: str(self._last_sequence)}
-            try:
-                ack = await rooms.js.publish(self._subject, b"[" + b",".join(events) + b"]", headers=expected)
-            except nats.js.errors.APIError as refused:
-                if is_wrong_sequence(refused):
-                    raise Overtaken from None
-                raise
-            self._last_sequence = ack.seq
-            del self._waiting[: len(events)]
+        # Who flushes at the same time would say the same once more, and find that somebody was faster.
+        async with self._flushing:
+            while self._waiting:
+                sizes = accumulate(len(event) for event in self._waiting)
+                events = self._waiting[: max(1, sum(size <= MAX_BYTES for size in sizes))]
+                expected = {Header.EXPECTED_LAST_SUBJECT_SEQUENCE.value: str(self._last_sequence)}
+                try:
+                    ack = await rooms.js.publish(self._subject, b"[" + b",".join(events) + b"]", headers=expected)
+                except nats.js.errors.APIError as refused:
+                    if is_wrong_sequence(refused):
+                        raise Overtaken from None
+                    raise
+                self._last_sequence = ack.seq
+                del self._waiting[: len(events)]
 
 
 async def follow(durable: Durable, response_id: str, after: int) -> AsyncIterator[Event]:

@@ -1,7 +1,7 @@
-"""Computes responses in the background: through the gateway's own surface, as if their clients waited.
+"""Computes responses in the background: through the gateway's own surface, as if their clients read a stream.
 
-Whatever dies on the way, the next run begins anew with the same seed. A run that was overtaken finds another's name on
-the record and stops.
+Whatever dies on the way, the next run goes on with that stream, or where it is not kept any more begins anew with the
+same seed. A run that was overtaken loses its stream, or finds another's name on the record, and stops.
 """
 
 from __future__ import annotations
@@ -25,11 +25,14 @@ from headwater.gateway.batches.insist import insist
 from headwater.gateway.batches.line_caller import BUSY, MAX_FAULTS, PAUSES
 from headwater.gateway.batches.workers import PAUSE_SECONDS, Workers
 from headwater.gateway.exchange import KnownRequest
+from headwater.gateway.loss import TakenOver
 from headwater.gateway.response_store import ResponseStore
 from headwater.services.errors import NotFound, Unavailable
 from headwater.services.runtime import end
 
-PATH = "/v1/responses"
+PATH, STREAMS = "/v1/responses", "/v1/streams"
+RESUME_SECONDS = 20.0
+"""That a run asks for the stream of the one before; longer than anybody keeps it."""
 MAX_RESPONSES = 64
 """That one gateway computes at once."""
 LOOK_SECONDS = 0.5
@@ -57,11 +60,12 @@ class BackgroundRunner:
             yield self
 
     async def _work(self, held: HeldResponse) -> None:
+        run = _Run(self._durable, self._app, self._responses, held.tenant, held.response_id)
         try:
             async with held.held():
-                run = _Run(self._durable, self._app, self._responses, held.tenant, held.response_id)
                 await run.to_its_end()
             await held.done()
+            await run.forget()
         except asyncio.CancelledError:
             await held.give_back()
             raise
@@ -69,6 +73,7 @@ class BackgroundRunner:
             # Deleted or cancelled, or done by a run that died before it said so.
             with contextlib.suppress(*FAILURES):
                 await held.done()
+            await run.forget()
         except Overtaken:
             structlog.get_logger().info("response is another runner's", response=held.response_id)
         except (*FAILURES, Unavailable) as failure:
@@ -84,12 +89,16 @@ class _Run:
         self._tenant, self._id = tenant, response_id
         self._name = secrets.token_hex(8)
         self._events = EventWriter(durable, response_id)
+        self._resumes_until = 0.0
+        """Of the loop's clock."""
+        self._record: Record | None = None
         self._last: dict[str, Any] = {}
         """The response of the last event."""
         self._unread = b""
+        self._is_overtaken = False
 
     async def to_its_end(self) -> None:
-        record = await insist(lambda: self._ledger.change(self._tenant, self._id, self._claim))
+        record = self._record = await insist(lambda: self._ledger.change(self._tenant, self._id, self._claim))
         if record.is_streamed:
             await self._events.catch_up()
         work = asyncio.create_task(self._compute(record))
@@ -103,9 +112,16 @@ class _Run:
         finally:
             await end(work, watch, writing)
 
+    async def forget(self) -> None:
+        """Nobody comes for its stream any more."""
+        if self._record is not None:
+            await self._call("DELETE", f"{STREAMS}/{self._record.request_id}", b"")
+
     def _claim(self, record: Record) -> None:
         if record.is_over:
             raise Stopped
+        if record.owner:
+            self._resumes_until = asyncio.get_running_loop().time() + RESUME_SECONDS
         record.owner = self._name
         record.response["status"] = "in_progress"
 
@@ -139,10 +155,12 @@ class _Run:
             await insist(lambda: self._ledger.change(self._tenant, self._id, end))
 
     async def _response(self, record: Record) -> dict[str, Any]:
-        """Of a run to the answer's end, whatever that is."""
+        """Of a run to the answer's end, whatever that is. Raises `Overtaken`."""
         reply = await self._answered(record)
+        if self._is_overtaken:
+            raise Overtaken
         if reply.status == 200:
-            return self._last if record.is_streamed else msgspec.json.decode(self._unread, type=dict[str, Any])
+            return self._last
         error = msgspec.json.decode(reply.body or b"{}").get("error", {})
         told = {key: error.get(key) for key in ("code", "message")}
         response = record.response | {"status": "failed", "error": told}
@@ -150,32 +168,50 @@ class _Run:
         return response
 
     async def _answered(self, record: Record) -> in_process.Reply:
-        """What cannot be served now is tried again."""
+        """What cannot be served now is tried again, and what failed on the way if nobody was told of it."""
         tries = num_faults = 0
-        known = KnownRequest(record.request_id, record.response["created_at"])
-        on_body = self._read if record.is_streamed else self._gather
         while True:
-            reply = await in_process.call(
-                self._app, PATH, record.body, record.tenant, record.priority, known=known, on_body=on_body
-            )
+            self._unread = b""
+            reply = await self._asked(record)
+            has_failed = not record.is_streamed and self._last.get("status") == "failed"
             if reply.status not in BUSY:
-                num_faults += reply.status >= 500
-                if reply.status < 500 or num_faults == MAX_FAULTS:
+                num_faults += reply.status >= 500 or has_failed
+                if (reply.status < 500 and not has_failed) or num_faults == MAX_FAULTS or self._is_overtaken:
                     return reply
             await asyncio.sleep(PAUSES[min(tries, len(PAUSES) - 1)])
             tries += 1
 
-    def _gather(self, piece: bytes) -> None:
-        self._unread += piece
+    async def _asked(self, record: Record) -> in_process.Reply:
+        """The stream of a run before, for as long as it may be kept; else a new one."""
+        if asyncio.get_running_loop().time() < self._resumes_until:
+            reply = await self._call("GET", f"{STREAMS}/{record.request_id}", b"")
+            if reply.status != 404:
+                return reply
+            self._resumes_until = 0.0
+        return await self._call("POST", PATH, record.body)
+
+    async def _call(self, method: str, path: str, body: bytes) -> in_process.Reply:
+        record = self._record
+        assert record is not None
+        known = KnownRequest(record.request_id, record.response["created_at"])
+        on_body = self._read if method != "DELETE" else None
+        return await in_process.call(
+            self._app, path, body, record.tenant, record.priority, method=method, known=known, on_body=on_body
+        )
 
     def _read(self, piece: bytes) -> None:
-        """Events of the stream, without comments."""
+        """Events of the stream, without comments. Those behind the word that another reads it are not the answer's."""
         *whole, self._unread = (self._unread + piece).split(b"\n\n")
         for text in whole:
             _, found, data = text.partition(b"data: ")
-            if found:
-                event = msgspec.json.decode(data)
-                self._last = event.get("response", self._last)
+            if not found or self._is_overtaken:
+                continue
+            event = msgspec.json.decode(data)
+            self._is_overtaken = event["type"] == "error" and event.get("code") == TakenOver.code
+            if self._is_overtaken:
+                return
+            self._last = event.get("response", self._last)
+            if self._record is not None and self._record.is_streamed:
                 self._events.add(event)
 
     async def _write(self) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
 
+from headwater.services.stack.embedded import start_nats
 from tests.gateway.conftest import GatewayStarter
 from tests.gateway.stages import MODEL, Behind, Gateway
 
@@ -102,6 +104,49 @@ def test_what_cannot_be_answered_is_refused_at_once(client: openai.OpenAI, keepe
         assert keeper.client.get(f"/v1/responses/resp_x?stream=true&starting_after={after}").status_code == 400
     reply = gateway.client.post("/v1/responses", json={"model": MODEL, "input": "x", "background": True})
     assert (reply.status_code, reply.json()["error"]["code"]) == (503, "storage_unavailable")
+
+
+@pytest.fixture
+async def own_nats_url(tmp_path: Path, kept: dict[str, Any]) -> AsyncIterator[str]:
+    """Where nobody else takes work."""
+    server = await start_nats(tmp_path, jetstream=tmp_path / "streams", **kept)
+    yield server.url
+    await server.stop()
+
+
+def test_another_gateway_goes_on_with_what_was_computed(
+    behind: Behind, start_gateway: GatewayStarter, own_nats_url: str, shared_redis_url: str
+) -> None:
+    """Of one that leaves: the second run dispatches nothing, says nothing twice, and in the end all of it is there."""
+    asked: Any = LONG | {"max_output_tokens": 1500, "input": "Tell of the sea."}
+    flags = (f"--nats-url={own_nats_url}", f"--redis-url={shared_redis_url}")
+    with start_gateway(behind, *flags) as first, start_gateway(behind, *flags) as second:
+        with openai.OpenAI(base_url=f"{first.rest}/v1", api_key="any", max_retries=0) as official:
+            undisturbed = official.responses.create(**asked | {"background": False})
+            stream = official.responses.create(**asked, stream=True)
+            told: list[Any] = [next(stream)]
+            while not text_of(told):
+                told.append(next(stream))
+            stream.close()
+        response_id = told[0].response.id
+        computing, other = sorted((first, second), key=load_of, reverse=True)
+        assert (load_of(computing), load_of(other)) == (1, 0)
+        computing.stage.terminate()
+        with openai.OpenAI(base_url=f"{other.rest}/v1", api_key="any", max_retries=0) as official:
+            events: list[Any] = list(official.responses.retrieve(response_id, stream=True))
+            done = over(official, response_id)
+        assert text_of(events) == done.output_text == undisturbed.output_text
+        assert [event.sequence_number for event in events] == list(range(len(events)))
+        assert done.usage.output_tokens == 1500
+        [prompt] = other.client.get(f"/v1/requests/{response_id}/explain").json()["prompts"]
+        assert prompt["attempts"] == [], "no engine was asked again"
+        other.wait_until(lambda: other.client.get(f"/v1/streams/{response_id}").status_code == 404)
+        computing.stage.process.wait(60)
+
+
+def load_of(gateway: Gateway) -> int:
+    load: int = gateway.client.get("/load").json()["server_load"]
+    return load
 
 
 @pytest.mark.long

@@ -12,7 +12,7 @@ from headwater.proto import inference_pb2, inference_pb2_grpc, processor_pb2
 from tests.gateway.conftest import GatewayStarter
 from tests.gateway.stages import MODEL, Behind, Gateway, chat_body, completion_body
 
-NUM_REQUESTS = 30
+NUM_REQUESTS = 20
 FEW = 3
 """Objects a request, of those that a server makes on its own."""
 OF_GRPC = 12

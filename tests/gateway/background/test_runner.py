@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from headwater.gateway.background.event_log import Overtaken
+from headwater.gateway.background.event_log import Overtaken, _written
 from headwater.gateway.background.ledger import BackgroundLedger
 from headwater.gateway.background.records import Record
 from headwater.gateway.background.runner import Stopped, _Run
@@ -17,8 +17,19 @@ from headwater.gateway.background.surface import _cancel
 from headwater.gateway.batches.durable import Durable
 from headwater.gateway.response_store import ResponseStore
 from headwater.gateway.tenants import Tenant
+from headwater.services import subjects
 from headwater.services.bus import Bus
 from headwater.services.store import Store
+
+
+def told(kind: str, **more: Any) -> bytes:
+    """An event of a stream."""
+    return b"id: 1\nevent: %b\ndata: %b\n\n" % (kind.encode(), msgspec.json.encode({"type": kind} | more))
+
+
+async def reply(send: Any, status: int, body: bytes) -> None:
+    await send({"type": "http.response.start", "status": status, "headers": []})
+    await send({"type": "http.response.body", "body": body})
 
 
 def _take_over(record: Record) -> None:
@@ -38,9 +49,7 @@ async def test_an_answer_that_comes_too_late_changes_nothing(
 
         async def answer(scope: Any, receive: Any, send: Any) -> None:
             await ledger.change(tenant.id, response_id, meanwhile)
-            await send({"type": "http.response.start", "status": 200, "headers": []})
-            body = msgspec.json.encode(response | {"status": "completed"})
-            await send({"type": "http.response.body", "body": body})
+            await reply(send, 200, told("response.completed", response=response | {"status": "completed"}))
 
         await ledger.add(
             Record(tenant=tenant, priority=0, request_id="r", body=b"{}", is_streamed=False, response=response)
@@ -51,3 +60,57 @@ async def test_an_answer_that_comes_too_late_changes_nothing(
                 await run.to_its_end()
         left = await ledger.get(tenant.id, response_id)
     assert left.response["status"] == ("cancelled" if meanwhile is _cancel else "in_progress")
+
+
+AGAIN, ANEW = ("GET", "/v1/streams/r"), ("POST", "/v1/responses")
+LOST = told("error", code="stream_taken_over") + told("response.failed", response={"status": "failed"})
+
+
+@pytest.mark.parametrize(
+    ("owner", "statuses", "asked"),
+    [
+        ("", [200], [ANEW]),
+        ("", [503, 200], [ANEW, ANEW]),
+        ("before", [200], [AGAIN]),
+        ("before", [503, 200], [AGAIN, AGAIN]),
+        ("before", [404, 503, 200], [AGAIN, ANEW, ANEW]),
+    ],
+)
+@pytest.mark.parametrize("is_lost", [False, True])
+async def test_a_run_goes_on_with_the_stream_of_the_one_before_or_begins_anew(
+    owner: str, statuses: list[int], asked: list[tuple[str, str]], is_lost: bool, nats_url: str, redis_url: str
+) -> None:
+    """Unless it loses the stream to another: then nothing that is said of that is the answer's."""
+    tenant, response_id = Tenant(id=uuid.uuid4().hex), f"resp_{uuid.uuid4().hex}"
+    response: dict[str, Any] = {"id": response_id, "status": "queued", "created_at": 1, "store": False}
+    done = told("response.completed", response=response | {"status": "completed"})
+    heard: list[tuple[str, str]] = []
+
+    async def answer(scope: Any, receive: Any, send: Any) -> None:
+        status = statuses[len(heard)]
+        heard.append((scope["method"], scope["path"]))
+        await reply(send, status, b"{}" if status != 200 else LOST if is_lost else done)
+
+    async with Bus.open(nats_url, wait_seconds=5.0) as bus, Store.open(redis_url) as store:
+        durable = Durable(bus)
+        ledger = BackgroundLedger(durable)
+        record = Record(tenant=tenant, priority=0, request_id="r", body=b"{}", is_streamed=True, response=response)
+        record.owner = owner
+        await ledger.add(record)
+        run = _Run(durable, answer, ResponseStore(store, 60.0), tenant.id, response_id)
+        async with asyncio.timeout(60):
+            if is_lost:
+                with pytest.raises(Overtaken):
+                    await run.to_its_end()
+            else:
+                await run.to_its_end()
+        left = await ledger.get(tenant.id, response_id)
+        rooms = await durable.rooms()
+        said = [
+            event["type"]
+            async for _, events in _written(rooms.js, subjects.background_events(response_id))
+            for event in events
+        ]
+    assert heard == asked
+    assert left.response["status"] == ("in_progress" if is_lost else "completed")
+    assert said == ([] if is_lost else ["response.completed"])
