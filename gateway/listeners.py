@@ -23,8 +23,9 @@ from headwater.gateway.line import Line
 from headwater.gateway.public_grpc import InferenceService
 from headwater.gateway.settings import GatewaySettings
 from headwater.proto import inference_pb2, inference_pb2_grpc
-from headwater.services.advertise import advertised
+from headwater.services.advertise import advertised, joined
 from headwater.services.grpc_errors import ErrorInterceptor
+from headwater.services.tls import bind
 
 BACKLOG = 2048
 KEEP_ALIVE_SECONDS = 60
@@ -191,21 +192,26 @@ class RestListener:
 
 
 def _bound(host: str, port: int, reuse_port: bool) -> socket.socket:
+    """Raises `OSError`."""
     family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-    bound = socket.socket(family, socket.SOCK_STREAM)
-    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listening = socket.socket(family, socket.SOCK_STREAM)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     if reuse_port:
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     # Accepted connections inherit these. A client that is there and reads slowly is not cut off by them.
-    bound.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     if hasattr(socket, "TCP_KEEPIDLE"):
-        bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, SILENCE_SECONDS)
-        bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, PATIENCE_SECONDS // 2)
-        bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 2)
-    bound.bind(address)
-    bound.listen(BACKLOG)
-    bound.setblocking(False)
-    return bound
+        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, SILENCE_SECONDS)
+        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, PATIENCE_SECONDS // 2)
+        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 2)
+    try:
+        listening.bind(address)
+    except OSError as fault:
+        listening.close()
+        raise OSError(fault.errno, f"cannot listen on {joined(host, port)}: {fault.strerror}") from None
+    listening.listen(BACKLOG)
+    listening.setblocking(False)
+    return listening
 
 
 class GrpcListener:
@@ -227,9 +233,8 @@ class GrpcListener:
         inference_pb2_grpc.add_InferenceServicer_to_server(InferenceService(line), self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server)
-        at = f"{host}:{port}"
-        bound = self._server.add_secure_port(at, tls.for_grpc()) if tls else self._server.add_insecure_port(at)
-        self.address = advertised(host, bound)
+        credentials = tls.for_grpc() if tls is not None else None
+        self.address = advertised(host, bind(self._server, joined(host, port), credentials))
 
     async def start(self) -> None:
         await self._server.start()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from headwater.services.advertise import is_loopback
@@ -84,6 +85,7 @@ class GatewaySettings(StageTlsSettings):
         for name in ("max_queued", "cold_start_timeout", "batch_concurrency", "drain_limit"):
             if getattr(self, name) < 0:
                 raise SettingError(name, getattr(self, name), "at least 0")
+        self._check_addresses()
         if bool(self.tls_cert_file) != bool(self.tls_key_file):
             raise SettingError("tls_key_file", self.tls_key_file, "a file, together with --tls-cert-file, or neither")
         if self.tls_client_ca_file and not self.tls_cert_file:
@@ -96,6 +98,12 @@ class GatewaySettings(StageTlsSettings):
         if not (self.api_key_file or self.keeps_tenants or is_loopback(self.host)):
             allowed = "a loopback address, unless --api-key-file or --admin-key-file says who may call"
             raise SettingError("host", self.host, allowed)
+
+    def _check_addresses(self) -> None:
+        for name in ("processor", "output_processor", "replica"):
+            for address in getattr(self, name):
+                if not re.fullmatch(r".+:\d{1,5}", address):
+                    raise SettingError(name, address, "host:port")
 
     @property
     def keeps_tenants(self) -> bool:

@@ -12,6 +12,11 @@ def advertised(host: str, port: int) -> str:
     """`host:port`; for a server that listens everywhere, with the address of this machine's (or pod's) own name."""
     if host in WILDCARDS:
         host = socket.gethostbyname(socket.gethostname())
+    return joined(host, port)
+
+
+def joined(host: str, port: int | str) -> str:
+    """`host:port`, with brackets around an address of IPv6."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 

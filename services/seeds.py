@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mappin
 import structlog
 
 from headwater.services import tls
+from headwater.services.advertise import joined
 from headwater.services.member import Kind
 from headwater.services.runtime import owned_task
 
@@ -61,7 +62,7 @@ class Seeds:
         host, port = _split(told[1])
         while True:
             try:
-                self._known[told] = frozenset(_joined(each, port) for each in await self._resolve(host))
+                self._known[told] = frozenset(joined(each, port) for each in await self._resolve(host))
             except OSError as failure:
                 # What it meant last is the best guess at what it means.
                 structlog.get_logger().debug("name not resolved", name=host, error=str(failure))
@@ -85,7 +86,3 @@ def _is_taken_apart(address: str) -> bool:
 def _split(address: str) -> tuple[str, str]:
     host, _, port = address.rpartition(":")
     return host.removeprefix("[").removesuffix("]"), port
-
-
-def _joined(host: str, port: str) -> str:
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

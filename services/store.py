@@ -28,7 +28,9 @@ from redis.exceptions import (
 )
 from redis.exceptions import ConnectionError as ConnectionLost
 
+from headwater.services.bus import without_password
 from headwater.services.runtime import end
+from headwater.services.settings import SettingError
 
 READ_SECONDS = 0.003
 """What a read may take while a request waits for it."""
@@ -63,7 +65,7 @@ class Script:
 class Store:
     """A client of one Redis, or of a Redis Cluster where the url says `redis+cluster://`. Without a url: unavailable.
 
-    Opening never fails and never waits: the first use connects.
+    Opening never waits and fails for a url that is none alone, with `SettingError`: the first use connects.
     """
 
     def __init__(self, url: str | None, *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -165,6 +167,11 @@ def _client(url: str) -> Any:
         "retry": Retry(NoBackoff(), 0),
         "max_connections": _MAX_CONNECTIONS,
     }
-    if url.startswith(_CLUSTER_SCHEME):
-        return RedisCluster.from_url(url.replace(_CLUSTER_SCHEME, "redis://", 1), **options)
-    return Redis.from_url(url, **options)
+    try:
+        if url.startswith(_CLUSTER_SCHEME):
+            return RedisCluster.from_url(url.replace(_CLUSTER_SCHEME, "redis://", 1), **options)
+        return Redis.from_url(url, **options)
+    except ValueError:
+        # What it says may have the password.
+        allowed = f"redis://host:port, rediss://, unix:// or {_CLUSTER_SCHEME}"
+        raise SettingError("redis_url", without_password(url), allowed) from None

@@ -87,6 +87,14 @@ def stages_secured(settings: StageTlsSettings) -> Iterator[None]:
 
 
 def add_port(server: grpc.aio.Server, address: str) -> int:
-    """Lets a stage's server listen, by the scope's certificates; its port."""
+    """Lets a stage's server listen, by the scope's certificates; its port. Raises `OSError`."""
     tls = current()
-    return server.add_insecure_port(address) if tls is None else server.add_secure_port(address, tls.server())
+    return bind(server, address, tls.server() if tls is not None else None)
+
+
+def bind(server: grpc.aio.Server, address: str, credentials: grpc.ServerCredentials | None) -> int:
+    """The port that a server listens on from here on. Raises `OSError`."""
+    try:
+        return server.add_secure_port(address, credentials) if credentials else server.add_insecure_port(address)
+    except RuntimeError:
+        raise OSError(f"cannot listen on {address}: it is in use, or no address of this machine") from None

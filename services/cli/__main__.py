@@ -47,9 +47,9 @@ from headwater.services.stack.stage_process import StageDied
 KNOWN_ERRORS: tuple[type[Exception], ...] = (
     *(SettingError, ModelNotFound, ModelFolderError, ConversionFailed, HubError, DemoModelError),
     *(StackError, StageDied, EmbeddedServerError, cluster.NobodyThere, ChatError, AdminError, ModelError),
-    httpx.HTTPError,
+    *(httpx.HTTPError, OSError),
 )
-"""What a person can do something about; anything else is a fault of ours and shows its trace."""
+"""What a person can do something about, files among it; anything else is a fault of ours and shows its trace."""
 
 STAGES = {
     "gateway": ("headwater.gateway", "The front door: REST and public gRPC, routing."),

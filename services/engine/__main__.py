@@ -18,7 +18,7 @@ from headwater.services.engine.replica import Replica
 from headwater.services.engine.servicer import EngineServicer
 from headwater.services.engine.settings import EngineSettings
 from headwater.services.models.entry import ModelRefused
-from headwater.services.models.manifest import ModelFolderError
+from headwater.services.models.manifest import ModelFolderError, ModelManifest
 from headwater.services.runtime import Lifetime, configure_logging, in_one_line, lifetime, owned_task, run_stage
 from headwater.services.settings import SettingError, read_settings
 from headwater.services.text.stage import Listener, metrics_served
@@ -31,6 +31,8 @@ LAST_WORDS_SECONDS = 2.0
 
 async def serve(settings: EngineSettings) -> None:
     """From settings to the last token. Raises `CoreFailed`, `ModelFolderError` or `ModelRefused`."""
+    if settings.model_folder is not None:
+        ModelManifest.read(settings.model_folder)
     async with lifetime("engine") as life, CoreLink.running(settings) as core:
         # The core takes longer to start: what the door needs is read meanwhile.
         with contextlib.closing(GrammarCompiler(settings.model_folder)) as compiler:

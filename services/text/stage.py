@@ -12,7 +12,7 @@ import grpc
 import prometheus_client
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from headwater.services.advertise import advertised
+from headwater.services.advertise import advertised, joined
 from headwater.services.bus import Bus
 from headwater.services.channel import server_options
 from headwater.services.grpc_errors import ErrorInterceptor
@@ -64,7 +64,7 @@ class Listener:
         self.server = grpc.aio.server(interceptors=interceptors, options=server_options())
         self._service, self._health = service, health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.server)
-        self.address = advertised(host, add_port(self.server, f"{host}:{port}"))
+        self.address = advertised(host, add_port(self.server, joined(host, port)))
 
     async def start(self) -> None:
         await self.server.start()
@@ -125,7 +125,7 @@ def metrics_served(host: str, port: int) -> Iterator[dict[str, str]]:
         return
     server, thread = prometheus_client.start_http_server(port, host)
     try:
-        yield {"metrics": f"{host}:{server.server_port}"}
+        yield {"metrics": joined(host, server.server_port)}
     finally:
         server.shutdown()
         server.server_close()

@@ -33,6 +33,12 @@ async def address(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[str, i
     await listener.stop(5.0)
 
 
+async def test_a_port_in_use_is_named_with_its_address(address: tuple[str, int]) -> None:
+    host, port = address
+    with pytest.raises(OSError, match=f"cannot listen on {host}:{port}: Address already in use"):
+        RestListener(hello, host, port, reuse_port=False)
+
+
 async def test_who_goes_on_sending_a_body_that_was_answered_is_cut_off(address: tuple[str, int]) -> None:
     reader, writer = await asyncio.open_connection(*address)
     writer.write(b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 1000000\r\n\r\n")

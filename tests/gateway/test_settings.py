@@ -70,8 +70,12 @@ def test_listening_on_loopback_needs_no_keys(host: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "flag", ["--port=65536", "--grpc-port=-1", "--max-running=0", "--max-queued=-1", "--drain-limit=-1"]
+    "flag",
+    [
+        *("--port=65536", "--grpc-port=-1", "--max-running=0", "--max-queued=-1", "--drain-limit=-1"),
+        *("--replica=engine", "--processor=[::1]", "--output-processor=host:grpc"),
+    ],
 )
-def test_numbers_out_of_range_are_refused_by_name(flag: str) -> None:
+def test_what_cannot_be_meant_is_refused_by_name(flag: str) -> None:
     with pytest.raises(SettingError, match=flag.partition("=")[0]):
         read_settings(GatewaySettings, [flag], {})

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from redis.exceptions import ResponseError
 
+from headwater.services.settings import SettingError
 from headwater.services.stack.embedded import start_valkey
 from headwater.services.store import READ_SECONDS, Script, Store, StoreUnavailable
 
@@ -31,6 +32,12 @@ async def test_more_calls_at_once_than_there_are_connections_are_answered_all(re
     async with Store.open(redis_url) as store:
         answers = await asyncio.gather(*(store.run(ECHO, ["k"], [number]) for number in range(300)))
     assert answers == [[b"k", b"%d" % number] for number in range(300)]
+
+
+async def test_a_url_that_is_none_is_refused_without_its_password() -> None:
+    with pytest.raises(SettingError, match=r"^--redis-url is 'http://host'; allowed: redis://"):
+        async with Store.open("http://me:secret@host"):
+            pass
 
 
 async def test_without_a_url_the_store_is_unavailable(redis_url: str) -> None:

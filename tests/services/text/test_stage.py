@@ -6,7 +6,9 @@ import asyncio
 import dataclasses
 import json
 import os
+import re
 import signal
+import socket
 import sys
 import urllib.request
 import uuid
@@ -24,7 +26,9 @@ from headwater.services.membership import Members
 from headwater.services.output_processor.__main__ import OutputProcessorSettings
 from headwater.services.processor.__main__ import ProcessorSettings
 from headwater.services.runtime import READY_FD
+from headwater.services.text.stage import Listener
 
+ENGINE = "headwater.services.engine"
 STAGES = {"headwater.services.processor": Kind.PROCESSOR, "headwater.services.output_processor": Kind.OUTPUT_PROCESSOR}
 # Torch is installed where the tests run; a stage that wants it fails here.
 WITHOUT_TORCH = (
@@ -103,7 +107,7 @@ def _get(url: str) -> str:
         return str(reply.read().decode())
 
 
-@pytest.mark.parametrize("module", STAGES)
+@pytest.mark.parametrize("module", [*STAGES, ENGINE])
 async def test_a_stage_that_lacks_its_model_says_so_and_fails(module: str, tmp_path: Path) -> None:
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", module, f"--model-folder={tmp_path}", stderr=asyncio.subprocess.PIPE
@@ -111,3 +115,19 @@ async def test_a_stage_that_lacks_its_model_says_so_and_fails(module: str, tmp_p
     _, said = await process.communicate()
     assert process.returncode == 1
     assert "is not a converted model: model.json is missing" in said.decode().strip().splitlines()[-1]
+
+
+@pytest.mark.skipif(not socket.has_ipv6, reason="no IPv6 here")
+async def test_a_stage_listens_on_ipv6_and_says_which_address_it_cannot_have() -> None:
+    try:
+        taken = socket.create_server(("::1", 0), family=socket.AF_INET6)
+    except OSError:
+        pytest.skip("no IPv6 here")
+    with taken, pytest.raises(OSError, match=re.escape(f"cannot listen on [::1]:{taken.getsockname()[1]}: ")):
+        Listener("::1", taken.getsockname()[1])
+    listener = Listener("::1", 0)
+    await listener.start()
+    async with grpc.aio.insecure_channel(listener.address) as channel:
+        reply = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=30)
+    assert reply.status == health_pb2.HealthCheckResponse.SERVING
+    await listener.server.stop(None)
