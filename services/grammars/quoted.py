@@ -23,7 +23,7 @@ _TOKEN = re.compile(
     |(?P<string>"(?:\\.|[^"\\\n])*"i?)(?P<range>\s*\.\.\s*"(?:\\.|[^"\\\n])*")?
     |/(?P<regex>(?:\\.|[^/\\])+)/(?P<flags>[imslux]*)
     |%import\s+common\s*(?:\.\s*(?P<name>\w+)(?:\s*->\s*(?P<alias>\w+))?|\((?P<names>[^()]*)\))
-    |(?P<other>%(?:ignore|lark)\b|<(?P<special>[^<>\s]+)>|[%@~](?P<beyond>\w*)|\w+|.)""",
+    |(?P<other>%(?:ignore|lark)\b|<(?P<special>[^<>\s]+)>|[%@](?P<beyond>\w*)|\w+|.)""",
     re.VERBOSE | re.DOTALL,
 )
 _MATCHER = re.compile(
@@ -50,12 +50,27 @@ MAX_CLASS_CHARS = 2048
 
 def quoted_grammar(param: str, grammar: str) -> str:
     """Raises `BadRequest`, naming `param`, for what stands for no text."""
-    return "".join(_tokens(param, grammar))
+    return "".join(_within_strings(param, _tokens(param, grammar)))
 
 
 def quoted_regex(param: str, regex: str, flags: str = "") -> str:
     """A regular expression, rewritten character by character."""
     return "".join(_matchers(param, regex, flags))
+
+
+def _within_strings(param: str, tokens: Iterator[str]) -> Iterator[str]:
+    """What `~` leaves out, it leaves out of what JSON's strings may be, not of all that there is."""
+    depth, ends = 0, list[int]()
+    for token in tokens:
+        if token == "~":
+            ends.append(depth)
+            yield f"(/{quoted_regex(param, '(?s:.)*')}/ & ~"
+            continue
+        yield token
+        depth += (token == "(") - (token == ")")
+        while ends and ends[-1] == depth and not token.isspace():
+            ends.pop()
+            yield ")"
 
 
 def _tokens(param: str, grammar: str) -> Iterator[str]:
@@ -77,7 +92,7 @@ def _tokens(param: str, grammar: str) -> Iterator[str]:
                 yield from _imported(param, name, name)
         elif found["special"] is not None or found["beyond"] is not None:
             what = found.group().split()[0]
-            raise _refusal(param, f"uses {what!r}; allowed: Lark of text, without tokens, JSON, other grammars and ~")
+            raise _refusal(param, f"uses {what!r}; allowed: Lark of text, without tokens, JSON and other grammars")
         else:
             assert kind is not None
             yield found.group()

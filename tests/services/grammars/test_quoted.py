@@ -36,6 +36,9 @@ GRAMMARS: list[tuple[str, list[str], list[str]]] = [
     (r"start: /[\w&&[^\d]]+[\W--\s]/", ['ab"', "a\\"], ["a1", "a\n"]),
     ('start: a "x"\na[suffix="\\n"]: /[a-z ]+/', ["a b\nx"], ["a bx"]),
     (r"start: /(?i-s:a.)|b(?P<n>.)/s", ['A"', "b\n"], ["a\n"]),
+    ('start: A\nA: /[a-z"]+/ & ~/.*".*/', ["ab"], ['a"b', "A"]),
+    ('start: A "."\nA: ~("a" | B  "c") & /[^.]{1,3}/ // not those\nB: "\\n"', ["\n.", '".'], ["a.", "\nc.", "abcd."]),
+    ('start: A\nA: "(" ~ ( "a" | ~/["\\n]/ ) ")"', ['(")', "(\n)"], ["(a)", "(b)", "()"]),
     (r"start: /\p{L}\pL\P{L}/", ['éa"'], ["éaa"]),
 ]  # fmt: skip
 
@@ -74,7 +77,7 @@ def test_an_expression_takes_the_same_texts_as_json_writes_them(pieces: list[tup
 
 
 @pytest.mark.parametrize(
-    "grammar", ["start: <|im_end|>", "start: <[5]>", "start: @other", 'start: %json {"type": "object"}', "start: A\nA: ~/b/ & /a/", "start: /[a/", 'start: "\\q"', "start: /a b/x", f"start: /[{'ab' * 2000}\n]/"]
+    "grammar", ["start: <|im_end|>", "start: <[5]>", "start: @other", 'start: %json {"type": "object"}', "start: %regex { \"substring_chars\": \"a\" }", "start: /[a/", 'start: "\\q"', "start: /a b/x", f"start: /[{'ab' * 2000}\n]/"]
 )  # fmt: skip
 def test_what_is_no_text_is_refused(grammar: str) -> None:
     with pytest.raises(BadRequest) as refused:
