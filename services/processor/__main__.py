@@ -21,7 +21,7 @@ from headwater.services.errors import BadRequest, HeadwaterError, NotFound, Unav
 from headwater.services.grammars.answer_grammar import answer_grammar, custom_grammars, format_param
 from headwater.services.grammars.checker import GrammarChecker
 from headwater.services.grammars.grammars import GrammarError
-from headwater.services.grammars.structured_output import param_of
+from headwater.services.grammars.structured_output import grammar_of, param_of
 from headwater.services.member import Kind
 from headwater.services.models.manifest import ModelFolderError
 from headwater.services.processor.parameters import check_vocabulary
@@ -159,21 +159,28 @@ class Processor(processor_pb2_grpc.ProcessorServicer):
         try:
             await self._checker.check(model.folder, grammar)
         except GrammarError as fault:
-            is_asked = request.sampling.HasField("structured_output")
-            param = (
-                param_of(request.sampling.structured_output) if is_asked else await self._tools_at_fault(model, request)
-            )
+            param = await self._at_fault(model, request)
             raise BadRequest(param, f"{param} cannot be followed: {fault}", code="invalid_grammar") from None
         return grammar.encode()
 
-    async def _tools_at_fault(self, model: TextModel, request: processor_pb2.PrepareRequest) -> str:
-        """The custom tool whose text cannot be followed, if it is one."""
+    async def _at_fault(self, model: TextModel, request: processor_pb2.PrepareRequest) -> str:
+        """The field that cannot be followed: of tools and structured output, what cannot alone either."""
+        tools = request.prompt.conversation.tools
+        if request.sampling.HasField("structured_output"):
+            asked = request.sampling.structured_output
+            if not tools or not await self._compiles(model, grammar_of(asked, model.tokenizer.special_texts)):
+                return param_of(asked)
         for i, grammar in custom_grammars(request.prompt.conversation):
-            try:
-                await self._checker.check(model.folder, grammar)
-            except GrammarError:
+            if not await self._compiles(model, grammar):
                 return format_param(i)
         return "tools"
+
+    async def _compiles(self, model: TextModel, grammar: str) -> bool:
+        try:
+            await self._checker.check(model.folder, grammar)
+        except GrammarError:
+            return False
+        return True
 
     def _model(self, name: str) -> TextModel:
         if name not in self._models:

@@ -13,7 +13,7 @@ import pytest
 
 from headwater.engine_core.prefix_hash import block_hashes
 from headwater.proto import processor_pb2_grpc
-from headwater.proto.common_pb2 import ChatMessage, Sampling, StructuredOutput
+from headwater.proto.common_pb2 import ChatMessage, Sampling, StructuredOutput, Tool
 from headwater.proto.processor_pb2 import (
     Conversation,
     PrepareRequest,
@@ -220,6 +220,19 @@ async def test_what_an_answer_must_match_goes_on_as_a_grammar(
     reply = await processor.Prepare(request(Prompt(text="a"), structured_output=asked))
     assert b'{"type": "integer", "x-guidance": ' in reply.grammar
     assert not reply.sampling.HasField("structured_output")
+
+
+async def test_of_tools_and_structured_output_the_one_that_cannot_be_followed_is_named(
+    processor: processor_pb2_grpc.ProcessorAsyncStub,
+) -> None:
+    good, bad = (json.dumps({"type": "object", "properties": {"a": {"pattern": each}}}) for each in ("a", "("))
+    for schema, parameters, param in ((good, bad, "tools"), (bad, good, "structured_output.json_schema")):
+        tool = Tool(name="f", parameters_json=parameters, strict=True)
+        conversation = Conversation(messages=[ChatMessage(role="user", content="hi")], tools=[tool])
+        asked = request(Prompt(conversation=conversation), structured_output=StructuredOutput(json_schema=schema))
+        with pytest.raises(grpc.aio.AioRpcError) as fault:
+            await processor.Prepare(asked)
+        assert from_rpc_error(fault.value).message.startswith(f"{param} cannot be followed: ")
 
 
 async def test_a_grammar_that_cannot_be_followed_is_refused_and_one_that_explodes_holds_up_nobody(
