@@ -82,8 +82,17 @@ class DeviceSampler:
 
     def is_plain(self, rows: Int32Array) -> bool:
         """Whether `draw` is all that these rows need."""
-        special = self._is_filtered[rows] | self._is_edited[rows] | (self._num_logprobs[rows] >= 0)
-        return not special.any()
+        return not (self.is_filtered(rows) or self._needs_host(rows))
+
+    def is_launched(self, rows: Int32Array) -> bool:
+        """Whether `draw_masked` is all that these rows need under masks."""
+        return not self._needs_host(rows)
+
+    def is_filtered(self, rows: Int32Array) -> bool:
+        return bool(self._is_filtered[rows].any())
+
+    def _needs_host(self, rows: Int32Array) -> bool:
+        return bool((self._is_edited[rows] | (self._num_logprobs[rows] >= 0)).any())
 
     def draw(
         self, hidden: torch.Tensor, table_params: torch.Tensor, rows: torch.Tensor, output_indices: torch.Tensor
@@ -95,6 +104,27 @@ class DeviceSampler:
             lm_head_sample(hidden, self._decoder.lm_head, draws, self._candidates, tokens)
         else:
             sample(self._decoder.logits(hidden), draws, self._candidates, tokens)
+        return tokens
+
+    def draw_masked(
+        self,
+        hidden: torch.Tensor,
+        masks: torch.Tensor,
+        table_params: torch.Tensor,
+        rows: torch.Tensor,
+        output_indices: torch.Tensor,
+        *,
+        is_filtered: bool,
+    ) -> torch.Tensor:
+        """As `draw`, under masks int32 [S, words] and, if so, filters."""
+        draws, filters = self._load(table_params, rows, output_indices)
+        tokens = self.tokens[: len(rows)]
+        logits = self._decoder.logits(hidden)
+        masked = torch.empty_like(logits, dtype=torch.float32)
+        mask_tokens(logits, masks, masked)
+        sample(masked, draws, self._candidates, tokens)
+        if is_filtered:
+            filtered_sample(masked, draws, filters, tokens)
         return tokens
 
     def draw_special(
@@ -121,7 +151,7 @@ class DeviceSampler:
             mask_tokens(logits, drawn.masks, masked)
             logits = masked
         sample(logits, draws, self._candidates, tokens)
-        if self._is_filtered[drawn.rows].any():
+        if self.is_filtered(drawn.rows):
             filtered_sample(logits, draws, filters, tokens)
         wanted = np.flatnonzero(self._num_logprobs[drawn.rows] >= 0).tolist()
         if not wanted:

@@ -94,7 +94,8 @@ class DrawPlan:
     output_indices: Int32Array
     """[S]"""
     masks: Int32Array
-    """[S, words] bit i of word w stands for token 32 w + i: whether it may be sampled."""
+    """[table rows, words], the same array in every plan: bit i of word w of a row stands for token 32 w + i, whether it
+    may be sampled. Those of `rows` stay as they are until the plan retires."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

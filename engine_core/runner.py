@@ -80,7 +80,7 @@ class Runner:
     @torch.inference_mode()
     def draw(self, plan: DrawPlan) -> StepResult:
         logits = _joined([self._held.pop(row) for row in plan.rows.tolist()])
-        tokens, logprobs = self._sample(logits, plan.rows, plan.positions, plan.output_indices, plan.masks)
+        tokens, logprobs = self._sample(logits, plan.rows, plan.positions, plan.output_indices, plan.masks[plan.rows])
         return StepResult(token_ids=tokens, logprobs=logprobs)
 
     def _hold(self, plan: StepPlan, logits: torch.Tensor) -> torch.Tensor:

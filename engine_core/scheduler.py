@@ -88,7 +88,7 @@ class Scheduler:
             rows=rows.astype(np.int32),
             positions=positions,
             output_indices=positions - table.num_prompt[rows],
-            masks=self.masks[rows],
+            masks=self.masks,
         )
         return PlannedStep(plan=plan, sampled_rows=rows)
 

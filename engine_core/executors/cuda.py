@@ -14,13 +14,14 @@ from headwater.engine_core.config import EngineConfig
 from headwater.engine_core.cuda_graphs import Graphs
 from headwater.engine_core.device_sampler import DeviceSampler, Drawn, Scores, score
 from headwater.engine_core.device_table import DeviceTable, upload
+from headwater.engine_core.draw_inbox import DrawInbox
 from headwater.engine_core.executor import DrawPlan, Int32Array, StepPlan, StepResult
 from headwater.engine_core.models.decoder import Decoder
 from headwater.engine_core.platforms.cuda import DEPENDENT_ROWS, AttentionPlan, CudaPlatform
 from headwater.engine_core.pooling import Pools
 from headwater.engine_core.request import TokenLogprobs
 from headwater.engine_core.step_inbox import StepInbox
-from headwater.engine_core.step_shapes import StepShape, StepShapes, aligned
+from headwater.engine_core.step_shapes import StepShape, StepShapes
 from headwater.kernels.step_rows import load_tokens, store_tokens, store_tokens_and_advance
 
 SCORED_AT_ONCE = 256
@@ -67,6 +68,7 @@ class CudaExecutor:
         self._flights: deque[Flight] = deque()
         self._shapes = StepShapes(config, platform)
         self._inbox = StepInbox(config, self._shapes.max_tiles, device)
+        self._draw_inbox = DrawInbox(config, decoder.config.vocab_size, device)
         # Written by the device; one part for each step and draw that may be in flight.
         num_parts = 2 * config.async_depth + 1
         self._results = torch.zeros(num_parts, config.decode_steps, num_rows, dtype=torch.int32, pin_memory=True)
@@ -99,18 +101,38 @@ class CudaExecutor:
     def draw(self, plan: DrawPlan) -> int:
         with torch.cuda.stream(self._stream):
             flight = self._flight(plan.step, plan.output_indices)
-            num_draws = len(plan.rows)
-            words = np.zeros((3, aligned(num_draws)), np.int32)
-            words[:, :num_draws] = plan.rows, plan.positions - 1, plan.output_indices
-            rows, positions, outputs = upload(words, self._device)[:, :num_draws].unbind()
-            masks = upload(plan.masks, self._device)
-            drawn = Drawn(plan.rows, plan.positions, plan.output_indices, masks)
-            tokens = self._sample_special(drawn, flight, self._held[rows.long()], rows, outputs)
-            first = upload(np.array([self._first_result(plan.step)], np.int32), self._device)
-            store_tokens(rows, positions, outputs, tokens, self._table.token_ids, self._results, first)
+            num_draws = self._shapes.num_rows(len(plan.rows))
+            self._draw_inbox.send(plan, num_draws, self._first_result(plan.step))
+            if self._sampler.is_launched(plan.rows):
+                is_filtered = self._sampler.is_filtered(plan.rows)
+                key = num_draws, "filtered" if is_filtered else "masked"
+                self._graphs.run_once(key, partial(self._draw_masked, num_draws, is_filtered=is_filtered))
+            else:
+                self._draw_masked_special(plan, flight)
             flight.done.record(self._stream)
         self._flights.append(flight)
         return plan.step
+
+    def _draw_masked(self, num_draws: int, *, is_filtered: bool) -> None:
+        """The draw that the inbox holds."""
+        rows, positions, outputs = self._draw_inbox.draws(num_draws)
+        masks, held = self._draw_inbox.masks(num_draws)
+        params = self._table.params
+        tokens = self._sampler.draw_masked(self._held[held], masks, params, rows, outputs, is_filtered=is_filtered)
+        self._store_masked(rows, positions, outputs, tokens)
+
+    def _draw_masked_special(self, plan: DrawPlan, flight: Flight) -> None:
+        rows, positions, outputs = self._draw_inbox.draws(len(plan.rows))
+        masks, held = self._draw_inbox.masks(len(plan.rows))
+        drawn = Drawn(plan.rows, plan.positions, plan.output_indices, masks)
+        tokens = self._sample_special(drawn, flight, self._held[held], rows, outputs)
+        self._store_masked(rows, positions, outputs, tokens)
+
+    def _store_masked(
+        self, rows: torch.Tensor, positions: torch.Tensor, outputs: torch.Tensor, tokens: torch.Tensor
+    ) -> None:
+        first_result = self._draw_inbox.first_result
+        store_tokens(rows, positions, outputs, tokens, self._table.token_ids, self._results, first_result)
 
     def _flight(self, step: int, output_indices: Int32Array, num_steps: int = 1) -> Flight:
         part = step % len(self._done)
@@ -158,6 +180,7 @@ class CudaExecutor:
     def close(self) -> None:
         torch.cuda.synchronize(self._device)
         self._flights.clear()
+        self._draw_inbox.close()
 
     def _capture(self, shape: StepShape) -> None:
         num_draws = self._shapes.num_rows(shape.num_decodes or 1)
@@ -166,6 +189,8 @@ class CudaExecutor:
         if shape.is_decode:
             self._graphs.run_once((shape, "draw"), partial(self._draw_and_advance, shape, hidden))
             self._graphs.run_once(num_draws, partial(self._draw, self._chosen[:num_draws]))
+            self._draw_inbox.clear(num_draws)
+            self._graphs.run_once((num_draws, "masked"), partial(self._draw_masked, num_draws, is_filtered=False))
 
     def _launch(self, plan: StepPlan, flight: Flight) -> None:
         shape, tiles = self._shapes.of(plan)

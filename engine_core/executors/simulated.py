@@ -155,7 +155,7 @@ class SimulatedExecutor:
 
     def draw(self, plan: DrawPlan) -> int:
         entries = np.array([self._held.pop(row) for row in plan.rows.tolist()], np.uint64)
-        tokens = self._model.masked_tokens(entries, self._noise[plan.rows], plan.output_indices, plan.masks)
+        tokens = self._model.masked_tokens(entries, self._noise[plan.rows], plan.output_indices, plan.masks[plan.rows])
         self._token_ids[plan.rows, plan.positions] = tokens
         result = StepResult(token_ids=tokens, logprobs=self._logprobs(plan.rows, tokens))
         self._in_flight.append(_InFlight(plan.step, result, self._busy_until, self._timing.polls(plan.step)))

@@ -64,11 +64,11 @@ class GrammarDesk:
 
     async def _enter(self, request: NewRequest, grammar: bytes) -> None:
         try:
-            matcher = await self._compiler.matcher(grammar)
+            matcher, family = await self._compiler.member(grammar)
         except GrammarError as fault:
             self._end(request, FinishReason.ERROR, f"the grammar cannot be followed: {fault}")
         else:
-            self._writer.follow(request.key, matcher, request.output_ids)
+            self._writer.follow(request.key, matcher, family, request.output_ids)
             self._send(Add(request))
         del self._waiting[request.key]
 

@@ -63,7 +63,7 @@ async def answers(
     told = [Told(list(ask.output_ids)) for ask in asks]
     for key, ask in enumerate(asks):
         if ask.grammar:
-            writer.follow(key, await compiler.matcher(ask.grammar.encode()), ask.output_ids)
+            writer.follow(key, *await compiler.member(ask.grammar.encode()), ask.output_ids)
         engine.add(
             NewRequest(
                 key=key,
