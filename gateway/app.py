@@ -227,29 +227,28 @@ class RestSurface:
         gathered = Gathered()
         answer.generations = [Generation(self._line, job, stream or gathered) for job in shape.jobs(caller)]
         monitor = Silence(stream)
-        with answer.told():
-            async with caller.within_deadline():
-                work = carry(self._line, answer)
-                await exchange.unless_client_leaves(
-                    work, silence=self._settings.sse_keep_alive, on_silence=monitor.tick
-                )
-            if stream is not None:
-                await exchange.end_stream(stream.last_events())
-            else:
-                await exchange.reply_json(answer.reply(gathered))
+        exchange.finally_do(answer.dissolve)
+        async with caller.within_deadline():
+            work = carry(self._line, answer)
+            await exchange.unless_client_leaves(work, silence=self._settings.sse_keep_alive, on_silence=monitor.tick)
+        if stream is not None:
+            await exchange.end_stream(stream.last_events())
+        else:
+            await exchange.reply_json(answer.reply(gathered))
 
     async def embeddings(self, exchange: Exchange) -> None:
         caller = self._let_in(exchange)
         asked = decode(await exchange.body(self._settings.max_body_bytes), EmbeddingRequest)
         caller = caller.with_body(asked.request_id, asked.priority)
         exchange.request_id = caller.shown_id
-        with to_embedding(asked).told() as embedding:
-            async with caller.within_deadline():
-                silence = self._settings.sse_keep_alive
-                await exchange.unless_client_leaves(
-                    embedding.run(self._line, caller), silence=silence, on_silence=Silence(None).tick
-                )
-            await exchange.reply_json(reply_of(asked, embedding, caller.request_id))
+        embedding = to_embedding(asked)
+        exchange.finally_do(embedding.dissolve)
+        async with caller.within_deadline():
+            silence = self._settings.sse_keep_alive
+            await exchange.unless_client_leaves(
+                embedding.run(self._line, caller), silence=silence, on_silence=Silence(None).tick
+            )
+        await exchange.reply_json(reply_of(asked, embedding, caller.request_id))
 
     async def create_response(self, exchange: Exchange) -> None:
         caller = self._admit(exchange)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from headwater.gateway.caller import Caller
@@ -38,15 +37,11 @@ class Embedding:
     cache_salt: str
     generations: list[Generation] = field(default_factory=list)
 
-    @contextlib.contextmanager
-    def told(self) -> Iterator[Embedding]:
-        """For as long as it is asked for what it has."""
-        try:
-            yield self
-        finally:
-            for generation in self.generations:
-                generation.dissolve()
-            self.generations.clear()
+    def dissolve(self) -> None:
+        """Nobody asks any more."""
+        for generation in self.generations:
+            generation.dissolve()
+        self.generations.clear()
 
     async def run(self, line: Line, caller: Caller) -> None:
         """Every prompt is checked before any is computed. Raises the named error of the first that fails."""

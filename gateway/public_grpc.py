@@ -150,7 +150,8 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
             truncation_side=request.truncation_side if request.HasField("truncation_side") else None,
             cache_salt=request.cache_salt,
         )
-        with embedding.told():
+        with contextlib.ExitStack() as told:
+            told.callback(embedding.dissolve)
             async with caller.within_deadline():
                 await embedding.run(self._line, caller)
             return inference_pb2.EmbedReply(

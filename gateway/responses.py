@@ -106,18 +106,16 @@ class Responses:
             if found is not None
             else Generation(self._line, job, sink)
         )
-        try:
-            async with caller.within_deadline():
-                tick = events.keep_alive if events is not None else _nothing
-                work = _carry(generation, asked, items, len(before))
-                await exchange.unless_client_leaves(work, silence=self._keep_alive, on_silence=tick)
-            if events is None:
-                answer.items.add(gathered.of(generation.choices[0]))
-                answer.items.end("incomplete" if generation.choices[0].finish_reason == "length" else "completed")
-            is_known = found is not None and found.has_ended and exchange.known is None
-            response = await self._kept(caller, answer, generation, before, said, is_known=is_known)
-        finally:
-            generation.dissolve()
+        exchange.finally_do(generation.dissolve)
+        async with caller.within_deadline():
+            tick = events.keep_alive if events is not None else _nothing
+            work = _carry(generation, asked, items, len(before))
+            await exchange.unless_client_leaves(work, silence=self._keep_alive, on_silence=tick)
+        if events is None:
+            answer.items.add(gathered.of(generation.choices[0]))
+            answer.items.end("incomplete" if generation.choices[0].finish_reason == "length" else "completed")
+        is_known = found is not None and found.has_ended and exchange.known is None
+        response = await self._kept(caller, answer, generation, before, said, is_known=is_known)
         if events is None:
             await exchange.reply_json(response)
         else:

@@ -79,11 +79,11 @@ class ResumableStreams:
         await self._run(exchange, caller, answer, stream)
 
     async def _run(self, exchange: Exchange, caller: Caller, answer: Answer, stream: EventStream) -> None:
-        with answer.told():
-            async with caller.within_deadline():
-                work, tick = carry(self._line, answer), Silence(stream).tick
-                await exchange.unless_client_leaves(work, silence=self._keep_alive, on_silence=tick)
-            await exchange.end_stream(stream.last_events())
+        exchange.finally_do(answer.dissolve)
+        async with caller.within_deadline():
+            work, tick = carry(self._line, answer), Silence(stream).tick
+            await exchange.unless_client_leaves(work, silence=self._keep_alive, on_silence=tick)
+        await exchange.end_stream(stream.last_events())
 
 
 def only_job(shape: Shape, caller: Caller) -> Job:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -84,15 +83,11 @@ class Answer:
     """Seconds since 1970."""
     generations: Sequence[Generation] = ()
 
-    @contextlib.contextmanager
-    def told(self) -> Iterator[Answer]:
-        """For as long as it is asked for what it says."""
-        try:
-            yield self
-        finally:
-            for generation in self.generations:
-                generation.dissolve()
-            self.generations = ()
+    def dissolve(self) -> None:
+        """It is told, as far as it will be, and nobody asks any more."""
+        for generation in self.generations:
+            generation.dissolve()
+        self.generations = ()
 
     def usage(self) -> dict[str, Any]:
         prompt = sum(generation.num_prompt_tokens for generation in self.generations)

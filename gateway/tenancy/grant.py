@@ -78,6 +78,7 @@ class Grant:
     refusal: errors.LimitExceeded | None = None
     """Since no more is given."""
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
+    _ends: list[asyncio.TimerHandle] = field(default_factory=list)
 
     @property
     def used(self) -> int:
@@ -107,6 +108,10 @@ class Grant:
     def close(self) -> None:
         for task in self._tasks:
             task.cancel()
+        for each in self._ends:
+            each.cancel()
+        # With the choices that they know.
+        self._ends.clear()
 
     async def _extend(self, choice: Choice, wanted: int) -> None:
         assert self.more is not None
@@ -127,7 +132,7 @@ class Grant:
                 return
 
     def _end_soon(self, choice: Choice) -> None:
-        asyncio.get_running_loop().call_later(END_SECONDS, self._end, choice)
+        self._ends.append(asyncio.get_running_loop().call_later(END_SECONDS, self._end, choice))
 
     def _end(self, choice: Choice) -> None:
         if choice.finish_reason is None and self.refusal is not None:

@@ -80,14 +80,34 @@ def test_a_body_that_trickles_is_refused_in_its_time_however_steadily_it_comes(
     assert (reply["type"], reply["code"]) == ("invalid_request_error", "slow_body")
 
 
-def deaf_over_rest(gateway: Gateway, is_resumable: bool) -> socket.socket:
+@pytest.mark.parametrize("is_resumable", [False, True], ids=["plain", "resumable"])
+def test_whose_request_fails_while_nothing_is_read_is_told_why_behind_what_was_sent(
+    gateway: Gateway, is_resumable: bool
+) -> None:
+    with deaf_over_rest(
+        gateway,
+        is_resumable,
+        SAMPLING | {"n": 6, "max_tokens": 4000},
+        "Connection: close\r\nx-headwater-deadline-ms: 1500\r\n",
+    ) as deaf:
+        gateway.wait_until(lambda: gateway.metric("headwater_num_requests_running") > 0)
+        gateway.wait_until(lambda: gateway.metric("headwater_num_requests_running") == 0)
+        deaf.settimeout(60)
+        received = b"".join(iter(lambda: deaf.recv(1 << 20), b""))
+    assert b'"code":"deadline_exceeded"' in received[-1000:]
+
+
+def deaf_over_rest(
+    gateway: Gateway, is_resumable: bool, asked: dict[str, Any] = WITHIN_CREDIT, header: str = ""
+) -> socket.socket:
     more = {"stream": True, "stream_options": {"resumable": is_resumable}, "logprobs": 20}
-    body = json.dumps(completion_body(**WITHIN_CREDIT) | more).encode()
+    body = json.dumps(completion_body(**asked) | more).encode()
     host, _, port = gateway.rest.removeprefix("http://").partition(":")
     deaf = socket.socket()
     deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     deaf.connect((host, int(port)))
-    deaf.sendall(f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body)
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\n{header}Content-Length: {len(body)}\r\n\r\n"
+    deaf.sendall(head.encode() + body)
     return deaf
 
 
