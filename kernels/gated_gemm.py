@@ -30,7 +30,7 @@ class GatedTiles:
 
 
 TILES = GatedTiles()
-MIN_ROWS, MIN_TILES = 1024, 264
+MIN_ROWS, MIN_TILES = 512, 264
 """With fewer the chip is not full of them long enough: cuBLASLt and a second launch are as fast."""
 
 
