@@ -6,6 +6,7 @@ are read by `shared_prefix_attention` into the same partial results, so sharing 
 
 from __future__ import annotations
 
+import functools
 import math
 
 import torch
@@ -27,13 +28,17 @@ from headwater.kernels.online_softmax import (
     merge_states,
     row_sums,
 )
-from headwater.kernels.paged_cache import load_tile
+from headwater.kernels.paged_cache import load_tile, pages_of
 
 MAX_PROGRAMS = 8448
-"""64 programs for each of 132 multiprocessors; items beyond them are walked in strides."""
+"""Of rows that find their splits by arithmetic; items beyond them are walked in strides."""
 DIRECT_ROWS = 4
 """Up to this many rows programs find their split by arithmetic and load no work list before the first key."""
 NUM_STAGES = 2
+MAX_REGISTERS = 168
+RESIDENT_PROGRAMS, RESIDENT_PROGRAMS_FP8 = 3, 2
+"""Of a multiprocessor, by registers and shared memory. No more are launched: they draw one item after another, so that
+all end at about the same time, and none is launched for nothing, however many splits rows might have."""
 
 
 def decode_attention(
@@ -63,8 +68,7 @@ def decode_attention(
     if k_scale is None and is_direct(plan) and serves(q, k_cache):
         hopper_decode_attention(q, k_cache, v_cache, seq_lens, table_rows, block_tables, plan, out, dependent=dependent)
         return False
-    num_programs = min(num_rows * min(plan.max_splits, 64), max(MAX_PROGRAMS // num_kv_heads, 1))
-    _decode_splits[(num_programs, num_kv_heads)](
+    _decode_splits[(_num_programs(plan, num_rows, k_cache),)](
         q,
         k_cache,
         v_cache,
@@ -83,9 +87,9 @@ def decode_attention(
         LOG2_E / math.sqrt(head_dim),
         k_cache.stride(0),
         k_cache.stride(1),
-        k_cache.stride(2),
         block_tables.stride(0),
         num_rows,
+        stride_slot=k_cache.stride(2),
         NUM_KV_HEADS=num_kv_heads,
         GROUP=num_q_heads // num_kv_heads,
         HEAD_DIM=head_dim,
@@ -100,9 +104,23 @@ def decode_attention(
         DEPENDENT=dependent,
         num_warps=4,
         num_stages=NUM_STAGES,
+        maxnreg=None if k_scale is not None else MAX_REGISTERS,
         **launch_options(dependent),
     )
     return True
+
+
+def _num_programs(plan: DecodePlan, num_rows: int, k_cache: torch.Tensor) -> int:
+    most = MAX_PROGRAMS
+    if not is_direct(plan):
+        resident = RESIDENT_PROGRAMS_FP8 if k_cache.itemsize == 1 else RESIDENT_PROGRAMS
+        most = resident * _num_multiprocessors(k_cache.device)
+    return min(num_rows * plan.max_splits * k_cache.shape[1], most)
+
+
+@functools.cache
+def _num_multiprocessors(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 2
 
 
 def is_direct(plan: DecodePlan) -> bool:
@@ -123,6 +141,7 @@ def reduce_splits(
     heads = 8 if num_rows * num_q_heads >= 4096 and num_q_heads % 8 == 0 else 1
     _reduce_splits[(num_rows, num_q_heads // heads)](
         seq_lens,
+        plan.counts,
         plan.first_partials,
         plan.partial_acc,
         plan.partial_ml,
@@ -196,9 +215,9 @@ def _decode_splits(
     qk_scale,
     stride_block,
     stride_head,
-    stride_slot,
     stride_table,
     num_rows,
+    stride_slot: tl.constexpr,
     NUM_KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -214,46 +233,39 @@ def _decode_splits(
 ):
     ROWS: tl.constexpr = 16
     tl.static_assert(GROUP <= ROWS)
-    i_kv = tl.program_id(1)
     o_h = tl.arange(0, ROWS)
     o_d = tl.arange(0, HEAD_DIM)
-    b_head = i_kv * GROUP + o_h
     is_head = o_h < GROUP
-    v_scale = 1.0
-    if FP8:
-        qk_scale = qk_scale * tl.load(p_k_scale + i_kv)
-        v_scale = tl.load(p_v_scale + i_kv)
+    num_whole, num_items = _num_items(p_count, num_rows * MAX_SPLITS, DIRECT)
+    lists = (p_item, p_tail, num_whole, num_items)
+    rows = (p_seq_len, p_table_row, p_first_partial)
+    # Heads of one split run beside one another: their keys lie together. What the next item is and the first it reads
+    # are looked up while this one is computed.
+    i_task = tl.program_id(0)
+    i_next = i_task + tl.num_programs(0)
+    item = _ask_for_item(lists, i_task // NUM_KV_HEADS, DIRECT)
+    i_row, i_split = _split_of(lists, i_task // NUM_KV_HEADS, item, MAX_SPLITS, DIRECT)
+    seq_len, table_row, first_partial = _facts(rows, i_row, MAX_SPLITS, DIRECT)
+    p_row = p_table + table_row.to(tl.int64) * stride_table
+    pages = pages_of(p_row, i_split * SPLIT, tl.minimum(i_split * SPLIT + SPLIT, seq_len), PAGE, HALF)
+    # Lengths and lists are older than the kernel before this one, queries and the newest keys are not.
     wait_for_inputs(DEPENDENT)
     release_dependents(DEPENDENT)
-    if DIRECT:
-        num_whole = num_rows * MAX_SPLITS
-        num_items = num_whole
-    else:
-        num_whole = tl.load(p_count)
-        num_items = num_whole + tl.load(p_count + 1)
-    for i_item in range(tl.program_id(0), num_items, tl.num_programs(0)):
-        if DIRECT:
-            i_row, i_split = i_item // MAX_SPLITS, i_item % MAX_SPLITS
-        else:
-            item = tl.load(p_item + i_item) if i_item < num_whole else tl.load(p_tail + i_item - num_whole)
-            i_row, i_split = item >> 16, item & 0xFFFF
-        seq_len = tl.load(p_seq_len + i_row)
+    o_q = _query_offsets(i_row, i_task % NUM_KV_HEADS, o_h, o_d, NUM_KV_HEADS, GROUP, HEAD_DIM)
+    b_q = tl.load(p_q + o_q, mask=is_head[:, None], other=0.0)
+    while i_task < num_items * NUM_KV_HEADS:
+        i_kv = i_task % NUM_KV_HEADS
+        scale, v_scale = _scales(p_k_scale, p_v_scale, i_kv, qk_scale, FP8)
         first = i_split * SPLIT
         end = tl.minimum(first + SPLIT, seq_len)
-        is_split = first < seq_len
-        p_row = p_table + tl.load(p_table_row + i_row).to(tl.int64) * stride_table
-
-        o_q = (i_row * (NUM_KV_HEADS * GROUP) + b_head) * HEAD_DIM
-        b_q = tl.load(p_q + o_q[:, None] + o_d[None, :], mask=is_head[:, None], other=0.0)
-        if FP8:
-            b_q = b_q.to(tl.float16)
+        item = _ask_for_item(lists, i_next // NUM_KV_HEADS, DIRECT)
         b_m, b_l, b_acc = fresh_state(ROWS, HEAD_DIM)
         for i_n in range(first, end, TILE):
             b_k_left, b_k_right, b_v_left, b_v_right = load_tile(
                 p_k,
                 p_v,
                 p_row,
-                (0, 0),
+                pages,
                 i_n,
                 end,
                 i_kv,
@@ -268,28 +280,118 @@ def _decode_splits(
                 FP8,
                 ON_GPU,
             )
+            pages = pages_of(p_row, i_n + TILE, end, PAGE, HALF)
             o_n = i_n + tl.arange(0, HALF)[None, :]
             visible = (o_n < end, o_n + HALF < end)
             b_m, b_l, b_acc = attend_tile(
-                b_q, b_k_left, b_k_right, b_v_left, b_v_right, visible, qk_scale, b_m, b_l, b_acc, True
+                b_q.to(tl.float16) if FP8 else b_q,
+                b_k_left,
+                b_k_right,
+                b_v_left,
+                b_v_right,
+                visible,
+                scale,
+                b_m,
+                b_l,
+                b_acc,
+                True,
             )
-        b_sum = tl.where(is_split, row_sums(b_l), 1.0)
+        next_row, next_split = _split_of(lists, i_next // NUM_KV_HEADS, item, MAX_SPLITS, DIRECT)
+        next_len, table_row, next_partial = _facts(rows, next_row, MAX_SPLITS, DIRECT)
+        o_q_next = _query_offsets(next_row, i_next % NUM_KV_HEADS, o_h, o_d, NUM_KV_HEADS, GROUP, HEAD_DIM)
+        b_q = tl.load(p_q + o_q_next, mask=is_head[:, None], other=0.0)
 
+        is_stored = is_head & (first < seq_len)
+        b_sum = tl.where(first < seq_len, row_sums(b_l), 1.0)
         if seq_len <= SPLIT:
-            b_out = finish(b_sum, b_acc, v_scale).to(p_out.dtype.element_ty)
-            tl.store(p_out + o_q[:, None] + o_d[None, :], b_out, mask=(is_head & is_split)[:, None])
+            tl.store(p_out + o_q, finish(b_sum, b_acc, v_scale).to(p_out.dtype.element_ty), mask=is_stored[:, None])
         else:
-            first_partial = i_row * MAX_SPLITS if DIRECT else tl.load(p_first_partial + i_row)
-            o_partial = (first_partial + i_split).to(tl.int64) * (NUM_KV_HEADS * GROUP) + b_head
-            is_stored = is_head & is_split
-            tl.store(p_partial_acc + o_partial[:, None] * HEAD_DIM + o_d[None, :], b_acc, mask=is_stored[:, None])
-            tl.store(p_partial_ml + o_partial * 2, b_m, mask=is_stored)
-            tl.store(p_partial_ml + o_partial * 2 + 1, b_sum, mask=is_stored)
+            o_partial = (first_partial + i_split).to(tl.int64) * (NUM_KV_HEADS * GROUP) + i_kv * GROUP + o_h
+            _store_partial(p_partial_acc, p_partial_ml, o_partial, o_d, b_m, b_sum, b_acc, is_stored, HEAD_DIM)
+        p_row = p_table + table_row.to(tl.int64) * stride_table
+        pages = pages_of(p_row, next_split * SPLIT, tl.minimum(next_split * SPLIT + SPLIT, next_len), PAGE, HALF)
+        i_split, seq_len, first_partial, o_q = next_split, next_len, next_partial, o_q_next
+        i_task, i_next = i_next, _task_after(p_count, i_next, DIRECT)
+
+
+@triton.jit
+def _query_offsets(i_row, i_kv, o_h, o_d, NUM_KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr):
+    return (i_row * (NUM_KV_HEADS * GROUP) + i_kv * GROUP + o_h)[:, None] * HEAD_DIM + o_d[None, :]
+
+
+@triton.jit
+def _store_partial(p_acc, p_ml, o_partial, o_d, b_m, b_sum, b_acc, is_stored, HEAD_DIM: tl.constexpr):
+    tl.store(p_acc + o_partial[:, None] * HEAD_DIM + o_d[None, :], b_acc, mask=is_stored[:, None])
+    tl.store(p_ml + o_partial * 2, b_m, mask=is_stored)
+    tl.store(p_ml + o_partial * 2 + 1, b_sum, mask=is_stored)
+
+
+@triton.jit
+def _num_items(p_count, num_direct, DIRECT: tl.constexpr):
+    """Whole ones, and all."""
+    if DIRECT:
+        num_whole = num_direct
+        num_items = num_direct
+    else:
+        num_whole = tl.load(p_count)
+        num_items = num_whole + tl.load(p_count + 1)
+    return num_whole, num_items
+
+
+@triton.jit
+def _facts(rows, i_row, MAX_SPLITS: tl.constexpr, DIRECT: tl.constexpr):
+    """The length of a row, which row of the block tables is its own, and where its partial results begin."""
+    p_seq_len, p_table_row, p_first_partial = rows
+    first_partial = i_row * MAX_SPLITS if DIRECT else tl.load(p_first_partial + i_row)
+    return tl.load(p_seq_len + i_row), tl.load(p_table_row + i_row), first_partial
+
+
+@triton.jit
+def _scales(p_k_scale, p_v_scale, i_kv, qk_scale, FP8: tl.constexpr):
+    v_scale = 1.0
+    if FP8:
+        qk_scale = qk_scale * tl.load(p_k_scale + i_kv)
+        v_scale = tl.load(p_v_scale + i_kv)
+    return qk_scale, v_scale
+
+
+@triton.jit
+def _ask_for_item(lists, i_item, DIRECT: tl.constexpr):
+    """What the lists hold, in two parts whose sum it is: nothing waits for them yet."""
+    p_item, p_tail, num_whole, num_items = lists
+    if DIRECT:
+        whole, tail = 0, 0
+    else:
+        whole = tl.load(p_item + i_item, mask=i_item < num_whole, other=0)
+        tail = tl.load(p_tail + i_item - num_whole, mask=(i_item >= num_whole) & (i_item < num_items), other=0)
+    return whole, tail
+
+
+@triton.jit
+def _split_of(lists, i_item, item, MAX_SPLITS: tl.constexpr, DIRECT: tl.constexpr):
+    """The row of an item, and which of its splits; of one past the last, some other's."""
+    if DIRECT:
+        i_item = tl.minimum(i_item, lists[3] - 1)
+        i_row, i_split = i_item // MAX_SPLITS, i_item % MAX_SPLITS
+    else:
+        i_row, i_split = (item[0] + item[1]) >> 16, (item[0] + item[1]) & 0xFFFF
+    return i_row, i_split
+
+
+@triton.jit
+def _task_after(p_count, i_next, DIRECT: tl.constexpr):
+    """The task after the next one, by a ticket; the first two of a program are fixed."""
+    if DIRECT:
+        i_after = i_next + tl.num_programs(0)
+    else:
+        i_after = 2 * tl.num_programs(0) + tl.atomic_add(p_count + 3, 1, sem="relaxed")
+    return i_after
 
 
 @triton.jit
 def _reduce_splits(
     p_seq_len,
+    p_count,
     p_first_partial,
     p_partial_acc,
     p_partial_ml,
@@ -309,11 +411,14 @@ def _reduce_splits(
     i_row = tl.program_id(0)
     b_head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
     o_d = tl.arange(0, HEAD_DIM)
+    num_splits = (tl.load(p_seq_len + i_row) + SPLIT - 1) // SPLIT
+    first = (i_row * MAX_SPLITS if DIRECT else tl.load(p_first_partial + i_row)).to(tl.int64)
     wait_for_inputs(DEPENDENT)
     release_dependents(DEPENDENT)
-    num_splits = (tl.load(p_seq_len + i_row) + SPLIT - 1) // SPLIT
+    if i_row + tl.program_id(1) == 0:
+        # The next layer draws its tickets anew.
+        tl.store(p_count + 3, 0)
     if num_splits > 1:
-        first = (i_row * MAX_SPLITS if DIRECT else tl.load(p_first_partial + i_row)).to(tl.int64)
         b_m = tl.full((HEADS,), float("-inf"), tl.float32)
         b_l = tl.zeros((HEADS,), tl.float32)
         b_acc = tl.zeros((HEADS, HEAD_DIM), tl.float32)

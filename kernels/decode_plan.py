@@ -27,11 +27,11 @@ class DecodePlan:
     rows_per_tile: int
     """Sequences that read a shared split at once."""
     counts: torch.Tensor
-    """int32 [4]: whole items, tail items, shared items, unused."""
+    """int32 [4]: whole items, tail items, shared items, tickets drawn by programs that look for their next item."""
     items: torch.Tensor
     """int32 [max_rows * max_splits]: row << 16 | split, whole splits that one row reads."""
     tails: torch.Tensor
-    """int32 [max_rows]: the same for last splits that are not whole; they run after the whole ones."""
+    """int32 [max_rows]: the same of last splits that are not whole; after the whole ones, the longest first."""
     shared_splits: torch.Tensor
     """int32 [max_rows * max_splits / 2]: the split of each shared item."""
     shared_rows: torch.Tensor
@@ -162,8 +162,12 @@ def _plan_decode(
     if tl.program_id(1) == 0:
         b_splits = tl.where(o_r < i_row, (b_len + SPLIT - 1) // SPLIT, 0)
         tl.store(p_first_partial + i_row, tl.sum(b_splits, axis=0))
-        if seq_len % SPLIT != 0:
-            tl.store(p_tail + tl.atomic_add(p_count + 1, 1), (i_row << 16) | num_whole)
+        own_tail, b_tail = seq_len % SPLIT, b_len % SPLIT
+        if own_tail != 0:
+            # The shortest last, so that programs end together.
+            is_before = (b_tail > own_tail) | ((b_tail == own_tail) & (o_r < i_row))
+            tl.store(p_tail + tl.sum(is_before.to(tl.int32), axis=0), (i_row << 16) | num_whole)
+            tl.atomic_add(p_count + 1, 1)
     b_table_row = tl.load(p_table_row + o_r, mask=o_r < num_rows, other=0).to(tl.int64)
     own_row = tl.load(p_table_row + i_row).to(tl.int64)
     for i_split in range(tl.program_id(1), num_whole, tl.num_programs(1)):

@@ -127,7 +127,7 @@ def linear_silu_mul(x: torch.Tensor, weight: torch.Tensor, *, dependent: bool = 
     if m <= GATED_ROWS and n % GATED.block_n == 0:
         skinny_gated_gemm(x, weight, out := x.new_empty(m, n), dependent=dependent)
         return out
-    return silu_mul(linear(x, weight, dependent=dependent), dependent=dependent)
+    return silu_mul(linear(x, weight, dependent=dependent), dependent=x.is_cuda)
 
 
 def skinny_gated_gemm(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, *, dependent: bool = False) -> None:

@@ -15,7 +15,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia import hopper
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from headwater.kernels.online_softmax import HALF
+from headwater.kernels.online_softmax import GRAIN, HALF
 from headwater.kernels.paged_cache import bulk_copied
 
 ROWS = 64
@@ -127,7 +127,7 @@ def begin(
     hopper.mbarrier.arrive(k_free.index(slot), count=1)
     if MASKED:
         b_left, b_right = hide(b_left, b_right, 0, b_position, HALF)
-    b_m = gl.max(gl.maximum(b_left, b_right), axis=1) * qk_scale
+    b_m = reference(b_left, b_right, qk_scale)
     b_left, b_right = weigh(b_left, qk_scale, finite(b_m)), weigh(b_right, qk_scale, finite(b_m))
     b_l = fold(fold(b_left + b_right))
     weights: gl.constexpr = gl.DotOperandLayout(0, values, 2)
@@ -172,7 +172,7 @@ def advance(
     if MASKED:
         b_s_left, b_s_right = hide(b_s_left, b_s_right, first, b_position, HALF)
     b_m_old = gl.where(starts_split, float("-inf"), b_m)
-    b_m_new = gl.maximum(b_m_old, gl.max(gl.maximum(b_s_left, b_s_right), axis=1) * qk_scale)
+    b_m_new = gl.maximum(b_m_old, reference(b_s_left, b_s_right, qk_scale))
     b_shift = finite(b_m_new) if MASKED else b_m_new
     b_s_left, b_s_right = weigh(b_s_left, qk_scale, b_shift), weigh(b_s_right, qk_scale, b_shift)
     b_alpha = gl.exp2(b_m_old - b_shift)
@@ -220,6 +220,33 @@ def row_sums(b_l):
     b_pairs = gl.reshape(fold(b_l), (b_l.shape[0], 4, 2))
     b_left, b_right = gl.split(gl.sum(b_pairs, axis=1))
     return b_left + b_right
+
+
+@gluon.jit
+def reference(b_left, b_right, qk_scale):
+    """What weights are relative to: the maximum, rounded down."""
+    b_m = gl.max(gl.maximum(b_left, b_right), axis=1) * qk_scale
+    return gl.floor(b_m * (1.0 / GRAIN)) * GRAIN
+
+
+@gluon.constexpr_function
+def _scaling(count):
+    """Assembly that multiplies the first `count` operands by the last as many unless all threads of the warp have ones
+    there, and its constraints. A thread has two rows: its elements 0 and 2 are of different ones."""
+    products = " ".join(f"mul.rn.f32 ${i}, ${i}, ${2 * count + i};" for i in range(count))
+    test = f"setp.neu.f32 p, ${2 * count}, 0f3F800000; setp.neu.or.f32 p, ${2 * count + 2}, 0f3F800000, p;"
+    assembly = f"{{ .reg .pred p; {test} vote.sync.any.pred p, p, -1; @!p bra.uni same; {products} same: }}"
+    return assembly, ",".join(["=f"] * count + [str(i) for i in range(count)] + ["f"] * count)
+
+
+@gluon.jit
+def scaled(b_acc, b_scale):
+    """[ROWS, D] times [ROWS], which costs next to nothing where all are ones, as they mostly are."""
+    COUNT: gl.constexpr = b_acc.shape[1] // 2
+    asm: gl.constexpr = _scaling(COUNT)
+    return gl.inline_asm_elementwise(
+        asm[0], asm[1], [b_acc, spread(b_scale, b_acc)], dtype=gl.float32, is_pure=False, pack=COUNT
+    )
 
 
 @gluon.jit

@@ -15,7 +15,7 @@ from triton.experimental.gluon.language.nvidia import hopper
 
 from headwater.kernels import dependent_launch
 from headwater.kernels.decode_plan import DecodePlan
-from headwater.kernels.hopper_attention import as_ring_source, finite, fold, hide, spread, weigh
+from headwater.kernels.hopper_attention import as_ring_source, finite, fold, hide, reference, spread, weigh
 from headwater.kernels.online_softmax import HALF, LOG2_E, SPLIT
 
 NUM_STAGES = 3
@@ -214,7 +214,7 @@ def _attend(b_q, rings, turn, first, b_last, qk_scale, b_m, b_l, b_acc, flat: gl
     hopper.mbarrier.wait(ready.index(slot), turn // STAGES & 1)
     b_left, b_right = _scores(b_q, k_ring.index(2 * slot), HALF), _scores(b_q, k_ring.index(2 * slot + 1), HALF)
     b_left, b_right = hide(b_left, b_right, first, b_last, HALF)
-    b_m_new = gl.maximum(b_m, gl.max(gl.maximum(b_left, b_right), axis=1) * qk_scale)
+    b_m_new = gl.maximum(b_m, reference(b_left, b_right, qk_scale))
     b_shift = finite(b_m_new)
     b_left, b_right = weigh(b_left, qk_scale, b_shift), weigh(b_right, qk_scale, b_shift)
     b_alpha = gl.exp2(b_m - b_shift)

@@ -21,6 +21,7 @@ from headwater.kernels.hopper_attention import (
     make_rings,
     pinned,
     row_sums,
+    scaled,
     spread,
 )
 from headwater.kernels.online_softmax import HALF, LOG2_E, SPLIT
@@ -275,7 +276,7 @@ def _step(
     if starts_split:
         b_m_all, b_l_all, b_total = _merge(merged, b_m_all, b_l_all, b_m, b_l, b_acc, i > TILES)
         merged.store(b_total)
-    b_acc = b_acc * spread(b_alpha, b_acc)
+    b_acc = scaled(b_acc, b_alpha)
     return b_m_new, b_l_new, b_left, b_right, b_acc, b_m_all, b_l_all
 
 

@@ -23,7 +23,7 @@ from headwater.kernels.hopper_attention import (
     leave_out,
     make_rings,
     row_sums,
-    spread,
+    scaled,
 )
 from headwater.kernels.online_softmax import HALF, LOG2_E, SPLIT
 
@@ -192,7 +192,7 @@ def _attend(rings, items, where, first_member, shape: gl.constexpr):
                     HALF,
                     STAGES,
                 )
-                b_acc = b_acc * spread(b_alpha, b_acc)
+                b_acc = scaled(b_acc, b_alpha)
             b_acc = conclude(rings, turn + TILES - 1, b_left, b_right, b_acc, STAGES)
 
             # A sequence of exactly one split is complete here; the others wait for their merge.

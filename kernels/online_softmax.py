@@ -5,6 +5,9 @@ finished splits are merged first to last. Decode gives splits to several program
 prefill keeps both states in registers: the same operations on the same numbers. Sums over keys, which a compiler would
 order by how a tile lies over its threads, are spelt out: the right half of the columns is added to the left until one
 is left.
+
+Weights are relative to the maximum rounded down to a multiple of eight powers of two: that costs no digit, seldom
+changes from tile to tile, and whoever sees that it did not need not scale anything: a factor of one leaves the bits.
 """
 
 from __future__ import annotations
@@ -19,6 +22,8 @@ TILE = 128
 """Keys whose maximum is taken at once; a multiple of `HALF`."""
 HALF = 64
 """Keys that are read at once."""
+GRAIN = tl.constexpr(8.0)
+"""What weights are relative to is a maximum rounded down to a multiple of this, in powers of two."""
 
 
 @triton.jit
@@ -39,7 +44,7 @@ def attend_tile(
     if MASKED:
         b_left = tl.where(visible[0], b_left, float("-inf"))
         b_right = tl.where(visible[1], b_right, float("-inf"))
-    b_m_new = tl.maximum(b_m, tl.max(tl.maximum(b_left, b_right), axis=1) * qk_scale)
+    b_m_new = tl.maximum(b_m, _reference(tl.max(tl.maximum(b_left, b_right), axis=1) * qk_scale))
     b_shift = _finite(b_m_new)
     b_left, b_right = _weights(b_left, qk_scale, b_shift), _weights(b_right, qk_scale, b_shift)
     b_alpha = tl.exp2(b_m - b_shift)[:, None]
@@ -71,6 +76,11 @@ def row_sums(b_l):
 @triton.jit
 def finish(b_l, b_acc, v_scale):
     return b_acc * (v_scale / b_l)[:, None]
+
+
+@triton.jit
+def _reference(b_m):
+    return tl.floor(b_m * (1.0 / GRAIN)) * GRAIN
 
 
 @triton.jit

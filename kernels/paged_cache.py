@@ -1,7 +1,7 @@
 """How kernels read a tile of keys and values, in halves, out of KV blocks. Knows nothing about attention.
 
 A cache is [num_blocks, Hk, block_size, D]; a sequence's block table names its blocks in order. All values of a cache
-are finite from its allocation on: kernels read to the end of a tile and weigh what lies past a sequence with zero.
+are finite from its allocation on: bulk copies read to the end of a tile, and what lies past a sequence weighs zero.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ def as_operand(cache: torch.Tensor) -> Any:
 def pages_of(p_table_row, first, end, PAGE: tl.constexpr, HALF: tl.constexpr):
     """The blocks of both halves of the tile from `first` on, or of the last position before `end`."""
     return (
-        tl.load(p_table_row + tl.minimum(first, end - 1) // PAGE),
-        tl.load(p_table_row + tl.minimum(first + HALF, end - 1) // PAGE),
+        tl.load(p_table_row + tl.maximum(tl.minimum(first, end - 1), 0) // PAGE),
+        tl.load(p_table_row + tl.maximum(tl.minimum(first + HALF, end - 1), 0) // PAGE),
     )
 
 
@@ -59,8 +59,9 @@ def load_tile(
 ):
     """Keys [D, HALF] and values [HALF, D] of two halves of a tile, from position `first` on, a multiple of HALF.
 
-    `pages`, of `pages_of`, count for bulk copies only: a caller that loads them a tile ahead spares the copy the wait.
-    Positions from `end` on hold what happens to be there, or the last key before.
+    `pages`, of `pages_of`, count where half a tile lies in one block: a caller that loads them a tile ahead spares the
+    copy the wait.
+    Positions from `end` on hold what happens to be there, or zero.
     """
     if BULK:
         left = (pages[0] * NUM_KV_HEADS + i_kv) * PAGE + first % PAGE
@@ -68,13 +69,16 @@ def load_tile(
         b_k_left, b_k_right = tl.trans(k.load([left, 0])), tl.trans(k.load([right, 0]))
         b_v_left, b_v_right = v.load([left, 0]), v.load([right, 0])
     else:
-        o_left = _offsets(p_table_row, first, end, i_kv, stride_block, stride_head, stride_slot, PAGE, HALF)
-        o_right = _offsets(p_table_row, first + HALF, end, i_kv, stride_block, stride_head, stride_slot, PAGE, HALF)
-        o_d = tl.arange(0, HEAD_DIM)
-        b_k_left = tl.load(k + o_left[None, :] + o_d[:, None])
-        b_k_right = tl.load(k + o_right[None, :] + o_d[:, None])
-        b_v_left = tl.load(v + o_left[:, None] + o_d[None, :])
-        b_v_right = tl.load(v + o_right[:, None] + o_d[None, :])
+        where = (i_kv, stride_block, stride_head, stride_slot)
+        left, o_left = _offsets(p_table_row, pages[0], first, end, where, PAGE, HALF)
+        right, o_right = _offsets(p_table_row, pages[1], first + HALF, end, where, PAGE, HALF)
+        o_n, o_d = tl.arange(0, HALF), tl.arange(0, HEAD_DIM)
+        # What lies past a sequence is not read: half a block a row, a twentieth of all where a row is 600 keys.
+        is_left, is_right = o_n < end - first, o_n < end - first - HALF
+        b_k_left = tl.load(k + left + (o_left[None, :] + o_d[:, None]), mask=is_left[None, :], other=0.0)
+        b_k_right = tl.load(k + right + (o_right[None, :] + o_d[:, None]), mask=is_right[None, :], other=0.0)
+        b_v_left = tl.load(v + left + (o_left[:, None] + o_d[None, :]), mask=is_left[:, None], other=0.0)
+        b_v_right = tl.load(v + right + (o_right[:, None] + o_d[None, :]), mask=is_right[:, None], other=0.0)
     if FP8:
         b_k_left, b_k_right = _widen(b_k_left, ON_GPU), _widen(b_k_right, ON_GPU)
         b_v_left, b_v_right = _widen(b_v_left, ON_GPU), _widen(b_v_right, ON_GPU)
@@ -82,16 +86,18 @@ def load_tile(
 
 
 @triton.jit
-def _offsets(
-    p_table_row, first, end, i_kv, stride_block, stride_head, stride_slot, PAGE: tl.constexpr, HALF: tl.constexpr
-):
-    o_n = first + tl.arange(0, HALF)
+def _offsets(p_table_row, page, first, end, where, PAGE: tl.constexpr, HALF: tl.constexpr):
+    """Of the first key, and of each from there."""
+    i_kv, stride_block, stride_head, stride_slot = where
     if PAGE >= HALF:
-        block = tl.load(p_table_row + tl.minimum(first, end - 1) // PAGE).to(tl.int64)
-        return block * stride_block + (o_n % PAGE) * stride_slot + i_kv * stride_head
-    o_n = tl.minimum(o_n, end - 1)
-    b_block = tl.load(p_table_row + o_n // PAGE).to(tl.int64)
-    return b_block * stride_block + (o_n % PAGE) * stride_slot + i_kv * stride_head
+        start = page.to(tl.int64) * stride_block + (first % PAGE) * stride_slot + i_kv * stride_head
+        o_rest = tl.arange(0, HALF) * stride_slot
+    else:
+        o_n = tl.minimum(first + tl.arange(0, HALF), end - 1)
+        b_block = tl.load(p_table_row + o_n // PAGE).to(tl.int64)
+        start = (i_kv * stride_head).to(tl.int64)
+        o_rest = b_block * stride_block + (o_n % PAGE) * stride_slot
+    return start, o_rest
 
 
 @triton.jit

@@ -22,7 +22,8 @@ from headwater.kernels.rms_norm import add_rms_norm, rms_norm
 from headwater.kernels.shared_prefix_attention import shared_prefix_attention
 
 DEPENDENT_ROWS = 8
-"""Up to this many tokens kernels start while the one before them ends; more make it a loss."""
+"""Up to this many tokens products start while the kernel before them ends; more make it a loss. What lies between
+products always does."""
 SHARING_ROWS = 8
 """From this many decoding rows on, plans look for blocks that rows share."""
 
@@ -131,10 +132,10 @@ class CudaPlatform:
         return linear(x, weight, dependent=_is_dependent(x))
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-        return rms_norm(x, weight, eps, dependent=_is_dependent(x))
+        return rms_norm(x, weight, eps, dependent=True)
 
     def add_rms_norm(self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-        return add_rms_norm(x, residual, weight, eps, dependent=_is_dependent(x))
+        return add_rms_norm(x, residual, weight, eps, dependent=True)
 
     def qk_norm_rope_store_kv(
         self,
@@ -163,7 +164,7 @@ class CudaPlatform:
             k_norm=k_norm,
             eps=eps,
             **self._scales(kv_cache),
-            dependent=_is_dependent(qkv),
+            dependent=True,
         )
         return q
 
@@ -175,8 +176,9 @@ class CudaPlatform:
             where = kv_cache[0], kv_cache[1], plan.seq_lens, plan.table_rows, plan.block_tables, plan.decode, out[:n]
             if plan.shares:
                 shared_prefix_attention(q[:n], *where, k_scale=k_scale, v_scale=v_scale)
-            if decode_attention(q[:n], *where, k_scale=k_scale, v_scale=v_scale, dependent=plan.dependent):
-                reduce_splits(plan.seq_lens, plan.decode, out[:n], v_scale=v_scale, dependent=plan.dependent)
+            dependent = plan.dependent or not is_direct(plan.decode)
+            if decode_attention(q[:n], *where, k_scale=k_scale, v_scale=v_scale, dependent=dependent):
+                reduce_splits(plan.seq_lens, plan.decode, out[:n], v_scale=v_scale, dependent=dependent)
         if len(plan.tiles):
             prefill_attention(
                 q,

@@ -48,6 +48,22 @@ def test_a_sequence_has_the_same_bits_alone(num_q: int, num_kv: int, head_dim: i
         assert same_bits(decode(batch, q, [i])[0], together[i]), batch.seq_lens[i]
 
 
+@pytest.mark.parametrize("fp8", [False, True], ids=["bf16", "fp8"])
+@pytest.mark.parametrize(("num_q", "num_kv", "head_dim"), [HEADS[0], *GPU_HEADS])
+def test_programs_that_draw_many_items_give_the_bits_of_few_in_every_layer(
+    num_q: int, num_kv: int, head_dim: int, fp8: bool, generator: torch.Generator
+) -> None:
+    on_gpu = generator.device.type == "cuda"
+    seq_lens = torch.randint(
+        1, 3000 if on_gpu else 600, (90 if on_gpu else 6,), generator=generator, device=generator.device
+    )
+    batch = PagedBatch(seq_lens.tolist(), num_q, num_kv, head_dim, 64, generator, fp8=fp8)
+    q = batch.queries(len(seq_lens))
+    together = decode(batch, q, layers=3 if on_gpu else 2)
+    for i in range(len(seq_lens)):
+        assert same_bits(decode(batch, q, [i])[0], together[i]), batch.seq_lens[i]
+
+
 def test_a_row_of_length_zero_is_left_alone(generator: torch.Generator) -> None:
     batch = PagedBatch([70, 600], 4, 2, 64, 16, generator)
     batch.seq_lens = [0, 600]
