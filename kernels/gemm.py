@@ -117,9 +117,12 @@ def _early_k(weight: torch.Tensor, block_k: int, *, dependent: bool) -> int:
     return weight.shape[1] // block_k * block_k if dependent and is_small else 0
 
 
-def linear_silu_mul(x: torch.Tensor, weight: torch.Tensor, *, dependent: bool = False) -> torch.Tensor:
+def linear_silu_mul(
+    x: torch.Tensor, weight: torch.Tensor, *, dependent: bool = False, early: bool = False
+) -> torch.Tensor:
     """x [M, K], weight [2 I, K], gates first: `silu_mul` of their product, [M, I], to the bit. For few rows, and
-    for many, in one launch, which keeps the product in registers."""
+    for many, in one launch, which keeps the product in registers; where it takes two, the second is dependent if `early`.
+    """
     m, n = x.shape[0], weight.shape[0] // 2
     if is_gated_at_once(x, weight):
         gated_gemm(x, weight, out := x.new_empty(m, n))
@@ -127,7 +130,7 @@ def linear_silu_mul(x: torch.Tensor, weight: torch.Tensor, *, dependent: bool = 
     if m <= GATED_ROWS and n % GATED.block_n == 0:
         skinny_gated_gemm(x, weight, out := x.new_empty(m, n), dependent=dependent)
         return out
-    return silu_mul(linear(x, weight, dependent=dependent), dependent=x.is_cuda)
+    return silu_mul(linear(x, weight, dependent=dependent), dependent=early)
 
 
 def skinny_gated_gemm(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, *, dependent: bool = False) -> None:

@@ -22,8 +22,9 @@ from headwater.kernels.rms_norm import add_rms_norm, rms_norm
 from headwater.kernels.shared_prefix_attention import shared_prefix_attention
 
 DEPENDENT_ROWS = 8
-"""Up to this many tokens products start while the kernel before them ends; more make it a loss. What lies between
-products always does."""
+"""Up to this many tokens products start while the kernel before them ends; more make it a loss."""
+EARLY_ROWS = 512
+"""Up to this many tokens what lies between products does."""
 SHARING_ROWS = 8
 """From this many decoding rows on, plans look for blocks that rows share."""
 
@@ -132,10 +133,10 @@ class CudaPlatform:
         return linear(x, weight, dependent=_is_dependent(x))
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-        return rms_norm(x, weight, eps, dependent=True)
+        return rms_norm(x, weight, eps, dependent=_is_early(x))
 
     def add_rms_norm(self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-        return add_rms_norm(x, residual, weight, eps, dependent=True)
+        return add_rms_norm(x, residual, weight, eps, dependent=_is_early(x))
 
     def qk_norm_rope_store_kv(
         self,
@@ -164,7 +165,7 @@ class CudaPlatform:
             k_norm=k_norm,
             eps=eps,
             **self._scales(kv_cache),
-            dependent=True,
+            dependent=_is_early(qkv),
         )
         return q
 
@@ -196,7 +197,7 @@ class CudaPlatform:
         return out.flatten(1)
 
     def linear_silu_mul(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        return linear_silu_mul(x, weight, dependent=_is_dependent(x))
+        return linear_silu_mul(x, weight, dependent=_is_dependent(x), early=_is_early(x))
 
     def _scales(self, kv_cache: torch.Tensor) -> dict[str, torch.Tensor]:
         is_fp8 = kv_cache.dtype == torch.float8_e4m3fn
@@ -208,3 +209,7 @@ class CudaPlatform:
 
 def _is_dependent(x: torch.Tensor) -> bool:
     return x.shape[0] <= DEPENDENT_ROWS
+
+
+def _is_early(x: torch.Tensor) -> bool:
+    return x.shape[0] <= EARLY_ROWS
