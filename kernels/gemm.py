@@ -121,7 +121,7 @@ def linear_silu_mul(
     x: torch.Tensor, weight: torch.Tensor, *, dependent: bool = False, early: bool = False
 ) -> torch.Tensor:
     """x [M, K], weight [2 I, K], gates first: `silu_mul` of their product, [M, I], to the bit. For few rows, and
-    for many, in one launch, which keeps the product in registers; where it takes two, the second is dependent if `early`.
+    for many, in one launch, which keeps the product in registers. Of two launches the second is dependent if `early`.
     """
     m, n = x.shape[0], weight.shape[0] // 2
     if is_gated_at_once(x, weight):
