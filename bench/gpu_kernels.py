@@ -18,7 +18,7 @@ from functools import partial
 import torch
 
 from headwater.bench.program import program_name
-from headwater.kernels.decode_attention import decode_attention, reduce_splits
+from headwater.kernels.decode_attention import decode_attention
 from headwater.kernels.decode_plan import DecodePlan, plan_decode
 from headwater.kernels.filtered_sample import Filters, filtered_sample
 from headwater.kernels.gemm import configure_blas, linear
@@ -26,6 +26,7 @@ from headwater.kernels.lm_head_sample import MAX_ROWS, lm_head_sample
 from headwater.kernels.logprobs import logprobs
 from headwater.kernels.prefill_attention import prefill_attention, prefill_tiles
 from headwater.kernels.qk_norm_rope_store_kv import qk_norm_rope_store_kv
+from headwater.kernels.reduce_splits import reduce_splits
 from headwater.kernels.rms_norm import add_rms_norm
 from headwater.kernels.sample import Candidates, Draws, sample
 from headwater.kernels.shared_prefix_attention import shared_prefix_attention

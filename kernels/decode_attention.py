@@ -25,15 +25,12 @@ from headwater.kernels.online_softmax import (
     attend_tile,
     finish,
     fresh_state,
-    merge_states,
     row_sums,
 )
 from headwater.kernels.paged_cache import load_tile, pages_of
 
 MAX_PROGRAMS = 8448
 """Of rows that find their splits by arithmetic; items beyond them are walked in strides."""
-DIRECT_ROWS = 4
-"""Up to this many rows programs find their split by arithmetic and load no work list before the first key."""
 NUM_STAGES = 2
 MAX_REGISTERS = 168
 RESIDENT_PROGRAMS, RESIDENT_PROGRAMS_FP8 = 3, 2
@@ -65,7 +62,7 @@ def decode_attention(
     assert SPLIT % block_size == 0
     assert q.is_contiguous()
     assert out.is_contiguous()
-    if k_scale is None and is_direct(plan) and serves(q, k_cache):
+    if k_scale is None and plan.is_direct and serves(q, k_cache):
         hopper_decode_attention(q, k_cache, v_cache, seq_lens, table_rows, block_tables, plan, out, dependent=dependent)
         return False
     _decode_splits[(_num_programs(plan, num_rows, k_cache),)](
@@ -99,7 +96,7 @@ def decode_attention(
         HALF=HALF,
         FP8=k_scale is not None,
         MAX_SPLITS=plan.max_splits,
-        DIRECT=is_direct(plan),
+        DIRECT=plan.is_direct,
         ON_GPU=q.is_cuda,
         DEPENDENT=dependent,
         num_warps=4,
@@ -112,7 +109,7 @@ def decode_attention(
 
 def _num_programs(plan: DecodePlan, num_rows: int, k_cache: torch.Tensor) -> int:
     most = MAX_PROGRAMS
-    if not is_direct(plan):
+    if not plan.is_direct:
         resident = RESIDENT_PROGRAMS_FP8 if k_cache.itemsize == 1 else RESIDENT_PROGRAMS
         most = resident * _num_multiprocessors(k_cache.device)
     return min(num_rows * plan.max_splits * k_cache.shape[1], most)
@@ -121,45 +118,6 @@ def _num_programs(plan: DecodePlan, num_rows: int, k_cache: torch.Tensor) -> int
 @functools.cache
 def _num_multiprocessors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 2
-
-
-def is_direct(plan: DecodePlan) -> bool:
-    """Whether decode with this plan needs no work list: `plan_decode` may be left out if nothing is shared."""
-    return plan.max_rows <= DIRECT_ROWS
-
-
-def reduce_splits(
-    seq_lens: torch.Tensor,
-    plan: DecodePlan,
-    out: torch.Tensor,
-    *,
-    v_scale: torch.Tensor | None = None,
-    dependent: bool = False,
-) -> None:
-    """Merges the partial results of rows with more than one split into out [R, Hq, D]."""
-    num_rows, num_q_heads, head_dim = out.shape
-    heads = 8 if num_rows * num_q_heads >= 4096 and num_q_heads % 8 == 0 else 1
-    _reduce_splits[(num_rows, num_q_heads // heads)](
-        seq_lens,
-        plan.counts,
-        plan.first_partials,
-        plan.partial_acc,
-        plan.partial_ml,
-        out,
-        seq_lens if v_scale is None else v_scale,
-        NUM_Q_HEADS=num_q_heads,
-        GROUP=1 if v_scale is None else num_q_heads // len(v_scale),
-        HEAD_DIM=head_dim,
-        HEADS=heads,
-        SPLIT=SPLIT,
-        UNROLL=4 if heads > 1 else 16,
-        MAX_SPLITS=plan.max_splits,
-        DIRECT=is_direct(plan),
-        HAS_SCALE=v_scale is not None,
-        DEPENDENT=dependent,
-        num_warps=4 if heads > 1 else 1,
-        **launch_options(dependent),
-    )
 
 
 def decode_attention_twin(
@@ -386,54 +344,3 @@ def _task_after(p_count, i_next, DIRECT: tl.constexpr):
     else:
         i_after = 2 * tl.num_programs(0) + tl.atomic_add(p_count + 3, 1, sem="relaxed")
     return i_after
-
-
-@triton.jit
-def _reduce_splits(
-    p_seq_len,
-    p_count,
-    p_first_partial,
-    p_partial_acc,
-    p_partial_ml,
-    p_out,
-    p_v_scale,
-    NUM_Q_HEADS: tl.constexpr,
-    GROUP: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    HEADS: tl.constexpr,
-    SPLIT: tl.constexpr,
-    UNROLL: tl.constexpr,
-    MAX_SPLITS: tl.constexpr,
-    DIRECT: tl.constexpr,
-    HAS_SCALE: tl.constexpr,
-    DEPENDENT: tl.constexpr,
-):
-    i_row = tl.program_id(0)
-    b_head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
-    o_d = tl.arange(0, HEAD_DIM)
-    num_splits = (tl.load(p_seq_len + i_row) + SPLIT - 1) // SPLIT
-    first = (i_row * MAX_SPLITS if DIRECT else tl.load(p_first_partial + i_row)).to(tl.int64)
-    wait_for_inputs(DEPENDENT)
-    release_dependents(DEPENDENT)
-    if i_row + tl.program_id(1) == 0:
-        # The next layer draws its tickets anew.
-        tl.store(p_count + 3, 0)
-    if num_splits > 1:
-        b_m = tl.full((HEADS,), float("-inf"), tl.float32)
-        b_l = tl.zeros((HEADS,), tl.float32)
-        b_acc = tl.zeros((HEADS, HEAD_DIM), tl.float32)
-        for i_first in range(0, num_splits, UNROLL):
-            for i_ahead in tl.static_range(UNROLL):
-                # Splits past the last are empty states, which a merge leaves out to the bit.
-                present = i_first + i_ahead < num_splits
-                o_partial = (first + i_first + i_ahead) * NUM_Q_HEADS + b_head
-                b_m_next = tl.load(p_partial_ml + o_partial * 2, mask=present, other=float("-inf"))
-                b_l_next = tl.load(p_partial_ml + o_partial * 2 + 1, mask=present, other=0.0)
-                p_acc_next = p_partial_acc + o_partial[:, None] * HEAD_DIM + o_d[None, :]
-                b_acc_next = tl.load(p_acc_next, mask=present, other=0.0)
-                b_m, b_l, b_acc = merge_states(b_m, b_l, b_acc, b_m_next, b_l_next, b_acc_next)
-        b_v_scale = tl.full((HEADS,), 1.0, tl.float32)
-        if HAS_SCALE:
-            b_v_scale = tl.load(p_v_scale + b_head // GROUP)
-        o_out = (i_row * NUM_Q_HEADS + b_head)[:, None] * HEAD_DIM + o_d[None, :]
-        tl.store(p_out + o_out, finish(b_l, b_acc, b_v_scale).to(p_out.dtype.element_ty))

@@ -15,6 +15,8 @@ import triton.language as tl
 from headwater.kernels.hopper_attention import ROWS, num_teams
 from headwater.kernels.online_softmax import SPLIT
 
+DIRECT_ROWS = 4
+"""Up to this many rows programs find their split by arithmetic and load no work list before the first key."""
 _STRIPES = 8
 
 
@@ -44,6 +46,11 @@ class DecodePlan:
     """float32 [partials, Hq, D]"""
     partial_ml: torch.Tensor
     """float32 [partials, Hq, 2]: maximum and sum."""
+
+    @property
+    def is_direct(self) -> bool:
+        """Whether decode needs no work list: `plan_decode` may be left out if nothing is shared."""
+        return self.max_rows <= DIRECT_ROWS
 
     @classmethod
     def allocate(

@@ -13,11 +13,12 @@ import torch
 from headwater.engine_core.batch import ForwardBatch
 from headwater.engine_core.executor import Int32Array
 from headwater.engine_core.model_config import ModelConfig
-from headwater.kernels.decode_attention import decode_attention, is_direct, reduce_splits
+from headwater.kernels.decode_attention import decode_attention
 from headwater.kernels.decode_plan import DecodePlan, plan_decode
 from headwater.kernels.gemm import configure_blas, linear, linear_silu_mul
 from headwater.kernels.prefill_attention import list_tiles, prefill_attention, tokens_per_tile
 from headwater.kernels.qk_norm_rope_store_kv import qk_norm_rope_store_kv
+from headwater.kernels.reduce_splits import reduce_splits
 from headwater.kernels.rms_norm import add_rms_norm, rms_norm
 from headwater.kernels.shared_prefix_attention import shared_prefix_attention
 
@@ -119,7 +120,7 @@ class CudaPlatform:
     def refresh(self, plan: AttentionPlan) -> None:
         """Launches what follows a change of lengths or block tables; in a graph, it goes before the first layer."""
         n = plan.num_decodes
-        if n and not is_direct(plan.decode):
+        if n and not plan.decode.is_direct:
             plan_decode(
                 plan.decode,
                 plan.seq_lens,
@@ -177,7 +178,7 @@ class CudaPlatform:
             where = kv_cache[0], kv_cache[1], plan.seq_lens, plan.table_rows, plan.block_tables, plan.decode, out[:n]
             if plan.shares:
                 shared_prefix_attention(q[:n], *where, k_scale=k_scale, v_scale=v_scale)
-            dependent = plan.dependent or not is_direct(plan.decode)
+            dependent = plan.dependent or not plan.decode.is_direct
             if decode_attention(q[:n], *where, k_scale=k_scale, v_scale=v_scale, dependent=dependent):
                 reduce_splits(plan.seq_lens, plan.decode, out[:n], v_scale=v_scale, dependent=dependent)
         if len(plan.tiles):

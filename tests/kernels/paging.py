@@ -7,10 +7,11 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from headwater.kernels.decode_attention import decode_attention, reduce_splits
+from headwater.kernels.decode_attention import decode_attention
 from headwater.kernels.decode_plan import DecodePlan, plan_decode
 from headwater.kernels.online_softmax import SPLIT
 from headwater.kernels.prefill_attention import prefill_attention, prefill_tiles
+from headwater.kernels.reduce_splits import reduce_splits
 from headwater.kernels.shared_prefix_attention import shared_prefix_attention
 
 POISON = 300.0

@@ -1,0 +1,96 @@
+"""Merges what `decode_attention` and `shared_prefix_attention` left of each split, first to last."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from headwater.kernels.decode_plan import DecodePlan
+from headwater.kernels.dependent_launch import launch_options, release_dependents, wait_for_inputs
+from headwater.kernels.online_softmax import SPLIT, finish, merge_states
+
+
+def reduce_splits(
+    seq_lens: torch.Tensor,
+    plan: DecodePlan,
+    out: torch.Tensor,
+    *,
+    v_scale: torch.Tensor | None = None,
+    dependent: bool = False,
+) -> None:
+    """Merges the partial results of rows with more than one split into out [R, Hq, D]."""
+    num_rows, num_q_heads, head_dim = out.shape
+    heads = 8 if num_rows * num_q_heads >= 4096 and num_q_heads % 8 == 0 else 1
+    _reduce_splits[(num_rows, num_q_heads // heads)](
+        seq_lens,
+        plan.counts,
+        plan.first_partials,
+        plan.partial_acc,
+        plan.partial_ml,
+        out,
+        seq_lens if v_scale is None else v_scale,
+        NUM_Q_HEADS=num_q_heads,
+        GROUP=1 if v_scale is None else num_q_heads // len(v_scale),
+        HEAD_DIM=head_dim,
+        HEADS=heads,
+        SPLIT=SPLIT,
+        UNROLL=4 if heads > 1 else 16,
+        MAX_SPLITS=plan.max_splits,
+        DIRECT=plan.is_direct,
+        HAS_SCALE=v_scale is not None,
+        DEPENDENT=dependent,
+        num_warps=4 if heads > 1 else 1,
+        **launch_options(dependent),
+    )
+
+
+@triton.jit
+def _reduce_splits(
+    p_seq_len,
+    p_count,
+    p_first_partial,
+    p_partial_acc,
+    p_partial_ml,
+    p_out,
+    p_v_scale,
+    NUM_Q_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    HEADS: tl.constexpr,
+    SPLIT: tl.constexpr,
+    UNROLL: tl.constexpr,
+    MAX_SPLITS: tl.constexpr,
+    DIRECT: tl.constexpr,
+    HAS_SCALE: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):
+    i_row = tl.program_id(0)
+    b_head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
+    o_d = tl.arange(0, HEAD_DIM)
+    num_splits = (tl.load(p_seq_len + i_row) + SPLIT - 1) // SPLIT
+    first = (i_row * MAX_SPLITS if DIRECT else tl.load(p_first_partial + i_row)).to(tl.int64)
+    wait_for_inputs(DEPENDENT)
+    release_dependents(DEPENDENT)
+    if i_row + tl.program_id(1) == 0:
+        # The next layer draws its tickets anew.
+        tl.store(p_count + 3, 0)
+    if num_splits > 1:
+        b_m = tl.full((HEADS,), float("-inf"), tl.float32)
+        b_l = tl.zeros((HEADS,), tl.float32)
+        b_acc = tl.zeros((HEADS, HEAD_DIM), tl.float32)
+        for i_first in range(0, num_splits, UNROLL):
+            for i_ahead in tl.static_range(UNROLL):
+                # Splits past the last are empty states, which a merge leaves out to the bit.
+                present = i_first + i_ahead < num_splits
+                o_partial = (first + i_first + i_ahead) * NUM_Q_HEADS + b_head
+                b_m_next = tl.load(p_partial_ml + o_partial * 2, mask=present, other=float("-inf"))
+                b_l_next = tl.load(p_partial_ml + o_partial * 2 + 1, mask=present, other=0.0)
+                p_acc_next = p_partial_acc + o_partial[:, None] * HEAD_DIM + o_d[None, :]
+                b_acc_next = tl.load(p_acc_next, mask=present, other=0.0)
+                b_m, b_l, b_acc = merge_states(b_m, b_l, b_acc, b_m_next, b_l_next, b_acc_next)
+        b_v_scale = tl.full((HEADS,), 1.0, tl.float32)
+        if HAS_SCALE:
+            b_v_scale = tl.load(p_v_scale + b_head // GROUP)
+        o_out = (i_row * NUM_Q_HEADS + b_head)[:, None] * HEAD_DIM + o_d[None, :]
+        tl.store(p_out + o_out, finish(b_l, b_acc, b_v_scale).to(p_out.dtype.element_ty))
