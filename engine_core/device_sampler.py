@@ -82,16 +82,13 @@ class DeviceSampler:
 
     def is_plain(self, rows: Int32Array) -> bool:
         """Whether `draw` is all that these rows need."""
-        return not (self.is_filtered(rows) or self._needs_host(rows))
-
-    def is_launched(self, rows: Int32Array) -> bool:
-        """Whether `draw_masked` is all that these rows need under masks."""
-        return not self._needs_host(rows)
+        return not (self.is_filtered(rows) or self.needs_host(rows))
 
     def is_filtered(self, rows: Int32Array) -> bool:
         return bool(self._is_filtered[rows].any())
 
-    def _needs_host(self, rows: Int32Array) -> bool:
+    def needs_host(self, rows: Int32Array) -> bool:
+        """Whether some need `draw_special`, whose launches are not the same every time."""
         return bool((self._is_edited[rows] | (self._num_logprobs[rows] >= 0)).any())
 
     def draw(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch.cuda import check_error, cudart
 
@@ -30,8 +32,8 @@ class DrawInbox:
         # A row of each: table rows or -1, positions before the token, output indices, and where masks and logits lie.
         self._draws = self._words[_HEAD:].view(4, -1)
         self._masks = torch.full((config.max_num_seqs, -(-vocab_size // 32)), -1, dtype=torch.int32, device=device)
-        self._table: Int32Array | None = None
-        self._source = self._masks
+        self._table: tuple[Int32Array, torch.Tensor] | None = None
+        """Which is read, and how torch sees it."""
 
     def send(self, plan: DrawPlan, num_draws: int, first_result: int) -> None:
         """Copies a draw to the device, padded to `num_draws`."""
@@ -62,19 +64,28 @@ class DrawInbox:
     def close(self) -> None:
         """Lets go of the table. Nothing may be in flight."""
         if self._table is not None and self._is_gpu:
-            check_error(cudart().cudaHostUnregister(self._source.data_ptr()))  # type: ignore[no-untyped-call]  # torch ships it so
+            check_error(_runtime().cudaHostUnregister(self._table[1].data_ptr()))
         self._table = None
 
-    def _copy_masks(self, plan: DrawPlan) -> None:
-        if self._table is not plan.masks:
+    def _source(self, table: Int32Array) -> torch.Tensor:
+        """The table, pinned: the device reads it where it is, beside what runs here."""
+        if self._table is None or self._table[0] is not table:
             self.close()
-            self._table, self._source = plan.masks, torch.from_numpy(plan.masks)
+            source = torch.from_numpy(table)
             if self._is_gpu:
-                # The device reads it where it is, beside what runs here.
-                check_error(cudart().cudaHostRegister(self._source.data_ptr(), plan.masks.nbytes, 0))  # type: ignore[no-untyped-call]  # torch ships it so
+                check_error(_runtime().cudaHostRegister(source.data_ptr(), table.nbytes, 0))
+            self._table = table, source
+        return self._table[1]
+
+    def _copy_masks(self, plan: DrawPlan) -> None:
+        source = self._source(plan.masks)
         first, end = int(plan.rows.min()), int(plan.rows.max()) + 1
         if end - first <= _MOST_GAPS * len(plan.rows):
-            self._masks[first:end].copy_(self._source[first:end], non_blocking=True)
+            self._masks[first:end].copy_(source[first:end], non_blocking=True)
         else:
             for row in plan.rows.tolist():
-                self._masks[row].copy_(self._source[row], non_blocking=True)
+                self._masks[row].copy_(source[row], non_blocking=True)
+
+
+def _runtime() -> Any:
+    return cudart()  # type: ignore[no-untyped-call]  # torch ships it so

@@ -156,7 +156,7 @@ class Engine:
         """Launches the sampling of what is held and can be drawn now; while the device is busy, only of all that is
         held: what goes apart once would go apart at every token."""
         is_busy = bool(self._in_flight) and not self._executor.is_ready(self._in_flight[0][0])
-        if len(self._in_flight) == 2 * self._config.async_depth or (is_busy and self._scheduler.table.awaits_masks):
+        if len(self._in_flight) >= 2 * self._config.async_depth or (is_busy and self._scheduler.table.awaits_masks):
             return False
         drawn = self._scheduler.draw()
         if drawn is not None:

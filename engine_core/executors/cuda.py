@@ -103,12 +103,12 @@ class CudaExecutor:
             flight = self._flight(plan.step, plan.output_indices)
             num_draws = self._shapes.num_rows(len(plan.rows))
             self._draw_inbox.send(plan, num_draws, self._first_result(plan.step))
-            if self._sampler.is_launched(plan.rows):
+            if self._sampler.needs_host(plan.rows):
+                self._draw_masked_special(plan, flight)
+            else:
                 is_filtered = self._sampler.is_filtered(plan.rows)
                 key = num_draws, "filtered" if is_filtered else "masked"
                 self._graphs.run_once(key, partial(self._draw_masked, num_draws, is_filtered=is_filtered))
-            else:
-                self._draw_masked_special(plan, flight)
             flight.done.record(self._stream)
         self._flights.append(flight)
         return plan.step

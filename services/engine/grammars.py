@@ -27,7 +27,7 @@ MAX_KEPT = 256
 MAX_MEMBERS = 4
 """Of a family, before it gets another one beside it."""
 PATIENCE_SECONDS = 0.05
-"""That a request waits for another family at most, going by what the first one took."""
+"""That a request waits for another family at most, and that compiling the first one may have taken for that."""
 COMPILE_SECONDS = 10.0
 """The processor has seen it compile in less."""
 
@@ -89,8 +89,9 @@ class GrammarCompiler:
             following = self._grow(compiled, grammar)
             if roomiest.seconds > PATIENCE_SECONDS:
                 break
-            await asyncio.wait([following])
-            if following.cancelled() or following.exception() is not None:
+            # Other grammars may be before it, and take long.
+            done, _ = await asyncio.wait([following], timeout=PATIENCE_SECONDS)
+            if not done or following.cancelled() or following.exception() is not None:
                 break
         return roomiest
 

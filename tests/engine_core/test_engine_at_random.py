@@ -94,6 +94,7 @@ class CheckedExecutor:
         self._readers.append(readers)
         self.max_in_flight = max(self.max_in_flight, len(self._readers))
         assert len(self._readers) <= self._config.async_depth
+        self._check_room()
         return self._executor.submit(plan)
 
     def draw(self, plan: DrawPlan) -> int:
@@ -102,7 +103,12 @@ class CheckedExecutor:
             assert output_idx == position - self._num_prompt[int(row)]
             self._known[int(row)] += 1
         self._draws.add(plan.step)
+        self._check_room()
         return self._executor.draw(plan)
+
+    def _check_room(self) -> None:
+        """Results and staged words have a place for each plan in flight, and no more."""
+        assert len(self._readers) + len(self._draws) <= 2 * self._config.async_depth + 1
 
     def retire(self, handle: int) -> StepResult:
         if handle in self._draws:
