@@ -11,7 +11,6 @@ from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
 from headwater.proto import common_pb2, inference_pb2, inference_pb2_grpc, processor_pb2
-from headwater.services import errors
 from tests.gateway.stages import MODEL, Gateway, chat_body, completion_body
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
@@ -277,12 +276,6 @@ def test_who_asks_for_a_model_that_is_not_served_is_told_which_are(gateway: Gate
             with pytest.raises(grpc.RpcError) as raised:
                 call(request)
             assert raised.value.details() == told
-
-
-def test_of_many_models_the_first_are_named() -> None:
-    many = [f"m{i:02}" for i in range(20)]
-    named = ", ".join(many[:16])
-    assert str(errors.NotFound("model", "x", many)) == f"the model 'x' does not exist; served: {named} and 4 more"
 
 
 def test_rest_refuses_a_body_of_ten_megabytes_declared_or_not(gateway: Gateway) -> None:
