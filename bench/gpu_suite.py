@@ -41,6 +41,8 @@ TARGET = {
     "O1": 4.9, "O2": 11.5, "O3": 1.03, "O4": 0.17, "O5": 1.60, "O6": 1.23, "O7": 0.021, "O8": 5.35, "O9": 1.15,
     "S64": 24_000, "S256": 32_000, "S1024": 36_000, "T128": 10_000,
 }  # fmt: skip
+AT_POWER_LIMIT = ("O5", "O6")
+"""Run on the peer's kind of random weights as well: smaller numbers cost less power."""
 SAME_BITS = {"D1": "O2", "D3": "O3"}
 """Figures for bits that do not depend on the batch: the default path has no others."""
 # Seconds that a part may take; together more than there are, since few parts need all of theirs.
@@ -77,6 +79,8 @@ class Suite:
         # The longest last: what is cut off then is one.
         ids.sort(key=lambda name: PEER[name])
         self._named("workloads", "workload", ids, command, MODEL_LIMIT)
+        if alike := [name for name in AT_POWER_LIMIT if name in ids]:
+            self._named("workloads_uniform", "workload", alike, [*command, "--load-format=dummy-uniform"], MODEL_LIMIT)
 
     def serve(self, model: str) -> None:
         """The loads of a model through a line."""
@@ -114,7 +118,8 @@ class Suite:
         workloads |= {name: workloads[same] for name, same in SAME_BITS.items() if same in workloads}
         self.report |= {"missing": self._missing, "seconds": round(time.monotonic() - self._began)}
         self._write()
-        console.print(_table(workloads, self.report.get("line", {})))
+        alike = {f"{name}, uniform": row for name, row in self.report.get("workloads_uniform", {}).items()}
+        console.print(_table(workloads | alike, self.report.get("line", {})))
         for name, why in self._missing.items():
             console.print(f"[red]{name}: {why}")
         print(json.dumps(self.report))
@@ -173,8 +178,9 @@ def main(
 def _table(workloads: dict[str, Row], line: dict[str, Row]) -> Table:
     table = Table("id", "measured", "target", "vLLM 0.23", "better by", "output tok/s", "TTFT ms", "TPOT ms")
     for name, row in workloads.items():
-        peer = f"{PEER[name] / row['seconds']:.2f}x" if name in PEER else ""
-        cells = row["seconds"], TARGET.get(name, ""), PEER.get(name, ""), peer, row["output_tokens_per_second"], "", ""
+        peer = f"{PEER[known] / row['seconds']:.2f}x" if (known := name.split(",")[0]) in PEER else ""
+        bar = TARGET.get(known, ""), PEER.get(known, "")
+        cells = row["seconds"], *bar, peer, row["output_tokens_per_second"], "", ""
         table.add_row(name, *map(str, cells))
     for name, row in line.items():
         speed = row["output_tokens_per_s"]

@@ -132,6 +132,7 @@ def run(
     max_num_batched_tokens: Annotated[int, typer.Option(help="token budget of a step")] = 8192,
     async_depth: Annotated[int, typer.Option(help="steps in flight")] = 2,
     decode_steps: Annotated[int, typer.Option(help="decode steps of one plan, on a GPU")] = 1,
+    load_format: Annotated[str, typer.Option(help="of workloads: dummy or dummy-uniform")] = "dummy",
     threads: Annotated[int, typer.Option(help="of a CPU; 0: torch decides")] = 0,
     runs: Annotated[int, typer.Option(help="measured runs after one that is not")] = 2,
     dry_run: Annotated[bool, typer.Option(help="a small part of each workload, on a tiny model")] = False,
@@ -157,7 +158,7 @@ def run(
             config = TINY if dry_run else MODELS[model]
             Path(folder, "config.json").write_text(json.dumps(config))
             those = {name: each for name, each in chosen.items() if each.model == model}
-            dummy = options | {"load_format": "dummy", "max_model_len": config["max_position_embeddings"]}
+            dummy = options | {"load_format": load_format, "max_model_len": config["max_position_embeddings"]}
             rows += _told(measure(those, Path(folder), dummy, runs=runs, quiet=as_json), as_json)
     if not as_json:
         table = Table("workload", "model", "seconds", "output tok/s", "steps", "start s")

@@ -8,6 +8,9 @@ from typing import Any
 
 import typer
 
+from headwater.engine_core.config import ConfigError
+from headwater.services.settings import SettingError
+
 BENCHMARKS = {
     "serve": ("serve", "Drive an OpenAI-compatible server and tell what its users would feel."),
     "tune": ("tune", "Find the engine settings with the best throughput that keeps an objective."),
@@ -33,6 +36,7 @@ BENCHMARKS = {
     "fairness": ("fairness", "What ten tenants are given of a line when one of them asks for far too much."),
     "isolation": ("isolation", "Whether a tenant feels in its first tokens what another has cached."),
     "kernels": ("gpu_kernels", "Time and check the kernels on a GPU."),
+    "attention": ("attention_library", "Prefill attention on a GPU beside the library's, at the limit of power."),
 }
 """Name → module and one line of help."""
 
@@ -41,7 +45,10 @@ def run_program(main: Callable[..., Any]) -> None:
     """`typer.run` of a benchmark's module; its help calls it what people do."""
     app = typer.Typer(add_completion=False)
     app.command()(main)
-    app(prog_name=program_name())
+    try:
+        app(prog_name=program_name())
+    except (ConfigError, SettingError) as error:
+        sys.exit(f"{program_name()}: {error}")
 
 
 def program_name() -> str:

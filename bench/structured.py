@@ -169,7 +169,7 @@ def run(
     executor: Annotated[str, typer.Option(help="single, or simulated")] = "single",
     threads: Annotated[int, typer.Option(help="of a CPU; 0: one a core")] = 0,
     block_size: Annotated[int, typer.Option(help="tokens a KV block")] = 16,
-    load_format: Annotated[str, typer.Option(help="auto, or dummy: random weights")] = "auto",
+    load_format: Annotated[str, typer.Option(help="auto, or random weights: dummy, dummy-uniform")] = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="print JSON only")] = False,
 ) -> None:
     """Compare the throughput of answers held to a JSON schema with that of free ones."""

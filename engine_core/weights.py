@@ -20,6 +20,11 @@ from headwater.engine_core.model_config import ModelConfig
 
 Weights = dict[str, torch.Tensor]
 WEIGHTS_NAME = "weights.safetensors"
+DUMMIES = {"dummy": False, "dummy-uniform": True}
+"""Names of random weights, and whether they are uniform."""
+UNIFORM_SPREAD = 1e-3
+"""As vLLM's loader makes random weights. Numbers so small move fewer wires: a GPU at its limit of power computes them
+faster than those of a trained model, so who compares with such figures needs the same."""
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 _RENAMED = {
@@ -103,15 +108,21 @@ def stored_dtype(folder: Path) -> torch.dtype:
     return norm.dtype
 
 
-def dummy(config: ModelConfig, dtype: torch.dtype, device: torch.device, seed: int = 0) -> Weights:
-    """Random weights of the right shapes, scaled so that activations stay finite."""
+def dummy(
+    config: ModelConfig, dtype: torch.dtype, device: torch.device, seed: int = 0, *, uniform: bool = False
+) -> Weights:
+    """Random weights of the right shapes: normal ones, scaled so that activations stay finite, between norms of one;
+    or all of them, norms too, uniform within `UNIFORM_SPREAD`."""
     generator = torch.Generator(device).manual_seed(seed)
     weights = {}
     for name, shape in shapes(config).items():
-        if name.endswith("norm"):
-            weights[name] = torch.ones(shape, dtype=dtype, device=device)
+        weights[name] = tensor = torch.empty(shape, dtype=dtype, device=device)
+        if uniform:
+            tensor.uniform_(-UNIFORM_SPREAD, UNIFORM_SPREAD, generator=generator)
+        elif name.endswith("norm"):
+            tensor.fill_(1.0)
         else:
-            weights[name] = torch.empty(shape, dtype=dtype, device=device).normal_(0, 0.02, generator=generator)
+            tensor.normal_(0, 0.02, generator=generator)
     return _tied(weights, config)
 
 

@@ -32,6 +32,8 @@ def build_executor(options: ExecutorOptions, progress: Progress) -> tuple[Execut
     if options.num_threads:
         torch.set_num_threads(options.num_threads)
     assert options.model_folder is not None
+    if options.load_format not in ("auto", *weights.DUMMIES):
+        raise ConfigError("load_format", options.load_format, " or ".join(("auto", *weights.DUMMIES)))
     model = ModelConfig.read(options.model_folder)
     device = _device(options.device)
     stored = _stored_dtype(options.model_folder) if options.load_format == "auto" else "bfloat16"
@@ -43,8 +45,9 @@ def build_executor(options: ExecutorOptions, progress: Progress) -> tuple[Execut
     kv_format = _kv_format(options.kv_cache_dtype, dtype, device)
     config = _engine_config(options, model, weights.DTYPES[dtype], device)
     loading = partial(progress, "loading weights")
-    if options.load_format == "dummy":
-        tensors = weights.dummy(model, weights.DTYPES[dtype], device)
+    if options.load_format != "auto":
+        uniform = weights.DUMMIES[options.load_format]
+        tensors = weights.dummy(model, weights.DTYPES[dtype], device, uniform=uniform)
         loading(1, 1)
     else:
         tensors = weights.load(options.model_folder, model, device, loading)
@@ -121,7 +124,7 @@ def _numerics_id(options: ExecutorOptions, model: ModelConfig, dtype: str, kv_fo
     assert options.model_folder is not None
     is_gpu = device.type == "cuda"
     kind = torch.cuda.get_device_name() if is_gpu else machine.processor() or machine.machine()
-    source = options.model_folder.name if options.load_format == "auto" else "dummy"
+    source = options.model_folder.name if options.load_format == "auto" else options.load_format
     what = (
         source,
         model,

@@ -150,7 +150,10 @@ def up(
     device: Device = "auto",
     dtype: Dtype = "auto",
     load_format: Annotated[
-        str, typer.Option(envvar="HEADWATER_LOAD_FORMAT", help="auto, or dummy: random weights of the model's shape.")
+        str,
+        typer.Option(
+            envvar="HEADWATER_LOAD_FORMAT", help="auto, or random weights of the model's shape: dummy, dummy-uniform."
+        ),
     ] = "auto",
     kv_cache_dtype: KvCacheDtype = "auto",
     gpu_memory_utilization: Annotated[

@@ -8,7 +8,7 @@ from pathlib import Path
 from headwater.services.settings import SettingError, setting
 from headwater.services.tls import StageTlsSettings
 
-LOAD_FORMATS = ("auto", "dummy")
+LOAD_FORMATS = ("auto", "dummy", "dummy-uniform")
 KV_CACHE_DTYPES = ("auto", "fp8")
 CHOICES = {"executor": ("single", "simulated"), "load_format": LOAD_FORMATS, "kv_cache_dtype": KV_CACHE_DTYPES}
 
@@ -31,7 +31,9 @@ class EngineSettings(StageTlsSettings):
     executor: str = setting("single", "what computes: single, or simulated (no weights)")
     device: str = setting("auto", "cpu, cuda, or auto")
     dtype: str = setting("auto", "float32, bfloat16, float16, or auto (the folder's)")
-    load_format: str = setting("auto", "auto (the folder's weights) or dummy (random weights)")
+    load_format: str = setting(
+        "auto", "auto (the folder's weights), dummy (random weights) or dummy-uniform (small ones, as vLLM makes them)"
+    )
     block_size: int = setting(16, "tokens a KV block: 16, 32, 64 or 128")
     num_blocks: int = setting(0, "KV blocks; 0: as many as --kv-cache-memory or the device holds")
     kv_cache_memory: int = setting(0, "bytes of the KV cache; 0: what the device leaves, a fixed share on a CPU")

@@ -57,5 +57,6 @@ def test_the_whole_suite_runs_dry(tmp_path: Path) -> None:
     assert report == json.loads((tmp_path / "report").read_text())
     assert report["missing"] == {}
     assert report["workloads"].keys() == WORKLOADS.keys() | {"D1", "D3"}
+    assert report["workloads_uniform"].keys() == {"O5", "O6"}
     assert report["line"].keys() == LINE_LOADS.keys()
     assert report["structured"]["schema_tokens_per_second"] > 0

@@ -18,3 +18,11 @@ def test_the_help_of_a_benchmark_calls_it_what_people_do() -> None:
         places = spec.submodule_search_locations
         source = Path(places[0]) / "__main__.py" if places else Path(spec.origin or "")
         assert "run_program(" in source.read_text() or "program_name()" in source.read_text(), module
+
+
+def test_a_setting_that_cannot_be_used_is_one_line() -> None:
+    command = [sys.executable, "-m", "headwater.bench", "offline", "--workload=O4", "--device=cpu", "--dry-run"]
+    done = subprocess.run([*command, "--load-format=none"], stderr=subprocess.PIPE, text=True, check=False, timeout=120)
+    assert done.returncode == 1
+    allowed = "auto or dummy or dummy-uniform"
+    assert done.stderr == f"headwater bench offline: load_format is 'none'; allowed: {allowed}\n"

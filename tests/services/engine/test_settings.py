@@ -30,7 +30,10 @@ def test_the_core_reads_the_doors_settings_from_flags() -> None:
     [
         ([], "--model-folder is missing; allowed: the folder of a converted model"),
         (["--model-folder=/m", "--executor=fast"], "--executor is 'fast'; allowed: single or simulated"),
-        (["--executor=simulated", "--load-format=lazy"], "--load-format is 'lazy'; allowed: auto or dummy"),
+        (
+            ["--executor=simulated", "--load-format=lazy"],
+            "--load-format is 'lazy'; allowed: auto or dummy or dummy-uniform",
+        ),
         (["--executor=simulated", "--port=70000"], "--port is 70000; allowed: 0…65535"),
         (["--executor=simulated", "--drain-limit=-1"], "--drain-limit is -1.0; allowed: 0 or more seconds"),
     ],
