@@ -11,6 +11,7 @@ import itertools
 import math
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 import triton
 import triton.language as tl
@@ -31,6 +32,7 @@ from headwater.kernels.online_softmax import (
 )
 from headwater.kernels.paged_cache import as_operand, bulk_copied, load_tile, pages_of
 
+Int32Array = np.ndarray[tuple[int, ...], np.dtype[np.int32]]
 NUM_STAGES = 2
 
 
@@ -39,21 +41,20 @@ def tokens_per_tile(group: int, device: torch.device) -> int:
     return num_teams(device) * (ROWS // group)
 
 
-def list_tiles(counts: Sequence[int], starts: Sequence[int], per_tile: int) -> torch.Tensor:
+def list_tiles(counts: Sequence[int] | Int32Array, starts: Sequence[int] | Int32Array, per_tile: int) -> Int32Array:
     """Work list of a step on the host, int32 [tiles, 2]: sequence and first token of the tile within its chunk, longest
     first. counts and starts: tokens computed of each sequence and position of the first."""
-    num_tiles = -(-torch.tensor(counts, dtype=torch.int64) // per_tile)
-    ends = num_tiles.cumsum(0)
-    sequences = torch.repeat_interleave(num_tiles)
-    firsts = (torch.arange(len(sequences)) - (ends - num_tiles)[sequences]) * per_tile
-    reach = torch.tensor(starts, dtype=torch.int64)[sequences] + firsts
-    order = torch.argsort(reach, descending=True, stable=True)
-    return torch.stack((sequences, firsts), dim=1)[order].int()
+    num_tiles = -(-np.asarray(counts, np.int32) // per_tile)
+    sequences = np.repeat(np.arange(len(num_tiles), dtype=np.int32), num_tiles)
+    firsts = (np.arange(len(sequences)) - np.repeat(num_tiles.cumsum() - num_tiles, num_tiles)) * per_tile
+    reach = np.asarray(starts, np.int32)[sequences] + firsts
+    tiles: Int32Array = np.stack((sequences, firsts), axis=1, dtype=np.int32)[np.argsort(-reach, kind="stable")]
+    return tiles
 
 
 def prefill_tiles(counts: Sequence[int], starts: Sequence[int], group: int, device: torch.device) -> torch.Tensor:
     """`list_tiles` on the device, int32. A tile whose sequence is negative is skipped, for lists of fixed size."""
-    host = list_tiles(counts, starts, tokens_per_tile(group, device))
+    host = torch.from_numpy(list_tiles(counts, starts, tokens_per_tile(group, device)))
     return host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else host
 
 

@@ -87,12 +87,14 @@ class CudaExecutor:
     @torch.inference_mode()
     def submit(self, plan: StepPlan) -> int:
         with torch.cuda.stream(self._stream):
+            shape, hidden = self._launch(plan)
+            # The device is at work: what layers do not read is noted meanwhile.
             for admitted in plan.admitted:
                 self._sampler.admit(admitted)
                 self._pools.admit(admitted)
                 self._num_prompt[admitted.row] = admitted.num_prompt_tokens
             flight = self._flight(plan.step, plan.output_indices[plan.samples], plan.num_steps)
-            self._launch(plan, flight)
+            self._take(plan, flight, shape, hidden)
             flight.done.record(self._stream)
         self._flights.append(flight)
         return plan.step
@@ -192,15 +194,19 @@ class CudaExecutor:
             self._draw_inbox.clear(num_draws)
             self._graphs.run_once((num_draws, "masked"), partial(self._draw_masked, num_draws, is_filtered=False))
 
-    def _launch(self, plan: StepPlan, flight: Flight) -> None:
+    def _launch(self, plan: StepPlan) -> tuple[StepShape, torch.Tensor]:
+        """Tells the device the step and has it compute the hidden states."""
         shape, tiles = self._shapes.of(plan)
-        num_draws = len(flight.steps)
+        num_draws = int(plan.samples.sum())
         padded_draws = self._shapes.num_rows(num_draws) if num_draws else 0
         changes = self._table.changes(plan)
         sent = self._inbox.send(plan, shape, tiles, padded_draws, changes, self._first_result(plan.step))
         if changes.size:
             self._table.apply(upload(changes, self._device) if sent is None else sent)
-        hidden = self._hidden(shape)
+        return shape, self._hidden(shape)
+
+    def _take(self, plan: StepPlan, flight: Flight, shape: StepShape, hidden: torch.Tensor) -> None:
+        """What the plan wants of its hidden states: scores, vectors, rows to hold, tokens."""
         for row in plan.prompt_logprob_rows:
             self._score_prompt(plan, flight, hidden, row)
         if plan.pooled_rows:
@@ -209,7 +215,7 @@ class CudaExecutor:
             at = (np.cumsum(plan.counts) - 1)[plan.holds]
             rows, held_at = upload(np.stack([plan.rows[plan.holds], at]).astype(np.int32), self._device).long().unbind()
             self._held.index_copy_(0, rows, hidden[held_at])
-        if num_draws:
+        if len(flight.steps):
             self._sample(plan, flight, shape, hidden)
 
     def _hidden(self, shape: StepShape) -> torch.Tensor:

@@ -110,8 +110,7 @@ class CudaPlatform:
 
     def list_tiles(self, counts: Int32Array, starts: Int32Array) -> Int32Array:
         """The work list of prompt chunks, on the host: [tiles, 2]."""
-        tiles: Int32Array = list_tiles(counts.tolist(), starts.tolist(), self._tokens_per_tile).numpy()
-        return tiles
+        return list_tiles(counts, starts, self._tokens_per_tile)
 
     def max_tiles(self, num_tokens: int, num_chunks: int) -> int:
         """The longest work list of so many chunks with so many tokens in all."""
