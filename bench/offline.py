@@ -133,6 +133,7 @@ def run(
     async_depth: Annotated[int, typer.Option(help="steps in flight")] = 2,
     decode_steps: Annotated[int, typer.Option(help="decode steps of one plan, on a GPU")] = 1,
     load_format: Annotated[str, typer.Option(help="of workloads: dummy or dummy-uniform")] = "dummy",
+    kv_cache_dtype: Annotated[str, typer.Option(help="auto, or fp8 on a GPU")] = "auto",
     threads: Annotated[int, typer.Option(help="of a CPU; 0: torch decides")] = 0,
     runs: Annotated[int, typer.Option(help="measured runs after one that is not")] = 2,
     dry_run: Annotated[bool, typer.Option(help="a small part of each workload, on a tiny model")] = False,
@@ -146,6 +147,7 @@ def run(
         "max_num_batched_tokens": max_num_batched_tokens,
         "async_depth": async_depth,
         "decode_steps": decode_steps,
+        "kv_cache_dtype": kv_cache_dtype,
         "num_threads": threads,
     }
     rows: list[Measurement] = []

@@ -25,15 +25,17 @@ from headwater.kernels.online_softmax import (
     attend_tile,
     finish,
     fresh_state,
+    joined,
+    parts_of,
     row_sums,
 )
-from headwater.kernels.paged_cache import load_tile, pages_of
+from headwater.kernels.paged_cache import as_pairs, is_paired, load_tile, pages_of
 
 MAX_PROGRAMS = 8448
 """Of rows that find their splits by arithmetic; items beyond them are walked in strides."""
-NUM_STAGES = 2
+NUM_STAGES, NUM_STAGES_FP8 = 2, 3
 MAX_REGISTERS = 168
-RESIDENT_PROGRAMS, RESIDENT_PROGRAMS_FP8 = 3, 2
+RESIDENT_PROGRAMS = 3
 """Of a multiprocessor, by registers and shared memory. No more are launched: they draw one item after another, so that
 all end at about the same time, and none is launched for nothing, however many splits rows might have."""
 
@@ -65,10 +67,12 @@ def decode_attention(
     if k_scale is None and plan.is_direct and serves(q, k_cache):
         hopper_decode_attention(q, k_cache, v_cache, seq_lens, table_rows, block_tables, plan, out, dependent=dependent)
         return False
+    is_fp8 = is_paired(k_cache)
+    stride_block, stride_head, stride_slot, _ = as_pairs(k_cache).stride()
     _decode_splits[(_num_programs(plan, num_rows, k_cache),)](
         q,
-        k_cache,
-        v_cache,
+        as_pairs(k_cache),
+        as_pairs(v_cache),
         block_tables,
         table_rows,
         seq_lens,
@@ -82,11 +86,11 @@ def decode_attention(
         seq_lens if k_scale is None else k_scale,
         seq_lens if v_scale is None else v_scale,
         LOG2_E / math.sqrt(head_dim),
-        k_cache.stride(0),
-        k_cache.stride(1),
+        stride_block,
+        stride_head,
         block_tables.stride(0),
         num_rows,
-        stride_slot=k_cache.stride(2),
+        stride_slot=stride_slot,
         NUM_KV_HEADS=num_kv_heads,
         GROUP=num_q_heads // num_kv_heads,
         HEAD_DIM=head_dim,
@@ -94,24 +98,21 @@ def decode_attention(
         SPLIT=SPLIT,
         TILE=TILE,
         HALF=HALF,
-        FP8=k_scale is not None,
+        FP8=is_fp8,
         MAX_SPLITS=plan.max_splits,
         DIRECT=plan.is_direct,
         ON_GPU=q.is_cuda,
         DEPENDENT=dependent,
         num_warps=4,
-        num_stages=NUM_STAGES,
-        maxnreg=None if k_scale is not None else MAX_REGISTERS,
+        num_stages=NUM_STAGES_FP8 if is_fp8 else NUM_STAGES,
+        maxnreg=MAX_REGISTERS,
         **launch_options(dependent),
     )
     return True
 
 
 def _num_programs(plan: DecodePlan, num_rows: int, k_cache: torch.Tensor) -> int:
-    most = MAX_PROGRAMS
-    if not plan.is_direct:
-        resident = RESIDENT_PROGRAMS_FP8 if k_cache.itemsize == 1 else RESIDENT_PROGRAMS
-        most = resident * _num_multiprocessors(k_cache.device)
+    most = MAX_PROGRAMS if plan.is_direct else RESIDENT_PROGRAMS * _num_multiprocessors(k_cache.device)
     return min(num_rows * plan.max_splits * k_cache.shape[1], most)
 
 
@@ -217,9 +218,10 @@ def _decode_splits(
         first = i_split * SPLIT
         end = tl.minimum(first + SPLIT, seq_len)
         item = _ask_for_item(lists, i_next // NUM_KV_HEADS, DIRECT)
-        b_m, b_l, b_acc = fresh_state(ROWS, HEAD_DIM)
+        b_parts = parts_of(b_q, FP8)
+        b_m, b_l, b_acc = fresh_state(ROWS, HEAD_DIM, FP8)
         for i_n in range(first, end, TILE):
-            b_k_left, b_k_right, b_v_left, b_v_right = load_tile(
+            keys, values = load_tile(
                 p_k,
                 p_v,
                 p_row,
@@ -242,11 +244,9 @@ def _decode_splits(
             o_n = i_n + tl.arange(0, HALF)[None, :]
             visible = (o_n < end, o_n + HALF < end)
             b_m, b_l, b_acc = attend_tile(
-                b_q.to(tl.float16) if FP8 else b_q,
-                b_k_left,
-                b_k_right,
-                b_v_left,
-                b_v_right,
+                b_parts,
+                keys,
+                values,
                 visible,
                 scale,
                 b_m,
@@ -259,6 +259,7 @@ def _decode_splits(
         o_q_next = _query_offsets(next_row, i_next % NUM_KV_HEADS, o_h, o_d, NUM_KV_HEADS, GROUP, HEAD_DIM)
         b_q = tl.load(p_q + o_q_next, mask=is_head[:, None], other=0.0)
 
+        b_acc = joined(b_acc)
         is_stored = is_head & (first < seq_len)
         b_sum = tl.where(first < seq_len, row_sums(b_l), 1.0)
         if seq_len <= SPLIT:

@@ -27,20 +27,19 @@ GRAIN = tl.constexpr(8.0)
 
 
 @triton.jit
-def fresh_state(ROWS: tl.constexpr, HEAD_DIM: tl.constexpr):
+def fresh_state(ROWS: tl.constexpr, HEAD_DIM: tl.constexpr, FP8: tl.constexpr):
+    """Maxima, sums, and weighted values as a tuple: of parts of the dimensions, as keys and values are read."""
     b_m = tl.full((ROWS,), float("-inf"), tl.float32)
     b_l = tl.zeros((ROWS, 16), tl.float32)
-    b_acc = tl.zeros((ROWS, HEAD_DIM), tl.float32)
-    return b_m, b_l, b_acc
+    b_acc = tl.zeros((ROWS, HEAD_DIM // 2 if FP8 else HEAD_DIM), tl.float32)
+    return b_m, b_l, (b_acc, b_acc) if FP8 else (b_acc,)
 
 
 @triton.jit
-def attend_tile(
-    b_q, b_k_left, b_k_right, b_v_left, b_v_right, visible, qk_scale, b_m, b_l, b_acc, MASKED: tl.constexpr
-):
-    """One tile of keys: b_q [ROWS, D], keys [D, 64] and values [64, D] of its halves, whether their keys are visible;
-    qk_scale holds log2(e). Base-2 exponentials."""
-    b_left, b_right = tl.dot(b_q, b_k_left), tl.dot(b_q, b_k_right)
+def attend_tile(b_q, keys, values, visible, qk_scale, b_m, b_l, b_acc, MASKED: tl.constexpr):
+    """One tile of keys: b_q [ROWS, D], keys [D, 64] and values [64, D] of its halves, each in parts of the dimensions;
+    whether their keys are visible; qk_scale holds log2(e). Base-2 exponentials."""
+    b_left, b_right = _scores(b_q, keys[0]), _scores(b_q, keys[1])
     if MASKED:
         b_left = tl.where(visible[0], b_left, float("-inf"))
         b_right = tl.where(visible[1], b_right, float("-inf"))
@@ -49,9 +48,35 @@ def attend_tile(
     b_left, b_right = _weights(b_left, qk_scale, b_shift), _weights(b_right, qk_scale, b_shift)
     b_alpha = tl.exp2(b_m - b_shift)[:, None]
     b_l = tl.fma(b_l, tl.broadcast_to(b_alpha, b_l.shape), _fold(_fold(b_left + b_right)))
-    b_acc = tl.dot(b_left.to(b_q.dtype), b_v_left, b_acc * b_alpha)
-    b_acc = tl.dot(b_right.to(b_q.dtype), b_v_right, b_acc)
+    b_left, b_right = b_left.to(b_q[0].dtype), b_right.to(b_q[0].dtype)
+    if len(b_acc) == 1:
+        b_acc = (_add_values(b_left, b_right, values[0][0], values[1][0], b_acc[0] * b_alpha),)
+    else:
+        b_low = _add_values(b_left, b_right, values[0][0], values[1][0], b_acc[0] * b_alpha)
+        b_acc = (b_low, _add_values(b_left, b_right, values[0][1], values[1][1], b_acc[1] * b_alpha))
     return b_m_new, b_l, b_acc
+
+
+@triton.jit
+def parts_of(b_q, FP8: tl.constexpr):
+    """[ROWS, D] as `attend_tile` takes it, with FP8 in float16."""
+    if FP8:
+        b_halves = tl.reshape(b_q.to(tl.float16), (b_q.shape[0], 2, b_q.shape[1] // 2))
+        parts = tl.split(tl.permute(b_halves, (0, 2, 1)))
+    else:
+        parts = (b_q,)
+    return parts
+
+
+@triton.jit
+def joined(b_acc):
+    """Parts to [ROWS, D]."""
+    if len(b_acc) == 1:
+        b_whole = b_acc[0]
+    else:
+        b_pairs = tl.permute(tl.join(b_acc[0], b_acc[1]), (0, 2, 1))
+        b_whole = tl.reshape(b_pairs, (b_pairs.shape[0], 2 * b_pairs.shape[2]))
+    return b_whole
 
 
 @triton.jit
@@ -76,6 +101,21 @@ def row_sums(b_l):
 @triton.jit
 def finish(b_l, b_acc, v_scale):
     return b_acc * (v_scale / b_l)[:, None]
+
+
+@triton.jit
+def _scores(b_q, b_k):
+    """Parts in their order: the terms of each sum lie as in one product over all dimensions."""
+    b_s = tl.dot(b_q[0], b_k[0])
+    if len(b_q) == 2:
+        b_s = tl.dot(b_q[1], b_k[1], b_s)
+    return b_s
+
+
+@triton.jit
+def _add_values(b_left, b_right, b_v_left, b_v_right, b_acc):
+    b_acc = tl.dot(b_left, b_v_left, b_acc)
+    return tl.dot(b_right, b_v_right, b_acc)
 
 
 @triton.jit

@@ -2,6 +2,10 @@
 
 A cache is [num_blocks, Hk, block_size, D]; a sequence's block table names its blocks in order. All values of a cache
 are finite from its allocation on: bulk copies read to the end of a tile, and what lies past a sequence weighs zero.
+
+Of an fp8 cache (e4m3) two dimensions lie in 16 bits, i below i + D/2, since what loads operands of the matrix unit
+transposes nothing smaller. Kernels take such a cache as int16 [.., D/2] and compute in float16, which holds its values
+exactly, with two parts of each head: dimensions 0 … D/2 - 1 and D/2 … D - 1.
 """
 
 from __future__ import annotations
@@ -16,6 +20,21 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from headwater.kernels.online_softmax import HALF
 
 
+def is_paired(cache: torch.Tensor) -> bool:
+    return cache.dtype == torch.float8_e4m3fn
+
+
+def as_pairs(cache: torch.Tensor) -> torch.Tensor:
+    """What kernels see of a cache: pairs in the place of fp8."""
+    return cache.view(torch.int16) if is_paired(cache) else cache
+
+
+def unpaired_twin(cache: torch.Tensor) -> torch.Tensor:
+    """An fp8 cache with dimensions in their order."""
+    pairs: torch.Tensor = cache.unflatten(-1, (-1, 2))
+    return pairs.transpose(-1, -2).flatten(-2)
+
+
 def bulk_copied(cache: torch.Tensor) -> bool:
     """Whether half a tile lies within one block and so is a rectangle that the copy engine reads by itself."""
     return cache.shape[2] % HALF == 0 and cache[0].is_contiguous() and cache.stride(0) == cache[0].numel()
@@ -23,6 +42,7 @@ def bulk_copied(cache: torch.Tensor) -> bool:
 
 def as_operand(cache: torch.Tensor) -> Any:
     """What a kernel takes for this cache: a description for the copy engine, or the tensor."""
+    cache = as_pairs(cache)
     if not bulk_copied(cache):
         return cache
     return TensorDescriptor.from_tensor(cache.view(-1, cache.shape[3]), [HALF, cache.shape[3]])
@@ -57,7 +77,8 @@ def load_tile(
     FP8: tl.constexpr,
     ON_GPU: tl.constexpr,
 ):
-    """Keys [D, HALF] and values [HALF, D] of two halves of a tile, from position `first` on, a multiple of HALF.
+    """Keys [D, HALF] and values [HALF, D] of two halves of a tile, from position `first` on, a multiple of HALF: each a
+    tuple, of two parts of the dimensions with FP8, otherwise of one. Strides count elements of what `as_pairs` gives.
 
     `pages`, of `pages_of`, count where half a tile lies in one block: a caller that loads them a tile ahead spares the
     copy the wait.
@@ -72,17 +93,19 @@ def load_tile(
         where = (i_kv, stride_block, stride_head, stride_slot)
         left, o_left = _offsets(p_table_row, pages[0], first, end, where, PAGE, HALF)
         right, o_right = _offsets(p_table_row, pages[1], first + HALF, end, where, PAGE, HALF)
-        o_n, o_d = tl.arange(0, HALF), tl.arange(0, HEAD_DIM)
+        o_n, o_d = tl.arange(0, HALF), tl.arange(0, HEAD_DIM // 2 if FP8 else HEAD_DIM)
         # What lies past a sequence is not read: half a block a row, a twentieth of all where a row is 600 keys.
         is_left, is_right = o_n < end - first, o_n < end - first - HALF
-        b_k_left = tl.load(k + left + (o_left[None, :] + o_d[:, None]), mask=is_left[None, :], other=0.0)
-        b_k_right = tl.load(k + right + (o_right[None, :] + o_d[:, None]), mask=is_right[None, :], other=0.0)
-        b_v_left = tl.load(v + left + (o_left[:, None] + o_d[None, :]), mask=is_left[:, None], other=0.0)
-        b_v_right = tl.load(v + right + (o_right[:, None] + o_d[None, :]), mask=is_right[:, None], other=0.0)
+        b_k_left = tl.load(k + left + (o_left[None, :] + o_d[:, None]), mask=is_left[None, :], other=0)
+        b_k_right = tl.load(k + right + (o_right[None, :] + o_d[:, None]), mask=is_right[None, :], other=0)
+        b_v_left = tl.load(v + left + (o_left[:, None] + o_d[None, :]), mask=is_left[:, None], other=0)
+        b_v_right = tl.load(v + right + (o_right[:, None] + o_d[None, :]), mask=is_right[:, None], other=0)
     if FP8:
-        b_k_left, b_k_right = _widen(b_k_left, ON_GPU), _widen(b_k_right, ON_GPU)
-        b_v_left, b_v_right = _widen(b_v_left, ON_GPU), _widen(b_v_right, ON_GPU)
-    return b_k_left, b_k_right, b_v_left, b_v_right
+        keys = _widen(b_k_left, ON_GPU), _widen(b_k_right, ON_GPU)
+        values = _widen(b_v_left, ON_GPU), _widen(b_v_right, ON_GPU)
+    else:
+        keys, values = ((b_k_left,), (b_k_right,)), ((b_v_left,), (b_v_right,))
+    return keys, values
 
 
 @triton.jit
@@ -101,13 +124,22 @@ def _offsets(p_table_row, page, first, end, where, PAGE: tl.constexpr, HALF: tl.
 
 
 @triton.jit
-def _widen(b_x, ON_GPU: tl.constexpr):
-    """fp8 to float16, which holds it exactly and which the chip converts to in one instruction.
+def _widen(b_pair, ON_GPU: tl.constexpr):
+    """fp8 pairs to float16: lower bytes, and upper bytes.
 
-    NOTE: a product whose operand the compiler can trace to an 8-bit load takes its terms in another order, and bits
-    would depend on which instruction a kernel's tile calls for. An assembly line, opaque, keeps it from looking.
+    Two assembly lines with one result each, elementwise and pure: the compiler moves them behind the loads of matrix
+    operands, which then carry pairs.
     """
-    b_x = b_x.to(tl.float16)
     if ON_GPU:
-        b_x = tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [b_x], dtype=tl.float16, is_pure=False, pack=2)
-    return b_x
+        b_low = tl.inline_asm_elementwise(
+            "{ .reg .b32 w; .reg .b16 a, b; prmt.b32 w, $1, 0, 0x3120; mov.b32 {a, b}, w; cvt.rn.f16x2.e4m3x2 $0, a; }",
+            "=r,r", [b_pair], dtype=tl.float16, is_pure=True, pack=2,
+        )  # fmt: skip
+        b_high = tl.inline_asm_elementwise(
+            "{ .reg .b32 w; .reg .b16 a, b; prmt.b32 w, $1, 0, 0x3120; mov.b32 {a, b}, w; cvt.rn.f16x2.e4m3x2 $0, b; }",
+            "=r,r", [b_pair], dtype=tl.float16, is_pure=True, pack=2,
+        )  # fmt: skip
+    else:
+        b_low = (b_pair & 0xFF).to(tl.uint8).to(tl.float8e4nv, bitcast=True).to(tl.float16)
+        b_high = ((b_pair >> 8) & 0xFF).to(tl.uint8).to(tl.float8e4nv, bitcast=True).to(tl.float16)
+    return b_low, b_high

@@ -27,10 +27,12 @@ from headwater.kernels.online_softmax import (
     attend_tile,
     finish,
     fresh_state,
+    joined,
     merge_states,
+    parts_of,
     row_sums,
 )
-from headwater.kernels.paged_cache import as_operand, bulk_copied, load_tile, pages_of
+from headwater.kernels.paged_cache import as_operand, as_pairs, bulk_copied, is_paired, load_tile, pages_of
 
 Int32Array = np.ndarray[tuple[int, ...], np.dtype[np.int32]]
 NUM_STAGES = 2
@@ -101,9 +103,7 @@ def prefill_attention(
         seq_lens if k_scale is None else k_scale,
         seq_lens if v_scale is None else v_scale,
         LOG2_E / math.sqrt(head_dim),
-        k_cache.stride(0),
-        k_cache.stride(1),
-        k_cache.stride(2),
+        *as_pairs(k_cache).stride()[:3],
         block_tables.stride(0),
         NUM_KV_HEADS=num_kv_heads,
         GROUP=group,
@@ -115,7 +115,7 @@ def prefill_attention(
         ROWS=teams * ROWS,
         TOKENS=tokens_per_tile(group, q.device),
         BULK=bulk_copied(k_cache),
-        FP8=k_scale is not None,
+        FP8=is_paired(k_cache),
         ON_GPU=q.is_cuda,
         num_warps=4 * teams,
         num_stages=NUM_STAGES,
@@ -198,18 +198,18 @@ def _prefill_tiles(
     o_q = (query_start + b_token).to(tl.int64) * (NUM_KV_HEADS * GROUP) + i_kv * GROUP + o_r % GROUP
     o_q = o_q[:, None] * HEAD_DIM + o_d[None, :]
     b_q = tl.load(p_q + o_q, mask=is_row[:, None], other=0.0)
+    b_q = parts_of(b_q, FP8)
 
-    if FP8:
-        b_q = b_q.to(tl.float16)
-    b_m, _, b_acc = fresh_state(ROWS, HEAD_DIM)
+    b_m, _, b_acc = fresh_state(ROWS, HEAD_DIM, False)
+    b_acc = joined(b_acc)
     b_l = tl.zeros((ROWS,), tl.float32)
     whole = clear // SPLIT * SPLIT
     pages = pages_of(p_row, 0, end, PAGE, HALF)
     for first in range(0, whole, SPLIT):
-        b_m_split, b_l_split, b_acc_split = fresh_state(ROWS, HEAD_DIM)
+        b_m_split, b_l_split, b_acc_split = fresh_state(ROWS, HEAD_DIM, FP8)
         for i_in in range(0, SPLIT, TILE):
             i_n = first + i_in
-            b_k_left, b_k_right, b_v_left, b_v_right = load_tile(
+            keys, values = load_tile(
                 k,
                 v,
                 p_row,
@@ -231,10 +231,8 @@ def _prefill_tiles(
             pages = pages_of(p_row, i_n + TILE, end, PAGE, HALF)
             b_m_split, b_l_split, b_acc_split = attend_tile(
                 b_q,
-                b_k_left,
-                b_k_right,
-                b_v_left,
-                b_v_right,
+                keys,
+                values,
                 0,
                 qk_scale,
                 b_m_split,
@@ -242,11 +240,11 @@ def _prefill_tiles(
                 b_acc_split,
                 False,
             )
-        b_m, b_l, b_acc = merge_states(b_m, b_l, b_acc, b_m_split, row_sums(b_l_split), b_acc_split)
+        b_m, b_l, b_acc = merge_states(b_m, b_l, b_acc, b_m_split, row_sums(b_l_split), joined(b_acc_split))
     for first in range(whole, end, SPLIT):
-        b_m_split, b_l_split, b_acc_split = fresh_state(ROWS, HEAD_DIM)
+        b_m_split, b_l_split, b_acc_split = fresh_state(ROWS, HEAD_DIM, FP8)
         for i_n in range(first, tl.minimum(first + SPLIT, end), TILE):
-            b_k_left, b_k_right, b_v_left, b_v_right = load_tile(
+            keys, values = load_tile(
                 k,
                 v,
                 p_row,
@@ -270,10 +268,8 @@ def _prefill_tiles(
             visible = (o_n <= b_position[:, None], o_n + HALF <= b_position[:, None])
             b_m_split, b_l_split, b_acc_split = attend_tile(
                 b_q,
-                b_k_left,
-                b_k_right,
-                b_v_left,
-                b_v_right,
+                keys,
+                values,
                 visible,
                 qk_scale,
                 b_m_split,
@@ -281,6 +277,6 @@ def _prefill_tiles(
                 b_acc_split,
                 True,
             )
-        b_m, b_l, b_acc = merge_states(b_m, b_l, b_acc, b_m_split, row_sums(b_l_split), b_acc_split)
+        b_m, b_l, b_acc = merge_states(b_m, b_l, b_acc, b_m_split, row_sums(b_l_split), joined(b_acc_split))
     b_out = finish(b_l, b_acc, v_scale)
     tl.store(p_out + o_q, b_out.to(p_out.dtype.element_ty), mask=is_row[:, None])

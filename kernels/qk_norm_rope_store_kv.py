@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 
 from headwater.kernels.dependent_launch import launch_options, release_dependents, wait_for_inputs
+from headwater.kernels.paged_cache import as_pairs
 
 HEADS = 4
 """Heads a program; fixed, so that the layout of a reduction never depends on the batch."""
@@ -37,7 +38,7 @@ def qk_norm_rope_store_kv(
     qkv [T, (Hq + 2 Hk) D]; positions int [T]; slots int32 [T] = block id x block_size + offset, negative: K and V of
     this token are dropped (padding rows of a graph); cos_sin float32 [max positions, D], cosines in the first half.
     bias [(Hq + 2 Hk) D] or None. q_norm, k_norm [D], both or neither. k_scale, v_scale float32 [Hk] for fp8 caches:
-    what is stored is value / scale.
+    what is stored is value / scale, in the order that `paged_cache` reads.
     """
     num_tokens, num_q_heads, head_dim = q_out.shape
     num_kv_heads, block_size = k_cache.shape[1], k_cache.shape[2]
@@ -48,6 +49,7 @@ def qk_norm_rope_store_kv(
     assert (q_norm is None) == (k_norm is None)
     q_groups, kv_groups = triton.cdiv(num_q_heads, HEADS), triton.cdiv(num_kv_heads, HEADS)
     unused = cos_sin
+    k_cache, v_cache = as_pairs(k_cache), as_pairs(v_cache)
     _qk_norm_rope_store_kv[(num_tokens, q_groups + 2 * kv_groups)](
         qkv,
         positions,
@@ -73,7 +75,8 @@ def qk_norm_rope_store_kv(
         HEADS=HEADS,
         HAS_BIAS=bias is not None,
         HAS_NORM=q_norm is not None,
-        HAS_SCALE=k_scale is not None,
+        FP8=k_scale is not None,
+        ON_GPU=qkv.is_cuda,
         DEPENDENT=dependent,
         num_warps=1,
         **launch_options(dependent),
@@ -127,11 +130,35 @@ def _normalize(b_low, b_high, p_norm, o_d, eps, HALF: tl.constexpr):
 
 
 @triton.jit
-def _to_cache(b_x, p_scale, o_head, inside, dtype: tl.constexpr, HAS_SCALE: tl.constexpr):
-    if HAS_SCALE:
-        b_scale = tl.load(p_scale + o_head, mask=inside, other=1.0)
-        b_x = tl.clamp(b_x / b_scale[:, None], -448.0, 448.0)
-    return b_x.to(dtype)
+def _store(p, b_low, b_high, stored, p_scale, o_head, HALF: tl.constexpr, FP8: tl.constexpr, ON_GPU: tl.constexpr):
+    """Both halves of a head."""
+    if FP8:
+        b_scale = tl.load(p_scale + o_head, mask=stored, other=1.0)
+        b_low, b_high = tl.clamp(b_low / b_scale, -448.0, 448.0), tl.clamp(b_high / b_scale, -448.0, 448.0)
+        tl.store(p, _fp8_pairs(b_low, b_high, ON_GPU), mask=stored)
+    else:
+        tl.store(p, b_low.to(p.dtype.element_ty), mask=stored)
+        tl.store(p + HALF, b_high.to(p.dtype.element_ty), mask=stored)
+
+
+@triton.jit
+def _fp8_pairs(b_low, b_high, ON_GPU: tl.constexpr):
+    """int16. NOTE: bytes put together by shifts lose every other lower one on the way through ptxas (12.8, sm_90)."""
+    if ON_GPU:
+        b_pairs = tl.inline_asm_elementwise(
+            "{ .reg .b16 a, b; cvt.rn.satfinite.e4m3x2.f32 a, $3, $1; cvt.rn.satfinite.e4m3x2.f32 b, $4, $2;"
+            " mov.b32 $0, {a, b}; }",
+            "=r,f,f,f,f",
+            [b_low, b_high],
+            dtype=tl.int16,
+            is_pure=True,
+            pack=2,
+        )
+    else:
+        b_low, b_high = b_low.to(tl.float8e4nv), b_high.to(tl.float8e4nv)
+        b_low, b_high = b_low.to(tl.uint8, bitcast=True), b_high.to(tl.uint8, bitcast=True)
+        b_pairs = b_low.to(tl.int16) | b_high.to(tl.int16) << 8
+    return b_pairs
 
 
 @triton.jit
@@ -160,7 +187,8 @@ def _qk_norm_rope_store_kv(
     HEADS: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     HAS_NORM: tl.constexpr,
-    HAS_SCALE: tl.constexpr,
+    FP8: tl.constexpr,
+    ON_GPU: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
     Q_GROUPS: tl.constexpr = (NUM_Q_HEADS + HEADS - 1) // HEADS
@@ -190,12 +218,8 @@ def _qk_norm_rope_store_kv(
     o_cache = (slot // PAGE).to(tl.int64) * stride_block + (slot % PAGE) * stride_slot
     o_cache = o_cache + o_head[:, None] * stride_head + o_d[None, :]
     stored = inside[:, None] & (slot >= 0)
-    dtype: tl.constexpr = p_k_cache.dtype.element_ty
     if is_v:
-        tl.store(p_v_cache + o_cache, _to_cache(b_low, p_v_scale, o_head, inside, dtype, HAS_SCALE), mask=stored)
-        tl.store(
-            p_v_cache + o_cache + HALF, _to_cache(b_high, p_v_scale, o_head, inside, dtype, HAS_SCALE), mask=stored
-        )
+        _store(p_v_cache + o_cache, b_low, b_high, stored, p_v_scale, o_head[:, None], HALF, FP8, ON_GPU)
     else:
         if HAS_NORM:
             p_norm = p_q_norm if is_q else p_k_norm
@@ -210,7 +234,14 @@ def _qk_norm_rope_store_kv(
             tl.store(p_q, b_rotated_low.to(p_q_out.dtype.element_ty), mask=inside[:, None])
             tl.store(p_q + HALF, b_rotated_high.to(p_q_out.dtype.element_ty), mask=inside[:, None])
         else:
-            b_k_low = _to_cache(b_rotated_low, p_k_scale, o_head, inside, dtype, HAS_SCALE)
-            b_k_high = _to_cache(b_rotated_high, p_k_scale, o_head, inside, dtype, HAS_SCALE)
-            tl.store(p_k_cache + o_cache, b_k_low, mask=stored)
-            tl.store(p_k_cache + o_cache + HALF, b_k_high, mask=stored)
+            _store(
+                p_k_cache + o_cache,
+                b_rotated_low,
+                b_rotated_high,
+                stored,
+                p_k_scale,
+                o_head[:, None],
+                HALF,
+                FP8,
+                ON_GPU,
+            )

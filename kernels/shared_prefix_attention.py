@@ -16,8 +16,19 @@ import triton.language as tl
 from headwater.kernels.decode_plan import DecodePlan
 from headwater.kernels.hopper_attention import ROWS, num_teams, serves
 from headwater.kernels.hopper_shared_prefix_attention import hopper_shared_prefix_attention
-from headwater.kernels.online_softmax import HALF, LOG2_E, SPLIT, TILE, attend_tile, finish, fresh_state, row_sums
-from headwater.kernels.paged_cache import as_operand, bulk_copied, load_tile, pages_of
+from headwater.kernels.online_softmax import (
+    HALF,
+    LOG2_E,
+    SPLIT,
+    TILE,
+    attend_tile,
+    finish,
+    fresh_state,
+    joined,
+    parts_of,
+    row_sums,
+)
+from headwater.kernels.paged_cache import as_operand, as_pairs, bulk_copied, is_paired, load_tile, pages_of
 
 MAX_PROGRAMS = 4224
 NUM_STAGES = 3
@@ -61,9 +72,7 @@ def shared_prefix_attention(
         seq_lens if k_scale is None else k_scale,
         seq_lens if v_scale is None else v_scale,
         LOG2_E / math.sqrt(head_dim),
-        k_cache.stride(0),
-        k_cache.stride(1),
-        k_cache.stride(2),
+        *as_pairs(k_cache).stride()[:3],
         block_tables.stride(0),
         NUM_KV_HEADS=num_kv_heads,
         GROUP=num_q_heads // num_kv_heads,
@@ -75,7 +84,7 @@ def shared_prefix_attention(
         ROWS=num_teams(q.device) * ROWS,
         ROWS_PER_TILE=plan.rows_per_tile,
         BULK=bulk_copied(k_cache),
-        FP8=k_scale is not None,
+        FP8=is_paired(k_cache),
         ON_GPU=q.is_cuda,
         num_warps=4 * num_teams(q.device),
         num_stages=NUM_STAGES,
@@ -134,14 +143,13 @@ def _shared_splits(
 
         o_q = (b_row * (NUM_KV_HEADS * GROUP) + b_head) * HEAD_DIM
         b_q = tl.load(p_q + o_q[:, None] + o_d[None, :], mask=is_row[:, None], other=0.0)
-        if FP8:
-            b_q = b_q.to(tl.float16)
-        b_m, b_l, b_acc = fresh_state(ROWS, HEAD_DIM)
+        b_q = parts_of(b_q, FP8)
+        b_m, b_l, b_acc = fresh_state(ROWS, HEAD_DIM, FP8)
         first, end = i_split * SPLIT, i_split * SPLIT + SPLIT
         pages = pages_of(p_row, first, end, PAGE, HALF)
         for i_in in range(0, SPLIT, TILE):
             i_n = first + i_in
-            b_k_left, b_k_right, b_v_left, b_v_right = load_tile(
+            keys, values = load_tile(
                 k,
                 v,
                 p_row,
@@ -161,10 +169,8 @@ def _shared_splits(
                 ON_GPU,
             )
             pages = pages_of(p_row, i_n + TILE, end, PAGE, HALF)
-            b_m, b_l, b_acc = attend_tile(
-                b_q, b_k_left, b_k_right, b_v_left, b_v_right, 0, qk_scale, b_m, b_l, b_acc, False
-            )
-        b_sum = row_sums(b_l)
+            b_m, b_l, b_acc = attend_tile(b_q, keys, values, 0, qk_scale, b_m, b_l, b_acc, False)
+        b_sum, b_acc = row_sums(b_l), joined(b_acc)
 
         # A sequence of exactly one split is complete here; the others wait for their merge.
         is_only = is_row & (tl.load(p_seq_len + b_row, mask=is_row, other=0) <= SPLIT)

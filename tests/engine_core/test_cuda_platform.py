@@ -47,7 +47,9 @@ class PlainCpu(CpuPlatform):
 class Line:
     """A decoder on the GPU, its cache, and sequences whose tokens and blocks are fixed."""
 
-    def __init__(self, architecture: str, num_seqs: int, shared_blocks: int = 0) -> None:
+    def __init__(
+        self, architecture: str, num_seqs: int, shared_blocks: int = 0, kv_dtype: torch.dtype = torch.bfloat16
+    ) -> None:
         # Imported here: it initialises CUDA libraries, which a machine without a GPU has not.
         from headwater.engine_core.platforms.cuda import CudaPlatform  # noqa: PLC0415
 
@@ -58,7 +60,7 @@ class Line:
         platform = CudaPlatform(config, BLOCK_SIZE, max_num_seqs=64, max_model_len=MAX_LEN, device=cuda)
         self.decoder = Decoder(config, on_device, platform, MAX_LEN)
         self.shape = (config.num_layers, 2, NUM_BLOCKS, config.num_kv_heads, BLOCK_SIZE, config.head_dim)
-        self.cache = torch.zeros(self.shape, dtype=torch.bfloat16, device=cuda)
+        self.cache = torch.zeros(self.shape, dtype=kv_dtype, device=cuda)
         self.tokens = torch.randint(1000, (num_seqs, MAX_LEN))
         self.tokens[:, : shared_blocks * BLOCK_SIZE] = self.tokens[0, : shared_blocks * BLOCK_SIZE]
         per_seq = (NUM_BLOCKS - 1 - shared_blocks) // num_seqs
@@ -102,9 +104,10 @@ def test_the_gpu_computes_what_the_cpu_computes(architecture: str) -> None:
     assert ((on_gpu - on_cpu).norm() / on_cpu.norm()).item() < 2e-2
 
 
+@pytest.mark.parametrize("kv_dtype", [torch.bfloat16, torch.float8_e4m3fn], ids=["bf16", "fp8"])
 @torch.inference_mode()
-def test_bits_do_not_depend_on_batch_chunks_or_decode() -> None:
-    line = Line("Qwen3ForCausalLM", 3)
+def test_bits_do_not_depend_on_batch_chunks_or_decode(kv_dtype: torch.dtype) -> None:
+    line = Line("Qwen3ForCausalLM", 3, kv_dtype=kv_dtype)
     whole = line.forward([0], [0], [1100])[0]
     pieces = []
     for start, count in ((0, 7), (7, 500), (507, 513), (1020, 61), (1081, 9)):
@@ -115,9 +118,10 @@ def test_bits_do_not_depend_on_batch_chunks_or_decode() -> None:
     assert torch.equal(torch.cat(pieces), whole)
 
 
+@pytest.mark.parametrize("kv_dtype", [torch.bfloat16, torch.float8_e4m3fn], ids=["bf16", "fp8"])
 @torch.inference_mode()
-def test_decoding_with_a_shared_prefix_gives_the_bits_of_decoding_alone() -> None:
-    line = Line("Qwen3ForCausalLM", 20, shared_blocks=17)
+def test_decoding_with_a_shared_prefix_gives_the_bits_of_decoding_alone(kv_dtype: torch.dtype) -> None:
+    line = Line("Qwen3ForCausalLM", 20, shared_blocks=17, kv_dtype=kv_dtype)
     length = 17 * BLOCK_SIZE
     line.forward([0], [0], [length])
     for row in range(20):

@@ -10,6 +10,7 @@ import torch
 from headwater.kernels.decode_attention import decode_attention
 from headwater.kernels.decode_plan import DecodePlan, plan_decode
 from headwater.kernels.online_softmax import SPLIT
+from headwater.kernels.paged_cache import unpaired_twin
 from headwater.kernels.prefill_attention import prefill_attention, prefill_tiles
 from headwater.kernels.reduce_splits import reduce_splits
 from headwater.kernels.shared_prefix_attention import shared_prefix_attention
@@ -92,6 +93,7 @@ class PagedBatch:
         """Both caches in float64, unscaled."""
         k, v = self.k_cache.double(), self.v_cache.double()
         if self.k_scale is not None and self.v_scale is not None:
+            k, v = unpaired_twin(k), unpaired_twin(v)
             k, v = k * self.k_scale[:, None, None], v * self.v_scale[:, None, None]
         return k, v
 
