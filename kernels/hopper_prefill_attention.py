@@ -18,13 +18,16 @@ from headwater.kernels.hopper_attention import (
     copy_tiles,
     finite,
     leave_out,
+    make_pair_buffers,
     make_rings,
     pinned,
     row_sums,
     scaled,
     spread,
+    widen_tiles,
 )
 from headwater.kernels.online_softmax import HALF, LOG2_E, SPLIT
+from headwater.kernels.paged_cache import is_paired
 
 NUM_STAGES = 2
 FEW_TILES = 64
@@ -40,8 +43,11 @@ def hopper_prefill_attention(
     block_tables: torch.Tensor,
     tiles: torch.Tensor,
     out: torch.Tensor,
+    *,
+    k_scale: torch.Tensor | None = None,
+    v_scale: torch.Tensor | None = None,
 ) -> None:
-    """Arguments as `prefill_attention`, without scales."""
+    """Arguments as `prefill_attention`."""
     num_q_heads, head_dim = q.shape[1:]
     num_kv_heads, block_size = k_cache.shape[1], k_cache.shape[2]
     # The order in which programs start: the longest of all heads first, or head by head, whose keys stay in the cache.
@@ -56,6 +62,8 @@ def hopper_prefill_attention(
         seq_lens,
         tiles,
         out,
+        seq_lens if k_scale is None else k_scale,
+        seq_lens if v_scale is None else v_scale,
         LOG2_E / math.sqrt(head_dim),
         block_tables.stride(0),
         NUM_KV_HEADS=num_kv_heads,
@@ -67,6 +75,7 @@ def hopper_prefill_attention(
         ROWS=ROWS,
         STAGES=NUM_STAGES,
         REGISTERS=REGISTERS,
+        FP8=is_paired(k_cache),
         HEADS_FIRST=heads_first,
         num_warps=4,
     )
@@ -83,6 +92,8 @@ def _prefill_tiles(
     p_seq_len,
     p_tile,
     p_out,
+    p_k_scale,
+    p_v_scale,
     qk_scale,
     stride_table,
     NUM_KV_HEADS: gl.constexpr,
@@ -94,6 +105,7 @@ def _prefill_tiles(
     ROWS: gl.constexpr,
     STAGES: gl.constexpr,
     REGISTERS: gl.constexpr,
+    FP8: gl.constexpr,
     HEADS_FIRST: gl.constexpr,
 ):
     if HEADS_FIRST:
@@ -111,25 +123,30 @@ def _prefill_tiles(
     p_row = p_table + gl.load(p_table_row + i_seq).to(gl.int64) * stride_table
     end = context + gl.minimum(first_token + 2 * TOKENS, count)
 
-    rings = make_rings(k, v, HALF, HEAD_DIM, STAGES)
+    rings = make_rings(gl.float16 if FP8 else k.dtype, HALF, HEAD_DIM, STAGES)
     merged = gl.allocate_shared_memory(gl.float32, [2, ROWS, HEAD_DIM], gl.SwizzledSharedLayout(8, 1, 8, [1, 0]))
-    where = (p_q, p_out, query_start, count, context, i_kv, qk_scale)
+    v_scale = 1.0
+    if FP8:
+        qk_scale = qk_scale * gl.load(p_k_scale + i_kv)
+        v_scale = gl.load(p_v_scale + i_kv)
+    where = (p_q, p_out, query_start, count, context, i_kv, qk_scale, v_scale)
     shape: gl.constexpr = (NUM_KV_HEADS, GROUP, HEAD_DIM, SPLIT, HALF, ROWS, STAGES)
-    gl.warp_specialize(
-        [
-            (_attend, (merged.index(0), rings, where, first_token, end, shape)),
-            (_attend, (merged.index(1), rings, where, first_token + TOKENS, end, shape)),
-            (copy_tiles, (k, v, p_row, 0, end, 0, i_kv, rings, NUM_KV_HEADS, PAGE, HALF, STAGES)),
-        ],
-        [4, 1],
-        [REGISTERS, 24],
-    )
+    first_rows = (merged.index(0), rings, where, first_token, end, shape)
+    last_rows = (merged.index(1), rings, where, first_token + TOKENS, end, shape)
+    if FP8:
+        widened = (k, v, p_row, end, i_kv, rings, make_pair_buffers(k), NUM_KV_HEADS, PAGE, HALF, STAGES)
+        gl.warp_specialize(
+            [(_attend, first_rows), (_attend, last_rows), (widen_tiles, widened)], [4, 4], [REGISTERS, 24]
+        )
+    else:
+        copied = (k, v, p_row, 0, end, 0, i_kv, rings, NUM_KV_HEADS, PAGE, HALF, STAGES)
+        gl.warp_specialize([(_attend, first_rows), (_attend, last_rows), (copy_tiles, copied)], [4, 1], [REGISTERS, 24])
 
 
 @gluon.jit
 def _attend(merged, rings, where, first, end, shape: gl.constexpr):
     """64 query rows, from token `first` on, over all their keys; finished splits wait in shared memory for the next."""
-    p_q, p_out, query_start, count, context, i_kv, qk_scale = where
+    p_q, p_out, query_start, count, context, i_kv, qk_scale, v_scale = where
     NUM_KV_HEADS: gl.constexpr = shape[0]
     GROUP: gl.constexpr = shape[1]
     HEAD_DIM: gl.constexpr = shape[2]
@@ -149,7 +166,7 @@ def _attend(merged, rings, where, first, end, shape: gl.constexpr):
         o_r = gl.arange(0, ROWS, layout=gl.SliceLayout(1, wide))
         o_q, is_row = _places(o_r, first, query_start, count, i_kv, NUM_KV_HEADS, GROUP, HEAD_DIM, TOKENS, wide)
         b_q = gl.load(p_q + o_q, mask=is_row, other=0.0)
-        b_q = gl.convert_layout(b_q, gl.DotOperandLayout(0, scores, 2))
+        b_q = gl.convert_layout(b_q.to(rings[0].dtype), gl.DotOperandLayout(0, scores, 2))
         # Rows past a chunk's end see what its last sees.
         last = context + gl.minimum(first + TOKENS, count) - 1
         num_tiles = last // TILE + 1
@@ -202,7 +219,7 @@ def _attend(merged, rings, where, first, end, shape: gl.constexpr):
             )
         b_acc = conclude(rings, num_tiles - 1, b_left, b_right, b_acc, STAGES)
         b_m_all, b_l_all, b_acc = _merge(merged, b_m_all, b_l_all, b_m, b_l, b_acc, num_tiles > SPLIT // TILE)
-        b_out = b_acc * (1.0 / b_l_all)[:, None]
+        b_out = b_acc * (v_scale / b_l_all)[:, None]
         b_out = gl.convert_layout(b_out.to(p_out.dtype.element_ty), wide)
         # Computed anew: kept, the offsets would take registers from the loops.
         o_r = pinned(o_r)

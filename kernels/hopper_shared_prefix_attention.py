@@ -104,7 +104,7 @@ def _shared_splits(
     num_items = gl.load(p_count + 2) * NUM_KV_HEADS
     if gl.program_id(0) >= num_items:
         return
-    rings = make_rings(k, v, HALF, HEAD_DIM, STAGES)
+    rings = make_rings(k.dtype, HALF, HEAD_DIM, STAGES)
     items = (p_shared_split, p_shared_row, num_items)
     where = (p_q, p_seq_len, p_first_partial, p_partial_acc, p_partial_ml, p_out, qk_scale)
     shape: gl.constexpr = (NUM_KV_HEADS, GROUP, HEAD_DIM, SPLIT, HALF, ROWS, STAGES)

@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 
 from headwater.kernels.decode_attention import attention_of_rows
-from headwater.kernels.hopper_attention import ROWS, num_teams, serves
+from headwater.kernels.hopper_attention import ROWS, num_teams, serves, widens
 from headwater.kernels.hopper_prefill_attention import hopper_prefill_attention
 from headwater.kernels.online_softmax import (
     HALF,
@@ -86,8 +86,9 @@ def prefill_attention(
     assert SPLIT % block_size == 0
     if len(tiles) == 0:
         return
-    if k_scale is None and serves(q, k_cache):
-        hopper_prefill_attention(q, k_cache, v_cache, query_starts, seq_lens, table_rows, block_tables, tiles, out)
+    if serves(q, k_cache) or widens(q, k_cache):
+        where = (query_starts, seq_lens, table_rows, block_tables, tiles)
+        hopper_prefill_attention(q, k_cache, v_cache, *where, out, k_scale=k_scale, v_scale=v_scale)
         return
     teams, group = num_teams(q.device), num_q_heads // num_kv_heads
     _prefill_tiles[(len(tiles), num_kv_heads)](
