@@ -41,8 +41,13 @@ TARGET = {
     "O1": 4.9, "O2": 11.5, "O3": 1.03, "O4": 0.17, "O5": 1.60, "O6": 1.23, "O7": 0.021, "O8": 5.35, "O9": 1.15,
     "S64": 24_000, "S256": 32_000, "S1024": 36_000, "T128": 10_000,
 }  # fmt: skip
-AT_POWER_LIMIT = ("O5", "O6")
-"""Run on the peer's kind of random weights as well: smaller numbers cost less power."""
+ASIDE = {
+    "uniform": ("--load-format=dummy-uniform", ("O5", "O6")),
+    "gemv": ("--gemv", ("O3", "O4")),
+    "fp8": ("--kv-cache-dtype=fp8", ("O1",)),
+}
+"""Workloads that are run under a setting as well: on the peer's kind of random weights where power is the limit, and
+where a setting buys speed with other bits."""
 SAME_BITS = {"D1": "O2", "D3": "O3"}
 """Figures for bits that do not depend on the batch: the default path has no others."""
 # Seconds that a part may take; together more than there are, since few parts need all of theirs.
@@ -79,8 +84,10 @@ class Suite:
         # The longest last: what is cut off then is one.
         ids.sort(key=lambda name: PEER[name])
         self._named("workloads", "workload", ids, command, MODEL_LIMIT)
-        if alike := [name for name in AT_POWER_LIMIT if name in ids]:
-            self._named("workloads_uniform", "workload", alike, [*command, "--load-format=dummy-uniform"], MODEL_LIMIT)
+        for group, (flag, named) in ASIDE.items():
+            # A CPU has no other kernels and caches to set.
+            if (those := [name for name in named if name in ids]) and (group == "uniform" or not self._dry_run):
+                self._named(f"workloads_{group}", "workload", those, [*command, flag], MODEL_LIMIT)
 
     def serve(self, model: str) -> None:
         """The loads of a model through a line."""
@@ -118,8 +125,12 @@ class Suite:
         workloads |= {name: workloads[same] for name, same in SAME_BITS.items() if same in workloads}
         self.report |= {"missing": self._missing, "seconds": round(time.monotonic() - self._began)}
         self._write()
-        alike = {f"{name}, uniform": row for name, row in self.report.get("workloads_uniform", {}).items()}
-        console.print(_table(workloads | alike, self.report.get("line", {})))
+        aside = {
+            f"{name}, {group}": row
+            for group in ASIDE
+            for name, row in self.report.get(f"workloads_{group}", {}).items()
+        }
+        console.print(_table(workloads | aside, self.report.get("line", {})))
         for name, why in self._missing.items():
             console.print(f"[red]{name}: {why}")
         print(json.dumps(self.report))
