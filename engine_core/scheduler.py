@@ -5,7 +5,7 @@ Plans ahead of results: a decode row is given the token it will have sampled. Kn
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable
 
 import numpy as np
@@ -13,12 +13,14 @@ import numpy as np
 from headwater.engine_core.block_pool import BlockPool
 from headwater.engine_core.config import EngineConfig
 from headwater.engine_core.executor import AdmittedRow, DrawPlan, Int32Array
+from headwater.engine_core.leavers import Leavers
 from headwater.engine_core.prefix_cache import PrefixCache
 from headwater.engine_core.request_state import NO_ROW, Rank, RequestState
 from headwater.engine_core.request_table import RequestTable
 from headwater.engine_core.step_draft import Chunk, PlannedStep, Rows, StepDraft
 from headwater.engine_core.step_output import StoredChain
 from headwater.engine_core.tenant_shares import TenantShares, split
+from headwater.engine_core.victims import Victims
 from headwater.engine_core.waiting_queue import WaitingQueue
 
 
@@ -46,7 +48,8 @@ class Scheduler:
         self._planned_step = self._retired_step = 0
         self._num_planned_rows = 0
         """Of all steps so far: requests that each computed, added up."""
-        self._leaving: deque[tuple[int, RequestState]] = deque()
+        self._leavers = Leavers(self.table, self.pool)
+        self._victims = Victims(self.running, self.shares, self.table, config.block_size)
         self._released_rows: list[int] = []
         # Found too few blocks; not looked at again until some are released.
         self._too_large: RequestState | None = None
@@ -129,11 +132,11 @@ class Scheduler:
 
     @property
     def has_leavers(self) -> bool:
-        return bool(self._leaving)
+        return bool(self._leavers)
 
     @property
     def num_waiting(self) -> int:
-        return len(self.waiting) + sum(not request.has_finished for _, request in self._leaving)
+        return len(self.waiting) + self._leavers.num_unfinished
 
     @property
     def num_prefill_tokens(self) -> int:
@@ -149,8 +152,8 @@ class Scheduler:
         rows, full_rows = self._decodable_rows()
         if full_rows.size <= self.pool.num_free:
             return rows, full_rows, False
-        while full_rows.size > self.pool.num_free + self._num_returning_blocks():
-            self._preempt(max(self.running.values(), key=self._worth_preempting))
+        while full_rows.size > self.pool.num_free + self._leavers.num_returning_blocks():
+            self._preempt(self._victims.last())
             rows, full_rows = self._decodable_rows()
         # What is on its way back serves those of the lowest rank in a later step.
         by_rank = np.array(sorted(full_rows.tolist(), key=self._rank_of_row), np.intp)
@@ -238,7 +241,7 @@ class Scheduler:
     def _admit(self, draft: StepDraft) -> None:
         """Seats ready requests in order, until one does not fit. A request gets the blocks of all its known tokens at
         once, and leaves a block for each running one to grow into."""
-        if self._num_preempted_leavers():
+        if self._leavers.num_preempted:
             return
         while draft.budget > 0 and self.table.free_rows:
             request = self.waiting.peek()
@@ -305,8 +308,7 @@ class Scheduler:
 
     def _yield(self) -> None:
         """Before a step is planned, since none that has a part in it may leave: seats for the first of each waiting
-        tenant, or blocks for the one whose turn is next. Rows on their way count. Who yields is the youngest of those
-        that are farthest ahead, and finds most of its blocks again."""
+        tenant, or blocks for the one whose turn is next. Rows on their way count."""
         if self.table.free_rows and self._too_large is None:
             return
         following = self.waiting.peek()
@@ -314,51 +316,28 @@ class Scheduler:
             return
         if self._unyielding == (following.key, self._num_moves):
             return
-        held = self._num_held_blocks()
+        held = self._victims.held_blocks()
         if following is self._too_large:
-            while self._num_blocks_wanted > self.pool.num_free + self._num_returning_blocks():
+            while self._num_blocks_wanted > self.pool.num_free + self._leavers.num_returning_blocks():
                 if not self._yield_to(following, held):
                     break
         else:
-            for behind in self.waiting.heads()[len(self._leaving) :]:
+            for behind in self.waiting.heads()[len(self._leavers) :]:
                 if not self._yield_to(behind, held):
                     break
         self._unyielding = (following.key, self._num_moves)
 
     def _yield_to(self, behind: RequestState, held: Counter[str]) -> bool:
-        """Preempts one whose tenant even then is not behind that of `behind` once this one has come; false: none."""
-        num_blocks = held[behind.tenant] + -(-behind.num_tokens // self._config.block_size)
-        level = self.shares.level(behind.tenant, 1, num_blocks)
-        ahead = {name for name, blocks in held.items() if self.shares.level(name, -1, blocks) >= level}
-        victims = [each for each in self.running.values() if each.tenant in ahead and each.rank[0] >= behind.rank[0]]
-        if not victims:
-            return False
-        victim = max(victims, key=lambda each: (each.rank[0], held[each.tenant] / each.weight, each.rank))
-        num_left = held[victim.tenant] - self._num_blocks_of(victim)
-        if self.shares.level(victim.tenant, -1, num_left) < level:
-            return False
-        held[victim.tenant] = num_left
-        self._preempt(victim, yields=True)
-        return True
+        """Preempts one, if anybody has to make room."""
+        victim = self._victims.take_for(behind, held)
+        if victim is not None:
+            self._preempt(victim, yields=True)
+        return victim is not None
 
     def _moved(self) -> None:
         """A seat was taken or left."""
         self._num_moves += 1
         self.waiting.reorder()
-
-    def _num_held_blocks(self) -> Counter[str]:
-        """Of each running tenant."""
-        held = Counter[str]()
-        for request in self.running.values():
-            held[request.tenant] += self._num_blocks_of(request)
-        return held
-
-    def _num_blocks_of(self, request: RequestState) -> int:
-        return int(self.table.capacity[request.row]) // self._config.block_size
-
-    def _worth_preempting(self, request: RequestState) -> tuple[int, float, Rank]:
-        """The largest first: of the lowest tier, of the tenant that is farthest ahead, the last."""
-        return request.rank[0], self.shares.level(request.tenant), request.rank
 
     # Leaving requests.
 
@@ -379,13 +358,12 @@ class Scheduler:
         if self.prefilling.pop(request.key, None) is not None:
             self.waiting.leader_left(request)
         self.table.stop_decoding(request.row)
-        self._leaving.append((self._planned_step, request))
+        self._leavers.push(request, self._planned_step)
         self._release_leavers()
 
     def _release_leavers(self) -> None:
         """Rows and blocks of leavers that no step in flight lists return."""
-        while self._leaving and self._leaving[0][0] <= self._retired_step:
-            request = self._leaving.popleft()[1]
+        for request in self._leavers.pop_until(self._retired_step):
             row = request.row
             self.pool.release(self.table.blocks_of(row))
             known_ids, credit = self.table.known_ids(row).copy(), int(self.table.credit[row])
@@ -398,15 +376,6 @@ class Scheduler:
     def _wait_again(self, request: RequestState, known_ids: Int32Array, credit: int) -> None:
         request.token_ids, request.credit, request.num_computed = known_ids, credit, 0
         self._wait(request)
-
-    def _num_preempted_leavers(self) -> int:
-        """That are on their way back to the queue and before everyone in it."""
-        return sum(not (request.has_finished or request.has_yielded) for _, request in self._leaving)
-
-    def _num_returning_blocks(self) -> int:
-        """Blocks that only leavers hold."""
-        holds = Counter(block for _, request in self._leaving for block in self.table.blocks_of(request.row))
-        return sum(self.pool.ref_counts[block] == num_held for block, num_held in holds.items())
 
     def _rank_of_row(self, row: int) -> Rank:
         request = self.table.requests[row]

@@ -1,0 +1,47 @@
+"""Requests that compute nothing more, while a launched step still lists their rows and blocks.
+
+Knows which of them come back and what they hold; knows nothing about why they leave or what becomes of them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterator
+
+from headwater.engine_core.block_pool import BlockPool
+from headwater.engine_core.request_state import RequestState
+from headwater.engine_core.request_table import RequestTable
+
+
+class Leavers:
+    """In the order in which they left."""
+
+    def __init__(self, table: RequestTable, pool: BlockPool) -> None:
+        self._table, self._pool = table, pool
+        self._queue: deque[tuple[int, RequestState]] = deque()
+        """Each with the last step that may list it."""
+
+    def __len__(self) -> int:
+        return len(self._queue)
+
+    def push(self, request: RequestState, last_step: int) -> None:
+        self._queue.append((last_step, request))
+
+    def pop_until(self, step: int) -> Iterator[RequestState]:
+        """Takes those that no step after `step` lists."""
+        while self._queue and self._queue[0][0] <= step:
+            yield self._queue.popleft()[1]
+
+    @property
+    def num_unfinished(self) -> int:
+        return sum(not request.has_finished for _, request in self._queue)
+
+    @property
+    def num_preempted(self) -> int:
+        """That are on their way back to the queue and before everyone in it."""
+        return sum(not (request.has_finished or request.has_yielded) for _, request in self._queue)
+
+    def num_returning_blocks(self) -> int:
+        """Blocks that nobody else holds."""
+        holds = Counter(block for _, request in self._queue for block in self._table.blocks_of(request.row))
+        return sum(self._pool.ref_counts[block] == num_held for block, num_held in holds.items())

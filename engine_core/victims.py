@@ -1,0 +1,53 @@
+"""Who of the running gives up seat and blocks: for a step that is short of them, or to a tenant that is behind.
+
+Only says who; taking them away is the scheduler's.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+
+from headwater.engine_core.request_state import Rank, RequestState
+from headwater.engine_core.request_table import RequestTable
+from headwater.engine_core.tenant_shares import TenantShares
+
+
+class Victims:
+    def __init__(
+        self, running: Mapping[int, RequestState], shares: TenantShares, table: RequestTable, block_size: int
+    ) -> None:
+        self._running, self._shares, self._table, self._block_size = running, shares, table, block_size
+
+    def last(self) -> RequestState:
+        """Of the lowest tier, of the tenant that is farthest ahead, the last."""
+        return max(self._running.values(), key=self._place)
+
+    def held_blocks(self) -> Counter[str]:
+        """Of each running tenant."""
+        held = Counter[str]()
+        for request in self._running.values():
+            held[request.tenant] += self._num_blocks_of(request)
+        return held
+
+    def take_for(self, behind: RequestState, held: Counter[str]) -> RequestState | None:
+        """One whose tenant even without it is not behind that of `behind` once this one has come, or none; what it held
+        is taken off `held`. It is the youngest of those that are farthest ahead, and finds most of its blocks again."""
+        num_blocks = held[behind.tenant] + -(-behind.num_tokens // self._block_size)
+        level = self._shares.level(behind.tenant, 1, num_blocks)
+        ahead = {name for name, blocks in held.items() if self._shares.level(name, -1, blocks) >= level}
+        victims = [each for each in self._running.values() if each.tenant in ahead and each.rank[0] >= behind.rank[0]]
+        if not victims:
+            return None
+        victim = max(victims, key=lambda each: (each.rank[0], held[each.tenant] / each.weight, each.rank))
+        num_left = held[victim.tenant] - self._num_blocks_of(victim)
+        if self._shares.level(victim.tenant, -1, num_left) < level:
+            return None
+        held[victim.tenant] = num_left
+        return victim
+
+    def _place(self, request: RequestState) -> tuple[int, float, Rank]:
+        return request.rank[0], self._shares.level(request.tenant), request.rank
+
+    def _num_blocks_of(self, request: RequestState) -> int:
+        return int(self._table.capacity[request.row]) // self._block_size
