@@ -7,15 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import operator
-import time
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import structlog
 
-from headwater.engine_core.request import FinishReason, NewRequest
-from headwater.engine_core.step_output import Finished, PromptLogprobsPart, Started, StepOutput, Work
+from headwater.engine_core.request import NewRequest
+from headwater.engine_core.step_output import PromptLogprobsPart, StepOutput
 from headwater.proto import common_pb2
 from headwater.proto import engine_pb2 as pb
 from headwater.services.engine.fence import Fence, Prompt
@@ -29,29 +27,10 @@ from headwater.services.engine.frames import (
 from headwater.services.engine.messages import Ask, Cancel, Command, Credit
 from headwater.services.engine.outbox import Outbox
 from headwater.services.engine.requests import Limits, PendingAdd, requests_of
+from headwater.services.engine.stream import CAUSES, DRAINING, LIVE, MISSING, SUPERSEDED, Stream
 from headwater.services.errors import BadRequest, HeadwaterError, Unavailable
 from headwater.services.runtime import owned_task
-from headwater.services.tracing import Span, Tracing
-
-SLOW_READER_SECONDS = 30.0
-"""A stream that has no credit for so long is cancelled: it holds blocks that others could use."""
-
-DRAINING, SUPERSEDED = "draining", "superseded"
-CAUSES = {
-    DRAINING: common_pb2.LOSS_CAUSE_HANDED_OVER,
-    SUPERSEDED: common_pb2.LOSS_CAUSE_SUPERSEDED,
-}
-"""By the reason of a cancel: streams that the engine itself ends, though their answers have not ended."""
-LIVE = common_pb2.LOSS_CAUSE_UNSPECIFIED
-MISSING = "the engine does not have the stream"
-
-REASONS = {
-    FinishReason.STOP: common_pb2.FINISH_REASON_STOP,
-    FinishReason.LENGTH: common_pb2.FINISH_REASON_LENGTH,
-    FinishReason.CANCELLED: common_pb2.FINISH_REASON_CANCELLED,
-    FinishReason.ERROR: common_pb2.FINISH_REASON_ERROR,
-    FinishReason.MISSING: common_pb2.FINISH_REASON_ERROR,
-}
+from headwater.services.tracing import Tracing
 
 
 class Host(Protocol):
@@ -74,22 +53,6 @@ class Host(Protocol):
 
     def session_changed(self) -> None:
         """A session's last stream ended."""
-
-
-@dataclass(slots=True)
-class Stream:
-    key: int
-    prompt: Prompt
-    max_tokens: int
-    granted: int
-    """Output index up to which the reader has room."""
-    prompt_ids: list[int]
-    deadline: asyncio.TimerHandle | None
-    span: Span
-    cancel_reason: str = ""
-    started_at: float | None = None
-    """When its first token came, on `time.perf_counter`."""
-    starved_since: float | None = None
 
 
 class EngineSession:
@@ -153,8 +116,9 @@ class EngineSession:
         for key, values in output.embeddings.items():
             if (stream_id := self._stream_ids.get(key)) is not None:
                 self._outbox.put([embedding_frame(output.step, stream_id, values)])
-        starts = [self._start_of(started) for started in output.starts if started.key in self._stream_ids]
-        finishes = [self._finish_of(finished) for finished in output.finishes if finished.key in self._stream_ids]
+        ids = self._stream_ids
+        starts = [self._streams[ids[start.key]].start(start) for start in output.starts if start.key in ids]
+        finishes = [self._forget(ids[end.key]).finish(end) for end in output.finishes if end.key in ids]
         at_once = [finish for finish in finishes if not self._outbox.holds(finish)]
         self._outbox.put(step_frames(output.step, rows, starts, at_once))
         if finishes:
@@ -176,11 +140,7 @@ class EngineSession:
     def cancel_starved(self, now: float) -> None:
         """Cancels streams whose reader has granted nothing for too long. To be called about once a second."""
         for stream_id, stream in self._streams.items():
-            if stream.granted > self._next_index[stream_id]:
-                stream.starved_since = None
-            elif stream.starved_since is None:
-                stream.starved_since = now
-            elif now - stream.starved_since >= SLOW_READER_SECONDS:
+            if stream.is_starved(self._next_index[stream_id], now):
                 self.cancel(stream_id, "slow_reader")
 
     def hand_over(self, most_tokens: float) -> int:
@@ -188,13 +148,11 @@ class EngineSession:
 
         Returns how many there were.
         """
-        long = [each for each, stream in self._streams.items() if self._num_left(each, stream) > most_tokens]
+        index = self._next_index
+        long = [each for each, stream in self._streams.items() if stream.num_left(index[each]) > most_tokens]
         for stream_id in (stream_ids := [*self._pending, *long]):
             self.cancel(stream_id, DRAINING)
         return len(stream_ids)
-
-    def _num_left(self, stream_id: int, stream: Stream) -> int:
-        return 0 if stream.cancel_reason else max(1, stream.max_tokens - self._next_index[stream_id])
 
     def end(self, fault: Unavailable | None = None) -> None:
         """Ends the session after what is queued. With a fault, whatever runs ends by it."""
@@ -277,7 +235,9 @@ class EngineSession:
         structlog.get_logger().debug("stream entered", trace_id=span.context.trace_id, tenant=add.tenant, **told)
         first_index, granted = len(request.output_ids), len(request.output_ids) + request.credit
         prompt, max_tokens = _prompt_of(add), request.sampling.max_tokens
-        self._streams[stream_id] = Stream(request.key, prompt, max_tokens, granted, request.prompt_ids, deadline, span)
+        self._streams[stream_id] = Stream(
+            stream_id, request.key, prompt, max_tokens, granted, request.prompt_ids, deadline, span
+        )
         self._stream_ids[request.key] = stream_id
         self._next_index[stream_id] = first_index
         self._host.fence.enter(prompt, add.attempt, request.key, lambda: self.cancel(stream_id, SUPERSEDED))
@@ -310,44 +270,6 @@ class EngineSession:
         structlog.get_logger().warning("streams that were asked for are not here", stream_ids=list(stream_ids))
         error = common_pb2.FINISH_REASON_ERROR
         self._end_streams(stream_ids, error, MISSING, cause=common_pb2.LOSS_CAUSE_MISSING)
-
-    def _start_of(self, started: Started) -> pb.Start:
-        stream_id, now = self._stream_ids[started.key], time.perf_counter()
-        stream = self._streams[stream_id]
-        stream.started_at, scheduled_at = now, now - started.prefill_seconds
-        stream.span.part("queue", scheduled_at - started.queue_seconds, scheduled_at)
-        stream.span.part("prefill", scheduled_at, now, cached_tokens=started.cached_tokens)
-        return pb.Start(
-            stream_id=stream_id,
-            cached_tokens=started.cached_tokens,
-            queue_seconds=started.queue_seconds,
-            prefill_seconds=started.prefill_seconds,
-        )
-
-    def _finish_of(self, finished: Finished) -> pb.Finish:
-        stream_id = self._stream_ids[finished.key]
-        stream = self._forget(stream_id)
-        error, work, cause = finished.error, finished.work, LIVE
-        if stream.started_at is not None:
-            stream.span.part("decode", stream.started_at, time.perf_counter(), output_tokens=finished.num_output_tokens)
-        if work is None:
-            stream.span.end(error)
-        else:
-            stream.span.end(error, steps=work.num_steps, batch=work.mean_batch, preemptions=work.num_preemptions)
-        if finished.reason is FinishReason.CANCELLED:
-            error, cause = error or stream.cancel_reason, CAUSES.get(stream.cancel_reason, LIVE)
-        elif finished.reason is FinishReason.MISSING:
-            error, cause = MISSING, common_pb2.LOSS_CAUSE_MISSING
-        return pb.Finish(
-            stream_id=stream_id,
-            reason=REASONS[finished.reason],
-            stop_token_id=finished.stop_token_id,
-            num_output_tokens=finished.num_output_tokens,
-            error=error[:MAX_ERROR_CHARS],
-            retriable=cause != LIVE,
-            cause=cause,
-            work=_work_of(finished.work) if finished.work is not None else None,
-        )
 
     def _queue_chunks(self, step: int, part: PromptLogprobsPart) -> None:
         stream_id, first = self._stream_ids[part.key], part.first_position
@@ -401,7 +323,3 @@ class EngineSession:
 
 def _prompt_of(add: pb.Add) -> Prompt:
     return add.request_id, add.prompt_index
-
-
-def _work_of(work: Work) -> pb.Work:
-    return pb.Work(preemptions=work.num_preemptions, steps=work.num_steps, mean_batch=work.mean_batch)

@@ -1,0 +1,111 @@
+"""One stream of a session: what it was asked with, how far its reader is, and what is said of its start and its end.
+
+Knows nothing about frames, about other streams, or about the core.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass
+
+from headwater.engine_core.request import FinishReason
+from headwater.engine_core.step_output import Finished, Started, Work
+from headwater.proto import common_pb2
+from headwater.proto import engine_pb2 as pb
+from headwater.services.engine.fence import Prompt
+from headwater.services.engine.frames import MAX_ERROR_CHARS
+from headwater.services.tracing import Span
+
+SLOW_READER_SECONDS = 30.0
+"""A stream that has no credit for so long is cancelled: it holds blocks that others could use."""
+
+DRAINING, SUPERSEDED = "draining", "superseded"
+CAUSES = {
+    DRAINING: common_pb2.LOSS_CAUSE_HANDED_OVER,
+    SUPERSEDED: common_pb2.LOSS_CAUSE_SUPERSEDED,
+}
+"""By the reason of a cancel: streams that the engine itself ends, though their answers have not ended."""
+LIVE = common_pb2.LOSS_CAUSE_UNSPECIFIED
+MISSING = "the engine does not have the stream"
+
+REASONS = {
+    FinishReason.STOP: common_pb2.FINISH_REASON_STOP,
+    FinishReason.LENGTH: common_pb2.FINISH_REASON_LENGTH,
+    FinishReason.CANCELLED: common_pb2.FINISH_REASON_CANCELLED,
+    FinishReason.ERROR: common_pb2.FINISH_REASON_ERROR,
+    FinishReason.MISSING: common_pb2.FINISH_REASON_ERROR,
+}
+
+
+@dataclass(slots=True)
+class Stream:
+    stream_id: int
+    key: int
+    """What the core calls it."""
+    prompt: Prompt
+    max_tokens: int
+    granted: int
+    """Output index up to which the reader has room."""
+    prompt_ids: list[int]
+    deadline: asyncio.TimerHandle | None
+    span: Span
+    cancel_reason: str = ""
+    started_at: float | None = None
+    """When its first token came, on `time.perf_counter`."""
+    starved_since: float | None = None
+
+    def num_left(self, next_index: int) -> int:
+        """Tokens that it may still need after those before `next_index`."""
+        return 0 if self.cancel_reason else max(1, self.max_tokens - next_index)
+
+    def is_starved(self, next_index: int, now: float) -> bool:
+        """Whether its reader has granted nothing for too long. To be asked about once a second."""
+        if self.granted > next_index:
+            self.starved_since = None
+        elif self.starved_since is None:
+            self.starved_since = now
+        return self.starved_since is not None and now - self.starved_since >= SLOW_READER_SECONDS
+
+    def start(self, started: Started) -> pb.Start:
+        now = time.perf_counter()
+        self.started_at, scheduled_at = now, now - started.prefill_seconds
+        self.span.part("queue", scheduled_at - started.queue_seconds, scheduled_at)
+        self.span.part("prefill", scheduled_at, now, cached_tokens=started.cached_tokens)
+        return pb.Start(
+            stream_id=self.stream_id,
+            cached_tokens=started.cached_tokens,
+            queue_seconds=started.queue_seconds,
+            prefill_seconds=started.prefill_seconds,
+        )
+
+    def finish(self, finished: Finished) -> pb.Finish:
+        self._end_span(finished)
+        error, cause = finished.error, LIVE
+        if finished.reason is FinishReason.CANCELLED:
+            error, cause = error or self.cancel_reason, CAUSES.get(self.cancel_reason, LIVE)
+        elif finished.reason is FinishReason.MISSING:
+            error, cause = MISSING, common_pb2.LOSS_CAUSE_MISSING
+        return pb.Finish(
+            stream_id=self.stream_id,
+            reason=REASONS[finished.reason],
+            stop_token_id=finished.stop_token_id,
+            num_output_tokens=finished.num_output_tokens,
+            error=error[:MAX_ERROR_CHARS],
+            retriable=cause != LIVE,
+            cause=cause,
+            work=_work_of(finished.work) if finished.work is not None else None,
+        )
+
+    def _end_span(self, finished: Finished) -> None:
+        work = finished.work
+        if self.started_at is not None:
+            self.span.part("decode", self.started_at, time.perf_counter(), output_tokens=finished.num_output_tokens)
+        if work is None:
+            self.span.end(finished.error)
+        else:
+            self.span.end(finished.error, steps=work.num_steps, batch=work.mean_batch, preemptions=work.num_preemptions)
+
+
+def _work_of(work: Work) -> pb.Work:
+    return pb.Work(preemptions=work.num_preemptions, steps=work.num_steps, mean_batch=work.mean_batch)
