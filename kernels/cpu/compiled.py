@@ -7,12 +7,13 @@ Knows nothing about what a kernel computes. Machine code is kept in `NUMBA_CACHE
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import hashlib
 import os
 import struct
 from array import array
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -51,7 +52,8 @@ class Kernel:
 
     def compile(self, dtype: torch.dtype) -> tuple[Any, Any]:
         """The function and its address."""
-        machine_code = cfunc("void(int64)", cache=_has_cache())(self._works[dtype])
+        with _compiling() as is_kept:
+            machine_code = cfunc("void(int64)", cache=is_kept)(self._works[dtype])
         compiled = self._compiled[dtype] = machine_code.ctypes, machine_code.address
         return compiled
 
@@ -96,10 +98,25 @@ def _team() -> Any:
     return team
 
 
+@contextmanager
+def _compiling() -> Iterator[bool]:
+    """Whether machine code is kept: then one process compiles at a time, and others that wait for it load its code."""
+    folder = _cache_folder()
+    if folder is None:
+        yield False
+        return
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield True
+
+
 @cache
-def _has_cache() -> bool:
-    """Points numba at a folder of its own for these sources: it looks at the age of a kernel's file only, not at those
-    of what the kernel calls."""
+def _cache_folder() -> Path | None:
+    """Where machine code is kept, if anywhere.
+
+    Points numba at a folder of its own for these sources: it looks at the age of a kernel's file only, not at those of
+    what the kernel calls.
+    """
     here = Path(__file__).parent
     sources = b"".join(path.read_bytes() for path in sorted(here.glob("*.py")))
     name = hashlib.blake2b(sources, digest_size=8).hexdigest()
@@ -109,4 +126,4 @@ def _has_cache() -> bool:
         folder.mkdir(parents=True, exist_ok=True)
     # Both: numba looks at its setting, and reads the environment into it again before it compiles.
     os.environ["NUMBA_CACHE_DIR"] = numba.config.CACHE_DIR = str(folder)
-    return os.access(folder, os.W_OK)
+    return folder if os.access(folder, os.W_OK) else None

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -168,3 +173,32 @@ def test_threads_change_no_bit() -> None:
     torch.set_num_threads(before)
     assert torch.equal(results[0], results[1])
     assert torch.equal(results[0], results[2])
+
+
+COMPILING = """
+import torch
+from headwater.kernels.cpu import compiled
+from headwater.kernels.cpu.silu_mul import KERNEL
+functions, kept = [], compiled.cfunc
+compiled.cfunc = lambda *args, **kw: lambda work: functions.append(kept(*args, **kw)(work)) or functions[-1]
+print("ready", flush=True)
+input()
+KERNEL.compile(torch.float32)
+print(functions[0].cache_hits)
+"""
+
+
+def test_of_processes_that_start_together_one_compiles_and_the_others_load_its_code(tmp_path: Path) -> None:
+    env = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path)}
+    command = [sys.executable, "-c", COMPILING]
+    pipe = subprocess.PIPE
+    processes = [subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=env) for _ in range(2)]
+    for process in processes:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+    for process in processes:
+        assert process.stdin is not None
+        process.stdin.write("go\n")
+        process.stdin.flush()
+    hits = sorted(int(process.communicate(timeout=120)[0]) for process in processes)
+    assert hits == [0, 1]
