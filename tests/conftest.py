@@ -20,13 +20,16 @@ import structlog
 from redis.asyncio import Redis
 
 from headwater.services import bus
+from headwater.services.engine.kernel_cache import with_kernel_cache
 from headwater.services.kept_child import keeper_command
 from headwater.services.served_model import ServedModel
 from headwater.services.stack.embedded import start_nats, start_valkey
-from tests import stage_log
+from tests import stage_log, workers
 
 # A machine that is busy with other things may take longer to connect, and tests publish what is to be heard.
 bus.OPEN_SECONDS = 60.0
+# Kernels for CPUs are compiled once for the engines that tests start and for those in the tests' own processes.
+os.environ["NUMBA_CACHE_DIR"] = with_kernel_cache(os.environ)["NUMBA_CACHE_DIR"]
 
 
 def pytest_runtest_setup() -> None:
@@ -35,12 +38,15 @@ def pytest_runtest_setup() -> None:
     stage_log.mark_all()
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """What runs on one worker: a file with its fixtures, and all that starts whole lines, one line after the other."""
-    # The mark is the plugin's.
-    for item in items if config.pluginmanager.hasplugin("xdist") else ():
-        room = item.path.parent
-        item.add_marker(pytest.mark.xdist_group("line" if room.name == "line" else str(item.path)))
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    workers.longest_first(items)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> workers.ByFile:
+    # The order is ours.
+    config.option.loadscopereorder = False
+    return workers.ByFile(config, log)
 
 
 def pytest_make_parametrize_id(val: object) -> str | None:
