@@ -185,7 +185,7 @@ def start_line(tmp_path: Path) -> Iterator[LineStarter]:
 
 @pytest.fixture(scope="session")
 def simulated_line(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Line]:
-    """Two replicas without a model, shared by the tests that leave it as they found it."""
+    """Two replicas without a model, shared by the tests that leave it as they found it: whoever died is back."""
     line = Line(tmp_path_factory.mktemp("simulated"), "--executor=simulated", "--replicas=2")
     yield line
     assert line.stop() == 0, line.log.read_text()
@@ -193,7 +193,8 @@ def simulated_line(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Line]:
 
 @pytest.fixture(scope="session")
 def demo_line(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Line]:
-    """Two replicas of the demo model, shared as above."""
-    line = Line(tmp_path_factory.mktemp("demo"), "--replicas=2", env={"HEADWATER_KV_CACHE_MEMORY": str(KV_CACHE_BYTES)})
+    """Two replicas of the demo model and two output processors, shared as above."""
+    env = {"HEADWATER_KV_CACHE_MEMORY": str(KV_CACHE_BYTES)}
+    line = Line(tmp_path_factory.mktemp("demo"), "--replicas=2", "--output-processors=2", env=env)
     yield line
     assert line.stop() == 0, line.log.read_text()

@@ -53,17 +53,23 @@ def files_under(folder: Path, *, but: Path) -> list[str]:
 
 
 @pytest.mark.slow
-def test_ctrl_c_leaves_no_process_no_port_and_no_file_outside_its_folders(start_line: Any, tmp_path: Path) -> None:
+def test_ctrl_c_finishes_what_runs_and_leaves_no_process_no_port_and_no_file_outside_its_folders(
+    start_line: Any, tmp_path: Path
+) -> None:
     home = tmp_path / "home"
     for name in ("home", "home/tmp"):
         (tmp_path / name).mkdir()
     line = start_line(*SMALL, env={"HOME": str(home), "TMPDIR": str(home / "tmp"), "PYTHONDONTWRITEBYTECODE": "1"})
-    line.chat([{"role": "user", "content": "Hello?"}])
     pids, addresses = line.pids(), line.addresses()
     shared_memory = shared_memory_of(pids)
     assert len(pids) >= 9, "supervisor, two keepers with their servers, five stages, two engine cores"
     assert still_listening(addresses) == addresses
-    assert line.stop(signal.SIGINT) == 0, line.log.read_text()
+    with line.stream("Once upon a time", max_tokens=150, ignore_eos=True) as events:
+        next(events)
+        line.process.send_signal(signal.SIGINT)
+        *_, last = events
+    assert last["choices"][0]["finish_reason"] == "length"
+    assert line.process.wait(60) == 0, line.log.read_text()
     assert line.wait_ended(pids, 0) == []
     assert still_listening(addresses) == []
     assert files_under(home, but=line.state_dir) == []
@@ -86,8 +92,8 @@ def test_every_process_ends_within_two_seconds_of_the_supervisors_death(start_li
 
 
 @pytest.mark.slow
-def test_each_stage_drains_on_sigterm_exits_with_status_0_and_is_started_again(start_line: Any) -> None:
-    line = start_line(*SMALL)
+def test_each_stage_drains_on_sigterm_exits_with_status_0_and_is_started_again(simulated_line: Any) -> None:
+    line = simulated_line
     *_, last = line.record.stages
     assert last.name == "gateway-0"
     question = [
@@ -103,18 +109,6 @@ def test_each_stage_drains_on_sigterm_exits_with_status_0_and_is_started_again(s
     wait_until_it_knows_all(line)
     details = line.chat(question)["usage"]["prompt_tokens_details"]
     assert details["cached_tokens"] > 0, "a gateway that comes back keeps its tenants' namespaces"
-    assert line.stop() == 0
-
-
-@pytest.mark.slow
-def test_a_running_answer_is_finished_while_its_line_drains(start_line: Any) -> None:
-    line = start_line(*SMALL)
-    with line.stream("Once upon a time", max_tokens=150, ignore_eos=True) as events:
-        next(events)
-        line.process.send_signal(signal.SIGINT)
-        received = list(events)
-    assert received[-1]["choices"][0]["finish_reason"] == "length"
-    assert line.process.wait(60) == 0
 
 
 def test_a_second_line_with_the_same_state_folder_is_refused(simulated_line: Any) -> None:

@@ -68,7 +68,7 @@ async def test_no_request_fails_while_redis_and_nats_are_away_and_both_are_told_
     servers = {name: await each(tmp_path / name) for name, each in start.items()}
     urls = [f"--{name}-url={server.url}" for name, server in servers.items()]
     line = await asyncio.to_thread(start_line, *SMALL, *urls)
-    with Load(line, num_clients=4).running() as load:
+    with Load(line, num_clients=2).running() as load:
         await load.answers(20)
         for server in servers.values():
             await server.kill()
@@ -98,18 +98,19 @@ async def is_known_again(line: Any, redis_url: str) -> bool:
 
 
 @pytest.mark.slow
-def test_a_killed_engine_costs_no_answer_and_comes_back_as_another_incarnation(start_line: Any) -> None:
-    line = start_line(*SMALL)
+def test_a_killed_engine_costs_no_answer_and_comes_back_as_another_incarnation(simulated_line: Any) -> None:
+    line = simulated_line
     before = {name: engine["epoch"] for name, engine in line.loads().items()}
     question = [{"role": "user", "content": "Which replica are you, and how long have you been there? " * 8}]
     receipts = {"x-headwater-receipt": "1"}
-    home = line.chat(question, headers=receipts)["receipt"]["decision"]["replica_id"]
-    (other,) = before.keys() - {home}
     with line.stream_chat(question, max_tokens=300, ignore_eos=True) as events:
-        next(events)
+        request_id = next(events)["id"]
+        (home,) = replicas_of(line, request_id)
         os.kill(line.pid_of(home), signal.SIGKILL)
         *_, last = events
+    (other,) = before.keys() - {home}
     assert last["choices"][0]["finish_reason"] == "length"
+    assert replicas_of(line, request_id) == [home, other]
     assert line.chat(question, headers=receipts)["receipt"]["decision"]["replica_id"] == other
     line.wait_for(lambda: line.loads().get(home, {}).get("epoch") not in (None, before[home]), 60, "not back")
     assert line.loads()[other]["epoch"] == before[other]
@@ -117,7 +118,12 @@ def test_a_killed_engine_costs_no_answer_and_comes_back_as_another_incarnation(s
     matched = {each["replica_id"]: each["matched_tokens"] for each in candidates}
     assert matched[other] > 0
     assert matched[home] == 0, "bits of the dead incarnation"
-    assert line.stop() == 0
+
+
+def replicas_of(line: Any, request_id: str) -> list[str]:
+    """Where an answer was computed, one after the other."""
+    (prompt,) = line.client.get(f"/v1/requests/{request_id}/explain").json()["prompts"]
+    return [attempt["decision"]["replica_id"] for attempt in prompt["attempts"]]
 
 
 @pytest.mark.slow
