@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
+import transformers
 
 from headwater.engine_core import weights
 from headwater.engine_core.engine import Engine
@@ -39,22 +39,22 @@ LLAMA3_ROPE = {
     "original_max_position_embeddings": 128,
 }
 FAMILIES: dict[str, Any] = {
-    "llama2": lambda: LlamaConfig(**SHAPE | {"num_key_value_heads": 4}),
-    "llama3 with scaled rope": lambda: LlamaConfig(**SHAPE, rope_parameters=LLAMA3_ROPE),
-    "llama with linear rope": lambda: LlamaConfig(
+    "llama2": lambda: transformers.LlamaConfig(**SHAPE | {"num_key_value_heads": 4}),
+    "llama3 with scaled rope": lambda: transformers.LlamaConfig(**SHAPE, rope_parameters=LLAMA3_ROPE),
+    "llama with linear rope": lambda: transformers.LlamaConfig(
         **SHAPE, rope_parameters={"rope_type": "linear", "factor": 4.0, "rope_theta": 1e4}
     ),
-    "smollm2": lambda: LlamaConfig(**SHAPE | {"tie_word_embeddings": True}),
-    "qwen2": lambda: Qwen2Config(**SHAPE),
-    "qwen3": lambda: Qwen3Config(**SHAPE, head_dim=32),
-    "mistral": lambda: MistralConfig(**SHAPE, sliding_window=None),
+    "smollm2": lambda: transformers.LlamaConfig(**SHAPE | {"tie_word_embeddings": True}),
+    "qwen2": lambda: transformers.Qwen2Config(**SHAPE),
+    "qwen3": lambda: transformers.Qwen3Config(**SHAPE, head_dim=32),
+    "mistral": lambda: transformers.MistralConfig(**SHAPE, sliding_window=None),
 }
 
 
 def random_checkpoint(family: str, folder: Path, *, max_shard_size: str = "5GB") -> Any:
     """Writes one in Hugging Face's layout; returns the transformers model. Norms and biases are random too."""
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(FAMILIES[family](), dtype=torch.float32).eval()
+    model = transformers.AutoModelForCausalLM.from_config(FAMILIES[family](), dtype=torch.float32).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.copy_(torch.randn_like(parameter) * 0.3 + (1.0 if parameter.dim() == 1 else 0.0))
