@@ -1,4 +1,4 @@
-"""Which worker runs what: a file with its fixtures is one worker's, and so is all that starts whole lines.
+"""Which worker runs what: a file with its fixtures is one worker's, and so are rooms that start many processes.
 
 NOTE: not by `xdist_group`: its plugin writes a group into a name that this pytest does not read, and says nothing.
 """
@@ -8,8 +8,8 @@ from __future__ import annotations
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
-LINES = "tests/line/"
-"""One line after the other: each is many processes."""
+ROOMS = ("tests/line/", "tests/gateway/")
+"""Whose tests share what takes longest to start. They make up less than half of all there is to do each."""
 
 
 class ByFile(LoadScopeScheduling):
@@ -18,15 +18,15 @@ class ByFile(LoadScopeScheduling):
 
 
 def group_of(nodeid: str) -> str:
-    return LINES if nodeid.startswith(LINES) else nodeid.split("::", 1)[0]
+    return next((room for room in ROOMS if nodeid.startswith(room)), nodeid.split("::", 1)[0])
 
 
 def longest_first(items: list[pytest.Item]) -> None:
-    """Sorts, so that no worker waits for another at the end: the lines, files with a slow test, then the others."""
+    """Sorts, so that no worker waits for another at the end: the rooms, files with a slow test, then the others."""
     slow = {group_of(item.nodeid) for item in items if item.get_closest_marker("slow")}
 
     def place(item: pytest.Item) -> tuple[bool, bool]:
         group = group_of(item.nodeid)
-        return group != LINES, group not in slow
+        return group not in ROOMS, group not in slow
 
     items.sort(key=place)
