@@ -43,7 +43,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> workers.ByFile:
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> workers.ByFile | None:
+    # Whoever asks for another way to share tests out, as the GPU's suite does, gets it.
+    if config.option.dist != "load":
+        return None
     # The order is ours.
     config.option.loadscopereorder = False
     return workers.ByFile(config, log)
