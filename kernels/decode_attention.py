@@ -145,13 +145,12 @@ def attention_of_rows(
     dtype = torch.promote_types(q.dtype, torch.float32)
     blocks = block_table[: triton.cdiv(seq_len, k_cache.shape[2])].long()
     k, v = (c[blocks].transpose(1, 2).flatten(0, 1)[:seq_len].to(dtype) for c in (k_cache, v_cache))
-    group = q.shape[1] // k.shape[1]
-    k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
-    scores = torch.einsum("chd,nhd->hcn", q.to(dtype), k) / math.sqrt(q.shape[2])
+    grouped = q.to(dtype).unflatten(1, (k.shape[1], -1))
+    scores = torch.einsum("chgd,nhd->hgcn", grouped, k) / math.sqrt(q.shape[2])
     positions = torch.arange(seq_len - len(q), seq_len, device=q.device)
     hidden = torch.arange(seq_len, device=q.device)[None, :] > positions[:, None]
     weights = scores.masked_fill(hidden, float("-inf")).softmax(dim=-1)
-    return torch.einsum("hcn,nhd->chd", weights, v)
+    return torch.einsum("hgcn,nhd->chgd", weights, v).flatten(1, 2)
 
 
 @triton.jit(do_not_specialize=["num_rows"])
