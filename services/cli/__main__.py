@@ -103,7 +103,7 @@ Revision = Annotated[str | None, typer.Option(envvar="HEADWATER_REVISION", help=
 Dtype = Annotated[str, typer.Option(envvar="HEADWATER_DTYPE", help="auto, float32, bfloat16 or float16.")]
 Device = Annotated[str, typer.Option(envvar="HEADWATER_DEVICE", help="auto, cpu or cuda.")]
 KvCacheDtype = Annotated[
-    str, typer.Option(envvar="HEADWATER_KV_CACHE_DTYPE", help="auto, or fp8: twice the cache, other bits; GPUs.")
+    str, typer.Option(envvar="HEADWATER_KV_CACHE_DTYPE", help="auto, or fp8: twice the cache, faster, less exact; GPU.")
 ]
 MaxModelLen = Annotated[
     int | None, typer.Option(envvar="HEADWATER_MAX_MODEL_LEN", help="Tokens of prompt and answer together.")

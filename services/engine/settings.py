@@ -37,7 +37,7 @@ class EngineSettings(StageTlsSettings):
     block_size: int = setting(16, "tokens a KV block: 16, 32, 64 or 128")
     num_blocks: int = setting(0, "KV blocks; 0: as many as --kv-cache-memory or the device holds")
     kv_cache_memory: int = setting(0, "bytes of the KV cache; 0: what the device leaves, a fixed share on a CPU")
-    kv_cache_dtype: str = setting("auto", "auto (the weights' dtype) or fp8 (half the memory, other bits; GPUs)")
+    kv_cache_dtype: str = setting("auto", "auto (the weights' dtype) or fp8 (half the memory, faster, less exact; GPU)")
     gpu_memory_utilization: float = setting(0.9, "share of a GPU's memory for weights, activations and KV cache")
     max_model_len: int = setting(0, "tokens of prompt and answer together; 0: the model's")
     max_num_seqs: int = setting(256, "requests that run at once")
