@@ -105,7 +105,7 @@ def linears(batch_sizes: tuple[int, ...]) -> Iterator[Figure]:
             calls = weights * (2 if len(weights) < 8 else 1)
             ours = timed([partial(linear, x, w, out) for w in calls])
             cublas = timed([partial(torch.mm, x, w.t(), out=out) for w in calls])
-            dependent = timed([partial(linear, x, w, out, dependent=True) for w in calls]) if m <= 8 else 0.0
+            dependent = timed([partial(linear, x, w, out, dependent=True) for w in calls])
             yield Figure("linear", f"{name} M={m}", ours, limit, f"cuBLASLt {cublas:.1f}, dependent {dependent:.1f}")
 
 

@@ -1,7 +1,7 @@
 """x @ weight.T for every batch size, one arithmetic: no product is ever split along K, so a row's bits are its own.
 
-cuBLASLt with a workspace too small for split-K and the kernel here accumulate in the same order and agree to the bit;
-which of them runs is a matter of speed alone and is decided in `choose`.
+cuBLASLt with a workspace too small for split-K, the kernels here and `hopper_rows_gemm` accumulate in the same order
+and agree to the bit; which of them runs is a matter of speed alone and is decided in `choose` and `choose_rows`.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import triton.language as tl
 
 from headwater.kernels.dependent_launch import ask_early, launch_options, release_dependents, wait_for_inputs
 from headwater.kernels.gated_gemm import gated_gemm, is_gated_at_once
+from headwater.kernels.hopper_rows_gemm import RowTiles, rows_gemm, serves
 from headwater.kernels.silu_mul import gated, silu_mul
 
 
@@ -42,6 +43,24 @@ TILES = {
 GATED = Tiles(16, 32, 128, 2, 4, wide=False)
 """Of gates, and as many of what they gate."""
 GATED_ROWS = 16
+ROW_TILES = {
+    (64, "short"): RowTiles(64, 16, 128, 10),
+    (64, "between"): RowTiles(64, 64, 128, 6),
+    (64, "gates"): RowTiles(64, 64, 128, 4),
+    (128, "short"): RowTiles(64, 32, 128, 8),
+    (128, "between"): RowTiles(64, 64, 128, 6),
+    (128, "gates"): RowTiles(64, 64, 64, 8),
+    (192, "short"): RowTiles(64, 64, 128, 6),
+    (192, "between"): RowTiles(64, 64, 128, 3),
+    (256, "short"): RowTiles(64, 64, 128, 6),
+    (256, "between"): RowTiles(128, 64, 128, 4),
+    (256, "gates"): RowTiles(128, 64, 64, 6),
+}
+"""As above, of weights up to EARLY_BYTES, whose product takes as long to start as to run: most that a program reads of
+them is in shared memory before its rows are there. Measured in a chain of layers; gates of 129 to 192 rows are better
+left to cuBLASLt."""
+MIN_ROWS, MIN_GATED_ROWS = 17, 9
+"""With fewer the narrow tiles start as fast."""
 EARLY_BYTES = 16 << 20
 """The largest weights that a dependent product asks for before its inputs are there: they wait in the second-level
 cache, which has room for them beside those in use. Parts of larger ones only come in each other's way."""
@@ -59,6 +78,16 @@ def choose(m: int, n: int, k: int) -> Tiles | None:
     return TILES[most, "short" if n <= SHORT else "tall" if n >= TALL else "between"]
 
 
+def choose_rows(x: torch.Tensor, weight: torch.Tensor, *, gates: bool = False) -> RowTiles | None:
+    """The tiles of `hopper_rows_gemm` for x [M, K], weight [N, K]; None: others."""
+    m, n = x.shape[0], weight.shape[0]
+    kind = "gates" if gates else "short" if n <= SHORT else "between"
+    tiles = ROW_TILES.get((-(-m // 64) * 64, kind))
+    if tiles is None or m < (MIN_GATED_ROWS if gates else MIN_ROWS) or _num_bytes(weight) > EARLY_BYTES:
+        return None
+    return tiles if serves(x, weight, tiles, gates=gates) else None
+
+
 def configure_blas() -> None:
     """Makes torch's products obey the rule above; call once in a process, before the first product on a GPU."""
     os.environ["CUBLASLT_WORKSPACE_SIZE"] = "1"
@@ -69,10 +98,20 @@ def configure_blas() -> None:
 
 
 def linear(
-    x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor | None = None, *, dependent: bool = False
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    out: torch.Tensor | None = None,
+    *,
+    dependent: bool = False,
+    early: bool = False,
 ) -> torch.Tensor:
-    """x [M, K], weight [N, K]; returns out [M, N] in x's dtype, accumulated in float32."""
+    """x [M, K], weight [N, K]; returns out [M, N] in x's dtype, accumulated in float32. `dependent` is for the kernels
+    here, `early` for `hopper_rows_gemm`."""
     out = x.new_empty(x.shape[0], weight.shape[0]) if out is None else out
+    row_tiles = choose_rows(x, weight)
+    if row_tiles is not None:
+        rows_gemm(x, weight, out, row_tiles, gates=False, dependent=early)
+        return out
     tiles = choose(x.shape[0], *weight.shape)
     if tiles is None:
         return torch.mm(x, weight.t(), out=out)
@@ -113,24 +152,31 @@ def skinny_gemm(
 
 def _early_k(weight: torch.Tensor, block_k: int, *, dependent: bool) -> int:
     """How much of K a program asks for before it waits, in whole tiles."""
-    is_small = weight.numel() * weight.element_size() <= EARLY_BYTES
+    is_small = _num_bytes(weight) <= EARLY_BYTES
     return weight.shape[1] // block_k * block_k if dependent and is_small else 0
+
+
+def _num_bytes(weight: torch.Tensor) -> int:
+    return weight.numel() * weight.element_size()
 
 
 def linear_silu_mul(
     x: torch.Tensor, weight: torch.Tensor, *, dependent: bool = False, early: bool = False
 ) -> torch.Tensor:
-    """x [M, K], weight [2 I, K], gates first: `silu_mul` of their product, [M, I], to the bit. For few rows, and
-    for many, in one launch, which keeps the product in registers. Of two launches the second is dependent if `early`.
-    """
+    """x [M, K], weight [2 I, K], gates first: `silu_mul` of their product, [M, I], to the bit; in one launch, which
+    keeps the product in registers, where that is as fast. Of two launches the second is dependent if `early`."""
     m, n = x.shape[0], weight.shape[0] // 2
     if is_gated_at_once(x, weight):
         gated_gemm(x, weight, out := x.new_empty(m, n))
         return out
+    row_tiles = choose_rows(x, weight, gates=True)
+    if row_tiles is not None:
+        rows_gemm(x, weight, out := x.new_empty(m, n), row_tiles, gates=True, dependent=early)
+        return out
     if m <= GATED_ROWS and n % GATED.block_n == 0:
         skinny_gated_gemm(x, weight, out := x.new_empty(m, n), dependent=dependent)
         return out
-    return silu_mul(linear(x, weight, dependent=dependent), dependent=early)
+    return silu_mul(linear(x, weight, dependent=dependent, early=early), dependent=early)
 
 
 def skinny_gated_gemm(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, *, dependent: bool = False) -> None:

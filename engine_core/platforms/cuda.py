@@ -25,7 +25,7 @@ from headwater.kernels.shared_prefix_attention import shared_prefix_attention
 DEPENDENT_ROWS = 8
 """Up to this many tokens products start while the kernel before them ends; more make it a loss."""
 EARLY_ROWS = 512
-"""Up to this many tokens what lies between products does."""
+"""Up to this many tokens what lies between products does, and products of small weights."""
 SHARING_ROWS = 8
 """From this many decoding rows on, plans look for blocks that rows share."""
 
@@ -130,7 +130,7 @@ class CudaPlatform:
             )
 
     def linear(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        return linear(x, weight, dependent=_is_dependent(x))
+        return linear(x, weight, dependent=_is_dependent(x), early=_is_early(x))
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         return rms_norm(x, weight, eps, dependent=_is_early(x))

@@ -5,8 +5,11 @@ import torch
 
 from headwater.kernels.gated_gemm import gated_gemm
 from headwater.kernels.gemm import (
+    EARLY_BYTES,
+    ROW_TILES,
     TILES,
     Tiles,
+    choose_rows,
     configure_blas,
     linear,
     linear_silu_mul,
@@ -14,6 +17,9 @@ from headwater.kernels.gemm import (
     skinny_gated_gemm,
     skinny_gemm,
 )
+from headwater.kernels.hopper_attention import is_hopper
+from headwater.kernels.hopper_rows_gemm import RowTiles, rows_gemm
+from headwater.kernels.rms_norm import rms_norm
 from headwater.kernels.silu_mul import silu_mul, silu_mul_twin
 from tests.kernels.paging import GPU, POISON, relative_error
 
@@ -43,7 +49,33 @@ def test_every_batch_size_gives_a_row_the_same_bits(n: int, k: int, generator: t
     weight = torch.randn(n, k, generator=generator, device=generator.device).bfloat16()
     x = torch.randn(2048, k, generator=generator, device=generator.device).bfloat16()
     alone = torch.cat([linear(x[i : i + 1], weight) for i in range(8)])
-    for m in (2, 7, 8, 9, 16, 17, 31, 32, 33, 48, 63, 64, 65, 96, 128, 129, 255, 256, 300, 512, 1000, 2048):
+    for m in (
+        2,
+        7,
+        8,
+        9,
+        16,
+        17,
+        31,
+        32,
+        33,
+        48,
+        63,
+        64,
+        65,
+        96,
+        128,
+        129,
+        160,
+        192,
+        193,
+        255,
+        256,
+        300,
+        512,
+        1000,
+        2048,
+    ):
         at = {0, 1, m // 2, m - 1}
         rolled = x[:m].clone()
         for i, place in enumerate(at):
@@ -77,5 +109,57 @@ def test_a_row_is_gated_to_the_same_bits_in_every_batch(n: int, k: int, generato
     weight = torch.randn(2 * n, k, generator=generator, device=generator.device).bfloat16() * k**-0.5
     x = torch.randn(3000, k, generator=generator, device=generator.device).bfloat16()
     together = silu_mul(linear(x, weight))
-    for m in (1, 2, 8, 16, 17, 64, 1024, 1500, 2048, 3000):
+    for m in (1, 2, 8, 9, 16, 17, 64, 100, 128, 192, 200, 256, 1024, 1500, 2048, 3000):
         assert torch.equal(linear_silu_mul(x[:m], weight), together[:m]), m
+
+
+@GPU
+@pytest.mark.parametrize(("key", "tiles"), ROW_TILES.items(), ids=str)
+@pytest.mark.parametrize(("m", "n", "k"), [(9, 128, 256), (64, 6144, 1024), (100, 4096, 1024), (256, 1024, 3072)])
+def test_rows_gemm_has_the_bits_of_the_library(
+    key: tuple[int, str], tiles: RowTiles, m: int, n: int, k: int, generator: torch.Generator
+) -> None:
+    if not is_hopper(generator.device):
+        pytest.skip("for Hopper")
+    configure_blas()
+    gates = key[1] == "gates"
+    x, weight = (torch.randn(s, k, generator=generator, device=generator.device).bfloat16() for s in (m, n))
+    product = torch.mm(x, weight.t())
+    expected = silu_mul(product) if gates else product
+    for dependent in (False, True):
+        out = torch.full_like(expected, POISON)
+        rows_gemm(x, weight, out, tiles, gates=gates, dependent=dependent)
+        assert torch.equal(out, expected)
+
+
+@GPU
+@pytest.mark.parametrize("m", [8, 16, 32, 64, 128, 192, 256])
+def test_products_that_start_early_wait_for_one_another(m: int, generator: torch.Generator) -> None:
+    configure_blas()
+    up, back = (torch.randn(s, generator=generator, device=generator.device) for s in ((6144, 1024), (1024, 3072)))
+    up, back, scale = up.bfloat16(), back.bfloat16(), torch.full((1024,), 0.03, device=generator.device).bfloat16()
+    x = torch.randn(m, 1024, generator=generator, device=generator.device).bfloat16()
+
+    def chain(x: torch.Tensor, *, dependent: bool) -> torch.Tensor:
+        for _ in range(100):
+            x = rms_norm(x, scale, 1e-6, dependent=dependent)
+            x = linear_silu_mul(x, up, dependent=dependent, early=dependent)
+            x = linear(x, back, dependent=dependent, early=dependent)
+        return x
+
+    alone = chain(x, dependent=False)
+    assert bool(alone.isfinite().all())
+    assert all(torch.equal(chain(x, dependent=True), alone) for _ in range(5))
+
+
+def test_tiles_of_hopper_are_for_a_hopper_and_small_weights(device: torch.device) -> None:
+    def chosen(m: int, n: int, k: int, *, gates: bool = False) -> bool:
+        x, weight = (torch.empty(s, k, dtype=torch.bfloat16, device=device) for s in (m, n))
+        return choose_rows(x, weight, gates=gates) is not None
+
+    here = is_hopper(device)
+    assert chosen(17, 1024, 2048) == chosen(256, 4096, 1024) == chosen(9, 6144, 1024, gates=True) == here
+    assert not any(chosen(m, 1024, 2048) for m in (1, 16, 257))
+    assert not chosen(160, 6144, 1024, gates=True)
+    assert not chosen(64, EARLY_BYTES // 2048 + 128, 1024)
+    assert not chosen(64, 1024, 576)
