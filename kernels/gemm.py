@@ -98,19 +98,13 @@ def configure_blas() -> None:
 
 
 def linear(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    out: torch.Tensor | None = None,
-    *,
-    dependent: bool = False,
-    early: bool = False,
+    x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor | None = None, *, dependent: bool = False
 ) -> torch.Tensor:
-    """x [M, K], weight [N, K]; returns out [M, N] in x's dtype, accumulated in float32. `dependent` is for the kernels
-    here, `early` for `hopper_rows_gemm`."""
+    """x [M, K], weight [N, K]; returns out [M, N] in x's dtype, accumulated in float32."""
     out = x.new_empty(x.shape[0], weight.shape[0]) if out is None else out
     row_tiles = choose_rows(x, weight)
     if row_tiles is not None:
-        rows_gemm(x, weight, out, row_tiles, gates=False, dependent=early)
+        rows_gemm(x, weight, out, row_tiles, gates=False, dependent=dependent)
         return out
     tiles = choose(x.shape[0], *weight.shape)
     if tiles is None:
@@ -160,23 +154,21 @@ def _num_bytes(weight: torch.Tensor) -> int:
     return weight.numel() * weight.element_size()
 
 
-def linear_silu_mul(
-    x: torch.Tensor, weight: torch.Tensor, *, dependent: bool = False, early: bool = False
-) -> torch.Tensor:
+def linear_silu_mul(x: torch.Tensor, weight: torch.Tensor, *, dependent: bool = False) -> torch.Tensor:
     """x [M, K], weight [2 I, K], gates first: `silu_mul` of their product, [M, I], to the bit; in one launch, which
-    keeps the product in registers, where that is as fast. Of two launches the second is dependent if `early`."""
+    keeps the product in registers, where that is as fast."""
     m, n = x.shape[0], weight.shape[0] // 2
     if is_gated_at_once(x, weight):
         gated_gemm(x, weight, out := x.new_empty(m, n))
         return out
     row_tiles = choose_rows(x, weight, gates=True)
     if row_tiles is not None:
-        rows_gemm(x, weight, out := x.new_empty(m, n), row_tiles, gates=True, dependent=early)
+        rows_gemm(x, weight, out := x.new_empty(m, n), row_tiles, gates=True, dependent=dependent)
         return out
     if m <= GATED_ROWS and n % GATED.block_n == 0:
         skinny_gated_gemm(x, weight, out := x.new_empty(m, n), dependent=dependent)
         return out
-    return silu_mul(linear(x, weight, dependent=dependent, early=early), dependent=early)
+    return silu_mul(linear(x, weight, dependent=dependent), dependent=dependent)
 
 
 def skinny_gated_gemm(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, *, dependent: bool = False) -> None:

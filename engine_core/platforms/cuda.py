@@ -23,9 +23,9 @@ from headwater.kernels.rms_norm import add_rms_norm, rms_norm
 from headwater.kernels.shared_prefix_attention import shared_prefix_attention
 
 DEPENDENT_ROWS = 8
-"""Up to this many tokens products start while the kernel before them ends; more make it a loss."""
+"""Up to this many tokens attention of a few rows starts while the kernel before it ends."""
 EARLY_ROWS = 512
-"""Up to this many tokens what lies between products does, and products of small weights."""
+"""Up to this many tokens everything else does, but cuBLASLt's products; of more it is a loss."""
 SHARING_ROWS = 8
 """From this many decoding rows on, plans look for blocks that rows share."""
 
@@ -130,7 +130,7 @@ class CudaPlatform:
             )
 
     def linear(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        return linear(x, weight, dependent=_is_dependent(x), early=_is_early(x))
+        return linear(x, weight, dependent=_is_early(x))
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         return rms_norm(x, weight, eps, dependent=_is_early(x))
@@ -197,7 +197,7 @@ class CudaPlatform:
         return out.flatten(1)
 
     def linear_silu_mul(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        return linear_silu_mul(x, weight, dependent=_is_dependent(x), early=_is_early(x))
+        return linear_silu_mul(x, weight, dependent=_is_early(x))
 
     def _scales(self, kv_cache: torch.Tensor) -> dict[str, torch.Tensor]:
         is_fp8 = kv_cache.dtype == torch.float8_e4m3fn
@@ -205,10 +205,6 @@ class CudaPlatform:
 
     def _to_device(self, values: np.ndarray[tuple[int, ...], np.dtype[np.integer]]) -> torch.Tensor:
         return torch.from_numpy(values.astype(np.int32)).pin_memory().to(self.device, non_blocking=True)
-
-
-def _is_dependent(x: torch.Tensor) -> bool:
-    return x.shape[0] <= DEPENDENT_ROWS
 
 
 def _is_early(x: torch.Tensor) -> bool:

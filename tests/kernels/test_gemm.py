@@ -143,8 +143,7 @@ def test_products_that_start_early_wait_for_one_another(m: int, generator: torch
     def chain(x: torch.Tensor, *, dependent: bool) -> torch.Tensor:
         for _ in range(100):
             x = rms_norm(x, scale, 1e-6, dependent=dependent)
-            x = linear_silu_mul(x, up, dependent=dependent, early=dependent)
-            x = linear(x, back, dependent=dependent, early=dependent)
+            x = linear(linear_silu_mul(x, up, dependent=dependent), back, dependent=dependent)
         return x
 
     alone = chain(x, dependent=False)
