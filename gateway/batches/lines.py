@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from codecs import BOM_UTF8
 from collections.abc import Iterator
 from typing import IO
 
@@ -26,9 +27,9 @@ def numbered(file: IO[bytes]) -> Iterator[tuple[int, bytes]]:
 
 
 def read_line(text: bytes) -> Line:
-    """Raises `msgspec.DecodeError`."""
+    """Raises `msgspec.DecodeError`. Some editors write a mark before the first line."""
     try:
-        return _lines.decode(text)
+        return _lines.decode(text.removeprefix(BOM_UTF8))
     except RecursionError:
         raise msgspec.DecodeError("it nests too deep") from None
 

@@ -27,6 +27,7 @@ _WHERE = re.compile(r" - at `\$(.*)`$")
 _KEY = re.compile(r"\.([^.\[]+)|\[(\d+|\.\.\.)\]")
 _MISSING = re.compile(r"missing required field `(.*?)`")
 _NO_FIELD = re.compile(rf"{_UNKNOWN} `(.*?)`")
+_SURROGATE = re.compile("[\ud800-\udfff]")
 _INDEX = re.compile(r"\[\d+\]")
 _warned: set[str] = set()
 
@@ -61,7 +62,7 @@ def decode(body: bytes, kind: type[RequestT]) -> RequestT:
         # Not the decoder that refused: it refuses numbers beyond a float's range wherever they stand.
         raise _explained(str(fault), kind, lambda: json.loads(body)) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as fault:
-        raise _no_json(fault) from None
+        raise _half_character(body) or _no_json(fault) from None
 
 
 def convert(value: Any, kind: type[RequestT], at: str) -> RequestT:
@@ -127,6 +128,24 @@ def _explained(fault: str, kind: type[msgspec.Struct], read: Callable[[], Any], 
 
 def _no_json(fault: Exception) -> BadRequest:
     return BadRequest(None, f"the body is not valid JSON: {fault}", code="invalid_json")
+
+
+def _half_character(body: bytes) -> BadRequest | None:
+    """Where half of an escaped pair stands alone: JSON has it, Unicode has not, and the decoder calls it cut off."""
+    try:
+        places = [("", json.loads(body))]
+    except (ValueError, RecursionError):
+        return None
+    while places:
+        at, value = places.pop()
+        if isinstance(value, dict):
+            places += [(f"{at}.{name}", each) for name, part in value.items() for each in (part, name)]
+        elif isinstance(value, list):
+            places += [(f"{at}[{i}]", part) for i, part in enumerate(value)]
+        elif isinstance(value, str) and _SURROGATE.search(value):
+            place = at.lstrip(".").encode(errors="backslashreplace").decode()
+            return BadRequest.of(place, value, r"text whose \ud800…\udfff come in pairs")
+    return None
 
 
 def _look_up(value: Any, path: str) -> tuple[str, Any]:

@@ -23,6 +23,14 @@ LIMITS = LLParserLimits(
     verbose_errors=False,
 )
 MAX_REASON_CHARS = 300
+IN_OUR_WORDS = {
+    "NoExtension": "nothing matches it",
+    "oneOf constraints are not supported": (
+        "the members of a oneOf are not told apart by their types or by a constant in each; allowed: members that are, "
+        "or anyOf"
+    ),
+}
+"""By the beginning of what the compiler says."""
 Int32Array = npt.NDArray[np.int32]
 
 
@@ -31,8 +39,7 @@ class GrammarError(Exception):
 
     def __init__(self, reason: str) -> None:
         reason = reason.removesuffix("<non-verbose/>").strip()
-        if reason.startswith("NoExtension"):
-            reason = "nothing matches it"
+        reason = next((ours for begin, ours in IN_OUR_WORDS.items() if reason.startswith(begin)), reason)
         super().__init__(reason[:MAX_REASON_CHARS])
 
 

@@ -24,11 +24,11 @@ _NUM_SAMPLES, _SAMPLE_BYTES = 256, 64 << 10
 
 
 class ModelNotFound(Exception):
-    """`--model` names nothing that can be served."""
+    """What was named is nothing that can be served."""
 
     def __init__(self, model: str) -> None:
         allowed = f"{demo_model.DEMO_NAME}, a Hugging Face id (owner/name), a model folder or a .gguf file"
-        super().__init__(f"--model is {model!r}; allowed: {allowed}")
+        super().__init__(f"the model is {model!r}; allowed: {allowed}")
 
 
 class ConversionFailed(Exception):

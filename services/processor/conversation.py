@@ -116,7 +116,8 @@ def _content(message: common_pb2.ChatMessage, i: int) -> str:
         if part.type != "text":
             raise BadRequest.of(f"messages[{i}].content[{k}].type", part.type, "text")
     if not message.parts and message.role != "assistant":
-        raise BadRequest.of(f"messages[{i}].content", None, "a string or a list of text parts")
+        param = f"messages[{i}].content"
+        raise BadRequest(param, f"{param} is missing or has no parts; allowed: a string or a list of text parts")
     return "\n".join(part.text for part in message.parts)
 
 

@@ -354,6 +354,6 @@ def _refusing() -> Iterator[None]:
     try:
         yield
     except ModelNotFound as fault:
-        raise Refused("model_not_found", str(fault).replace("--model", "model")) from None
+        raise Refused("model_not_found", str(fault).removeprefix("the ")) from None
     except (ModelFolderError, SettingError, OSError) as fault:
         raise Refused("invalid_value", str(fault)) from None

@@ -254,6 +254,23 @@ def test_rest_refuses_what_is_no_json_object(gateway: Gateway, body: bytes) -> N
     check(reply, 400, None)
 
 
+def test_rest_names_the_text_that_is_not_whole(gateway: Gateway) -> None:
+    cases = [
+        (rb'"messages": [{"role": "user", "content": "a\ud800b"}]', "messages[0].content", r"'a\ud800b'"),
+        (rb'"metadata": {"\udc00": "x"}', r"metadata.\udc00", r"'\udc00'"),
+    ]
+    for fields, param, shown in cases:
+        body = b'{"model": "m", ' + fields + b"}"
+        said = check(gateway.client.post(CHAT, content=body, headers={"content-type": "application/json"}), 400, param)
+        assert said == rf"{param} is {shown}; allowed: text whose \ud800…\udfff come in pairs"
+
+
+def test_rest_says_that_a_message_without_parts_has_none(gateway: Gateway) -> None:
+    reply = gateway.client.post(CHAT, json=chat_body(messages=[{"role": "user", "content": []}]))
+    said = check(reply, 400, "messages[0].content")
+    assert said == "messages[0].content is missing or has no parts; allowed: a string or a list of text parts"
+
+
 def test_rest_refuses_other_media_types_methods_and_paths(gateway: Gateway) -> None:
     check(gateway.client.post(CHAT, content=b"a=b", headers={"content-type": "text/plain"}), 415, None)
     check(gateway.client.get(CHAT), 405, None)

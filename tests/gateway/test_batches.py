@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from codecs import BOM_UTF8
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -94,6 +95,8 @@ def test_chats_are_run_too_and_a_line_is_explained_by_its_request_id(client: ope
     messages = [{"role": "user", "content": "Hello"}]
     body = {"model": MODEL, "messages": messages, "max_tokens": 4}
     content = as_jsonl([{"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": body}])
+    # As some editors write it.
+    content = BOM_UTF8 + content
     batch = client.batches.create(
         input_file_id=upload(client, content), endpoint="/v1/chat/completions", completion_window="24h"
     )

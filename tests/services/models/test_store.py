@@ -40,7 +40,9 @@ def test_a_gguf_file_is_named_by_its_stem_and_its_revision_by_its_content(tmp_pa
 
 
 def test_a_name_that_is_nothing_is_refused_with_what_is_allowed(tmp_path: Path) -> None:
-    with pytest.raises(ModelNotFound, match=r"--model is 'nosuch'; allowed: smollm2-135m-instruct, a Hugging Face id"):
+    with pytest.raises(
+        ModelNotFound, match=r"the model is 'nosuch'; allowed: smollm2-135m-instruct, a Hugging Face id"
+    ):
         pull("nosuch", cache_dir=tmp_path, progress=silent)
 
 

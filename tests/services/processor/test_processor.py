@@ -222,6 +222,20 @@ async def test_what_an_answer_must_match_goes_on_as_a_grammar(
     assert not reply.sampling.HasField("structured_output")
 
 
+async def test_members_of_a_one_of_that_may_hold_at_once_are_refused_with_what_is_allowed(
+    processor: processor_pb2_grpc.ProcessorAsyncStub,
+) -> None:
+    asked = StructuredOutput(
+        json_schema=json.dumps({"oneOf": [{"type": "string"}, {"type": "string", "maxLength": 2}]})
+    )
+    with pytest.raises(grpc.aio.AioRpcError) as fault:
+        await processor.Prepare(request(Prompt(text="a"), structured_output=asked))
+    assert from_rpc_error(fault.value).message == (
+        "structured_output.json_schema cannot be followed: the members of a oneOf are not told apart by their types or "
+        "by a constant in each; allowed: members that are, or anyOf"
+    )
+
+
 async def test_of_tools_and_structured_output_the_one_that_cannot_be_followed_is_named(
     processor: processor_pb2_grpc.ProcessorAsyncStub,
 ) -> None:
