@@ -24,6 +24,7 @@ from headwater.services.stack.held_port import HeldPort, check_free
 from headwater.services.stack.line_file import LineRecord, StageRecord, remove_line
 from headwater.services.stack.model_desk import ModelDesk
 from headwater.services.stack.plan import StackPlan
+from headwater.services.stack.readiness import until_ready
 from headwater.services.stack.settings import STACK_VARIABLES, StackSettings
 from headwater.services.stack.stage_process import KeptStage, ServerProcess, StageProcess, SupervisorPipe, begin_all
 from headwater.services.tls import own_gateway_context
@@ -217,8 +218,7 @@ class LocalStack:
         async with httpx.AsyncClient(base_url=rest, timeout=5, verify=verify) as client:
             try:
                 async with asyncio.timeout(READY_LIMIT):
-                    while (await client.get("/ready")).status_code != httpx.codes.OK:  # noqa: ASYNC110 (another process)
-                        await asyncio.sleep(0.05)
+                    await until_ready(client, {"NATS": settings.nats_url, "Redis": settings.redis_url}, self._say)
             except httpx.TransportError as refusal:
                 if settings.tls_client_ca_file is None:
                     raise StackError(f"the gateway does not answer: {refusal}; logs: {self._logs}") from None

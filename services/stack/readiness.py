@@ -1,0 +1,56 @@
+"""Waits until a line's gateway says that it is ready; says what it waits for when that takes long."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Mapping
+from urllib.parse import urlsplit
+
+import httpx
+
+from headwater.services.runtime import owned_task
+
+LATE_SECONDS = 5.0
+CONNECT_SECONDS = 2.0
+POLL_SECONDS = 0.05
+
+
+async def until_ready(
+    gateway: httpx.AsyncClient,
+    servers: Mapping[str, str | None],
+    say: Callable[[str], None],
+    *,
+    late_seconds: float = LATE_SECONDS,
+) -> None:
+    """`servers`: the addresses of those that somebody else runs, if anybody does, by what they are called."""
+    outside = {name: url for name, url in servers.items() if url is not None}
+    async with owned_task(_tell_when_late(gateway, outside, say, late_seconds)):
+        while (await gateway.get("/ready")).status_code != httpx.codes.OK:  # noqa: ASYNC110 (another process)
+            await asyncio.sleep(POLL_SECONDS)
+
+
+async def _tell_when_late(
+    gateway: httpx.AsyncClient, servers: Mapping[str, str], say: Callable[[str], None], late_seconds: float
+) -> None:
+    await asyncio.sleep(late_seconds)
+    silent = [name for name, url in servers.items() if not await _answers(url)]
+    if silent:
+        say("still waiting: " + ", ".join(f"nobody answers at {_address(servers[name])} ({name})" for name in silent))
+    elif missing := (await gateway.get("/ready")).json()["missing"]:
+        say("still waiting for: " + ", ".join(missing))
+
+
+async def _answers(url: str) -> bool:
+    at = urlsplit(url)
+    with contextlib.suppress(OSError, TimeoutError):
+        async with asyncio.timeout(CONNECT_SECONDS):
+            _, writer = await asyncio.open_connection(at.hostname, at.port)
+        writer.close()
+        return True
+    return False
+
+
+def _address(url: str) -> str:
+    """Without whoever's password."""
+    return urlsplit(url).netloc.rpartition("@")[2]
