@@ -1,0 +1,42 @@
+from __future__ import annotations
+
+import pytest
+
+from headwater.gateway.road import Attempt, Road
+from headwater.gateway.router.decision import Decision
+from headwater.services.member import Kind, Member
+
+
+def attempt(numerics_id: str) -> Attempt:
+    member = Member(kind=Kind.ENGINE, replica_id="a", epoch=1, address="a:1", numerics_id=numerics_id)
+    decision = Decision(
+        member=member,
+        reason="only",
+        candidates=[],
+        num_candidates=1,
+        hashes=(),
+        num_prompt_tokens=1,
+        num_matched_blocks=0,
+        block_size=16,
+        predicted_cached_tokens=0,
+        predicted_seconds=0.0,
+    )
+    return Attempt(decision=decision, asked_at=0.0, dispatched_at=0.0)
+
+
+@pytest.mark.parametrize(
+    ("numerics_ids", "is_exact"),
+    [
+        ([], True),
+        (["n"], True),
+        ([""], True),
+        (["n", "n"], True),
+        (["n", "m"], False),
+        (["n", ""], False),
+        (["", ""], False),
+    ],
+)
+def test_an_answer_that_went_on_is_exact_where_both_engines_promise_the_same_bits(
+    numerics_ids: list[str], is_exact: bool
+) -> None:
+    assert Road(attempts=[attempt(numerics_id) for numerics_id in numerics_ids]).is_exact is is_exact
