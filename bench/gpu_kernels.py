@@ -11,7 +11,7 @@ import argparse
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 
@@ -28,6 +28,8 @@ from headwater.kernels.prefill_attention import prefill_attention, prefill_tiles
 from headwater.kernels.qk_norm_rope_store_kv import qk_norm_rope_store_kv
 from headwater.kernels.reduce_splits import reduce_splits
 from headwater.kernels.rms_norm import add_rms_norm
+from headwater.kernels.row_attention import RowWorkspace, row_attention
+from headwater.kernels.row_gemv import gemv_add, norm_gemv, norm_gemv_silu_mul
 from headwater.kernels.sample import Candidates, Draws, sample
 from headwater.kernels.shared_prefix_attention import shared_prefix_attention
 from headwater.kernels.silu_mul import silu_mul
@@ -66,7 +68,7 @@ class Figure:
     note: str = ""
 
 
-def timed(calls: list[Callable[[], object]], replays: int = 15) -> float:
+def timed(calls: Sequence[Callable[[], object]], replays: int = 15) -> float:
     """Median microseconds of one call; the calls of the list run one after another inside a graph."""
     for call in calls[:2]:
         call()
@@ -107,6 +109,38 @@ def linears(batch_sizes: tuple[int, ...]) -> Iterator[Figure]:
             cublas = timed([partial(torch.mm, x, w.t(), out=out) for w in calls])
             dependent = timed([partial(linear, x, w, out, dependent=True) for w in calls])
             yield Figure("linear", f"{name} M={m}", ours, limit, f"cuBLASLt {cublas:.1f}, dependent {dependent:.1f}")
+
+
+def one_row() -> Iterator[Figure]:
+    """Products and attention of a single row, each launched while the one before it ends."""
+    for name, (n, k) in LINEARS.items():
+        weights = [randn(n, k) for _ in range(copies_for(2 * n * k))]
+        x, norm, out = randn(k), randn(k), randn(n)
+        if name.endswith("gate_up"):
+            calls = [partial(norm_gemv_silu_mul, x, norm, 1e-6, w, out[: n // 2], dependent=True) for w in weights]
+        elif name.endswith("qkv"):
+            calls = [partial(norm_gemv, x, norm, 1e-6, w, out, dependent=True) for w in weights]
+        else:
+            calls = [partial(gemv_add, x, w, out, dependent=True) for w in weights]
+        yield Figure("one row's product", name, timed(calls * 2), 2 * n * k / BYTES_PER_US)
+    for num_q_heads, length in ((16, 256), (32, 256), (32, 1024), (32, 32_768)):
+        caches = Sequences([length], num_q_heads).caches()
+        device = torch.device("cuda")
+        workspace = RowWorkspace.allocate(num_q_heads=num_q_heads, num_kv_heads=8, head_dim=128, device=device)
+        where = (
+            torch.full((1,), length, dtype=torch.int32, device=device),
+            torch.zeros(1, dtype=torch.int32, device=device),
+        )
+        table = torch.randperm(-(-length // 64), device=device).int()[None]
+        given = (randn((num_q_heads + 16) * 128), *where, table, torch.randn(length, 128, device=device))
+        norm, out = randn(128), randn(num_q_heads * 128)
+        calls = [
+            partial(row_attention, *given, *cache, workspace, out, q_norm=norm, k_norm=norm, dependent=True)
+            for cache in caches
+        ]
+        yield Figure(
+            "one row's attention", f"{num_q_heads} heads, {length}", timed(calls), length * 4096 / BYTES_PER_US
+        )
 
 
 @dataclass(slots=True)
@@ -299,7 +333,7 @@ def main() -> None:
     configure_blas()
     torch.manual_seed(0)
     figures = []
-    for part in (linears((1, 8, 16, 32, 64, 128)), decodes(), prefills(), elementwise(), sampling()):
+    for part in (linears((1, 8, 16, 32, 64, 128)), one_row(), decodes(), prefills(), elementwise(), sampling()):
         for figure in part:
             figures.append(figure)
             percent = 100 * figure.limit_us / figure.us
