@@ -39,6 +39,10 @@ class StepShape:
         return not self.num_tiles
 
     @property
+    def is_one_row(self) -> bool:
+        return self.is_decode and self.num_tokens == 1
+
+    @property
     def sizes(self) -> tuple[int, ...]:
         """Of the columns of `step_inbox.Words`."""
         chunks, decodes = self.num_chunks, self.num_decodes

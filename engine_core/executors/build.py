@@ -42,6 +42,8 @@ def build_executor(options: ExecutorOptions, progress: Progress) -> tuple[Execut
         raise ConfigError("dtype", dtype, f"{stored}, as the model folder was converted")
     if device.type == "cpu" and weights.DTYPES[dtype] not in CPU_DTYPES:
         raise ConfigError("dtype", dtype, "float32 or bfloat16 on a CPU")
+    if device.type == "cpu" and options.gemv:
+        raise ConfigError("gemv", options.gemv, "False on a CPU")
     kv_format = _kv_format(options.kv_cache_dtype, dtype, device)
     config = _engine_config(options, model, weights.DTYPES[dtype], device)
     loading = partial(progress, "loading weights")
@@ -55,7 +57,8 @@ def build_executor(options: ExecutorOptions, progress: Progress) -> tuple[Execut
         dtype=dtype,
         kv_format=kv_format,
         vocab_size=model.vocab_size,
-        numerics_id=_numerics_id(options, model, dtype, kv_format, device),
+        # By gemv a token's bits depend on whether its request was alone, which nobody can repeat elsewhere.
+        numerics_id="" if options.gemv else _numerics_id(options, model, dtype, kv_format, device),
     )
     if device.type == "cuda":
         # Imported here: a machine without a GPU may lack what it needs.
@@ -70,6 +73,7 @@ def build_executor(options: ExecutorOptions, progress: Progress) -> tuple[Execut
             kv_cache_memory=options.kv_cache_memory,
             gpu_memory_utilization=options.gpu_memory_utilization,
             is_sized=bool(options.num_blocks),
+            gemv=options.gemv,
         )
         return on_gpu, config, facts
     if config.decode_steps > 1:

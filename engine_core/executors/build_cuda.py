@@ -54,6 +54,7 @@ def build_cuda_executor(
     kv_cache_memory: int,
     gpu_memory_utilization: float,
     is_sized: bool,
+    gemv: bool,
 ) -> tuple[CudaExecutor, EngineConfig]:
     """With `is_sized` the config's number of blocks stands; otherwise memory decides. Raises `ConfigError` with what
     would fit."""
@@ -73,7 +74,7 @@ def build_cuda_executor(
     num_bytes, num_tokens = num_blocks * block_bytes, num_blocks * config.block_size
     log.info("kv cache: %d blocks, %d tokens of %s, %.1f GB", num_blocks, num_tokens, kv_dtype, num_bytes / GB)
     kv_cache = _kv_cache(model, num_blocks, config.block_size, kv_dtype, device)
-    return CudaExecutor(decoder, platform, config, kv_cache), config
+    return CudaExecutor(decoder, platform, config, kv_cache, gemv=gemv), config
 
 
 def check_cache(num_blocks: int, config: EngineConfig, memory: Memory, block_bytes: int, utilization: float) -> None:

@@ -17,6 +17,7 @@ from headwater.engine_core.device_table import DeviceTable, upload
 from headwater.engine_core.draw_inbox import DrawInbox
 from headwater.engine_core.executor import DrawPlan, Int32Array, StepPlan, StepResult
 from headwater.engine_core.models.decoder import Decoder
+from headwater.engine_core.models.one_row import OneRow
 from headwater.engine_core.platforms.cuda import DEPENDENT_ROWS, AttentionPlan, CudaPlatform
 from headwater.engine_core.pooling import Pools
 from headwater.engine_core.request import TokenLogprobs
@@ -56,9 +57,18 @@ class CudaExecutor:
     Forward and sampling are launched apart, so that rows which need more than a plain draw gate the sampling alone.
     """
 
-    def __init__(self, decoder: Decoder, platform: CudaPlatform, config: EngineConfig, kv_cache: torch.Tensor) -> None:
+    def __init__(
+        self,
+        decoder: Decoder,
+        platform: CudaPlatform,
+        config: EngineConfig,
+        kv_cache: torch.Tensor,
+        *,
+        gemv: bool = False,
+    ) -> None:
         self._decoder, self._platform, self._config, self._kv_cache = decoder, platform, config, kv_cache
         device = self._device = platform.device
+        self._one_row = OneRow(decoder, device, platform.kv_scale(kv_cache)) if gemv else None
         num_rows = config.max_num_seqs
         self._table = DeviceTable(config, device)
         self._sampler = DeviceSampler(decoder, num_rows, device)
@@ -247,6 +257,9 @@ class CudaExecutor:
     def _forward(self, shape: StepShape, num_layers: int | None = None) -> torch.Tensor:
         """Hidden states of the step that the inbox holds, [num_tokens, H]."""
         words, table = self._inbox.words(shape), self._table
+        if self._one_row is not None and shape.is_one_row:
+            where = words.rows, words.positions, words.seq_lens, table.token_ids, table.block_ids
+            return self._one_row.forward(*where, self._kv_cache, num_layers)
         token_ids = torch.empty(shape.num_tokens, dtype=torch.int64, device=self._device)
         slots = torch.empty(shape.num_tokens, dtype=torch.int32, device=self._device)
         block_size = self._config.block_size

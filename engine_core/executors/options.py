@@ -34,6 +34,8 @@ class ExecutorOptions:
     long_prefill_chunk: int = 0
     async_depth: int = 2
     decode_steps: int = 1
+    gemv: bool = False
+    """Steps of one row take kernels of their own: faster, other bits, on a GPU."""
     gpu_memory_utilization: float = 0.9
     """Share of a GPU's memory that weights, activations and KV cache may take."""
     kv_cache_dtype: str = "auto"
@@ -52,7 +54,7 @@ class ModelFacts:
     kv_format: str
     vocab_size: int
     numerics_id: str
-    """Equal ids give equal bits."""
+    """Equal ids give equal bits; empty: nothing of the kind is promised."""
 
 
 def engine_config(options: ExecutorOptions, max_model_len: int, num_blocks: int) -> EngineConfig:

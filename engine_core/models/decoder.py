@@ -38,9 +38,9 @@ class Decoder:
     def __init__(self, config: ModelConfig, weights: Weights, platform: Platform, max_model_len: int) -> None:
         self.config, self.dtype = config, weights["final_norm"].dtype
         self._platform = platform
-        self._embed, self._final_norm, self.lm_head = weights["embed"], weights["final_norm"], weights["lm_head"]
-        self._layers = [_layer(weights, f"layers.{i}.") for i in range(config.num_layers)]
-        self._cos_sin = cos_sin_table(config, max_model_len).to(platform.device)
+        self.embed, self.final_norm, self.lm_head = weights["embed"], weights["final_norm"], weights["lm_head"]
+        self.layers = [_layer(weights, f"layers.{i}.") for i in range(config.num_layers)]
+        self.cos_sin = cos_sin_table(config, max_model_len).to(platform.device)
 
     def forward(
         self,
@@ -54,14 +54,14 @@ class Decoder:
         it launches what the whole does and computes nothing of use."""
         platform, eps = self._platform, self.config.rms_norm_eps
         attention_plan = attention_plan or platform.plan_attention(batch)
-        residual = self._embed[batch.token_ids]
-        x = platform.rms_norm(residual, self._layers[0].input_norm, eps)
-        for i, layer in enumerate(self._layers[:num_layers]):
+        residual = self.embed[batch.token_ids]
+        x = platform.rms_norm(residual, self.layers[0].input_norm, eps)
+        for i, layer in enumerate(self.layers[:num_layers]):
             x = self._attend(layer, x, batch, kv_cache[i], attention_plan)
             x = platform.add_rms_norm(x, residual, layer.post_norm, eps)
             x = platform.linear(platform.linear_silu_mul(x, layer.gate_up), layer.down)
-            is_last = i + 1 == len(self._layers)
-            x = platform.add_rms_norm(x, residual, self._final_norm if is_last else self._layers[i + 1].input_norm, eps)
+            is_last = i + 1 == len(self.layers)
+            x = platform.add_rms_norm(x, residual, self.final_norm if is_last else self.layers[i + 1].input_norm, eps)
         return x
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -75,7 +75,7 @@ class Decoder:
         q = platform.qk_norm_rope_store_kv(
             platform.linear(x, layer.qkv),
             batch,
-            self._cos_sin,
+            self.cos_sin,
             kv_cache,
             bias=layer.qkv_bias,
             q_norm=layer.q_norm,

@@ -199,9 +199,13 @@ class CudaPlatform:
     def linear_silu_mul(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         return linear_silu_mul(x, weight, dependent=_is_early(x))
 
+    def kv_scale(self, kv_cache: torch.Tensor) -> torch.Tensor | None:
+        """float32 [Hk] of keys and of values; None: what is stored is the value."""
+        return self._kv_scale if kv_cache.dtype == torch.float8_e4m3fn else None
+
     def _scales(self, kv_cache: torch.Tensor) -> dict[str, torch.Tensor]:
-        is_fp8 = kv_cache.dtype == torch.float8_e4m3fn
-        return {"k_scale": self._kv_scale, "v_scale": self._kv_scale} if is_fp8 else {}
+        scale = self.kv_scale(kv_cache)
+        return {} if scale is None else {"k_scale": scale, "v_scale": scale}
 
     def _to_device(self, values: np.ndarray[tuple[int, ...], np.dtype[np.integer]]) -> torch.Tensor:
         return torch.from_numpy(values.astype(np.int32)).pin_memory().to(self.device, non_blocking=True)

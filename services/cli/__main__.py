@@ -156,6 +156,9 @@ def up(
         ),
     ] = "auto",
     kv_cache_dtype: KvCacheDtype = "auto",
+    gemv: Annotated[
+        bool, typer.Option(envvar="HEADWATER_GEMV", help="Kernels of their own for steps of one request, on a GPU.")
+    ] = False,
     gpu_memory_utilization: Annotated[
         float, typer.Option(envvar="HEADWATER_GPU_MEMORY_UTILIZATION", help="Share of a GPU that an engine may take.")
     ] = 0.9,

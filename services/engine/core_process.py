@@ -175,6 +175,7 @@ def executor_options(settings: EngineSettings) -> ExecutorOptions:
         long_prefill_chunk=settings.long_prefill_chunk,
         async_depth=settings.async_depth,
         decode_steps=settings.decode_steps,
+        gemv=settings.gemv,
         simulated_step_seconds=settings.simulated_step_seconds,
         simulated_prefill_seconds=settings.simulated_prefill_seconds,
     )

@@ -45,6 +45,7 @@ class EngineSettings(StageTlsSettings):
     long_prefill_chunk: int = setting(0, "the most prompt tokens one request gets a step; 0: the whole budget")
     async_depth: int = setting(2, "steps in flight, 1…4")
     decode_steps: int = setting(1, "decode steps that a GPU goes on by itself while nothing changes, 1…16")
+    gemv: bool = setting(False, "kernels of their own for steps of one request: faster, other bits (GPUs)")
     policy: str = setting("priority", "order of waiting requests: priority (tier, fair order, arrival) or fcfs")
     threads: int = setting(0, "threads that compute on a CPU; 0: one a core")
     simulated_step_seconds: float = setting(0.0, "time of a step of the simulated executor")

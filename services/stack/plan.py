@@ -78,6 +78,7 @@ class StackPlan:
         flags += [f"--device={self.device}", f"--threads={self.threads}", f"--load-format={settings.load_format}"]
         flags += [f"--kv-cache-dtype={settings.kv_cache_dtype}"]
         flags += [f"--gpu-memory-utilization={settings.gpu_memory_utilization}"]
+        flags += ["--gemv"] if settings.gemv else []
         flags += gpu_flags(os.environ) if self.device == "cuda" else []
         flags += Profile.read(settings.profile).engine_flags(os.environ) if settings.profile else []
         return flags + self._length()

@@ -63,6 +63,7 @@ class StackSettings:
     idle_seconds: float = IDLE_SECONDS
     target_requests: int = TARGET_REQUESTS
     cold_start_timeout: float = COLD_START_SECONDS
+    gemv: bool = False
     tls_cert_file: Path | None = None
     tls_key_file: Path | None = None
     tls_client_ca_file: Path | None = None

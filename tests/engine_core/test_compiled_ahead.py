@@ -128,7 +128,7 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> Launches:
     return found
 
 
-def executor(config: EngineConfig, kv_dtype: torch.dtype) -> CudaExecutor:
+def executor(config: EngineConfig, kv_dtype: torch.dtype, *, gemv: bool) -> CudaExecutor:
     cpu = torch.device("cpu")
     platform = cuda_platform.CudaPlatform(
         MODEL, config.block_size, max_num_seqs=config.max_num_seqs, max_model_len=config.max_model_len, device=cpu
@@ -136,7 +136,7 @@ def executor(config: EngineConfig, kv_dtype: torch.dtype) -> CudaExecutor:
     tensors = {name: torch.zeros(shape, dtype=torch.bfloat16) for name, shape in weights.shapes(MODEL).items()}
     decoder = Decoder(MODEL, tensors | {"lm_head": tensors["embed"]}, platform, config.max_model_len)
     shape = (MODEL.num_layers, 2, config.num_blocks, MODEL.num_kv_heads, config.block_size, MODEL.head_dim)
-    return CudaExecutor(decoder, platform, config, torch.zeros(shape, dtype=kv_dtype))
+    return CudaExecutor(decoder, platform, config, torch.zeros(shape, dtype=kv_dtype), gemv=gemv)
 
 
 def sampling(rng: np.random.Generator) -> SamplingParams:
@@ -151,16 +151,18 @@ def sampling(rng: np.random.Generator) -> SamplingParams:
     ][rng.integers(6)]
 
 
-@pytest.mark.parametrize(("budget", "kv_dtype", "seed"), [(8192, torch.bfloat16, 0), (2048, torch.float8_e4m3fn, 1)])
-def test_no_step_compiles_anything(launches: Launches, budget: int, kv_dtype: torch.dtype, seed: int) -> None:
+@pytest.mark.parametrize(
+    ("budget", "kv_dtype", "gemv"), [(8192, torch.bfloat16, False), (2048, torch.float8_e4m3fn, True)]
+)
+def test_no_step_compiles_anything(launches: Launches, budget: int, kv_dtype: torch.dtype, gemv: bool) -> None:
     assert gemm.choose(1, 1024, 1024) is not None
     config = replace(CONFIG, max_num_batched_tokens=budget)
-    device = executor(config, kv_dtype)
+    device = executor(config, kv_dtype, gemv=gemv)
     while device.prepare():
         pass
     prepared = set(launches.seen)
     assert len(prepared) > 20
-    rng, engine, key = np.random.default_rng(seed), Engine(config, device), 0
+    rng, engine, key = np.random.default_rng(int(gemv)), Engine(config, device), 0
     for _ in range(12):
         common = [7] * int(rng.choice([0, 700]))
         longest = int(rng.choice([4, 40, 400, 1500]))

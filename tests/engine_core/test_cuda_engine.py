@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from headwater.engine_core.request import NewRequest
 from headwater.engine_core.sampling_params import SamplingParams
 from tests.engine_core.small_models import FAMILIES, SHAPE, SmallEngine, convert, greedy, random_checkpoint
 
@@ -41,21 +43,25 @@ def alone(folder: Path, asked: list[list[int]], samplings: list[SamplingParams])
     return answers
 
 
+def behind_the_likeliest(model: Any, prompt: list[int], answer: list[int]) -> torch.Tensor:
+    """How far each token's logit is from the largest, in standard deviations."""
+    with torch.no_grad():
+        logits = model(torch.tensor([prompt + answer]).to(model.device)).logits[0, len(prompt) - 1 : -1].double()
+    chosen = logits.gather(1, torch.tensor(answer).to(model.device)[:, None])[:, 0]
+    return (logits.amax(1) - chosen) / logits.std(1)
+
+
+@pytest.mark.parametrize("gemv", [False, True], ids=["together", "alone, by gemv"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_greedy_answers_follow_the_likeliest_tokens_of_transformers(family: str, tmp_path: Path) -> None:
+def test_greedy_answers_follow_the_likeliest_tokens_of_transformers(family: str, gemv: bool, tmp_path: Path) -> None:
     (source := tmp_path / "source").mkdir()
     # The reference has the weights that are served.
     model = random_checkpoint(family, source).bfloat16().float().cuda()
-    one = engine(convert(source, tmp_path / "model", "bfloat16"))
+    one = engine(convert(source, tmp_path / "model", "bfloat16"), gemv=gemv)
     asked = prompts(6)
-    answers = one.tokens(asked, greedy(16))
+    answers = [one.tokens([prompt], greedy(16))[0] for prompt in asked] if gemv else one.tokens(asked, greedy(16))
     one.close()
-    gaps = []
-    for prompt, answer in zip(asked, answers, strict=True):
-        with torch.no_grad():
-            logits = model(torch.tensor([prompt + answer]).cuda()).logits[0, len(prompt) - 1 : -1].double()
-        chosen = logits.gather(1, torch.tensor(answer).cuda()[:, None])[:, 0]
-        gaps.append((logits.amax(1) - chosen) / logits.std(1))
+    gaps = [behind_the_likeliest(model, *each) for each in zip(asked, answers, strict=True)]
     # bf16 may choose another of two tokens that are nearly equal.
     assert torch.cat(gaps).max() < 0.3
     assert (torch.cat(gaps) == 0).double().mean() > 0.85
@@ -119,3 +125,39 @@ def test_filters_penalties_and_log_probabilities_are_served(folder: Path) -> Non
     for prompt, answer in zip(asked, answers, strict=True):
         assert len(answer.logprobs) == 12
         assert len(answer.prompt_logprobs) == len(prompt) - 1
+
+
+@pytest.mark.parametrize("options", [{}, {"kv_cache_dtype": "fp8", "block_size": 16}])
+def test_with_gemv_a_request_alone_has_one_answer(folder: Path, options: dict[str, Any]) -> None:
+    one, asked = engine(folder, gemv=True, **options), prompts(3, shared=600)
+    first, again = ([one.tokens([prompt], SEEDED[0])[0] for prompt in asked] for _ in range(2))
+    one.close()
+    assert first == again
+    assert all(len(answer) == 40 for answer in first)
+
+
+@pytest.mark.parametrize("options", [{}, {"decode_steps": 5}])
+def test_with_gemv_a_request_goes_on_where_others_join_and_leave(
+    folder: Path, options: dict[str, Any], tmp_path: Path
+) -> None:
+    model = random_checkpoint("qwen3", tmp_path).bfloat16().float().cuda()
+    one, asked = engine(folder, gemv=True, **options), prompts(4, shared=600)
+    answers: list[list[int]] = [[] for _ in asked]
+
+    def add(key: int, max_tokens: int) -> None:
+        one.engine.add(NewRequest(key=key, prompt_ids=asked[key], output_ids=[], sampling=greedy(max_tokens)))
+
+    add(0, 120)
+    others = [1, 2, 3]
+    while one.engine.has_work():
+        if (output := one.engine.step()) is not None:
+            tokens = iter(output.token_ids)
+            for key, num_tokens in zip(output.keys, output.num_tokens, strict=True):
+                answers[key] += islice(tokens, num_tokens)
+        while others and len(answers[0]) >= 40:
+            add(others.pop(), 10)
+    one.close()
+    assert [len(answer) for answer in answers] == [120, 10, 10, 10]
+    gaps = torch.cat([behind_the_likeliest(model, *each) for each in zip(asked, answers, strict=True)])
+    assert gaps.max() < 0.3
+    assert (gaps == 0).double().mean() > 0.85
