@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from headwater.engine_core.prefix_hash import expected_cached_tokens
+from headwater.gateway.router.policy import SPREAD
 
 BLOCK_SIZE = 16
 
@@ -57,6 +58,12 @@ class Talk:
         self.messages.append({"role": "assistant", "content": choice["message"]["content"]})
 
 
+def costs_least(chosen: str, seen: dict[str, dict[str, Any]]) -> bool:
+    """Or as good as that: those within `SPREAD` of the best are equal. Receipts round to microseconds."""
+    costs = {name: candidate["cost_seconds"] for name, candidate in seen.items()}
+    return bool(costs[chosen] <= (1 + SPREAD) * min(costs.values()) + 2e-6)
+
+
 @pytest.mark.slow
 def test_every_turn_of_a_chat_is_served_where_its_prefix_is_cached(demo_line: Any) -> None:
     rivers = Talk(
@@ -72,7 +79,7 @@ def test_every_turn_of_a_chat_is_served_where_its_prefix_is_cached(demo_line: An
         # What an engine says of an answer's blocks may be on its way still; the prompt's are known since it was sent.
         assert 0 < seen[before["replica_id"]]["matched_tokens"] <= expected
         # Nearly always where the prefix is: each replica's speed is learned, and may differ by more than it saves.
-        assert after["replica_id"] == min(seen, key=lambda name: seen[name]["cost_seconds"])
+        assert costs_least(after["replica_id"], seen)
         if after["replica_id"] == before["replica_id"]:
             assert cached == expected
     assert any(before["replica_id"] == after["replica_id"] for before, after, _, _ in follow_ups)
@@ -92,7 +99,7 @@ def test_an_unrelated_chat_goes_where_it_costs_least_with_what_runs_there_counte
         name: int(name == busy) for name in seen
     }
     # Not always the idle one: each replica's speed is learned, and two engines on one machine measure differently.
-    assert third.replicas == [min(seen, key=lambda name: seen[name]["cost_seconds"])]
+    assert costs_least(*third.replicas, seen)
 
 
 @pytest.mark.slow
