@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
+import fcntl
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from headwater.kernels.cpu import compiled
 from headwater.kernels.cpu.attention import attention, plan_attention
 from headwater.kernels.cpu.draw import draw
 from headwater.kernels.cpu.qk_norm_rope_store_kv import qk_norm_rope_store_kv
@@ -175,30 +175,24 @@ def test_threads_change_no_bit() -> None:
     assert torch.equal(results[0], results[2])
 
 
-COMPILING = """
-import torch
-from headwater.kernels.cpu import compiled
-from headwater.kernels.cpu.silu_mul import KERNEL
-functions, kept = [], compiled.cfunc
-compiled.cfunc = lambda *args, **kw: lambda work: functions.append(kept(*args, **kw)(work)) or functions[-1]
-print("ready", flush=True)
-input()
-KERNEL.compile(torch.float32)
-print(functions[0].cache_hits)
-"""
+def does_nothing(arguments: int) -> None:
+    pass
 
 
-def test_of_processes_that_start_together_one_compiles_and_the_others_load_its_code(tmp_path: Path) -> None:
-    env = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path)}
-    command = [sys.executable, "-c", COMPILING]
-    pipe = subprocess.PIPE
-    processes = [subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=env) for _ in range(2)]
-    for process in processes:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "ready\n"
-    for process in processes:
-        assert process.stdin is not None
-        process.stdin.write("go\n")
-        process.stdin.flush()
-    hits = sorted(int(process.communicate(timeout=120)[0]) for process in processes)
-    assert hits == [0, 1]
+def test_of_processes_that_start_together_one_compiles_at_a_time_and_keeps_the_code(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(compiled, "_cache_folder", lambda: tmp_path)
+    cfunc, is_kept = compiled.cfunc, []
+
+    def compile_now(signature: str, *, cache: bool) -> Any:
+        is_kept.append(cache)
+        with (tmp_path / "lock").open("w") as lock, pytest.raises(BlockingIOError):
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return cfunc(signature)
+
+    monkeypatch.setattr(compiled, "cfunc", compile_now)
+    compiled.Kernel(does_nothing, does_nothing)(torch.float32, 1, 1)
+    assert is_kept == [True]
+    with (tmp_path / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
