@@ -43,13 +43,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> workers.ByFile | None:
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     # Whoever asks for another way to share tests out, as the GPU's suite does, gets it.
-    if config.option.dist != "load":
-        return None
-    # The order is ours.
-    config.option.loadscopereorder = False
-    return workers.ByFile(config, log)
+    return workers.by_group(config, log) if config.option.dist == "load" else None
 
 
 def pytest_make_parametrize_id(val: object) -> str | None:

@@ -5,20 +5,28 @@ NOTE: not by `xdist_group`: its plugin writes a group into a name that this pyte
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
-from xdist.scheduler import LoadScopeScheduling
 
 ROOMS = ("tests/line/", "tests/gateway/")
 """Whose tests share what takes longest to start. They make up less than half of all there is to do each."""
 
 
-class ByFile(LoadScopeScheduling):
-    def _split_scope(self, nodeid: str) -> str:
-        return group_of(nodeid)
-
-
 def group_of(nodeid: str) -> str:
     return next((room for room in ROOMS if nodeid.startswith(room)), nodeid.split("::", 1)[0])
+
+
+def by_group(config: pytest.Config, log: Any) -> Any:
+    """The plugin's scheduler, which keeps the order that it is given."""
+    from xdist.scheduler import LoadScopeScheduling  # noqa: PLC0415 (not every machine that runs tests has it)
+
+    class ByGroup(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return group_of(nodeid)
+
+    config.option.loadscopereorder = False
+    return ByGroup(config, log)
 
 
 def longest_first(items: list[pytest.Item]) -> None:
