@@ -34,7 +34,7 @@ class DeviceTable:
         for admitted in plan.admitted:
             first = admitted.row * self._token_stride
             indices.append(np.arange(first, first + len(admitted.token_ids), dtype=np.int32))
-            values.append(np.array(admitted.token_ids, np.int32))
+            values.append(admitted.token_ids)
             first = self._first_param + admitted.row * PARAM_WORDS
             indices.append(np.arange(first, first + PARAM_WORDS, dtype=np.int32))
             values.append(_param_words(admitted, self._max_model_len))
@@ -43,7 +43,10 @@ class DeviceTable:
             values.append(plan.block_ids)
         if not indices:
             return NO_CHANGES
-        return np.stack((np.concatenate(indices), np.concatenate(values)))
+        changes = np.empty((2, sum(map(len, indices))), np.int32)
+        np.concatenate(indices, out=changes[0])
+        np.concatenate(values, out=changes[1])
+        return changes
 
     def apply(self, changes: torch.Tensor) -> None:
         """int32 [2, U] on the device."""

@@ -25,8 +25,8 @@ class AdmittedRow:
     """A request that takes a row of the table: first admission, or again after a preemption."""
 
     row: int
-    token_ids: list[int]
-    """Everything known: prompt, then outputs so far."""
+    token_ids: Int32Array
+    """Everything known: prompt, then outputs so far. Nobody writes to it."""
     num_prompt_tokens: int
     sampling: SamplingParams
     choice_index: int

@@ -43,7 +43,7 @@ def rehearsal(config: EngineConfig, vocab_size: int) -> Iterator[StepPlan | Draw
 
 def _admitted(row: int, sampling: SamplingParams, prompt_len: int, vocab_size: int) -> AdmittedRow:
     # Far apart, since embeddings are read from a file that nobody has looked at yet.
-    token_ids = [(row * prompt_len + i) * 7919 % vocab_size for i in range(prompt_len)]
+    token_ids = ((row * prompt_len + np.arange(prompt_len)) * 7919 % vocab_size).astype(np.int32)
     return AdmittedRow(row=row, token_ids=token_ids, num_prompt_tokens=prompt_len, sampling=sampling, choice_index=0)
 
 

@@ -109,9 +109,7 @@ class Runner:
         for row in plan.released:
             self._held.pop(row, None)
         for admitted in plan.admitted:
-            self._token_ids[admitted.row, : len(admitted.token_ids)] = torch.tensor(
-                admitted.token_ids, dtype=torch.int32
-            )
+            self._token_ids[admitted.row, : len(admitted.token_ids)] = torch.from_numpy(admitted.token_ids)
             self._block_ids[admitted.row] = 0
             self._num_prompt[admitted.row] = admitted.num_prompt_tokens
             self._sampler.admit(admitted)

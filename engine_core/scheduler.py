@@ -292,7 +292,7 @@ class Scheduler:
         draft.admitted.append(
             AdmittedRow(
                 row=row,
-                token_ids=request.token_ids.tolist(),
+                token_ids=request.token_ids,
                 num_prompt_tokens=request.num_prompt_tokens,
                 sampling=request.sampling,
                 choice_index=request.choice_index,

@@ -274,7 +274,7 @@ def test_nobody_joins_in_a_step_that_preempts() -> None:
         bench.steps(1)
     assert bench.executor.plans[-1].admitted == []
     bench.steps(1)
-    assert [admitted.token_ids for admitted in bench.executor.plans[-1].admitted] == [[3]]
+    assert [admitted.token_ids.tolist() for admitted in bench.executor.plans[-1].admitted] == [[3]]
 
 
 def test_a_prompt_is_scored_once_though_a_preemption_computes_it_twice() -> None:

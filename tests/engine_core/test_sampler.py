@@ -24,7 +24,9 @@ def choose(
     """The token that one row chooses."""
     sampler, outputs = Sampler(1), outputs or []
     params = SamplingParams(**{"temperature": 0.0} | rules)
-    sampler.admit(AdmittedRow(row=0, token_ids=[], num_prompt_tokens=1, sampling=params, choice_index=0))
+    sampler.admit(
+        AdmittedRow(row=0, token_ids=np.empty(0, np.int32), num_prompt_tokens=1, sampling=params, choice_index=0)
+    )
     known = (torch.tensor(prompt or [], dtype=torch.int32), torch.tensor(outputs, dtype=torch.int32))
     index = np.array([len(outputs)], np.int32)
     tokens, _ = sampler.sample(torch.tensor([logits]), np.zeros(1, np.int32), index, lambda row: known)
@@ -80,7 +82,9 @@ def test_samples_are_distributed_as_the_softmax() -> None:
     logits, count = torch.tensor([2.0, 1.0, 0.0, -1.0]), 20_000
     sampler = Sampler(1)
     params = SamplingParams(temperature=0.7, seed=5)
-    sampler.admit(AdmittedRow(row=0, token_ids=[], num_prompt_tokens=1, sampling=params, choice_index=0))
+    sampler.admit(
+        AdmittedRow(row=0, token_ids=np.empty(0, np.int32), num_prompt_tokens=1, sampling=params, choice_index=0)
+    )
     tokens, _ = sampler.sample(
         logits.expand(count, -1),
         np.zeros(count, np.int32),

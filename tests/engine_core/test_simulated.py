@@ -48,7 +48,9 @@ def plan(
 
 
 def admit(sampling: SamplingParams, *, row: int = 0) -> AdmittedRow:
-    return AdmittedRow(row=row, token_ids=PROMPT, num_prompt_tokens=len(PROMPT), sampling=sampling, choice_index=0)
+    return AdmittedRow(
+        row=row, token_ids=np.array(PROMPT, np.int32), num_prompt_tokens=len(PROMPT), sampling=sampling, choice_index=0
+    )
 
 
 def sampled(executor: SimulatedExecutor, step: StepPlan) -> list[int]:
