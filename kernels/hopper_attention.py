@@ -1,4 +1,4 @@
-"""What attention kernels for Hopper share: rings of tiles that one warp fills, and the arithmetic of `online_softmax`.
+"""What attention kernels for Hopper share: the arithmetic of `online_softmax`, on tiles out of `hopper_rings`.
 
 A team of four warps owns 64 query rows, in registers. While one team is at its exponentials, the matrix unit works for
 the other; within a team the products of a tile run beside the exponentials of the next. Written in Gluon, Triton's
@@ -13,10 +13,9 @@ import torch
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia import hopper
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from headwater.kernels.online_softmax import GRAIN, HALF
-from headwater.kernels.paged_cache import as_pairs, bulk_copied, is_paired
+from headwater.kernels.online_softmax import GRAIN
+from headwater.kernels.paged_cache import bulk_copied, is_paired
 
 ROWS = 64
 """Query rows of a team."""
@@ -46,7 +45,8 @@ def serves(q: torch.Tensor, k_cache: torch.Tensor) -> bool:
 
 
 def widens(q: torch.Tensor, k_cache: torch.Tensor) -> bool:
-    """Whether `widen_tiles` serves these queries and this fp8 cache: a part of a head is a line of shared memory."""
+    """Whether `hopper_rings.widen_tiles` serves these queries and this fp8 cache: a part of a head is a line of shared
+    memory."""
     return (
         q.dtype == torch.bfloat16
         and is_paired(k_cache)
@@ -54,164 +54,6 @@ def widens(q: torch.Tensor, k_cache: torch.Tensor) -> bool:
         and bulk_copied(k_cache)
         and is_hopper(q.device)
     )
-
-
-def as_ring_source(cache: torch.Tensor) -> TensorDescriptor:
-    cache = as_pairs(cache)
-    width = cache.shape[3]
-    layout = gl.NVMMASharedLayout.get_default_for([HALF, width], gl.bfloat16)
-    return TensorDescriptor.from_tensor(cache.view(-1, width), [HALF, width], layout)
-
-
-@gluon.jit
-def make_rings(dtype: gl.constexpr, HALF: gl.constexpr, HEAD_DIM: gl.constexpr, STAGES: gl.constexpr):
-    """Tiles of keys and of values, two halves each, and barriers that say which are ready and which may be filled."""
-    layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([HALF, HEAD_DIM], dtype)
-    k_ring = gl.allocate_shared_memory(dtype, [2 * STAGES, HALF, HEAD_DIM], layout)
-    v_ring = gl.allocate_shared_memory(dtype, [2 * STAGES, HALF, HEAD_DIM], layout)
-    k_ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], hopper.mbarrier.MBarrierLayout())
-    v_ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], hopper.mbarrier.MBarrierLayout())
-    k_free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], hopper.mbarrier.MBarrierLayout())
-    v_free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], hopper.mbarrier.MBarrierLayout())
-    for i in gl.static_range(STAGES):
-        hopper.mbarrier.init(k_ready.index(i), count=1)
-        hopper.mbarrier.init(v_ready.index(i), count=1)
-        hopper.mbarrier.init(k_free.index(i), count=2)
-        hopper.mbarrier.init(v_free.index(i), count=2)
-    hopper.fence_async_shared()
-    return k_ring, v_ring, k_ready, v_ready, k_free, v_free
-
-
-@gluon.jit
-def copy_tiles(
-    k,
-    v,
-    p_row,
-    first,
-    end,
-    turn,
-    i_kv,
-    rings,
-    NUM_KV_HEADS: gl.constexpr,
-    PAGE: gl.constexpr,
-    HALF: gl.constexpr,
-    STAGES: gl.constexpr,
-):
-    """Positions first … end - 1 of a sequence, of whose blocks p_row is the list. The first tile has this
-    turn in the rings. Blocks are looked up a tile ahead; past the end it is the last one again."""
-    k_ring, v_ring, k_ready, v_ready, k_free, v_free = rings
-    left, right = gl.load(p_row + first // PAGE), gl.load(p_row + gl.minimum(first + HALF, end - 1) // PAGE)
-    for start in range(first, end, 2 * HALF):
-        left_row = (left * NUM_KV_HEADS + i_kv) * PAGE + start % PAGE
-        right_row = (right * NUM_KV_HEADS + i_kv) * PAGE + (start + HALF) % PAGE
-        left = gl.load(p_row + gl.minimum(start + 2 * HALF, end - 1) // PAGE)
-        right = gl.load(p_row + gl.minimum(start + 3 * HALF, end - 1) // PAGE)
-        i = turn + (start - first) // (2 * HALF)
-        slot, phase = i % STAGES, (i // STAGES & 1) ^ 1
-        hopper.mbarrier.wait(k_free.index(slot), phase)
-        hopper.mbarrier.expect(k_ready.index(slot), 2 * k.block_type.nbytes)
-        hopper.tma.async_copy_global_to_shared(k, [left_row, 0], k_ready.index(slot), k_ring.index(2 * slot))
-        hopper.tma.async_copy_global_to_shared(k, [right_row, 0], k_ready.index(slot), k_ring.index(2 * slot + 1))
-        hopper.mbarrier.wait(v_free.index(slot), phase)
-        hopper.mbarrier.expect(v_ready.index(slot), 2 * v.block_type.nbytes)
-        hopper.tma.async_copy_global_to_shared(v, [left_row, 0], v_ready.index(slot), v_ring.index(2 * slot))
-        hopper.tma.async_copy_global_to_shared(v, [right_row, 0], v_ready.index(slot), v_ring.index(2 * slot + 1))
-
-
-@gluon.jit
-def make_pair_buffers(k):
-    """For two halves of tiles of an fp8 cache as they lie there, and barriers that say what arrived."""
-    buffers = gl.allocate_shared_memory(k.dtype, [2, k.block_shape[0], k.block_shape[1]], k.layout)
-    arrived = gl.allocate_shared_memory(gl.int64, [2, 1], hopper.mbarrier.MBarrierLayout())
-    for i in gl.static_range(2):
-        hopper.mbarrier.init(arrived.index(i), count=1)
-    hopper.fence_async_shared()
-    return buffers, arrived
-
-
-@gluon.jit
-def widen_tiles(
-    k,
-    v,
-    p_row,
-    end,
-    i_kv,
-    rings,
-    pairs,
-    NUM_KV_HEADS: gl.constexpr,
-    PAGE: gl.constexpr,
-    HALF: gl.constexpr,
-    STAGES: gl.constexpr,
-):
-    """`copy_tiles` of an fp8 cache from its first position on, by four warps: what was copied goes through their
-    registers into the rings, as float16."""
-    k_ring, v_ring, k_ready, v_ready, k_free, v_free = rings
-    buffers, arrived = pairs
-    where = (p_row, i_kv, end)
-    left, right = _rows_of(where, 0, NUM_KV_HEADS, PAGE, HALF)
-    _ask(k, left, buffers, arrived, 0, True)
-    _ask(k, right, buffers, arrived, 1, True)
-    for i in range(0, (end + 2 * HALF - 1) // (2 * HALF)):
-        slot, phase = i % STAGES, (i // STAGES & 1) ^ 1
-        has_next = (i + 1) * 2 * HALF < end
-        next_left, next_right = _rows_of(where, (i + 1) * 2 * HALF, NUM_KV_HEADS, PAGE, HALF)
-        hopper.mbarrier.wait(k_free.index(slot), phase)
-        _widen(buffers, arrived, 0, 0, k_ring.index(2 * slot))
-        _ask(v, left, buffers, arrived, 0, True)
-        _widen(buffers, arrived, 1, 0, k_ring.index(2 * slot + 1))
-        _ask(v, right, buffers, arrived, 1, True)
-        hopper.mbarrier.arrive(k_ready.index(slot), count=1)
-        hopper.mbarrier.wait(v_free.index(slot), phase)
-        _widen(buffers, arrived, 0, 1, v_ring.index(2 * slot))
-        _ask(k, next_left, buffers, arrived, 0, has_next)
-        _widen(buffers, arrived, 1, 1, v_ring.index(2 * slot + 1))
-        _ask(k, next_right, buffers, arrived, 1, has_next)
-        hopper.mbarrier.arrive(v_ready.index(slot), count=1)
-        left, right = next_left, next_right
-
-
-@gluon.jit
-def _rows_of(where, start, NUM_KV_HEADS: gl.constexpr, PAGE: gl.constexpr, HALF: gl.constexpr):
-    """Of the cache, where both halves of a tile begin."""
-    p_row, i_kv, end = where
-    left = gl.load(p_row + gl.minimum(start, end - 1) // PAGE)
-    right = gl.load(p_row + gl.minimum(start + HALF, end - 1) // PAGE)
-    left_row = (left * NUM_KV_HEADS + i_kv) * PAGE + start % PAGE
-    right_row = (right * NUM_KV_HEADS + i_kv) * PAGE + (start + HALF) % PAGE
-    return left_row, right_row
-
-
-@gluon.jit
-def _ask(source, row, buffers, arrived, which: gl.constexpr, pred):
-    hopper.mbarrier.expect(arrived.index(which), source.block_type.nbytes, pred=pred)
-    hopper.tma.async_copy_global_to_shared(source, [row, 0], arrived.index(which), buffers.index(which), pred=pred)
-
-
-@gluon.jit
-def _widen(buffers, arrived, which: gl.constexpr, phase: gl.constexpr, target):
-    """Half a tile from its buffer into a ring, 16 rows at a time; afterwards the matrix unit may read it, and a copy
-    overwrite the buffer."""
-    HALF: gl.constexpr = buffers.shape[1]
-    WIDTH: gl.constexpr = buffers.shape[2]
-    layout: gl.constexpr = gl.BlockedLayout([1, 8], [32 * 8 // WIDTH, WIDTH // 8], [4, 1], [1, 0])
-    ROWS: gl.constexpr = 8 * (32 * 8 // WIDTH)
-    hopper.mbarrier.wait(arrived.index(which), phase)
-    for first in gl.static_range(0, HALF, ROWS):
-        b_pair = buffers.index(which).slice(first, ROWS, dim=0).load(layout)
-        b_low, b_high = gl.inline_asm_elementwise(
-            "{ .reg .b32 w; .reg .b16 a, b; prmt.b32 w, $2, 0, 0x3120; mov.b32 {a, b}, w;"
-            " cvt.rn.f16x2.e4m3x2 $0, a; cvt.rn.f16x2.e4m3x2 $1, b; }",
-            "=r,=r,r",
-            [b_pair],
-            dtype=(gl.float16, gl.float16),
-            is_pure=True,
-            pack=2,
-        )
-        rows = target.slice(first, ROWS, dim=0)
-        rows.slice(0, WIDTH, dim=1).store(b_low)
-        rows.slice(WIDTH, WIDTH, dim=1).store(b_high)
-    hopper.fence_async_shared()
-    gl.thread_barrier()
 
 
 @gluon.jit

@@ -15,7 +15,8 @@ from triton.experimental.gluon.language.nvidia import hopper
 
 from headwater.kernels import dependent_launch
 from headwater.kernels.decode_plan import DecodePlan
-from headwater.kernels.hopper_attention import as_ring_source, finite, fold, hide, reference, spread, weigh
+from headwater.kernels.hopper_attention import finite, fold, hide, reference, spread, weigh
+from headwater.kernels.hopper_rings import as_ring_source
 from headwater.kernels.online_softmax import HALF, LOG2_E, SPLIT
 
 NUM_STAGES = 3

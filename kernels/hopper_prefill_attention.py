@@ -12,20 +12,16 @@ from headwater.kernels.hopper_attention import (
     REGISTERS,
     ROWS,
     advance,
-    as_ring_source,
     begin,
     conclude,
-    copy_tiles,
     finite,
     leave_out,
-    make_pair_buffers,
-    make_rings,
     pinned,
     row_sums,
     scaled,
     spread,
-    widen_tiles,
 )
+from headwater.kernels.hopper_rings import as_ring_source, copy_tiles, make_pair_buffers, make_rings, widen_tiles
 from headwater.kernels.online_softmax import HALF, LOG2_E, SPLIT
 from headwater.kernels.paged_cache import is_paired
 

@@ -12,19 +12,8 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from headwater.kernels.decode_plan import DecodePlan
-from headwater.kernels.hopper_attention import (
-    REGISTERS,
-    ROWS,
-    advance,
-    as_ring_source,
-    begin,
-    conclude,
-    copy_tiles,
-    leave_out,
-    make_rings,
-    row_sums,
-    scaled,
-)
+from headwater.kernels.hopper_attention import REGISTERS, ROWS, advance, begin, conclude, leave_out, row_sums, scaled
+from headwater.kernels.hopper_rings import as_ring_source, copy_tiles, make_rings
 from headwater.kernels.online_softmax import HALF, LOG2_E, SPLIT
 
 NUM_STAGES = 3
