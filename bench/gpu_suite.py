@@ -46,8 +46,8 @@ ASIDE = {
     "gemv": ("--gemv", ("O3", "O4")),
     "fp8": ("--kv-cache-dtype=fp8", ("O1",)),
 }
-"""Workloads that are run under a setting as well: on the peer's kind of random weights where power is the limit, and
-where a setting buys speed with other bits."""
+"""Workloads that are run under a setting as well, if time is left: on the peer's kind of random weights where power is
+the limit, and where a setting buys speed with other bits."""
 SAME_BITS = {"D1": "O2", "D3": "O3"}
 """Figures for bits that do not depend on the batch: the default path has no others."""
 # Seconds that a part may take; together more than there are, since few parts need all of theirs.
@@ -78,16 +78,21 @@ class Suite:
 
     def compute(self, model: str) -> None:
         """The offline workloads of a model; the process is the model's, so that memory is too."""
-        command = [sys.executable, "-m", "headwater.bench.offline", f"--runs={self._runs}", "--json"]
-        command += ["--dry-run", "--device=cpu", "--threads=1"] if self._dry_run else ["--device=cuda"]
         ids = [name for name, workload in WORKLOADS.items() if workload.model == model]
         # The longest last: what is cut off then is one.
         ids.sort(key=lambda name: PEER[name])
-        self._named("workloads", "workload", ids, command, MODEL_LIMIT)
-        for group, (flag, named) in ASIDE.items():
+        self._named("workloads", "workload", ids, self._offline(), MODEL_LIMIT)
+
+    def aside(self) -> None:
+        """The workloads under settings."""
+        for group, (flag, ids) in ASIDE.items():
             # A CPU has no other kernels and caches to set.
-            if (those := [name for name in named if name in ids]) and (group == "uniform" or not self._dry_run):
-                self._named(f"workloads_{group}", "workload", those, [*command, flag], MODEL_LIMIT)
+            if group == "uniform" or not self._dry_run:
+                self._named(f"workloads_{group}", "workload", ids, [*self._offline(), flag], MODEL_LIMIT)
+
+    def _offline(self) -> list[str]:
+        command = [sys.executable, "-m", "headwater.bench.offline", f"--runs={self._runs}", "--json"]
+        return [*command, *(("--dry-run", "--device=cpu", "--threads=1") if self._dry_run else ("--device=cuda",))]
 
     def serve(self, model: str) -> None:
         """The loads of a model through a line."""
@@ -163,9 +168,9 @@ class Suite:
 
 
 def main(
-    runs: Annotated[int, typer.Option(help="measured runs of each workload, after one that is not")] = 1,
+    runs: Annotated[int, typer.Option(help="measured runs of each workload, after one that is not")] = 2,
     limit: Annotated[float, typer.Option(help="seconds; what is left then is not measured")] = 470.0,
-    part: Annotated[list[str] | None, typer.Option(help="tests, compute, serve, structure; repeatable")] = None,
+    part: Annotated[list[str] | None, typer.Option(help="tests, compute, serve, structure, aside; repeatable")] = None,
     output: Annotated[Path | None, typer.Option(help="file that holds what is known so far")] = None,
     dry_run: Annotated[bool, typer.Option(help="every part once, tiny, on the CPU: no figure means anything")] = False,
     pytest: Annotated[list[str] | None, typer.Option(help="flag of pytest; repeatable: --pytest=-x")] = None,
@@ -174,7 +179,7 @@ def main(
     # One for all parts: what one compiles the next one has.
     os.environ.update(with_kernel_cache(os.environ))
     suite = Suite(runs=runs, limit=limit, output=output, dry_run=dry_run)
-    parts = part or ["tests", "compute", "serve", "structure"]
+    parts = part or ["tests", "compute", "serve", "structure", "aside"]
     if "tests" in parts:
         suite.test(pytest or [])
     for model in MODELS if "compute" in parts else ():
@@ -183,6 +188,8 @@ def main(
         suite.serve(model)
     if "structure" in parts:
         suite.structure()
+    if "aside" in parts:
+        suite.aside()
     raise typer.Exit(0 if suite.close() else 1)
 
 
