@@ -16,6 +16,8 @@ from typing import Any
 import httpx
 import pytest
 
+from headwater.engine_core.platforms.cpu import compile_kernels
+from headwater.kernels.cpu.compiled import DTYPES
 from headwater.services.models.store import default_cache_dir
 from headwater.services.stack.line_file import LineRecord, read_line
 
@@ -194,6 +196,10 @@ def simulated_line(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Line]:
 @pytest.fixture(scope="session")
 def demo_line(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Line]:
     """Two replicas of the demo model and two output processors, shared as above."""
+    # Conversion leaves kernels compiled, but other sources may have converted the model. An engine that has to compile
+    # them itself keeps 60 MiB of the compiler.
+    for dtype in DTYPES:
+        compile_kernels(dtype, lambda done, total: None)
     env = {"HEADWATER_KV_CACHE_MEMORY": str(KV_CACHE_BYTES)}
     line = Line(tmp_path_factory.mktemp("demo"), "--replicas=2", "--output-processors=2", env=env)
     yield line

@@ -68,7 +68,7 @@ async def test_no_request_fails_while_redis_and_nats_are_away_and_both_are_told_
     servers = {name: await each(tmp_path / name) for name, each in start.items()}
     urls = [f"--{name}-url={server.url}" for name, server in servers.items()]
     line = await asyncio.to_thread(start_line, *SMALL, *urls)
-    with Load(line, num_clients=2).running() as load:
+    with Load(line, num_clients=4).running() as load:
         await load.answers(20)
         for server in servers.values():
             await server.kill()
