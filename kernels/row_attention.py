@@ -80,7 +80,6 @@ def row_attention(
     k_scale: torch.Tensor | None = None,
     v_scale: torch.Tensor | None = None,
     dependent: bool = False,
-    num_warps: int = NUM_WARPS,
 ) -> None:
     """Writes out [Hq D], and the caches [num_blocks, Hk, block_size, D] at the last position.
 
@@ -132,7 +131,7 @@ def row_attention(
         HAS_NORM=q_norm is not None,
         FP8=is_paired(k_cache),
         DEPENDENT=dependent,
-        num_warps=num_warps,
+        num_warps=NUM_WARPS,
         **launch_options(dependent),
     )
 

@@ -57,10 +57,9 @@ def norm_gemv(
     *,
     bias: torch.Tensor | None = None,
     dependent: bool = False,
-    tiles: RowTiles | None = None,
 ) -> None:
     """x [K], norm [K], weight [N, K], bias [N] or None; writes out [N]: the product of x's RMS norm."""
-    _launch(x, weight, out, norm=norm, eps=eps, bias=bias, dependent=dependent, tiles=tiles)
+    _launch(x, weight, out, norm=norm, eps=eps, bias=bias, dependent=dependent)
 
 
 def norm_gemv_silu_mul(
@@ -71,10 +70,9 @@ def norm_gemv_silu_mul(
     out: torch.Tensor,
     *,
     dependent: bool = False,
-    tiles: RowTiles | None = None,
 ) -> None:
     """x [K], norm [K], weight [2 I, K], gates first; writes out [I]."""
-    _launch(x, weight, out, norm=norm, eps=eps, is_gated=True, dependent=dependent, tiles=tiles)
+    _launch(x, weight, out, norm=norm, eps=eps, is_gated=True, dependent=dependent)
 
 
 def gemv_add(
@@ -83,10 +81,9 @@ def gemv_add(
     residual: torch.Tensor,
     *,
     dependent: bool = False,
-    tiles: RowTiles | None = None,
 ) -> None:
     """x [K], weight [N, K]; residual [N] += their product in place, rounded once."""
-    _launch(x, weight, residual, adds=True, dependent=dependent, tiles=tiles)
+    _launch(x, weight, residual, adds=True, dependent=dependent)
 
 
 def gemv_twin(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -114,13 +111,12 @@ def _launch(
     is_gated: bool = False,
     adds: bool = False,
     dependent: bool,
-    tiles: RowTiles | None,
 ) -> None:
     n, k = weight.shape
     assert x.shape == (k,)
     assert out.shape == (n // 2 if is_gated else n,)
     assert weight.is_contiguous()
-    tiles = tiles or choose(k, is_gated=is_gated)
+    tiles = choose(k, is_gated=is_gated)
     # A program of gates has as many of what they gate.
     rows = tiles.block_n // 2 if is_gated else tiles.block_n
     _row_gemv[(triton.cdiv(len(out), rows),)](
