@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 
-from headwater.engine_core.executor import Int32Array, StepPlan
+from headwater.engine_core.executor import BoolArray, Int32Array, StepPlan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,4 +45,20 @@ def make_batch(plan: StepPlan, token_table: torch.Tensor, block_table: torch.Ten
         counts=plan.counts,
         block_tables=block_table[torch.from_numpy(plan.rows).long(), :num_blocks],
         sampled=torch.from_numpy(ends[plan.samples | plan.holds] - 1),
+    )
+
+
+def last_tokens(batch: ForwardBatch, is_kept: BoolArray) -> ForwardBatch:
+    """The last token of each request that is kept, bools [R], as requests of one token; `sampled` names them in the
+    batch that they are from."""
+    at = torch.from_numpy(np.cumsum(batch.counts)[is_kept] - 1).to(batch.token_ids.device)
+    return replace(
+        batch,
+        token_ids=batch.token_ids[at],
+        positions=batch.positions[at],
+        slots=batch.slots[at],
+        starts=(batch.starts + batch.counts - 1)[is_kept],
+        counts=np.ones_like(batch.counts[is_kept]),
+        block_tables=batch.block_tables[torch.from_numpy(is_kept).to(at.device)],
+        sampled=at,
     )

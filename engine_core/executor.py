@@ -79,6 +79,11 @@ class StepPlan:
     def num_tokens(self) -> int:
         return int(self.counts.sum())
 
+    @property
+    def looks_at_all(self) -> bool:
+        """Whether hidden states of tokens are wanted that are not a row's last."""
+        return bool(self.prompt_logprob_rows or self.pooled_rows)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrawPlan:

@@ -7,10 +7,10 @@ import time
 import numpy as np
 import torch
 
-from headwater.engine_core.batch import make_batch
+from headwater.engine_core.batch import ForwardBatch, make_batch
 from headwater.engine_core.config import EngineConfig
 from headwater.engine_core.executor import DrawPlan, Int32Array, StepPlan, StepResult
-from headwater.engine_core.models.decoder import Decoder
+from headwater.engine_core.models.decoder import Decoder, Ends
 from headwater.engine_core.pooling import Pools
 from headwater.engine_core.rehearsal import rehearsal
 from headwater.engine_core.request import TokenLogprobs
@@ -62,18 +62,19 @@ class Runner:
     def run(self, plan: StepPlan) -> StepResult:
         self._update_table(plan)
         batch = make_batch(plan, self._token_ids, self._block_ids, self._block_size)
-        hidden = self._decoder.forward(batch, self._kv_cache)
+        ends = self._ends(plan, batch)
+        hidden = self._decoder.forward(batch, self._kv_cache, ends=ends)
         prompt_logprobs = {row: self._score_prompt(plan, hidden, row) for row in plan.prompt_logprob_rows}
         vectors = self._pools.take(plan, hidden)
         tokens: Int32Array = np.empty(0, np.int32)
         logprobs: dict[int, TokenLogprobs] = {}
         if len(batch.sampled):
-            logits = self._decoder.logits(hidden[batch.sampled])
+            logits = self._decoder.logits(hidden[batch.sampled] if ends is None else hidden)
             if plan.holds.any():
                 logits = self._hold(plan, logits)
         if plan.samples.any():
-            rows, ends = plan.rows[plan.samples], (plan.starts + plan.counts)[plan.samples]
-            tokens, logprobs = self._sample(logits, rows, ends, plan.output_indices[plan.samples])
+            rows, lengths = plan.rows[plan.samples], (plan.starts + plan.counts)[plan.samples]
+            tokens, logprobs = self._sample(logits, rows, lengths, plan.output_indices[plan.samples])
         embeddings = {row: vector.numpy().tobytes() for row, vector in vectors.items()}
         return StepResult(token_ids=tokens, logprobs=logprobs, prompt_logprobs=prompt_logprobs, embeddings=embeddings)
 
@@ -82,6 +83,12 @@ class Runner:
         logits = _joined([self._held.pop(row) for row in plan.rows.tolist()])
         tokens, logprobs = self._sample(logits, plan.rows, plan.positions, plan.output_indices, plan.masks[plan.rows])
         return StepResult(token_ids=tokens, logprobs=logprobs)
+
+    def _ends(self, plan: StepPlan, batch: ForwardBatch) -> Ends | None:
+        """Where nobody looks at every token of the plan."""
+        if plan.looks_at_all or len(batch.sampled) == plan.num_tokens:
+            return None
+        return self._decoder.ends(batch, plan.samples | plan.holds)
 
     def _hold(self, plan: StepPlan, logits: torch.Tensor) -> torch.Tensor:
         """Keeps the logits that are drawn from later; returns those that are sampled now."""

@@ -36,6 +36,12 @@ class Words:
     """[chunks] of the request table."""
     query_starts: Any
     """[chunks + 1] into the tokens."""
+    end_tokens: Any
+    """[ends] into the tokens."""
+    end_lens: Any
+    """[ends] keys that each reads; 0: nobody looks at it."""
+    end_rows: Any
+    """[ends] of the request table."""
     tiles: Any
     """[2 tiles]"""
 
@@ -51,6 +57,7 @@ class StepInbox:
             num_decodes=config.max_num_seqs,
             num_chunks=config.max_num_seqs,
             num_tiles=max_tiles,
+            num_ends=config.max_num_seqs,
         )
         self._first_word = _HEAD + 4 * self._draw_stride
         size = self._first_word + most.num_words + 2 * NUM_UPDATES
@@ -61,7 +68,7 @@ class StepInbox:
         ]
         self._staged: list[Int32Array] = [each.numpy() for each in self._pinned]
         self.first_result = self._words[:1]
-        # A row of each: table rows, positions, output indices, and which tokens of the step are sampled after.
+        # A row of each: table rows, positions, output indices, and which hidden states of the step are sampled after.
         self.draws = self._words[_HEAD : self._first_word].view(4, -1)
 
     def words(self, shape: StepShape) -> Words:
@@ -82,7 +89,7 @@ class StepInbox:
         turn = plan.step % len(self._staged)
         staged = self._staged[turn]
         staged[0] = first_result
-        _stage_draws(plan, staged[_HEAD : self._first_word].reshape(4, -1), num_draws)
+        _stage_draws(plan, shape, staged[_HEAD : self._first_word].reshape(4, -1), num_draws)
         _stage(plan, shape, tiles, self._split(staged, shape))
         end = first = self._first_word + shape.num_words
         if updates.shape[1] <= NUM_UPDATES:
@@ -128,9 +135,14 @@ def _stage(plan: StepPlan, shape: StepShape, tiles: Int32Array, words: Words) ->
         words.chunk_lens[:count], words.chunk_rows[:count] = ends[n:], plan.rows[n:]
         words.query_starts[0], words.query_starts[1 : count + 1] = n, last[n:]
         words.tiles[: tiles.size], words.tiles[tiles.size :] = tiles.reshape(-1), -1
+    if shape.num_ends:
+        count = len(plan.rows)
+        words.end_tokens[:count], words.end_tokens[count:] = last - 1, 0
+        words.end_lens[:count], words.end_lens[count:] = np.where(plan.samples | plan.holds, ends, 0), 0
+        words.end_rows[:count], words.end_rows[count:] = plan.rows, 0
 
 
-def _stage_draws(plan: StepPlan, draws: Int32Array, num_draws: int) -> None:
+def _stage_draws(plan: StepPlan, shape: StepShape, draws: Int32Array, num_draws: int) -> None:
     sampled = plan.samples
     ends = plan.starts + plan.counts
     count = int(sampled.sum())
@@ -139,4 +151,4 @@ def _stage_draws(plan: StepPlan, draws: Int32Array, num_draws: int) -> None:
     draws[0, :count] = plan.rows[sampled]
     draws[1, :count] = ends[sampled] - 1
     draws[2, :count] = plan.output_indices[sampled]
-    draws[3, :count] = (np.cumsum(plan.counts) - 1)[sampled]
+    draws[3, :count] = shape.last_states(plan)[sampled]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -31,6 +31,8 @@ class StepShape:
     """Tokens at the front that decode; those of them that do not are tokens of chunks."""
     num_chunks: int = 0
     num_tiles: int = 0
+    num_ends: int = 0
+    """Rows of a step with prompt tokens whose last tokens' hidden states are all that comes out; 0: of all tokens."""
     shares: bool = False
     """Whether requests may hold blocks in common."""
 
@@ -45,12 +47,16 @@ class StepShape:
     @property
     def sizes(self) -> tuple[int, ...]:
         """Of the columns of `step_inbox.Words`."""
-        chunks, decodes = self.num_chunks, self.num_decodes
-        return self.num_tokens, self.num_tokens, decodes, decodes, chunks, chunks, chunks + 1, 2 * self.num_tiles
+        tokens, decodes, chunks, ends = self.num_tokens, self.num_decodes, self.num_chunks, self.num_ends
+        return tokens, tokens, decodes, decodes, chunks, chunks, chunks + 1, ends, ends, ends, 2 * self.num_tiles
 
     @property
     def num_words(self) -> int:
         return sum(map(aligned, self.sizes))
+
+    def last_states(self, plan: StepPlan) -> Int32Array:
+        """[R] Which of the hidden states that come out are those of each row's last token."""
+        return np.arange(len(plan.rows), dtype=np.int32) if self.num_ends else np.cumsum(plan.counts) - 1
 
 
 class StepShapes:
@@ -81,15 +87,16 @@ class StepShapes:
         tiles = self._platform.list_tiles(plan.counts[n:], plan.starts[n:])
         num_tokens, num_chunks = plan.num_tokens, len(plan.rows) - n
         if MOST_PADDED < num_tokens < self._most_tokens:
-            exact = StepShape(
+            shape = StepShape(
                 num_tokens=num_tokens,
                 num_decodes=self._room_for(n, num_tokens),
                 num_chunks=num_chunks,
                 num_tiles=len(tiles),
                 shares=shares,
             )
-            return exact, tiles
-        return self._mixed(num_tokens, n, num_chunks, shares=shares), tiles
+        else:
+            shape = self._mixed(num_tokens, n, num_chunks, shares=shares)
+        return shape if plan.looks_at_all else self._ending(shape), tiles
 
     def recurs(self, shape: StepShape) -> bool:
         """Whether other steps are likely to have this shape too."""
@@ -105,8 +112,9 @@ class StepShapes:
         for num_decodes in (0, 1, FEW + 1):
             for num_tokens in _PADDED_TOKENS:
                 if num_decodes < num_tokens <= self._most_tokens and num_decodes <= self._most_rows:
-                    yield self._mixed(num_tokens, num_decodes, 1, shares=False)
-            yield self._mixed(self._most_tokens, min(num_decodes, self._most_rows), 1, shares=False)
+                    yield self._ending(self._mixed(num_tokens, num_decodes, 1, shares=False))
+            most = self._mixed(self._most_tokens, min(num_decodes, self._most_rows), 1, shares=False)
+            yield self._ending(most)
         for size in self._ordered:
             if size >= SHARING_ROWS:
                 yield StepShape(num_tokens=size, num_decodes=size, shares=True)
@@ -121,6 +129,11 @@ class StepShapes:
             num_tiles=self._platform.max_tiles(num_tokens, num_chunks),
             shares=shares,
         )
+
+    def _ending(self, shape: StepShape) -> StepShape:
+        """The same, but only the rows' last tokens leave the last layer, where that is much less."""
+        num_ends = self.num_rows(min(shape.num_decodes + shape.num_chunks, self._most_rows))
+        return replace(shape, num_ends=num_ends) if 2 * num_ends <= shape.num_tokens else shape
 
     def _room_for(self, num_decodes: int, num_tokens: int) -> int:
         """Decoding rows of a step with prompt tokens, padded: kernels are compiled for the sizes of decode steps."""

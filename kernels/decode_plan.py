@@ -6,7 +6,7 @@ shared items, read once for up to `rows_per_tile` rows. Runs inside a CUDA graph
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import triton
@@ -87,6 +87,12 @@ class DecodePlan:
             partial_acc=torch.zeros(partials, num_q_heads, head_dim, dtype=torch.float32, device=device),
             partial_ml=torch.zeros(partials, num_q_heads, 2, dtype=torch.float32, device=device),
         )
+
+    def beside(self) -> DecodePlan:
+        """One for other rows of the same step. Their attention comes after this one's in the same layer or in another,
+        so it writes partial results to the same place."""
+        own = ("counts", "items", "tails", "shared_splits", "shared_rows", "first_partials")
+        return replace(self, **{name: getattr(self, name).clone() for name in own})
 
 
 def plan_decode(

@@ -16,12 +16,12 @@ from headwater.engine_core.device_sampler import DeviceSampler, Drawn, Scores, s
 from headwater.engine_core.device_table import DeviceTable, upload
 from headwater.engine_core.draw_inbox import DrawInbox
 from headwater.engine_core.executor import DrawPlan, Int32Array, StepPlan, StepResult
-from headwater.engine_core.models.decoder import Decoder
+from headwater.engine_core.models.decoder import Decoder, Ends
 from headwater.engine_core.models.one_row import OneRow
 from headwater.engine_core.platforms.cuda import DEPENDENT_ROWS, AttentionPlan, CudaPlatform
 from headwater.engine_core.pooling import Pools
 from headwater.engine_core.request import TokenLogprobs
-from headwater.engine_core.step_inbox import StepInbox
+from headwater.engine_core.step_inbox import StepInbox, Words
 from headwater.engine_core.step_shapes import StepShape, StepShapes
 from headwater.kernels.step_rows import load_tokens, store_tokens, store_tokens_and_advance
 
@@ -222,7 +222,7 @@ class CudaExecutor:
         if plan.pooled_rows:
             flight.vectors = self._pools.take(plan, hidden)
         if plan.holds.any():
-            at = (np.cumsum(plan.counts) - 1)[plan.holds]
+            at = shape.last_states(plan)[plan.holds]
             rows, held_at = upload(np.stack([plan.rows[plan.holds], at]).astype(np.int32), self._device).long().unbind()
             self._held.index_copy_(0, rows, hidden[held_at])
         if len(flight.steps):
@@ -251,11 +251,11 @@ class CudaExecutor:
             self._graphs.run_once(padded_draws, partial(self._draw, hidden))
 
     def _try(self, shape: StepShape) -> None:
-        """Layers are alike, so one of them launches all there is."""
-        self._forward(shape, num_layers=1)
+        """Layers are alike but for the last, so two of them launch all there is."""
+        self._forward(shape, num_layers=2)
 
     def _forward(self, shape: StepShape, num_layers: int | None = None) -> torch.Tensor:
-        """Hidden states of the step that the inbox holds, [num_tokens, H]."""
+        """Hidden states of the step that the inbox holds, [num_tokens, H] or [num_ends, H]."""
         words, table = self._inbox.words(shape), self._table
         if self._one_row is not None and shape.is_one_row:
             where = words.rows, words.positions, words.seq_lens, table.token_ids, table.block_ids
@@ -278,6 +278,10 @@ class CudaExecutor:
             dependent=shape.num_tokens <= DEPENDENT_ROWS,
         )
         self._platform.refresh(attention)
+        ends = None
+        if shape.num_ends:
+            ends = Ends(words.end_tokens, self._ends_plan(words, shape))
+            self._platform.refresh(ends.attention_plan)
         batch = ForwardBatch(
             token_ids=token_ids,
             positions=words.positions,
@@ -287,7 +291,24 @@ class CudaExecutor:
             block_tables=table.block_ids,
             sampled=slots[:0],
         )
-        return self._decoder.forward(batch, self._kv_cache, attention, num_layers)
+        return self._decoder.forward(batch, self._kv_cache, attention, ends=ends, num_layers=num_layers)
+
+    def _ends_plan(self, words: Words, shape: StepShape) -> AttentionPlan:
+        """Of the last layer, where every row decodes."""
+        nothing = words.rows[:0]
+        return AttentionPlan(
+            num_decodes=shape.num_ends,
+            seq_lens=words.end_lens,
+            table_rows=words.end_rows,
+            block_tables=self._table.block_ids,
+            decode=self._platform.ends_plan,
+            shares=shape.shares,
+            chunk_lens=nothing,
+            chunk_rows=nothing,
+            query_starts=nothing,
+            tiles=nothing.view(-1, 2),
+            dependent=False,
+        )
 
     def _draw(self, hidden: torch.Tensor) -> None:
         rows, positions, outputs, _ = self._inbox.draws[:, : len(hidden)].unbind()

@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 
-from headwater.engine_core.batch import ForwardBatch
+from headwater.engine_core.batch import ForwardBatch, last_tokens
+from headwater.engine_core.executor import BoolArray
 from headwater.engine_core.model_config import ModelConfig
 from headwater.engine_core.platforms.platform import Platform
 from headwater.engine_core.rope import cos_sin_table
@@ -32,6 +33,17 @@ class Layer:
     k_norm: torch.Tensor | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Ends:
+    """The tokens of a batch that somebody looks at. What the last layer makes of the others but keys and values is no
+    part of anything, so it is left out: a layer's share of every prompt."""
+
+    tokens: torch.Tensor
+    """Integers [E] into the batch."""
+    attention_plan: Any
+    """The platform's: each of them decodes."""
+
+
 class Decoder:
     """Holds weights; the KV cache is the caller's."""
 
@@ -47,33 +59,45 @@ class Decoder:
         batch: ForwardBatch,
         kv_cache: torch.Tensor,
         attention_plan: Any = None,
+        *,
+        ends: Ends | None = None,
         num_layers: int | None = None,
     ) -> torch.Tensor:
-        """Normed hidden states [T, H]. kv_cache [layers, 2, num_blocks, Hk, block_size, D] takes the batch's keys and
-        values. The attention plan is the platform's, made here when it is not given. With fewer layers than there are
-        it launches what the whole does and computes nothing of use."""
-        platform, eps = self._platform, self.config.rms_norm_eps
+        """Normed hidden states [T, H], or [E, H] of the ends. kv_cache [layers, 2, num_blocks, Hk, block_size, D] takes
+        the batch's keys and values. The attention plan is the platform's, made here when it is not given. With fewer
+        layers than there are, the first ones and the last, it launches what the whole does and computes nothing of
+        use."""
+        platform, eps, last = self._platform, self.config.rms_norm_eps, len(self.layers) - 1
         attention_plan = attention_plan or platform.plan_attention(batch)
         residual = self.embed[batch.token_ids]
         x = platform.rms_norm(residual, self.layers[0].input_norm, eps)
-        for i, layer in enumerate(self.layers[:num_layers]):
-            x = self._attend(layer, x, batch, kv_cache[i], attention_plan)
+        for i in [*range(last if num_layers is None else min(num_layers - 1, last)), last]:
+            layer = self.layers[i]
+            q = self._queries(layer, x, batch, kv_cache[i])
+            if i == last and ends is not None:
+                if not len(ends.tokens):
+                    return residual[:0]
+                q, residual = q.index_select(0, ends.tokens), residual.index_select(0, ends.tokens)
+                attention_plan = ends.attention_plan
+            x = platform.linear(platform.attention(q, kv_cache[i], attention_plan), layer.o)
             x = platform.add_rms_norm(x, residual, layer.post_norm, eps)
             x = platform.linear(platform.linear_silu_mul(x, layer.gate_up), layer.down)
-            is_last = i + 1 == len(self.layers)
-            x = platform.add_rms_norm(x, residual, self.final_norm if is_last else self.layers[i + 1].input_norm, eps)
+            x = platform.add_rms_norm(x, residual, self.final_norm if i == last else self.layers[i + 1].input_norm, eps)
         return x
+
+    def ends(self, batch: ForwardBatch, is_looked_at: BoolArray) -> Ends:
+        """The last token of each request that is looked at, bools [R]."""
+        own = last_tokens(batch, is_looked_at)
+        return Ends(own.sampled, self._platform.plan_attention(own, of_ends=True))
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """hidden [S, H] → [S, V] in the weights' dtype."""
         return self._platform.linear(hidden, self.lm_head)
 
-    def _attend(
-        self, layer: Layer, x: torch.Tensor, batch: ForwardBatch, kv_cache: torch.Tensor, attention_plan: Any
-    ) -> torch.Tensor:
-        platform = self._platform
-        q = platform.qk_norm_rope_store_kv(
-            platform.linear(x, layer.qkv),
+    def _queries(self, layer: Layer, x: torch.Tensor, batch: ForwardBatch, kv_cache: torch.Tensor) -> torch.Tensor:
+        """[T, Hq, D]; keys and values are in the layer's cache."""
+        return self._platform.qk_norm_rope_store_kv(
+            self._platform.linear(x, layer.qkv),
             batch,
             self.cos_sin,
             kv_cache,
@@ -82,7 +106,6 @@ class Decoder:
             k_norm=layer.k_norm,
             eps=self.config.rms_norm_eps,
         )
-        return platform.linear(platform.attention(q, kv_cache, attention_plan), layer.o)
 
 
 def _layer(weights: Weights, prefix: str) -> Layer:

@@ -42,7 +42,8 @@ class OneRow:
         num_layers: int | None = None,
     ) -> torch.Tensor:
         """Normed hidden state [1, H] of the token at `position` of a row of both tables, int32 [1] each; seq_len 0: of
-        nobody, and nothing is written. kv_cache and num_layers as `Decoder.forward`."""
+        nobody, and nothing is written. kv_cache as `Decoder.forward`; with num_layers only the first so
+        many, which launch what all do."""
         decoder, eps = self._decoder, self._decoder.config.rms_norm_eps
         residual, qkv, attended, product = self._residual, self._qkv, self._attended, self._gated
         # The only launch that waits for all before it: what a step finds is there when the others begin, however early.

@@ -46,7 +46,7 @@ class CpuPlatform:
             if weight.dim() == 2 and name != "embed":
                 self._row_rule(weight)
 
-    def plan_attention(self, batch: ForwardBatch) -> AttentionPlan:
+    def plan_attention(self, batch: ForwardBatch, *, of_ends: bool = False) -> AttentionPlan:
         return plan_attention(batch.starts, batch.counts, batch.block_tables, self._group)
 
     def linear(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:

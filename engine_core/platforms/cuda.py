@@ -82,12 +82,14 @@ class CudaPlatform:
             )
             for max_rows in sorted({1, max_num_seqs})
         ]
+        self.ends_plan = self._decode_plans[-1].beside()
+        """The workspace for those rows of the last layer that are looked at."""
 
     def decode_plan(self, num_rows: int) -> DecodePlan:
         """The workspace for this many decoding rows: a single row has one of its own, which needs no work list."""
         return next(plan for plan in self._decode_plans if num_rows <= plan.max_rows)
 
-    def plan_attention(self, batch: ForwardBatch) -> AttentionPlan:
+    def plan_attention(self, batch: ForwardBatch, *, of_ends: bool = False) -> AttentionPlan:
         """Rows of one token at the front of the batch take the decode kernels; one elsewhere is a chunk of one."""
         longer = np.flatnonzero(batch.counts != 1)
         n = int(longer[0]) if len(longer) else len(batch.counts)
@@ -97,7 +99,7 @@ class CudaPlatform:
             seq_lens=self._to_device(seq_lens[:n]),
             table_rows=self._to_device(table_rows[:n]),
             block_tables=batch.block_tables,
-            decode=self.decode_plan(n),
+            decode=self.ends_plan if of_ends else self.decode_plan(n),
             shares=n >= SHARING_ROWS,
             chunk_lens=self._to_device(seq_lens[n:]),
             chunk_rows=self._to_device(table_rows[n:]),

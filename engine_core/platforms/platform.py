@@ -14,8 +14,9 @@ class Platform(Protocol):
 
     device: torch.device
 
-    def plan_attention(self, batch: ForwardBatch) -> Any:
-        """What `attention` needs to know of a batch, made once for all layers."""
+    def plan_attention(self, batch: ForwardBatch, *, of_ends: bool = False) -> Any:
+        """What `attention` needs to know of a batch, made once for all layers; `of_ends`: for the last one alone, where
+        some tokens of a batch that has a plan already decode."""
 
     def linear(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         """x [T, K], weight [N, K] → [T, N]."""

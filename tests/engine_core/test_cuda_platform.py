@@ -83,12 +83,16 @@ class Line:
         )
 
     def forward(self, rows: list[int], starts: list[int], counts: list[int]) -> list[torch.Tensor]:
-        """Hidden states of each row's tokens."""
+        """Hidden states of each row's tokens; of the last ones the same when nobody looks at others."""
         batch = self.batch(rows, starts, counts)
         moved = {
             name: getattr(batch, name).cuda() for name in ("token_ids", "positions", "slots", "block_tables", "sampled")
         }
-        hidden = self.decoder.forward(replace(batch, **moved), self.cache)
+        batch = replace(batch, **moved)
+        hidden = self.decoder.forward(batch, self.cache)
+        is_looked_at = np.array(counts) % 5 != 0
+        ends = self.decoder.forward(batch, self.cache, ends=self.decoder.ends(batch, is_looked_at))
+        assert torch.equal(ends, hidden[batch.sampled[torch.from_numpy(is_looked_at).cuda()]])
         return list(hidden.split(counts))
 
 

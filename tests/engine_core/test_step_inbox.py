@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -58,20 +59,21 @@ def test_a_decode_step_is_padded_to_a_size_that_recurs(num_rows: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("spans", "num_tokens", "num_decodes"),
+    ("spans", "num_tokens", "num_decodes", "num_ends"),
     [
-        ([(0, 0, 5)], 32, 0),
-        ([(0, 0, 300)], 320, 0),
-        ([(3, 9, 1), (0, 0, 2000)], 2048, 64),
-        ([(row, 9, 1) for row in range(70)] + [(99, 0, 4026)], 4096, 100),
-        ([(3, 9, 1), (0, 0, 3000)], 3001, 64),
+        ([(0, 0, 5)], 32, 0, 0),
+        ([(0, 0, 90)], 96, 0, 0),
+        ([(0, 0, 300)], 320, 0, 64),
+        ([(3, 9, 1), (0, 0, 2000)], 2048, 64, 100),
+        ([(row, 9, 1) for row in range(70)] + [(99, 0, 4026)], 4096, 100, 100),
+        ([(3, 9, 1), (0, 0, 3000)], 3001, 64, 80),
     ],
 )
 def test_a_step_with_prompt_tokens_is_padded_where_launches_would_show(
-    spans: list[tuple[int, int, int]], num_tokens: int, num_decodes: int
+    spans: list[tuple[int, int, int]], num_tokens: int, num_decodes: int, num_ends: int
 ) -> None:
     shape, tiles = SHAPES.of(step(*spans))
-    assert (shape.num_tokens, shape.num_decodes) == (num_tokens, num_decodes)
+    assert (shape.num_tokens, shape.num_decodes, shape.num_ends) == (num_tokens, num_decodes, num_ends)
     assert shape.num_tiles >= len(tiles)
     assert SHAPES.recurs(shape) == (num_tokens != 3001)
 
@@ -104,6 +106,24 @@ def test_a_step_arrives_whole_and_the_rest_of_its_shape_is_padding() -> None:
     assert outputs[:4] == [50, 20, 40, 80]
     assert at[:4] == [0, 1, 24, 25]
     assert int(inbox.first_result) == 640
+
+
+def test_of_a_prompt_step_only_the_last_tokens_come_out_unless_others_are_looked_at() -> None:
+    inbox = StepInbox(CONFIG, SHAPES.max_tiles, torch.device("cpu"))
+    plan = step((5, 40, 1), (9, 100, 300), (4, 0, 3), (8, 6, 1), samples=[True, False, False, True])
+    plan = replace(plan, holds=np.array([False, False, True, False]))
+    shape, tiles = SHAPES.of(plan)
+    inbox.send(plan, shape, tiles, 4, np.empty((2, 0), np.int32), 0)
+    words = inbox.words(shape)
+    assert words.end_tokens.tolist() == [0, 300, 303, 304] + [0] * (shape.num_ends - 4)
+    assert words.end_lens.tolist() == [41, 0, 3, 7] + [0] * (shape.num_ends - 4)
+    assert words.end_rows[:4].tolist() == [5, 9, 4, 8]
+    assert inbox.draws[3, :2].tolist() == [0, 3]
+    assert shape.last_states(plan).tolist() == [0, 1, 2, 3]
+    for rows in ({"prompt_logprob_rows": [4]}, {"pooled_rows": [4]}):
+        whole, _ = SHAPES.of(replace(plan, **rows))
+        assert whole == replace(shape, num_ends=0)
+        assert whole.last_states(plan).tolist() == [0, 300, 303, 304]
 
 
 def test_more_changes_than_there_is_room_for_travel_by_themselves() -> None:

@@ -1,0 +1,80 @@
+"""What nobody looks at is left out of the last layer, and what comes out is the same to the bit."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from headwater.engine_core import weights
+from headwater.engine_core.batch import make_batch
+from headwater.engine_core.executor import StepPlan
+from headwater.engine_core.model_config import ModelConfig
+from headwater.engine_core.models.decoder import Decoder
+from headwater.engine_core.platforms.cpu import CpuPlatform
+
+BLOCK_SIZE, MAX_LEN = 16, 128
+COUNTS = [1, 30, 17, 1, 64]
+MODEL = ModelConfig(
+    architecture="Qwen3ForCausalLM",
+    vocab_size=300,
+    hidden_size=64,
+    intermediate_size=96,
+    num_layers=3,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=32,
+    max_position_embeddings=MAX_LEN,
+    rms_norm_eps=1e-6,
+    rope_theta=10_000.0,
+    rope_scaling=None,
+    tie_word_embeddings=False,
+    qkv_bias=False,
+)
+
+
+class Watched(CpuPlatform):
+    """Notes how many rows each product has."""
+
+    num_rows: list[int]
+
+    def linear(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        self.num_rows.append(len(x))
+        return super().linear(x, weight)
+
+
+@pytest.mark.parametrize("samples", [[True] * 5, [True, False, True, False, False], [False] * 5])
+@torch.inference_mode()
+def test_only_tokens_that_are_looked_at_pass_the_last_layer(samples: list[bool]) -> None:
+    platform = Watched(MODEL, BLOCK_SIZE)
+    platform.num_rows = []
+    decoder = Decoder(MODEL, weights.dummy(MODEL, torch.float32, torch.device("cpu")), platform, MAX_LEN)
+    rows, nothing = np.arange(len(COUNTS), dtype=np.int32), np.empty(0, np.int32)
+    plan = StepPlan(
+        step=0,
+        released=[],
+        admitted=[],
+        block_rows=nothing,
+        block_indices=nothing,
+        block_ids=nothing,
+        rows=rows,
+        starts=0 * rows,
+        counts=np.array(COUNTS, np.int32),
+        samples=np.array(samples),
+        output_indices=0 * rows,
+        holds=np.zeros(len(rows), np.bool_),
+    )
+    tokens = torch.randint(300, (len(rows), MAX_LEN), dtype=torch.int32)
+    blocks = torch.arange(1, 1 + len(rows) * 8, dtype=torch.int32).view(len(rows), 8)
+    batch = make_batch(plan, tokens, blocks, BLOCK_SIZE)
+    whole_cache = torch.zeros(MODEL.num_layers, 2, 50, MODEL.num_kv_heads, BLOCK_SIZE, MODEL.head_dim)
+    cache = torch.zeros_like(whole_cache)
+    whole = decoder.forward(batch, whole_cache)
+    products = platform.num_rows.copy()
+    platform.num_rows.clear()
+    ends = decoder.forward(batch, cache, ends=decoder.ends(batch, plan.samples))
+    assert torch.equal(ends, whole[batch.sampled])
+    assert torch.equal(cache, whole_cache)
+    # Of a layer's four products the first makes keys and values.
+    assert products == [sum(COUNTS)] * 12
+    assert platform.num_rows == [sum(COUNTS)] * 9 + [sum(samples)] * 3 * any(samples)
