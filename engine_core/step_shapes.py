@@ -9,7 +9,7 @@ import numpy as np
 
 from headwater.engine_core.config import EngineConfig
 from headwater.engine_core.executor import Int32Array, StepPlan
-from headwater.engine_core.platforms.cuda import SHARING_ROWS, CudaPlatform
+from headwater.engine_core.platforms.cuda import DEPENDENT_ROWS, SHARING_ROWS, CudaPlatform
 
 ROWS = (1, 2, 4, 8, *range(16, 129, 16), *range(160, 513, 32))
 """Numbers of rows that decode steps are padded to."""
@@ -105,6 +105,17 @@ class StepShapes:
     def likely(self) -> Iterator[StepShape]:
         """What steps will have, each once, `num_first` of them before the engine serves."""
         return iter(dict.fromkeys(self._all_likely()))
+
+    def for_each_kernel(self) -> Iterator[StepShape]:
+        """Of the likely shapes so many that they launch what all do; what takes longest to compile comes first."""
+        noted: set[object] = set()
+        for shape in sorted(self.likely(), key=lambda shape: (shape.is_decode, -shape.num_tokens)):
+            # The first decides about products, the others about attention.
+            rows = shape.num_decodes, shape.shares, shape.num_tokens <= DEPENDENT_ROWS
+            parts = {shape.num_tokens, (shape.num_tokens, shape.num_tiles), rows}
+            if not parts <= noted:
+                noted |= parts
+                yield shape
 
     def _all_likely(self) -> Iterator[StepShape]:
         for size in self._ordered:

@@ -16,6 +16,7 @@ from headwater.engine_core.executors.cuda import CudaExecutor
 from headwater.engine_core.model_config import ModelConfig
 from headwater.engine_core.models.decoder import Decoder
 from headwater.engine_core.platforms.cuda import CudaPlatform
+from headwater.kernels.compile_ahead import CompileAhead
 
 log = logging.getLogger(__name__)
 SPARE_BYTES = 2 << 30
@@ -63,18 +64,22 @@ def build_cuda_executor(
     )
     decoder = Decoder(model, tensors, platform, config.max_model_len)
     block_bytes = model.kv_elements_per_token * config.block_size * kv_dtype.itemsize
-    memory = _measure(decoder, config, kv_dtype, device)
-    log.info("gpu memory: %s", memory)
-    num_blocks = config.num_blocks
-    if not is_sized:
-        free = kv_cache_memory or memory.left(gpu_memory_utilization)
-        num_blocks = max(free, 0) // block_bytes
-    check_cache(num_blocks, config, memory, block_bytes, gpu_memory_utilization)
-    config = replace(config, num_blocks=num_blocks)
-    num_bytes, num_tokens = num_blocks * block_bytes, num_blocks * config.block_size
-    log.info("kv cache: %d blocks, %d tokens of %s, %.1f GB", num_blocks, num_tokens, kv_dtype, num_bytes / GB)
-    kv_cache = _kv_cache(model, num_blocks, config.block_size, kv_dtype, device)
-    return CudaExecutor(decoder, platform, config, kv_cache, gemv=gemv), config
+    with CompileAhead(device) as ahead:
+        memory = _measure(decoder, platform, config, kv_dtype, ahead)
+        log.info("gpu memory: %s", memory)
+        num_blocks = config.num_blocks
+        if not is_sized:
+            free = kv_cache_memory or memory.left(gpu_memory_utilization)
+            num_blocks = max(free, 0) // block_bytes
+        check_cache(num_blocks, config, memory, block_bytes, gpu_memory_utilization)
+        config = replace(config, num_blocks=num_blocks)
+        num_bytes, num_tokens = num_blocks * block_bytes, num_blocks * config.block_size
+        log.info("kv cache: %d blocks, %d tokens of %s, %.1f GB", num_blocks, num_tokens, kv_dtype, num_bytes / GB)
+        kv_cache = _kv_cache(model, num_blocks, config.block_size, kv_dtype, device)
+        executor = CudaExecutor(decoder, platform, config, kv_cache, gemv=gemv)
+        ahead.note(executor.launch_likely)
+    executor.prepare_first()
+    return executor, config
 
 
 def check_cache(num_blocks: int, config: EngineConfig, memory: Memory, block_bytes: int, utilization: float) -> None:
@@ -103,9 +108,11 @@ def _kv_cache(
 
 
 @torch.inference_mode()
-def _measure(decoder: Decoder, config: EngineConfig, kv_dtype: torch.dtype, device: torch.device) -> Memory:
-    """Runs the largest step once, over a cache of one block."""
-    num_tokens = min(config.max_num_batched_tokens, config.max_model_len)
+def _measure(
+    decoder: Decoder, platform: CudaPlatform, config: EngineConfig, kv_dtype: torch.dtype, ahead: CompileAhead
+) -> Memory:
+    """Of the largest step, over a cache of one block; nothing is computed."""
+    device, num_tokens = platform.device, min(config.max_num_batched_tokens, config.max_model_len)
     cache = _kv_cache(decoder.config, 1, config.block_size, kv_dtype, device)
     zeros = torch.zeros(num_tokens, dtype=torch.int32, device=device)
     batch = ForwardBatch(
@@ -117,13 +124,15 @@ def _measure(decoder: Decoder, config: EngineConfig, kv_dtype: torch.dtype, devi
         block_tables=zeros[None, :],
         sampled=zeros[:0],
     )
+    attention_plan = platform.plan_attention(batch)
     before = torch.cuda.memory_allocated(device)
-    torch.cuda.reset_peak_memory_stats(device)
-    hidden = decoder.forward(batch, cache)
-    decoder.logits(hidden[: config.max_num_seqs]).float()
-    torch.cuda.synchronize(device)
-    step = torch.cuda.max_memory_allocated(device) - before
-    del hidden, batch
-    torch.cuda.empty_cache()
+
+    def most_allocated() -> int:
+        torch.cuda.reset_peak_memory_stats(device)
+        hidden = decoder.forward(batch, cache, attention_plan)
+        decoder.logits(hidden[: config.max_num_seqs]).float()
+        return torch.cuda.max_memory_allocated(device)
+
+    step = ahead.note(most_allocated) - before
     free, total = torch.cuda.mem_get_info(device)
     return Memory(total=total, others=total - free - torch.cuda.memory_reserved(device), weights=before, step=step)

@@ -90,9 +90,24 @@ class CudaExecutor:
         self._graphs = Graphs()
         self._unprepared = deque(partial(self._capture, shape) for shape in self._shapes.likely())
         self._unprepared.insert(self._shapes.num_first, partial(self._sampler.rehearse, self._table.params))
+
+    @torch.inference_mode()
+    def launch_likely(self) -> None:
+        """All kernels of likely steps: one layer of each shape that has some of its own, and each way to draw."""
+        for shape in self._shapes.for_each_kernel():
+            self._try(shape)
+            if shape.is_decode:
+                hidden = self._chosen[: shape.num_tokens]
+                self._draw_and_advance(shape, hidden)
+                self._draw(hidden)
+                self._draw_masked(len(hidden), is_filtered=False)
+        self._sampler.rehearse(self._table.params)
+
+    def prepare_first(self) -> None:
+        """Captures the shapes without which no engine serves."""
         for _ in range(self._shapes.num_first):
             self.prepare()
-        torch.cuda.synchronize(device)
+        torch.cuda.synchronize(self._device)
 
     @torch.inference_mode()
     def submit(self, plan: StepPlan) -> int:

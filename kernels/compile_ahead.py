@@ -1,0 +1,82 @@
+"""Compiles the kernels of launches before any of them happens, many at a time. Knows nothing about what is launched."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
+from types import TracebackType
+from typing import Any, TypeVar
+
+import torch
+from triton import AsyncCompileMode, FutureKernel
+
+T = TypeVar("T")
+log = logging.getLogger(__name__)
+MAX_THREADS = 16
+"""Of which each takes some 30 MiB, and the assembler that it calls up to 110 more."""
+
+
+class CompileAhead(AsyncCompileMode):  # type: ignore[misc]  # Triton has no types
+    """While it is entered, a kernel that is not compiled yet goes to a thread instead of the GPU; left, all are there.
+
+    What fails to compile says so where it is launched afterwards.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._num_threads = min(len(os.sched_getaffinity(0)), MAX_THREADS)
+        self._pool = ThreadPoolExecutor(self._num_threads, "compiler")
+        super().__init__(self._pool, ignore_errors=True)
+        self._begin = time.perf_counter()
+        self._stream = torch.cuda.Stream(device)
+        with torch.cuda.stream(self._stream):
+            # A library takes its handle and its workspace outside a graph.
+            some = torch.zeros(16, 16, dtype=torch.bfloat16, device=device)
+            some @ some
+
+    def note(self, launch: Callable[[], T]) -> T:
+        """Has compiled what a call launches, and keeps the GPU from all of it. Results have their size and nothing
+        else."""
+        with torch.cuda.stream(self._stream), _unlaunched():
+            result = launch()
+        torch.cuda.empty_cache()
+        return result
+
+    def submit(
+        self, key: str, compile_fn: Callable[[], Any], finalize_fn: Callable[[Any], None]
+    ) -> FutureKernel | None:
+        """Triton asks for the kernel to launch, and takes None for an answer. It may have one that is there: launching
+        costs less than asking again."""
+        kernel = super().submit(key, partial(_load, compile_fn), finalize_fn)
+        is_there = kernel.future.done() and kernel.future.exception() is None
+        return kernel if is_there else None
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._pool.shutdown(wait=False, cancel_futures=error is not None)
+        super().__exit__(exc_type, error, traceback)
+        seconds = time.perf_counter() - self._begin
+        log.info("kernels: %d by %d threads, %.1f s", len(self.raw_futures), self._num_threads, seconds)
+
+
+def _load(compile_fn: Callable[[], Any]) -> Any:
+    kernel = compile_fn()
+    # Whoever asks first has a launcher compiled, in C, and the kernel brought to the GPU.
+    assert kernel.run
+    return kernel
+
+
+@contextmanager
+def _unlaunched() -> Iterator[None]:
+    """What is launched within, on the current stream, goes into a graph that nobody keeps."""
+    graph = torch.cuda.CUDAGraph(keep_graph=True)
+    graph.capture_begin(capture_error_mode="relaxed")
+    try:
+        yield
+    finally:
+        graph.capture_end()
