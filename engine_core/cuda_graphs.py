@@ -27,17 +27,26 @@ class Graphs:
     def __init__(self) -> None:
         self._captured: dict[Hashable, Captured[Any]] = {}
         self._seen: set[Hashable] = set()
+        self._due: dict[Hashable, Callable[[], Any]] = {}
         self._pool: Any = None
 
     def __contains__(self, key: Hashable) -> bool:
         return key in self._captured
 
     def run(self, key: Hashable, launch: Callable[[], T]) -> T:
-        """Launches, for the first time as it is, the second time capturing; on the current stream."""
-        if key in self._captured or key in self._seen:
+        """Launches on the current stream: as it is until `capture_due`, for which it is due the second time."""
+        if key in self._captured:
             return self.replay(key, launch, _nothing)
+        if key in self._seen:
+            self._due[key] = launch
         self._seen.add(key)
         return launch()
+
+    def capture_due(self) -> None:
+        """For when all of a step is launched: the device is busy with it meanwhile."""
+        while self._due:
+            key, launch = self._due.popitem()
+            self._captured[key] = self._capture(launch)
 
     def replay(self, key: Hashable, launch: Callable[[], T], trial: Callable[[], object]) -> T:
         """As `run`, captured by now at the latest, see `prepare`."""

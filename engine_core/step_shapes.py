@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -120,15 +120,20 @@ class StepShapes:
     def _all_likely(self) -> Iterator[StepShape]:
         for size in self._ordered:
             yield StepShape(num_tokens=size, num_decodes=size)
-        for num_decodes in (0, 1, FEW + 1):
-            for num_tokens in _PADDED_TOKENS:
-                if num_decodes < num_tokens <= self._most_tokens and num_decodes <= self._most_rows:
-                    yield self._ending(self._mixed(num_tokens, num_decodes, 1, shares=False))
-            most = self._mixed(self._most_tokens, min(num_decodes, self._most_rows), 1, shares=False)
-            yield self._ending(most)
-        for size in self._ordered:
-            if size >= SHARING_ROWS:
-                yield StepShape(num_tokens=size, num_decodes=size, shares=True)
+        yield from self._all_mixed((0, 1, FEW + 1), shares=False)
+        sharing = [size for size in self._ordered if size >= SHARING_ROWS]
+        for size in sharing:
+            yield StepShape(num_tokens=size, num_decodes=size, shares=True)
+        if sharing:
+            yield from self._all_mixed((SHARING_ROWS, FEW + 1), shares=True)
+
+    def _all_mixed(self, numbers_of_decodes: Iterable[int], *, shares: bool) -> Iterator[StepShape]:
+        for num_decodes in (min(number, self._most_rows) for number in numbers_of_decodes):
+            for num_tokens in (*_PADDED_TOKENS, self._most_tokens):
+                if num_decodes < num_tokens <= self._most_tokens:
+                    yield self._ending(self._mixed(num_tokens, num_decodes, 1, shares=shares))
+            if self._most_rows > FEW:
+                yield self._ending(self._mixed(self._most_tokens, num_decodes, FEW + 1, shares=shares))
 
     def _mixed(self, num_tokens: int, num_decodes: int, num_chunks: int, *, shares: bool) -> StepShape:
         num_tokens = min(_padded(num_tokens), self._most_tokens)

@@ -121,6 +121,7 @@ class CudaExecutor:
             flight = self._flight(plan.step, plan.output_indices[plan.samples], plan.num_steps)
             self._take(plan, flight, shape, hidden)
             flight.done.record(self._stream)
+            self._graphs.capture_due()
         self._flights.append(flight)
         return plan.step
 

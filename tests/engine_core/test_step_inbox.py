@@ -6,11 +6,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from headwater.engine_core.config import EngineConfig
 from headwater.engine_core.executor import StepPlan
 from headwater.engine_core.step_inbox import NUM_UPDATES, StepInbox
-from headwater.engine_core.step_shapes import NO_TILES, StepShapes
+from headwater.engine_core.step_shapes import FEW, NO_TILES, StepShapes
 
 CONFIG = EngineConfig(num_blocks=600, max_model_len=4096, max_num_seqs=100, max_num_batched_tokens=4096)
 
@@ -27,6 +29,7 @@ class Tiles:
 
 
 SHAPES = StepShapes(CONFIG, Tiles())  # type: ignore[arg-type]  # no GPU here
+LIKELY = set(SHAPES.likely())
 
 
 def step(*spans: tuple[int, int, int], samples: list[bool] | None = None, step: int = 1) -> StepPlan:
@@ -49,13 +52,34 @@ def step(*spans: tuple[int, int, int], samples: list[bool] | None = None, step: 
     )
 
 
+@given(
+    num_decodes=st.integers(0, 99),
+    lens=st.lists(st.integers(2, 300), min_size=1, max_size=99),
+    shares=st.booleans(),
+    is_full=st.booleans(),
+)
+def test_what_recurs_is_prepared_but_small_steps_of_many_prompts(
+    num_decodes: int, lens: list[int], shares: bool, is_full: bool
+) -> None:
+    num_decodes = min(num_decodes, CONFIG.max_num_seqs - len(lens))
+    room = CONFIG.max_num_batched_tokens - num_decodes - sum(lens[1:])
+    if is_full and room > 1:
+        lens = [room, *lens[1:]]
+    counts = [1] * num_decodes + lens
+    plan = replace(step(*((row, 7, count) for row, count in enumerate(counts))), shares=shares)
+    if plan.num_tokens <= CONFIG.max_num_batched_tokens:
+        shape, _ = SHAPES.of(plan)
+        is_many = len(lens) > FEW and plan.num_tokens < CONFIG.max_num_batched_tokens
+        assert shape in LIKELY or is_many or not SHAPES.recurs(shape)
+
+
 @pytest.mark.parametrize("num_rows", [1, 3, 17, 99, 100])
 def test_a_decode_step_is_padded_to_a_size_that_recurs(num_rows: int) -> None:
     shape, tiles = SHAPES.of(step(*((row, 7, 1) for row in range(num_rows))))
     assert shape.is_decode
     assert num_rows <= shape.num_tokens == shape.num_decodes <= max(num_rows * 2, 16)
     assert tiles is NO_TILES
-    assert shape in list(SHAPES.likely()) or shape.shares
+    assert shape in LIKELY
 
 
 @pytest.mark.parametrize(
