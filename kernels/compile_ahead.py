@@ -18,7 +18,7 @@ from triton import AsyncCompileMode, FutureKernel
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 MAX_THREADS = 16
-"""Of which each takes some 30 MiB, and the assembler that it calls up to 110 more."""
+"""Of which each takes some 22 MiB, and the assembler that it calls up to 108 more."""
 
 
 class CompileAhead(AsyncCompileMode):  # type: ignore[misc]  # Triton has no types
