@@ -6,17 +6,17 @@ are read by `shared_prefix_attention` into the same partial results, so sharing 
 
 from __future__ import annotations
 
-import functools
 import math
 
 import torch
 import triton
 import triton.language as tl
 
-from headwater.kernels.decode_plan import DecodePlan
+from headwater.kernels.decode_plan import FEW_ROWS, DecodePlan, num_multiprocessors
 from headwater.kernels.dependent_launch import launch_options, release_dependents, wait_for_inputs
 from headwater.kernels.hopper_attention import serves
 from headwater.kernels.hopper_decode_attention import hopper_decode_attention
+from headwater.kernels.hopper_decode_splits import hopper_decode_splits
 from headwater.kernels.online_softmax import (
     HALF,
     LOG2_E,
@@ -64,9 +64,10 @@ def decode_attention(
     assert SPLIT % block_size == 0
     assert q.is_contiguous()
     assert out.is_contiguous()
-    if k_scale is None and plan.is_direct and serves(q, k_cache):
-        hopper_decode_attention(q, k_cache, v_cache, seq_lens, table_rows, block_tables, plan, out, dependent=dependent)
-        return False
+    if k_scale is None and serves(q, k_cache) and (plan.is_direct or num_rows in FEW_ROWS):
+        attend = hopper_decode_attention if plan.is_direct else hopper_decode_splits
+        attend(q, k_cache, v_cache, seq_lens, table_rows, block_tables, plan, out, dependent=dependent)
+        return not plan.is_direct
     is_fp8 = is_paired(k_cache)
     stride_block, stride_head, stride_slot, _ = as_pairs(k_cache).stride()
     _decode_splits[(_num_programs(plan, num_rows, k_cache),)](
@@ -112,13 +113,8 @@ def decode_attention(
 
 
 def _num_programs(plan: DecodePlan, num_rows: int, k_cache: torch.Tensor) -> int:
-    most = MAX_PROGRAMS if plan.is_direct else RESIDENT_PROGRAMS * _num_multiprocessors(k_cache.device)
+    most = MAX_PROGRAMS if plan.is_direct else RESIDENT_PROGRAMS * num_multiprocessors(k_cache.device)
     return min(num_rows * plan.max_splits * k_cache.shape[1], most)
-
-
-@functools.cache
-def _num_multiprocessors(device: torch.device) -> int:
-    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 2
 
 
 def decode_attention_twin(

@@ -134,14 +134,14 @@ def _decode_rows(
                 if i + STAGES < num_tiles:
                     _copy(source, rings, first + (i + STAGES) * TILE, turn + i + STAGES, shape)
             turn += num_tiles
-            b_sum = gl.convert_layout(_row_sums(b_l), row)
+            b_sum = gl.convert_layout(row_sums(b_l), row)
 
             num_splits = (seq_len + SPLIT - 1) // SPLIT
             is_last = True
             if num_splits > 1:
                 o_partials = i_row * MAX_SPLITS * (NUM_KV_HEADS * GROUP) + i_kv * GROUP + o_r
                 partials = (p_partial_acc, p_partial_ml, o_partials, is_head, o_d)
-                _store(partials, i_split, b_m, b_sum, b_acc, NUM_KV_HEADS * GROUP, HEAD_DIM)
+                store_partial(partials, i_split, b_m, b_sum, b_acc, NUM_KV_HEADS * GROUP, HEAD_DIM)
                 gl.thread_barrier()
                 p_count = p_arrived + i_row * NUM_KV_HEADS + i_kv
                 is_last = gl.atomic_add(p_count, 1, sem="acq_rel", scope="gpu") == num_splits - 1
@@ -213,7 +213,7 @@ def _attend(b_q, rings, turn, first, b_last, qk_scale, b_m, b_l, b_acc, flat: gl
     STAGES: gl.constexpr = shape[3]
     slot = turn % STAGES
     hopper.mbarrier.wait(ready.index(slot), turn // STAGES & 1)
-    b_left, b_right = _scores(b_q, k_ring.index(2 * slot), HALF), _scores(b_q, k_ring.index(2 * slot + 1), HALF)
+    b_left, b_right = scores(b_q, k_ring.index(2 * slot), HALF), scores(b_q, k_ring.index(2 * slot + 1), HALF)
     b_left, b_right = hide(b_left, b_right, first, b_last, HALF)
     b_m_new = gl.maximum(b_m, reference(b_left, b_right, qk_scale))
     b_shift = finite(b_m_new)
@@ -222,33 +222,33 @@ def _attend(b_q, rings, turn, first, b_last, qk_scale, b_m, b_l, b_acc, flat: gl
     b_sums = fold(gl.convert_layout(fold(b_left + b_right), flat))
     b_l = gl.fma(b_l, spread(b_alpha, b_l), b_sums)
     b_acc = b_acc * spread(b_alpha, b_acc)
-    b_acc = _weighted(b_left.to(k_ring.dtype), v_ring.index(2 * slot), b_acc)
-    b_acc = _weighted(b_right.to(k_ring.dtype), v_ring.index(2 * slot + 1), b_acc)
+    b_acc = weighted(b_left.to(k_ring.dtype), v_ring.index(2 * slot), b_acc)
+    b_acc = weighted(b_right.to(k_ring.dtype), v_ring.index(2 * slot + 1), b_acc)
     return b_m_new, b_l, b_acc
 
 
 @gluon.jit
-def _scores(b_q, k_half, HALF: gl.constexpr):
+def scores(b_q, keys, NUM_KEYS: gl.constexpr):
     layout: gl.constexpr = b_q.type.layout.parent
-    b_k = k_half.permute((1, 0)).load(gl.DotOperandLayout(1, layout, 2))
-    return hopper.mma_v2(b_q, b_k, gl.full([b_q.shape[0], HALF], 0.0, gl.float32, layout))
+    b_k = keys.permute((1, 0)).load(gl.DotOperandLayout(1, layout, 2))
+    return hopper.mma_v2(b_q, b_k, gl.full([b_q.shape[0], NUM_KEYS], 0.0, gl.float32, layout))
 
 
 @gluon.jit
-def _weighted(b_p, v_half, b_acc):
+def weighted(b_p, values, b_acc):
     layout: gl.constexpr = b_acc.type.layout
-    b_v = v_half.load(gl.DotOperandLayout(1, layout, 2))
+    b_v = values.load(gl.DotOperandLayout(1, layout, 2))
     return hopper.mma_v2(gl.convert_layout(b_p, gl.DotOperandLayout(0, layout, 2)), b_v, b_acc)
 
 
 @gluon.jit
-def _row_sums(b_l):
+def row_sums(b_l):
     b_left, b_right = gl.split(fold(fold(fold(b_l))))
     return b_left + b_right
 
 
 @gluon.jit
-def _store(partials, i_split, b_m, b_l, b_acc, NUM_Q_HEADS: gl.constexpr, HEAD_DIM: gl.constexpr):
+def store_partial(partials, i_split, b_m, b_l, b_acc, NUM_Q_HEADS: gl.constexpr, HEAD_DIM: gl.constexpr):
     p_partial_acc, p_partial_ml, o_partials, is_head, o_d = partials
     o_partial = (o_partials + i_split * NUM_Q_HEADS).to(gl.int64)
     gl.store(p_partial_acc + o_partial[:, None] * HEAD_DIM + o_d[None, :], b_acc, mask=is_head[:, None])

@@ -14,11 +14,12 @@ from headwater.kernels.online_softmax import HALF
 from headwater.kernels.paged_cache import as_pairs
 
 
-def as_ring_source(cache: torch.Tensor) -> TensorDescriptor:
+def as_ring_source(cache: torch.Tensor, num_keys: int = HALF) -> TensorDescriptor:
+    """To be copied so many keys at a time."""
     cache = as_pairs(cache)
     width = cache.shape[3]
-    layout = gl.NVMMASharedLayout.get_default_for([HALF, width], gl.bfloat16)
-    return TensorDescriptor.from_tensor(cache.view(-1, width), [HALF, width], layout)
+    layout = gl.NVMMASharedLayout.get_default_for([num_keys, width], gl.bfloat16)
+    return TensorDescriptor.from_tensor(cache.view(-1, width), [num_keys, width], layout)
 
 
 @gluon.jit

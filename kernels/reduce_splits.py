@@ -6,7 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
-from headwater.kernels.decode_plan import DecodePlan
+from headwater.kernels.decode_plan import FEW_ROWS, DecodePlan
 from headwater.kernels.dependent_launch import launch_options, release_dependents, wait_for_inputs
 from headwater.kernels.online_softmax import SPLIT, finish, merge_states
 
@@ -40,6 +40,7 @@ def reduce_splits(
         DIRECT=plan.is_direct,
         HAS_SCALE=v_scale is not None,
         DEPENDENT=dependent,
+        EARLY=v_scale is None and num_rows in FEW_ROWS,
         num_warps=4 if heads > 1 else 1,
         **launch_options(dependent),
     )
@@ -64,14 +65,19 @@ def _reduce_splits(
     DIRECT: tl.constexpr,
     HAS_SCALE: tl.constexpr,
     DEPENDENT: tl.constexpr,
+    EARLY: tl.constexpr,
 ):
     i_row = tl.program_id(0)
     b_head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
     o_d = tl.arange(0, HEAD_DIM)
     num_splits = (tl.load(p_seq_len + i_row) + SPLIT - 1) // SPLIT
     first = (i_row * MAX_SPLITS if DIRECT else tl.load(p_first_partial + i_row)).to(tl.int64)
+    if EARLY:
+        # The product that follows has its weights in shared memory when the last programs of attention end.
+        release_dependents(DEPENDENT)
     wait_for_inputs(DEPENDENT)
-    release_dependents(DEPENDENT)
+    if not EARLY:
+        release_dependents(DEPENDENT)
     if i_row + tl.program_id(1) == 0:
         # The next layer draws its tickets anew.
         tl.store(p_count + 3, 0)
