@@ -110,9 +110,9 @@ class StepShapes:
         """Of the likely shapes so many that they launch what all do; what takes longest to compile comes first."""
         noted: set[object] = set()
         for shape in sorted(self.likely(), key=lambda shape: (shape.is_decode, -shape.num_tokens)):
-            # The first decides about products, the others about attention.
+            # The first decides about products, the others about attention, the last of them in the last layer.
             rows = shape.num_decodes, shape.shares, shape.num_tokens <= DEPENDENT_ROWS
-            parts = {shape.num_tokens, (shape.num_tokens, shape.num_tiles), rows}
+            parts = {shape.num_tokens, (shape.num_tokens, shape.num_tiles), rows, (shape.num_ends, shape.shares)}
             if not parts <= noted:
                 noted |= parts
                 yield shape
@@ -137,7 +137,7 @@ class StepShapes:
 
     def _mixed(self, num_tokens: int, num_decodes: int, num_chunks: int, *, shares: bool) -> StepShape:
         num_tokens = min(_padded(num_tokens), self._most_tokens)
-        num_chunks = min(FEW if num_chunks <= FEW else self._most_rows, num_tokens)
+        num_chunks = min(self._room_for_chunks(num_chunks), num_tokens)
         return StepShape(
             num_tokens=num_tokens,
             num_decodes=self._room_for(num_decodes, num_tokens),
@@ -147,9 +147,14 @@ class StepShapes:
         )
 
     def _ending(self, shape: StepShape) -> StepShape:
-        """The same, but only the rows' last tokens leave the last layer, where that is much less."""
-        num_ends = self.num_rows(min(shape.num_decodes + shape.num_chunks, self._most_rows))
+        """The same, but only the rows' last tokens leave the last layer, where that is much less. However many chunks
+        there are, their room is one of two: what the last layer launches was launched before."""
+        num_rows = shape.num_decodes + self._room_for_chunks(shape.num_chunks)
+        num_ends = self.num_rows(min(num_rows, self._most_rows))
         return replace(shape, num_ends=num_ends) if 2 * num_ends <= shape.num_tokens else shape
+
+    def _room_for_chunks(self, num_chunks: int) -> int:
+        return FEW if num_chunks <= FEW else self._most_rows
 
     def _room_for(self, num_decodes: int, num_tokens: int) -> int:
         """Decoding rows of a step with prompt tokens, padded: kernels are compiled for the sizes of decode steps."""

@@ -7,6 +7,7 @@ import contextlib
 import inspect
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import count
 from types import SimpleNamespace
 from typing import Any
 
@@ -156,35 +157,44 @@ def sampling(rng: np.random.Generator) -> SamplingParams:
 
 
 @pytest.mark.parametrize(
-    ("budget", "kv_dtype", "gemv"), [(8192, torch.bfloat16, False), (2048, torch.float8_e4m3fn, True)]
+    ("budget", "max_num_seqs", "kv_dtype", "gemv"),
+    [(8192, 96, torch.bfloat16, False), (2048, 96, torch.float8_e4m3fn, True), (8192, 3, torch.bfloat16, True)],
 )
 def test_nothing_is_compiled_that_was_not_compiled_ahead(
-    launches: Launches, budget: int, kv_dtype: torch.dtype, gemv: bool
+    launches: Launches, budget: int, max_num_seqs: int, kv_dtype: torch.dtype, gemv: bool
 ) -> None:
     assert gemm.choose(1, 1024, 1024) is not None
-    config = replace(CONFIG, max_num_batched_tokens=budget)
+    config = replace(CONFIG, max_num_batched_tokens=budget, max_num_seqs=max_num_seqs)
     device = executor(config, kv_dtype, gemv=gemv)
     ahead = set(launches.seen)
     assert len(ahead) > 20
     device.prepare_first()
     while device.prepare():
         pass
-    rng, engine, key = np.random.default_rng(int(gemv)), Engine(config, device), 0
+    rng, engine, keys = np.random.default_rng(int(gemv)), Engine(config, device), count()
+
+    def add(prompt_len: int, common: int = 0) -> None:
+        prompt_ids = [7] * common + rng.integers(1, 512, prompt_len).tolist()
+        engine.add(NewRequest(key=next(keys), prompt_ids=prompt_ids, output_ids=[], sampling=sampling(rng)))
+
     for _ in range(12):
-        common = [7] * int(rng.choice([0, 700]))
-        longest = int(rng.choice([4, 40, 400, 1500]))
+        common, longest = int(rng.choice([0, 700])), int(rng.choice([4, 40, 400, 1500]))
         for _ in range(int(rng.choice([1, 2, 5, 20, 110]))):
-            key += 1
-            prompt_ids = common + rng.integers(1, 512, rng.integers(1, longest)).tolist()
-            engine.add(NewRequest(key=key, prompt_ids=prompt_ids, output_ids=[], sampling=sampling(rng)))
+            add(int(rng.integers(1, longest)), common)
         while engine.has_work() and rng.random() < 0.99:
             engine.step()
     while engine.has_work():
         engine.step()
+    # Steps of no usual size, with few rows and with many.
+    for prompt_lens in ([3000], [1200, 1300], [900] * 5, [*[5] * 20, 2500]):
+        for prompt_len in prompt_lens:
+            add(prompt_len)
+        while engine.has_work():
+            engine.step()
     words = -(-MODEL.vocab_size // 32)
-    for step, num_rows in enumerate((1, 2, 3, 17, 96)):
+    for step, num_rows in enumerate(n for n in (1, 2, 3, 17, 96) if n <= max_num_seqs):
         rows = np.arange(num_rows, dtype=np.int32)
         masks = np.full((num_rows, words), -1, np.int32)
         device.retire(device.draw(DrawPlan(step=step, rows=rows, positions=rows + 5, output_indices=rows, masks=masks)))
     new = launches.seen - ahead
-    assert not new, sorted(map(str, new))
+    assert not new, "\n".join(sorted(str(x)[:400] for x in new))

@@ -90,7 +90,7 @@ def test_a_decode_step_is_padded_to_a_size_that_recurs(num_rows: int) -> None:
         ([(0, 0, 300)], 320, 0, 64),
         ([(3, 9, 1), (0, 0, 2000)], 2048, 64, 100),
         ([(row, 9, 1) for row in range(70)] + [(99, 0, 4026)], 4096, 100, 100),
-        ([(3, 9, 1), (0, 0, 3000)], 3001, 64, 80),
+        ([(3, 9, 1), (0, 0, 3000)], 3001, 64, 100),
     ],
 )
 def test_a_step_with_prompt_tokens_is_padded_where_launches_would_show(
