@@ -136,9 +136,7 @@ def run(
     kv_cache_dtype: Annotated[str, typer.Option(help="auto, or fp8 on a GPU")] = "auto",
     gemv: Annotated[bool, typer.Option("--gemv", help="kernels of their own for steps of one row, on a GPU")] = False,
     threads: Annotated[int, typer.Option(help="of a CPU; 0: torch decides")] = 0,
-    runs: Annotated[
-        int, typer.Option(help="measured runs after one that is not; a GPU's first captures steps that recur")
-    ] = 2,
+    runs: Annotated[int, typer.Option(help="measured runs after one that is not")] = 2,
     dry_run: Annotated[bool, typer.Option(help="a small part of each workload, on a tiny model")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON only, a line as soon as it is known")] = False,
 ) -> None:

@@ -137,7 +137,7 @@ class StepShapes:
 
     def _mixed(self, num_tokens: int, num_decodes: int, num_chunks: int, *, shares: bool) -> StepShape:
         num_tokens = min(_padded(num_tokens), self._most_tokens)
-        num_chunks = min(self._room_for_chunks(num_chunks), num_tokens)
+        num_chunks = min(self._room(num_chunks), num_tokens)
         return StepShape(
             num_tokens=num_tokens,
             num_decodes=self._room_for(num_decodes, num_tokens),
@@ -149,16 +149,16 @@ class StepShapes:
     def _ending(self, shape: StepShape) -> StepShape:
         """The same, but only the rows' last tokens leave the last layer, where that is much less. However many chunks
         there are, their room is one of two: what the last layer launches was launched before."""
-        num_rows = shape.num_decodes + self._room_for_chunks(shape.num_chunks)
+        num_rows = shape.num_decodes + self._room(shape.num_chunks)
         num_ends = self.num_rows(min(num_rows, self._most_rows))
         return replace(shape, num_ends=num_ends) if 2 * num_ends <= shape.num_tokens else shape
 
-    def _room_for_chunks(self, num_chunks: int) -> int:
-        return FEW if num_chunks <= FEW else self._most_rows
+    def _room(self, count: int) -> int:
+        return FEW if count <= FEW else self._most_rows
 
     def _room_for(self, num_decodes: int, num_tokens: int) -> int:
         """Decoding rows of a step with prompt tokens, padded: kernels are compiled for the sizes of decode steps."""
-        return min(FEW if num_decodes <= FEW else self._most_rows, self._most_rows, num_tokens) if num_decodes else 0
+        return min(self._room(num_decodes), self._most_rows, num_tokens) if num_decodes else 0
 
 
 def num_decodes(plan: StepPlan) -> int:

@@ -12,8 +12,9 @@ import torch
 import triton
 import triton.language as tl
 
-from headwater.kernels.decode_plan import FEW_ROWS, DecodePlan, num_multiprocessors
+from headwater.kernels.decode_plan import FEW_ROWS, DecodePlan
 from headwater.kernels.dependent_launch import launch_options, release_dependents, wait_for_inputs
+from headwater.kernels.device import num_multiprocessors
 from headwater.kernels.hopper_attention import serves
 from headwater.kernels.hopper_decode_attention import hopper_decode_attention
 from headwater.kernels.hopper_decode_splits import hopper_decode_splits

@@ -6,7 +6,6 @@ shared items, read once for up to `rows_per_tile` rows. Runs inside a CUDA graph
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass, replace
 
 import torch
@@ -22,11 +21,6 @@ FEW_ROWS = range(17, 65)
 """Numbers of rows whose splits `hopper_decode_splits` computes, and beside whose merge the next kernel starts: measured
 to be faster for these, and no faster for others (docs/benchmarks.md, "Some dozen rows")."""
 _STRIPES = 8
-
-
-@functools.cache
-def num_multiprocessors(device: torch.device) -> int:
-    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,13 +6,13 @@ they gate, side by side in one product: that of `gemm`, to the bit, rounded as i
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
 
 import torch
 import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from headwater.kernels.device import num_multiprocessors
 from headwater.kernels.silu_mul import gated
 
 
@@ -54,7 +54,7 @@ def gated_gemm(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, tiles: 
     m, k = x.shape
     n = out.shape[1]
     num_tiles = triton.cdiv(m, tiles.block_m) * (n // tiles.block_n)
-    _gated_gemm[(min(num_tiles, _num_processors(x.device)),)](
+    _gated_gemm[(min(num_tiles, num_multiprocessors(x.device)),)](
         TensorDescriptor.from_tensor(x, [tiles.block_m, tiles.block_k]),
         TensorDescriptor.from_tensor(weight.view(2, n, k), [2, tiles.block_n, tiles.block_k]),
         TensorDescriptor.from_tensor(out, [tiles.block_m, tiles.block_n]),
@@ -69,11 +69,6 @@ def gated_gemm(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, tiles: 
         FLATTEN=tiles.flatten,
         num_warps=tiles.num_warps,
     )
-
-
-@cache
-def _num_processors(device: torch.device) -> int:
-    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 4
 
 
 @triton.jit(do_not_specialize=["m"])

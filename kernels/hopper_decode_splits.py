@@ -1,4 +1,4 @@
-"""Decode attention of many rows on Hopper: the splits of `decode_attention`, to the bit, without a pause between them.
+"""Decode attention of some dozen rows on Hopper: the splits of `decode_attention`, to the bit, no pause between them.
 
 A warp copies what all items of a program read into one ring, one item after another: keys of the next are on their way
 while one ends, and the first before the kernel before this one has ended. That counts where rows are few or short.
@@ -14,7 +14,8 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia import hopper
 
 from headwater.kernels import dependent_launch
-from headwater.kernels.decode_plan import DecodePlan, num_multiprocessors
+from headwater.kernels.decode_plan import DecodePlan
+from headwater.kernels.device import num_multiprocessors
 from headwater.kernels.hopper_attention import finite, fold, hide, reference, spread, weigh
 from headwater.kernels.hopper_decode_attention import (
     release_dependents,
@@ -49,8 +50,7 @@ def hopper_decode_splits(
     dependent: bool,
 ) -> None:
     """Arguments as `decode_attention`, without scales; `reduce_splits` follows. With `dependent`, the kernel before
-    this one is the one that writes q and the newest keys and values, and it releases this one only once it has begun
-    in earnest."""
+    this one may still be writing queries and the newest keys and values, and nothing else that is read here."""
     num_rows, num_q_heads, head_dim = q.shape
     num_kv_heads, block_size = k_cache.shape[1], k_cache.shape[2]
     num_programs = min(num_rows * plan.max_splits * num_kv_heads, RESIDENT_PROGRAMS * num_multiprocessors(q.device))

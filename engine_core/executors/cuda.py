@@ -21,7 +21,7 @@ from headwater.engine_core.models.one_row import OneRow
 from headwater.engine_core.platforms.cuda import DEPENDENT_ROWS, AttentionPlan, CudaPlatform
 from headwater.engine_core.pooling import Pools
 from headwater.engine_core.request import TokenLogprobs
-from headwater.engine_core.step_inbox import StepInbox, Words
+from headwater.engine_core.step_inbox import StepInbox
 from headwater.engine_core.step_shapes import StepShape, StepShapes
 from headwater.kernels.step_rows import load_tokens, store_tokens, store_tokens_and_advance
 
@@ -296,8 +296,8 @@ class CudaExecutor:
         self._platform.refresh(attention)
         ends = None
         if shape.num_ends:
-            ends = Ends(words.end_tokens, self._ends_plan(words, shape))
-            self._platform.refresh(ends.attention_plan)
+            plan = self._platform.plan_ends(words.end_lens, words.end_rows, table.block_ids, shares=shape.shares)
+            ends = Ends(words.end_tokens, plan)
         batch = ForwardBatch(
             token_ids=token_ids,
             positions=words.positions,
@@ -308,23 +308,6 @@ class CudaExecutor:
             sampled=slots[:0],
         )
         return self._decoder.forward(batch, self._kv_cache, attention, ends=ends, num_layers=num_layers)
-
-    def _ends_plan(self, words: Words, shape: StepShape) -> AttentionPlan:
-        """Of the last layer, where every row decodes."""
-        nothing = words.rows[:0]
-        return AttentionPlan(
-            num_decodes=shape.num_ends,
-            seq_lens=words.end_lens,
-            table_rows=words.end_rows,
-            block_tables=self._table.block_ids,
-            decode=self._platform.ends_plan,
-            shares=shape.shares,
-            chunk_lens=nothing,
-            chunk_rows=nothing,
-            query_starts=nothing,
-            tiles=nothing.view(-1, 2),
-            dependent=False,
-        )
 
     def _draw(self, hidden: torch.Tensor) -> None:
         rows, positions, outputs, _ = self._inbox.draws[:, : len(hidden)].unbind()

@@ -82,8 +82,7 @@ class CudaPlatform:
             )
             for max_rows in sorted({1, max_num_seqs})
         ]
-        self.ends_plan = self._decode_plans[-1].beside()
-        """The workspace for those rows of the last layer that are looked at."""
+        self._ends_plan = self._decode_plans[-1].beside()
 
     def decode_plan(self, num_rows: int) -> DecodePlan:
         """The workspace for this many decoding rows: a single row has one of its own, which needs no work list."""
@@ -91,6 +90,9 @@ class CudaPlatform:
 
     def plan_attention(self, batch: ForwardBatch, *, of_ends: bool = False) -> AttentionPlan:
         """Rows of one token at the front of the batch take the decode kernels; one elsewhere is a chunk of one."""
+        if of_ends:
+            lens, rows = self._to_device(batch.starts + 1), self._to_device(np.arange(len(batch.starts)))
+            return self.plan_ends(lens, rows, batch.block_tables, shares=len(rows) >= SHARING_ROWS)
         longer = np.flatnonzero(batch.counts != 1)
         n = int(longer[0]) if len(longer) else len(batch.counts)
         seq_lens, table_rows = batch.starts + batch.counts, np.arange(len(batch.counts))
@@ -99,13 +101,34 @@ class CudaPlatform:
             seq_lens=self._to_device(seq_lens[:n]),
             table_rows=self._to_device(table_rows[:n]),
             block_tables=batch.block_tables,
-            decode=self.ends_plan if of_ends else self.decode_plan(n),
+            decode=self.decode_plan(n),
             shares=n >= SHARING_ROWS,
             chunk_lens=self._to_device(seq_lens[n:]),
             chunk_rows=self._to_device(table_rows[n:]),
             query_starts=self._to_device(n + np.concatenate(([0], np.cumsum(batch.counts[n:])))),
             tiles=self._to_device(self.list_tiles(batch.counts[n:], batch.starts[n:])),
             dependent=len(batch.token_ids) <= DEPENDENT_ROWS,
+        )
+        self.refresh(plan)
+        return plan
+
+    def plan_ends(
+        self, seq_lens: torch.Tensor, table_rows: torch.Tensor, block_tables: torch.Tensor, *, shares: bool
+    ) -> AttentionPlan:
+        """Of the last layer, where every row that is looked at decodes; beside that of the other layers."""
+        nothing = seq_lens[:0]
+        plan = AttentionPlan(
+            num_decodes=len(seq_lens),
+            seq_lens=seq_lens,
+            table_rows=table_rows,
+            block_tables=block_tables,
+            decode=self._ends_plan,
+            shares=shares,
+            chunk_lens=nothing,
+            chunk_rows=nothing,
+            query_starts=nothing,
+            tiles=nothing.view(-1, 2),
+            dependent=False,
         )
         self.refresh(plan)
         return plan

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from headwater.bench.workloads import TINY
 from headwater.engine_core import weights
 from headwater.engine_core.batch import make_batch
 from headwater.engine_core.executor import StepPlan
@@ -15,22 +16,7 @@ from headwater.engine_core.platforms.cpu import CpuPlatform
 
 BLOCK_SIZE, MAX_LEN = 16, 128
 COUNTS = [1, 30, 17, 1, 64]
-MODEL = ModelConfig(
-    architecture="Qwen3ForCausalLM",
-    vocab_size=300,
-    hidden_size=64,
-    intermediate_size=96,
-    num_layers=3,
-    num_heads=4,
-    num_kv_heads=2,
-    head_dim=32,
-    max_position_embeddings=MAX_LEN,
-    rms_norm_eps=1e-6,
-    rope_theta=10_000.0,
-    rope_scaling=None,
-    tie_word_embeddings=False,
-    qkv_bias=False,
-)
+MODEL = ModelConfig.from_hf(TINY)
 
 
 class Watched(CpuPlatform):
@@ -48,7 +34,8 @@ class Watched(CpuPlatform):
 def test_only_tokens_that_are_looked_at_pass_the_last_layer(samples: list[bool]) -> None:
     platform = Watched(MODEL, BLOCK_SIZE)
     platform.num_rows = []
-    decoder = Decoder(MODEL, weights.dummy(MODEL, torch.float32, torch.device("cpu")), platform, MAX_LEN)
+    tensors = weights.dummy(MODEL, torch.float32, torch.device("cpu"))
+    decoder = Decoder(MODEL, tensors | {"lm_head": tensors["embed"]}, platform, MAX_LEN)
     rows, nothing = np.arange(len(COUNTS), dtype=np.int32), np.empty(0, np.int32)
     plan = StepPlan(
         step=0,
@@ -64,7 +51,7 @@ def test_only_tokens_that_are_looked_at_pass_the_last_layer(samples: list[bool])
         output_indices=0 * rows,
         holds=np.zeros(len(rows), np.bool_),
     )
-    tokens = torch.randint(300, (len(rows), MAX_LEN), dtype=torch.int32)
+    tokens = torch.randint(MODEL.vocab_size, (len(rows), MAX_LEN), dtype=torch.int32)
     blocks = torch.arange(1, 1 + len(rows) * 8, dtype=torch.int32).view(len(rows), 8)
     batch = make_batch(plan, tokens, blocks, BLOCK_SIZE)
     whole_cache = torch.zeros(MODEL.num_layers, 2, 50, MODEL.num_kv_heads, BLOCK_SIZE, MODEL.head_dim)
@@ -76,5 +63,5 @@ def test_only_tokens_that_are_looked_at_pass_the_last_layer(samples: list[bool])
     assert torch.equal(ends, whole[batch.sampled])
     assert torch.equal(cache, whole_cache)
     # Of a layer's four products the first makes keys and values.
-    assert products == [sum(COUNTS)] * 12
-    assert platform.num_rows == [sum(COUNTS)] * 9 + [sum(samples)] * 3 * any(samples)
+    assert products == [sum(COUNTS)] * 8
+    assert platform.num_rows == [sum(COUNTS)] * 5 + [sum(samples)] * 3 * any(samples)
