@@ -63,13 +63,13 @@ class Bench:
         self._rng, self._keys = np.random.default_rng(0), count()
 
     def run(self, workload: Workload) -> tuple[float, int]:
-        """Seconds and steps."""
-        requests = list(self._requests(workload))
+        requests = list(self.requests(workload))
         if workload.is_cached:
-            self._answer([self._short(request) for request in requests])
-        return self._answer(requests)
+            self.answer([self.again(request, max_tokens=1) for request in requests])
+        return self.answer(requests)
 
-    def _answer(self, requests: list[NewRequest]) -> tuple[float, int]:
+    def answer(self, requests: list[NewRequest]) -> tuple[float, int]:
+        """Seconds and steps that they take when they come at once."""
         start, steps, num_left = time.perf_counter(), 0, len(requests)
         for request in requests:
             self.engine.add(request)
@@ -82,11 +82,12 @@ class Bench:
             self.engine.step()
         return seconds, steps
 
-    def _short(self, request: NewRequest) -> NewRequest:
-        """The same prompt with an answer of one token."""
-        return replace(request, key=next(self._keys), sampling=replace(request.sampling, max_tokens=1))
+    def again(self, request: NewRequest, *, max_tokens: int) -> NewRequest:
+        """The same prompt with an answer of this length."""
+        return replace(request, key=next(self._keys), sampling=replace(request.sampling, max_tokens=max_tokens))
 
-    def _requests(self, workload: Workload) -> Iterator[NewRequest]:
+    def requests(self, workload: Workload) -> Iterator[NewRequest]:
+        """With prompts of their own."""
         high = min(self._model.vocab_size, 151_000)
         prefix = self._rng.integers(10, high, workload.shared_prefix_len).tolist()
         for prompt_len, output_len in zip(workload.prompt_lens, workload.output_lens, strict=True):

@@ -36,6 +36,7 @@ BENCHMARKS = {
     "fairness": ("fairness", "What ten tenants are given of a line when one of them asks for far too much."),
     "isolation": ("isolation", "Whether a tenant feels in its first tokens what another has cached."),
     "kernels": ("gpu_kernels", "Time and check the kernels on a GPU."),
+    "kv-swap": ("kv_swap", "Prompts that a GPU's cache has forgotten: computed again, or back from host memory."),
     "attention": ("attention_library", "Prefill attention on a GPU beside the library's, at the limit of power."),
 }
 """Name → module and one line of help."""

@@ -71,6 +71,9 @@ WORKLOADS = (
 class TimedExecutor:
     """Adds up the time that the executor under it takes."""
 
+    swapper = None
+    """None is asked for."""
+
     def __init__(self, executor: SimulatedExecutor) -> None:
         self.seconds = 0.0
         self._executor = executor

@@ -7,7 +7,7 @@ for something else; the list is ordered by worth: blocks without a hash first, t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 NULL_BLOCK = 0
 
@@ -21,6 +21,8 @@ class BlockPool:
         self.ref_counts = [0] * num_blocks
         self.num_shared = 0
         """Blocks held more than once."""
+        self.elsewhere: Collection[bytes] = ()
+        """Hashes that another tier has too: cached as long as either has them."""
         # A ring through the free blocks; NULL_BLOCK's links are its two ends. Lists, because single elements are read
         # several times faster than from numpy arrays.
         self._next = [*range(1, num_blocks), NULL_BLOCK]
@@ -45,7 +47,8 @@ class BlockPool:
             if (block_hash := hash_of[block]) is not None:
                 hash_of[block] = None
                 del block_of[block_hash]
-                self._evicted.append(block_hash)
+                if block_hash not in self.elsewhere:
+                    self._evicted.append(block_hash)
         self._link(NULL_BLOCK, following[block])
         self.num_free -= count
         return blocks
@@ -81,20 +84,29 @@ class BlockPool:
         return sum(self.ref_counts[block] == 0 for block in blocks)
 
     def cache(self, block: int, block_hash: bytes) -> bool:
-        """Lets a held block be found by its hash; false if another block already is."""
+        """Lets a held block be found by its hash, unless another already is; whether the hash was cached nowhere."""
         assert self.ref_counts[block] > 0
         assert self._hash_of[block] is None, f"block {block} is cached already"
         if block_hash in self._block_of:
             return False
         self._block_of[block_hash] = block
         self._hash_of[block] = block_hash
-        return True
+        return block_hash not in self.elsewhere
 
     def find(self, block_hash: bytes) -> int | None:
         return self._block_of.get(block_hash)
 
+    def hash_of(self, block: int) -> bytes | None:
+        """By which it can be found."""
+        return self._hash_of[block]
+
     def cached_hashes(self) -> list[bytes]:
-        return list(self._block_of)
+        return [*self._block_of, *(block_hash for block_hash in self.elsewhere if block_hash not in self._block_of)]
+
+    def note_gone(self, block_hash: bytes) -> None:
+        """It is elsewhere no more."""
+        if block_hash not in self._block_of:
+            self._evicted.append(block_hash)
 
     def take_evicted(self) -> list[bytes]:
         """Hashes that were lost since the last call, in order."""

@@ -14,6 +14,8 @@ class EngineConfig:
     block_size: int = 16
     num_blocks: int
     """KV blocks of the cache; block 0 is no request's and takes what padding writes."""
+    num_host_blocks: int = 0
+    """More of them in host memory, for prefixes that nobody uses at present."""
     max_model_len: int
     """Prompt and answer together."""
     max_num_seqs: int = 256
@@ -39,6 +41,8 @@ class EngineConfig:
             raise ConfigError("decode_steps", self.decode_steps, f"1…{min(BLOCK_SIZES)}")
         if self.policy not in ("fcfs", "priority"):
             raise ConfigError("policy", self.policy, "fcfs or priority")
+        if self.num_host_blocks < 0:
+            raise ConfigError("num_host_blocks", self.num_host_blocks, "0 or more")
         if self.max_num_seqs < 1:
             raise ConfigError("max_num_seqs", self.max_num_seqs, "at least 1")
         if self.max_num_batched_tokens < self.max_num_seqs:

@@ -41,6 +41,7 @@ class Engine:
         """`masks`, int32 [max_num_seqs, words], holds the masks of requests that have a grammar; others fill it."""
         self._config = config
         self._executor = executor
+        self._swapper = executor.swapper
         self._clock = clock
         self._scheduler = Scheduler(config, clock, masks)
         self._settler = Settler(self._scheduler, clock)
@@ -54,6 +55,8 @@ class Engine:
         self._rise_at = 0.0
         # The last step had nothing to do, and nothing was said to the engine since.
         self._is_idle = True
+        # As well, but that blocks were on their way back from host memory.
+        self._awaits_blocks = False
 
     def step(self) -> StepOutput | None:
         """Schedules and submits a step, retires and settles the oldest in flight when its time has come.
@@ -62,6 +65,8 @@ class Engine:
         be or nothing can be planned before results are known.
         """
         self._let_rise()
+        if self._swapper is not None:
+            self._scheduler.loaded(self._swapper.num_loaded)
         has_drawn = self._draw()
         # Where a draw is done at once, so is a step: whoever makes masks shall know the tokens before that.
         has_computed = not (has_drawn and self._is_only_ready()) and self._compute()
@@ -69,7 +74,9 @@ class Engine:
         if retired is not None and not self._output.keys and self._is_draw_next():
             # It was launched right behind: what it says need not be said apart.
             retired = self._retire()
-        self._is_idle = not (has_drawn or has_computed or retired or self._in_flight or self._holds_back())
+        is_busy = bool(has_drawn or has_computed or retired or self._in_flight or self._holds_back())
+        self._awaits_blocks = self._scheduler.host.is_loading and not is_busy
+        self._is_idle = not (is_busy or self._awaits_blocks)
         return self._take_output(retired)
 
     def _let_rise(self) -> None:
@@ -128,7 +135,9 @@ class Engine:
 
     @property
     def holds_back(self) -> bool:
-        """Whether the next step would do nothing until masks come or the device is done: time to wait for either."""
+        """Whether the next step would do nothing until masks or blocks come or the device is done: time to wait."""
+        if self._awaits_blocks:
+            return True
         return self._holds_back() and len(self._in_flight) <= 1 and not self._is_only_ready()
 
     def load(self) -> EngineLoad:
@@ -143,6 +152,10 @@ class Engine:
             prefix_queries=scheduler.cache.num_queried_tokens,
             prefix_hits=scheduler.cache.num_hit_tokens,
             num_generated_tokens=self._settler.num_generated_tokens,
+            num_used_host_blocks=scheduler.host.num_used_slots,
+            num_total_host_blocks=scheduler.host.num_slots,
+            num_swapped_out=scheduler.host.num_saved * self._config.block_size,
+            num_swapped_in=scheduler.host.num_loaded * self._config.block_size,
         )
 
     def cached_block_hashes(self) -> list[bytes]:
@@ -169,6 +182,8 @@ class Engine:
         if self._num_computing == self._config.async_depth or self._holds_back():
             return False
         planned = self._scheduler.schedule()
+        # What the step writes to may have to be copied first.
+        self._swap()
         if planned is None:
             return False
         assert isinstance(planned.plan, StepPlan)
@@ -176,6 +191,12 @@ class Engine:
         self._num_computing += 1
         self._output.masks_wanted = planned.masks_wanted
         return True
+
+    def _swap(self) -> None:
+        """Launches what the host tier wants copied."""
+        if (plan := self._scheduler.host.take_plan()) is not None:
+            assert self._swapper is not None
+            self._swapper.swap(plan)
 
     def _holds_back(self) -> bool:
         """While the device is busy, and a moment longer, rows that wait for a mask may still join the next step: two
@@ -207,6 +228,7 @@ class Engine:
         self._num_computing -= isinstance(planned.plan, StepPlan)
         self._settler.settle(planned, self._executor.retire(handle), self._output)
         self._scheduler.retire(planned.plan.step)
+        self._swap()
         self._output.step = planned.plan.step
         self._retired_at = self._clock()
         return planned

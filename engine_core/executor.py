@@ -118,9 +118,39 @@ class StepResult:
     """By table row: float32 [hidden size] of prompts that are pooled."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SwapPlan:
+    """Copies of whole KV blocks to slots of host memory and back, beside the steps. Copies out come first."""
+
+    out_blocks: Int32Array
+    """[N] nobody writes to them before they are given to a row again."""
+    out_slots: Int32Array
+    """[N]"""
+    in_slots: Int32Array
+    """[M]"""
+    in_blocks: Int32Array
+    """[M] no plan lists them before the copies are done."""
+
+
+class Swapper(Protocol):
+    """Copies blocks in the order of the plans, without waiting. A step that writes to a block which is on its way out
+    waits for that copy, as does whatever reads a slot."""
+
+    def swap(self, plan: SwapPlan) -> None:
+        """Launches the copies; what they read was written by steps that are retired, or by plans before this."""
+
+    @property
+    def num_loaded(self) -> int:
+        """Blocks that have come back, of all plans so far; they come in order."""
+
+
 class Executor(Protocol):
     """Computes plans in the order given. Up to `async_depth` steps, and as many draws, are submitted before the first
     is retired."""
+
+    @property
+    def swapper(self) -> Swapper | None:
+        """There if the config has blocks in host memory."""
 
     def submit(self, plan: StepPlan) -> int:
         """Launches a plan and returns its handle without waiting for the result."""

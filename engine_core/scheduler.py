@@ -13,6 +13,7 @@ import numpy as np
 from headwater.engine_core.block_pool import BlockPool
 from headwater.engine_core.config import EngineConfig
 from headwater.engine_core.executor import AdmittedRow, DrawPlan, Int32Array
+from headwater.engine_core.host_tier import HostTier
 from headwater.engine_core.leavers import Leavers
 from headwater.engine_core.prefix_cache import PrefixCache
 from headwater.engine_core.request_state import NO_ROW, Rank, RequestState
@@ -35,6 +36,7 @@ class Scheduler:
         """`masks` is int32 [rows, words]."""
         self.pool = BlockPool(config.num_blocks)
         self.cache = PrefixCache(self.pool)
+        self.host = HostTier(self.pool, config.num_host_blocks)
         self.table = RequestTable(config)
         self.masks = masks
         self.shares = TenantShares(config.max_num_seqs, self.pool.num_usable, clock)
@@ -105,6 +107,7 @@ class Scheduler:
             request.chain.cover(request.token_ids, self._config.block_size)
         max_hits = request.num_cacheable_blocks(self._config.block_size)
         num_hits = len(self.cache.match(request.chain, max_hits))
+        num_hits += len(self.host.find(request.chain, num_hits, max_hits))
         request.num_uncached_tokens = request.num_tokens - num_hits * self._config.block_size
         self.waiting.push(request)
 
@@ -112,6 +115,12 @@ class Scheduler:
         """Gives back what was kept for the steps up to `step`, which are settled."""
         self._retired_step = step
         self._release_leavers()
+
+    def loaded(self, num_blocks: int) -> None:
+        """Of all blocks that were to come back from host memory, the first `num_blocks` have."""
+        if self.host.finish_loads(num_blocks):
+            self.waiting.blocks_came(num_blocks)
+            self._too_large = None
 
     def finish(self, request: RequestState) -> None:
         """Ends a request wherever it is; what steps in flight sample for it does not count."""
@@ -254,11 +263,17 @@ class Scheduler:
             if len(hits) < max_hits and (leader := self._leader(request, len(hits))) is not None:
                 self.waiting.follow(leader, request, min(max_hits, request.chain.num_shared(leader.chain)))
                 continue
+            if len(hits) < max_hits and (ticket := self.host.ticket(request.chain.hashes[len(hits)])) is not None:
+                self.waiting.await_blocks(request, ticket)
+                continue
             num_new = -(-request.num_tokens // self._config.block_size) - len(hits)
             num_wanted = num_new + self.pool.count_unheld(hits) + len(self.running)
             if num_wanted > self.pool.num_free:
                 self._too_large, self._num_blocks_wanted = request, num_wanted
                 return
+            if slots := self.host.find(request.chain, len(hits), max_hits):
+                self.waiting.await_blocks(request, self.host.load(request.chain, hits, slots))
+                continue
             self.waiting.pop(request)
             self._seat(draft, request, hits, num_new)
             self._add_chunk(draft, request, draft.budget)
@@ -365,7 +380,7 @@ class Scheduler:
         """Rows and blocks of leavers that no step in flight lists return."""
         for request in self._leavers.pop_until(self._retired_step):
             row = request.row
-            self.pool.release(self.table.blocks_of(row))
+            self.host.release(self.table.blocks_of(row))
             known_ids, credit = self.table.known_ids(row).copy(), int(self.table.credit[row])
             self.table.vacate(row)
             self._released_rows.append(row)

@@ -90,11 +90,18 @@ class EngineLoad:
     num_used_blocks: int = 0
     """Held by requests."""
     num_total_blocks: int = 0
+    num_used_host_blocks: int = 0
+    """Of blocks in host memory, those that hold a copy."""
+    num_total_host_blocks: int = 0
     num_preemptions: int = 0
-    """So far, as the three below."""
+    """So far, as all below."""
     prefix_queries: int = 0
     prefix_hits: int = 0
     num_generated_tokens: int = 0
+    num_swapped_out: int = 0
+    """Tokens whose keys and values were copied to host memory."""
+    num_swapped_in: int = 0
+    """Tokens whose keys and values came back."""
 
 
 @dataclass(slots=True, kw_only=True)

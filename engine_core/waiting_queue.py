@@ -1,4 +1,4 @@
-"""Requests that wait for a row: ready ones in order of rank, and those held until credit or a shared prefix comes.
+"""Requests that wait for a row: ready ones in order of rank, and those held until credit or their prefix comes.
 
 Within a tier, tenants that have their share of seats come after those that have less. Knows nothing about blocks or
 budgets.
@@ -37,6 +37,8 @@ class WaitingQueue:
         """The ready request that is next, as long as nothing has changed since it was found."""
         # By leader: followers, each with the number of blocks the leader must have scheduled first.
         self._followers: dict[int, list[tuple[int, RequestState]]] = {}
+        self._awaiting_blocks: list[tuple[int, RequestState]] = []
+        """Each with the ticket that the blocks of its prefix come with."""
 
     def __len__(self) -> int:
         return len(self._members)
@@ -116,6 +118,20 @@ class WaitingQueue:
         """Frees every follower: a new one of them will lead."""
         for _, request in self._followers.pop(leader.key, []):
             if request.key in self._members:
+                self._make_ready(request)
+
+    def await_blocks(self, request: RequestState, ticket: int) -> None:
+        """Holds the first of a tenant until the blocks that its prefix has elsewhere are there."""
+        self._unready(request)
+        self._awaiting_blocks.append((ticket, request))
+
+    def blocks_came(self, ticket: int) -> None:
+        """Frees those that waited for this ticket or one before it."""
+        held, self._awaiting_blocks = self._awaiting_blocks, []
+        for needed, request in held:
+            if needed > ticket:
+                self._awaiting_blocks.append((needed, request))
+            elif request.key in self._members:
                 self._make_ready(request)
 
     def _turn(self, request: RequestState) -> tuple[int, int, Rank]:

@@ -1,4 +1,4 @@
-"""Moves whole KV blocks: within the cache, and between the cache and a staging buffer that crosses to the host."""
+"""Copies whole KV blocks on the GPU: within a cache, or between it and a buffer that crosses to host memory."""
 
 from __future__ import annotations
 
@@ -9,61 +9,51 @@ import triton.language as tl
 BLOCK = 4096
 
 
-def copy_blocks(kv_cache: torch.Tensor, sources: torch.Tensor, targets: torch.Tensor) -> None:
-    """kv_cache [layers, 2, num_blocks, Hk, block_size, D]; int32 [N] block ids, targets disjoint from sources.
-
-    A pair whose target is negative is skipped, so that a graph may hold a fixed N.
-    """
-    planes, block_words = _planes(kv_cache)
-    _move(planes, planes, sources, targets, block_words)
+def as_planes(kv_cache: torch.Tensor) -> torch.Tensor:
+    """A cache [layers, 2, num_blocks, Hk, block_size, D] of any dtype, as int32 [layers x 2, num_blocks, words]."""
+    return kv_cache.flatten(0, 1).flatten(2).view(torch.int32)
 
 
-def gather_blocks(kv_cache: torch.Tensor, blocks: torch.Tensor, staging: torch.Tensor) -> None:
-    """Blocks int32 [N] into staging [layers, 2, at least N, Hk, block_size, D], densely, for one copy to the host."""
-    planes, block_words = _planes(kv_cache)
-    positions = torch.arange(len(blocks), dtype=torch.int32, device=blocks.device)
-    _move(planes, _planes(staging)[0], blocks, positions, block_words)
-
-
-def scatter_blocks(staging: torch.Tensor, kv_cache: torch.Tensor, blocks: torch.Tensor) -> None:
-    """The reverse of `gather_blocks`."""
-    planes, block_words = _planes(kv_cache)
-    positions = torch.arange(len(blocks), dtype=torch.int32, device=blocks.device)
-    _move(_planes(staging)[0], planes, positions, blocks, block_words)
-
-
-def copy_blocks_twin(kv_cache: torch.Tensor, sources: torch.Tensor, targets: torch.Tensor) -> None:
-    kept = targets >= 0
-    kv_cache[:, :, targets[kept].long()] = kv_cache[:, :, sources[kept].long()]
-
-
-def _planes(kv_cache: torch.Tensor) -> tuple[torch.Tensor, int]:
-    """The cache as [layers x 2, num_blocks, words of 4 bytes], whatever its dtype."""
-    planes = kv_cache.flatten(0, 1).flatten(2).view(torch.int32)
-    assert planes.stride(2) == 1
-    assert planes.stride(1) == planes.shape[2]
-    return planes, planes.shape[2]
-
-
-def _move(
-    source: torch.Tensor, target: torch.Tensor, source_ids: torch.Tensor, target_ids: torch.Tensor, block_words: int
+def copy_blocks(
+    source: torch.Tensor, target: torch.Tensor, source_blocks: torch.Tensor, target_blocks: torch.Tensor
 ) -> None:
-    if len(source_ids) == 0:
-        return
-    grid = (len(source_ids), source.shape[0], triton.cdiv(block_words, BLOCK))
-    _move_blocks[grid](
-        source, target, source_ids, target_ids, source.stride(0), target.stride(0), block_words, BLOCK=BLOCK
-    )
+    """Copies block source_blocks[i] of every plane to target_blocks[i], int32 [N] each.
+
+    source, target int32 [planes, blocks, words] of any strides but for words, which lie together. They may be the same
+    if no block is both read and written. A pair whose target is negative is skipped.
+    """
+    assert source.stride(2) == target.stride(2) == 1
+    num_words = source.shape[2]
+    grid = (len(source_blocks), source.shape[0], triton.cdiv(num_words, BLOCK))
+    if grid[0]:
+        strides = *source.stride()[:2], *target.stride()[:2]
+        _copy[grid](source, target, source_blocks, target_blocks, *strides, num_words, BLOCK=BLOCK)
+
+
+def copy_blocks_twin(
+    source: torch.Tensor, target: torch.Tensor, source_blocks: torch.Tensor, target_blocks: torch.Tensor
+) -> None:
+    kept = target_blocks >= 0
+    target[:, target_blocks[kept].long()] = source[:, source_blocks[kept].long()]
 
 
 @triton.jit
-def _move_blocks(
-    p_source, p_target, p_source_id, p_target_id, stride_source, stride_target, block_words, BLOCK: tl.constexpr
+def _copy(
+    p_source,
+    p_target,
+    p_source_block,
+    p_target_block,
+    source_plane,
+    source_block,
+    target_plane,
+    target_block,
+    num_words,
+    BLOCK: tl.constexpr,
 ):
     i_pair, i_plane = tl.program_id(0), tl.program_id(1).to(tl.int64)
     o_w = tl.program_id(2) * BLOCK + tl.arange(0, BLOCK)
-    source = tl.load(p_source_id + i_pair).to(tl.int64)
-    target = tl.load(p_target_id + i_pair).to(tl.int64)
-    inside = (o_w < block_words) & (target >= 0)
-    b_words = tl.load(p_source + i_plane * stride_source + source * block_words + o_w, mask=inside)
-    tl.store(p_target + i_plane * stride_target + target * block_words + o_w, b_words, mask=inside)
+    i_source = tl.load(p_source_block + i_pair).to(tl.int64)
+    i_target = tl.load(p_target_block + i_pair).to(tl.int64)
+    inside = (o_w < num_words) & (i_target >= 0)
+    b_words = tl.load(p_source + i_plane * source_plane + i_source * source_block + o_w, mask=inside)
+    tl.store(p_target + i_plane * target_plane + i_target * target_block + o_w, b_words, mask=inside)

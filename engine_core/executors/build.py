@@ -44,8 +44,10 @@ def build_executor(options: ExecutorOptions, progress: Progress) -> tuple[Execut
         raise ConfigError("dtype", dtype, "float32 or bfloat16 on a CPU")
     if device.type == "cpu" and options.gemv:
         raise ConfigError("gemv", options.gemv, "False on a CPU")
+    if device.type == "cpu" and options.kv_swap_memory:
+        raise ConfigError("kv_swap_memory", options.kv_swap_memory, "0 on a CPU, whose KV cache is in host memory")
     kv_format = _kv_format(options.kv_cache_dtype, dtype, device)
-    config = _engine_config(options, model, weights.DTYPES[dtype], device)
+    config = _engine_config(options, model, KV_DTYPES[kv_format], device)
     loading = partial(progress, "loading weights")
     if options.load_format != "auto":
         uniform = weights.DUMMIES[options.load_format]
@@ -87,17 +89,17 @@ def build_executor(options: ExecutorOptions, progress: Progress) -> tuple[Execut
 
 
 def _engine_config(
-    options: ExecutorOptions, model: ModelConfig, dtype: torch.dtype, device: torch.device
+    options: ExecutorOptions, model: ModelConfig, kv_dtype: torch.dtype, device: torch.device
 ) -> EngineConfig:
     max_model_len = options.max_model_len or model.max_position_embeddings
     if max_model_len > model.max_position_embeddings:
         raise ConfigError("max_model_len", max_model_len, f"at most {model.max_position_embeddings}")
-    block_bytes = model.kv_elements_per_token * options.block_size * dtype.itemsize
+    block_bytes = model.kv_elements_per_token * options.block_size * kv_dtype.itemsize
     num_blocks = options.num_blocks or (options.kv_cache_memory or CPU_KV_CACHE_BYTES) // block_bytes
     if device.type == "cuda" and not options.num_blocks:
         # The least that will do; how many there are is known when weights and the largest step are in memory.
         num_blocks = -(-max_model_len // options.block_size) + 1
-    return engine_config(options, max_model_len, num_blocks)
+    return engine_config(options, max_model_len, num_blocks, block_bytes=block_bytes)
 
 
 def _device(name: str) -> torch.device:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import time
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -13,6 +14,7 @@ from headwater.engine_core import weights
 from headwater.engine_core.batch import ForwardBatch
 from headwater.engine_core.config import ConfigError, EngineConfig
 from headwater.engine_core.executors.cuda import CudaExecutor
+from headwater.engine_core.executors.cuda_swapper import CudaSwapper, staged_blocks
 from headwater.engine_core.model_config import ModelConfig
 from headwater.engine_core.models.decoder import Decoder
 from headwater.engine_core.platforms.cuda import CudaPlatform
@@ -32,7 +34,7 @@ class Memory:
     others: int
     """Other processes, and what CUDA itself takes."""
     weights: int
-    """With the request table and workspaces."""
+    """With the request table, workspaces and what is staged for host memory."""
     step: int
     """Activations of the largest step; twice, since a graph has memory of its own."""
 
@@ -66,6 +68,8 @@ def build_cuda_executor(
     block_bytes = model.kv_elements_per_token * config.block_size * kv_dtype.itemsize
     with CompileAhead(device) as ahead:
         memory = _measure(decoder, platform, config, kv_dtype, ahead)
+        if config.num_host_blocks:
+            memory = replace(memory, weights=memory.weights + 2 * staged_blocks(block_bytes) * block_bytes)
         log.info("gpu memory: %s", memory)
         num_blocks = config.num_blocks
         if not is_sized:
@@ -76,7 +80,8 @@ def build_cuda_executor(
         num_bytes, num_tokens = num_blocks * block_bytes, num_blocks * config.block_size
         log.info("kv cache: %d blocks, %d tokens of %s, %.1f GB", num_blocks, num_tokens, kv_dtype, num_bytes / GB)
         kv_cache = _kv_cache(model, num_blocks, config.block_size, kv_dtype, device)
-        executor = CudaExecutor(decoder, platform, config, kv_cache, gemv=gemv)
+        swapper = _swapper(kv_cache, config.num_host_blocks) if config.num_host_blocks else None
+        executor = CudaExecutor(decoder, platform, config, kv_cache, gemv=gemv, swapper=swapper)
         ahead.note(executor.launch_likely)
     executor.prepare_first()
     return executor, config
@@ -105,6 +110,14 @@ def _kv_cache(
 ) -> torch.Tensor:
     shape = (model.num_layers, 2, num_blocks, model.num_kv_heads, block_size, model.head_dim)
     return torch.zeros(shape, dtype=dtype, device=device)
+
+
+def _swapper(kv_cache: torch.Tensor, num_slots: int) -> CudaSwapper:
+    begin = time.perf_counter()
+    swapper = CudaSwapper(kv_cache, num_slots)
+    num_tokens, seconds = num_slots * kv_cache.shape[4], time.perf_counter() - begin
+    log.info("kv cache in host memory: %d blocks, %d tokens, locked in %.1f s", num_slots, num_tokens, seconds)
+    return swapper
 
 
 @torch.inference_mode()

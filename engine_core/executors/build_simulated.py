@@ -10,6 +10,9 @@ from headwater.engine_core.executors.options import ExecutorOptions, ModelFacts,
 from headwater.engine_core.executors.simulated import SimulatedExecutor, SimulatedModel, SimulatedTiming
 from headwater.engine_core.model_config import ModelConfig
 
+ENTRY_BYTES = 8
+"""That stand for a token's keys and values."""
+
 
 def build_simulated_executor(options: ExecutorOptions) -> tuple[Executor, EngineConfig, ModelFacts]:
     vocab_size, max_model_len = 49_152, options.max_model_len or 8_192
@@ -18,7 +21,7 @@ def build_simulated_executor(options: ExecutorOptions) -> tuple[Executor, Engine
         vocab_size = model.vocab_size
         max_model_len = options.max_model_len or model.max_position_embeddings
     options = replace(options, max_model_len=max_model_len, num_blocks=options.num_blocks or 4_096)
-    config = engine_config(options, max_model_len, options.num_blocks)
+    config = engine_config(options, max_model_len, options.num_blocks, block_bytes=ENTRY_BYTES * options.block_size)
     timing = SimulatedTiming(
         step_seconds=options.simulated_step_seconds, seconds_per_prefill_token=options.simulated_prefill_seconds
     )

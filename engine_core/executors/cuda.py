@@ -16,6 +16,7 @@ from headwater.engine_core.device_sampler import DeviceSampler, Drawn, Scores, s
 from headwater.engine_core.device_table import DeviceTable, upload
 from headwater.engine_core.draw_inbox import DrawInbox
 from headwater.engine_core.executor import DrawPlan, Int32Array, StepPlan, StepResult
+from headwater.engine_core.executors.cuda_swapper import CudaSwapper
 from headwater.engine_core.models.decoder import Decoder, Ends
 from headwater.engine_core.models.one_row import OneRow
 from headwater.engine_core.platforms.cuda import DEPENDENT_ROWS, AttentionPlan, CudaPlatform
@@ -65,7 +66,9 @@ class CudaExecutor:
         kv_cache: torch.Tensor,
         *,
         gemv: bool = False,
+        swapper: CudaSwapper | None = None,
     ) -> None:
+        self.swapper = swapper
         self._decoder, self._platform, self._config, self._kv_cache = decoder, platform, config, kv_cache
         device = self._device = platform.device
         self._one_row = OneRow(decoder, device, platform.kv_scale(kv_cache)) if gemv else None
@@ -102,6 +105,8 @@ class CudaExecutor:
                 self._draw(hidden)
                 self._draw_masked(len(hidden), is_filtered=False)
         self._sampler.rehearse(self._table.params)
+        if self.swapper is not None:
+            self.swapper.rehearse()
 
     def prepare_first(self) -> None:
         """Captures the shapes without which no engine serves."""
@@ -112,6 +117,8 @@ class CudaExecutor:
     @torch.inference_mode()
     def submit(self, plan: StepPlan) -> int:
         with torch.cuda.stream(self._stream):
+            if self.swapper is not None:
+                self.swapper.protect(self._stream, plan.block_ids)
             shape, hidden = self._launch(plan)
             # The device is at work: what layers do not read is noted meanwhile.
             for admitted in plan.admitted:
@@ -209,6 +216,8 @@ class CudaExecutor:
         torch.cuda.synchronize(self._device)
         self._flights.clear()
         self._draw_inbox.close()
+        if self.swapper is not None:
+            self.swapper.close()
 
     def _capture(self, shape: StepShape) -> None:
         num_draws = self._shapes.num_rows(shape.num_decodes or 1)

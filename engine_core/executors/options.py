@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from headwater.engine_core.config import EngineConfig
+from headwater.engine_core.config import ConfigError, EngineConfig
 
 Progress = Callable[[str, int, int], None]
 """(phase, done, total)"""
@@ -28,6 +28,8 @@ class ExecutorOptions:
     num_blocks: int = 0
     kv_cache_memory: int = 0
     """Bytes."""
+    kv_swap_memory: int = 0
+    """Bytes of host memory for blocks that nobody uses at present; 0: none."""
     max_model_len: int = 0
     max_num_seqs: int = 256
     max_num_batched_tokens: int = 2048
@@ -57,10 +59,14 @@ class ModelFacts:
     """Equal ids give equal bits; empty: nothing of the kind is promised."""
 
 
-def engine_config(options: ExecutorOptions, max_model_len: int, num_blocks: int) -> EngineConfig:
+def engine_config(options: ExecutorOptions, max_model_len: int, num_blocks: int, *, block_bytes: int) -> EngineConfig:
+    """Raises `ConfigError`."""
+    if 0 < options.kv_swap_memory < block_bytes:
+        raise ConfigError("kv_swap_memory", options.kv_swap_memory, f"0, or {block_bytes} bytes (a block) and more")
     return EngineConfig(
         block_size=options.block_size,
         num_blocks=num_blocks,
+        num_host_blocks=options.kv_swap_memory // block_bytes,
         max_model_len=max_model_len,
         max_num_seqs=options.max_num_seqs,
         max_num_batched_tokens=options.max_num_batched_tokens,

@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from headwater.engine_core.config import EngineConfig
 from headwater.engine_core.executor import AdmittedRow, DrawPlan, Int32Array, StepPlan, StepResult
+from headwater.engine_core.executors.simulated_swapper import SimulatedSwapper
 from headwater.engine_core.request import TokenLogprobs
 from headwater.engine_core.sampling_params import SamplingParams
 
@@ -104,6 +105,8 @@ class _InFlight:
 
 
 NO_TOKEN = -1
+MOST_LATE_POLLS = 3
+"""Of a block that comes back: nobody waits for it by name."""
 
 
 class SimulatedExecutor:
@@ -126,6 +129,10 @@ class SimulatedExecutor:
         self._in_flight: deque[_InFlight] = deque()
         self._busy_until = 0.0
         self._kv: UInt64Array = np.zeros(config.num_blocks * config.block_size, np.uint64)
+        self.swapper = None
+        if config.num_host_blocks:
+            blocks, late_polls = self._kv.reshape(-1, config.block_size), min(timing.late_polls, MOST_LATE_POLLS)
+            self.swapper = SimulatedSwapper(blocks, config.num_host_blocks, late_polls=late_polls)
         self._block_table: Int32Array = np.zeros((num_rows, -(-config.max_model_len // config.block_size)), np.int32)
         self._token_ids: Int32Array = np.zeros((num_rows, config.max_model_len), np.int32)
         self._noise: UInt64Array = np.zeros(num_rows, np.uint64)

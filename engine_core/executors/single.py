@@ -12,6 +12,9 @@ from headwater.engine_core.runner import Runner
 class SingleExecutor:
     """See `Executor`."""
 
+    swapper = None
+    """The cache is in host memory."""
+
     def __init__(self, runner: Runner) -> None:
         self._runner = runner
         self._done: deque[tuple[int, StepResult]] = deque()

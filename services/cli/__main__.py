@@ -159,6 +159,9 @@ def up(
     gemv: Annotated[
         bool, typer.Option(envvar="HEADWATER_GEMV", help="Kernels of their own for steps of one request, on a GPU.")
     ] = False,
+    kv_swap_memory: Annotated[
+        int, typer.Option(envvar="HEADWATER_KV_SWAP_MEMORY", help="Bytes of host memory for prefixes, each engine.")
+    ] = 0,
     gpu_memory_utilization: Annotated[
         float, typer.Option(envvar="HEADWATER_GPU_MEMORY_UTILIZATION", help="Share of a GPU that an engine may take.")
     ] = 0.9,

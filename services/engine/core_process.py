@@ -167,6 +167,7 @@ def executor_options(settings: EngineSettings) -> ExecutorOptions:
         block_size=settings.block_size,
         num_blocks=settings.num_blocks,
         kv_cache_memory=settings.kv_cache_memory,
+        kv_swap_memory=settings.kv_swap_memory,
         kv_cache_dtype=settings.kv_cache_dtype,
         gpu_memory_utilization=settings.gpu_memory_utilization,
         max_model_len=settings.max_model_len,

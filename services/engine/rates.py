@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable
 from time import monotonic
 
-from headwater.engine_core.executor import DrawPlan, Executor, StepPlan, StepResult
+from headwater.engine_core.executor import DrawPlan, Executor, StepPlan, StepResult, Swapper
 
 WEIGHT = 0.05
 """Of the newest step in a mean over steps."""
@@ -26,6 +26,10 @@ class MeasuredExecutor:
         self.prefill_tokens = self.decode_rows = 0
         """Of what was retired since `take` was called last."""
         self.seconds = 0.0
+
+    @property
+    def swapper(self) -> Swapper | None:
+        return self._executor.swapper
 
     def submit(self, plan: StepPlan) -> int:
         decode_rows = int((plan.counts == 1).sum())

@@ -37,6 +37,7 @@ class EngineSettings(StageTlsSettings):
     block_size: int = setting(16, "tokens a KV block: 16, 32, 64 or 128")
     num_blocks: int = setting(0, "KV blocks; 0: as many as --kv-cache-memory or the device holds")
     kv_cache_memory: int = setting(0, "bytes of the KV cache; 0: what the device leaves, a fixed share on a CPU")
+    kv_swap_memory: int = setting(0, "bytes of host memory for prefixes that the GPU's cache has no room for; 0: none")
     kv_cache_dtype: str = setting("auto", "auto (the weights' dtype) or fp8 (half the memory, faster, less exact; GPU)")
     gpu_memory_utilization: float = setting(0.9, "share of a GPU's memory for weights, activations and KV cache")
     max_model_len: int = setting(0, "tokens of prompt and answer together; 0: the model's")
@@ -68,6 +69,8 @@ class EngineSettings(StageTlsSettings):
                 raise SettingError(name, getattr(self, name), "0 or more seconds")
         if not 0 < self.gpu_memory_utilization <= 1:
             raise SettingError("gpu_memory_utilization", self.gpu_memory_utilization, "more than 0, at most 1")
+        if self.kv_swap_memory < 0:
+            raise SettingError("kv_swap_memory", self.kv_swap_memory, "0 or more bytes")
         for name, allowed in CHOICES.items():
             if getattr(self, name) not in allowed:
                 raise SettingError(name, getattr(self, name), " or ".join(allowed))

@@ -76,7 +76,7 @@ class StackPlan:
         settings = self.settings
         flags = [*self._behind(), f"--replica-id={self.replica_id('engine', idx)}", f"--executor={settings.executor}"]
         flags += [f"--device={self.device}", f"--threads={self.threads}", f"--load-format={settings.load_format}"]
-        flags += [f"--kv-cache-dtype={settings.kv_cache_dtype}"]
+        flags += [f"--kv-cache-dtype={settings.kv_cache_dtype}", f"--kv-swap-memory={settings.kv_swap_memory}"]
         flags += [f"--gpu-memory-utilization={settings.gpu_memory_utilization}"]
         flags += ["--gemv"] if settings.gemv else []
         flags += gpu_flags(os.environ) if self.device == "cuda" else []

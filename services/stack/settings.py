@@ -21,7 +21,8 @@ CHOICES = {
     "kv_cache_dtype": KV_CACHE_DTYPES,
 }
 
-
+LEAST = dict.fromkeys(("replicas", "gateways", "processors", "output_processors"), 1)
+LEAST |= {"cold_start_timeout": 0, "kv_swap_memory": 0}
 TLS_FILES = ("tls_cert_file", "tls_key_file", "tls_client_ca_file")
 
 
@@ -64,17 +65,16 @@ class StackSettings:
     target_requests: int = TARGET_REQUESTS
     cold_start_timeout: float = COLD_START_SECONDS
     gemv: bool = False
+    kv_swap_memory: int = 0
     tls_cert_file: Path | None = None
     tls_key_file: Path | None = None
     tls_client_ca_file: Path | None = None
 
     def __post_init__(self) -> None:
-        for name in ("replicas", "gateways", "processors", "output_processors"):
-            if getattr(self, name) < 1:
-                raise SettingError(name, getattr(self, name), "at least 1")
+        for name, least in LEAST.items():
+            if getattr(self, name) < least:
+                raise SettingError(name, getattr(self, name), f"at least {least}")
         assert self.rules
-        if self.cold_start_timeout < 0:
-            raise SettingError("cold_start_timeout", self.cold_start_timeout, "at least 0")
         for name in ("port", "grpc_port"):
             if not 0 <= getattr(self, name) <= 65535:
                 raise SettingError(name, getattr(self, name), "0…65535")

@@ -91,6 +91,20 @@ def test_an_answer_after_a_prefix_hit_and_beside_sharers_is_the_same(folder: Pat
     assert all(answer.cached_tokens >= 576 for answer in again)
 
 
+def test_an_answer_after_its_prefix_came_back_from_host_memory_is_the_same(folder: Path) -> None:
+    asked = [prompt + prompt[: 300 - len(prompt)] for prompt in prompts(24)]
+    small = engine(folder, num_blocks=30, kv_swap_memory=64 << 20)
+    first = small.tokens(asked, *SEEDED)
+    again = small.answer(asked, *SEEDED)
+    load = small.engine.load()
+    small.close()
+    assert first == [answer.token_ids for answer in again] == alone(folder, asked, SEEDED)
+    # More than the cache holds: it came from elsewhere.
+    assert sum(answer.cached_tokens for answer in again) > 2 * 30 * 64
+    assert load.num_swapped_in > 0
+    assert load.num_used_blocks == 0
+
+
 def test_stop_ids_end_an_answer_where_they_would_alone_however_many_steps_are_planned(folder: Path) -> None:
     asked = prompts(24)
     stopping = [

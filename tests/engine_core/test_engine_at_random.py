@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from headwater.engine_core.config import EngineConfig
 from headwater.engine_core.engine import Engine
-from headwater.engine_core.executor import DrawPlan, Int32Array, StepPlan, StepResult
+from headwater.engine_core.executor import DrawPlan, Int32Array, StepPlan, StepResult, Swapper
 from headwater.engine_core.executors.simulated import (
     SimulatedExecutor,
     SimulatedModel,
@@ -60,6 +60,10 @@ class CheckedExecutor:
         self._draws: set[int] = set()
         # Of each step in flight: the row that may read a block, for all blocks.
         self._readers: deque[dict[int, set[int]]] = deque()
+
+    @property
+    def swapper(self) -> Swapper | None:
+        return self._executor.swapper
 
     def submit(self, plan: StepPlan) -> int:
         self._take_rows(plan)
@@ -311,6 +315,8 @@ class Driver:
         for row, request in enumerate(scheduler.table.requests):
             if request is not None:
                 held.update(scheduler.table.blocks_of(row))
+        for load in scheduler.host._loads:
+            held.update(load.held + load.blocks)
         assert [held[block] for block in range(self.config.num_blocks)] == scheduler.pool.ref_counts
 
     def check_ends(self) -> None:
@@ -336,6 +342,7 @@ def configs(draw: st.DrawFn) -> EngineConfig:
     return EngineConfig(
         block_size=BLOCK_SIZE,
         num_blocks=1 + MAX_MODEL_LEN // BLOCK_SIZE + draw(st.sampled_from([0, 2, 5, 9, 24])),
+        num_host_blocks=draw(st.sampled_from([0, 0, 1, 5, 40])),
         max_model_len=MAX_MODEL_LEN,
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=draw(st.integers(max_num_seqs, 100)),
@@ -348,9 +355,20 @@ def configs(draw: st.DrawFn) -> EngineConfig:
 
 
 @st.composite
-def requests(draw: st.DrawFn) -> NewRequest:
+def swapping_configs(draw: st.DrawFn) -> EngineConfig:
+    """The cache holds a prompt or two."""
+    return replace(
+        draw(configs()),
+        num_blocks=1 + MAX_MODEL_LEN // BLOCK_SIZE + draw(st.sampled_from([0, 2])),
+        num_host_blocks=draw(st.sampled_from([3, 12, 40])),
+        enable_prefix_caching=True,
+    )
+
+
+@st.composite
+def requests(draw: st.DrawFn, shortest_lead: int = 0) -> NewRequest:
     """Without its key."""
-    lead = draw(st.sampled_from(LEADS))[: draw(st.integers(0, 90))]
+    lead = draw(st.sampled_from(LEADS))[: draw(st.integers(shortest_lead, 90))]
     tail = draw(st.lists(st.integers(0, 3), min_size=0 if lead else 1, max_size=10))
     min_tokens = draw(st.sampled_from([0, 0, 5]))
     stop_token_ids = draw(st.sampled_from([(2,), (2, 5), (), tuple(range(30, 43))]))
@@ -400,12 +418,12 @@ class Round:
     credits: list[tuple[int, int]]
 
 
-def rounds() -> st.SearchStrategy[list[Round]]:
+def rounds(shortest_lead: int = 0, most_steps: int = 12) -> st.SearchStrategy[list[Round]]:
     choice = st.integers(0, 100)
     one = st.builds(
         Round,
-        adds=st.lists(requests(), min_size=1, max_size=6),
-        num_steps=st.integers(0, 12),
+        adds=st.lists(requests(shortest_lead), min_size=1, max_size=6),
+        num_steps=st.integers(0, most_steps),
         cancels=st.lists(choice, max_size=2),
         credits=st.lists(st.tuples(choice, st.integers(1, 9)), max_size=3),
     )
@@ -413,6 +431,7 @@ def rounds() -> st.SearchStrategy[list[Round]]:
 
 
 SCENARIOS = given(configs(), st.sampled_from([0, 3, MANY]), st.sampled_from([0, 1, 4]), rounds())
+SWAPS = given(swapping_configs(), st.sampled_from([0, 3, MANY]), st.sampled_from([0, 4]), rounds(80, 60))
 SOME = settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
 VERY_MANY = settings(SOME, max_examples=10_000)
 
@@ -434,6 +453,7 @@ def check_rounds(config: EngineConfig, late_polls: int, mask_delay: int, rounds:
     driver.run()
     driver.check_ends()
     event(f"grammars: {any(stream.new.has_grammar for stream in driver.streams.values())}")
+    event(f"swapped in: {driver.engine.load().num_swapped_in > 0}")
     event(f"preempted: {driver.engine.load().num_preemptions > 0}")
     event(f"steps in flight: {driver.executor.max_in_flight}")
 
@@ -441,6 +461,14 @@ def check_rounds(config: EngineConfig, late_polls: int, mask_delay: int, rounds:
 @SOME
 @SCENARIOS
 def test_every_stream_is_what_it_is_alone_and_nothing_leaks(
+    config: EngineConfig, late_polls: int, mask_delay: int, rounds: list[Round]
+) -> None:
+    check_rounds(config, late_polls, mask_delay, rounds)
+
+
+@SOME
+@SWAPS
+def test_nothing_changes_when_prefixes_leave_the_device_and_come_back(
     config: EngineConfig, late_polls: int, mask_delay: int, rounds: list[Round]
 ) -> None:
     check_rounds(config, late_polls, mask_delay, rounds)

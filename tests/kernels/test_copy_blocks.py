@@ -3,38 +3,44 @@ from __future__ import annotations
 import pytest
 import torch
 
-from headwater.kernels.copy_blocks import copy_blocks, copy_blocks_twin, gather_blocks, scatter_blocks
+from headwater.kernels.copy_blocks import as_planes, copy_blocks, copy_blocks_twin
 from tests.kernels.paging import GPU, POISON
 
 SHAPES = [(2, 9, 3, 16, 64), (1, 5, 1, 128, 128), pytest.param((36, 64, 8, 64, 128), marks=GPU)]
 
 
-def random_cache(shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
+def random_cache(shape: tuple[int, ...], generator: torch.Generator, dtype: torch.dtype) -> torch.Tensor:
     layers, num_blocks, *rest = shape
-    return torch.randn(layers, 2, num_blocks, *rest, generator=generator, device=generator.device).bfloat16()
+    return torch.randn(layers, 2, num_blocks, *rest, generator=generator, device=generator.device).to(dtype)
+
+
+def ids(generator: torch.Generator, *blocks: int) -> torch.Tensor:
+    return torch.tensor(blocks, dtype=torch.int32, device=generator.device)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e4m3fn], ids=str)
 def test_copied_blocks_equal_their_sources_and_skipped_ones_stay(
-    shape: tuple[int, ...], generator: torch.Generator
+    shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator
 ) -> None:
-    cache = random_cache(shape, generator)
+    cache = as_planes(random_cache(shape, generator, dtype))
     expected = cache.clone()
-    sources = torch.tensor([1, 3, 1], dtype=torch.int32, device=generator.device)
-    targets = torch.tensor([0, 4, -1], dtype=torch.int32, device=generator.device)
-    copy_blocks(cache, sources, targets)
-    copy_blocks_twin(expected, sources, targets)
+    sources, targets = ids(generator, 1, 3, 1), ids(generator, 0, 4, -1)
+    copy_blocks(cache, cache, sources, targets)
+    copy_blocks_twin(expected, expected, sources, targets)
     assert torch.equal(cache, expected)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_blocks_that_leave_come_back_elsewhere_unchanged(shape: tuple[int, ...], generator: torch.Generator) -> None:
-    cache = random_cache(shape, generator)
+    cache = as_planes(random_cache(shape, generator, torch.bfloat16))
     before = cache.clone()
-    leaving = torch.tensor([4, 0], dtype=torch.int32, device=generator.device)
-    staging = torch.full_like(cache[:, :, :3], POISON)
-    gather_blocks(cache, leaving, staging)
-    assert torch.equal(staging[:, :, :2], before[:, :, [4, 0]])
-    scatter_blocks(staging, cache, torch.tensor([2, 3], dtype=torch.int32, device=generator.device))
-    assert torch.equal(cache[:, :, [2, 3]], before[:, :, [4, 0]])
-    assert torch.equal(cache[:, :, [0, 1, 4]], before[:, :, [0, 1, 4]])
+    num_planes, _, num_words = cache.shape
+    # As it crosses to the host: a block's planes one after another.
+    staging = torch.full((3, num_planes, num_words), int(POISON), dtype=torch.int32, device=cache.device)
+    copy_blocks(cache, staging.transpose(0, 1), ids(generator, 4, 0), ids(generator, 0, 1))
+    assert torch.equal(staging[:2], before[:, [4, 0]].transpose(0, 1))
+    assert (staging[2] == int(POISON)).all()
+    copy_blocks(staging.transpose(0, 1), cache, ids(generator, 0, 1), ids(generator, 2, 3))
+    assert torch.equal(cache[:, [2, 3]], before[:, [4, 0]])
+    assert torch.equal(cache[:, [0, 1, 4]], before[:, [0, 1, 4]])

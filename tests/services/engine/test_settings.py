@@ -14,9 +14,9 @@ def test_a_new_knob_is_a_decision() -> None:
         "stage_tls_cert_file", "stage_tls_key_file", "stage_tls_ca_file", "stage_tls_name",
         "model_folder", "served_model_name", "replica_id", "host", "port", "advertise", "nats_url", "redis_url",
         "metrics_port", "otlp_endpoint", "log_level", "executor", "device", "dtype", "load_format", "block_size",
-        "num_blocks", "kv_cache_memory", "kv_cache_dtype", "gpu_memory_utilization", "max_model_len", "max_num_seqs",
-        "max_num_batched_tokens", "long_prefill_chunk", "async_depth", "decode_steps", "gemv", "policy", "threads",
-        "simulated_step_seconds", "simulated_prefill_seconds", "hang_limit", "drain_limit",
+        "num_blocks", "kv_cache_memory", "kv_swap_memory", "kv_cache_dtype", "gpu_memory_utilization", "max_model_len",
+        "max_num_seqs", "max_num_batched_tokens", "long_prefill_chunk", "async_depth", "decode_steps", "gemv",
+        "policy", "threads", "simulated_step_seconds", "simulated_prefill_seconds", "hang_limit", "drain_limit",
     ]  # fmt: skip
 
 

@@ -44,11 +44,19 @@ def processor_of(stack: StackPlan) -> ProcessorSettings:
 
 
 def test_the_settings_of_a_gpu_reach_its_engine_and_who_hashes_for_it() -> None:
-    stack = plan(device="cuda", load_format="dummy", kv_cache_dtype="fp8", gpu_memory_utilization=0.5, gemv=True)
+    stack = plan(
+        device="cuda",
+        load_format="dummy",
+        kv_cache_dtype="fp8",
+        gpu_memory_utilization=0.5,
+        gemv=True,
+        kv_swap_memory=7,
+    )
     engine, processor = engine_of(stack), processor_of(stack)
     assert (engine.device, engine.load_format, engine.kv_cache_dtype) == ("cuda", "dummy", "fp8")
     assert engine.gpu_memory_utilization == 0.5
     assert engine.gemv
+    assert (engine.kv_swap_memory, engine_of(plan()).kv_swap_memory) == (7, 0)
     assert not engine_of(plan()).gemv
     assert (engine.max_num_seqs, engine.max_num_batched_tokens) == (512, 2048)
     assert engine.block_size == processor.block_size == 64

@@ -1,0 +1,153 @@
+"""KV blocks between a GPU and host memory, beside the steps: a stream each way, through buffers on the GPU.
+
+In the cache a block lies in a piece for every layer, in host memory in one: the bus is fast with large pieces.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Collection, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+
+from headwater.engine_core.config import ConfigError
+from headwater.engine_core.device_table import upload
+from headwater.engine_core.executor import Int32Array, SwapPlan
+from headwater.kernels.copy_blocks import as_planes, copy_blocks
+
+STAGING_BYTES = 128 << 20
+"""Each way; milliseconds of the bus, beside which a launch is nothing."""
+PAGE_BYTES = 4096
+TOUCHERS = 16
+"""Threads that have the host find its memory: locking it takes a sixth of the time then."""
+
+
+class CudaSwapper:
+    """See `Swapper`."""
+
+    def __init__(self, kv_cache: torch.Tensor, num_slots: int) -> None:
+        """kv_cache [layers, 2, num_blocks, Hk, block_size, D]. Raises `ConfigError` where there is no such memory."""
+        self._cache, device = as_planes(kv_cache), kv_cache.device
+        num_planes, _, num_words = self._cache.shape
+        num_staged = staged_blocks(4 * num_planes * num_words)
+        self._host = _page_locked((num_slots, num_planes, num_words))
+        self._staged_out, self._staged_in = torch.empty(
+            (2, num_staged, num_planes, num_words), dtype=torch.int32, device=device
+        )
+        self._order = torch.arange(num_staged, dtype=torch.int32, device=device)
+        self._out, self._in = (torch.cuda.Stream(device) for _ in range(2))  # type: ignore[no-untyped-call]  # as below
+        self._read, self._written, self._loads = _Pending(), _Pending(), deque[tuple[torch.cuda.Event, int]]()
+        self._num_loaded = 0
+
+    def rehearse(self) -> None:
+        """Launches what copies launch: block 0, which is nobody's."""
+        copy_blocks(self._cache, self._staged_out.transpose(0, 1), self._order[:1], self._order[:1])
+        copy_blocks(self._staged_out.transpose(0, 1), self._cache, self._order[:1], self._order[:1])
+
+    def swap(self, plan: SwapPlan) -> None:
+        if plan.out_blocks.size:
+            with torch.cuda.stream(self._out):
+                self._copy_out(plan.out_blocks, plan.out_slots)
+        if plan.in_blocks.size:
+            with torch.cuda.stream(self._in):
+                self._written.let_wait(self._in, plan.in_slots)
+                self._read.let_wait(self._in, plan.in_blocks)
+                self._copy_in(plan.in_slots, plan.in_blocks)
+
+    @property
+    def num_loaded(self) -> int:
+        while self._loads and _has_passed(self._loads[0][0]):
+            self._num_loaded += self._loads.popleft()[1]
+        return self._num_loaded
+
+    def protect(self, stream: torch.cuda.Stream, blocks: Int32Array) -> None:
+        """What is launched on `stream` from now on may write to these blocks."""
+        self._read.let_wait(stream, blocks)
+
+    def close(self) -> None:
+        """With nothing in flight."""
+        _cudart().cudaHostUnregister(self._host.data_ptr())
+
+    def _copy_out(self, blocks: Int32Array, slots: Int32Array) -> None:
+        for part in self._parts(blocks.size):
+            staged = self._staged_out[: part.stop - part.start]
+            ids = upload(blocks[part], self._cache.device)
+            copy_blocks(self._cache, staged.transpose(0, 1), ids, self._order[: len(staged)])
+            self._read.note(self._out, blocks[part])
+            for at, run in _runs(slots[part]):
+                self._host[run].copy_(staged[at], non_blocking=True)
+            self._written.note(self._out, slots[part])
+
+    def _copy_in(self, slots: Int32Array, blocks: Int32Array) -> None:
+        for part in self._parts(blocks.size):
+            staged = self._staged_in[: part.stop - part.start]
+            for at, run in _runs(slots[part]):
+                staged[at].copy_(self._host[run], non_blocking=True)
+            ids = upload(blocks[part], self._cache.device)
+            copy_blocks(staged.transpose(0, 1), self._cache, self._order[: len(staged)], ids)
+            self._loads.append((self._in.record_event(), len(staged)))
+
+    def _parts(self, num_blocks: int) -> Iterator[slice]:
+        """As many at once as are staged."""
+        for start in range(0, num_blocks, len(self._order)):
+            yield slice(start, min(start + len(self._order), num_blocks))
+
+
+class _Pending:
+    """Places that a stream still reads, or still writes."""
+
+    def __init__(self) -> None:
+        self._places: deque[tuple[torch.cuda.Event, frozenset[int]]] = deque()
+
+    def note(self, stream: torch.cuda.Stream, places: Int32Array) -> None:
+        self._places.append((stream.record_event(), frozenset(places.tolist())))
+
+    def let_wait(self, stream: torch.cuda.Stream, places: Int32Array) -> None:
+        """Only if any of these places is among them."""
+        while self._places and _has_passed(self._places[0][0]):
+            self._places.popleft()
+        theirs: Collection[int] = places.tolist() if self._places else ()
+        for event, mine in self._places:
+            if not mine.isdisjoint(theirs):
+                stream.wait_event(event)
+
+
+def staged_blocks(block_bytes: int) -> int:
+    """Blocks that cross together, each way."""
+    return max(1, STAGING_BYTES // block_bytes)
+
+
+def _runs(slots: Int32Array) -> Iterator[tuple[slice, slice]]:
+    """Neighbours among slots, with where they are in the array."""
+    bounds = [0, *(np.flatnonzero(np.diff(slots) != 1) + 1).tolist(), slots.size]
+    for start, end in pairwise(bounds):
+        yield slice(start, end), slice(int(slots[start]), int(slots[start]) + end - start)
+
+
+def _has_passed(event: torch.cuda.Event) -> bool:
+    return bool(event.query())  # type: ignore[no-untyped-call]  # torch ships it so
+
+
+def _cudart() -> Any:
+    return torch.cuda.cudart()  # type: ignore[no-untyped-call]  # torch ships it so
+
+
+def _page_locked(shape: tuple[int, int, int]) -> torch.Tensor:
+    """int32 in host memory that copies reach without waiting. Of this size exactly: what torch allocates of such memory
+    is a power of two. Raises `ConfigError`."""
+    num_bytes = 4 * math.prod(shape)
+    try:
+        memory = torch.empty(shape, dtype=torch.int32)
+    except RuntimeError:
+        raise ConfigError("kv_swap_memory", num_bytes, "what the host has free") from None
+    pages = memory.view(-1).numpy()[:: PAGE_BYTES // 4]
+    with ThreadPoolExecutor(TOUCHERS) as threads:
+        list(threads.map(lambda some: some.fill(0), np.array_split(pages, TOUCHERS)))
+    if _cudart().cudaHostRegister(memory.data_ptr(), memory.nbytes, 0) != _cudart().cudaError.success:
+        raise ConfigError("kv_swap_memory", num_bytes, "what the host lets be locked in memory (ulimit -l)")
+    return memory

@@ -1,0 +1,100 @@
+from __future__ import annotations
+
+from itertools import count
+
+import numpy as np
+import pytest
+import torch
+
+from headwater.engine_core.executor import Int32Array, SwapPlan
+from headwater.engine_core.executors import cuda_swapper
+from headwater.engine_core.executors.cuda_swapper import CudaSwapper, staged_blocks
+
+pytestmark = pytest.mark.gpu
+
+NUM_BLOCKS, NUM_SLOTS = 40, 64
+NONE = np.empty(0, np.int32)
+
+
+@pytest.fixture
+def cache() -> torch.Tensor:
+    torch.manual_seed(0)
+    return torch.randn(3, 2, NUM_BLOCKS, 2, 16, 64, device="cuda").bfloat16()
+
+
+@pytest.fixture(params=[1, 3, 1000], ids=lambda n: f"{n} at once")
+def swapper(request: pytest.FixtureRequest, cache: torch.Tensor, monkeypatch: pytest.MonkeyPatch) -> CudaSwapper:
+    block_bytes = cache[:, :, 0].nbytes
+    monkeypatch.setattr(cuda_swapper, "STAGING_BYTES", request.param * block_bytes)
+    assert staged_blocks(block_bytes) == request.param
+    return CudaSwapper(cache, NUM_SLOTS)
+
+
+def out(blocks: list[int], slots: list[int]) -> SwapPlan:
+    return SwapPlan(out_blocks=words(blocks), out_slots=words(slots), in_slots=NONE, in_blocks=NONE)
+
+
+def back(slots: list[int], blocks: list[int]) -> SwapPlan:
+    return SwapPlan(out_blocks=NONE, out_slots=NONE, in_slots=words(slots), in_blocks=words(blocks))
+
+
+def words(values: list[int]) -> Int32Array:
+    return np.array(values, np.int32)
+
+
+def wait(swapper: CudaSwapper, num_loaded: int) -> None:
+    for attempt in count():
+        if swapper.num_loaded == num_loaded:
+            return
+        assert attempt < 1_000_000, "blocks do not come"
+
+
+def test_blocks_come_back_from_slots_in_any_order_as_they_left(cache: torch.Tensor, swapper: CudaSwapper) -> None:
+    before = cache.clone()
+    swapper.swap(out([4, 9, 2, 30, 7], [10, 11, 12, 3, 50]))
+    torch.cuda.synchronize()
+    cache.zero_()
+    torch.cuda.synchronize()
+    swapper.swap(back([50, 10, 11, 12, 3], [1, 20, 21, 22, 5]))
+    wait(swapper, 5)
+    assert torch.equal(cache[:, :, [1, 20, 21, 22, 5]], before[:, :, [7, 4, 9, 2, 30]])
+    assert not cache[:, :, [0, 2, 3, 4, 6]].any()
+    swapper.close()
+
+
+def test_whoever_writes_a_block_that_is_leaving_and_reads_a_slot_that_is_filled_waits(
+    cache: torch.Tensor, swapper: CudaSwapper
+) -> None:
+    before, stream = cache.clone(), torch.cuda.Stream()
+    torch.cuda.synchronize()
+    leaving = list(range(1, NUM_BLOCKS))
+    slots = leaving[::-1]
+    for turn in range(1, 6):
+        swapper.swap(out(leaving, slots))
+        with torch.cuda.stream(stream):
+            swapper.protect(stream, words([1, 2, 3]))
+            swapper.protect(stream, words(leaving))
+            cache.zero_()
+        stream.synchronize()
+        # Slots may still be on their way to the host.
+        swapper.swap(back(slots, leaving))
+        wait(swapper, turn * len(leaving))
+        assert torch.equal(cache[:, :, 1:], before[:, :, 1:])
+    swapper.close()
+
+
+def test_a_block_that_is_leaving_may_be_filled_by_the_same_plan(cache: torch.Tensor, swapper: CudaSwapper) -> None:
+    before = cache.clone()
+    torch.cuda.synchronize()
+    both = out(list(range(1, 20)), list(range(19)))
+    swapper.swap(
+        SwapPlan(
+            out_blocks=both.out_blocks,
+            out_slots=both.out_slots,
+            in_slots=words(list(range(18, -1, -1))),
+            in_blocks=both.out_blocks,
+        )
+    )
+    wait(swapper, 19)
+    assert torch.equal(cache[:, :, 1:20], before[:, :, list(range(19, 0, -1))])
+    swapper.close()
