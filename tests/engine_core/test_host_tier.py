@@ -213,25 +213,23 @@ def test_without_host_memory_it_is_computed_again() -> None:
 
 
 def test_others_decode_while_blocks_come_back_and_two_of_one_prefix_fetch_it_once() -> None:
-    bench = Bench(num_blocks=33)
-    bench.add(0, 0)
-    bench.run()
-    for key, first_token in ((1, 300), (2, 600), (3, 900)):
-        bench.add(key, first_token)
+    bench = Bench(num_blocks=65, num_host_blocks=80)
+    for key in range(6):
+        bench.add(key, 101 * key)
         bench.run()
-    bench.add(4, 450, max_tokens=50)
-    while not bench.tokens[4]:
+    bench.add(7, 900, max_tokens=50)
+    while not bench.tokens[7]:
         bench.step()
-    bench.add(5, 0)
-    bench.add(6, 0)
-    said = len(bench.tokens[4])
-    while not bench.tokens[5]:
+    bench.add(8, 0)
+    bench.add(9, 0)
+    said = len(bench.tokens[7])
+    while not bench.tokens[8]:
         bench.step()
-    assert len(bench.tokens[4]) > said + 5
+    assert len(bench.tokens[7]) > said + 5
     bench.run()
-    assert (bench.cached[5], bench.cached[6]) == (192, 192)
+    assert (bench.cached[8], bench.cached[9]) == (192, 192)
     assert bench.engine.load().num_swapped_in == 192
-    assert (bench.tokens[5], bench.tokens[6]) == (expected(5, 0), expected(6, 0))
+    assert (bench.tokens[8], bench.tokens[9]) == (expected(8, 0), expected(9, 0))
 
 
 def test_one_that_leaves_while_its_blocks_come_back_leaves_nothing_held() -> None:
