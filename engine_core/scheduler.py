@@ -260,11 +260,7 @@ class Scheduler:
                 return
             max_hits = request.num_cacheable_blocks(self._config.block_size)
             hits = self.cache.match(request.chain, max_hits)
-            if len(hits) < max_hits and (leader := self._leader(request, len(hits))) is not None:
-                self.waiting.follow(leader, request, min(max_hits, request.chain.num_shared(leader.chain)))
-                continue
-            if len(hits) < max_hits and (ticket := self.host.ticket(request.chain.hashes[len(hits)])) is not None:
-                self.waiting.await_blocks(request, ticket)
+            if len(hits) < max_hits and self._follows(request, len(hits), max_hits):
                 continue
             num_new = -(-request.num_tokens // self._config.block_size) - len(hits)
             num_wanted = num_new + self.pool.count_unheld(hits) + len(self.running)
@@ -278,14 +274,17 @@ class Scheduler:
             self._seat(draft, request, hits, num_new)
             self._add_chunk(draft, request, draft.budget)
 
-    def _leader(self, request: RequestState, num_hits: int) -> RequestState | None:
-        """A prefilling request that will compute the block which `request` misses first."""
+    def _follows(self, request: RequestState, num_hits: int, max_hits: int) -> bool:
+        """Holds a request whose first missing block is computed or fetched for another, until it is there."""
         missed = request.chain.hashes[num_hits]
-        for other in self.prefilling.values():
-            hashes = other.chain.hashes
-            if other.chain.num_cached <= num_hits < len(hashes) and hashes[num_hits] == missed:
-                return other
-        return None
+        for leader in self.prefilling.values():
+            hashes = leader.chain.hashes
+            if leader.chain.num_cached <= num_hits < len(hashes) and hashes[num_hits] == missed:
+                self.waiting.follow(leader, request, min(max_hits, request.chain.num_shared(leader.chain)))
+                return True
+        if (ticket := self.host.ticket(missed)) is not None:
+            self.waiting.await_blocks(request, ticket)
+        return ticket is not None
 
     def _seat(self, draft: StepDraft, request: RequestState, hits: list[int], num_new: int) -> None:
         self.pool.share(hits)

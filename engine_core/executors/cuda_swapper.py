@@ -149,5 +149,5 @@ def _page_locked(shape: tuple[int, int, int]) -> torch.Tensor:
     with ThreadPoolExecutor(TOUCHERS) as threads:
         list(threads.map(lambda some: some.fill(0), np.array_split(pages, TOUCHERS)))
     if _cudart().cudaHostRegister(memory.data_ptr(), memory.nbytes, 0) != _cudart().cudaError.success:
-        raise ConfigError("kv_swap_memory", num_bytes, "what the host lets be locked in memory (ulimit -l)")
+        raise ConfigError("kv_swap_memory", num_bytes, "what the host lets a GPU lock in memory")
     return memory
