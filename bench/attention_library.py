@@ -1,8 +1,8 @@
-"""`headwater bench attention`: prefill attention beside the library's on a GPU, alone and in a layer, in turn.
+"""`headwater bench attention`: our attention beside libraries' on a GPU, of prompts and of decode, in turn.
 
-The library is cuDNN through torch, which needs whole keys in one piece: they are gathered from the blocks, and a chunk
-on a cached prefix is two calls whose results are merged. Each takes its turn for half a second, since a GPU that
-computes without pause is at its limit of power: what a short run shows is another figure.
+Each takes its turn for half a second, since a GPU that computes without pause is at its limit of power: what a short
+run shows is another figure. Results are compared first, and whether a row's bits depend on what else is in the batch
+and on where its prompt is cut, since only one whose bits do not could be on the default path.
 """
 
 from __future__ import annotations
@@ -10,78 +10,47 @@ from __future__ import annotations
 import json
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Annotated
 
 import torch
 import typer
 from rich.console import Console
 from rich.table import Table
-from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.functional import scaled_dot_product_attention
 
-from headwater.bench.gpu_kernels import Sequences, prefill_flops, randn
+from headwater.bench.attention_cases import HEAD_DIM, KV_HEADS, Batch, Planned, ours
+from headwater.bench.attention_others import has_flashinfer, others
+from headwater.bench.gpu_kernels import CONTEXTS, captured, randn
 from headwater.bench.program import run_program
 from headwater.kernels.gemm import configure_blas, linear, linear_silu_mul
-from headwater.kernels.prefill_attention import prefill_attention, prefill_tiles
 
-CASES = ((8192, 0), (8192, 8192), (8192, 24_576), (1024, 0))
-"""(tokens of the chunk, tokens cached before it) of O5, O6 and O7."""
-HEADS, KV_HEADS, HEAD_DIM, HIDDEN, WIDTH = 32, 8, 128, 4096, 12_288
+PROMPTS = ((1, 8192, 0), (1, 8192, 8192), (1, 8192, 24_576), (1, 1024, 0), (8, 1024, 0))
+"""Chunks, (how many, tokens of each, tokens cached before each), of O5, O6, O7 and O2."""
+DECODES = ("16 x 30k", "64 x 2k", "256 x 1k", "1 x 1k")
+HIDDEN, WIDTH = 4096, 12_288
 """Of Qwen3-8B."""
+MAX_DIFFERENCE = 0.01
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Comparison:
-    """Milliseconds; TFLOP/s of attention alone."""
-
-    tokens: int
-    cached: int
+class Measurement:
+    batch: str
+    whose: str
     difference: float
-    """Of the two results, relative."""
-    ours_ms: float
-    library_ms: float
-    layer_ours_ms: float
-    layer_library_ms: float
-    ours_tflops: float
-    library_tflops: float
-
-
-class Chunk:
-    """One chunk of a prompt on its cached prefix, in shuffled blocks of one layer."""
-
-    def __init__(self, tokens: int, cached: int) -> None:
-        self.tokens, self.cached = tokens, cached
-        sequences = Sequences([cached + tokens])
-        self._k, self._v = sequences.caches()[0]
-        self._table = sequences.tables()
-        self._q, self._out = randn(tokens, HEADS, HEAD_DIM), randn(tokens, HEADS, HEAD_DIM)
-        self._bounds, self._lens, self._rows = (
-            torch.tensor(x, dtype=torch.int32, device="cuda") for x in ([0, tokens], [cached + tokens], [0])
-        )
-        self._tiles = prefill_tiles([tokens], [cached], HEADS // KV_HEADS, self._q.device)
-
-    def ours(self) -> torch.Tensor:
-        where = self._bounds, self._lens, self._rows, self._table
-        prefill_attention(self._q, self._k, self._v, *where, self._tiles, self._out)
-        return self._out
-
-    def library(self) -> torch.Tensor:
-        q, k, v = self._q.transpose(0, 1)[None], self._gathered(self._k), self._gathered(self._v)
-        if not self.cached:
-            with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
-                out = scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
-            return out[0].transpose(0, 1)
-        cudnn = torch.ops.aten._scaled_dot_product_cudnn_attention
-        before = cudnn(q, k[:, :, : self.cached], v[:, :, : self.cached], None, True, 0.0, False, False)
-        own = cudnn(q, k[:, :, self.cached :], v[:, :, self.cached :], None, True, 0.0, True, False)
-        # Weights of the two by their sums of exponentials, whose logarithms the library gives.
-        share = torch.sigmoid(before[1] - own[1]).to(q.dtype).view(1, HEADS, self.tokens, 1)
-        return torch.lerp(own[0], before[0], share)[0].transpose(0, 1)
-
-    def _gathered(self, cache: torch.Tensor) -> torch.Tensor:
-        return cache[self._table[0].long()].transpose(0, 1).reshape(1, KV_HEADS, -1, HEAD_DIM)
+    """Of the result from ours, relative."""
+    ms: float
+    of_limit: float
+    """What matrix units or memory would take at their ceilings, as a part of it."""
+    layer_ms: float | None
+    """Of prompts: with a layer's products around it."""
+    plan_us: float | None
+    """What a step pays once, for all of its layers."""
+    same_alone: bool | None
+    """Whether the first sequence's rows have the same bits without the others."""
+    same_cut: bool | None
+    """Whether a prompt's last rows have the same bits as a chunk of their own, of odd size."""
 
 
 class Layer:
@@ -104,32 +73,71 @@ def sustained(call: Callable[[], object], seconds: float) -> float:
     torch.cuda.synchronize()
     began, num_calls = time.perf_counter(), 0
     while time.perf_counter() - began < seconds:
-        for _ in range(8):
+        for _ in range(4):
             call()
         torch.cuda.synchronize()
-        num_calls += 8
+        num_calls += 4
     return (time.perf_counter() - began) / num_calls * 1e3
 
 
-def compare(tokens: int, cached: int, *, rounds: int, seconds: float) -> Comparison:
-    chunk, layer = Chunk(tokens, cached), Layer(tokens)
-    ours, library = chunk.ours().float(), chunk.library().float()
-    calls: list[Callable[[], object]] = [chunk.ours, chunk.library]
-    calls += [lambda: layer.run(chunk.ours), lambda: layer.run(chunk.library)]
-    times = [[sustained(call, seconds) for call in calls] for _ in range(rounds)]
-    medians = [round(statistics.median(column), 3) for column in zip(*times, strict=True)]
-    flops = prefill_flops(tokens, cached)
-    return Comparison(
-        tokens=tokens,
-        cached=cached,
-        difference=float((ours - library).norm() / library.norm()),
-        ours_ms=medians[0],
-        library_ms=medians[1],
-        layer_ours_ms=medians[2],
-        layer_library_ms=medians[3],
-        ours_tflops=round(flops / medians[0] / 1e9, 1),
-        library_tflops=round(flops / medians[1] / 1e9, 1),
-    )
+def batches() -> Iterator[Batch]:
+    for num, tokens, cached in PROMPTS:
+        name = f"{f'{num} x ' if num > 1 else ''}{tokens:,} on {cached:,}"
+        yield Batch.random(name, [tokens] * num, [cached + tokens] * num)
+    for name in DECODES:
+        yield Batch.random(name, [1] * len(CONTEXTS[name]), CONTEXTS[name])
+
+
+def compare(batch: Batch, *, rounds: int, seconds: float) -> Iterator[Measurement]:
+    """Ours first. Raises AssertionError where a library's result is another."""
+    contenders = {"ours": ours(batch), **others(batch)}
+    results = {whose: planned.attend(*batch.caches[0]).clone() for whose, planned in contenders.items()}
+    differences = {whose: _difference(result, results["ours"]) for whose, result in results.items()}
+    assert max(differences.values()) < MAX_DIFFERENCE, differences
+
+    def part_is_same(whose: str, tokens: int) -> bool:
+        part, rows = batch.end_of_first(tokens)
+        plan = ours(part) if whose == "ours" else others(part)[whose]
+        return torch.equal(plan.attend(*part.caches[0]), results[whose][rows])
+
+    calls = {whose: _layers_of(batch, planned) for whose, planned in contenders.items()}
+    layer = None if batch.decodes else Layer(sum(batch.counts))
+    graphs = [captured(each) for each in calls.values()]
+    if layer is not None:
+        graphs += [captured([partial(layer.run, call) for call in each]) for each in calls.values()]
+    turns = [[sustained(graph.replay, seconds) for graph in graphs] for _ in range(rounds)]
+    medians = [statistics.median(column) / len(batch.caches) for column in zip(*turns, strict=True)]
+
+    for i, (whose, planned) in enumerate(contenders.items()):
+        yield Measurement(
+            batch=batch.name,
+            whose=whose,
+            difference=differences[whose],
+            ms=round(medians[i], 4),
+            of_limit=round(batch.limit_ms / medians[i], 3),
+            layer_ms=None if layer is None else round(medians[len(contenders) + i], 3),
+            plan_us=None if planned.plan is None else round(_plan_us(planned.plan), 1),
+            same_alone=part_is_same(whose, batch.counts[0]) if len(batch.counts) > 1 else None,
+            same_cut=None if batch.decodes else part_is_same(whose, batch.counts[0] // 3),
+        )
+
+
+def _difference(result: torch.Tensor, expected: torch.Tensor) -> float:
+    return float((result.float() - expected.float()).norm() / expected.float().norm())
+
+
+def _layers_of(batch: Batch, planned: Planned) -> list[Callable[[], torch.Tensor]]:
+    return [partial(planned.attend, k, v) for k, v in batch.caches]
+
+
+def _plan_us(plan: Callable[[], object]) -> float:
+    times: list[float] = []
+    for _ in range(20):
+        began = time.perf_counter()
+        plan()
+        torch.cuda.synchronize()
+        times.append((time.perf_counter() - began) * 1e6)
+    return statistics.median(times)
 
 
 def main(
@@ -137,13 +145,16 @@ def main(
     seconds: Annotated[float, typer.Option(help="of a turn")] = 0.5,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON only")] = False,
 ) -> None:
-    """Compare prefill attention with the library's."""
+    """Compare attention with libraries'."""
     if not torch.cuda.is_available():
         raise typer.BadParameter("there is no GPU here")
+    if not has_flashinfer():
+        hint = "FlashInfer is not installed: `pip install flashinfer-python`, and CUDA's nvcc, with which it compiles"
+        typer.echo(hint, err=True)
     configure_blas()
     torch.manual_seed(0)
     with torch.inference_mode():
-        rows = [asdict(compare(tokens, cached, rounds=rounds, seconds=seconds)) for tokens, cached in CASES]
+        rows = [asdict(each) for batch in batches() for each in compare(batch, rounds=rounds, seconds=seconds)]
     if not as_json:
         table = Table(*rows[0])
         for row in rows:

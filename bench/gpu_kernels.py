@@ -68,8 +68,8 @@ class Figure:
     note: str = ""
 
 
-def timed(calls: Sequence[Callable[[], object]], replays: int = 15) -> float:
-    """Median microseconds of one call; the calls of the list run one after another inside a graph."""
+def captured(calls: Sequence[Callable[[], object]]) -> torch.cuda.CUDAGraph:
+    """The calls of the list one after another, as a graph."""
     for call in calls[:2]:
         call()
     torch.cuda.synchronize()
@@ -77,6 +77,12 @@ def timed(calls: Sequence[Callable[[], object]], replays: int = 15) -> float:
     with torch.cuda.graph(graph):
         for call in calls:
             call()
+    return graph
+
+
+def timed(calls: Sequence[Callable[[], object]], replays: int = 15) -> float:
+    """Median microseconds of one call; the calls of the list run one after another inside a graph."""
+    graph = captured(calls)
     graph.replay()
     times: list[float] = []
     for _ in range(replays):

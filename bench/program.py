@@ -37,7 +37,7 @@ BENCHMARKS = {
     "isolation": ("isolation", "Whether a tenant feels in its first tokens what another has cached."),
     "kernels": ("gpu_kernels", "Time and check the kernels on a GPU."),
     "kv-swap": ("kv_swap", "Prompts that a GPU's cache has forgotten: computed again, or back from host memory."),
-    "attention": ("attention_library", "Prefill attention on a GPU beside the library's, at the limit of power."),
+    "attention": ("attention_library", "Attention on a GPU beside libraries', at the limit of power."),
 }
 """Name → module and one line of help."""
 

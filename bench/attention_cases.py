@@ -1,0 +1,121 @@
+"""Batches whose attention `attention_library` times, and ours of them, with what a step plans for all of its layers.
+
+Sizes are those of Qwen3-8B; blocks are shuffled, and there are caches of several layers, so that none is found in the
+GPU's cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from itertools import accumulate
+
+import torch
+
+from headwater.bench.gpu_kernels import BYTES_PER_US, FLOPS_PER_US, Sequences, captured, prefill_flops, randn
+from headwater.kernels.decode_attention import decode_attention
+from headwater.kernels.decode_plan import DecodePlan, plan_decode
+from headwater.kernels.prefill_attention import prefill_attention, prefill_tiles
+from headwater.kernels.reduce_splits import reduce_splits
+
+HEADS, KV_HEADS, HEAD_DIM, PAGE = 32, 8, 128, 64
+
+Attend = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+"""Keys and values of a layer, [num_blocks, Hk, PAGE, D], to the rows [T, Hq, D] of attention."""
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    attend: Attend
+    plan: Callable[[], object] | None = None
+    """What a step does once for all of its layers; it has been done."""
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """The last `counts[i]` tokens of sequence i, of `lens[i]` in all, over bf16 caches."""
+
+    name: str
+    counts: list[int]
+    lens: list[int]
+    q: torch.Tensor = field(repr=False)
+    """[sum of counts, HEADS, HEAD_DIM]"""
+    caches: list[tuple[torch.Tensor, torch.Tensor]] = field(repr=False)
+    table: torch.Tensor = field(repr=False)
+    """int32 [sequences, blocks of the longest]"""
+
+    @classmethod
+    def random(cls, name: str, counts: list[int], lens: list[int]) -> Batch:
+        sequences = Sequences(lens)
+        return cls(name, counts, lens, randn(sum(counts), HEADS, HEAD_DIM), sequences.caches(), sequences.tables())
+
+    @property
+    def decodes(self) -> bool:
+        return max(self.counts) == 1
+
+    @property
+    def query_starts(self) -> list[int]:
+        return list(accumulate(self.counts, initial=0))
+
+    @property
+    def limit_ms(self) -> float:
+        """What its products take at the ceiling of the matrix units, or its keys and values at the memory's."""
+        pairs = zip(self.counts, self.lens, strict=True)
+        flops = sum(prefill_flops(count, length - count, HEADS) for count, length in pairs)
+        num_bytes = sum(self.lens) * 2 * KV_HEADS * HEAD_DIM * 2
+        return max(flops / FLOPS_PER_US, num_bytes / BYTES_PER_US) / 1e3
+
+    def end_of_first(self, tokens: int) -> tuple[Batch, slice]:
+        """Its first sequence's last tokens as a batch of their own, the rest as their cached prefix; which rows they
+        are here."""
+        rows = slice(self.counts[0] - tokens, self.counts[0])
+        part = replace(self, counts=[tokens], lens=self.lens[:1], q=self.q[rows], table=self.table[:1])
+        return part, rows
+
+
+def ours(batch: Batch) -> Planned:
+    return _our_decode(batch) if batch.decodes else _our_prefill(batch)
+
+
+def ints(values: list[int]) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.int32, device="cuda")
+
+
+def _our_prefill(batch: Batch) -> Planned:
+    starts = [length - count for count, length in zip(batch.counts, batch.lens, strict=True)]
+    out = torch.empty_like(batch.q)
+    where = ints(batch.query_starts), ints(batch.lens), ints(list(range(len(starts)))), batch.table
+
+    def plan() -> torch.Tensor:
+        return prefill_tiles(batch.counts, starts, HEADS // KV_HEADS, batch.q.device)
+
+    tiles = plan()
+
+    def attend(k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        prefill_attention(batch.q, k, v, *where, tiles, out)
+        return out
+
+    return Planned(attend, plan)
+
+
+def _our_decode(batch: Batch) -> Planned:
+    lens, rows, out = ints(batch.lens), ints(list(range(len(batch.lens)))), torch.empty_like(batch.q)
+    plan = DecodePlan.allocate(
+        max_rows=len(batch.lens),
+        max_seq_len=max(batch.lens),
+        num_q_heads=HEADS,
+        num_kv_heads=KV_HEADS,
+        head_dim=HEAD_DIM,
+        device=batch.q.device,
+    )
+
+    def make_plan() -> None:
+        plan_decode(plan, lens, rows, batch.table, PAGE, share=False)
+
+    def attend(k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        # The engine launches decode so: each kernel while the one before it ends, as FlashInfer's are.
+        if decode_attention(batch.q, k, v, lens, rows, batch.table, plan, out, dependent=True):
+            reduce_splits(lens, plan, out, dependent=True)
+        return out
+
+    return Planned(attend, captured([make_plan]).replay)
