@@ -139,7 +139,7 @@ async def measure(
         door.open(lambda batch: None)
         client, answers = Client(door), list[list[int]]()
         speeds: dict[bool, list[float]] = {False: [], True: []}
-        async with owned_task(door.grammars.run()):
+        async with owned_task(door.grammars.run(core.take_mask_reports())):
             for number in range(rounds + 1):
                 for masked in (False, True):
                     seconds, tokens = await client.answer(adds(masked))

@@ -67,9 +67,11 @@ class Engine:
         self._let_rise()
         if self._swapper is not None:
             self._scheduler.loaded(self._swapper.num_loaded)
-        has_drawn = self._draw()
-        # Where a draw is done at once, so is a step: whoever makes masks shall know the tokens before that.
-        has_computed = not (has_drawn and self._is_only_ready()) and self._compute()
+        is_computing = bool(self._in_flight) and not self._executor.is_ready(self._in_flight[0][0])
+        has_drawn = self._draw(is_computing)
+        # Where the device had to wait for masks, whoever makes the next ones shall know the tokens before anything else
+        # is launched; where it did not, the next step is launched right behind.
+        has_computed = (is_computing or not has_drawn) and self._compute()
         retired = self._retire() if self._is_retirement_due(has_computed) else None
         if retired is not None and not self._output.keys and self._is_draw_next():
             # It was launched right behind: what it says need not be said apart.
@@ -165,11 +167,12 @@ class Engine:
         }
         return [block_hash for block_hash in self._scheduler.pool.cached_hashes() if block_hash not in unsaid]
 
-    def _draw(self) -> bool:
+    def _draw(self, is_computing: bool) -> bool:
         """Launches the sampling of what is held and can be drawn now; while the device is busy, only of all that is
         held: what goes apart once would go apart at every token."""
-        is_busy = bool(self._in_flight) and not self._executor.is_ready(self._in_flight[0][0])
-        if len(self._in_flight) >= 2 * self._config.async_depth or (is_busy and self._scheduler.table.awaits_masks):
+        if len(self._in_flight) >= 2 * self._config.async_depth:
+            return False
+        if is_computing and self._scheduler.table.awaits_masks:
             return False
         drawn = self._scheduler.draw()
         if drawn is not None:
@@ -230,6 +233,7 @@ class Engine:
         self._scheduler.retire(planned.plan.step)
         self._swap()
         self._output.step = planned.plan.step
+        self._output.is_drawn = isinstance(planned.plan, DrawPlan)
         self._retired_at = self._clock()
         return planned
 

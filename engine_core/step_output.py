@@ -123,4 +123,6 @@ class StepOutput:
     """By key: float32 [hidden size]; the request's finish is in the same output."""
     cache_events: CacheEvents | None = None
     masks_wanted: MasksWanted | None = None
+    is_drawn: bool = False
+    """Whether its tokens were drawn under masks; then all of them were."""
     load: EngineLoad = field(default_factory=EngineLoad)

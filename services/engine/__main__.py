@@ -59,7 +59,10 @@ async def _serve_door(settings: EngineSettings, core: CoreLink, door: Door, repl
     await listener.start()
     try:
         with metrics_served(settings.host, settings.metrics_port) as metrics, collected(door, replica.model.name):
-            async with owned_task(door.sweep()) as sweep, owned_task(door.grammars.run()) as masks:
+            async with (
+                owned_task(door.sweep()) as sweep,
+                owned_task(door.grammars.run(core.take_mask_reports())) as masks,
+            ):
                 async with EngineFacts.published(settings, replica, door) as facts:
                     door.open(facts.tell)
                     life.announce(grpc=listener.address, **metrics)

@@ -7,6 +7,7 @@ import contextlib
 import os
 import random
 import sys
+import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from typing import assert_never
@@ -53,14 +54,20 @@ class CoreLink:
     """Commands are sent in order and never wait: what the ring has no room for waits here."""
 
     def __init__(self, hang_limit: float = 0.0) -> None:
+        self._loop = asyncio.get_running_loop()
         self._watch = CoreWatch(hang_limit)
         command_writer, self._command_reader = create_ring()
         self._report_writer, report_reader = create_ring()
         self._mask_memory = create_mask_memory()
+        self._mask_report_writer, mask_report_reader = create_ring()
         self._commands, self._reports = RingWriter(command_writer), RingReader(report_reader)
+        self._mask_reports: RingReader | None = RingReader(mask_report_reader)
         self._start_result: Ready | CoreFailed | None = None
         self._hear: Callable[[Step | Idle], None] | None = None
         self._hear_end: Callable[[], None] | None = None
+        # Held by whoever sends, looks after what waits, or ends it all.
+        self._sending = threading.Lock()
+        self._has_stopped = False
         self._num_commands = 0
         self._backlog: deque[tuple[bytes, int]] = deque()
         self._num_backlog_bytes = 0
@@ -100,16 +107,26 @@ class CoreLink:
         self._hear, self._hear_end = hear, hear_end
 
     def send(self, command: Command) -> None:
-        self._num_commands += 1
-        self._watch.told()
-        with contextlib.suppress(PeerGone):
-            for piece, flag in self._commands.pieces(encode(command)):
+        """From any thread; after the end nothing is sent."""
+        message = encode(command)
+        with self._sending, contextlib.suppress(PeerGone):
+            if self._has_stopped:
+                return
+            self._num_commands += 1
+            self._watch.told()
+            for piece, flag in self._commands.pieces(message):
                 if self._backlog or not self._commands.try_write(piece, flag):
                     self._wait_for_room(piece, flag)
 
     def map_masks(self, ready: Ready) -> Int32Array:
         """The table in which the core finds the masks of its rows, to be written."""
         return map_masks(self._mask_memory, ready.max_num_seqs, ready.vocab_size)
+
+    def take_mask_reports(self) -> RingReader:
+        """Once: where steps come that ask for masks or were drawn under them, also to be closed by whoever takes it."""
+        assert self._mask_reports is not None
+        taken, self._mask_reports = self._mask_reports, None
+        return taken
 
     @property
     def is_congested(self) -> bool:
@@ -127,7 +144,11 @@ class CoreLink:
 
     async def _start(self, settings: EngineSettings, lifeline: int) -> None:
         ends = Ends(
-            commands=self._command_reader, reports=self._report_writer, masks=self._mask_memory, lifeline=lifeline
+            commands=self._command_reader,
+            reports=self._report_writer,
+            mask_reports=self._mask_report_writer,
+            masks=self._mask_memory,
+            lifeline=lifeline,
         )
         argument = msgspec.json.encode(ends).decode()
         # NOTE: the door does not speak gRPC yet. Where it does, a child of uvloop may die before it has begun.
@@ -139,10 +160,10 @@ class CoreLink:
             *to_argv(settings),
             stdin=asyncio.subprocess.DEVNULL,
             env=core_environment(settings.threads),
-            pass_fds=(*ends.commands, *ends.reports, ends.masks, lifeline),
+            pass_fds=(*ends.commands, *ends.reports, *ends.mask_reports, ends.masks, lifeline),
         )
-        self._command_reader.close()
-        self._report_writer.close()
+        for end in (self._command_reader, self._report_writer, self._mask_report_writer):
+            end.close()
         os.close(lifeline)
         asyncio.get_running_loop().add_reader(self._reports.fileno(), self._on_reports)
 
@@ -156,12 +177,15 @@ class CoreLink:
 
     async def _stop(self) -> None:
         loop = asyncio.get_running_loop()
-        loop.remove_reader(self._reports.fileno())
-        if self._backlog:
+        with self._sending:
+            self._has_stopped = True
+            loop.remove_reader(self._reports.fileno())
             loop.remove_reader(self._commands.fileno())
-        # Either end of file ends the core.
-        self._commands.close()
-        self._reports.close()
+            # Either end of file ends the core.
+            self._commands.close()
+            self._reports.close()
+        if self._mask_reports is not None:
+            self._mask_reports.close()
         os.close(self._mask_memory)
         if self._process is None:
             return
@@ -212,18 +236,23 @@ class CoreLink:
 
     def _wait_for_room(self, piece: bytes, flag: int) -> None:
         if not self._backlog:
-            asyncio.get_running_loop().add_reader(self._commands.fileno(), self._on_room)
+            self._loop.call_soon_threadsafe(self._await_room)
         self._backlog.append((piece, flag))
         self._num_backlog_bytes += len(piece)
 
+    def _await_room(self) -> None:
+        if not self._has_stopped:
+            asyncio.get_running_loop().add_reader(self._commands.fileno(), self._on_room)
+
     def _on_room(self) -> None:
-        try:
-            while self._backlog and self._commands.try_write(*self._backlog[0]):
-                self._num_backlog_bytes -= len(self._backlog.popleft()[0])
-        except PeerGone:
-            self._backlog.clear()
-        if not self._backlog:
-            asyncio.get_running_loop().remove_reader(self._commands.fileno())
+        with self._sending:
+            try:
+                while self._backlog and self._commands.try_write(*self._backlog[0]):
+                    self._num_backlog_bytes -= len(self._backlog.popleft()[0])
+            except PeerGone:
+                self._backlog.clear()
+            if not self._backlog:
+                asyncio.get_running_loop().remove_reader(self._commands.fileno())
 
 
 def core_environment(threads: int) -> dict[str, str]:

@@ -54,7 +54,9 @@ QUIET_SECONDS = 0.05
 to wait for it each time."""
 
 
-def run(engine: Engine, executor: MeasuredExecutor, commands: RingReader, reports: RingWriter) -> None:
+def run(
+    engine: Engine, executor: MeasuredExecutor, commands: RingReader, reports: RingWriter, mask_reports: RingWriter
+) -> None:
     """Steps until the door closes the command ring."""
     is_prepared, num_commands = False, 0
     with contextlib.suppress(PeerGone):
@@ -70,7 +72,11 @@ def run(engine: Engine, executor: MeasuredExecutor, commands: RingReader, report
                 _apply(engine, decode_command(message))
                 num_commands += 1
             if (output := engine.step()) is not None:
-                reports.write(encode(Step(output, *executor.take())))
+                report = encode(Step(output, *executor.take()))
+                if output.is_drawn or output.masks_wanted is not None:
+                    # First of all: the device waits for it.
+                    mask_reports.write(report)
+                reports.write(report)
 
 
 def _prepare(executor: MeasuredExecutor, commands: RingReader, reports: RingWriter) -> bool:
@@ -111,7 +117,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     threading.Thread(target=_die_with_the_door, args=(ends.lifeline,), daemon=True).start()
-    commands, reports = RingReader(ends.commands), RingWriter(ends.reports)
+    commands, reports, mask_reports = RingReader(ends.commands), RingWriter(ends.reports), RingWriter(ends.mask_reports)
     logging.basicConfig(level=settings.log_level.upper(), format="%(message)s")
     try:
         progress = SpokenProgress(reports)
@@ -130,7 +136,7 @@ def main() -> None:
         gc.collect()
         gc.freeze()
         reports.write(encode(_ready(engine, config, facts, longest_step)))
-        run(engine, measured, commands, reports)
+        run(engine, measured, commands, reports, mask_reports)
 
 
 def _build(options: ExecutorOptions, progress: SpokenProgress) -> tuple[Executor, EngineConfig, ModelFacts]:

@@ -200,10 +200,9 @@ class Door:
 
     def _hear_step(self, step: Step) -> None:
         output = step.output
-        # First of all: the core waits for it.
-        self.grammars.hear(output)
         self._step, self._load = output.step, output.load
         self._say(output)
+        self.grammars.hear(output)
         if output.cache_events is not None:
             self.events.note(output.cache_events)
         self._measure(step)

@@ -11,6 +11,7 @@ from headwater.engine_core.step_output import Finished, StepOutput
 from headwater.services.engine.grammars import GrammarCompiler
 from headwater.services.engine.masks import MaskWriter
 from headwater.services.engine.messages import Add, Command
+from headwater.services.engine.ring import RingReader
 from headwater.services.grammars.grammars import GrammarError
 from headwater.services.runtime import log_failure
 
@@ -50,12 +51,13 @@ class GrammarDesk:
                 asyncio.get_running_loop().call_soon(self._end, request, FinishReason.CANCELLED, "")
 
     def hear(self, output: StepOutput) -> None:
-        self._writer.hear(output)
+        for finished in output.finishes:
+            self._writer.forget(finished.key)
 
-    async def run(self) -> None:
+    async def run(self, reports: RingReader) -> None:
         """For ever; whoever ends it also ends what waits."""
         try:
-            await self._writer.run()
+            await self._writer.run(reports)
         finally:
             for _, task in self._waiting.values():
                 task.cancel()

@@ -107,6 +107,8 @@ class Ends(msgspec.Struct):
 
     commands: RingEnd
     reports: RingEnd
+    mask_reports: RingEnd
+    """For those of the reports that whoever fills masks waits for."""
     masks: int
     """Memory of the mask table."""
     lifeline: int
@@ -117,3 +119,4 @@ _encoder = msgspec.msgpack.Encoder()
 encode = _encoder.encode
 decode_command = msgspec.msgpack.Decoder(Command).decode
 decode_report = msgspec.msgpack.Decoder(Report).decode
+decode_step = msgspec.msgpack.Decoder(Step).decode

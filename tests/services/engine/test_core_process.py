@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 
 from headwater.engine_core.config import EngineConfig
@@ -25,11 +26,13 @@ from headwater.services.engine.messages import (
     Cancel,
     Command,
     Credit,
+    MasksFilled,
     Prepared,
     Progress,
     Report,
     Step,
     decode_report,
+    decode_step,
     encode,
 )
 from headwater.services.engine.rates import MeasuredExecutor
@@ -47,8 +50,11 @@ class Core:
         report_writer, report_reader = create_ring(1 << 16)
         self.commands, self.reports = RingWriter(command_writer), RingReader(report_reader)
         executor = MeasuredExecutor(SimulatedExecutor(CONFIG, MODEL, SimulatedTiming(step_seconds=0.005)))
-        inner = RingReader(command_reader), RingWriter(report_writer)
-        self.engine = Engine(CONFIG, executor)
+        mask_report_writer, mask_report_reader = create_ring(1 << 16)
+        self.mask_reports = RingReader(mask_report_reader)
+        inner = RingReader(command_reader), RingWriter(report_writer), RingWriter(mask_report_writer)
+        masks = np.full((CONFIG.max_num_seqs, -(-MODEL.vocab_size // 32)), -1, np.int32)
+        self.engine = Engine(CONFIG, executor, masks=masks)
         self.thread = threading.Thread(target=run, args=(self.engine, executor, *inner))
         self.thread.start()
 
@@ -64,6 +70,12 @@ class Core:
 
     def steps(self) -> Iterator[Step]:
         return (report for report in self.said() if isinstance(report, Step))
+
+    def mask_steps(self) -> Iterator[Step]:
+        """Those that whoever fills masks hears of."""
+        while True:
+            self.mask_reports.wait()
+            yield from map(decode_step, self.mask_reports.read())
 
 
 @pytest.fixture
@@ -129,6 +141,28 @@ def test_a_step_says_what_it_computed_and_how_long_it_took(core: Core) -> None:
     steps = list(itertools.islice(core.steps(), 10))
     assert [(step.prefill_tokens, step.decode_rows) for step in steps] == [(40, 0)] + [(0, 1)] * 9
     assert 0.045 < sum(step.seconds for step in steps) < time.monotonic() - began
+
+
+def test_whoever_fills_masks_hears_of_nothing_but_masks_wanted_and_tokens_drawn_under_them(core: Core) -> None:
+    core.send(request(1), request(2, max_tokens=3, has_grammar=True))
+    mask_steps, tokens = core.mask_steps(), list[int]()
+    wanted = next(mask_steps).output.masks_wanted
+    assert wanted is not None
+    assert wanted.keys == [2]
+    for output_index in range(3):
+        core.send(MasksFilled(wanted.rows, wanted.tickets, [output_index]))
+        drawn = next(mask_steps).output
+        assert (drawn.keys, drawn.is_drawn) == ([2], True)
+        tokens += drawn.token_ids
+    # The door hears of everything, as if nobody else did.
+    told: dict[int, list[int]] = {1: [], 2: []}
+    for step in core.steps():
+        for key, token_id in zip(step.output.keys, step.output.token_ids, strict=True):
+            told[key].append(token_id)
+        if any(finished.key == 2 for finished in step.output.finishes):
+            break
+    assert told[2] == tokens
+    assert not core.mask_reports.read()
 
 
 def test_the_core_ends_when_nobody_reads_it(core: Core) -> None:

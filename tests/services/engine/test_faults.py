@@ -22,7 +22,7 @@ from headwater.services.engine.settings import EngineSettings
 async def test_an_engine_ends_with_the_fault_of_a_task_that_must_not_end(
     monkeypatch: pytest.MonkeyPatch, task: str
 ) -> None:
-    async def broken(_: object) -> None:
+    async def broken(*_: object) -> None:
         raise LookupError("a bug")
 
     monkeypatch.setattr(f"headwater.services.engine.{task}", broken)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
+import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +19,6 @@ from headwater.engine_core.step_output import Finished, StepOutput
 from headwater.services.engine.grammars import GrammarCompiler
 from headwater.services.engine.masks import MaskWriter
 from headwater.services.engine.messages import Command, Fail, MasksFilled
-from headwater.services.runtime import owned_task
 
 VOCAB_SIZE = 49152
 EOS = (2, 0)
@@ -73,15 +72,17 @@ async def answers(
                 has_grammar=bool(ask.grammar),
             )
         )
-    async with owned_task(writer.run()):
-        while any(each.finished is None for each in told):
-            for command in commands:
-                _apply(engine, command)
-            commands.clear()
-            if (output := engine.step()) is not None:
-                writer.hear(output)
-                _hear(output, told)
-            await asyncio.sleep(0)
+    turns = random.Random(0)
+    while any(each.finished is None for each in told):
+        # Masks are late now and then.
+        for command in commands[: turns.randrange(4)]:
+            _apply(engine, command)
+            commands.remove(command)
+        if (output := engine.step()) is not None:
+            writer.hear(output)
+            for finished in output.finishes:
+                writer.forget(finished.key)
+            _hear(output, told)
     writer.close()
     compiler.close()
     return told, engine
