@@ -6,13 +6,11 @@ host memory and computes them again, the other copies what nobody uses and bring
 
 from __future__ import annotations
 
-import gc
 import json
 import tempfile
 from pathlib import Path
 from typing import Annotated, Any
 
-import torch
 import typer
 from rich.console import Console
 from rich.table import Table
@@ -58,11 +56,7 @@ def main(
             rows.append(
                 {"kv_swap_gb": round(swap_memory / 1e9, 1), **twice(bench, num_prompts, prompt_len, output_len)}
             )
-            bench.executor.close()
-            # The next one's weights must not settle in the middle of this one's cache.
-            del bench
-            gc.collect()
-            torch.cuda.empty_cache()
+            bench.close()
     if not as_json:
         table = Table("host memory, GB", "first, s", "again, s", "tokens brought back", "start, s")
         for row in rows:

@@ -62,6 +62,13 @@ class Bench:
             pass
         self._rng, self._keys = np.random.default_rng(0), count()
 
+    def close(self) -> None:
+        """The next engine's weights must not settle in the middle of this one's cache."""
+        self.executor.close()
+        del self.executor, self.engine
+        gc.collect()
+        torch.cuda.empty_cache()
+
     def run(self, workload: Workload) -> tuple[float, int]:
         requests = list(self.requests(workload))
         if workload.is_cached:
@@ -114,11 +121,7 @@ def measure(
             start_seconds=round(bench.start_seconds, 2),
             runs=[round(each, 4) for each, _ in rounds],
         )
-    bench.executor.close()
-    # The next model's weights must not settle in the middle of this one's cache.
-    del bench
-    gc.collect()
-    torch.cuda.empty_cache()
+    bench.close()
 
 
 def run(

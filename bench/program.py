@@ -30,6 +30,7 @@ BENCHMARKS = {
     "output": ("output_path", "What the output processor makes of engine frames."),
     "sse": ("sse_path", "What a token costs between an engine's frame and the client's socket."),
     "line": ("line_load", "Drive a line of its own under the loads of the table, on random weights."),
+    "engine": ("engine_load", "The same loads on an engine alone, without a line around it."),
     "dummy-model": ("dummy_model", "Write a model folder without weights, in the shape of a workload's model."),
     "gpu": ("gpu_suite", "Test and measure everything on a GPU: correctness, then the table of workloads."),
     "gateway": ("gateway_load", "What a gateway costs: overhead at a rate of requests, memory and CPU of streams."),

@@ -1,0 +1,100 @@
+"""`headwater bench engine`: the S and T loads of the workloads on an engine alone, in this process.
+
+As `headwater bench line` sends them, so many at once in a closed loop, to an engine with the settings that `headwater
+up` gives it: the difference is what the line takes.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from headwater.bench.offline import Bench
+from headwater.bench.program import run_program
+from headwater.bench.workloads import LINE_LOADS, MODELS, TINY, LineLoad, tried_load, uniform
+from headwater.engine_core.request import NewRequest
+from headwater.services.stack.plan import GPU_DEFAULTS
+
+MOST_WARMUP = 256
+
+
+def main(
+    load: Annotated[list[str] | None, typer.Option(help="ids, S1 … T128; repeatable; default: all")] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda")] = "auto",
+    gemv: Annotated[bool, typer.Option("--gemv", help="kernels of their own for steps of one row, on a GPU")] = False,
+    runs: Annotated[int, typer.Option(help="of each load, after a warm-up; the best counts")] = 2,
+    dry_run: Annotated[bool, typer.Option(help="a few short requests of each load, on a tiny model")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="print JSON only, a line as soon as it is known")] = False,
+) -> None:
+    """Measure an engine under the loads of the table, without a line around it."""
+    if unknown := set(load or ()) - LINE_LOADS.keys():
+        raise typer.BadParameter(f"load is {', '.join(sorted(unknown))}; allowed: {', '.join(LINE_LOADS)}")
+    chosen = {name: tried_load(LINE_LOADS[name]) if dry_run else LINE_LOADS[name] for name in load or LINE_LOADS}
+    options: dict[str, object] = {"device": device, "load_format": "dummy", "gemv": gemv}
+    if torch.cuda.is_available() and device != "cpu":
+        options |= {name.replace("-", "_"): value for name, value in GPU_DEFAULTS.items()}
+    rows = []
+    for model in dict.fromkeys(each.model for each in chosen.values()):
+        those = {name: each for name, each in chosen.items() if each.model == model}
+        with tempfile.TemporaryDirectory(prefix="headwater-model-") as folder:
+            config = (
+                TINY if dry_run else MODELS[model] | {"vocab_size": min(each.vocab_size for each in those.values())}
+            )
+            Path(folder, "config.json").write_text(json.dumps(config))
+            bench = Bench(Path(folder), options)
+        for name, each in those.items():
+            rows.append({"load": name, **measure(bench, each, runs)})
+            if as_json:
+                print(json.dumps(rows[-1]), flush=True)
+        bench.close()
+    if not as_json:
+        table = Table("load", "output tok/s", "seconds")
+        for row in rows:
+            table.add_row(*map(str, row.values()))
+        Console().print(table)
+    print(json.dumps(rows))
+
+
+def measure(bench: Bench, load: LineLoad, runs: int) -> dict[str, Any]:
+    """The best of several runs, each of prompts of its own."""
+    closed_loop(bench, requests(bench, load, min(load.concurrency, MOST_WARMUP)), load.concurrency)
+    seconds = min(
+        closed_loop(bench, requests(bench, load, load.num_requests), load.concurrency) for _ in range(max(1, runs))
+    )
+    num_tokens = load.num_requests * load.output_len
+    return {"output_tokens_per_s": round(num_tokens / seconds, 1), "seconds": round(seconds, 4)}
+
+
+def requests(bench: Bench, load: LineLoad, count: int) -> list[NewRequest]:
+    return list(bench.requests(uniform(load.model, count, load.prompt_len, load.output_len)))
+
+
+def closed_loop(bench: Bench, requests: Sequence[NewRequest], concurrency: int) -> float:
+    """Seconds of all, of which so many are there at any time."""
+    began, engine, num_left = time.perf_counter(), bench.engine, len(requests)
+    waiting: Iterator[NewRequest] = iter(requests)
+    for request in islice(waiting, concurrency):
+        engine.add(request)
+    while num_left:
+        if (output := engine.step()) is not None:
+            num_left -= len(output.finishes)
+            for request in islice(waiting, len(output.finishes)):
+                engine.add(request)
+    seconds = time.perf_counter() - began
+    while engine.has_work():
+        engine.step()
+    return seconds
+
+
+if __name__ == "__main__":
+    run_program(main)

@@ -1,0 +1,41 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from headwater.bench.engine_load import closed_loop, measure, requests
+from headwater.bench.offline import Bench
+from headwater.bench.workloads import TINY, LineLoad
+from headwater.engine_core.engine import Engine
+from headwater.engine_core.step_output import StepOutput
+
+LOAD = LineLoad(model="tiny", concurrency=3, num_requests=8, prompt_len=5, output_len=4)
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Bench:
+    (tmp_path / "config.json").write_text(json.dumps(TINY))
+    return Bench(tmp_path, {"device": "cpu", "load_format": "dummy", "num_threads": 1})
+
+
+def test_so_many_requests_run_at_any_time_and_all_are_answered(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[StepOutput] = []
+    step = Engine.step
+
+    def heard(engine: Engine) -> StepOutput | None:
+        if (output := step(engine)) is not None:
+            said.append(output)
+        return output
+
+    monkeypatch.setattr(Engine, "step", heard)
+    assert closed_loop(bench, requests(bench, LOAD, LOAD.num_requests), LOAD.concurrency) > 0
+    assert sum(len(output.token_ids) for output in said) == LOAD.num_requests * LOAD.output_len
+    assert max(output.load.num_running + output.load.num_waiting for output in said) == LOAD.concurrency
+    assert bench.engine.load().num_running == 0
+
+
+def test_the_rate_is_that_of_the_best_run(bench: Bench) -> None:
+    row = measure(bench, LOAD, runs=2)
+    assert row["output_tokens_per_s"] == pytest.approx(LOAD.num_requests * LOAD.output_len / row["seconds"], rel=0.01)
