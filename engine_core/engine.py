@@ -55,8 +55,10 @@ class Engine:
         self._rise_at = 0.0
         # The last step had nothing to do, and nothing was said to the engine since.
         self._is_idle = True
-        # As well, but that blocks were on their way back from host memory.
+        # The last step had nothing to do until blocks are back from host memory.
         self._awaits_blocks = False
+        # The last step might have computed something, had it not been better to wait.
+        self._has_held_back = False
 
     def step(self) -> StepOutput | None:
         """Schedules and submits a step, retires and settles the oldest in flight when its time has come.
@@ -76,7 +78,7 @@ class Engine:
         if retired is not None and not self._output.keys and self._is_draw_next():
             # It was launched right behind: what it says need not be said apart.
             retired = self._retire()
-        is_busy = bool(has_drawn or has_computed or retired or self._in_flight or self._holds_back())
+        is_busy = bool(has_drawn or has_computed or retired or self._in_flight or self._has_held_back)
         self._awaits_blocks = self._scheduler.host.is_loading and not is_busy
         self._is_idle = not (is_busy or self._awaits_blocks)
         return self._take_output(retired)
@@ -182,7 +184,8 @@ class Engine:
 
     def _compute(self) -> bool:
         """Launches a step, unless enough are in flight or it is better to wait."""
-        if self._num_computing == self._config.async_depth or self._holds_back():
+        self._has_held_back = self._holds_back()
+        if self._num_computing == self._config.async_depth or self._has_held_back:
             return False
         planned = self._scheduler.schedule()
         # What the step writes to may have to be copied first.

@@ -79,6 +79,12 @@ class StepPlan:
     def num_tokens(self) -> int:
         return int(self.counts.sum())
 
+    def written_blocks(self, block_size: int) -> Int32Array:
+        """Of the blocks that rows get with this plan, those that nobody has computed yet: [at most U]."""
+        computed = np.zeros(int(max(self.block_rows.max(initial=0), self.rows.max(initial=0))) + 1, np.int32)
+        computed[self.rows] = self.starts // block_size
+        return self.block_ids[self.block_indices >= computed[self.block_rows]]
+
     @property
     def looks_at_all(self) -> bool:
         """Whether hidden states of tokens are wanted that are not a row's last."""

@@ -1,8 +1,8 @@
 """Cached blocks in host memory: where more fits than on the device, and from where they come back sooner than computed.
 
-A block is copied when nobody holds it any more, long before it is taken for something else, so that no step waits for a
-copy. One that a prompt begins with is brought back into the prefix cache before the prompt is seated. Knows hashes,
-blocks and slots; knows nothing about requests or how copies are made.
+A block is copied when nobody holds it any more; that is long before it is taken for something else, unless running
+requests have nearly all blocks. One that a prompt begins with is brought back into the prefix cache before the prompt
+is seated. Knows hashes, blocks and slots; knows nothing about requests or how copies are made.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class HostTier:
     def __init__(self, pool: BlockPool, num_slots: int) -> None:
         self.num_slots = num_slots
         self.num_saved = self.num_loaded = 0
-        """Blocks copied, so far."""
+        """Blocks whose copies were launched, and those that came back, so far."""
         self._pool = pool
         self._slot_of: dict[bytes, int] = {}
         """In order of use."""
@@ -102,7 +102,8 @@ class HostTier:
                 del self._tickets[block_hash]
                 self._pool.cache(block, block_hash)
             self._touch(load.hashes)
-            self._pool.release(load.held + load.blocks)
+            self._pool.release(load.blocks)
+            self.release(load.held)
         return is_any
 
     def take_plan(self) -> SwapPlan | None:
@@ -121,21 +122,22 @@ class HostTier:
     def _save(self, blocks: list[int]) -> None:
         hash_of, slot_of = self._pool.hash_of, self._slot_of
         hashed = [(block_hash, block) for block in blocks if (block_hash := hash_of(block)) is not None]
-        self._touch([block_hash for block_hash, _ in hashed if block_hash in slot_of])
+        known = [block_hash for block_hash, _ in hashed if block_hash in slot_of]
+        self._touch(known)
         fresh = [(block_hash, block) for block_hash, block in hashed if block_hash not in slot_of]
         # Where there are too few slots, the first blocks are worth most. In order, neighbours are one copy.
-        slots = sorted(self._take_slots(len(fresh)))
+        slots = sorted(self._take_slots(len(fresh), set(known)))
         placed = [(block_hash, block, slot) for (block_hash, block), slot in zip(fresh, slots, strict=False)]
         for block_hash, _, slot in reversed(placed):
             slot_of[block_hash] = slot
         self._saves += ((block, slot) for _, block, slot in placed)
         self.num_saved += len(placed)
 
-    def _take_slots(self, count: int) -> list[int]:
-        """As many as can be had."""
+    def _take_slots(self, count: int, kept: set[bytes]) -> list[int]:
+        """As many as can be had without those of hashes that are kept."""
         if (missing := count - len(self._free_slots)) > 0:
-            going = islice((block_hash for block_hash in self._slot_of if block_hash not in self._tickets), missing)
-            for block_hash in list(going):
+            stay = kept | self._tickets.keys()
+            for block_hash in list(islice((each for each in self._slot_of if each not in stay), missing)):
                 self._free_slots.append(self._slot_of.pop(block_hash))
                 self._pool.note_gone(block_hash)
         taken, self._free_slots = self._free_slots[:count], self._free_slots[count:]

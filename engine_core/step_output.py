@@ -88,7 +88,7 @@ class EngineLoad:
     num_prefill_tokens: int = 0
     """Uncached prompt tokens still to compute."""
     num_used_blocks: int = 0
-    """Held by requests."""
+    """Held by requests, or by what comes back from host memory for one."""
     num_total_blocks: int = 0
     num_used_host_blocks: int = 0
     """Of blocks in host memory, those that hold a copy."""

@@ -118,7 +118,7 @@ class CudaExecutor:
     def submit(self, plan: StepPlan) -> int:
         with torch.cuda.stream(self._stream):
             if self.swapper is not None:
-                self.swapper.protect(self._stream, plan.block_ids)
+                self.swapper.protect(self._stream, plan.written_blocks(self._config.block_size))
             shape, hidden = self._launch(plan)
             # The device is at work: what layers do not read is noted meanwhile.
             for admitted in plan.admitted:

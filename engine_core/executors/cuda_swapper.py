@@ -5,11 +5,13 @@ In the cache a block lies in a piece for every layer, in host memory in one: the
 
 from __future__ import annotations
 
+import logging
 import math
 from collections import deque
 from collections.abc import Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,9 +22,11 @@ from headwater.engine_core.device_table import upload
 from headwater.engine_core.executor import Int32Array, SwapPlan
 from headwater.kernels.copy_blocks import as_planes, copy_blocks
 
+log = logging.getLogger(__name__)
 STAGING_BYTES = 128 << 20
 """Each way; milliseconds of the bus, beside which a launch is nothing."""
 PAGE_BYTES = 4096
+CONTAINER_LIMIT = Path("/sys/fs/cgroup/memory.max")
 TOUCHERS = 16
 """Threads that have the host find its memory: locking it takes a sixth of the time then."""
 
@@ -105,16 +109,20 @@ class _Pending:
         self._places: deque[tuple[torch.cuda.Event, frozenset[int]]] = deque()
 
     def note(self, stream: torch.cuda.Stream, places: Int32Array) -> None:
+        self._forget_done()
         self._places.append((stream.record_event(), frozenset(places.tolist())))
 
     def let_wait(self, stream: torch.cuda.Stream, places: Int32Array) -> None:
         """Only if any of these places is among them."""
-        while self._places and _has_passed(self._places[0][0]):
-            self._places.popleft()
+        self._forget_done()
         theirs: Collection[int] = places.tolist() if self._places else ()
         for event, mine in self._places:
             if not mine.isdisjoint(theirs):
                 stream.wait_event(event)
+
+    def _forget_done(self) -> None:
+        while self._places and _has_passed(self._places[0][0]):
+            self._places.popleft()
 
 
 def staged_blocks(block_bytes: int) -> int:
@@ -137,10 +145,19 @@ def _cudart() -> Any:
     return torch.cuda.cudart()  # type: ignore[no-untyped-call]  # torch ships it so
 
 
+def _most_memory() -> float:
+    """Bytes that a container's processes may have; whoever takes more is killed without a word."""
+    limit = CONTAINER_LIMIT.read_text().strip() if CONTAINER_LIMIT.exists() else ""
+    return int(limit) if limit.isdigit() else math.inf
+
+
 def _page_locked(shape: tuple[int, int, int]) -> torch.Tensor:
     """int32 in host memory that copies reach without waiting. Of this size exactly: what torch allocates of such memory
     is a power of two. Raises `ConfigError`."""
     num_bytes = 4 * math.prod(shape)
+    if num_bytes > (most := _most_memory()):
+        raise ConfigError("kv_swap_memory", num_bytes, f"at most {most} bytes, the limit of this container")
+    log.info("kv cache in host memory: locking %.1f GB", num_bytes / 1e9)
     try:
         memory = torch.empty(shape, dtype=torch.int32)
     except RuntimeError:

@@ -65,7 +65,7 @@ class CoreLink:
         self._start_result: Ready | CoreFailed | None = None
         self._hear: Callable[[Step | Idle], None] | None = None
         self._hear_end: Callable[[], None] | None = None
-        # Held by whoever sends, looks after what waits, or ends it all.
+        # Held by whoever sends, looks after what waits, compares what was sent, or ends it all.
         self._sending = threading.Lock()
         self._has_stopped = False
         self._num_commands = 0
@@ -210,8 +210,9 @@ class CoreLink:
     def _take(self, report: Report) -> None:
         match report:
             case Step() | Idle():
-                is_idle = isinstance(report, Idle) and report.num_commands == self._num_commands
-                self._watch.heard(is_idle=is_idle, step_seconds=0.0 if isinstance(report, Idle) else report.seconds)
+                with self._sending:
+                    is_idle = isinstance(report, Idle) and report.num_commands == self._num_commands
+                    self._watch.heard(is_idle=is_idle, step_seconds=0.0 if isinstance(report, Idle) else report.seconds)
                 # A core that has just started is idle before anybody listens.
                 if self._hear is not None:
                     self._hear(report)
@@ -251,6 +252,7 @@ class CoreLink:
                     self._num_backlog_bytes -= len(self._backlog.popleft()[0])
             except PeerGone:
                 self._backlog.clear()
+                self._num_backlog_bytes = 0
             if not self._backlog:
                 asyncio.get_running_loop().remove_reader(self._commands.fileno())
 

@@ -90,7 +90,8 @@ class MaskWriter:
             follower.family.num_members -= 1
 
     async def run(self, reports: RingReader) -> None:
-        """Until writing fails, which is for whoever waits here; else for ever. The thread ends with the core."""
+        """Until writing fails, which is for whoever waits here; else for ever. The thread ends with the core, which
+        does not wait for it either way."""
         before = sys.getswitchinterval()
         # The thread shall not wait for the loop to be done with a step's other news: the device waits for the thread.
         sys.setswitchinterval(SWITCH_SECONDS)
@@ -98,13 +99,14 @@ class MaskWriter:
             await asyncio.get_running_loop().run_in_executor(self._thread, self._read_along, reports)
             await asyncio.Event().wait()
         finally:
+            self._thread.submit(_read_away, reports)
             sys.setswitchinterval(before)
 
     def close(self) -> None:
-        self._thread.shutdown(wait=False, cancel_futures=True)
+        self._thread.shutdown(wait=False)
 
     def _read_along(self, reports: RingReader) -> None:
-        with contextlib.closing(reports), contextlib.suppress(PeerGone):
+        with contextlib.suppress(PeerGone):
             while True:
                 reports.wait()
                 self.hear(*(decode_step(message).output for message in reports.read()))
@@ -182,6 +184,15 @@ class MaskWriter:
             self._send(MasksFilled(rows, tickets, [each.num_outputs for each in filled]))
         if failed:
             self._send(Fail([key for key, _ in failed], [fault for _, fault in failed]))
+
+
+def _read_away(reports: RingReader) -> None:
+    """What nobody hears any more, to the end of the core."""
+    with contextlib.closing(reports), contextlib.suppress(PeerGone):
+        while True:
+            reports.wait()
+            for _ in reports.read():
+                pass
 
 
 def _fault(matcher: LLMatcher, allows_any: bool) -> str | None:

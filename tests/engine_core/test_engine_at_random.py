@@ -60,6 +60,8 @@ class CheckedExecutor:
         self._draws: set[int] = set()
         # Of each step in flight: the row that may read a block, for all blocks.
         self._readers: deque[dict[int, set[int]]] = deque()
+        # By row: blocks that plans said it writes.
+        self._writable: dict[int, set[int]] = {}
 
     @property
     def swapper(self) -> Swapper | None:
@@ -70,6 +72,9 @@ class CheckedExecutor:
         for row, idx, block in zip(plan.block_rows, plan.block_indices, plan.block_ids, strict=True):
             assert block != 0
             assert self._blocks[int(row)].setdefault(int(idx), int(block)) == block, "entries never change"
+        written = set(plan.written_blocks(BLOCK_SIZE).tolist())
+        for row, block in zip(plan.block_rows.tolist(), plan.block_ids.tolist(), strict=True):
+            self._writable.setdefault(row, set()).update({block} & written)
         rows = plan.rows.tolist()
         assert rows, "an empty step"
         assert len(set(rows)) == len(rows)
@@ -94,6 +99,7 @@ class CheckedExecutor:
                 readers.setdefault(block, set()).add(row)
                 if (idx + 1) * BLOCK_SIZE > start:
                     assert writers.setdefault(block, row) == row, "two rows write a block"
+                    assert block in self._writable[row], "written, and not said"
                     assert all(step.get(block, set()) <= {row} for step in self._readers), "written while listed"
         self._readers.append(readers)
         self.max_in_flight = max(self.max_in_flight, len(self._readers))
@@ -132,6 +138,7 @@ class CheckedExecutor:
         for row in plan.released:
             assert row not in rows_in_flight
             del self._blocks[row]
+            self._writable.pop(row, None)
             self._held.pop(row, None)
         for admitted in plan.admitted:
             assert admitted.row not in self._blocks, "the row is taken"

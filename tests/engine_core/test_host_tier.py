@@ -48,11 +48,14 @@ class Tier:
         self.cache = PrefixCache(self.pool)
 
     def compute(self, first_token: int, num_blocks: int) -> HashChain:
-        """A sequence that takes new blocks and leaves."""
+        """A sequence that comes, hits what the device has, computes the rest and leaves."""
         chain = chain_of(first_token, num_blocks)
-        blocks = self.pool.allocate(num_blocks)
+        hits = self.cache.match(chain, num_blocks)
+        self.pool.share(hits)
+        chain.num_cached = len(hits)
+        blocks = self.pool.allocate(num_blocks - len(hits))
         self.cache.announce(self.cache.offer(chain, blocks))
-        self.host.release(blocks)
+        self.host.release(hits + blocks)
         return chain
 
     def copies(self) -> SwapPlan:
@@ -111,9 +114,10 @@ def test_a_hash_is_told_lost_when_neither_has_it_and_stored_when_neither_had() -
     # The device lost the two last of the first, and so did host memory, to the second.
     assert sorted(events.removed) == sorted(first.hashes[2:])
     assert set(tier.pool.cached_hashes()) == {*first.hashes[:2], *second.hashes}
-    # Computed anew in a block of the device, while host memory has them: nobody learns anything.
-    for _ in range(2):
-        tier.compute(1000, 2)
+    # The device forgets all of it and computes some anew, while host memory has it: nobody learns anything.
+    tier.pool.release(tier.pool.allocate(4))
+    assert tier.cache.match(second, 2) == []
+    tier.compute(1000, 2)
     assert tier.cache.take_events() is None
 
 
@@ -138,15 +142,39 @@ def test_blocks_on_their_way_back_are_held_and_then_hit_by_anyone() -> None:
 
 def test_slots_that_are_read_are_not_given_away() -> None:
     tier = Tier(9, 3)
-    chain = tier.compute(0, 3)
-    slots = tier.host.find(chain, 0, 3)
-    tier.compute(1000, 8)
-    assert len(tier.host.find(chain, 0, 3)) == 0
-    tier.compute(0, 3)
-    tier.host.load(chain, [], tier.host.find(chain, 0, 3))
-    other = tier.compute(2000, 3)
-    assert tier.host.find(other, 0, 3) == []
-    assert sorted(slots) == [0, 1, 2]
+    chain = tier.compute(0, 2)
+    first = tier.compute(500, 1)
+    slots = tier.host.find(chain, 0, 2)
+    tier.pool.allocate(5)
+    ticket = tier.host.load(chain, [], slots)
+    other = tier.compute(2000, 1)
+    assert (len(tier.host.find(other, 0, 1)), len(tier.host.find(first, 0, 1))) == (1, 0)
+    assert tier.host.finish_loads(ticket)
+    assert tier.host.find(chain, 0, 2) == slots
+
+
+def test_a_sequence_that_is_longer_than_host_memory_keeps_its_beginning() -> None:
+    tier = Tier(17, 4)
+    for num_blocks in (4, 5, 8, 8):
+        chain = tier.compute(0, num_blocks)
+        assert tier.host.find(chain, 0, 8) == [0, 1, 2, 3]
+
+
+def test_what_a_load_holds_is_copied_when_it_alone_held_it() -> None:
+    tier = Tier(9, 8)
+    whole = tier.compute(0, 4)
+    tier.copies()
+    tier.pool.release(tier.pool.allocate(8))
+    chain = chain_of(0, 4)
+    held = tier.pool.allocate(2)
+    tier.cache.offer(chain, held)
+    del tier.host._slot_of[chain.hashes[0]]
+    ticket = tier.host.load(chain, held, tier.host.find(chain, 2, 4))
+    tier.host.release(held)
+    assert tier.copies().out_blocks.size == 0
+    tier.host.finish_loads(ticket)
+    assert tier.copies().out_blocks.tolist() == held[:1]
+    assert len(tier.host.find(whole, 0, 4)) == 4
 
 
 # Through an engine.

@@ -55,3 +55,18 @@ async def test_whoever_waits_for_the_thread_hears_of_its_fault() -> None:
         await writer.run(RingReader(reader_end))
     reports.close()
     writer.close()
+
+
+async def test_a_core_goes_on_when_nobody_hears_it_any_more() -> None:
+    writer_end, reader_end = create_ring()
+    reports = RingWriter(writer_end)
+    reports.write(b"no report")
+    writer = MaskWriter(np.zeros((1, 1), np.int32), lambda command: None, lambda seconds: None)
+    with pytest.raises(msgspec.DecodeError):
+        await writer.run(RingReader(reader_end))
+    writer.close()
+    async with asyncio.timeout(20):
+        for _ in range(10):
+            # Together more than the ring holds.
+            await asyncio.to_thread(reports.write, bytes(1 << 20))
+    reports.close()

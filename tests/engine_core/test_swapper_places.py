@@ -1,0 +1,89 @@
+"""What the swapper of a GPU knows of copies on their way, and of the memory that it may have; no GPU is needed."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from headwater.engine_core.config import ConfigError
+from headwater.engine_core.executors import cuda_swapper
+from headwater.engine_core.executors.cuda_swapper import _most_memory, _page_locked, _Pending, _runs
+
+
+class Event:
+    def __init__(self) -> None:
+        self.has_passed = False
+
+    def query(self) -> bool:
+        return self.has_passed
+
+
+class Stream:
+    """Records what it is told."""
+
+    def __init__(self) -> None:
+        self.recorded: deque[Event] = deque()
+        self.awaited: list[Event] = []
+
+    def record_event(self) -> Event:
+        self.recorded.append(Event())
+        return self.recorded[-1]
+
+    def wait_event(self, event: Event) -> None:
+        self.awaited.append(event)
+
+
+def places(*numbers: int) -> Any:
+    return np.array(numbers, np.int32)
+
+
+def test_only_who_wants_one_of_its_places_waits_for_a_copy() -> None:
+    pending, copies, steps = _Pending(), Stream(), Stream()
+    for some in (places(1, 2), places(3), places(4, 1)):
+        pending.note(copies, some)  # type: ignore[arg-type]  # as much of a stream as is used
+    pending.let_wait(steps, places(9, 5))  # type: ignore[arg-type]
+    assert steps.awaited == []
+    pending.let_wait(steps, places(9, 1))  # type: ignore[arg-type]
+    assert steps.awaited == [copies.recorded[0], copies.recorded[2]]
+    copies.recorded[0].has_passed = True
+    pending.let_wait(steps, places(2))  # type: ignore[arg-type]
+    assert len(steps.awaited) == 2
+
+
+def test_copies_that_nobody_asks_about_leave_nothing() -> None:
+    pending, copies = _Pending(), Stream()
+    for i in range(100):
+        pending.note(copies, places(i))  # type: ignore[arg-type]
+        copies.recorded[-1].has_passed = True
+    assert len(pending._places) == 1
+
+
+def test_neighbours_are_one_copy() -> None:
+    assert [(at.start, at.stop, run.start, run.stop) for at, run in _runs(places(5, 6, 7, 2, 9, 10))] == [
+        (0, 3, 5, 8),
+        (3, 4, 2, 3),
+        (4, 6, 9, 11),
+    ]
+
+
+@pytest.fixture
+def limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(cuda_swapper, "CONTAINER_LIMIT", file := tmp_path / "memory.max")
+    return file
+
+
+def test_more_than_a_container_may_have_is_refused_by_name(limit: Path) -> None:
+    limit.write_text("4000\n")
+    with pytest.raises(ConfigError, match="kv_swap_memory is 4096; allowed: at most 4000 bytes, the limit of this"):
+        _page_locked((1, 2, 512))
+
+
+def test_without_a_limit_there_is_none(limit: Path) -> None:
+    assert _most_memory() == math.inf
+    limit.write_text("max\n")
+    assert _most_memory() == math.inf
