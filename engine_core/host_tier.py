@@ -40,7 +40,7 @@ class HostTier:
         self._pool = pool
         self._slot_of: dict[bytes, int] = {}
         """In order of use."""
-        self._free_slots = list(range(num_slots))
+        self._free_slots = deque(range(num_slots))
         self._loads: deque[_Load] = deque()
         self._num_asked = 0
         """Blocks that loads asked for so far."""
@@ -140,8 +140,7 @@ class HostTier:
             for block_hash in list(islice((each for each in self._slot_of if each not in stay), missing)):
                 self._free_slots.append(self._slot_of.pop(block_hash))
                 self._pool.note_gone(block_hash)
-        taken, self._free_slots = self._free_slots[:count], self._free_slots[count:]
-        return taken
+        return [self._free_slots.popleft() for _ in range(min(count, len(self._free_slots)))]
 
     def _touch(self, hashes: list[bytes]) -> None:
         """The first of a sequence was used last."""
