@@ -18,6 +18,7 @@ from rich.table import Table
 from headwater.bench.offline import Bench
 from headwater.bench.program import run_program
 from headwater.bench.workloads import MODELS, uniform
+from headwater.engine_core.model_config import ModelConfig
 
 
 def main(
@@ -36,9 +37,7 @@ def main(
         raise typer.BadParameter(f"model is {model!r}; allowed: {', '.join(MODELS)}")
     if not 0 < cached_share < 1:
         raise typer.BadParameter(f"cached-share is {cached_share}; allowed: above 0, below 1")
-    config = MODELS[model]
     num_tokens = num_prompts * (prompt_len + output_len + block_size)
-    token_bytes = 2 * 2 * config["num_hidden_layers"] * config["num_key_value_heads"] * config["head_dim"]
     options: dict[str, object] = {
         "device": "cuda",
         "load_format": "dummy",
@@ -50,7 +49,8 @@ def main(
     rows = []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        (folder / "config.json").write_text(json.dumps(config))
+        (folder / "config.json").write_text(json.dumps(MODELS[model]))
+        token_bytes = 2 * ModelConfig.read(folder).kv_elements_per_token
         for swap_memory in (0, num_tokens * token_bytes):
             bench = Bench(folder, options | {"kv_swap_memory": swap_memory})
             rows.append(

@@ -1,4 +1,4 @@
-"""Copies whole KV blocks on the GPU: within a cache, or between it and a buffer that crosses to host memory."""
+"""Copies whole KV blocks on the GPU, between the cache and a buffer that crosses to host memory."""
 
 from __future__ import annotations
 
@@ -19,8 +19,7 @@ def copy_blocks(
 ) -> None:
     """Copies block source_blocks[i] of every plane to target_blocks[i], int32 [N] each.
 
-    source, target int32 [planes, blocks, words] of any strides but for words, which lie together. They may be the same
-    if no block is both read and written. A pair whose target is negative is skipped.
+    source, target int32 [planes, blocks, words] of any strides but for words, which lie together.
     """
     assert source.stride(2) == target.stride(2) == 1
     num_words = source.shape[2]
@@ -33,8 +32,7 @@ def copy_blocks(
 def copy_blocks_twin(
     source: torch.Tensor, target: torch.Tensor, source_blocks: torch.Tensor, target_blocks: torch.Tensor
 ) -> None:
-    kept = target_blocks >= 0
-    target[:, target_blocks[kept].long()] = source[:, source_blocks[kept].long()]
+    target[:, target_blocks.long()] = source[:, source_blocks.long()]
 
 
 @triton.jit
@@ -54,6 +52,6 @@ def _copy(
     o_w = tl.program_id(2) * BLOCK + tl.arange(0, BLOCK)
     i_source = tl.load(p_source_block + i_pair).to(tl.int64)
     i_target = tl.load(p_target_block + i_pair).to(tl.int64)
-    inside = (o_w < num_words) & (i_target >= 0)
+    inside = o_w < num_words
     b_words = tl.load(p_source + i_plane * source_plane + i_source * source_block + o_w, mask=inside)
     tl.store(p_target + i_plane * target_plane + i_target * target_block + o_w, b_words, mask=inside)

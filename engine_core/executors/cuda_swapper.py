@@ -44,7 +44,8 @@ class CudaSwapper:
             (2, num_staged, num_planes, num_words), dtype=torch.int32, device=device
         )
         self._order = torch.arange(num_staged, dtype=torch.int32, device=device)
-        self._out, self._in = (torch.cuda.Stream(device) for _ in range(2))  # type: ignore[no-untyped-call]  # as below
+        self._out = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch ships it so
+        self._in = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch ships it so
         self._read, self._written, self._loads = _Pending(), _Pending(), deque[tuple[torch.cuda.Event, int]]()
         self._num_loaded = 0
 

@@ -6,9 +6,7 @@ when all is done nothing is held.
 
 from __future__ import annotations
 
-from collections import Counter, deque
-from dataclasses import dataclass, field, replace
-from itertools import repeat
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -16,331 +14,14 @@ from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
 from headwater.engine_core.config import EngineConfig
-from headwater.engine_core.engine import Engine
-from headwater.engine_core.executor import DrawPlan, Int32Array, StepPlan, StepResult, Swapper
-from headwater.engine_core.executors.simulated import (
-    SimulatedExecutor,
-    SimulatedModel,
-    SimulatedTiming,
-    expected_tokens,
-)
+from headwater.engine_core.executors.simulated import expected_tokens
 from headwater.engine_core.prefix_hash import expected_cached_tokens
-from headwater.engine_core.request import FinishReason, NewRequest
+from headwater.engine_core.request import NewRequest
 from headwater.engine_core.sampling_params import SamplingParams
-from headwater.engine_core.step_output import StepOutput
+from tests.engine_core.checked_engine import BLOCK_SIZE, MAX_MODEL_LEN, MODEL, Driver, grammar
 
 MANY = 1 << 30
-BLOCK_SIZE = 16
-MAX_MODEL_LEN = 128
-MODEL = SimulatedModel(vocab_size=40, first_token_id=3, eos_token_id=2, eos_probability=0.02)
-NUM_WORDS = 2
 LEADS = [list(range(start, start + 90)) for start in (0, 100)]
-
-
-def grammar(answer: list[int]) -> Int32Array:
-    """A mask that depends on the tokens before it; now and then the end of sequence is in it."""
-    ids = np.arange(MODEL.vocab_size)
-    allowed = (ids * 7 + len(answer) * 3 + sum(answer[-2:])) % 5 != 0
-    allowed[2] = len(answer) % 9 == 4
-    return np.packbits(np.resize(allowed, 32 * NUM_WORDS), bitorder="little").view(np.int32)
-
-
-class CheckedExecutor:
-    """The simulated executor behind a check of every plan against the contract."""
-
-    def __init__(self, config: EngineConfig, late_polls: int) -> None:
-        self.max_in_flight = 0
-        self._config = config
-        self._executor = SimulatedExecutor(config, MODEL, SimulatedTiming(late_polls=late_polls), verify_every=1)
-        self._blocks: dict[int, dict[int, int]] = {}
-        self._computed: dict[int, int] = {}
-        self._known: dict[int, int] = {}
-        self._num_prompt: dict[int, int] = {}
-        self._held: dict[int, int] = {}
-        self._draws: set[int] = set()
-        # Of each step in flight: the row that may read a block, for all blocks.
-        self._readers: deque[dict[int, set[int]]] = deque()
-        # By row: blocks that plans said it writes.
-        self._writable: dict[int, set[int]] = {}
-
-    @property
-    def swapper(self) -> Swapper | None:
-        return self._executor.swapper
-
-    def submit(self, plan: StepPlan) -> int:
-        self._take_rows(plan)
-        for row, idx, block in zip(plan.block_rows, plan.block_indices, plan.block_ids, strict=True):
-            assert block != 0
-            assert self._blocks[int(row)].setdefault(int(idx), int(block)) == block, "entries never change"
-        written = set(plan.written_blocks(BLOCK_SIZE).tolist())
-        for row, block in zip(plan.block_rows.tolist(), plan.block_ids.tolist(), strict=True):
-            self._writable.setdefault(row, set()).update({block} & written)
-        rows = plan.rows.tolist()
-        assert rows, "an empty step"
-        assert len(set(rows)) == len(rows)
-        assert plan.num_tokens <= self._config.max_num_batched_tokens
-        readers: dict[int, set[int]] = {}
-        writers: dict[int, int] = {}
-        for i, row in enumerate(rows):
-            start, end = int(plan.starts[i]), int(plan.starts[i] + plan.counts[i])
-            assert not (plan.samples[i] and plan.holds[i])
-            output_idx = int(plan.output_indices[i])
-            self._advance_row(row, start, end, samples=bool(plan.samples[i]), output_idx=output_idx)
-            if plan.row_steps is not None:
-                assert (end, plan.samples[i]) == (start + 1, True), "several steps are of rows that decode"
-                for i_step in range(1, int(plan.row_steps[i])):
-                    self._advance_row(row, end, end + 1, samples=True, output_idx=output_idx + i_step)
-                    end += 1
-            if plan.holds[i]:
-                assert end == self._known[row]
-                self._held[row] = end
-            for idx in range(-(-end // BLOCK_SIZE)):
-                block = self._blocks[row][idx]
-                readers.setdefault(block, set()).add(row)
-                if (idx + 1) * BLOCK_SIZE > start:
-                    assert writers.setdefault(block, row) == row, "two rows write a block"
-                    assert block in self._writable[row], "written, and not said"
-                    assert all(step.get(block, set()) <= {row} for step in self._readers), "written while listed"
-        self._readers.append(readers)
-        self.max_in_flight = max(self.max_in_flight, len(self._readers))
-        assert len(self._readers) <= self._config.async_depth
-        self._check_room()
-        return self._executor.submit(plan)
-
-    def draw(self, plan: DrawPlan) -> int:
-        for row, position, output_idx in zip(plan.rows, plan.positions, plan.output_indices, strict=True):
-            assert self._held.pop(int(row)) == position == self._known[int(row)]
-            assert output_idx == position - self._num_prompt[int(row)]
-            self._known[int(row)] += 1
-        self._draws.add(plan.step)
-        self._check_room()
-        return self._executor.draw(plan)
-
-    def _check_room(self) -> None:
-        """Results and staged words have a place for each plan in flight, and no more."""
-        assert len(self._readers) + len(self._draws) <= 2 * self._config.async_depth + 1
-
-    def retire(self, handle: int) -> StepResult:
-        if handle in self._draws:
-            self._draws.remove(handle)
-        else:
-            self._readers.popleft()
-        return self._executor.retire(handle)
-
-    def is_ready(self, handle: int) -> bool:
-        return self._executor.is_ready(handle)
-
-    def close(self) -> None:
-        self._executor.close()
-
-    def _take_rows(self, plan: StepPlan) -> None:
-        rows_in_flight = {row for step in self._readers for rows in step.values() for row in rows}
-        for row in plan.released:
-            assert row not in rows_in_flight
-            del self._blocks[row]
-            self._writable.pop(row, None)
-            self._held.pop(row, None)
-        for admitted in plan.admitted:
-            assert admitted.row not in self._blocks, "the row is taken"
-            self._blocks[admitted.row] = {}
-            self._known[admitted.row] = len(admitted.token_ids)
-            self._num_prompt[admitted.row] = admitted.num_prompt_tokens
-            self._computed.pop(admitted.row, None)
-
-    def _advance_row(self, row: int, start: int, end: int, *, samples: bool, output_idx: int) -> None:
-        assert row in self._blocks
-        assert row not in self._held, "computed before what it holds is drawn"
-        assert start == self._computed.get(row, start), "no gap, nothing twice"
-        assert start < end <= self._known[row], "only known tokens are computed"
-        if row not in self._computed:
-            assert start % BLOCK_SIZE == 0
-        self._computed[row] = end
-        if samples:
-            assert end == self._known[row]
-            assert output_idx == end - self._num_prompt[row]
-            self._known[row] += 1
-            assert self._known[row] <= MAX_MODEL_LEN
-
-
-@dataclass
-class Stream:
-    """What should come of a request, and what came."""
-
-    new: NewRequest
-    answer: list[int]
-    tokens: list[int]
-    granted: int
-    is_cancelled: bool = False
-    cached_tokens: int | None = None
-    reason: FinishReason | None = None
-    num_scored: int = 0
-    """Prompt positions whose log probabilities came."""
-
-
-@dataclass
-class Want:
-    """The next mask of a row, and the step at which it is there."""
-
-    key: int
-    ticket: int
-    index: int
-    due: int
-
-
-@dataclass
-class Driver:
-    """Talks to an engine and compares all it says."""
-
-    config: EngineConfig
-    late_polls: int
-    mask_delay: int = 0
-    """Steps that a mask takes, at most."""
-    streams: dict[int, Stream] = field(default_factory=dict)
-    cached: set[bytes] = field(default_factory=set)
-
-    def __post_init__(self) -> None:
-        self.executor = CheckedExecutor(self.config, self.late_polls)
-        self.masks = np.zeros((self.config.max_num_seqs, NUM_WORDS), np.int32)
-        self.engine = Engine(self.config, self.executor, masks=self.masks)
-        self.wanted: dict[int, Want] = {}
-        """By row."""
-        self.num_steps = 0
-
-    def add(self, new: NewRequest) -> None:
-        answer = expected_tokens(
-            MODEL,
-            new.prompt_ids,
-            new.sampling,
-            choice_index=new.choice_index,
-            output_ids=new.output_ids,
-            max_model_len=self.config.max_model_len,
-            mask=grammar if new.has_grammar else None,
-        )
-        self.streams[new.key] = Stream(new, answer, list(new.output_ids), len(new.output_ids) + new.credit)
-        self.engine.add(new)
-
-    def cancel(self, key: int) -> None:
-        if self.streams[key].reason is None:
-            self.streams[key].is_cancelled = True
-        self.engine.cancel(key)
-
-    def add_credit(self, key: int, tokens: int) -> None:
-        self.streams[key].granted += tokens
-        self.engine.add_credit(key, tokens)
-
-    def fill_masks(self, *, at_once: bool = False) -> None:
-        """As the door would: also for requests that have ended, and again what is there."""
-        filled = []
-        for row, want in self.wanted.items():
-            tokens = self.streams[want.key].tokens
-            if len(tokens) >= want.index and (at_once or want.due <= self.num_steps):
-                self.masks[row] = grammar(tokens)
-                filled.append((row, want.ticket, len(tokens)))
-                want.index = len(tokens) + 1
-                want.due = self.num_steps + (want.key + want.index) % (self.mask_delay + 1)
-        if filled:
-            rows, tickets, indices = map(list, zip(*filled, strict=True))
-            self.engine.masks_filled(rows, tickets, indices)
-
-    @property
-    def awaits_masks(self) -> bool:
-        return self.engine._scheduler.table.awaits_masks
-
-    def step(self) -> None:
-        self.num_steps += 1
-        self.fill_masks()
-        if (output := self.engine.step()) is not None:
-            self._hear(output)
-        assert set(self.engine.cached_block_hashes()) == self.cached
-        self._check_holds()
-
-    def run(self) -> None:
-        steps = iter(repeat(None, 5000))
-        while self.engine.has_work() or self.awaits_masks:
-            next(steps)
-            # Nobody else may be there to wait for.
-            self.fill_masks(at_once=not self.engine.has_work())
-            self.step()
-
-    def _hear(self, output: StepOutput) -> None:
-        assert len(set(output.keys)) == len(output.keys)
-        tokens = iter(output.token_ids)
-        for start in output.starts:
-            stream = self.streams[start.key]
-            assert stream.cached_tokens is None
-            stream.cached_tokens = start.cached_tokens
-        for key, first_index, num_tokens in zip(output.keys, output.first_index, output.num_tokens, strict=True):
-            stream = self.streams[key]
-            assert stream.reason is None, "tokens after the end"
-            assert not stream.is_cancelled
-            assert stream.cached_tokens is not None, "tokens before the start"
-            assert first_index == len(stream.tokens)
-            stream.tokens += [next(tokens) for _ in range(num_tokens)]
-            assert len(stream.tokens) <= stream.granted
-            assert stream.tokens == stream.answer[: len(stream.tokens)]
-        assert not list(tokens)
-        self._hear_logprobs(output)
-        for finish in output.finishes:
-            stream = self.streams[finish.key]
-            assert stream.reason is None, "two ends"
-            stream.reason = finish.reason
-            # A cancel may come too late.
-            stream.is_cancelled &= finish.reason is FinishReason.CANCELLED
-            assert finish.num_output_tokens == len(stream.tokens)
-        if (wanted := output.masks_wanted) is not None:
-            columns = (wanted.keys, wanted.rows, wanted.tickets, wanted.output_indices)
-            for key, row, ticket, index in zip(*columns, strict=True):
-                self.wanted[row] = Want(key, ticket, index, self.num_steps + key % (self.mask_delay + 1))
-        if (events := output.cache_events) is not None:
-            assert self.cached >= set(events.removed)
-            self.cached -= set(events.removed)
-            stored = [block_hash for chain in events.stored for block_hash in chain.hashes]
-            assert len(set(stored)) == len(stored)
-            assert self.cached.isdisjoint(stored)
-            self.cached |= set(stored)
-
-    def _hear_logprobs(self, output: StepOutput) -> None:
-        """The simulated model finds each token the likeliest."""
-        keys = [key for key, num_tokens in zip(output.keys, output.num_tokens, strict=True) for _ in range(num_tokens)]
-        asking = [i for i, key in enumerate(keys) if self.streams[key].new.sampling.num_logprobs is not None]
-        assert sorted(output.logprobs) == asking
-        for i, entry in output.logprobs.items():
-            assert entry.top_ids[0] == output.token_ids[i]
-            assert len(entry.top_ids) == self.streams[keys[i]].new.sampling.num_logprobs
-        for part in output.prompt_logprobs:
-            stream = self.streams[part.key]
-            assert part.first_position == stream.num_scored + 1
-            stream.num_scored += len(part.entries)
-            scored = stream.new.prompt_ids[part.first_position : stream.num_scored + 1]
-            assert [entry.top_ids[0] for entry in part.entries] == scored
-            assert part.last == (stream.num_scored == len(stream.new.prompt_ids) - 1)
-
-    def _check_holds(self) -> None:
-        """Reference counts are what the rows of the table hold."""
-        scheduler = self.engine._scheduler
-        held = Counter[int]()
-        for row, request in enumerate(scheduler.table.requests):
-            if request is not None:
-                held.update(scheduler.table.blocks_of(row))
-        for load in scheduler.host._loads:
-            held.update(load.held + load.blocks)
-        assert [held[block] for block in range(self.config.num_blocks)] == scheduler.pool.ref_counts
-
-    def check_ends(self) -> None:
-        for key, stream in self.streams.items():
-            if stream.is_cancelled:
-                assert stream.reason is FinishReason.CANCELLED
-                continue
-            assert stream.tokens == stream.answer, key
-            sampling = stream.new.sampling
-            scores_prompt = sampling.num_prompt_logprobs is not None and stream.cached_tokens is not None
-            assert stream.num_scored == (len(stream.new.prompt_ids) - 1 if scores_prompt else 0)
-            min_tokens = 0 if stream.new.has_grammar else sampling.min_tokens
-            stops = len(stream.tokens) > min_tokens and stream.tokens[-1] in sampling.stop_token_ids
-            assert stream.reason is (FinishReason.STOP if stops else FinishReason.LENGTH)
-        load = self.engine.load()
-        assert (load.num_running, load.num_waiting, load.num_prefill_tokens, load.num_used_blocks) == (0, 0, 0, 0)
-        assert self.engine.step() is None
 
 
 @st.composite
@@ -486,6 +167,16 @@ def test_nothing_changes_when_prefixes_leave_the_device_and_come_back(
 @VERY_MANY
 @SCENARIOS
 def test_nothing_leaks_in_many_more_rounds(
+    config: EngineConfig, late_polls: int, mask_delay: int, rounds: list[Round]
+) -> None:
+    check_rounds(config, late_polls, mask_delay, rounds)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+@VERY_MANY
+@SWAPS
+def test_nor_does_it_in_many_more_rounds(
     config: EngineConfig, late_polls: int, mask_delay: int, rounds: list[Round]
 ) -> None:
     check_rounds(config, late_polls, mask_delay, rounds)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -181,8 +182,8 @@ def test_what_a_load_holds_is_copied_when_it_alone_held_it() -> None:
 
 
 class Bench:
-    def __init__(self, late_polls: int = 3, **changes: object) -> None:
-        config = replace(CONFIG, **changes)  # type: ignore[arg-type]  # fields of it
+    def __init__(self, late_polls: int = 3, **changes: Any) -> None:
+        config = replace(CONFIG, **changes)
         self.executor = SimulatedExecutor(config, MODEL, SimulatedTiming(late_polls=late_polls), verify_every=1)
         self.engine = Engine(config, self.executor)
         self.tokens: dict[int, list[int]] = {}

@@ -24,7 +24,7 @@ class Event:
 
 
 class Stream:
-    """Records what it is told."""
+    """As much of one as is used; records what it is told."""
 
     def __init__(self) -> None:
         self.recorded: deque[Event] = deque()
@@ -43,22 +43,25 @@ def places(*numbers: int) -> Any:
 
 
 def test_only_who_wants_one_of_its_places_waits_for_a_copy() -> None:
-    pending, copies, steps = _Pending(), Stream(), Stream()
+    pending = _Pending()
+    copies: Any = Stream()
+    steps: Any = Stream()
     for some in (places(1, 2), places(3), places(4, 1)):
-        pending.note(copies, some)  # type: ignore[arg-type]  # as much of a stream as is used
-    pending.let_wait(steps, places(9, 5))  # type: ignore[arg-type]
+        pending.note(copies, some)
+    pending.let_wait(steps, places(9, 5))
     assert steps.awaited == []
-    pending.let_wait(steps, places(9, 1))  # type: ignore[arg-type]
+    pending.let_wait(steps, places(9, 1))
     assert steps.awaited == [copies.recorded[0], copies.recorded[2]]
     copies.recorded[0].has_passed = True
-    pending.let_wait(steps, places(2))  # type: ignore[arg-type]
+    pending.let_wait(steps, places(2))
     assert len(steps.awaited) == 2
 
 
 def test_copies_that_nobody_asks_about_leave_nothing() -> None:
-    pending, copies = _Pending(), Stream()
+    pending = _Pending()
+    copies: Any = Stream()
     for i in range(100):
-        pending.note(copies, places(i))  # type: ignore[arg-type]
+        pending.note(copies, places(i))
         copies.recorded[-1].has_passed = True
     assert len(pending._places) == 1
 
