@@ -16,7 +16,7 @@ from triton.experimental.gluon.language.nvidia import hopper
 from headwater.kernels import dependent_launch
 from headwater.kernels.decode_plan import DecodePlan
 from headwater.kernels.hopper_attention import finite, fold, hide, reference, spread, weigh
-from headwater.kernels.hopper_rings import as_ring_source
+from headwater.kernels.hopper_rings import as_ring_source, finish_reads
 from headwater.kernels.online_softmax import HALF, LOG2_E, SPLIT
 
 NUM_STAGES = 3
@@ -130,7 +130,7 @@ def _decode_rows(
                 b_m, b_l, b_acc = _attend(
                     b_q, rings, turn + i, first + i * TILE, b_last, qk_scale, b_m, b_l, b_acc, flat, shape
                 )
-                gl.thread_barrier()
+                finish_reads()
                 if i + STAGES < num_tiles:
                     _copy(source, rings, first + (i + STAGES) * TILE, turn + i + STAGES, shape)
             turn += num_tiles

@@ -25,7 +25,7 @@ from headwater.kernels.hopper_decode_attention import (
     wait_for_inputs,
     weighted,
 )
-from headwater.kernels.hopper_rings import as_ring_source
+from headwater.kernels.hopper_rings import as_ring_source, finish_reads
 from headwater.kernels.online_softmax import LOG2_E, SPLIT, TILE
 
 PART = 32
@@ -287,7 +287,7 @@ def _attend(b_q, rings, turn, first, b_last, qk_scale, b_m, b_l, b_acc, flat: gl
     hopper.mbarrier.wait(ready.index(keys), turn // STAGES & 1)
     b_0, b_1 = scores(b_q, ring.index(4 * keys), PART), scores(b_q, ring.index(4 * keys + 1), PART)
     b_2, b_3 = scores(b_q, ring.index(4 * keys + 2), PART), scores(b_q, ring.index(4 * keys + 3), PART)
-    gl.thread_barrier()
+    finish_reads()
     hopper.mbarrier.arrive(free.index(keys), count=1)
     b_0, b_1 = hide(b_0, b_1, first, b_last, PART)
     b_2, b_3 = hide(b_2, b_3, first + 2 * PART, b_last, PART)
@@ -305,6 +305,6 @@ def _attend(b_q, rings, turn, first, b_last, qk_scale, b_m, b_l, b_acc, flat: gl
     b_acc = weighted(b_1.to(ring.dtype), ring.index(4 * values + 1), b_acc)
     b_acc = weighted(b_2.to(ring.dtype), ring.index(4 * values + 2), b_acc)
     b_acc = weighted(b_3.to(ring.dtype), ring.index(4 * values + 3), b_acc)
-    gl.thread_barrier()
+    finish_reads()
     hopper.mbarrier.arrive(free.index(values), count=1)
     return b_m_new, b_l, b_acc

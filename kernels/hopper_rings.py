@@ -42,6 +42,17 @@ def make_rings(dtype: gl.constexpr, HALF: gl.constexpr, HEAD_DIM: gl.constexpr, 
 
 
 @gluon.jit
+def finish_reads():
+    """Ends a team's reads of shared memory that the copy engine writes next.
+
+    NOTE: a barrier alone orders them only among threads. A load that was issued before it may still be under way, and
+    the copy engine does not wait for it: its writes go through another proxy, which is what the fence is for.
+    """
+    hopper.fence_async_shared()
+    gl.thread_barrier()
+
+
+@gluon.jit
 def copy_tiles(
     k,
     v,

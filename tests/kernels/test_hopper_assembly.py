@@ -1,0 +1,36 @@
+"""What the assembly of Hopper's kernels must say, whatever GPU is here."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+from tests.kernels import hopper_assembly
+
+READ, FENCE = "ldmatrix", "fence.proxy.async"
+GIVEN_BACK = re.compile(r"mbarrier\.arrive\.shared|cp\.async\.bulk\.tensor")
+"""A slot of a ring is free, or is filled again."""
+
+
+@pytest.mark.slow
+def test_reads_of_a_ring_are_fenced_before_the_copy_engine_may_write_it_again() -> None:
+    """A barrier orders reads among threads only: the copy engine overwrote what was still being read."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    command = [sys.executable, "-m", hopper_assembly.__name__]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stderr
+    programs = json.loads(done.stdout.splitlines()[-1])
+    assert len(programs) == 4
+    for name, assembly in programs.items():
+        lines = assembly.splitlines()
+        reads = [i for i, line in enumerate(lines) if READ in line]
+        after_reads = [i for i, line in enumerate(lines) if GIVEN_BACK.search(line) and reads and i > reads[0]]
+        assert after_reads, name
+        for at in after_reads:
+            last_read = max(i for i in reads if i < at)
+            assert any(FENCE in line for line in lines[last_read:at]), f"{name}: {lines[at].strip()} in line {at}"
