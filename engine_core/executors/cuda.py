@@ -85,12 +85,15 @@ class CudaExecutor:
         # Written by the device; one part for each step and draw that may be in flight.
         num_parts = 2 * config.async_depth + 1
         self._results = torch.zeros(num_parts, config.decode_steps, num_rows, dtype=torch.int32, pin_memory=True)
-        self._done = [torch.cuda.Event() for _ in range(num_parts)]  # type: ignore[no-untyped-call]  # torch ships it so
+        # A thread that waits for a step sleeps: the next step is in flight, so the device does not wait for the wake-up.
+        self._done = [torch.cuda.Event(blocking=True) for _ in range(num_parts)]  # type: ignore[no-untyped-call]  # torch ships it so
         # Hidden states after which a step samples, where they are not all of them.
         self._chosen = torch.zeros(num_rows, decoder.config.hidden_size, dtype=decoder.dtype, device=device)
         # By table row: those that wait for a mask.
         self._held = torch.zeros_like(self._chosen)
         self._graphs = Graphs()
+        # Weights, cache, tables and workspaces are made on the stream that is current here.
+        self._stream.wait_stream(torch.cuda.current_stream(device))
         self._unprepared = deque(partial(self._capture, shape) for shape in self._shapes.likely())
         self._unprepared.insert(self._shapes.num_first, partial(self._sampler.rehearse, self._table.params))
 

@@ -46,6 +46,9 @@ class CudaSwapper:
         self._order = torch.arange(num_staged, dtype=torch.int32, device=device)
         self._out = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch ships it so
         self._in = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch ships it so
+        # The cache, the buffers and their order are made on the stream that is current here.
+        for stream in (self._out, self._in):
+            stream.wait_stream(torch.cuda.current_stream(device))
         self._read, self._written, self._loads = _Pending(), _Pending(), deque[tuple[torch.cuda.Event, int]]()
         self._num_loaded = 0
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from headwater.engine_core.executors.cuda import CudaExecutor
 from headwater.engine_core.request import NewRequest
 from headwater.engine_core.sampling_params import SamplingParams
 from tests.engine_core.small_models import FAMILIES, SHAPE, SmallEngine, convert, greedy, random_checkpoint
@@ -109,6 +110,19 @@ def test_an_answer_after_its_prefix_came_back_from_host_memory_is_the_same(
     assert sum(answer.cached_tokens for answer in again) > 2 * small.config.num_blocks * small.config.block_size
     assert load.num_swapped_in > 0
     assert load.num_used_blocks == 0
+
+
+def test_steps_wait_for_what_an_executor_is_made_of(folder: Path) -> None:
+    """Weights, cache and tables are made on another stream than steps run on."""
+    one = engine(folder)
+    made = one.executor
+    assert isinstance(made, CudaExecutor)
+    torch.cuda._sleep(400_000_000)
+    another = CudaExecutor(made._decoder, made._platform, one.config, made._kv_cache)
+    assert not another._stream.query()
+    torch.cuda.synchronize()
+    assert another._stream.query()
+    one.close()
 
 
 def test_stop_ids_end_an_answer_where_they_would_alone_however_many_steps_are_planned(folder: Path) -> None:

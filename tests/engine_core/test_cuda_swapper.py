@@ -30,6 +30,26 @@ def swapper(request: pytest.FixtureRequest, cache: torch.Tensor, monkeypatch: py
     return CudaSwapper(cache, NUM_SLOTS)
 
 
+DELAY_CYCLES = 400_000_000
+"""A fifth of a second."""
+
+
+def test_copies_wait_for_what_a_swapper_is_made_of(cache: torch.Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its buffers and their order are filled on another stream than copies run on."""
+    monkeypatch.setattr(cuda_swapper, "STAGING_BYTES", 3 * cache[:, :, 0].nbytes)
+    before = cache.clone()
+    torch.cuda._sleep(DELAY_CYCLES)
+    swapper = CudaSwapper(cache, NUM_SLOTS)
+    swapper.swap(out([4, 9, 2, 30, 7], [10, 11, 12, 3, 50]))
+    torch.cuda.synchronize()
+    cache.zero_()
+    torch.cuda.synchronize()
+    swapper.swap(back([50, 10, 11, 12, 3], [1, 20, 21, 22, 5]))
+    wait(swapper, 5)
+    assert torch.equal(cache[:, :, [1, 20, 21, 22, 5]], before[:, :, [7, 4, 9, 2, 30]])
+    swapper.close()
+
+
 def out(blocks: list[int], slots: list[int]) -> SwapPlan:
     return SwapPlan(out_blocks=words(blocks), out_slots=words(slots), in_slots=NONE, in_blocks=NONE)
 

@@ -1,4 +1,4 @@
-"""A chain of layers whose kernels all start early, replayed many times: each result has the bits of kernels run apart."""
+"""A chain of layers whose kernels all start early, many times: each result has the bits of kernels that run apart."""
 
 from __future__ import annotations
 
