@@ -1,0 +1,144 @@
+"""One engine, asked the same requests alone and in company: every answer has to be the same to the bit.
+
+Knows nothing about processes; `exactness` starts several of these at once.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import count
+
+from headwater.bench.stress import Stress
+from headwater.engine_core.config import EngineConfig
+from headwater.engine_core.engine import Engine
+from headwater.engine_core.executor import Executor
+from headwater.engine_core.request import NewRequest, TokenLogprobs
+from headwater.engine_core.sampling_params import SamplingParams
+
+REQUESTS_PER_ROUND = 40
+MAX_OUTPUT_LEN = 16
+PREFIX_LENS = (0, 0, 0, 64, 200, 512, 700)
+"""Prompts of a round begin with one of these numbers of common tokens."""
+
+
+@dataclass(slots=True)
+class Answer:
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """An answer that company changed."""
+
+    company: str
+    prompt_len: int
+    first_output: int
+    """Index of the first token that differs; -1: only log probabilities do."""
+
+    def __str__(self) -> str:
+        what = f"token {self.first_output}" if self.first_output >= 0 else "a log probability"
+        return f"{self.company}: {what} after a prompt of {self.prompt_len}"
+
+
+class Trial:
+    """Draws requests by seed and compares their answers."""
+
+    def __init__(self, executor: Executor, config: EngineConfig, vocab_size: int, seed: int, stress: Stress) -> None:
+        self._rng, self._vocab_size, self._stress = random.Random(seed), vocab_size, stress
+        config = stress.engine_config(config)
+        # Two engines over one executor, one after another: alone nothing is found in a cache.
+        self._alone = Engine(replace(config, enable_prefix_caching=False), executor)
+        self._together = Engine(config, executor)
+        self._max_prompt_len = min(900, config.max_model_len - MAX_OUTPUT_LEN)
+        self._keys = count()
+        self.num_compared = 0
+
+    def rounds(self, num_requests: int) -> Iterator[list[Difference]]:
+        """What differs in each round, until so many requests were asked."""
+        for first in range(0, num_requests, REQUESTS_PER_ROUND):
+            yield self._round(min(REQUESTS_PER_ROUND, num_requests - first))
+            self._stress.check()
+
+    def _round(self, num_requests: int) -> list[Difference]:
+        requests = self._requests(num_requests)
+        expected = [self._answer(self._alone, [request])[0] for request in requests]
+        differences = self._compared("together", requests, expected, self._answer(self._together, requests))
+        again = self._answer(self._together, requests, pause=0.5)
+        differences += self._compared("one after another, prefixes cached", requests, expected, again)
+        resumed = [self._resumed(request, answer) for request, answer in zip(requests, expected, strict=True)]
+        return differences + self._compared("resumed", resumed, expected, self._answer(self._together, resumed))
+
+    def _requests(self, num_requests: int) -> list[NewRequest]:
+        prefix = self._tokens(max(PREFIX_LENS))
+        return [
+            NewRequest(key=0, prompt_ids=self._prompt(prefix), output_ids=[], sampling=self._sampling())
+            for _ in range(num_requests)
+        ]
+
+    def _prompt(self, prefix: Sequence[int]) -> list[int]:
+        own = int(2 ** self._rng.uniform(0, 9.5))
+        return [*prefix[: self._rng.choice(PREFIX_LENS)], *self._tokens(own)][: self._max_prompt_len]
+
+    def _tokens(self, num_tokens: int) -> list[int]:
+        return [self._rng.randrange(3, self._vocab_size) for _ in range(num_tokens)]
+
+    def _sampling(self) -> SamplingParams:
+        rng, seed = self._rng, self._rng.randrange(1 << 40)
+        plain = SamplingParams(
+            temperature=rng.choice((0.0, 0.7, 1.0)), seed=seed, max_tokens=rng.randint(1, MAX_OUTPUT_LEN)
+        )
+        chance = rng.random()
+        if chance < 0.6:
+            return plain
+        if chance < 0.75:
+            return replace(plain, top_k=rng.choice((0, 3, 40)), top_p=rng.choice((1.0, 0.9)), min_p=0.01)
+        if chance < 0.9:
+            return replace(plain, num_logprobs=3, num_prompt_logprobs=rng.choice((None, 0, 2)))
+        return replace(plain, repetition_penalty=1.2, presence_penalty=0.5, logit_bias={5: 1.5})
+
+    def _resumed(self, request: NewRequest, answer: Answer) -> NewRequest:
+        """The rest of an answer, as an engine gets it whose predecessor died."""
+        known = answer.token_ids[: self._rng.randrange(len(answer.token_ids))]
+        return replace(request, output_ids=known, sampling=replace(request.sampling, num_prompt_logprobs=None))
+
+    def _answer(self, engine: Engine, requests: Sequence[NewRequest], pause: float = 0.0) -> list[Answer]:
+        """All at once, or with a chance that a step lies between one and the next."""
+        answers = {next(self._keys): Answer(token_ids=list(request.output_ids)) for request in requests}
+        for key, request in zip(answers, requests, strict=True):
+            engine.add(replace(request, key=key))
+            while self._rng.random() < pause:
+                self._step(engine, answers)
+        while engine.has_work():
+            self._step(engine, answers)
+        return list(answers.values())
+
+    def _step(self, engine: Engine, answers: dict[int, Answer]) -> None:
+        self._stress.before_step()
+        if (output := engine.step()) is None:
+            return
+        at = 0
+        for key, num_tokens in zip(output.keys, output.num_tokens, strict=True):
+            answers[key].token_ids += output.token_ids[at : at + num_tokens]
+            answers[key].logprobs += [output.logprobs[i] for i in range(at, at + num_tokens) if i in output.logprobs]
+            at += num_tokens
+        for part in output.prompt_logprobs:
+            answers[part.key].prompt_logprobs += part.entries
+
+    def _compared(
+        self, company: str, requests: Sequence[NewRequest], expected: Sequence[Answer], found: Sequence[Answer]
+    ) -> list[Difference]:
+        self.num_compared += len(requests)
+        differences = []
+        for request, want, got in zip(requests, expected, found, strict=True):
+            wanted, asked = replace(want, logprobs=want.logprobs[len(request.output_ids) :]), request.sampling
+            if asked.num_prompt_logprobs is None:
+                wanted = replace(wanted, prompt_logprobs=[])
+            if wanted != got:
+                pairs = zip(wanted.token_ids, got.token_ids, strict=False)
+                first = next((i for i, (left, right) in enumerate(pairs) if left != right), -1)
+                differences.append(Difference(company, len(request.prompt_ids), first))
+        return differences

@@ -1,0 +1,81 @@
+"""Makes faults of order frequent in an executor on a GPU: streams that lag by lot, memory that is never zero by chance,
+KV blocks that nothing may write.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from types import TracebackType
+
+import torch
+
+from headwater.engine_core.config import EngineConfig
+from headwater.engine_core.executor import Executor
+from headwater.engine_core.executors.cuda import CudaExecutor
+
+MAX_DELAY_CYCLES = 2_000_000
+"""About a millisecond, as long as a step."""
+DELAY_CHANCE = 0.2
+NUM_GUARD_BLOCKS, CANARY = 50, 1.5
+"""KV blocks at the end of the cache that engines are not told of, and what they hold."""
+
+
+class GuardWritten(Exception):
+    """A KV block was written that belongs to no engine."""
+
+    def __init__(self, blocks: list[int]) -> None:
+        super().__init__(f"written although no request can hold them: KV blocks {blocks}")
+
+
+class Stress:
+    """Changes nothing unless it is on and entered."""
+
+    def __init__(self, executor: Executor, *, is_on: bool, seed: int) -> None:
+        self._rng = random.Random(seed)
+        self._executor = executor if is_on and isinstance(executor, CudaExecutor) else None
+        self._streams: list[torch.cuda.Stream] = []
+
+    @property
+    def _guard(self) -> torch.Tensor:
+        """[layers, 2, guard blocks, Hk, block_size, D]"""
+        assert self._executor is not None
+        return self._executor._kv_cache[:, :, -NUM_GUARD_BLOCKS:]
+
+    def __enter__(self) -> None:
+        if self._executor is not None:
+            self._streams = [*_streams(self._executor), torch.cuda.default_stream()]
+            # What torch allocates without a value is NaN, or the largest integer.
+            torch.use_deterministic_algorithms(True, warn_only=True)
+            self._guard.fill_(CANARY)
+            torch.cuda.synchronize()
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._streams = []
+        torch.use_deterministic_algorithms(False)
+
+    def engine_config(self, config: EngineConfig) -> EngineConfig:
+        """The config of engines over the executor: without the guard blocks."""
+        return config if self._executor is None else replace(config, num_blocks=config.num_blocks - NUM_GUARD_BLOCKS)
+
+    def check(self) -> None:
+        """With nothing in flight. Raises `GuardWritten`."""
+        if self._executor is not None and (self._guard != CANARY).any():
+            written = (self._guard != CANARY).transpose(0, 2).flatten(1).any(1)
+            raise GuardWritten(written.nonzero()[:, 0].tolist())
+
+    def before_step(self) -> None:
+        """Delays each stream with some chance."""
+        for stream in self._streams:
+            if self._rng.random() < DELAY_CHANCE:
+                with torch.cuda.stream(stream):
+                    torch.cuda._sleep(self._rng.randrange(MAX_DELAY_CYCLES))  # type: ignore[no-untyped-call]  # torch ships it so
+
+
+def _streams(executor: CudaExecutor) -> list[torch.cuda.Stream]:
+    """Those that launches of this executor and of its swapper go to."""
+    owners = [executor] if executor.swapper is None else [executor, executor.swapper]
+    attributes = [value for owner in owners for value in vars(owner).values()]
+    return [value for value in attributes if isinstance(value, torch.cuda.Stream)]

@@ -1,0 +1,74 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from headwater.bench.exactness_shapes import TINY
+from headwater.bench.exactness_trial import Trial
+from headwater.bench.stress import Stress
+from headwater.engine_core.executor import StepPlan, StepResult
+from headwater.engine_core.executors.single import SingleExecutor
+from tests.engine_core.small_models import SmallEngine
+
+COMMAND = [sys.executable, "-m", "headwater.bench.exactness", "--device=cpu", "--json"]
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> SmallEngine:
+    (tmp_path / "config.json").write_text(json.dumps(TINY))
+    return SmallEngine(tmp_path, load_format="dummy", block_size=16)
+
+
+def trial(engine: SmallEngine) -> Trial:
+    stress = Stress(engine.executor, is_on=False, seed=0)
+    return Trial(engine.executor, engine.config, TINY["vocab_size"], 0, stress)
+
+
+def test_an_engine_whose_bits_do_not_depend_on_company_shows_no_difference(engine: SmallEngine) -> None:
+    compared = trial(engine)
+    assert list(compared.rounds(6)) == [[]]
+    assert compared.num_compared == 18
+
+
+def test_a_token_that_company_changes_is_found(engine: SmallEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    retire, rows = SingleExecutor.retire, dict[int, int]()
+
+    def submit(self: SingleExecutor, plan: StepPlan, submit=SingleExecutor.submit) -> int:  # type: ignore[no-untyped-def]
+        handle: int = submit(self, plan)
+        rows[handle] = len(plan.rows)
+        return handle
+
+    def wrong_in_company(self: SingleExecutor, handle: int) -> StepResult:
+        result = retire(self, handle)
+        return replace(result, token_ids=result.token_ids ^ 1) if rows[handle] > 4 else result
+
+    monkeypatch.setattr(SingleExecutor, "submit", submit)
+    monkeypatch.setattr(SingleExecutor, "retire", wrong_in_company)
+    (differences,) = trial(engine).rounds(6)
+    assert any(each.company == "together" and each.first_output >= 0 for each in differences)
+
+
+@pytest.mark.slow
+def test_the_program_tells_each_engine_and_what_it_has_no_answer_for() -> None:
+    whole = subprocess.run(
+        [*COMMAND, "--requests=4", "--processes=2", "--shape=demo"], capture_output=True, text=True, check=False
+    )
+    report = json.loads(whole.stdout.splitlines()[-1])
+    assert whole.returncode == 0, whole.stderr
+    assert (report["requests"], report["compared"], report["different"], report["missing"]) == (4, 12, 0, [])
+    late = subprocess.run(
+        [*COMMAND, "--requests=4", "--limit=0", "--shape=demo"], capture_output=True, text=True, check=False
+    )
+    assert late.returncode == 1
+    assert len(json.loads(late.stdout.splitlines()[-1])["missing"]) == 4
+
+
+def test_an_unknown_shape_is_refused_by_name() -> None:
+    done = subprocess.run([*COMMAND, "--shape=round"], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "'round'" in done.stderr
