@@ -89,7 +89,7 @@ def facts(device: torch.device) -> dict[str, str]:
     return {
         "device": torch.cuda.get_device_name(device),
         "driver": driver_version(),
-        "torch": torch.__version__,
+        "torch": str(torch.__version__),
         "cublaslt": _library_version(),
         "triton": triton.__version__,
         "sources": digest.hexdigest(),

@@ -257,7 +257,7 @@ class CudaPlatform:
         return {} if scale is None else {"k_scale": scale, "v_scale": scale}
 
     def _is_own(self, weight: torch.Tensor) -> bool:
-        return Product.of(weight) in self._own_products
+        return bool(self._own_products) and Product.of(weight) in self._own_products
 
     def _to_device(self, values: np.ndarray[tuple[int, ...], np.dtype[np.integer]]) -> torch.Tensor:
         return torch.from_numpy(values.astype(np.int32)).pin_memory().to(self.device, non_blocking=True)
