@@ -1,6 +1,7 @@
 """Times every kernel on a GPU against what memory and arithmetic allow: a table, then JSON.
 
-`python -m headwater.bench.gpu_kernels [--skip-tests]` runs the kernels' GPU tests first and stops if one fails.
+`python -m headwater.bench.gpu_kernels [--skip-tests] [--only PART ...]` runs the kernels' GPU tests first and stops if
+one fails.
 Each figure is the median over replays of a CUDA graph whose calls rotate through copies of their inputs, so that the
 cache is not what is measured.
 """
@@ -33,6 +34,7 @@ from headwater.kernels.row_gemv import gemv_add, norm_gemv, norm_gemv_silu_mul
 from headwater.kernels.sample import Candidates, Draws, sample
 from headwater.kernels.shared_prefix_attention import shared_prefix_attention
 from headwater.kernels.silu_mul import silu_mul
+from headwater.kernels.wide_gemm import TILES, WideTiles, wide_gemm
 
 BYTES_PER_US = 4.27e6
 FLOPS_PER_US = 796e6
@@ -49,6 +51,19 @@ LINEARS = {
     "0.6B gate_up": (6144, 1024),
     "0.6B down": (1024, 3072),
 }
+NARROW_LINEARS = {
+    "hidden 576 qkv": (960, 576),
+    "hidden 576 o": (576, 576),
+    "hidden 576 gate_up": (3072, 576),
+    "hidden 576 down": (576, 1536),
+    "hidden 576 head": (49_152, 576),
+}
+OTHER_TILES = (
+    WideTiles(256, 128, 64, 8, 3, 1.0),
+    WideTiles(64, 256, 64, 4, 4, 0.7),
+    WideTiles(64, 16, 128, 4, 8, 0.15),
+)
+"""Timed beside those that `wide_gemm` takes."""
 CONTEXTS = {
     "16 x 30k": [30_000] * 16,
     "256 x 1k": [1024] * 256,
@@ -115,6 +130,25 @@ def linears(batch_sizes: tuple[int, ...]) -> Iterator[Figure]:
             cublas = timed([partial(torch.mm, x, w.t(), out=out) for w in calls])
             dependent = timed([partial(linear, x, w, out, dependent=True) for w in calls])
             yield Figure("linear", f"{name} M={m}", ours, limit, f"cuBLASLt {cublas:.1f}, dependent {dependent:.1f}")
+
+
+def products() -> Iterator[Figure]:
+    """Our product for many rows beside the library's, then with each of several tiles, to choose among them by."""
+    for name, (n, k) in (LINEARS | NARROW_LINEARS).items():
+        weights = [randn(n, k) for _ in range(copies_for(2 * n * k))]
+        for m in (64, 256, 512, 2048, 8192):
+            x, out = randn(m, k), torch.empty(m, n, device="cuda", dtype=torch.bfloat16)
+            limit = max(2 * (n * k + m * (n + k)) / BYTES_PER_US, 2 * m * n * k / FLOPS_PER_US)
+            ours = timed([partial(wide_gemm, x, w, out) for w in weights])
+            cublas = timed([partial(torch.mm, x, w.t(), out=out) for w in weights])
+            each = {
+                f"{tiles.block_m}x{tiles.block_n}x{tiles.block_k}": timed(
+                    [partial(wide_gemm, x, w, out, tiles) for w in weights], replays=7
+                )
+                for tiles in (*TILES, *OTHER_TILES)
+            }
+            note = f"cuBLASLt {cublas:.1f}; " + ", ".join(f"{tiles} {us:.1f}" for tiles, us in each.items())
+            yield Figure("product of many rows", f"{name} M={m}", ours, limit, note)
 
 
 def one_row() -> Iterator[Figure]:
@@ -331,16 +365,29 @@ def run_tests() -> None:
         sys.exit("kernel tests failed: nothing is timed")
 
 
+PARTS: dict[str, Callable[[], Iterator[Figure]]] = {
+    "linears": partial(linears, (1, 8, 16, 32, 64, 128)),
+    "products": products,
+    "one-row": one_row,
+    "decodes": decodes,
+    "prefills": prefills,
+    "elementwise": elementwise,
+    "sampling": sampling,
+}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(program_name(), description=__doc__)
     parser.add_argument("--skip-tests", action="store_true", help="time without testing first")
-    if not parser.parse_args().skip_tests:
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=[*PARTS], metavar="PART", help=", ".join(PARTS))
+    options = parser.parse_args()
+    if not options.skip_tests:
         run_tests()
     configure_blas()
     torch.manual_seed(0)
     figures = []
-    for part in (linears((1, 8, 16, 32, 64, 128)), one_row(), decodes(), prefills(), elementwise(), sampling()):
-        for figure in part:
+    for part in options.only:
+        for figure in PARTS[part]():
             figures.append(figure)
             percent = 100 * figure.limit_us / figure.us
             print(

@@ -19,6 +19,9 @@ FEW = 64
 """Decoding rows or chunks beside which a step with prompt tokens has room for few or for all."""
 MOST_PADDED = 2048
 """Tokens up to which the time to launch a step without a graph shows; past it only the largest step recurs."""
+PROBED_ROWS = (17, 32, 48, 64, 99, 128, 192, 201, 256, 384, 512, 1024, 2048)
+"""Numbers of rows from every range in which a library may choose another algorithm: those of padded steps, and odd ones
+as draws have that are not padded."""
 NO_TILES: Int32Array = np.empty((0, 2), np.int32)
 
 
@@ -159,6 +162,15 @@ class StepShapes:
     def _room_for(self, num_decodes: int, num_tokens: int) -> int:
         """Decoding rows of a step with prompt tokens, padded: kernels are compiled for the sizes of decode steps."""
         return min(self._room(num_decodes), self._most_rows, num_tokens) if num_decodes else 0
+
+
+def probed_rows(most: int, most_decodes: int) -> tuple[int, ...]:
+    """Numbers of rows for which products are probed that may have up to `most`."""
+    sizes = {*PROBED_ROWS, most_decodes, most}
+    if most > MOST_PADDED:
+        # Such steps have any number of tokens.
+        sizes.add((MOST_PADDED + most) // 2 | 1)
+    return tuple(sorted(size for size in sizes if size <= most))
 
 
 def num_decodes(plan: StepPlan) -> int:

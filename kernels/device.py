@@ -2,12 +2,39 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
+from pathlib import Path
 
 import torch
+import triton
 
 
 @functools.cache
 def num_multiprocessors(device: torch.device) -> int:
     """Of a GPU; as many as show that programs share the work where there is none."""
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 2
+
+
+def driver_version() -> str:
+    """Of the GPU's driver, as `nvidia-smi` says it; where NVML is not installed, of the CUDA that the driver offers."""
+    try:
+        nvml, text = ctypes.CDLL("libnvidia-ml.so.1"), ctypes.create_string_buffer(96)
+    except OSError:
+        version = ctypes.c_int()
+        _check(ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(version)))
+        return f"CUDA {version.value}"
+    _check(nvml.nvmlInit_v2())
+    _check(nvml.nvmlSystemGetDriverVersion(text, len(text)))
+    _check(nvml.nvmlShutdown())
+    return text.value.decode()
+
+
+def _check(code: int) -> None:
+    if code:
+        raise OSError(f"error {code} of the GPU's driver, asked for its version")
+
+
+def kernel_cache_dir() -> Path:
+    """Where Triton keeps compiled kernels."""
+    return Path(triton.knobs.cache.dir)

@@ -1,12 +1,17 @@
 """x @ weight.T for every batch size, one arithmetic: no product is ever split along K, so a row's bits are its own.
 
-cuBLASLt with a workspace too small for split-K, the kernels here and `hopper_rows_gemm` accumulate in the same order
-and agree to the bit; which of them runs is a matter of speed alone and is decided in `choose` and `choose_rows`.
+The kernels here, `hopper_rows_gemm` and `wide_gemm` accumulate in one order by construction. cuBLASLt with a workspace
+too small for split-K does so too, as far as `product_probe` sees; where it does not, `wide_gemm` takes its place. Which
+of them runs is otherwise a matter of speed alone and is decided in `choose` and `choose_rows`.
 """
 
 from __future__ import annotations
 
 import os
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -17,6 +22,7 @@ from headwater.kernels.dependent_launch import ask_early, launch_options, releas
 from headwater.kernels.gated_gemm import gated_gemm, is_gated_at_once
 from headwater.kernels.hopper_rows_gemm import RowTiles, rows_gemm, serves
 from headwater.kernels.silu_mul import gated, silu_mul
+from headwater.kernels.wide_gemm import wide_gemm
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +74,8 @@ SHORT = 2048
 TALL = 16_384
 DEEP = 8192
 """From this K on cuBLASLt keeps more bytes in flight at more than 16 rows."""
+EXPERIMENTAL = b"torch.backends.cuda.preferred_blas_library is an experimental feature"
+"""What torch says, past Python's warnings, when a library is preferred."""
 
 
 def choose(m: int, n: int, k: int) -> Tiles | None:
@@ -88,29 +96,66 @@ def choose_rows(x: torch.Tensor, weight: torch.Tensor, *, gates: bool = False) -
     return tiles if serves(x, weight, tiles, gates=gates) else None
 
 
+def uses_library(x: torch.Tensor, weight: torch.Tensor) -> bool:
+    """Whether `linear` leaves x [M, K], weight [N, K] to cuBLASLt unless told otherwise."""
+    return choose_rows(x, weight) is None and choose(x.shape[0], *weight.shape) is None
+
+
 def configure_blas() -> None:
     """Makes torch's products obey the rule above; call once in a process, before the first product on a GPU."""
     os.environ["CUBLASLT_WORKSPACE_SIZE"] = "1"
     os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":16:8"
-    torch.backends.cuda.preferred_blas_library("cublaslt")
+    with _without_line(EXPERIMENTAL):
+        torch.backends.cuda.preferred_blas_library("cublaslt")
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
     torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
 
 
+@contextmanager
+def _without_line(text: bytes) -> Iterator[None]:
+    """Leaves out lines of standard error that hold the text and were written within, by C++ too. All others follow."""
+    sys.stderr.flush()
+    kept = os.dup(2)
+    with tempfile.TemporaryFile() as written:
+        os.dup2(written.fileno(), 2)
+        try:
+            yield
+        finally:
+            sys.stderr.flush()
+            os.dup2(kept, 2)
+            os.close(kept)
+            written.seek(0)
+            for line in written:
+                if text not in line:
+                    os.write(2, line)
+
+
 def linear(
-    x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor | None = None, *, dependent: bool = False
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    out: torch.Tensor | None = None,
+    *,
+    dependent: bool = False,
+    is_own: bool = False,
 ) -> torch.Tensor:
-    """x [M, K], weight [N, K]; returns out [M, N] in x's dtype, accumulated in float32."""
+    """x [M, K], weight [N, K]; returns out [M, N] in x's dtype, accumulated in float32. With `is_own` by our kernels
+    alone: the library's product of these has other bits."""
     out = x.new_empty(x.shape[0], weight.shape[0]) if out is None else out
     row_tiles = choose_rows(x, weight)
+    tiles = choose(x.shape[0], *weight.shape)
     if row_tiles is not None:
         rows_gemm(x, weight, out, row_tiles, gates=False, dependent=dependent)
-        return out
-    tiles = choose(x.shape[0], *weight.shape)
-    if tiles is None:
-        return torch.mm(x, weight.t(), out=out)
-    skinny_gemm(x, weight, out, tiles, dependent=dependent)
+    elif tiles is not None:
+        skinny_gemm(x, weight, out, tiles, dependent=dependent)
+    elif is_own:
+        wide_gemm(x, weight, out)
+    else:
+        library_gemm(x, weight, out)
     return out
+
+
+def library_gemm(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> None:
+    torch.mm(x, weight.t(), out=out)
 
 
 def skinny_gemm(
@@ -154,9 +199,11 @@ def _num_bytes(weight: torch.Tensor) -> int:
     return weight.numel() * weight.element_size()
 
 
-def linear_silu_mul(x: torch.Tensor, weight: torch.Tensor, *, dependent: bool = False) -> torch.Tensor:
+def linear_silu_mul(
+    x: torch.Tensor, weight: torch.Tensor, *, dependent: bool = False, is_own: bool = False
+) -> torch.Tensor:
     """x [M, K], weight [2 I, K], gates first: `silu_mul` of their product, [M, I], to the bit; in one launch, which
-    keeps the product in registers, where that is as fast."""
+    keeps the product in registers, where that is as fast. With `is_own` as `linear`."""
     m, n = x.shape[0], weight.shape[0] // 2
     if is_gated_at_once(x, weight):
         gated_gemm(x, weight, out := x.new_empty(m, n))
@@ -168,7 +215,7 @@ def linear_silu_mul(x: torch.Tensor, weight: torch.Tensor, *, dependent: bool = 
     if m <= GATED_ROWS and n % GATED.block_n == 0:
         skinny_gated_gemm(x, weight, out := x.new_empty(m, n), dependent=dependent)
         return out
-    return silu_mul(linear(x, weight, dependent=dependent), dependent=dependent)
+    return silu_mul(linear(x, weight, dependent=dependent, is_own=is_own), dependent=dependent)
 
 
 def skinny_gated_gemm(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, *, dependent: bool = False) -> None:

@@ -6,6 +6,7 @@ import logging
 import math
 import time
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -13,11 +14,12 @@ import torch
 from headwater.engine_core import weights
 from headwater.engine_core.batch import ForwardBatch
 from headwater.engine_core.config import ConfigError, EngineConfig
-from headwater.engine_core.executors.cuda import CudaExecutor
+from headwater.engine_core.executors.cuda import SCORED_AT_ONCE, CudaExecutor
 from headwater.engine_core.executors.cuda_swapper import CudaSwapper, staged_blocks
 from headwater.engine_core.model_config import ModelConfig
 from headwater.engine_core.models.decoder import Decoder
 from headwater.engine_core.platforms.cuda import CudaPlatform
+from headwater.engine_core.step_shapes import probed_rows
 from headwater.kernels.compile_ahead import CompileAhead
 
 log = logging.getLogger(__name__)
@@ -64,9 +66,13 @@ def build_cuda_executor(
     platform = CudaPlatform(
         model, config.block_size, max_num_seqs=config.max_num_seqs, max_model_len=config.max_model_len, device=device
     )
+    most_rows = config.max_num_seqs
+    step_rows = probed_rows(config.max_num_batched_tokens, most_rows)
+    platform.prepare(tensors, step_rows, probed_rows(max(most_rows, SCORED_AT_ONCE), most_rows))
     decoder = Decoder(model, tensors, platform, config.max_model_len)
     block_bytes = model.kv_elements_per_token * config.block_size * kv_dtype.itemsize
     with CompileAhead(device) as ahead:
+        ahead.note(partial(platform.launch_own_products, tensors))
         memory = _measure(decoder, platform, config, kv_dtype, ahead)
         if config.num_host_blocks:
             memory = replace(memory, weights=memory.weights + 2 * staged_blocks(block_bytes) * block_bytes)

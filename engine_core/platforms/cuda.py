@@ -5,7 +5,9 @@ Every choice keeps a row's bits independent of its batch; see `kernels.gemm` and
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -13,14 +15,20 @@ import torch
 from headwater.engine_core.batch import ForwardBatch
 from headwater.engine_core.executor import Int32Array
 from headwater.engine_core.model_config import ModelConfig
+from headwater.engine_core.platforms.product_verdicts import ProductVerdicts, own_products
+from headwater.engine_core.weights import Weights
+from headwater.kernels import product_probe
 from headwater.kernels.decode_attention import decode_attention
 from headwater.kernels.decode_plan import DecodePlan, plan_decode
+from headwater.kernels.device import kernel_cache_dir
 from headwater.kernels.gemm import configure_blas, linear, linear_silu_mul
 from headwater.kernels.prefill_attention import list_tiles, prefill_attention, tokens_per_tile
+from headwater.kernels.product_probe import Product
 from headwater.kernels.qk_norm_rope_store_kv import qk_norm_rope_store_kv
 from headwater.kernels.reduce_splits import reduce_splits
 from headwater.kernels.rms_norm import add_rms_norm, rms_norm
 from headwater.kernels.shared_prefix_attention import shared_prefix_attention
+from headwater.kernels.wide_gemm import launch_all_tiles
 
 DEPENDENT_ROWS = 8
 """Up to this many tokens attention of a few rows starts while the kernel before it ends."""
@@ -83,6 +91,22 @@ class CudaPlatform:
             for max_rows in sorted({1, max_num_seqs})
         ]
         self._ends_plan = self._decode_plans[-1].beside()
+        self._own_products: frozenset[Product] = frozenset()
+
+    def prepare(self, weights: Weights, row_counts: Sequence[int], head_row_counts: Sequence[int]) -> None:
+        """Probes products of these weights with so many rows, where this machine has not done so before: what the
+        library makes with other bits than our kernels is made by ours from now on."""
+        counts = {Product.of(weights["lm_head"]): head_row_counts}
+        counts |= {Product.of(weight): row_counts for weight in _layer_matrices(weights)}
+        verdicts = ProductVerdicts(kernel_cache_dir() / "products", product_probe.facts(self.device))
+        self._own_products = own_products(counts, verdicts, partial(product_probe.differing, device=self.device))
+        torch.cuda.empty_cache()
+
+    def launch_own_products(self, weights: Weights) -> None:
+        """Once with all kernels that serve where the library does not, so that no step compiles them."""
+        own = {Product.of(weight): weight for weight in (weights["lm_head"], *_layer_matrices(weights))}
+        for product in self._own_products:
+            launch_all_tiles(own[product])
 
     def decode_plan(self, num_rows: int) -> DecodePlan:
         """The workspace for this many decoding rows: a single row has one of its own, which needs no work list."""
@@ -155,7 +179,7 @@ class CudaPlatform:
             )
 
     def linear(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        return linear(x, weight, dependent=_is_early(x))
+        return linear(x, weight, dependent=_is_early(x), is_own=self._is_own(weight))
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         return rms_norm(x, weight, eps, dependent=_is_early(x))
@@ -222,7 +246,7 @@ class CudaPlatform:
         return out.flatten(1)
 
     def linear_silu_mul(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        return linear_silu_mul(x, weight, dependent=_is_early(x))
+        return linear_silu_mul(x, weight, dependent=_is_early(x), is_own=self._is_own(weight))
 
     def kv_scale(self, kv_cache: torch.Tensor) -> torch.Tensor | None:
         """float32 [Hk] of keys and of values; None: what is stored is the value."""
@@ -232,9 +256,16 @@ class CudaPlatform:
         scale = self.kv_scale(kv_cache)
         return {} if scale is None else {"k_scale": scale, "v_scale": scale}
 
+    def _is_own(self, weight: torch.Tensor) -> bool:
+        return bool(self._own_products) and Product.of(weight) in self._own_products
+
     def _to_device(self, values: np.ndarray[tuple[int, ...], np.dtype[np.integer]]) -> torch.Tensor:
         return torch.from_numpy(values.astype(np.int32)).pin_memory().to(self.device, non_blocking=True)
 
 
 def _is_early(x: torch.Tensor) -> bool:
     return x.shape[0] <= EARLY_ROWS
+
+
+def _layer_matrices(weights: Weights) -> list[torch.Tensor]:
+    return [weight for name, weight in weights.items() if weight.dim() == 2 and name not in ("embed", "lm_head")]

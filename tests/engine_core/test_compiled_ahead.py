@@ -7,7 +7,9 @@ import contextlib
 import inspect
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from itertools import count
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -29,7 +31,7 @@ from headwater.engine_core.models.decoder import Decoder
 from headwater.engine_core.platforms import cuda as cuda_platform
 from headwater.engine_core.request import NewRequest
 from headwater.engine_core.sampling_params import SamplingParams
-from headwater.kernels import gated_gemm, gemm, hopper_attention
+from headwater.kernels import gated_gemm, gemm, hopper_attention, product_probe, wide_gemm
 from headwater.kernels.compile_ahead import CompileAhead
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="puts things in the place of a GPU")
@@ -58,7 +60,12 @@ class Launches:
 
     def __init__(self) -> None:
         self.seen: set[tuple[object, ...]] = set()
+        self.library_differs = False
+        """For every product."""
         self._params: dict[object, list[KernelParam]] = {}
+
+    def note_library(self) -> None:
+        assert not self.library_differs, "asked for a product whose bits differ"
 
     def note(self, kernel: Any, *args: Any, grid: object, warmup: bool, **options: Any) -> None:
         params = self._params.get(kernel) or self._params.setdefault(kernel, _params(kernel))
@@ -94,7 +101,7 @@ def _compiled_for(param: KernelParam, value: Any) -> object:
 
 
 @pytest.fixture
-def launches(monkeypatch: pytest.MonkeyPatch) -> Launches:
+def launches(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Launches:
     """A GPU that computes nothing."""
     found, zeros = Launches(), torch.zeros
 
@@ -121,7 +128,13 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> Launches:
         monkeypatch.setattr(torch.cuda, name, stand_in)
     for name in ("zeros", "empty"):
         monkeypatch.setattr(torch, name, blank)
-    monkeypatch.setattr(torch, "mm", lambda x, weight, out: out)
+    monkeypatch.setattr(torch, "mm", lambda x, weight, out: found.note_library())
+    monkeypatch.setattr(product_probe, "facts", lambda device: {})
+    monkeypatch.setattr(
+        product_probe, "differing", lambda counts, device: set(counts) if found.library_differs else set()
+    )
+    monkeypatch.setattr(wide_gemm, "num_multiprocessors", lambda device: 132)
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)
     monkeypatch.setattr(hopper_attention, "is_hopper", lambda device: True)
     monkeypatch.setattr(cuda_platform, "configure_blas", lambda: None)
@@ -130,15 +143,23 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> Launches:
     return found
 
 
-def executor(config: EngineConfig, kv_dtype: torch.dtype, *, gemv: bool) -> CudaExecutor:
+def prepared(config: EngineConfig) -> tuple[cuda_platform.CudaPlatform, weights.Weights]:
     cpu = torch.device("cpu")
     platform = cuda_platform.CudaPlatform(
         MODEL, config.block_size, max_num_seqs=config.max_num_seqs, max_model_len=config.max_model_len, device=cpu
     )
     tensors = {name: torch.zeros(shape, dtype=torch.bfloat16) for name, shape in weights.shapes(MODEL).items()}
-    decoder = Decoder(MODEL, tensors | {"lm_head": tensors["embed"]}, platform, config.max_model_len)
+    tensors["lm_head"] = tensors["embed"]
+    platform.prepare(tensors, (17, config.max_num_batched_tokens), (17, 256))
+    return platform, tensors
+
+
+def executor(config: EngineConfig, kv_dtype: torch.dtype, *, gemv: bool) -> CudaExecutor:
+    platform, tensors = prepared(config)
+    decoder = Decoder(MODEL, tensors, platform, config.max_model_len)
     shape = (MODEL.num_layers, 2, config.num_blocks, MODEL.num_kv_heads, config.block_size, MODEL.head_dim)
-    with CompileAhead(cpu) as ahead:
+    with CompileAhead(platform.device) as ahead:
+        ahead.note(partial(platform.launch_own_products, tensors))
         made = CudaExecutor(decoder, platform, config, torch.zeros(shape, dtype=kv_dtype), gemv=gemv)
         ahead.note(made.launch_likely)
     return made
@@ -157,13 +178,20 @@ def sampling(rng: np.random.Generator) -> SamplingParams:
 
 
 @pytest.mark.parametrize(
-    ("budget", "max_num_seqs", "kv_dtype", "gemv"),
-    [(8192, 96, torch.bfloat16, False), (2048, 96, torch.float8_e4m3fn, True), (8192, 3, torch.bfloat16, True)],
+    ("budget", "max_num_seqs", "kv_dtype", "gemv", "library_differs"),
+    [
+        (8192, 96, torch.bfloat16, False, False),
+        (2048, 96, torch.float8_e4m3fn, True, False),
+        (8192, 3, torch.bfloat16, True, False),
+        (8192, 96, torch.bfloat16, False, True),
+        (8192, 3, torch.bfloat16, False, True),
+    ],
 )
 def test_nothing_is_compiled_that_was_not_compiled_ahead(
-    launches: Launches, budget: int, max_num_seqs: int, kv_dtype: torch.dtype, gemv: bool
+    launches: Launches, budget: int, max_num_seqs: int, kv_dtype: torch.dtype, gemv: bool, library_differs: bool
 ) -> None:
     assert gemm.choose(1, 1024, 1024) is not None
+    launches.library_differs = library_differs
     config = replace(CONFIG, max_num_batched_tokens=budget, max_num_seqs=max_num_seqs)
     device = executor(config, kv_dtype, gemv=gemv)
     ahead = set(launches.seen)
@@ -198,3 +226,16 @@ def test_nothing_is_compiled_that_was_not_compiled_ahead(
         device.retire(device.draw(DrawPlan(step=step, rows=rows, positions=rows + 5, output_indices=rows, masks=masks)))
     new = launches.seen - ahead
     assert not new, "\n".join(sorted(str(x)[:400] for x in new))
+
+
+def test_every_number_of_rows_finds_the_kernels_that_take_the_place_of_the_library(launches: Launches) -> None:
+    launches.library_differs = True
+    platform, tensors = prepared(CONFIG)
+    platform.launch_own_products(tensors)
+    ahead = set(launches.seen)
+    for name in ("lm_head", "layers.0.down"):
+        weight = tensors[name]
+        x = torch.empty(5000, weight.shape[1], dtype=torch.bfloat16)
+        for num_rows in (*range(300, 5000, 37), *(range(33, 300) if name == "lm_head" else ())):
+            platform.linear(x[:num_rows], weight)
+    assert launches.seen == ahead

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 import torch
 
@@ -162,3 +165,48 @@ def test_tiles_of_hopper_are_for_a_hopper_and_small_weights(device: torch.device
     assert not chosen(160, 6144, 1024, gates=True)
     assert not chosen(64, EARLY_BYTES // 2048 + 128, 1024)
     assert not chosen(64, 1024, 576)
+
+
+@pytest.mark.parametrize("m", [40, 100])
+def test_products_of_our_own_never_reach_the_library(
+    m: int, generator: torch.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*args: object, **options: object) -> None:
+        raise AssertionError("the library was asked")
+
+    monkeypatch.setattr(torch, "mm", refuse)
+    x, weight = (torch.randn(s, 576, generator=generator, device=generator.device).bfloat16() for s in (m, 160))
+    weight *= 576**-0.5
+    with pytest.raises(AssertionError, match="the library"):
+        linear(x, weight)
+    product = linear_twin(x.double(), weight.double())
+    assert relative_error(linear(x, weight, is_own=True), product) < 3e-3
+    assert relative_error(linear_silu_mul(x, weight, is_own=True), silu_mul_twin(product)) < 6e-3
+
+
+def test_only_the_warning_that_a_setting_is_experimental_is_left_out() -> None:
+    program = """
+import os, sys, torch
+from headwater.kernels.gemm import configure_blas
+prefer = torch.backends.cuda.preferred_blas_library
+def prefer_and_say_more(name):
+    print("before", file=sys.stderr)
+    prefer(name if torch.backends.cuda.is_built() else "ck")
+    os.write(2, b"after\\n")
+torch.backends.cuda.preferred_blas_library = prefer_and_say_more
+if "quiet" in sys.argv:
+    configure_blas()
+else:
+    prefer_and_say_more("cublaslt")
+print("later", file=sys.stderr)
+"""
+
+    def says(*args: str) -> list[str]:
+        command = [sys.executable, "-c", program, *args]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stderr.splitlines()
+
+    loud, quiet = says(), says("quiet")
+    assert any("experimental feature" in line for line in loud)
+    assert not any("experimental feature" in line for line in quiet)
+    # A machine's libraries may say something of their own.
+    assert [line for line in quiet if line in ("before", "after", "later")] == ["before", "after", "later"]

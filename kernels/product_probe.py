@@ -1,0 +1,104 @@
+"""Compares the library's products with `wide_gemm`, to the bit, on a GPU. Knows no models and keeps no verdicts.
+
+A product that splits K, or adds in another order, differs in some of many random results; `gemm` leaves no product of
+such a shape to the library.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+import triton
+
+from headwater.kernels import gemm, wide_gemm
+from headwater.kernels.device import driver_version
+
+Multiply = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], None]
+"""x [M, K], weight [N, K], out [M, N]."""
+SHIFTS = (1, 7, 32)
+"""Rows by which windows of one number of rows are shifted, in turn: a row has other places, and x another alignment."""
+
+
+class Product(NamedTuple):
+    """What the library chooses an algorithm by, beside the number of rows."""
+
+    num_outputs: int
+    num_inputs: int
+    dtype: torch.dtype
+
+    @classmethod
+    def of(cls, weight: torch.Tensor) -> Product:
+        return cls(weight.shape[0], weight.shape[1], weight.dtype)
+
+
+def differing(
+    row_counts: Mapping[Product, Sequence[int]],
+    device: torch.device,
+    *,
+    library: Multiply = gemm.library_gemm,
+    own: Multiply = wide_gemm.wide_gemm,
+) -> set[Product]:
+    """Products whose library gives other bits than our kernel for some of these numbers of rows, among those for which
+    `linear` asks it. Launches all comparisons and waits once, at the end."""
+    differs = torch.zeros(len(row_counts), dtype=torch.bool, device=device)
+    generator = torch.Generator(device).manual_seed(0)
+    for i, (product, counts) in enumerate(row_counts.items()):
+        n, k, dtype = product
+        x, weight = (
+            torch.randn(size, k, dtype=dtype, device=device, generator=generator)
+            for size in (max(counts) + max(SHIFTS), n)
+        )
+        _compare(x, weight, counts, differs[i], library, own)
+    return {product for product, is_other in zip(row_counts, differs.tolist(), strict=True) if is_other}
+
+
+def _compare(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    row_counts: Sequence[int],
+    differs: torch.Tensor,
+    library: Multiply,
+    own: Multiply,
+) -> None:
+    """Sets `differs`, a bool, where a window of x has other bits than the same rows among all."""
+    expected = x.new_empty(len(x), len(weight))
+    own(x, weight, expected)
+    out = torch.empty_like(expected)
+    for i, num_rows in enumerate(row_counts):
+        if gemm.uses_library(x[:num_rows], weight):
+            for start in (0, SHIFTS[i % len(SHIFTS)]):
+                some = out[:num_rows]
+                library(x[start : start + num_rows], weight, some)
+                differs |= (_bits(some) != _bits(expected[start : start + num_rows])).any()
+
+
+def _bits(values: torch.Tensor) -> torch.Tensor:
+    """Integers: a NaN equals itself, and zeros have signs."""
+    return values.view(torch.int16 if values.element_size() == 2 else torch.int32)
+
+
+def facts(device: torch.device) -> dict[str, str]:
+    """All that a verdict depends on beside product and numbers of rows."""
+    sources = [Path(module.__file__ or "") for module in (gemm, wide_gemm)] + [Path(__file__)]
+    digest = hashlib.blake2b(b"".join(path.read_bytes() for path in sources), digest_size=16)
+    return {
+        "device": torch.cuda.get_device_name(device),
+        "driver": driver_version(),
+        "torch": str(torch.__version__),
+        "cublaslt": _library_version(),
+        "triton": triton.__version__,
+        "sources": digest.hexdigest(),
+    }
+
+
+def _library_version() -> str:
+    """Of the cuBLASLt that torch has loaded."""
+    assert torch.version.cuda is not None
+    library = ctypes.CDLL(f"libcublasLt.so.{torch.version.cuda.split('.')[0]}")
+    library.cublasLtGetVersion.restype = ctypes.c_size_t
+    return str(library.cublasLtGetVersion())

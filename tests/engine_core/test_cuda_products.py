@@ -1,0 +1,88 @@
+"""What the GPU's platform does about a library whose products have other bits than our kernels."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from headwater.engine_core.platforms.cuda import CudaPlatform
+from headwater.engine_core.step_shapes import probed_rows
+from headwater.engine_core.weights import Weights
+from headwater.kernels import product_probe
+from tests.engine_core.test_cuda_platform import BLOCK_SIZE, MAX_LEN, model_config
+
+pytestmark = pytest.mark.gpu
+ROWS = probed_rows(1100, 96)
+
+
+@pytest.fixture
+def platform(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> CudaPlatform:
+    """That finds no verdicts of other tests."""
+    monkeypatch.setattr("headwater.engine_core.platforms.cuda.kernel_cache_dir", lambda: tmp_path)
+    config, device = model_config("Qwen3ForCausalLM"), torch.device("cuda")
+    return CudaPlatform(config, BLOCK_SIZE, max_num_seqs=64, max_model_len=MAX_LEN, device=device)
+
+
+@pytest.fixture
+def weights() -> Weights:
+    """Neither gates in one launch nor `hopper_rows_gemm` serves their last columns."""
+    shapes = {
+        "embed": (1000, 576),
+        "lm_head": (1000, 576),
+        "layers.0.gate_up": (3080, 576),
+        "layers.0.down": (576, 1540),
+    }
+    return {name: torch.randn(shape, device="cuda").bfloat16() * shape[1] ** -0.5 for name, shape in shapes.items()}
+
+
+def test_a_library_that_splits_k_is_asked_no_more(
+    platform: CudaPlatform, weights: Weights, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    multiply = torch.mm
+
+    def halves(x: torch.Tensor, weight: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor:
+        k = len(weight) // 16 * 8
+        return torch.add(multiply(x[:, :k], weight[:k]), multiply(x[:, k:], weight[k:]), out=out)
+
+    monkeypatch.setattr(torch, "mm", halves)
+    x = torch.randn(1000, 576, device="cuda").bfloat16()
+    weight, gates = weights["lm_head"], weights["layers.0.gate_up"]
+
+    def rows_alone(num_rows: int = 20) -> tuple[torch.Tensor, torch.Tensor]:
+        alone = [(platform.linear(row, weight), platform.linear_silu_mul(row, gates)) for row in x[:num_rows].split(1)]
+        return torch.cat([product for product, _ in alone]), torch.cat([gated for _, gated in alone])
+
+    products, gated = rows_alone()
+    assert not torch.equal(platform.linear(x, weight)[:20], products)
+    assert not torch.equal(platform.linear_silu_mul(x, gates)[:20], gated)
+    platform.prepare(weights, ROWS, (64, 1000))
+    for num_rows in (33, 64, 100, 257, 1000):
+        assert torch.equal(platform.linear(x[:num_rows], weight)[:20], products), num_rows
+        assert torch.equal(platform.linear_silu_mul(x[:num_rows], gates)[:20], gated), num_rows
+
+
+def test_products_have_one_result_whatever_the_library_does(platform: CudaPlatform, weights: Weights) -> None:
+    platform.prepare(weights, ROWS, (64, 1000))
+    for name in ("lm_head", "layers.0.gate_up", "layers.0.down"):
+        weight = weights[name]
+        x = torch.randn(1100, weight.shape[1], device="cuda").bfloat16()
+        alone = torch.cat([platform.linear(row, weight) for row in x[:64].split(1)])
+        for num_rows in ROWS:
+            expected = alone[:num_rows]
+            assert torch.equal(platform.linear(x[:num_rows], weight)[:64], expected), (name, num_rows)
+            moved = torch.cat((x[64 : 64 + num_rows // 2], x[:64]))
+            assert torch.equal(platform.linear(moved, weight)[-64:], alone), (name, num_rows)
+
+
+def test_the_next_engine_on_the_machine_probes_nothing(
+    platform: CudaPlatform, weights: Weights, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    platform.prepare(weights, ROWS, (64, 1000))
+
+    def refuse(*args: object, **options: object) -> None:
+        raise AssertionError("products are probed again")
+
+    monkeypatch.setattr(product_probe, "differing", refuse)
+    platform.prepare(weights, ROWS, (64, 1000))

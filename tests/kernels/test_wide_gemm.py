@@ -1,0 +1,97 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from headwater.kernels.gemm import TILES as SKINNY_TILES
+from headwater.kernels.gemm import linear_twin, skinny_gemm
+from headwater.kernels.wide_gemm import MANY_ROWS, TILES, WideTiles, choose_wide, fitting_tiles, wide_gemm
+from tests.kernels.paging import GPU, POISON, relative_error
+
+ODD_SHAPES = [(33, 576, 576), (64, 960, 576), (100, 576, 1536), (129, 640, 640), (300, 896, 1152), (515, 1152, 2112)]
+"""[M, N, K] that divide by nothing convenient."""
+UNALIGNED_SHAPES = [(40, 70, 100), (65, 131, 77), (70, 96, 130)]
+"""Whose rows do not begin at multiples of 16 bytes."""
+NUM_MULTIPROCESSORS = 132
+
+
+def random(generator: torch.Generator, *shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    return torch.randn(shape, generator=generator, device=generator.device).to(dtype)
+
+
+def product(x: torch.Tensor, weight: torch.Tensor, tiles: WideTiles | None = None) -> torch.Tensor:
+    """Of a wider matrix, so that what is written beyond the product shows."""
+    m, n = x.shape[0], weight.shape[0]
+    whole = x.new_full((m + 1, n), POISON)
+    wide_gemm(x, weight, whole[:m], tiles)
+    assert bool((whole[m] == POISON).all())
+    return whole[:m]
+
+
+@pytest.mark.parametrize("tiles", TILES, ids=str)
+@pytest.mark.parametrize(("m", "n", "k"), [(33, 72, 136), (200, 264, 576), pytest.param(8192, 6144, 4096, marks=GPU)])
+def test_wide_gemm_agrees_with_float64(m: int, n: int, k: int, tiles: WideTiles, generator: torch.Generator) -> None:
+    x, weight = random(generator, m, k), random(generator, n, k)
+    assert relative_error(product(x, weight, tiles), linear_twin(x.double(), weight.double())) < 3e-3
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+@pytest.mark.parametrize(("m", "n", "k"), [*ODD_SHAPES[:4], *UNALIGNED_SHAPES])
+def test_shapes_of_no_whole_tiles_agree_with_float64(
+    m: int, n: int, k: int, dtype: torch.dtype, generator: torch.Generator
+) -> None:
+    x, weight = random(generator, m, k, dtype=dtype), random(generator, n, k, dtype=dtype)
+    assert relative_error(product(x, weight), linear_twin(x.double(), weight.double())) < 3e-3
+
+
+def test_rows_of_wider_matrices_are_read_and_written_where_they_lie(generator: torch.Generator) -> None:
+    x, weight, out = random(generator, 50, 200)[:, 3:131], random(generator, 80, 200)[:, 8:136], torch.zeros(50, 90)
+    out = out.to(x).fill_(POISON)
+    wide_gemm(x, weight, out[:, 5:85])
+    assert relative_error(out[:, 5:85], linear_twin(x.double(), weight.double())) < 3e-3
+    assert bool((out[:, :5] == POISON).all() & (out[:, 85:] == POISON).all())
+
+
+@GPU
+@pytest.mark.parametrize("tiles", TILES, ids=str)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize(("m", "n", "k"), [*ODD_SHAPES, *UNALIGNED_SHAPES, (2048, 4096, 12288), (9000, 1024, 2048)])
+def test_every_row_has_the_bits_of_a_skinny_product(
+    m: int, n: int, k: int, dtype: torch.dtype, tiles: WideTiles, generator: torch.Generator
+) -> None:
+    x, weight = random(generator, m, k, dtype=dtype), random(generator, n, k, dtype=dtype)
+    expected = torch.full((m, n), POISON, dtype=dtype, device=x.device)
+    for rows, part in zip(x.split(16), expected.split(16), strict=True):
+        skinny_gemm(rows, weight, part, SKINNY_TILES[16, "between"])
+    assert torch.equal(product(x, weight, tiles), expected)
+
+
+@GPU
+@pytest.mark.parametrize(("n", "k"), [(576, 576), (960, 576), (3072, 576), (576, 1536), (49_152, 576), (6144, 4096)])
+def test_a_row_has_the_same_bits_in_products_of_any_number_of_rows(n: int, k: int, generator: torch.Generator) -> None:
+    x, weight = random(generator, 3000, k), random(generator, n, k)
+    together = product(x, weight)
+    for m in (1, 17, 33, 63, 64, 65, 127, 129, 200, 255, 256, 257, 511, 777, 1000, 2047, 2049):
+        for start in (0, 1, 7, 3000 - m):
+            assert torch.equal(product(x[start : start + m], weight), together[start : start + m]), (m, start)
+
+
+def test_few_rows_take_small_tiles_and_many_the_largest() -> None:
+    def chosen(m: int, n: int, dtype: torch.dtype = torch.bfloat16) -> tuple[int, int]:
+        tiles = choose_wide(m, n, dtype, NUM_MULTIPROCESSORS)
+        return tiles.block_m, tiles.block_n
+
+    assert chosen(64, 4096) == (64, 32)
+    assert chosen(8192, 4096) == chosen(2048, 24576) == (128, 256)
+    assert chosen(8192, 4096, torch.float32) == (128, 128)
+    for n in (576, 1024, 4096, 151_936):
+        # Steps past the sizes that recur may have any number of rows, and compile nothing.
+        assert {chosen(m, n) for m in range(MANY_ROWS + 1, 20_000, 77)} == {(128, 256)}
+
+
+def test_tiles_fit_into_the_shared_memory_of_a_hopper() -> None:
+    for dtype in (torch.bfloat16, torch.float32):
+        for tiles in fitting_tiles(dtype):
+            # A stage of float32 has half as many elements, of twice the size; the product waits beside the stages.
+            stage = (tiles.block_m + tiles.block_n) * tiles.block_k * 2
+            assert tiles.num_stages * stage + tiles.block_m * tiles.block_n * dtype.itemsize < 227 << 10
