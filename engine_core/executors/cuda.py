@@ -85,7 +85,7 @@ class CudaExecutor:
         # Written by the device; one part for each step and draw that may be in flight.
         num_parts = 2 * config.async_depth + 1
         self._results = torch.zeros(num_parts, config.decode_steps, num_rows, dtype=torch.int32, pin_memory=True)
-        # A thread that waits for a step sleeps: the next step is in flight, so the device does not wait for the wake-up.
+        # A thread that waits for a step sleeps: the next step is in flight, so the device need not wait for it.
         self._done = [torch.cuda.Event(blocking=True) for _ in range(num_parts)]  # type: ignore[no-untyped-call]  # torch ships it so
         # Hidden states after which a step samples, where they are not all of them.
         self._chosen = torch.zeros(num_rows, decoder.config.hidden_size, dtype=decoder.dtype, device=device)
