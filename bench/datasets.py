@@ -5,13 +5,14 @@ A dialogue is asked for its next body with the reply to the one before (None at 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
+
+from headwater.bench.trace_file import read_bodies, read_trace
 
 FIRST_ORDINARY_ID = 10
 """Ids below are special in many vocabularies."""
@@ -108,19 +109,19 @@ def chats(num_requests: int, shape: Shape, rng: np.random.Generator, *, num_turn
 
 
 def trace(path: Path, shape: Shape) -> Iterator[tuple[float, Dialogue]]:
-    """(arrival in seconds, dialogue) of a trace file in Mooncake's format: `timestamp` ms, `input_length`,
-    `output_length`, `hash_ids`; equal hash ids become equal blocks of tokens."""
-    for line in path.read_text().splitlines():
-        record = json.loads(line)
-        blocks = (_ids(TRACE_BLOCK, shape, np.random.default_rng(hash_id)) for hash_id in record["hash_ids"])
-        token_ids = [token for block in blocks for token in block][: record["input_length"]]
-        yield record["timestamp"] / 1000, OneShot(shape.body(token_ids, record["output_length"]))
+    """(arrival in seconds, dialogue) of a trace file in Mooncake's format; equal hash ids become equal blocks of
+    tokens. Raises `TraceError`."""
+    for record in read_trace(path):
+        blocks = (_ids(TRACE_BLOCK, shape, np.random.default_rng(hash_id)) for hash_id in record.hash_ids)
+        token_ids = [token for block in blocks for token in block][: record.input_length]
+        yield record.timestamp / 1000, OneShot(shape.body(token_ids, record.output_length))
 
 
 def jsonl(path: Path, shape: Shape) -> Iterator[Dialogue]:
-    """One request body a line, for chat (`messages`) or completions (`prompt`); the model is filled in."""
-    for line in path.read_text().splitlines():
-        body = {**json.loads(line), "model": shape.model}
+    """One request body a line, for chat (`messages`) or completions (`prompt`); the model is filled in.
+    Raises `TraceError`."""
+    for record in read_bodies(path):
+        body = {**record, "model": shape.model}
         yield OneShot(body, path="/v1/chat/completions" if "messages" in body else "/v1/completions")
 
 

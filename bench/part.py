@@ -13,6 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import IO, Any
 
 Row = dict[str, Any]
@@ -32,14 +33,22 @@ class Outcome:
     """It ended otherwise than well; empty if well."""
 
 
-def run_part(command: Sequence[str], limit: float, told: Callable[[Row], None] = lambda row: None) -> Outcome:
+def run_part(
+    command: Sequence[str],
+    limit: float,
+    told: Callable[[Row], None] = lambda row: None,
+    *,
+    cwd: Path | None = None,
+) -> Outcome:
     """Runs a program for `limit` seconds at most, and ends it with all that it started. `told` hears of each row at
     once; other lines go on to stderr, and its last words are part of why it failed."""
     began, outcome = time.monotonic(), Outcome()
     if limit <= 0:
         outcome.why = TOO_LATE
         return outcome
-    child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    child = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True, cwd=cwd
+    )
     assert child.stdout is not None
     assert child.stderr is not None
     is_late, last = threading.Event(), deque[str](maxlen=LAST_LINES)

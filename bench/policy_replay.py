@@ -155,6 +155,7 @@ async def replay(
     arrivals: Sequence[Arrival], policy: str, trace: str, hardware: Hardware, num_replicas: int = NUM_REPLICAS
 ) -> Outcome:
     """Runs on a virtual loop."""
+    assert arrivals, "the last of them to finish ends the replay"
     loop, air, started = asyncio.get_running_loop(), Air(), dict[int, float]()
     counts = Counter[str]()
     async with contextlib.AsyncExitStack() as stack:
@@ -230,7 +231,7 @@ def plain(outcome: Outcome) -> dict[str, Any]:
 def main(
     trace: Annotated[Path | None, typer.Option(help="Conversation trace in Mooncake's format; none: skip it.")] = None,
     policy: Annotated[list[str] | None, typer.Option(help="Only these (repeatable).")] = None,
-    limit: Annotated[int | None, typer.Option(help="Only so many requests of the trace.")] = None,
+    limit: Annotated[int | None, typer.Option(help="Only so many requests of the trace.", min=1)] = None,
     skip_ladder: Annotated[bool, typer.Option(help="Leave the shared-prefix ladder out.")] = False,
     prefill_tps: Annotated[float, typer.Option(help="Prompt tokens a second of a replica.")] = 12_000.0,
     seed: Annotated[int, typer.Option(help="Of the ladder and of everything drawn.")] = 0,

@@ -8,6 +8,7 @@ from typing import Any
 
 import typer
 
+from headwater.bench.trace_file import TraceError
 from headwater.engine_core.config import ConfigError
 from headwater.services.settings import SettingError
 
@@ -44,6 +45,10 @@ BENCHMARKS = {
 """Name → module and one line of help."""
 
 
+WRONG_INPUT = 2
+"""Exit code for arguments that cannot be used, as of the parser of the command line, and for files that they name."""
+
+
 def run_program(main: Callable[..., Any]) -> None:
     """`typer.run` of a benchmark's module; its help calls it what people do."""
     app = typer.Typer(add_completion=False)
@@ -52,6 +57,9 @@ def run_program(main: Callable[..., Any]) -> None:
         app(prog_name=program_name())
     except (ConfigError, SettingError) as error:
         sys.exit(f"{program_name()}: {error}")
+    except TraceError as error:
+        print(f"{program_name()}: {error}", file=sys.stderr)
+        sys.exit(WRONG_INPUT)
 
 
 def program_name() -> str:

@@ -9,17 +9,62 @@ import json
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
+import msgspec
 import typer
 from rich.console import Console
 from rich.table import Table
 
 from headwater.bench.program import run_program
+from headwater.bench.trace_file import TraceError, numbered_records
 from headwater.gateway.router import policy
 from headwater.gateway.router.cost import Parts
 
-Receipt = dict[str, Any]
+
+class RoutedCandidate(msgspec.Struct, frozen=True):
+    """What a receipt says of a replica."""
+
+    replica_id: str
+    drain_seconds: float
+    own_seconds: float
+    pressure_seconds: float
+    slow_seconds: float
+    matched_tokens: int
+    num_requests: int
+    filled: float
+    guard: str
+
+    @property
+    def parts(self) -> Parts:
+        return Parts(
+            drain=self.drain_seconds,
+            own=self.own_seconds,
+            pressure=self.pressure_seconds,
+            slow=self.slow_seconds,
+            matched_tokens=self.matched_tokens,
+            num_requests=self.num_requests,
+            filled=self.filled,
+        )
+
+
+class Receipt(msgspec.Struct, frozen=True):
+    """What a gateway logs of a decision, so far as it is needed here."""
+
+    replica_id: str
+    candidates: Annotated[list[RoutedCandidate], msgspec.Meta(min_length=1)]
+    predicted_cached_tokens: int
+    actual_cached_tokens: int | None
+    predicted_prefill_seconds: float
+    actual_prefill_seconds: float | None
+
+
+class LogLine(msgspec.Struct, frozen=True):
+    """A line of a gateway's log."""
+
+    event: str = ""
+    receipt: Receipt | None = None
+
 
 POLICIES: dict[str, Callable[[Parts], float]] = {
     "seconds": policy.seconds,
@@ -44,66 +89,56 @@ class Verdict:
 
 
 def receipts(path: Path) -> Iterator[Receipt]:
-    """Raises `OSError`; lines that are no receipts are passed over."""
-    with path.open() as lines:
-        for line in lines:
-            if '"routed"' in line:
-                told = json.loads(line)
-                if told.get("event") == "routed":
-                    yield told["receipt"]
+    """Raises `TraceError`; lines that are no receipts are passed over."""
+    for number, line in numbered_records(path, LogLine, holding=b'"routed"'):
+        if line.event == "routed":
+            if line.receipt is None:
+                raise TraceError(path, "Object missing required field `receipt`", number)
+            yield line.receipt
 
 
-def parts_of(candidate: dict[str, Any]) -> Parts:
-    return Parts(
-        drain=candidate["drain_seconds"],
-        own=candidate["own_seconds"],
-        pressure=candidate["pressure_seconds"],
-        slow=candidate["slow_seconds"],
-        matched_tokens=candidate["matched_tokens"],
-        num_requests=candidate["num_requests"],
-        filled=candidate["filled"],
-    )
-
-
-def choice(receipt: Receipt, score: Callable[[Parts], float]) -> dict[str, Any]:
+def choice(receipt: Receipt, score: Callable[[Parts], float]) -> RoutedCandidate:
     """The candidate that a policy prefers; the one that was chosen where it is as good as the best."""
-    able = [each for each in receipt["candidates"] if not each["guard"]] or receipt["candidates"]
-    chosen = receipt["replica_id"]
-    return min(able, key=lambda each: (score(parts_of(each)), each["replica_id"] != chosen))
+    able = [each for each in receipt.candidates if not each.guard] or receipt.candidates
+    return min(able, key=lambda each: (score(each.parts), each.replica_id != receipt.replica_id))
 
 
 def judge(log: list[Receipt], name: str) -> Verdict:
     choices = [choice(receipt, POLICIES[name]) for receipt in log]
-    same = sum(each["replica_id"] == receipt["replica_id"] for each, receipt in zip(choices, log, strict=True))
+    same = sum(each.replica_id == receipt.replica_id for each, receipt in zip(choices, log, strict=True))
     number = max(1, len(log))
     return Verdict(
         policy=name,
         num_decisions=len(log),
         same=round(same / number, 4),
-        seconds=round(sum(each["drain_seconds"] + each["own_seconds"] for each in choices) / number, 6),
-        matched_tokens=round(sum(each["matched_tokens"] for each in choices) / number, 1),
+        seconds=round(sum(each.drain_seconds + each.own_seconds for each in choices) / number, 6),
+        matched_tokens=round(sum(each.matched_tokens for each in choices) / number, 1),
     )
 
 
 def accuracy(log: list[Receipt]) -> dict[str, float]:
     """How predictions turned out: tokens found cached over predicted, seconds taken over predicted."""
-    done = [each for each in log if each["actual_cached_tokens"] is not None]
-    predicted_tokens = sum(each["predicted_cached_tokens"] for each in done)
-    predicted_seconds = sum(each["predicted_prefill_seconds"] for each in done)
+    done = [
+        (each, each.actual_cached_tokens, each.actual_prefill_seconds)
+        for each in log
+        if each.actual_cached_tokens is not None and each.actual_prefill_seconds is not None
+    ]
+    predicted_tokens = sum(each.predicted_cached_tokens for each, _, _ in done)
+    predicted_seconds = sum(each.predicted_prefill_seconds for each, _, _ in done)
     return {
-        "cached": round(sum(each["actual_cached_tokens"] for each in done) / max(1, predicted_tokens), 4),
-        "seconds": round(sum(each["actual_prefill_seconds"] for each in done) / max(1e-9, predicted_seconds), 4),
+        "cached": round(sum(tokens for _, tokens, _ in done) / max(1, predicted_tokens), 4),
+        "seconds": round(sum(seconds for _, _, seconds in done) / max(1e-9, predicted_seconds), 4),
     }
 
 
 def main(
-    log: Annotated[Path, typer.Argument(help="A gateway's log (JSON lines).", exists=True, dir_okay=False)],
+    log: Annotated[Path, typer.Argument(help="A gateway's log (JSON lines).")],
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
     """What other policies would have decided."""
     found = list(receipts(log))
     if not found:
-        raise typer.BadParameter(f"no receipts in {log}")
+        raise TraceError(log, "there are no receipts in it")
     verdicts, turned_out = [judge(found, name) for name in POLICIES], accuracy(found)
     if as_json:
         typer.echo(json.dumps({"policies": [asdict(each) for each in verdicts], "actual_over_predicted": turned_out}))

@@ -5,13 +5,13 @@ A published trace is read from a file; the shared-prefix ladder is generated. Kn
 
 from __future__ import annotations
 
-import itertools
-import json
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
+
+from headwater.bench.trace_file import read_trace
 
 BLOCK_SIZE = 512
 """Tokens a block of the conversation trace, which tells no more of a prompt; the ladder is cut the same way."""
@@ -36,19 +36,12 @@ class Arrival:
 
 
 def conversation(path: Path, limit: int | None = None) -> list[Arrival]:
-    """A trace in Mooncake's format: a line of JSON with timestamp (ms), input_length, output_length, hash_ids.
-
-    Raises `OSError` and `ValueError`.
-    """
+    """The first `limit` requests of a trace in Mooncake's format, at least one. Raises `TraceError`."""
     arrivals = []
-    with path.open() as lines:
-        for number, line in enumerate(itertools.islice(lines, limit)):
-            told = json.loads(line)
-            num_full = told["input_length"] // BLOCK_SIZE
-            hashes = [_hash("conversation", block) for block in told["hash_ids"][:num_full]]
-            arrivals.append(
-                Arrival(number, told["timestamp"] / 1000, told["input_length"], told["output_length"], hashes)
-            )
+    for number, record in enumerate(read_trace(path, limit)):
+        num_full = record.input_length // BLOCK_SIZE
+        hashes = [_hash("conversation", block) for block in record.hash_ids[:num_full]]
+        arrivals.append(Arrival(number, record.timestamp / 1000, record.input_length, record.output_length, hashes))
     return arrivals
 
 

@@ -108,15 +108,7 @@ def run(
     workers = workers or max(1, (os.cpu_count() or 2) // 2)
     if dataset in (Dataset.trace, Dataset.jsonl) and path is None:
         raise typer.BadParameter(f"--dataset {dataset.value} needs --path")
-    if warmup:
-        drive(
-            base_url,
-            list(datasets.random_prompts(warmup, shape, rng)),
-            None,
-            min(warmup, concurrency),
-            workers,
-            quiet=True,
-        )
+    first = list(datasets.random_prompts(warmup, shape, rng))
     offsets: list[float] | None = None
     if dataset is Dataset.trace:
         assert path is not None
@@ -125,6 +117,8 @@ def run(
     else:
         dialogues = list(_dialogues(dataset, num_requests, shape, rng, path, prefix_len, num_groups, num_turns))
         offsets = _offsets(arrival, len(dialogues), rate, last_rate, burstiness, rng)
+    if first:
+        drive(base_url, first, None, min(warmup, concurrency), workers, quiet=True)
     outcomes, wall_seconds = drive(base_url, dialogues, offsets, concurrency, workers, quiet=as_json)
     objective = Objective(ttft_ms=slo_ttft_ms, tpot_ms=slo_tpot_ms, e2e_ms=slo_e2e_ms)
     report = summarize(outcomes, wall_seconds, objective)

@@ -19,6 +19,7 @@ import pytest_asyncio
 import structlog
 from redis.asyncio import Redis
 
+from headwater.bench.pytest_health import ProcessHealth
 from headwater.services import bus
 from headwater.services.engine.kernel_cache import with_kernel_cache
 from headwater.services.kept_child import keeper_command
@@ -30,6 +31,10 @@ from tests import stage_log, workers
 bus.OPEN_SECONDS = 60.0
 # Kernels for CPUs are compiled once for the engines that tests start and for those in the tests' own processes.
 os.environ["NUMBA_CACHE_DIR"] = with_kernel_cache(os.environ)["NUMBA_CACHE_DIR"]
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(ProcessHealth(config))
 
 
 def pytest_runtest_setup() -> None:

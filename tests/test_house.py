@@ -26,6 +26,8 @@ THIRD_PARTY = {
     "kernels": {"torch", "triton", "numba", "llvmlite", "numpy"},
     "bench": GRPC
     | {"httpx", "httptools", "numpy", "rich", "typer", "msgspec", "torch", "structlog", "uvloop", "matplotlib"}
+    # The GPU suite's plugins of pytest.
+    | {"pytest"}
     # Reads what stages tell Prometheus.
     | {"prometheus_client"}
     # The twin of the store runs its scripts and raises its errors.

@@ -25,6 +25,26 @@ def by_group(config: pytest.Config, log: Any) -> Any:
         def _split_scope(self, nodeid: str) -> str:
             return group_of(nodeid)
 
+        def _reschedule(self, node: Any) -> None:
+            super()._reschedule(node)
+            # A worker begins a test when it knows the next one. One that replaces another is given a group, of which
+            # a single test may be left.
+            while self.workqueue and not node.shutting_down and self._pending_of(self.assigned_work[node]) < 2:
+                self._assign_work_unit(node)
+
+        def remove_node(self, node: Any) -> str | None:
+            # The plugin's own would run the test that ended a worker again, on one worker after another.
+            groups = self.assigned_work[node]
+            crashed = next((name for group in groups.values() for name, is_done in group.items() if not is_done), None)
+            for group, tests in list(groups.items()):
+                if crashed in tests:
+                    tests[crashed] = True
+                # Nor does a worker that is given a group without a test to run ask for another.
+                if all(tests.values()):
+                    del groups[group]
+            super().remove_node(node)
+            return crashed
+
     config.option.loadscopereorder = False
     return ByGroup(config, log)
 

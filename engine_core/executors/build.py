@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import platform as machine
 from functools import partial
 from pathlib import Path
 
@@ -15,12 +13,12 @@ from headwater.engine_core.executor import Executor
 from headwater.engine_core.executors.options import ExecutorOptions, ModelFacts, Progress, engine_config
 from headwater.engine_core.executors.single import SingleExecutor
 from headwater.engine_core.model_config import ModelConfig
-from headwater.engine_core.models import decoder
 from headwater.engine_core.models.decoder import Decoder
+from headwater.engine_core.numerics_id import numerics_id
 from headwater.engine_core.packed_weights import with_packed_matrices
 from headwater.engine_core.platforms.cpu import CPU_DTYPES, CpuPlatform
 from headwater.engine_core.runner import Runner
-from headwater.kernels import gumbel
+from headwater.kernels.environment import Environment
 
 CPU_KV_CACHE_BYTES = 512 << 20
 """KV cache on a CPU when neither its size nor its blocks are given."""
@@ -55,12 +53,13 @@ def build_executor(options: ExecutorOptions, progress: Progress) -> tuple[Execut
         loading(1, 1)
     else:
         tensors = weights.load(options.model_folder, model, device, loading)
+    source = options.model_folder.name if options.load_format == "auto" else options.load_format
     facts = ModelFacts(
         dtype=dtype,
         kv_format=kv_format,
         vocab_size=model.vocab_size,
         # By gemv a token's bits depend on whether its request was alone, which nobody can repeat elsewhere.
-        numerics_id="" if options.gemv else _numerics_id(options, model, dtype, kv_format, device),
+        numerics_id="" if options.gemv else numerics_id(Environment.of(device), source, model, dtype, kv_format),
     )
     if device.type == "cuda":
         # Imported here: a machine without a GPU may lack what it needs.
@@ -123,26 +122,3 @@ def _kv_format(kv_cache_dtype: str, dtype: str, device: torch.device) -> str:
 def _stored_dtype(folder: Path) -> str:
     dtype = weights.stored_dtype(folder)
     return next(name for name, known in weights.DTYPES.items() if known is dtype)
-
-
-def _numerics_id(options: ExecutorOptions, model: ModelConfig, dtype: str, kv_format: str, device: torch.device) -> str:
-    """Hash of everything that a bit of a logit depends on, the sources of kernels and models included."""
-    assert options.model_folder is not None
-    is_gpu = device.type == "cuda"
-    kind = torch.cuda.get_device_name() if is_gpu else machine.processor() or machine.machine()
-    source = options.model_folder.name if options.load_format == "auto" else options.load_format
-    what = (
-        source,
-        model,
-        dtype,
-        kv_format,
-        device.type,
-        kind,
-        torch.__version__,
-        torch.backends.cpu.get_cpu_capability(),
-    )
-    digest = hashlib.blake2b(repr(what).encode(), digest_size=8)
-    for folder in (Path(gumbel.__file__).parent, Path(decoder.__file__).parent):
-        for path in sorted(folder.rglob("*.py")):
-            digest.update(path.read_bytes())
-    return digest.hexdigest()

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from headwater.bench.gpu_suite import PEER, TARGET
+from headwater.bench.gpu_suite import PEER, TARGET, Suite
 from headwater.bench.part import FAILED, TOO_LATE, Row, run_named, run_part
+from headwater.bench.source_version import source_version
 from headwater.bench.workloads import LINE_LOADS, WORKLOADS
 
 PROGRAM = """
@@ -49,6 +50,48 @@ def test_every_figure_has_one_to_beat() -> None:
     assert PEER.keys() == WORKLOADS.keys() | LINE_LOADS.keys() - {"S1", "T1"}
 
 
+def git(folder: Path, *arguments: str) -> str:
+    settings = ["-c", "user.name=a", "-c", "user.email=a@example.org", "-c", "commit.gpgsign=false"]
+    command = ["git", "-C", str(folder), *settings, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def test_a_report_names_the_commit_or_outside_a_checkout_the_content(tmp_path: Path) -> None:
+    checkout, copy, other = tmp_path / "checkout", tmp_path / "copy", tmp_path / "project" / "copy"
+    for folder in (checkout, copy, other):
+        (folder / "kernels").mkdir(parents=True)
+        (folder / "kernels/gemm.py").write_text("1")
+    git(checkout, "init", "-q")
+    # A repository without a commit has none to name.
+    tree = source_version(copy)
+    assert source_version(checkout) == tree
+    git(checkout, "add", ".")
+    git(checkout, "commit", "-qm", "first")
+    commit = git(checkout, "rev-parse", "--short", "HEAD")
+    assert source_version(checkout) == commit
+    (checkout / "kernels/gemm.py").write_text("2")
+    assert source_version(checkout) == f"{commit}+dirty"
+    assert tree.startswith("tree:")
+    # The same wherever the copy lies, also in the checkout of something else.
+    git(tmp_path / "project", "init", "-q")
+    git(tmp_path / "project", "commit", "-qm", "first", "--allow-empty")
+    assert source_version(other) == tree
+    (copy / "kernels/gemm.py").write_text("2")
+    assert source_version(copy) != tree
+
+
+def test_a_report_says_that_the_peer_was_measured_elsewhere(capsys: pytest.CaptureFixture[str]) -> None:
+    suite = Suite(runs=1, limit=1.0, output=None, dry_run=True)
+    assert suite.close()
+    said = capsys.readouterr()
+    peer = json.loads(said.out.splitlines()[-1])["peer"]
+    assert peer["figures"] == PEER
+    assert peer["machine"].startswith("another machine")
+    assert peer["date"] == "2026-11-21"
+    words = " ".join(said.err.split())
+    assert "vLLM 0.23.0, elsewhere: measured 2026-11-21 on another machine" in words
+
+
 @pytest.mark.long
 def test_the_whole_suite_runs_dry(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "headwater.bench.gpu_suite", "--dry-run", f"--output={tmp_path / 'report'}"]
@@ -56,6 +99,7 @@ def test_the_whole_suite_runs_dry(tmp_path: Path) -> None:
     report = json.loads(done.stdout.splitlines()[-1])
     assert report == json.loads((tmp_path / "report").read_text())
     assert report["missing"] == {}
+    assert report["tests"]["collected"] > 200
     assert report["workloads"].keys() == WORKLOADS.keys() | {"D1", "D3"}
     assert report["workloads_uniform"].keys() == {"O5", "O6"}
     assert report["line"].keys() == LINE_LOADS.keys()

@@ -238,7 +238,7 @@ async def test_a_logged_receipt_says_how_it_turned_out_and_can_be_scored_again(
     found = list(receipts(log))
     # Half of the requests: every attempt of one, none of the other.
     assert {line["request_id"] for line in lines} < {"r1", "r2"}
-    assert [(each["replica_id"], each["actual_prefill_seconds"]) for each in found] == [("b", 0.25)] * 4
+    assert [(each.replica_id, each.actual_prefill_seconds) for each in found] == [("b", 0.25)] * 4
     assert judge(found, "seconds").same == 1.0
     assert judge(found, "load only").same < 1.0
     assert judge(found, "overlap only").matched_tokens >= 320

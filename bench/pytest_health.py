@@ -1,0 +1,61 @@
+"""Plugin of pytest: a test that leaves its process unusable is named, and takes no other test with it.
+
+After an illegal access every later CUDA call of a process fails. A worker of xdist is ended then, and xdist runs what
+was its on another; in a single process the tests that follow say why they were not run.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Generator
+
+import pytest
+
+POISONED = "poisoned"
+"""Property of the report of a test that left its process unusable: the problem."""
+EXIT_CODE = 70
+"""Of a worker that ends itself."""
+
+
+def cuda_problem() -> str:
+    """Why this process cannot compute on its GPU any more; empty where it can, or never did."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized():
+        return ""
+    try:
+        torch.cuda.synchronize()
+    except RuntimeError as error:
+        return str(error).strip().partition("\n")[0]
+    return ""
+
+
+class ProcessHealth:
+    """Looks at the process after each test that is marked `gpu`."""
+
+    def __init__(self, config: pytest.Config, problem: Callable[[], str] = cuda_problem) -> None:
+        self._is_worker = hasattr(config, "workerinput")
+        self._problem = problem
+        self._culprit = ""
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_setup(self) -> None:
+        if self._culprit:
+            pytest.fail(f"not run: {self._culprit} has left this process unusable", pytrace=False)
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_teardown(self, item: pytest.Item) -> Generator[None, None, None]:
+        try:
+            yield
+        finally:
+            # Fixtures may be what fails first.
+            if not self._culprit and item.get_closest_marker("gpu") is not None and (problem := self._problem()):
+                self._culprit = item.nodeid
+                item.user_properties.append((POISONED, problem))
+                pytest.fail(f"{item.nodeid} has left its process unusable: {problem}", pytrace=False)
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_runtest_logfinish(self, nodeid: str) -> None:
+        # Its reports have been sent. A test that is not over when its worker ends is the one that xdist blames.
+        if self._is_worker and nodeid == self._culprit:
+            os._exit(EXIT_CODE)

@@ -1,0 +1,142 @@
+"""What changes the numerics id: each source of the engine core and the kernels, the device, the driver, libraries."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import fields, replace
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+import torch
+
+from headwater.bench.workloads import TINY
+from headwater.engine_core.numerics_id import ROOMS, numerics_id, source_files
+from headwater.kernels.environment import Environment
+
+H200 = Environment(device="H200", driver="570.124.06", libraries=(("torch", "2.9.0"), ("cublasLt", "12.8.4")))
+KINDS = {
+    "kernels": ("kernels/gemm.py", "kernels/hopper_attention.py", "kernels/cpu/attention.py"),
+    "models": ("engine_core/models/decoder.py", "engine_core/model_config.py", "engine_core/rope.py"),
+    "platforms": ("engine_core/platforms/cuda.py", "engine_core/platforms/cpu.py"),
+    "sampling": ("engine_core/sampler.py", "engine_core/device_sampler.py", "engine_core/pooling.py"),
+    "weights": ("engine_core/weights.py", "engine_core/packed_weights.py", "engine_core/gguf_file.py"),
+    "executors": ("engine_core/executors/cuda.py", "engine_core/executors/build.py", "engine_core/runner.py"),
+    "shapes": ("engine_core/step_shapes.py", "engine_core/batch.py", "engine_core/cuda_graphs.py"),
+    "host memory": ("engine_core/executors/cuda_swapper.py", "engine_core/host_tier.py"),
+}
+
+
+@pytest.fixture
+def rooms(tmp_path: Path) -> list[Path]:
+    """Copies of the engine core and the kernels."""
+    ignored = shutil.ignore_patterns("__pycache__")
+    return [Path(shutil.copytree(room.resolve(), tmp_path / room.name, ignore=ignored)) for room in ROOMS]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_change_of_any_source_changes_the_id(kind: str, rooms: list[Path], tmp_path: Path) -> None:
+    seen = {numerics_id(H200, rooms=rooms)}
+    for name in KINDS[kind]:
+        path = tmp_path / name
+        path.write_text(path.read_text() + "\n")
+        seen.add(numerics_id(H200, rooms=rooms))
+    assert len(seen) == 1 + len(KINDS[kind])
+
+
+def test_no_source_of_the_two_rooms_is_left_out(rooms: list[Path]) -> None:
+    counted = {path for room in rooms for path in source_files(room)}
+    assert counted == {path for room in rooms for path in room.rglob("*") if path.is_file()}
+
+
+def test_files_that_come_go_or_swap_their_ends_change_the_id(rooms: list[Path], tmp_path: Path) -> None:
+    (tmp_path / "kernels/tuned.json").write_text("{}")
+    (tmp_path / "kernels/tuned.txt").write_text("")
+    seen = {numerics_id(H200, rooms=rooms)}
+    (tmp_path / "kernels/tuned.json").rename(tmp_path / "kernels/tuned.jso")
+    seen.add(numerics_id(H200, rooms=rooms))
+    (tmp_path / "kernels/tuned.jso").write_text("{")
+    (tmp_path / "kernels/tuned.txt").write_text("}")
+    seen.add(numerics_id(H200, rooms=rooms))
+    (tmp_path / "kernels/tuned.txt").unlink()
+    seen.add(numerics_id(H200, rooms=rooms))
+    assert len(seen) == 4
+
+
+def test_compiled_code_and_hidden_files_do_not_count(rooms: list[Path], tmp_path: Path) -> None:
+    before = numerics_id(H200, rooms=rooms)
+    (tmp_path / "kernels/__pycache__").mkdir()
+    (tmp_path / "kernels/__pycache__/gemm.pyc").write_bytes(b"code")
+    (tmp_path / "kernels/.gemm.py.swp").write_bytes(b"draft")
+    assert numerics_id(H200, rooms=rooms) == before
+
+
+@pytest.mark.parametrize("field", [field.name for field in fields(Environment)])
+def test_another_device_driver_or_library_changes_the_id(field: str) -> None:
+    others = {"device": "H100", "driver": "570.172.08", "libraries": (("torch", "2.9.0"), ("cublasLt", "12.8.5"))}
+    assert numerics_id(replace(H200, **{field: others[field]})) != numerics_id(H200)
+
+
+def test_other_weights_change_the_id() -> None:
+    assert len({numerics_id(H200, *what) for what in [(), ("a",), ("a", "bfloat16"), ("b", "bfloat16")]}) == 4
+
+
+def test_the_environment_of_a_cpu_names_the_libraries_that_compute_on_it() -> None:
+    environment = Environment.of(torch.device("cpu"))
+    libraries = dict(environment.libraries)
+    for name in ("torch", "numpy", "numba", "llvmlite"):
+        assert libraries[name] == metadata.version(name)
+    assert torch.backends.cpu.get_cpu_capability() in environment.device
+
+
+@pytest.mark.gpu
+def test_the_environment_of_a_gpu_names_its_driver_and_the_libraries_of_products() -> None:
+    environment = Environment.of(torch.device("cuda"))
+    libraries = dict(environment.libraries)
+    assert re.fullmatch(r"\d{3,}\.\d+(\.\d+)?|CUDA \d+", environment.driver)
+    assert torch.cuda.get_device_name() in environment.device
+    assert libraries["triton"] == metadata.version("triton")
+    for name in ("cublas", "cublasLt"):
+        assert re.fullmatch(r"\d+\.\d+\.\d+|part of torch", libraries[name])
+
+
+BUILD = """
+import json, sys
+from pathlib import Path
+from headwater.engine_core import sampler
+from headwater.engine_core.executors.build import build_executor
+from headwater.engine_core.executors.options import ExecutorOptions
+
+def announced():
+    options = ExecutorOptions(model_folder=Path(sys.argv[1]), load_format="dummy", num_blocks=64, max_model_len=64)
+    executor, _, facts = build_executor(options, lambda *_: None)
+    executor.close()
+    return facts.numerics_id
+
+ids = [announced(), announced()]
+source = Path(sampler.__file__)
+source.write_text(source.read_text() + "# another one\\n")
+print(json.dumps([*ids, announced()]))
+"""
+"""Prints the ids that engines announce, the last of them after a change of the sampler."""
+
+
+@pytest.mark.slow
+def test_an_engine_announces_the_id_of_the_sources_that_it_runs(tmp_path: Path) -> None:
+    for room in ROOMS:
+        shutil.copytree(
+            room.resolve(), tmp_path / "headwater" / room.name, ignore=shutil.ignore_patterns("__pycache__")
+        )
+    (tmp_path / "config.json").write_text(json.dumps(TINY))
+    env = os.environ | {"PYTHONPATH": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", BUILD, str(tmp_path)], env=env, capture_output=True, text=True, check=False, timeout=250
+    )
+    assert done.returncode == 0, done.stderr
+    first, again, other_sampler = json.loads(done.stdout)
+    assert first == again != other_sampler
