@@ -256,7 +256,9 @@ def _decode_splits(
         b_q = tl.load(p_q + o_q_next, mask=is_head[:, None], other=0.0)
 
         b_acc = joined(b_acc)
-        is_stored = is_head & (first < seq_len)
+        # NOTE: the last condition always holds. Without it, and with one key head, nothing in the loop reads the task,
+        # and a pass of Triton 3.6 (RemoveLayoutConversions) fails on a loop with fewer results than state.
+        is_stored = is_head & (first < seq_len) & (i_task >= 0)
         b_sum = tl.where(first < seq_len, row_sums(b_l), 1.0)
         if seq_len <= SPLIT:
             tl.store(p_out + o_q, finish(b_sum, b_acc, v_scale).to(p_out.dtype.element_ty), mask=is_stored[:, None])

@@ -1,4 +1,4 @@
-"""Prints the PTX of decode attention for Hopper as JSON; compiled here, so that no GPU is needed.
+"""Prints the PTX of decode attention as a Hopper GPU gets it, as JSON; compiled here, so that no GPU is needed.
 
 A program of its own: in a process of tests kernels are interpreted.
 """
@@ -11,49 +11,70 @@ from typing import Any
 
 import triton
 from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon._runtime import GluonASTSource
 
-from headwater.kernels import hopper_decode_attention, hopper_decode_splits
+from headwater.kernels import decode_attention, hopper_decode_attention, hopper_decode_splits
 from headwater.kernels.online_softmax import HALF, SPLIT, TILE
 
 INTS = ("p_table", "p_table_row", "p_seq_len", "p_count", "p_item", "p_tail", "p_first_partial", "p_arrived")
 SCALARS = {"qk_scale": "fp32", "stride_table": "i32", "num_rows": "i32"}
-SHAPE = {"NUM_KV_HEADS": 3, "GROUP": 3, "PAGE": 64, "SPLIT": SPLIT, "DEPENDENT": True}
+TYPES = dict.fromkeys(INTS, "*i32") | dict.fromkeys(("p_q", "p_out"), "*bf16") | SCALARS
+TYPES |= dict.fromkeys(("p_partial_acc", "p_partial_ml"), "*fp32")
+SHAPE = {"GROUP": 3, "PAGE": 64, "SPLIT": SPLIT, "DEPENDENT": True}
+HEADS = ((1, 64), (1, 128), (2, 128))
+"""Key heads of attention for any GPU, and their size."""
 
 
-def compiled(kernel: Any, keys_per_copy: int, constants: Mapping[str, int], head_dim: int) -> str:
+def compiled(kernel: Any, types: Mapping[str, str], constants: Mapping[str, Any], source: Any, **options: Any) -> str:
+    """Arguments without a type are constants; pointers are aligned."""
+    names = kernel.arg_names
+    made = source(
+        kernel,
+        {name: types.get(name, "constexpr") for name in names},
+        constexprs={(names.index(name),): value for name, value in constants.items()},
+        attrs={(i,): [["tt.divisibility", 16]] for i, name in enumerate(names) if types.get(name, "")[:1] == "*"},
+    )
+    options |= {"num_warps": 4, "launch_pdl": True}
+    ptx: str = triton.compile(made, target=GPUTarget("cuda", 90, 32), options=options).asm["ptx"]
+    return ptx
+
+
+def with_rings(kernel: Any, keys_per_copy: int, constants: Mapping[str, int], head_dim: int) -> str:
     layout = gl.NVMMASharedLayout.get_default_for([keys_per_copy, head_dim], gl.bfloat16)
     ring = f"tensordesc<bf16[{keys_per_copy}, {head_dim}],{layout!r}>"
-    types = dict.fromkeys(INTS, "*i32") | dict.fromkeys(("p_q", "p_out"), "*bf16") | SCALARS
-    types |= dict.fromkeys(("p_partial_acc", "p_partial_ml"), "*fp32") | {"k": ring, "v": ring}
-    values = SHAPE | {"HEAD_DIM": head_dim} | constants
-    source = GluonASTSource(
-        kernel,
-        {name: types.get(name, "constexpr") for name in kernel.arg_names},
-        constexprs={(kernel.arg_names.index(name),): value for name, value in values.items()},
-        attrs={
-            (i,): [["tt.divisibility", 16]] for i, name in enumerate(kernel.arg_names) if types.get(name, "")[:1] == "*"
-        },
+    values = SHAPE | {"NUM_KV_HEADS": 3, "HEAD_DIM": head_dim} | constants
+    return compiled(kernel, TYPES | {"k": ring, "v": ring}, values, GluonASTSource)
+
+
+def any_gpu(num_kv_heads: int, head_dim: int) -> str:
+    unused = dict.fromkeys(("p_k_scale", "p_v_scale"), "*i32")
+    caches = dict.fromkeys(("p_k", "p_v"), "*bf16") | dict.fromkeys(("stride_block", "stride_head"), "i32")
+    values = SHAPE | {"NUM_KV_HEADS": num_kv_heads, "HEAD_DIM": head_dim, "stride_slot": head_dim}
+    values |= {"TILE": TILE, "HALF": HALF, "FP8": False, "MAX_SPLITS": 8, "DIRECT": False, "ON_GPU": True}
+    registers = decode_attention.MAX_REGISTERS
+    return compiled(
+        decode_attention._decode_splits, TYPES | unused | caches, values, ASTSource, num_stages=2, maxnreg=registers
     )
-    options = {"num_warps": 4, "launch_pdl": True}
-    ptx: str = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options).asm["ptx"]
-    return ptx
 
 
 def main() -> None:
     splits, rows = hopper_decode_splits, hopper_decode_attention
     ring = {"TILE": TILE, "PART": splits.PART, "STAGES": splits.NUM_STAGES}
     direct = {"HALF": HALF, "MAX_SPLITS": 16, "STAGES": rows.NUM_STAGES}
-    programs = {
-        f"{name}, heads of {head_dim}": compiled(kernel, num_keys, constants, head_dim)
+    rings = {
+        f"{name}, heads of {head_dim}": with_rings(kernel, num_keys, constants, head_dim)
         for head_dim in (64, 128)
         for name, kernel, num_keys, constants in (
             ("splits", splits._decode_items, splits.PART, ring),
             ("rows", rows._decode_rows, HALF, direct),
         )
     }
-    print(json.dumps(programs))
+    others = {
+        f"{num_kv_heads} key heads of {head_dim}": any_gpu(num_kv_heads, head_dim) for num_kv_heads, head_dim in HEADS
+    }
+    print(json.dumps({"rings": rings, "others": others}))
 
 
 if __name__ == "__main__":

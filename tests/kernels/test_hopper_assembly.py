@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
@@ -17,16 +18,21 @@ GIVEN_BACK = re.compile(r"mbarrier\.arrive\.shared|cp\.async\.bulk\.tensor")
 """A slot of a ring is free, or is filled again."""
 
 
-@pytest.mark.slow
-def test_reads_of_a_ring_are_fenced_before_the_copy_engine_may_write_it_again() -> None:
-    """A barrier orders reads among threads only: the copy engine overwrote what was still being read."""
+@pytest.fixture(scope="module")
+def programs() -> Any:
+    """PTX by group and name."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     command = [sys.executable, "-m", hopper_assembly.__name__]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stderr
-    programs = json.loads(done.stdout.splitlines()[-1])
-    assert len(programs) == 4
-    for name, assembly in programs.items():
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.slow
+def test_reads_of_a_ring_are_fenced_before_the_copy_engine_may_write_it_again(programs: Any) -> None:
+    """A barrier orders reads among threads only: the copy engine overwrote what was still being read."""
+    assert len(programs["rings"]) == 4
+    for name, assembly in programs["rings"].items():
         lines = assembly.splitlines()
         reads = [i for i, line in enumerate(lines) if READ in line]
         after_reads = [i for i, line in enumerate(lines) if GIVEN_BACK.search(line) and reads and i > reads[0]]
@@ -34,3 +40,10 @@ def test_reads_of_a_ring_are_fenced_before_the_copy_engine_may_write_it_again() 
         for at in after_reads:
             last_read = max(i for i in reads if i < at)
             assert any(FENCE in line for line in lines[last_read:at]), f"{name}: {lines[at].strip()} in line {at}"
+
+
+@pytest.mark.slow
+def test_attention_for_any_gpu_is_compiled_for_a_single_key_head_too(programs: Any) -> None:
+    """A pass of the compiler failed on it, so that such models could not start."""
+    assert len(programs["others"]) == len(hopper_assembly.HEADS)
+    assert all("mma.sync" in assembly for assembly in programs["others"].values())
