@@ -72,7 +72,8 @@ def build_cuda_executor(
     decoder = Decoder(model, tensors, platform, config.max_model_len)
     block_bytes = model.kv_elements_per_token * config.block_size * kv_dtype.itemsize
     with CompileAhead(device) as ahead:
-        ahead.note(partial(platform.launch_own_products, tensors))
+        if platform.own_products:
+            ahead.note(partial(platform.launch_own_products, tensors))
         memory = _measure(decoder, platform, config, kv_dtype, ahead)
         if config.num_host_blocks:
             memory = replace(memory, weights=memory.weights + 2 * staged_blocks(block_bytes) * block_bytes)

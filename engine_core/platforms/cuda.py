@@ -91,7 +91,8 @@ class CudaPlatform:
             for max_rows in sorted({1, max_num_seqs})
         ]
         self._ends_plan = self._decode_plans[-1].beside()
-        self._own_products: frozenset[Product] = frozenset()
+        self.own_products: frozenset[Product] = frozenset()
+        """Those that the library makes with other bits; see `prepare`."""
 
     def prepare(self, weights: Weights, row_counts: Sequence[int], head_row_counts: Sequence[int]) -> None:
         """Probes products of these weights with so many rows, where this machine has not done so before: what the
@@ -99,13 +100,13 @@ class CudaPlatform:
         counts = {Product.of(weights["lm_head"]): head_row_counts}
         counts |= {Product.of(weight): row_counts for weight in _layer_matrices(weights)}
         verdicts = ProductVerdicts(kernel_cache_dir() / "products", product_probe.facts(self.device))
-        self._own_products = own_products(counts, verdicts, partial(product_probe.differing, device=self.device))
+        self.own_products = own_products(counts, verdicts, partial(product_probe.differing, device=self.device))
         torch.cuda.empty_cache()
 
     def launch_own_products(self, weights: Weights) -> None:
         """Once with all kernels that serve where the library does not, so that no step compiles them."""
         own = {Product.of(weight): weight for weight in (weights["lm_head"], *_layer_matrices(weights))}
-        for product in self._own_products:
+        for product in self.own_products:
             launch_all_tiles(own[product])
 
     def decode_plan(self, num_rows: int) -> DecodePlan:
@@ -257,7 +258,7 @@ class CudaPlatform:
         return {} if scale is None else {"k_scale": scale, "v_scale": scale}
 
     def _is_own(self, weight: torch.Tensor) -> bool:
-        return bool(self._own_products) and Product.of(weight) in self._own_products
+        return bool(self.own_products) and Product.of(weight) in self.own_products
 
     def _to_device(self, values: np.ndarray[tuple[int, ...], np.dtype[np.integer]]) -> torch.Tensor:
         return torch.from_numpy(values.astype(np.int32)).pin_memory().to(self.device, non_blocking=True)
