@@ -10,6 +10,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
 
+import torch
+
+from headwater.bench.kv_reader import KvReader
 from headwater.bench.stress import Stress
 from headwater.engine_core.config import EngineConfig
 from headwater.engine_core.engine import Engine
@@ -18,7 +21,7 @@ from headwater.engine_core.request import NewRequest, TokenLogprobs
 from headwater.engine_core.sampling_params import SamplingParams
 
 REQUESTS_PER_ROUND = 40
-MAX_OUTPUT_LEN = 16
+MAX_PROMPT_LEN, MAX_OUTPUT_LEN = 900, 16
 PREFIX_LENS = (0, 0, 0, 64, 200, 512, 700)
 """Prompts of a round begin with one of these numbers of common tokens."""
 
@@ -28,6 +31,8 @@ class Answer:
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
+    kv: torch.Tensor | None = field(default=None, compare=False)
+    """Of all its tokens but the last; see `KvReader.read`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,12 +41,11 @@ class Difference:
 
     company: str
     prompt_len: int
-    first_output: int
-    """Index of the first token that differs; -1: only log probabilities do."""
+    what: str
+    """The first token that differs; else a log probability, or the first layer and position of keys or values."""
 
     def __str__(self) -> str:
-        what = f"token {self.first_output}" if self.first_output >= 0 else "a log probability"
-        return f"{self.company}: {what} after a prompt of {self.prompt_len}"
+        return f"{self.company}: {self.what}, prompt of {self.prompt_len}"
 
 
 class Trial:
@@ -53,7 +57,10 @@ class Trial:
         # Two engines over one executor, one after another: alone nothing is found in a cache.
         self._alone = Engine(replace(config, enable_prefix_caching=False), executor)
         self._together = Engine(config, executor)
-        self._max_prompt_len = min(900, config.max_model_len - MAX_OUTPUT_LEN)
+        self._reader = KvReader(executor)
+        # Of a smaller cache blocks are given away before they are read.
+        self._reads_kv = config.num_blocks * config.block_size > REQUESTS_PER_ROUND * (MAX_PROMPT_LEN + MAX_OUTPUT_LEN)
+        self._max_prompt_len = min(MAX_PROMPT_LEN, config.max_model_len - MAX_OUTPUT_LEN)
         self._keys = count()
         self.num_compared = 0
 
@@ -114,6 +121,10 @@ class Trial:
                 self._step(engine, answers)
         while engine.has_work():
             self._step(engine, answers)
+        for request, answer in zip(requests, answers.values(), strict=True):
+            if self._reads_kv:
+                num_tokens = len(request.prompt_ids) + len(answer.token_ids) - 1
+                answer.kv = self._reader.read(request.prompt_ids, num_tokens)
         return list(answers.values())
 
     def _step(self, engine: Engine, answers: dict[int, Answer]) -> None:
@@ -137,8 +148,20 @@ class Trial:
             wanted, asked = replace(want, logprobs=want.logprobs[len(request.output_ids) :]), request.sampling
             if asked.num_prompt_logprobs is None:
                 wanted = replace(wanted, prompt_logprobs=[])
-            if wanted != got:
-                pairs = zip(wanted.token_ids, got.token_ids, strict=False)
-                first = next((i for i, (left, right) in enumerate(pairs) if left != right), -1)
-                differences.append(Difference(company, len(request.prompt_ids), first))
+            if what := _difference(wanted, got):
+                differences.append(Difference(company, len(request.prompt_ids), what))
         return differences
+
+
+def _difference(wanted: Answer, got: Answer) -> str:
+    """What differs first; empty: nothing."""
+    for i, (left, right) in enumerate(zip(wanted.token_ids, got.token_ids, strict=False)):
+        if left != right:
+            return f"token {i} of {len(wanted.token_ids)}"
+    if wanted != got:
+        return "a log probability"
+    if wanted.kv is None or got.kv is None or torch.equal(wanted.kv, got.kv):
+        return ""
+    differs = (wanted.kv != got.kv).flatten(4).any(-1).any(2).any(1)
+    layer, position = differs.nonzero()[0].tolist()
+    return f"keys or values of layer {layer}, position {position}"

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from headwater.bench.exactness_shapes import TINY
 from headwater.bench.exactness_trial import Trial
@@ -21,7 +22,7 @@ COMMAND = [sys.executable, "-m", "headwater.bench.exactness", "--device=cpu", "-
 @pytest.fixture
 def engine(tmp_path: Path) -> SmallEngine:
     (tmp_path / "config.json").write_text(json.dumps(TINY))
-    return SmallEngine(tmp_path, load_format="dummy", block_size=16)
+    return SmallEngine(tmp_path, load_format="dummy", block_size=16, num_blocks=2400)
 
 
 def trial(engine: SmallEngine) -> Trial:
@@ -50,7 +51,24 @@ def test_a_token_that_company_changes_is_found(engine: SmallEngine, monkeypatch:
     monkeypatch.setattr(SingleExecutor, "submit", submit)
     monkeypatch.setattr(SingleExecutor, "retire", wrong_in_company)
     (differences,) = trial(engine).rounds(6)
-    assert any(each.company == "together" and each.first_output >= 0 for each in differences)
+    assert any(each.company == "together" and each.what.startswith("token") for each in differences)
+
+
+def test_keys_that_company_changes_are_found_where_no_token_does(
+    engine: SmallEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    submit, cache = SingleExecutor.submit, engine.executor._runner._kv_cache
+
+    def a_bit_more(self: SingleExecutor, plan: StepPlan) -> int:
+        handle = submit(self, plan)
+        if len(plan.rows) > 4 and plan.admitted:
+            # Of the least that a number can grow by.
+            cache[1, 0, int(plan.block_ids[0])] *= 1 + torch.finfo(cache.dtype).eps
+        return handle
+
+    monkeypatch.setattr(SingleExecutor, "submit", a_bit_more)
+    (differences,) = trial(engine).rounds(6)
+    assert any("layer 1" in each.what for each in differences)
 
 
 @pytest.mark.slow

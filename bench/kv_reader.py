@@ -1,0 +1,50 @@
+"""The keys and values that an executor has computed for a request, read from its KV cache.
+
+Notes which blocks plans give to whom; knows nothing about answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from headwater.engine_core.executor import Executor, StepPlan
+from headwater.engine_core.executors.cuda import CudaExecutor
+from headwater.engine_core.executors.single import SingleExecutor
+
+Prompt = tuple[int, ...]
+
+
+class KvReader:
+    """Reads what was computed last for a prompt. Valid until the blocks are given to another request."""
+
+    def __init__(self, executor: Executor) -> None:
+        self._cache, self._submit = _kv_cache(executor), executor.submit
+        self._blocks_of_row: dict[int, dict[int, int]] = {}
+        self._blocks_of_prompt: dict[Prompt, dict[int, int]] = {}
+        executor.submit = self._note  # type: ignore[method-assign]  # every plan passes here
+
+    def read(self, prompt: Sequence[int], num_tokens: int) -> torch.Tensor:
+        """[layers, 2, Hk, num_tokens, D] as integers, a copy."""
+        blocks = self._blocks_of_prompt[tuple(prompt)]
+        ids = torch.tensor([blocks[i] for i in range(len(blocks))], device=self._cache.device)
+        tokens = self._cache[:, :, ids].transpose(2, 3).flatten(3, 4)[:, :, :, :num_tokens]
+        return tokens.contiguous().view(torch.int16)
+
+    def _note(self, plan: StepPlan) -> int:
+        for admitted in plan.admitted:
+            prompt = tuple(admitted.token_ids[: admitted.num_prompt_tokens].tolist())
+            self._blocks_of_row[admitted.row] = self._blocks_of_prompt[prompt] = {}
+        places = zip(plan.block_rows.tolist(), plan.block_indices.tolist(), plan.block_ids.tolist(), strict=True)
+        for row, index, block in places:
+            self._blocks_of_row[row][index] = block
+        return self._submit(plan)
+
+
+def _kv_cache(executor: Executor) -> torch.Tensor:
+    """[layers, 2, num_blocks, Hk, block_size, D]"""
+    if isinstance(executor, CudaExecutor):
+        return executor._kv_cache
+    assert isinstance(executor, SingleExecutor)
+    return executor._runner._kv_cache
