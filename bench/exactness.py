@@ -32,7 +32,7 @@ from headwater.engine_core.executors.options import ExecutorOptions
 OPTIONS: tuple[dict[str, Any], ...] = (
     {"max_num_batched_tokens": 512, "block_size": 64},
     {"max_num_batched_tokens": 8192, "block_size": 64},
-    {"max_num_batched_tokens": 131, "block_size": 16, "async_depth": 4, "num_blocks": 4000},
+    {"max_num_batched_tokens": 131, "block_size": 16, "async_depth": 4},
     {"max_num_batched_tokens": 1024, "block_size": 64, "decode_steps": 4, "num_blocks": 150},
 )
 """Engines that share a shape's requests: large and small chunks, preemption, several steps a plan."""

@@ -6,7 +6,7 @@ Knows nothing about processes; `exactness` starts several of these at once.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
 
@@ -58,8 +58,6 @@ class Trial:
         self._alone = Engine(replace(config, enable_prefix_caching=False), executor)
         self._together = Engine(config, executor)
         self._reader = KvReader(executor)
-        # Of a smaller cache blocks are given away before they are read.
-        self._reads_kv = config.num_blocks * config.block_size > REQUESTS_PER_ROUND * (MAX_PROMPT_LEN + MAX_OUTPUT_LEN)
         self._max_prompt_len = min(MAX_PROMPT_LEN, config.max_model_len - MAX_OUTPUT_LEN)
         self._keys = count()
         self.num_compared = 0
@@ -114,20 +112,17 @@ class Trial:
 
     def _answer(self, engine: Engine, requests: Sequence[NewRequest], pause: float = 0.0) -> list[Answer]:
         """All at once, or with a chance that a step lies between one and the next."""
-        answers = {next(self._keys): Answer(token_ids=list(request.output_ids)) for request in requests}
-        for key, request in zip(answers, requests, strict=True):
+        asked = {next(self._keys): request for request in requests}
+        answers = {key: Answer(token_ids=list(request.output_ids)) for key, request in asked.items()}
+        for key, request in asked.items():
             engine.add(replace(request, key=key))
             while self._rng.random() < pause:
-                self._step(engine, answers)
+                self._step(engine, asked, answers)
         while engine.has_work():
-            self._step(engine, answers)
-        for request, answer in zip(requests, answers.values(), strict=True):
-            if self._reads_kv:
-                num_tokens = len(request.prompt_ids) + len(answer.token_ids) - 1
-                answer.kv = self._reader.read(request.prompt_ids, num_tokens)
+            self._step(engine, asked, answers)
         return list(answers.values())
 
-    def _step(self, engine: Engine, answers: dict[int, Answer]) -> None:
+    def _step(self, engine: Engine, asked: Mapping[int, NewRequest], answers: Mapping[int, Answer]) -> None:
         self._stress.before_step()
         if (output := engine.step()) is None:
             return
@@ -138,6 +133,10 @@ class Trial:
             at += num_tokens
         for part in output.prompt_logprobs:
             answers[part.key].prompt_logprobs += part.entries
+        # Before another step is planned, to which it may give the blocks.
+        for finished in output.finishes:
+            prompt, answer = asked[finished.key].prompt_ids, answers[finished.key]
+            answer.kv = self._reader.read(prompt, len(prompt) + len(answer.token_ids) - 1)
 
     def _compared(
         self, company: str, requests: Sequence[NewRequest], expected: Sequence[Answer], found: Sequence[Answer]

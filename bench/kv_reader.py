@@ -29,7 +29,11 @@ class KvReader:
         """[layers, 2, Hk, num_tokens, D] as integers, a copy."""
         blocks = self._blocks_of_prompt[tuple(prompt)]
         ids = torch.tensor([blocks[i] for i in range(len(blocks))], device=self._cache.device)
-        tokens = self._cache[:, :, ids].transpose(2, 3).flatten(3, 4)[:, :, :, :num_tokens]
+        keys, values = self._cache[:, 0, ids], self._cache[:, 1, ids]
+        if keys.device.type == "cpu":
+            # Kernels for a CPU keep the keys of a block dimension by dimension.
+            keys = keys.flatten(3).unflatten(3, keys.shape[:-3:-1]).transpose(3, 4)
+        tokens = torch.stack((keys, values), 1).transpose(2, 3).flatten(3, 4)[:, :, :, :num_tokens]
         return tokens.contiguous().view(torch.int16)
 
     def _note(self, plan: StepPlan) -> int:
