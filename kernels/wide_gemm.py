@@ -1,11 +1,12 @@
 """x @ weight.T for more rows than `skinny_gemm` serves, any N and K: one arithmetic, K never split, the bits of `gemm`.
 
-Persistent programs over tiles of the product, which the copy engine reads and writes, where rows begin at multiples of
-16 bytes; elsewhere a slower program for each tile. Which tiles serve is a matter of speed alone.
+Programs over tiles of the product, which the copy engine reads and writes, where rows begin at multiples of 16 bytes;
+elsewhere a slower program for each tile. Which tiles serve is a matter of speed alone.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -20,33 +21,64 @@ from headwater.kernels.device import num_multiprocessors
 class WideTiles:
     block_m: int
     block_n: int
+    """A power of two, or the sum of two: weights and product are then read and written in two parts."""
     block_k: int
     """Of elements of two bytes; half as many of four."""
     num_warps: int
     num_stages: int
     rate: float
     """Products in a unit of time by a program that has a multiprocessor to itself; of the largest tile 1."""
+    persistent: bool = True
+    """Otherwise each program makes one tile: its loop is shorter, and shared memory may have room for two programs."""
+
+    @property
+    def first_n(self) -> int:
+        """Columns of the first part."""
+        return 1 << (self.block_n.bit_length() - 1)
+
+    def __str__(self) -> str:
+        name = f"{self.block_m}x{self.block_n}x{self.block_k}"
+        return name if self.persistent else f"{name} once x{self.num_stages}"
 
     def time(self, m: int, n: int, num_programs: int) -> float:
         """Of [m, K] x [n, K], in units of K: rounds of programs that each make one tile at a time."""
-        return -(-self.count(m, n) // num_programs) * self.block_m * self.block_n / self.rate
+        rounds = self.count(m, n) / num_programs
+        return (math.ceil(rounds) + CROWDING * rounds) * self.block_m * self.block_n / self.rate
 
     def count(self, m: int, n: int) -> int:
         """Number of tiles of a product [m, n]."""
         return -(-m // self.block_m) * -(-n // self.block_n)
 
+    def shared_bytes(self, itemsize: int) -> int:
+        """Upper bound for all stages and the product, which takes their place in a program of one tile of two bytes."""
+        stages = self.num_stages * (self.block_m + self.block_n) * self.block_k * 2
+        product = self.block_m * self.block_n * itemsize
+        # Parts begin at rounded addresses, and each stage has barriers.
+        return (stages + product if self.persistent or itemsize > 2 else max(stages, product)) + 512
 
+
+# Rates are fitted to times on an H200; those of widths that are no powers of two lie between their neighbours'.
+# `headwater.bench.gpu_kernels --only products` times every tile.
 TILES = (
     WideTiles(128, 256, 64, 8, 3, 1.0),
-    WideTiles(128, 128, 64, 8, 4, 0.85),
-    WideTiles(128, 64, 128, 4, 4, 0.6),
-    WideTiles(64, 128, 64, 4, 6, 0.55),
-    WideTiles(64, 64, 128, 4, 5, 0.4),
-    WideTiles(64, 32, 128, 4, 6, 0.25),
+    WideTiles(128, 192, 64, 8, 4, 0.93),
+    WideTiles(128, 144, 64, 8, 5, 0.84),
+    WideTiles(64, 256, 64, 4, 4, 0.83),
+    WideTiles(128, 128, 64, 8, 4, 0.82),
+    WideTiles(64, 192, 64, 4, 6, 0.76),
+    WideTiles(64, 144, 64, 4, 7, 0.68),
+    WideTiles(128, 64, 128, 4, 4, 0.68),
+    WideTiles(64, 128, 64, 4, 6, 0.67),
+    WideTiles(64, 96, 128, 4, 4, 0.6),
+    WideTiles(64, 64, 128, 4, 5, 0.54),
+    WideTiles(64, 32, 128, 4, 6, 0.3),
 )
-"""The largest first. Rates are estimates; `headwater.bench.gpu_kernels --only products` times every tile."""
-MANY_ROWS = 2048
-"""With more the chip is full whatever the tile: the largest serves, so that steps of any size launch one kernel."""
+"""Widths between the powers of two are for weights of which those leave many multiprocessors idle in the last round;
+144 divides 576."""
+CROWDING = 0.2
+"""Share of a round's time that grows with the number of tiles: programs read through one cache."""
+SHARED_BYTES = 227 << 10
+"""Of a multiprocessor, for one program."""
 GROUP = 8
 """Tiles of rows that follow one another over the same weights, which stay in the second-level cache."""
 UNALIGNED = WideTiles(64, 64, 32, 4, 3, 0.1)
@@ -55,13 +87,12 @@ UNALIGNED = WideTiles(64, 64, 32, 4, 3, 0.1)
 
 def fitting_tiles(dtype: torch.dtype) -> tuple[WideTiles, ...]:
     """Those whose stages and product fit into shared memory."""
-    return TILES if dtype.itemsize == 2 else TILES[1:]
+    return tuple(tiles for tiles in TILES if tiles.shared_bytes(dtype.itemsize) <= SHARED_BYTES)
 
 
 def choose_wide(m: int, n: int, dtype: torch.dtype, num_programs: int) -> WideTiles:
     """The tiles that take the least time for [m, K] x [n, K] on so many multiprocessors."""
-    tiles = fitting_tiles(dtype)
-    return tiles[0] if m > MANY_ROWS else min(tiles, key=lambda tile: tile.time(m, n, num_programs))
+    return min(fitting_tiles(dtype), key=lambda tiles: tiles.time(m, n, num_programs))
 
 
 def wide_gemm(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, tiles: WideTiles | None = None) -> None:
@@ -78,18 +109,23 @@ def wide_gemm(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, tiles: W
     num_programs = num_multiprocessors(x.device)
     tiles = tiles or choose_wide(m, n, x.dtype, num_programs)
     block_k = tiles.block_k * 2 // x.element_size()
-    _wide_gemm[(min(tiles.count(m, n), num_programs),)](
+    num_tiles, rest_n = tiles.count(m, n), tiles.block_n - tiles.first_n
+    _wide_gemm[(min(num_tiles, num_programs) if tiles.persistent else num_tiles,)](
         TensorDescriptor.from_tensor(x, [tiles.block_m, block_k]),
-        TensorDescriptor.from_tensor(weight, [tiles.block_n, block_k]),
-        TensorDescriptor.from_tensor(out, [tiles.block_m, tiles.block_n]),
+        TensorDescriptor.from_tensor(weight, [tiles.first_n, block_k]),
+        TensorDescriptor.from_tensor(out, [tiles.block_m, tiles.first_n]),
+        TensorDescriptor.from_tensor(weight, [rest_n, block_k]) if rest_n else None,
+        TensorDescriptor.from_tensor(out, [tiles.block_m, rest_n]) if rest_n else None,
         m,
         n,
         k,
         BLOCK_M=tiles.block_m,
-        BLOCK_N=tiles.block_n,
+        BLOCK_N=tiles.first_n,
+        REST_N=rest_n,
         BLOCK_K=block_k,
         GROUP=GROUP,
         STAGES=tiles.num_stages,
+        PERSISTENT=tiles.persistent,
         num_warps=tiles.num_warps,
     )
 
@@ -137,30 +173,98 @@ def _place(i_tile, m, n, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GROUP: tl
     return (first_m + i_tile % in_group % rows) * BLOCK_M, i_tile % in_group // rows * BLOCK_N
 
 
-@triton.jit(do_not_specialize=["m"])
-def _wide_gemm(
+@triton.jit
+def _make_tile(
     x,
     weight,
     out,
+    weight_rest,
+    out_rest,
+    i_tile,
     m,
     n,
     k,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    REST_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     GROUP: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    num_tiles = tl.cdiv(m, BLOCK_M) * tl.cdiv(n, BLOCK_N)
-    # Flattened: the next tile's copies begin while this one is stored.
-    for i_tile in tl.range(tl.program_id(0), num_tiles, tl.num_programs(0), flatten=True):
-        o_m, o_n = _place(i_tile, m, n, BLOCK_M, BLOCK_N, GROUP)
-        b_acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-        # What lies past the last row or column is read as zero and not written.
-        for i_k in tl.range(0, k, BLOCK_K, num_stages=STAGES):
-            b_acc = tl.dot(x.load([o_m, i_k]), tl.trans(weight.load([o_n, i_k])), b_acc)
-        dtype: tl.constexpr = out.dtype
-        out.store([o_m, o_n], b_acc.to(dtype))
+    o_m, o_n = _place(i_tile, m, n, BLOCK_M, BLOCK_N + REST_N, GROUP)
+    b_acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    if REST_N:
+        b_rest = tl.zeros((BLOCK_M, REST_N), tl.float32)
+    # What lies past the last row or column is read as zero and not written.
+    for i_k in tl.range(0, k, BLOCK_K, num_stages=STAGES):
+        b_x = x.load([o_m, i_k])
+        b_acc = tl.dot(b_x, tl.trans(weight.load([o_n, i_k])), b_acc)
+        if REST_N:
+            b_rest = tl.dot(b_x, tl.trans(weight_rest.load([o_n + BLOCK_N, i_k])), b_rest)
+    dtype: tl.constexpr = out.dtype
+    out.store([o_m, o_n], b_acc.to(dtype))
+    if REST_N:
+        out_rest.store([o_m, o_n + BLOCK_N], b_rest.to(dtype))
+
+
+@triton.jit(do_not_specialize=["m"])
+def _wide_gemm(
+    x,
+    weight,
+    out,
+    weight_rest,
+    out_rest,
+    m,
+    n,
+    k,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    REST_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    GROUP: tl.constexpr,
+    STAGES: tl.constexpr,
+    PERSISTENT: tl.constexpr,
+):
+    """A tile has BLOCK_N columns and REST_N more, each a power of two with descriptors of its own."""
+    if PERSISTENT:
+        num_tiles = tl.cdiv(m, BLOCK_M) * tl.cdiv(n, BLOCK_N + REST_N)
+        # Flattened: the next tile's copies begin while this one is stored.
+        for i_tile in tl.range(tl.program_id(0), num_tiles, tl.num_programs(0), flatten=True):
+            _make_tile(
+                x,
+                weight,
+                out,
+                weight_rest,
+                out_rest,
+                i_tile,
+                m,
+                n,
+                k,
+                BLOCK_M,
+                BLOCK_N,
+                REST_N,
+                BLOCK_K,
+                GROUP,
+                STAGES,
+            )
+    else:
+        _make_tile(
+            x,
+            weight,
+            out,
+            weight_rest,
+            out_rest,
+            tl.program_id(0),
+            m,
+            n,
+            k,
+            BLOCK_M,
+            BLOCK_N,
+            REST_N,
+            BLOCK_K,
+            GROUP,
+            STAGES,
+        )
 
 
 @triton.jit(do_not_specialize=["m"])

@@ -5,7 +5,7 @@ import torch
 
 from headwater.kernels.gemm import TILES as SKINNY_TILES
 from headwater.kernels.gemm import linear_twin, skinny_gemm
-from headwater.kernels.wide_gemm import MANY_ROWS, TILES, WideTiles, choose_wide, fitting_tiles, wide_gemm
+from headwater.kernels.wide_gemm import SHARED_BYTES, TILES, WideTiles, choose_wide, fitting_tiles, wide_gemm
 from tests.kernels.paging import GPU, POISON, relative_error
 
 ODD_SHAPES = [(33, 576, 576), (64, 960, 576), (100, 576, 1536), (129, 640, 640), (300, 896, 1152), (515, 1152, 2112)]
@@ -13,10 +13,19 @@ ODD_SHAPES = [(33, 576, 576), (64, 960, 576), (100, 576, 1536), (129, 640, 640),
 UNALIGNED_SHAPES = [(40, 70, 100), (65, 131, 77), (70, 96, 130)]
 """Whose rows do not begin at multiples of 16 bytes."""
 NUM_MULTIPROCESSORS = 132
+ONE_TILE_A_PROGRAM = (
+    WideTiles(128, 128, 64, 8, 3, 1.0, persistent=False),
+    WideTiles(64, 192, 64, 4, 3, 1.0, persistent=False),
+)
 
 
 def random(generator: torch.Generator, *shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
     return torch.randn(shape, generator=generator, device=generator.device).to(dtype)
+
+
+def chosen(m: int, n: int, dtype: torch.dtype = torch.bfloat16) -> tuple[int, int]:
+    tiles = choose_wide(m, n, dtype, NUM_MULTIPROCESSORS)
+    return tiles.block_m, tiles.block_n
 
 
 def product(x: torch.Tensor, weight: torch.Tensor, tiles: WideTiles | None = None) -> torch.Tensor:
@@ -28,7 +37,7 @@ def product(x: torch.Tensor, weight: torch.Tensor, tiles: WideTiles | None = Non
     return whole[:m]
 
 
-@pytest.mark.parametrize("tiles", TILES, ids=str)
+@pytest.mark.parametrize("tiles", [*TILES, *ONE_TILE_A_PROGRAM], ids=str)
 @pytest.mark.parametrize(("m", "n", "k"), [(33, 72, 136), (200, 264, 576), pytest.param(8192, 6144, 4096, marks=GPU)])
 def test_wide_gemm_agrees_with_float64(m: int, n: int, k: int, tiles: WideTiles, generator: torch.Generator) -> None:
     x, weight = random(generator, m, k), random(generator, n, k)
@@ -53,7 +62,7 @@ def test_rows_of_wider_matrices_are_read_and_written_where_they_lie(generator: t
 
 
 @GPU
-@pytest.mark.parametrize("tiles", TILES, ids=str)
+@pytest.mark.parametrize("tiles", [*TILES, *ONE_TILE_A_PROGRAM], ids=str)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize(("m", "n", "k"), [*ODD_SHAPES, *UNALIGNED_SHAPES, (2048, 4096, 12288), (9000, 1024, 2048)])
 def test_every_row_has_the_bits_of_a_skinny_product(
@@ -77,21 +86,22 @@ def test_a_row_has_the_same_bits_in_products_of_any_number_of_rows(n: int, k: in
 
 
 def test_few_rows_take_small_tiles_and_many_the_largest() -> None:
-    def chosen(m: int, n: int, dtype: torch.dtype = torch.bfloat16) -> tuple[int, int]:
-        tiles = choose_wide(m, n, dtype, NUM_MULTIPROCESSORS)
-        return tiles.block_m, tiles.block_n
-
     assert chosen(64, 4096) == (64, 32)
     assert chosen(8192, 4096) == chosen(2048, 24576) == (128, 256)
-    assert chosen(8192, 4096, torch.float32) == (128, 128)
-    for n in (576, 1024, 4096, 151_936):
-        # Steps past the sizes that recur may have any number of rows, and compile nothing.
-        assert {chosen(m, n) for m in range(MANY_ROWS + 1, 20_000, 77)} == {(128, 256)}
+    assert chosen(2048, 24576, torch.float32) == (64, 256)
+
+
+def test_widths_between_powers_of_two_keep_all_multiprocessors_at_work() -> None:
+    assert chosen(256, 6144) == (64, 192)
+    assert chosen(512, 6144) == (128, 192)
+    assert chosen(256, 3072) == (64, 96)
+    assert chosen(2048, 576) == (64, 144)
+    assert chosen(8192, 576) == (128, 144)
 
 
 def test_tiles_fit_into_the_shared_memory_of_a_hopper() -> None:
-    for dtype in (torch.bfloat16, torch.float32):
-        for tiles in fitting_tiles(dtype):
-            # A stage of float32 has half as many elements, of twice the size; the product waits beside the stages.
-            stage = (tiles.block_m + tiles.block_n) * tiles.block_k * 2
-            assert tiles.num_stages * stage + tiles.block_m * tiles.block_n * dtype.itemsize < 227 << 10
+    assert set(fitting_tiles(torch.bfloat16)) == set(TILES)
+    assert len(fitting_tiles(torch.float32)) >= 6
+    for tiles in TILES:
+        stage = (tiles.block_m + tiles.block_n) * tiles.block_k * 2
+        assert tiles.num_stages * stage + tiles.block_m * tiles.block_n * 2 < SHARED_BYTES == 227 << 10
