@@ -20,7 +20,8 @@ from headwater.engine_core.executor import Executor
 from headwater.engine_core.request import NewRequest, TokenLogprobs
 from headwater.engine_core.sampling_params import SamplingParams
 
-REQUESTS_PER_ROUND = 40
+ROUND_SIZES = (3, 14, 24, 24, 30, 40, 64)
+"""Requests that are together in a round, drawn by lot: kernels are chosen by the number of rows."""
 MAX_PROMPT_LEN, MAX_OUTPUT_LEN = 900, 16
 PREFIX_LENS = (0, 0, 0, 64, 200, 512, 700)
 """Prompts of a round begin with one of these numbers of common tokens."""
@@ -64,9 +65,11 @@ class Trial:
 
     def rounds(self, num_requests: int) -> Iterator[list[Difference]]:
         """What differs in each round, until so many requests were asked."""
-        for first in range(0, num_requests, REQUESTS_PER_ROUND):
-            yield self._round(min(REQUESTS_PER_ROUND, num_requests - first))
+        while num_requests > 0:
+            size = min(self._rng.choice(ROUND_SIZES), num_requests)
+            yield self._round(size)
             self._stress.check()
+            num_requests -= size
 
     def _round(self, num_requests: int) -> list[Difference]:
         requests = self._requests(num_requests)

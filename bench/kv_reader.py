@@ -26,15 +26,19 @@ class KvReader:
         executor.submit = self._note  # type: ignore[method-assign]  # every plan passes here
 
     def read(self, prompt: Sequence[int], num_tokens: int) -> torch.Tensor:
-        """[layers, 2, Hk, num_tokens, D] as integers, a copy."""
+        """[layers, 2, Hk, num_tokens, D] as integers, a copy that is whole on return."""
         blocks = self._blocks_of_prompt[tuple(prompt)]
         ids = torch.tensor([blocks[i] for i in range(len(blocks))], device=self._cache.device)
         keys, values = self._cache[:, 0, ids], self._cache[:, 1, ids]
         if keys.device.type == "cpu":
             # Kernels for a CPU keep the keys of a block dimension by dimension.
-            keys = keys.flatten(3).unflatten(3, keys.shape[:-3:-1]).transpose(3, 4)
+            keys = keys.reshape(*keys.shape[:3], keys.shape[4], keys.shape[3]).transpose(3, 4)
         tokens = torch.stack((keys, values), 1).transpose(2, 3).flatten(3, 4)[:, :, :, :num_tokens]
-        return tokens.contiguous().view(torch.int16)
+        copied = tokens.contiguous().view(torch.int16)
+        if copied.is_cuda:
+            # Steps that are planned from now on may write the blocks, on another stream.
+            torch.cuda.current_stream().synchronize()
+        return copied
 
     def _note(self, plan: StepPlan) -> int:
         for admitted in plan.admitted:

@@ -118,8 +118,9 @@ def launches(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Launches:
         capture_begin=lambda **options: None, capture_end=lambda: None, pool=lambda: None, replay=lambda: None
     )
     stood_for: dict[str, Callable[..., object]] = {
-        "Event": lambda: event,
-        "Stream": lambda device: None,
+        "Event": lambda **options: event,
+        "Stream": lambda device: SimpleNamespace(wait_stream=lambda other: None),
+        "current_stream": lambda device: None,
         "CUDAGraph": lambda **options: graph,
         "stream": lambda stream: contextlib.nullcontext(),
         "synchronize": lambda device: None,
