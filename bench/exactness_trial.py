@@ -25,6 +25,11 @@ ROUND_SIZES = (3, 14, 24, 24, 30, 40, 64)
 MAX_PROMPT_LEN, MAX_OUTPUT_LEN = 900, 16
 PREFIX_LENS = (0, 0, 0, 64, 200, 512, 700)
 """Prompts of a round begin with one of these numbers of common tokens."""
+LONGEST_OWN, SHORTEST_OWN = 9.5, 1.0
+"""Powers of two that bound how many tokens of its own a prompt has."""
+LONG_SHARE = 0.08
+"""Of the prompts of every other round, which are short but for these: what few rows take longer over is still under way
+when kernels for all rows have begun."""
 
 
 @dataclass(slots=True)
@@ -81,15 +86,22 @@ class Trial:
         return differences + self._compared("resumed", resumed, expected, self._answer(self._together, resumed))
 
     def _requests(self, num_requests: int) -> list[NewRequest]:
-        prefix = self._tokens(max(PREFIX_LENS))
+        """With different prompts, by which their keys and values are found."""
+        prefix, is_mixed = self._tokens(max(PREFIX_LENS)), self._rng.random() < 0.5
+        prompts = dict[tuple[int, ...], None]()
+        while len(prompts) < num_requests:
+            prompts[tuple(self._prompt(prefix, is_mixed=is_mixed))] = None
         return [
-            NewRequest(key=0, prompt_ids=self._prompt(prefix), output_ids=[], sampling=self._sampling())
-            for _ in range(num_requests)
+            NewRequest(key=0, prompt_ids=list(prompt), output_ids=[], sampling=self._sampling()) for prompt in prompts
         ]
 
-    def _prompt(self, prefix: Sequence[int]) -> list[int]:
-        own = int(2 ** self._rng.uniform(0, 9.5))
-        return [*prefix[: self._rng.choice(PREFIX_LENS)], *self._tokens(own)][: self._max_prompt_len]
+    def _prompt(self, prefix: Sequence[int], *, is_mixed: bool) -> list[int]:
+        rng, longest = self._rng, LONGEST_OWN
+        if not is_mixed:
+            prefix = ()
+            longest = LONGEST_OWN if rng.random() < LONG_SHARE else LONGEST_OWN / 2
+        own = self._tokens(int(2 ** rng.uniform(SHORTEST_OWN, longest)))
+        return [*prefix[: rng.choice(PREFIX_LENS)], *own][: self._max_prompt_len]
 
     def _tokens(self, num_tokens: int) -> list[int]:
         return [self._rng.randrange(3, self._vocab_size) for _ in range(num_tokens)]
