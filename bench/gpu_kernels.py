@@ -59,21 +59,10 @@ NARROW_LINEARS = {
     "hidden 576 head": (49_152, 576),
 }
 OTHER_TILES = (
-    WideTiles(256, 192, 64, 8, 4, 1.0, persistent=False),
-    WideTiles(128, 256, 64, 8, 4, 1.0, persistent=False),
-    WideTiles(128, 192, 64, 8, 5, 0.95, persistent=False),
-    WideTiles(128, 144, 64, 8, 3, 0.85, persistent=False),
-    WideTiles(128, 128, 64, 8, 6, 0.9, persistent=False),
+    WideTiles(128, 128, 64, 8, 4, 0.8),
+    WideTiles(64, 128, 64, 4, 6, 0.6),
     WideTiles(128, 128, 64, 8, 3, 0.9, persistent=False),
-    WideTiles(64, 256, 64, 4, 5, 0.85, persistent=False),
-    WideTiles(64, 192, 64, 4, 6, 0.8, persistent=False),
-    WideTiles(64, 192, 64, 4, 3, 0.8, persistent=False),
-    WideTiles(64, 144, 64, 4, 8, 0.75, persistent=False),
-    WideTiles(64, 128, 64, 4, 8, 0.75, persistent=False),
-    WideTiles(64, 128, 64, 4, 4, 0.75, persistent=False),
-    WideTiles(64, 64, 128, 4, 6, 0.6, persistent=False),
-    WideTiles(64, 64, 128, 4, 3, 0.6, persistent=False),
-    WideTiles(64, 32, 128, 4, 8, 0.3, persistent=False),
+    WideTiles(64, 128, 64, 4, 4, 0.85, persistent=False),
 )
 """Timed beside those that `wide_gemm` takes."""
 CONTEXTS = {

@@ -21,15 +21,18 @@ from headwater.kernels.device import num_multiprocessors
 class WideTiles:
     block_m: int
     block_n: int
-    """A power of two, or the sum of two: weights and product are then read and written in two parts."""
+    """A power of two, or, unless persistent, the sum of two: weights and product are read and written in two parts."""
     block_k: int
     """Of elements of two bytes; half as many of four."""
     num_warps: int
     num_stages: int
     rate: float
-    """Products in a unit of time by a program that has a multiprocessor to itself; of the largest tile 1."""
+    """Products in a unit of time by one of the programs that share a multiprocessor; of the largest tile 1."""
     persistent: bool = True
     """Otherwise each program makes one tile: its loop is shorter, and shared memory may have room for two programs."""
+
+    def __post_init__(self) -> None:
+        assert not self.persistent or self.first_n == self.block_n
 
     @property
     def first_n(self) -> int:
@@ -40,10 +43,12 @@ class WideTiles:
         name = f"{self.block_m}x{self.block_n}x{self.block_k}"
         return name if self.persistent else f"{name} once x{self.num_stages}"
 
-    def time(self, m: int, n: int, num_programs: int) -> float:
-        """Of [m, K] x [n, K], in units of K: rounds of programs that each make one tile at a time."""
-        rounds = self.count(m, n) / num_programs
-        return (math.ceil(rounds) + CROWDING * rounds) * self.block_m * self.block_n / self.rate
+    def time(self, m: int, n: int, k: int, itemsize: int, num_multiprocessors: int) -> float:
+        """Of [m, k] x [n, k]: rounds of programs that each make one tile at a time."""
+        rounds = self.count(m, n) / (num_multiprocessors * self.resident(itemsize))
+        starts = 1 if self.persistent else math.ceil(rounds)
+        depth = (math.ceil(rounds) + CROWDING * rounds) * k + starts * START
+        return depth * self.block_m * self.block_n / self.rate
 
     def count(self, m: int, n: int) -> int:
         """Number of tiles of a product [m, n]."""
@@ -56,29 +61,36 @@ class WideTiles:
         # Parts begin at rounded addresses, and each stage has barriers.
         return (stages + product if self.persistent or itemsize > 2 else max(stages, product)) + 512
 
+    def resident(self, itemsize: int) -> int:
+        """Programs that a multiprocessor runs at a time."""
+        if self.persistent:
+            return 1
+        return (SHARED_BYTES + RESERVED_BYTES) // (self.shared_bytes(itemsize) + RESERVED_BYTES)
 
-# Rates are fitted to times on an H200; those of widths that are no powers of two lie between their neighbours'.
-# `headwater.bench.gpu_kernels --only products` times every tile.
+
+# Rates, CROWDING and START are fitted to times on an H200: `headwater.bench.gpu_kernels --only products` takes them.
 TILES = (
     WideTiles(128, 256, 64, 8, 3, 1.0),
-    WideTiles(128, 192, 64, 8, 4, 0.93),
-    WideTiles(128, 144, 64, 8, 5, 0.84),
-    WideTiles(64, 256, 64, 4, 4, 0.83),
-    WideTiles(128, 128, 64, 8, 4, 0.82),
-    WideTiles(64, 192, 64, 4, 6, 0.76),
-    WideTiles(64, 144, 64, 4, 7, 0.68),
-    WideTiles(128, 64, 128, 4, 4, 0.68),
-    WideTiles(64, 128, 64, 4, 6, 0.67),
-    WideTiles(64, 96, 128, 4, 4, 0.6),
-    WideTiles(64, 64, 128, 4, 5, 0.54),
-    WideTiles(64, 32, 128, 4, 6, 0.3),
+    WideTiles(64, 256, 64, 4, 4, 0.8),
+    WideTiles(128, 144, 64, 8, 3, 0.44, persistent=False),
+    WideTiles(64, 256, 64, 4, 5, 0.86, persistent=False),
+    WideTiles(64, 192, 64, 4, 6, 0.71, persistent=False),
+    WideTiles(64, 192, 64, 4, 3, 0.425, persistent=False),
+    WideTiles(64, 128, 64, 4, 8, 0.61, persistent=False),
+    WideTiles(64, 64, 128, 4, 6, 0.44, persistent=False),
+    WideTiles(64, 32, 128, 4, 8, 0.26, persistent=False),
 )
 """Widths between the powers of two are for weights of which those leave many multiprocessors idle in the last round;
-144 divides 576."""
-CROWDING = 0.2
+144 divides 576. In a persistent loop the two parts took twice the time."""
+CROWDING = 0.53
 """Share of a round's time that grows with the number of tiles: programs read through one cache."""
+START = 700
+"""Steps along K in the time that a program takes to fill its stages and to store its tile. A persistent one does both
+beside the products of other tiles, but for its first."""
 SHARED_BYTES = 227 << 10
 """Of a multiprocessor, for one program."""
+RESERVED_BYTES = 1 << 10
+"""Beside those, of each program."""
 GROUP = 8
 """Tiles of rows that follow one another over the same weights, which stay in the second-level cache."""
 UNALIGNED = WideTiles(64, 64, 32, 4, 3, 0.1)
@@ -90,9 +102,9 @@ def fitting_tiles(dtype: torch.dtype) -> tuple[WideTiles, ...]:
     return tuple(tiles for tiles in TILES if tiles.shared_bytes(dtype.itemsize) <= SHARED_BYTES)
 
 
-def choose_wide(m: int, n: int, dtype: torch.dtype, num_programs: int) -> WideTiles:
-    """The tiles that take the least time for [m, K] x [n, K] on so many multiprocessors."""
-    return min(fitting_tiles(dtype), key=lambda tiles: tiles.time(m, n, num_programs))
+def choose_wide(m: int, n: int, k: int, dtype: torch.dtype, num_multiprocessors: int) -> WideTiles:
+    """The tiles that take the least time for [m, k] x [n, k]."""
+    return min(fitting_tiles(dtype), key=lambda tiles: tiles.time(m, n, k, dtype.itemsize, num_multiprocessors))
 
 
 def wide_gemm(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, tiles: WideTiles | None = None) -> None:
@@ -106,28 +118,25 @@ def wide_gemm(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, tiles: W
     if not all(map(_is_aligned, (x, weight, out))):
         _unaligned_gemm(x, weight, out)
         return
-    num_programs = num_multiprocessors(x.device)
-    tiles = tiles or choose_wide(m, n, x.dtype, num_programs)
+    multiprocessors = num_multiprocessors(x.device)
+    tiles = tiles or choose_wide(m, n, k, x.dtype, multiprocessors)
+    num_tiles, first_n, rest_n = tiles.count(m, n), tiles.first_n, tiles.block_n - tiles.first_n
     block_k = tiles.block_k * 2 // x.element_size()
-    num_tiles, rest_n = tiles.count(m, n), tiles.block_n - tiles.first_n
-    _wide_gemm[(min(num_tiles, num_programs) if tiles.persistent else num_tiles,)](
+    described = (
         TensorDescriptor.from_tensor(x, [tiles.block_m, block_k]),
-        TensorDescriptor.from_tensor(weight, [tiles.first_n, block_k]),
-        TensorDescriptor.from_tensor(out, [tiles.block_m, tiles.first_n]),
+        TensorDescriptor.from_tensor(weight, [first_n, block_k]),
+        TensorDescriptor.from_tensor(out, [tiles.block_m, first_n]),
+    )
+    blocks = {"BLOCK_M": tiles.block_m, "BLOCK_N": first_n, "BLOCK_K": block_k, "GROUP": GROUP}
+    options = {"STAGES": tiles.num_stages, "num_warps": tiles.num_warps}
+    if tiles.persistent:
+        _wide_gemm[(min(num_tiles, multiprocessors),)](*described, m, n, k, **blocks, **options)
+        return
+    rest = (
         TensorDescriptor.from_tensor(weight, [rest_n, block_k]) if rest_n else None,
         TensorDescriptor.from_tensor(out, [tiles.block_m, rest_n]) if rest_n else None,
-        m,
-        n,
-        k,
-        BLOCK_M=tiles.block_m,
-        BLOCK_N=tiles.first_n,
-        REST_N=rest_n,
-        BLOCK_K=block_k,
-        GROUP=GROUP,
-        STAGES=tiles.num_stages,
-        PERSISTENT=tiles.persistent,
-        num_warps=tiles.num_warps,
     )
+    _wide_gemm_once[(num_tiles,)](*described, *rest, m, n, k, REST_N=rest_n, **blocks, **options)
 
 
 def launch_all_tiles(weight: torch.Tensor) -> None:
@@ -173,14 +182,39 @@ def _place(i_tile, m, n, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GROUP: tl
     return (first_m + i_tile % in_group % rows) * BLOCK_M, i_tile % in_group // rows * BLOCK_N
 
 
-@triton.jit
-def _make_tile(
+@triton.jit(do_not_specialize=["m"])
+def _wide_gemm(
+    x,
+    weight,
+    out,
+    m,
+    n,
+    k,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    GROUP: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """Persistent programs. What lies past the last row or column is read as zero and not written."""
+    num_tiles = tl.cdiv(m, BLOCK_M) * tl.cdiv(n, BLOCK_N)
+    dtype: tl.constexpr = out.dtype
+    # Flattened: the next tile's copies begin while this one is stored.
+    for i_tile in tl.range(tl.program_id(0), num_tiles, tl.num_programs(0), flatten=True):
+        o_m, o_n = _place(i_tile, m, n, BLOCK_M, BLOCK_N, GROUP)
+        b_acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+        for i_k in tl.range(0, k, BLOCK_K, num_stages=STAGES):
+            b_acc = tl.dot(x.load([o_m, i_k]), tl.trans(weight.load([o_n, i_k])), b_acc)
+        out.store([o_m, o_n], b_acc.to(dtype))
+
+
+@triton.jit(do_not_specialize=["m"])
+def _wide_gemm_once(
     x,
     weight,
     out,
     weight_rest,
     out_rest,
-    i_tile,
     m,
     n,
     k,
@@ -191,11 +225,11 @@ def _make_tile(
     GROUP: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    o_m, o_n = _place(i_tile, m, n, BLOCK_M, BLOCK_N + REST_N, GROUP)
+    """Programs of one tile: of BLOCK_N columns and REST_N more, each a power of two with descriptors of its own."""
+    o_m, o_n = _place(tl.program_id(0), m, n, BLOCK_M, BLOCK_N + REST_N, GROUP)
     b_acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     if REST_N:
         b_rest = tl.zeros((BLOCK_M, REST_N), tl.float32)
-    # What lies past the last row or column is read as zero and not written.
     for i_k in tl.range(0, k, BLOCK_K, num_stages=STAGES):
         b_x = x.load([o_m, i_k])
         b_acc = tl.dot(b_x, tl.trans(weight.load([o_n, i_k])), b_acc)
@@ -205,66 +239,6 @@ def _make_tile(
     out.store([o_m, o_n], b_acc.to(dtype))
     if REST_N:
         out_rest.store([o_m, o_n + BLOCK_N], b_rest.to(dtype))
-
-
-@triton.jit(do_not_specialize=["m"])
-def _wide_gemm(
-    x,
-    weight,
-    out,
-    weight_rest,
-    out_rest,
-    m,
-    n,
-    k,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    REST_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    GROUP: tl.constexpr,
-    STAGES: tl.constexpr,
-    PERSISTENT: tl.constexpr,
-):
-    """A tile has BLOCK_N columns and REST_N more, each a power of two with descriptors of its own."""
-    if PERSISTENT:
-        num_tiles = tl.cdiv(m, BLOCK_M) * tl.cdiv(n, BLOCK_N + REST_N)
-        # Flattened: the next tile's copies begin while this one is stored.
-        for i_tile in tl.range(tl.program_id(0), num_tiles, tl.num_programs(0), flatten=True):
-            _make_tile(
-                x,
-                weight,
-                out,
-                weight_rest,
-                out_rest,
-                i_tile,
-                m,
-                n,
-                k,
-                BLOCK_M,
-                BLOCK_N,
-                REST_N,
-                BLOCK_K,
-                GROUP,
-                STAGES,
-            )
-    else:
-        _make_tile(
-            x,
-            weight,
-            out,
-            weight_rest,
-            out_rest,
-            tl.program_id(0),
-            m,
-            n,
-            k,
-            BLOCK_M,
-            BLOCK_N,
-            REST_N,
-            BLOCK_K,
-            GROUP,
-            STAGES,
-        )
 
 
 @triton.jit(do_not_specialize=["m"])

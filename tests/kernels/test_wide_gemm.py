@@ -13,18 +13,14 @@ ODD_SHAPES = [(33, 576, 576), (64, 960, 576), (100, 576, 1536), (129, 640, 640),
 UNALIGNED_SHAPES = [(40, 70, 100), (65, 131, 77), (70, 96, 130)]
 """Whose rows do not begin at multiples of 16 bytes."""
 NUM_MULTIPROCESSORS = 132
-ONE_TILE_A_PROGRAM = (
-    WideTiles(128, 128, 64, 8, 3, 1.0, persistent=False),
-    WideTiles(64, 192, 64, 4, 3, 1.0, persistent=False),
-)
 
 
 def random(generator: torch.Generator, *shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
     return torch.randn(shape, generator=generator, device=generator.device).to(dtype)
 
 
-def chosen(m: int, n: int, dtype: torch.dtype = torch.bfloat16) -> tuple[int, int]:
-    tiles = choose_wide(m, n, dtype, NUM_MULTIPROCESSORS)
+def chosen(m: int, n: int, k: int, dtype: torch.dtype = torch.bfloat16) -> tuple[int, int]:
+    tiles = choose_wide(m, n, k, dtype, NUM_MULTIPROCESSORS)
     return tiles.block_m, tiles.block_n
 
 
@@ -37,8 +33,10 @@ def product(x: torch.Tensor, weight: torch.Tensor, tiles: WideTiles | None = Non
     return whole[:m]
 
 
-@pytest.mark.parametrize("tiles", [*TILES, *ONE_TILE_A_PROGRAM], ids=str)
-@pytest.mark.parametrize(("m", "n", "k"), [(33, 72, 136), (200, 264, 576), pytest.param(8192, 6144, 4096, marks=GPU)])
+@pytest.mark.parametrize("tiles", TILES, ids=str)
+@pytest.mark.parametrize(
+    ("m", "n", "k"), [(33, 72, 136), (200, 264, 576), (131, 648, 200), pytest.param(8192, 6144, 4096, marks=GPU)]
+)
 def test_wide_gemm_agrees_with_float64(m: int, n: int, k: int, tiles: WideTiles, generator: torch.Generator) -> None:
     x, weight = random(generator, m, k), random(generator, n, k)
     assert relative_error(product(x, weight, tiles), linear_twin(x.double(), weight.double())) < 3e-3
@@ -62,7 +60,7 @@ def test_rows_of_wider_matrices_are_read_and_written_where_they_lie(generator: t
 
 
 @GPU
-@pytest.mark.parametrize("tiles", [*TILES, *ONE_TILE_A_PROGRAM], ids=str)
+@pytest.mark.parametrize("tiles", TILES, ids=str)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize(("m", "n", "k"), [*ODD_SHAPES, *UNALIGNED_SHAPES, (2048, 4096, 12288), (9000, 1024, 2048)])
 def test_every_row_has_the_bits_of_a_skinny_product(
@@ -86,22 +84,42 @@ def test_a_row_has_the_same_bits_in_products_of_any_number_of_rows(n: int, k: in
 
 
 def test_few_rows_take_small_tiles_and_many_the_largest() -> None:
-    assert chosen(64, 4096) == (64, 32)
-    assert chosen(8192, 4096) == chosen(2048, 24576) == (128, 256)
-    assert chosen(2048, 24576, torch.float32) == (64, 256)
+    assert chosen(64, 4096, 4096) == (64, 32)
+    assert chosen(8192, 4096, 4096) == chosen(2048, 24_576, 4096) == (128, 256)
+    assert chosen(2048, 24_576, 4096, torch.float32) == (64, 256)
 
 
 def test_widths_between_powers_of_two_keep_all_multiprocessors_at_work() -> None:
-    assert chosen(256, 6144) == (64, 192)
-    assert chosen(512, 6144) == (128, 192)
-    assert chosen(256, 3072) == (64, 96)
-    assert chosen(2048, 576) == (64, 144)
-    assert chosen(8192, 576) == (128, 144)
+    assert chosen(256, 6144, 4096) == chosen(2048, 576, 1536) == (64, 192)
+    assert chosen(8192, 576, 576) == (128, 144)
+
+
+def test_persistent_programs_make_several_tiles_of_short_rows() -> None:
+    """Each tile's start is what a persistent program saves: more, the fewer steps its products have."""
+    short, long = (choose_wide(2048, 3072, k, torch.bfloat16, NUM_MULTIPROCESSORS) for k in (576, 4096))
+    assert (short.block_m, short.block_n) == (long.block_m, long.block_n) == (64, 256)
+    assert short.persistent
+    assert not long.persistent
 
 
 def test_tiles_fit_into_the_shared_memory_of_a_hopper() -> None:
     assert set(fitting_tiles(torch.bfloat16)) == set(TILES)
-    assert len(fitting_tiles(torch.float32)) >= 6
+    assert {tiles.persistent for tiles in fitting_tiles(torch.float32)} == {True, False}
     for tiles in TILES:
-        stage = (tiles.block_m + tiles.block_n) * tiles.block_k * 2
-        assert tiles.num_stages * stage + tiles.block_m * tiles.block_n * 2 < SHARED_BYTES == 227 << 10
+        stages = tiles.num_stages * (tiles.block_m + tiles.block_n) * tiles.block_k * 2
+        product = tiles.block_m * tiles.block_n * 2
+        assert (stages + product if tiles.persistent else max(stages, product)) < SHARED_BYTES == 227 << 10
+
+
+def test_two_programs_share_a_multiprocessor_where_both_fit_into_its_memory() -> None:
+    three, six = (WideTiles(64, 192, 64, 4, stages, 1.0, persistent=False) for stages in (3, 6))
+    assert (three.resident(2), six.resident(2), three.resident(4)) == (2, 1, 1)
+    # 128 and 256 tiles: where programs fit twice, 132 multiprocessors make the 256 in one round.
+    assert three.time(512, 6144, 4096, 2, 132) == six.time(256, 6144, 4096, 2, 132) < six.time(512, 6144, 4096, 2, 132)
+    few, many = (choose_wide(m, 6144, 4096, torch.bfloat16, NUM_MULTIPROCESSORS) for m in (256, 512))
+    assert (few.resident(2), many.resident(2)) == (1, 2)
+
+
+def test_persistent_tiles_have_one_part() -> None:
+    with pytest.raises(AssertionError):
+        WideTiles(64, 192, 64, 4, 3, 1.0)
