@@ -140,7 +140,7 @@ def _tasks(names: Sequence[str], num_requests: int, seed: int, *, stress: bool, 
 
 
 def _rows_of_workers(processes: int, flags: Sequence[str], limit: float) -> Iterator[Row]:
-    """What processes of this program find, as they find it; the first lines of each come when it is its turn."""
+    """Starts the processes and yields the rows that they print, as they come, until all have ended or time is over."""
     end = time.monotonic() + limit
     command = [sys.executable, "-m", "headwater.bench.exactness", *flags]
     with tempfile.TemporaryDirectory() as folder:

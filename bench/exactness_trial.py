@@ -28,8 +28,8 @@ PREFIX_LENS = (0, 0, 0, 64, 200, 512, 700)
 LONGEST_OWN, SHORTEST_OWN = 9.5, 1.0
 """Powers of two that bound how many tokens of its own a prompt has."""
 LONG_SHARE = 0.08
-"""Of the prompts of every other round, which are short but for these: what few rows take longer over is still under way
-when kernels for all rows have begun."""
+"""Share of long prompts in every other round, whose other prompts are short. A long row is still computed while the
+kernels that follow attention have begun."""
 
 
 @dataclass(slots=True)
@@ -38,7 +38,7 @@ class Answer:
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
     kv: torch.Tensor | None = field(default=None, compare=False)
-    """Of all its tokens but the last; see `KvReader.read`."""
+    """Keys and values of all its tokens but the last; see `KvReader.read`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ class Trial:
         self.num_compared = 0
 
     def rounds(self, num_requests: int) -> Iterator[list[Difference]]:
-        """What differs in each round, until so many requests were asked."""
+        """Yields the differences of each round, until `num_requests` were asked."""
         while num_requests > 0:
             size = min(self._rng.choice(ROUND_SIZES), num_requests)
             yield self._round(size)
@@ -86,7 +86,7 @@ class Trial:
         return differences + self._compared("resumed", resumed, expected, self._answer(self._together, resumed))
 
     def _requests(self, num_requests: int) -> list[NewRequest]:
-        """With different prompts, by which their keys and values are found."""
+        """Requests of one round. Their prompts differ, since keys and values are found by the prompt."""
         prefix, is_mixed = self._tokens(max(PREFIX_LENS)), self._rng.random() < 0.5
         prompts = dict[tuple[int, ...], None]()
         while len(prompts) < num_requests:
@@ -168,7 +168,7 @@ class Trial:
 
 
 def _difference(wanted: Answer, got: Answer) -> str:
-    """What differs first; empty: nothing."""
+    """The first difference between two answers; empty if there is none."""
     for i, (left, right) in enumerate(zip(wanted.token_ids, got.token_ids, strict=False)):
         if left != right:
             return f"token {i} of {len(wanted.token_ids)}"

@@ -41,7 +41,7 @@ class Results:
 
     @classmethod
     def read(cls, path: Path) -> Results:
-        """Of a file of `pytest_results`, whole or cut off; nothing where there is none."""
+        """Reads a file of `pytest_results`, whole or cut off; a missing file gives no results."""
         results, culprit_of_worker = cls(), dict[str, str]()
         for line in path.read_text().splitlines() if path.exists() else ():
             try:
@@ -75,7 +75,7 @@ class Results:
 
 @dataclass(slots=True, kw_only=True)
 class Verdicts:
-    """Of all tests; what a report says of them."""
+    """The verdicts on all tests, as a report shows them."""
 
     green: bool = False
     passed: int = 0

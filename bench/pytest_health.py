@@ -15,7 +15,7 @@ import pytest
 POISONED = "poisoned"
 """Property of the report of a test that left its process unusable: the problem."""
 EXIT_CODE = 70
-"""Of a worker that ends itself."""
+"""Exit code of a worker that ends itself."""
 
 
 def cuda_problem() -> str:

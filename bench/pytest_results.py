@@ -15,7 +15,7 @@ import pytest
 from headwater.bench.pytest_health import POISONED
 
 MOST_CHARACTERS = 300
-"""Of an error's first line."""
+"""Characters that are kept of an error's first line."""
 CRASHED = "crashed"
 """Phase of a test whose worker ended while it ran."""
 

@@ -25,7 +25,7 @@ def source_version(root: Path = ROOT) -> str:
 
 
 def _git(root: Path, *arguments: str) -> str | None:
-    """What git answers; None where there is no git, no commit, or a checkout that it does not trust."""
+    """The answer of git; None if there is no git, no commit, or a checkout that git does not trust."""
     try:
         done = subprocess.run(["git", "-C", root, *arguments], capture_output=True, text=True, check=False)
     except FileNotFoundError:

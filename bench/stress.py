@@ -61,7 +61,7 @@ class Stress:
         return config if self._executor is None else replace(config, num_blocks=config.num_blocks - NUM_GUARD_BLOCKS)
 
     def check(self) -> None:
-        """With nothing in flight. Raises `GuardWritten`."""
+        """Checks the guard blocks; call it with nothing in flight. Raises `GuardWritten`."""
         if self._executor is not None and (self._guard != CANARY).any():
             written = (self._guard != CANARY).transpose(0, 2).flatten(1).any(1)
             raise GuardWritten(written.nonzero()[:, 0].tolist())

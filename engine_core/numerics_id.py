@@ -26,7 +26,7 @@ def numerics_id(surroundings: Environment, *what: object, rooms: Iterable[Path] 
 
 
 def source_digest(folders: Iterable[Path]) -> bytes:
-    """Of the files in some folders: their names and their bytes."""
+    """Hash of all files in some folders: their names and their bytes."""
     digest = hashlib.blake2b(digest_size=DIGEST_BYTES)
     for folder in folders:
         for path in sorted(source_files(folder)):

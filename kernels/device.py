@@ -17,7 +17,7 @@ def num_multiprocessors(device: torch.device) -> int:
 
 
 def driver_version() -> str:
-    """Of the GPU's driver, as `nvidia-smi` says it; where NVML is not installed, of the CUDA that the driver offers."""
+    """Version of the GPU's driver, as `nvidia-smi` shows it; without NVML, the CUDA version it supports."""
     try:
         nvml, text = ctypes.CDLL("libnvidia-ml.so.1"), ctypes.create_string_buffer(96)
     except OSError:
@@ -36,5 +36,5 @@ def _check(code: int) -> None:
 
 
 def kernel_cache_dir() -> Path:
-    """Where Triton keeps compiled kernels."""
+    """Folder in which Triton keeps compiled kernels."""
     return Path(triton.knobs.cache.dir)

@@ -1,4 +1,4 @@
-"""What computes beside the sources of this project: device, driver and libraries, each with its version.
+"""The environment that computes results beside this project's sources: device, driver and libraries with versions.
 
 Two environments that are equal give equal sources the same bits. Knows nothing about models.
 """
@@ -25,7 +25,7 @@ class Environment:
     device: str
     """The processor and what of it kernels are compiled for."""
     driver: str
-    """Of a GPU; empty on a CPU."""
+    """Set on a GPU; empty on a CPU."""
     libraries: tuple[tuple[str, str], ...]
     """(name, version) of each library that computes, compiles or launches."""
 

@@ -75,7 +75,7 @@ TALL = 16_384
 DEEP = 8192
 """From this K on cuBLASLt keeps more bytes in flight at more than 16 rows."""
 EXPERIMENTAL = b"torch.backends.cuda.preferred_blas_library is an experimental feature"
-"""What torch says, past Python's warnings, when a library is preferred."""
+"""Text of the line that torch writes to stderr, past Python's warnings, when a library is preferred."""
 
 
 def choose(m: int, n: int, k: int) -> Tiles | None:

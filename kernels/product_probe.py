@@ -25,7 +25,7 @@ SHIFTS = (1, 7, 32)
 
 
 class Product(NamedTuple):
-    """What the library chooses an algorithm by, beside the number of rows."""
+    """A product's shape and dtype, by which the library chooses an algorithm, beside the number of rows."""
 
     num_outputs: int
     num_inputs: int
@@ -97,7 +97,7 @@ def facts(device: torch.device) -> dict[str, str]:
 
 
 def _library_version() -> str:
-    """Of the cuBLASLt that torch has loaded."""
+    """Version of the cuBLASLt that torch has loaded."""
     assert torch.version.cuda is not None
     library = ctypes.CDLL(f"libcublasLt.so.{torch.version.cuda.split('.')[0]}")
     library.cublasLtGetVersion.restype = ctypes.c_size_t

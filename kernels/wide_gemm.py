@@ -23,7 +23,7 @@ class WideTiles:
     block_n: int
     """A power of two, or, unless persistent, the sum of two: weights and product are read and written in two parts."""
     block_k: int
-    """Of elements of two bytes; half as many of four."""
+    """Elements of two bytes; a tile has half as many of four."""
     num_warps: int
     num_stages: int
     rate: float
@@ -44,7 +44,7 @@ class WideTiles:
         return name if self.persistent else f"{name} once x{self.num_stages}"
 
     def time(self, m: int, n: int, k: int, itemsize: int, num_multiprocessors: int) -> float:
-        """Of [m, k] x [n, k]: rounds of programs that each make one tile at a time."""
+        """Predicted time of [m, k] x [n, k]: rounds of programs that each make one tile at a time."""
         rounds = self.count(m, n) / (num_multiprocessors * self.resident(itemsize))
         starts = 1 if self.persistent else math.ceil(rounds)
         depth = (math.ceil(rounds) + CROWDING * rounds) * k + starts * START
@@ -88,7 +88,7 @@ START = 700
 """Steps along K in the time that a program takes to fill its stages and to store its tile. A persistent one does both
 beside the products of other tiles, but for its first."""
 SHARED_BYTES = 227 << 10
-"""Of a multiprocessor, for one program."""
+"""Bytes of shared memory of a multiprocessor that one program may have."""
 RESERVED_BYTES = 1 << 10
 """Beside those, of each program."""
 GROUP = 8

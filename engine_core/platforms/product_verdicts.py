@@ -25,7 +25,7 @@ RowCounts = Mapping[Product, Sequence[int]]
 class ProductVerdicts:
     folder: Path
     facts: Mapping[str, str]
-    """Of the device, its libraries and our kernels; verdicts under other facts are not seen."""
+    """Facts about the device, its libraries and our kernels. Verdicts kept under other facts are not found."""
 
     def find(self, product: Product, row_counts: Sequence[int]) -> bool | None:
         """Whether the library's product differs; None: not known."""
@@ -43,7 +43,7 @@ class ProductVerdicts:
         return bool(kept["differs"])
 
     def keep(self, product: Product, row_counts: Sequence[int], differs: bool) -> None:
-        """Without a folder that can be written the next engine probes too."""
+        """Writes a verdict. If the folder cannot be written, the next engine probes again."""
         key = self._key(product, row_counts)
         path = self._path(key)
         new = path.with_suffix(f".{uuid.uuid4().hex}")

@@ -1,4 +1,4 @@
-"""What the GPU's platform does about a library whose products have other bits than our kernels."""
+"""The GPU's platform leaves no product to a library whose bits differ from our kernels'."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ROWS = probed_rows(1100, 96)
 
 @pytest.fixture
 def platform(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> CudaPlatform:
-    """That finds no verdicts of other tests."""
+    """A platform that finds no verdicts of other tests."""
     monkeypatch.setattr("headwater.engine_core.platforms.cuda.kernel_cache_dir", lambda: tmp_path)
     config, device = model_config("Qwen3ForCausalLM"), torch.device("cuda")
     return CudaPlatform(config, BLOCK_SIZE, max_num_seqs=64, max_model_len=MAX_LEN, device=device)

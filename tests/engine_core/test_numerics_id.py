@@ -1,4 +1,4 @@
-"""What changes the numerics id: each source of the engine core and the kernels, the device, the driver, libraries."""
+"""The numerics id changes with each source of the engine core and the kernels, the device, the driver, libraries."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ class Layer:
 
 @dataclass(slots=True)
 class Results:
-    """What each kernel of a layer writes, every one in a place of its own."""
+    """Outputs of a layer's kernels, each in a tensor of its own."""
 
     qkv: torch.Tensor
     q: torch.Tensor

@@ -1,4 +1,4 @@
-"""What the assembly of Hopper's kernels must say, whatever GPU is here."""
+"""Checks of the assembly that kernels for Hopper compile to; no GPU is needed."""
 
 from __future__ import annotations
 

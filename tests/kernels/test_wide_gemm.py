@@ -11,7 +11,7 @@ from tests.kernels.paging import GPU, POISON, relative_error
 ODD_SHAPES = [(33, 576, 576), (64, 960, 576), (100, 576, 1536), (129, 640, 640), (300, 896, 1152), (515, 1152, 2112)]
 """[M, N, K] that divide by nothing convenient."""
 UNALIGNED_SHAPES = [(40, 70, 100), (65, 131, 77), (70, 96, 130)]
-"""Whose rows do not begin at multiples of 16 bytes."""
+"""Shapes whose rows do not begin at multiples of 16 bytes."""
 NUM_MULTIPROCESSORS = 132
 
 
@@ -25,7 +25,7 @@ def chosen(m: int, n: int, k: int, dtype: torch.dtype = torch.bfloat16) -> tuple
 
 
 def product(x: torch.Tensor, weight: torch.Tensor, tiles: WideTiles | None = None) -> torch.Tensor:
-    """Of a wider matrix, so that what is written beyond the product shows."""
+    """Part of a wider matrix, so that writes beyond the product show."""
     m, n = x.shape[0], weight.shape[0]
     whole = x.new_full((m + 1, n), POISON)
     wide_gemm(x, weight, whole[:m], tiles)
