@@ -18,14 +18,15 @@ import pytest
 
 from headwater.engine_core.platforms.cpu import compile_kernels
 from headwater.kernels.cpu.compiled import DTYPES
+from headwater.services.hardware import resolve_dtype
 from headwater.services.models.store import default_cache_dir
 from headwater.services.stack.line_file import LineRecord, read_line
 
 MODEL = "smollm2-135m-instruct"
 PACE = {"HEADWATER_SIMULATED_STEP_SECONDS": "0.01", "HEADWATER_SIMULATED_PREFILL_SECONDS": "0.0001"}
 """Of engines without a model: slow enough that a test can interfere."""
-KV_CACHE_BYTES = 256 << 20
-"""Of a replica of the demo model."""
+KV_CACHE_BYTES = (256 << 20) * (2 if resolve_dtype("auto", "cpu") == "float32" else 1)
+"""KV cache of a replica of the demo model: as many blocks whatever number format is the fast one here."""
 
 
 class Line:

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-KV_CACHE = 256 << 20
-BOUND = KV_CACHE + (448 << 20)
+from tests.line.conftest import KV_CACHE_BYTES
+
+BOUND = KV_CACHE_BYTES + (448 << 20)
 """Of a replica's door and core together. Measured beside the cache: 362 MiB of a new line (door 91, torch 150, weights
 in the layout of its library 90), 388 MiB of one that has answered other tests, grammars among them."""
 
