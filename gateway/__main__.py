@@ -44,6 +44,7 @@ from headwater.gateway.tenancy.admin import AdminSurface
 from headwater.gateway.tenancy.book import TenantBook
 from headwater.gateway.tenancy.directory import TenantDirectory
 from headwater.gateway.tenancy.limiter import Limiter
+from headwater.gateway.tenancy.purge import Purge
 from headwater.gateway.tenancy.snapshot import Snapshot
 from headwater.gateway.tenancy.virtual_time import VirtualTime
 from headwater.gateway.tenants import AdminKeys, KeyedTenants, OpenTenants, Tenants
@@ -75,7 +76,7 @@ async def serve(settings: GatewaySettings) -> None:
         tracing = stack.enter_context(tracing_to(settings.otlp_endpoint, "gateway", name))
         line = await stack.enter_async_context(line_behind(settings, bus, name, tracing))
         durable = Durable(bus)
-        admin = admin_of(settings, bus)
+        admin = await stack.enter_async_context(admin_of(settings, bus, durable, line.responses))
         administration = Administration(admin, is_open=not settings.api_key_file)
         models_here = ModelSurface(bus, line.catalogues, administration)
         replicas_here = ReplicaSurface(line.members, administration)
@@ -218,11 +219,18 @@ async def tenants_of(settings: GatewaySettings, bus: Bus) -> AsyncIterator[tuple
         yield OpenTenants(), unlimited
 
 
-def admin_of(settings: GatewaySettings, bus: Bus) -> AdminSurface | None:
+@contextlib.asynccontextmanager
+async def admin_of(
+    settings: GatewaySettings, bus: Bus, durable: Durable, responses: ResponseStore
+) -> AsyncIterator[AdminSurface | None]:
+    """Administration for the length of a scope, and what is to be done after it."""
     if not settings.keeps_tenants:
-        return None
+        yield None
+        return
     admins = AdminKeys.read(settings.admin_key, settings.admin_key_file)
-    return AdminSurface(bus, admins, TenantBook(bus), UsageLog(bus))
+    book = TenantBook(bus)
+    async with Purge(book, durable, responses).running() as purge:
+        yield AdminSurface(bus, admins, book, UsageLog(bus), purge)
 
 
 def main() -> None:

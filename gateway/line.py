@@ -115,7 +115,7 @@ class Line:
     def turn_away(self, caller: Caller) -> None:
         """At the door, before anything of a body is read: raises `LimitExceeded` where that would be the end of it
         when it was read, had been made tokens of and Redis was asked."""
-        self.admission.turn_away(caller.tenant.id)
+        self.admission.turn_away(caller.tenant.key)
         self.accounts.used_up.turn_away(caller.tenant, caller.standing)
 
     def cancel(self, caller: Caller, request_id: str) -> bool:
@@ -124,7 +124,7 @@ class Line:
         Raises `NotFound` for a request of another tenant, as for one that never was.
         """
         group = self._running.get(request_id, [])
-        if any(generation.job.caller.tenant.id != caller.tenant.id for generation in group):
+        if any(generation.job.caller.tenant.key != caller.tenant.key for generation in group):
             raise errors.NotFound("request", request_id)
         for generation in group:
             generation.cancel(errors.ClientGone("the request was cancelled"))
@@ -140,9 +140,9 @@ class Line:
 
     async def explain(self, caller: Caller, request_id: str) -> Explanation:
         """The road of a request of the caller's tenant, on whichever gateway it was. Raises `NotFound`."""
-        tenant = caller.tenant.id
+        tenant = caller.tenant.key
         known = self.roads.find(request_id, tenant)
-        group = [each for each in self._running.get(request_id, ()) if each.job.caller.tenant.id == tenant]
+        group = [each for each in self._running.get(request_id, ()) if each.job.caller.tenant.key == tenant]
         if group:
             ended = known.prompts if known is not None else []
             running = [msgspec.Raw(msgspec.json.encode(each.explained())) for each in group]

@@ -73,7 +73,7 @@ class BackgroundResponses:
 
     async def cancel(self, exchange: Exchange, caller: Caller) -> None:
         """Whoever computes it finds that out."""
-        tenant, response_id = caller.tenant.id, exchange.path_params["id"]
+        tenant, response_id = caller.tenant.key, exchange.path_params["id"]
         with or_unavailable():
             try:
                 record = await self._ledger.change(tenant, response_id, _cancel)
@@ -90,22 +90,27 @@ class BackgroundResponses:
 
     async def delete(self, exchange: Exchange, caller: Caller) -> None:
         """Whether it runs or has been kept."""
-        tenant, response_id = caller.tenant.id, exchange.path_params["id"]
+        tenant, response_id = caller.tenant.key, exchange.path_params["id"]
         record = await self._here(tenant, response_id)
-        if record is None:
-            await self._responses.forget(tenant, response_id)
-        else:
+        try:
+            if record is None:
+                raise NotFound("response", response_id)
             with or_unavailable():
                 await self._ledger.drop(tenant, response_id)
+        except NotFound:
+            await self._responses.forget(tenant, response_id)
+        else:
             if record.is_streamed and not record.is_over:
                 gone = record.response | {"status": "cancelled"}
-                await self._tell(response_id, {"type": "response.cancelled", "response": gone})
+                with contextlib.suppress(*FAILURES):
+                    # Who reads the stream hears of it where there is room to say so.
+                    await self._tell(response_id, {"type": "response.cancelled", "response": gone})
         await exchange.reply_json({"id": response_id, "object": "response", "deleted": True})
 
     async def _found(self, caller: Caller, response_id: str) -> dict[str, Any]:
         """Here, or among those that are kept, where it goes from here. Raises `NotFound`, `Unavailable`."""
-        record = await self._here(caller.tenant.id, response_id)
-        return record.response if record is not None else await self._responses.find(caller.tenant.id, response_id)
+        record = await self._here(caller.tenant.key, response_id)
+        return record.response if record is not None else await self._responses.find(caller.tenant.key, response_id)
 
     async def _here(self, tenant: str, response_id: str) -> Record | None:
         """None also where there is no NATS, or none that answers: what is kept is found without."""

@@ -5,6 +5,7 @@ Knows their names and limits; knows nothing about what lies in them.
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import functools
 from collections.abc import AsyncIterator, Iterator
@@ -40,7 +41,10 @@ HOLD_SECONDS = 6.0
 FAILURES = (nats.errors.Error, OSError, TimeoutError)
 ENTRY_SECONDS = 10.0
 """What one entry of several may take: a server that restarts forgets who was reading."""
+FILES, CONTENTS = "headwater_files", "headwater_file_contents"
+BATCHES = "headwater_batches"
 RESULTS = "headwater_batch_results"
+BACKGROUND = "headwater_background"
 _QUEUE = "headwater_batch_queue"
 LINES_QUEUE = "headwater_batch_lines"
 BACKGROUND_LOG = "headwater_background_events"
@@ -113,13 +117,13 @@ async def _open(js: JetStreamContext) -> Rooms:
     )
     return Rooms(
         js=js,
-        files=await _bucket(js, "headwater_files"),
-        contents=await _object_store(js, "headwater_file_contents"),
-        batches=await _bucket(js, "headwater_batches"),
+        files=await _bucket(js, FILES),
+        contents=await _object_store(js, CONTENTS),
+        batches=await _bucket(js, BATCHES),
         results=await _bucket(js, RESULTS),
         jobs=await _queue(js, _QUEUE, subjects.BATCH_JOBS),
         ranges=await _queue(js, LINES_QUEUE, f"{subjects.BATCH_LINES}.>"),
-        background=await _bucket(js, "headwater_background", BACKGROUND_SECONDS),
+        background=await _bucket(js, BACKGROUND, BACKGROUND_SECONDS),
         background_jobs=await _queue(js, "headwater_background_queue", subjects.BACKGROUND_JOBS),
     )
 
@@ -196,6 +200,22 @@ async def _has_sent(watcher: KeyValue.KeyWatcher) -> bool:
     assert watcher._sub is not None
     info = await watcher._sub.consumer_info()
     return bool(info.num_pending or (info.delivered is not None and info.delivered.consumer_seq))
+
+
+async def drop_keys(js: JetStreamContext, bucket: str, pattern: str) -> None:
+    """Takes keys out of a bucket with all that they ever had. It writes nothing: a full bucket has room for it."""
+    await js.purge_stream(f"KV_{bucket}", subject=f"$KV.{bucket}.{pattern}")
+
+
+async def drop_object(rooms: Rooms, name: str) -> None:
+    """Takes content out of the object store, if it is there. It writes nothing, as `drop_keys`."""
+    try:
+        info = await rooms.contents.get_info(name, show_deleted=True)
+    except nats.js.errors.NotFoundError:
+        return
+    # The pieces first: without what is said of them nobody finds them.
+    for subject in (f"C.{info.nuid}", f"M.{base64.urlsafe_b64encode(name.encode()).decode()}"):
+        await rooms.js.purge_stream(f"OBJ_{CONTENTS}", subject=f"$O.{CONTENTS}.{subject}")
 
 
 async def value_of(bucket: KeyValue, key: str) -> tuple[bytes, int]:

@@ -8,7 +8,7 @@ import msgspec
 import nats.js.errors
 from nats.aio.msg import Msg
 
-from headwater.gateway.batches.durable import Durable, Missing, entries, value_of
+from headwater.gateway.batches.durable import BATCHES, Durable, Missing, drop_keys, entries, value_of
 from headwater.gateway.batches.held import Held, next_of
 from headwater.gateway.batches.records import Batch, Kept
 from headwater.services import subjects
@@ -66,6 +66,11 @@ class Ledger:
             except nats.js.errors.KeyWrongLastSequenceError:
                 continue
             return kept
+
+    async def drop(self, tenant: str, batch_id: str) -> None:
+        """Whoever works on it finds that it is gone, and stops."""
+        rooms = await self._durable.rooms()
+        await drop_keys(rooms.js, BATCHES, _key(tenant, batch_id))
 
     async def next_job(self) -> Job:
         """Waits for one. Raises what NATS raises."""

@@ -93,6 +93,9 @@ class Kept(msgspec.Struct, kw_only=True):
 
     batch: Batch
     tenant: str
+    """Its key: what the batch and its files lie under."""
+    name: str = ""
+    """The tenant's; empty: its key is one."""
     weight: float
     tier: int
     key_id: str = ""
@@ -105,7 +108,8 @@ class Kept(msgspec.Struct, kw_only=True):
     def of(cls, batch: Batch, payer: Tenant) -> Kept:
         return cls(
             batch=batch,
-            tenant=payer.id,
+            tenant=payer.key,
+            name=payer.id,
             weight=payer.weight,
             tier=payer.tier,
             key_id=payer.key_id,
@@ -120,7 +124,12 @@ class Kept(msgspec.Struct, kw_only=True):
     @property
     def payer(self) -> Tenant:
         return Tenant(
-            id=self.tenant, weight=self.weight, tier=self.tier, key_id=self.key_id, shared_cache=self.shared_cache
+            id=self.name or self.tenant,
+            uid=self.tenant if self.tenant != self.name else "",
+            weight=self.weight,
+            tier=self.tier,
+            key_id=self.key_id,
+            shared_cache=self.shared_cache,
         )
 
 

@@ -9,11 +9,21 @@ from collections.abc import AsyncIterator
 
 import msgspec
 import nats.errors
-import nats.js.errors
 from nats.js import JetStreamContext
 from nats.js.api import ConsumerConfig, DeliverPolicy
 
-from headwater.gateway.batches.durable import FAILURES, RESULTS, Durable, Missing, Rooms, entries, put_once, value_of
+from headwater.gateway.batches.durable import (
+    FAILURES,
+    RESULTS,
+    Durable,
+    Missing,
+    Rooms,
+    drop_keys,
+    drop_object,
+    entries,
+    put_once,
+    value_of,
+)
 from headwater.gateway.batches.records import Result, new_id
 
 IS_SUCCESS = "Headwater-Success"
@@ -62,10 +72,9 @@ class Results:
     async def drop(self, batch_id: str) -> None:
         rooms = await self._durable.rooms()
         async for entry in entries(rooms.results, f"{_LARGE}.{batch_id}.>"):
-            with contextlib.suppress(nats.js.errors.NotFoundError):
-                await rooms.contents.delete((entry.value or b"").decode())
-        for subject in (batch_id, f"{_LARGE}.{batch_id}"):
-            await rooms.js.purge_stream(_STREAM, subject=f"{_SUBJECT}.{subject}.>")
+            await drop_object(rooms, (entry.value or b"").decode())
+        for keys in (batch_id, f"{_LARGE}.{batch_id}"):
+            await drop_keys(rooms.js, RESULTS, f"{keys}.>")
 
     async def _put_elsewhere(self, rooms: Rooms, batch_id: str, number: int, value: bytes) -> bytes:
         """Among the contents of files; what to keep instead. Each that computes the line has a place of its own."""

@@ -20,8 +20,9 @@ from headwater.gateway.exchange import Exchange
 from headwater.gateway.openai.decode import convert, decode
 from headwater.gateway.tenancy.book import TenantBook
 from headwater.gateway.tenancy.directory import new_key
-from headwater.gateway.tenancy.records import Key, Limits, TenantRecord
-from headwater.gateway.tenants import AdminKeys, checked_name
+from headwater.gateway.tenancy.purge import Purge
+from headwater.gateway.tenancy.records import Key, Limits, TenantRecord, new_uid
+from headwater.gateway.tenants import RESERVED, AdminKeys, checked_name
 from headwater.services import errors, subjects
 from headwater.services.bus import Bus
 from headwater.services.usage_log import UsageLog, make_stream, read_stream
@@ -83,8 +84,8 @@ class AuditRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
 class AdminSurface:
     """Without administrators' keys every call is refused."""
 
-    def __init__(self, bus: Bus, admins: AdminKeys, book: TenantBook, usage: UsageLog) -> None:
-        self._bus, self._admins, self._book, self._usage = bus, admins, book, usage
+    def __init__(self, bus: Bus, admins: AdminKeys, book: TenantBook, usage: UsageLog, purge: Purge) -> None:
+        self._bus, self._admins, self._book, self._usage, self._purge = bus, admins, book, usage, purge
 
     async def add_tenant(self, exchange: Exchange) -> None:
         admin, asked = self.admin_of(exchange), decode(await exchange.body(MAX_BODY_BYTES), NewTenant)
@@ -92,6 +93,7 @@ class AdminSurface:
         key, secret = new_key()
         record = TenantRecord(
             id=asked.id,
+            uid=new_uid(),
             weight=asked.weight,
             tier=asked.tier,
             shared_cache=asked.shared_cache,
@@ -121,8 +123,10 @@ class AdminSurface:
     async def remove_tenant(self, exchange: Exchange) -> None:
         admin, tenant = self.admin_of(exchange), exchange.path_params["id"]
         async with self.recorded(admin, "remove", tenant, {}):
-            await self._book.remove(tenant)
-        await exchange.reply_json({"id": tenant, "object": "tenant", "deleted": True})
+            removed = await self._book.remove(tenant)
+        is_cleared = await self._purge.clear(removed)
+        told = {"id": tenant, "object": "tenant", "deleted": True, "uid": removed.key, "is_cleared": is_cleared}
+        await exchange.reply_json(told)
 
     async def add_key(self, exchange: Exchange) -> None:
         """Another key; with `expire_others_after` those that there are run out."""
@@ -161,7 +165,9 @@ class AdminSurface:
         today = datetime.datetime.now(datetime.UTC).replace(hour=0, minute=0, second=0, microsecond=0)
         rows: dict[tuple[str, str], dict[str, Any]] = {}
         with or_unavailable():
-            async for _, record in self._usage.read(tenant, today - datetime.timedelta(days=days - 1)):
+            async for _, record in self._usage.read(
+                await self._key_of(tenant), today - datetime.timedelta(days=days - 1)
+            ):
                 day = datetime.datetime.fromtimestamp(record.at, datetime.UTC).date().isoformat()
                 row = rows.setdefault(
                     (day, record.model),
@@ -173,6 +179,13 @@ class AdminSurface:
                 for name in ("prompt_tokens", "cached_tokens", "output_tokens"):
                     row[name] += getattr(record, name)
         await exchange.reply_json({"object": "list", "tenant": tenant, "data": [rows[key] for key in sorted(rows)]})
+
+    async def _key_of(self, tenant: str) -> str:
+        """What the records of a tenant are under: by its name, or as it is given, for one that was removed."""
+        try:
+            return (await self._book.get(tenant)).key
+        except errors.NotFound:
+            return tenant
 
     async def audit(self, exchange: Exchange) -> None:
         """What was changed in the last `days`, oldest first; of too much, the youngest."""
@@ -233,6 +246,7 @@ def _shown(record: TenantRecord) -> dict[str, Any]:
     return {
         "object": "tenant",
         "id": record.id,
+        "uid": record.key,
         "created_at": record.created_at,
         "weight": record.weight,
         "tier": record.tier,
@@ -278,6 +292,8 @@ def _checked_id(name: str) -> None:
         checked_name(name)
     except errors.BadRequest as error:
         raise error.in_words_of({"x-tenant": "id"}) from None
+    if name in RESERVED:
+        raise errors.BadRequest.of("id", name, f"any name but {' and '.join(RESERVED)}")
 
 
 def _days(raw: str) -> int:
