@@ -196,6 +196,8 @@ async def line_behind(settings: GatewaySettings, bus: Bus, gateway_id: str, trac
                 outages=outages.now,
             )
             members.on_change(line.follow)
+            if isinstance(tenants, TenantDirectory):
+                tenants.on_change(line.end_revoked)
             try:
                 async with demand.running():
                     yield line

@@ -189,7 +189,7 @@ class RestSurface:
     def __init__(self, line: Line, settings: GatewaySettings, durable: Durable, administration: Administration) -> None:
         self._line, self._settings, self._administration = line, settings, administration
         self._responses = Responses(line, line.responses, settings.sse_keep_alive)
-        self._background = BackgroundResponses(durable, self._responses, settings.sse_keep_alive)
+        self._background = BackgroundResponses(durable, self._responses, line.tenants, settings.sse_keep_alive)
         self._conversations = Conversations(line.responses.conversations, settings.max_body_bytes)
         self._resumable = ResumableStreams(line, self._responses, settings.sse_keep_alive)
 

@@ -88,9 +88,11 @@ class Line:
 
     @contextlib.contextmanager
     def running(self, generation: Generation) -> Iterator[None]:
-        """Scopes a request's life, in which `cancel` finds it. Raises `Unavailable` when none is carried any longer."""
+        """Scopes a request's life, in which `cancel` finds it. Raises `Unavailable` when none is carried any longer,
+        `KeyRevoked` when its key was revoked on its way here."""
         if self.is_cut_off:
             raise shutting_down()
+        self.tenants.check(generation.job.caller.tenant)
         request_id = generation.job.caller.request_id
         group = self._running.setdefault(request_id, [])
         group.append(generation)
@@ -129,6 +131,14 @@ class Line:
         for generation in group:
             generation.cancel(errors.ClientGone("the request was cancelled"))
         return bool(group)
+
+    def end_revoked(self) -> None:
+        """Ends the requests, waiting and running, whose key or tenant is gone."""
+        for generation in [each for group in self._running.values() for each in group]:
+            try:
+                self.tenants.check(generation.job.caller.tenant)
+            except errors.KeyRevoked as revoked:
+                generation.cancel(revoked)
 
     def traced(self, caller: Caller, name: str) -> Caller:
         """With the span that the request's own hang on; whatever is logged from here on says whose it is."""

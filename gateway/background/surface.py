@@ -17,6 +17,7 @@ from headwater.gateway.exchange import Exchange
 from headwater.gateway.openai.response_schema import ResponsesRequest
 from headwater.gateway.openai.sse import KEEP_ALIVE
 from headwater.gateway.responses import Responses
+from headwater.gateway.tenants import Tenants
 from headwater.services.errors import BadRequest, BodyTooLarge, NotFound, Unavailable
 
 MAX_BODY_BYTES = 256 * 1024
@@ -27,8 +28,9 @@ MAX_EVENT = 2**53
 class BackgroundResponses:
     """The handlers. `keep_alive` is the silence in seconds after which a stream gets a comment."""
 
-    def __init__(self, durable: Durable, responses: Responses, keep_alive: float) -> None:
+    def __init__(self, durable: Durable, responses: Responses, tenants: Tenants, keep_alive: float) -> None:
         self._durable, self._responses, self._keep_alive = durable, responses, keep_alive
+        self._tenants = tenants
         self._ledger = BackgroundLedger(durable)
 
     async def create(self, exchange: Exchange, caller: Caller, asked: ResponsesRequest, body: bytes) -> None:
@@ -54,7 +56,7 @@ class BackgroundResponses:
                 )
             await self._ledger.add(record)
         if record.is_streamed:
-            await self._stream(exchange, record.id, after=-1)
+            await self._stream(exchange, caller, record.id, after=-1)
         else:
             await exchange.reply_json(response)
 
@@ -69,7 +71,7 @@ class BackgroundResponses:
         response = await self._found(caller, response_id)
         if not response.get("background"):
             raise BadRequest("stream", "stream is true; allowed: for responses with background and stream")
-        await self._stream(exchange, response_id, after=int(after))
+        await self._stream(exchange, caller, response_id, after=int(after))
 
     async def cancel(self, exchange: Exchange, caller: Caller) -> None:
         """Whoever computes it finds that out."""
@@ -132,12 +134,12 @@ class BackgroundResponses:
                 await writer.flush()
                 return
 
-    async def _stream(self, exchange: Exchange, response_id: str, *, after: int) -> None:
+    async def _stream(self, exchange: Exchange, caller: Caller, response_id: str, *, after: int) -> None:
         """Until the last event, or until the client leaves: the response goes on either way."""
         out = exchange.open_stream(lambda: None)
 
         async def write() -> None:
-            async for event in follow(self._durable, response_id, after):
+            async for event in follow(self._durable, response_id, after, lambda: self._tenants.check(caller.tenant)):
                 out.write(_rendered(event))
 
         def keep_alive() -> None:

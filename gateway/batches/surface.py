@@ -55,6 +55,8 @@ class BatchSurface:
                 raise BadRequest("file", "file is missing; allowed: one file", code="missing_field")
             if purpose != PURPOSE:
                 raise BadRequest.of("purpose", purpose, PURPOSE)
+            # The body may have taken long, and the key may be gone since.
+            tenant = self._tenant_of(exchange)
             with or_unavailable():
                 if len(await self._files.all(tenant.key)) >= MAX_FILES:
                     raise LimitExceeded(f"the tenant has {MAX_FILES} files; delete some", retry_after=60.0)

@@ -68,6 +68,11 @@ class TenantDirectory:
         self._retired: set[str] = set()
         """Keys of tenants that were removed."""
         self._is_read = False
+        self._listeners: list[Callable[[], None]] = []
+
+    def on_change(self, listener: Callable[[], None]) -> None:
+        """Calls `listener` after tenants were read again, and when a key has expired."""
+        self._listeners.append(listener)
 
     @contextlib.asynccontextmanager
     async def running(self, bus: Bus) -> AsyncIterator[TenantDirectory]:
@@ -90,6 +95,7 @@ class TenantDirectory:
             structlog.get_logger().warning("tenants cannot be read", error=str(failure), known=len(self._records))
             return False
         self._know(records, removed)
+        self._tell()
         await asyncio.to_thread(self._snapshot.save, records)
         return True
 
@@ -160,11 +166,22 @@ class TenantDirectory:
     async def _follow(self, changed: asyncio.Event) -> None:
         while True:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(READ_AGAIN_SECONDS):
+                async with asyncio.timeout(min(READ_AGAIN_SECONDS, self._seconds_to_expiry())):
                     await changed.wait()
             changed.clear()
+            self._tell()
             if not await self.read():
                 await asyncio.sleep(RETRY_SECONDS)
+
+    def _seconds_to_expiry(self) -> float:
+        """Until the next key expires."""
+        now = time.time()
+        ends = [key.expires_at - now for key, _ in self._keys.values() if key.expires_at is not None]
+        return min((seconds for seconds in ends if seconds > 0), default=READ_AGAIN_SECONDS)
+
+    def _tell(self) -> None:
+        for listener in self._listeners:
+            listener()
 
 
 async def _pass_on(words: AsyncIterator[object], tell: Callable[[], None]) -> None:
