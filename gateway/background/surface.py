@@ -11,7 +11,8 @@ import msgspec
 from headwater.gateway.background.event_log import EventWriter, Overtaken, follow
 from headwater.gateway.background.ledger import BackgroundLedger
 from headwater.gateway.background.records import Record
-from headwater.gateway.batches.durable import FAILURES, Durable, or_unavailable
+from headwater.gateway.batches.durable import FAILURES, or_unavailable
+from headwater.gateway.batches.tenant_storage import TenantStorage
 from headwater.gateway.caller import Caller
 from headwater.gateway.exchange import Exchange
 from headwater.gateway.openai.response_schema import ResponsesRequest
@@ -28,10 +29,10 @@ MAX_EVENT = 2**53
 class BackgroundResponses:
     """The handlers. `keep_alive` is the silence in seconds after which a stream gets a comment."""
 
-    def __init__(self, durable: Durable, responses: Responses, tenants: Tenants, keep_alive: float) -> None:
-        self._durable, self._responses, self._keep_alive = durable, responses, keep_alive
-        self._tenants = tenants
-        self._ledger = BackgroundLedger(durable)
+    def __init__(self, storage: TenantStorage, responses: Responses, tenants: Tenants, keep_alive: float) -> None:
+        self._storage, self._durable, self._responses = storage, storage.durable, responses
+        self._tenants, self._keep_alive = tenants, keep_alive
+        self._ledger = BackgroundLedger(storage.durable)
 
     async def create(self, exchange: Exchange, caller: Caller, asked: ResponsesRequest, body: bytes) -> None:
         if len(body) > MAX_BODY_BYTES:
@@ -50,11 +51,12 @@ class BackgroundResponses:
             response=response,
         )
         with or_unavailable():
-            if record.is_streamed:
-                await self._tell(
-                    record.id, *({"type": f"response.{kind}", "response": response} for kind in _BEGINNING)
-                )
-            await self._ledger.add(record)
+            async with self._storage.room_in_background(caller.tenant.key, len(record.body)):
+                if record.is_streamed:
+                    await self._tell(
+                        record.id, *({"type": f"response.{kind}", "response": response} for kind in _BEGINNING)
+                    )
+                await self._ledger.add(record)
         if record.is_streamed:
             await self._stream(exchange, caller, record.id, after=-1)
         else:

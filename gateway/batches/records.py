@@ -101,6 +101,10 @@ class Kept(msgspec.Struct, kw_only=True):
     key_id: str = ""
     """Whose limits its lines count against, beside the tenant's."""
     shared_cache: bool = False
+    result_bytes: int = 0
+    """Of the results that there are, until they are gathered into files."""
+    is_out_of_room: bool = False
+    """The tenant may keep no more: lines without a result get none."""
     owner: str = ""
     """The run that works on it; an earlier one finds another's name here and stops."""
 
@@ -119,7 +123,8 @@ class Kept(msgspec.Struct, kw_only=True):
     @property
     def is_running(self) -> bool:
         """Its lines are to be answered."""
-        return self.batch.status == "in_progress" and time.time() < self.batch.expires_at
+        is_in_time = time.time() < self.batch.expires_at
+        return self.batch.status == "in_progress" and is_in_time and not self.is_out_of_room
 
     @property
     def payer(self) -> Tenant:

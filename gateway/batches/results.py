@@ -27,7 +27,8 @@ from headwater.gateway.batches.durable import (
 from headwater.gateway.batches.records import Result, new_id
 
 IS_SUCCESS = "Headwater-Success"
-"""Header of a result, so that counting needs no bodies."""
+NUM_BYTES = "Headwater-Bytes"
+"""Headers of a result, so that counting needs no bodies."""
 MAX_VALUE_BYTES = 512 * 1024
 """Of a result that lies in the bucket itself: below what the server takes in one message."""
 _ELSEWHERE, _LARGE = b"@", "large"
@@ -46,9 +47,9 @@ class Results:
     async def keep(self, batch_id: str, number: int, result: Result) -> bool:
         """False when the line had one already: the first stands."""
         rooms, value = await self._durable.rooms(), msgspec.json.encode(result)
+        headers = {IS_SUCCESS: str(int(result.is_success)), NUM_BYTES: str(len(value))}
         if len(value) > MAX_VALUE_BYTES:
             value = await self._put_elsewhere(rooms, batch_id, number, value)
-        headers = {IS_SUCCESS: str(int(result.is_success))}
         return await put_once(rooms.js, f"{_SUBJECT}.{batch_id}.{number}", value, headers)
 
     async def has(self, batch_id: str, number: int) -> bool:
@@ -101,19 +102,20 @@ class Follower:
         self._last_sequence = 0
         self._heard_at = 0.0
 
-    async def more(self, seconds: float) -> list[tuple[int, bool]]:
-        """(line number, whether it is a success) of those that are there; waits for one, but not longer than that.
+    async def more(self, seconds: float) -> list[tuple[int, bool, int]]:
+        """(line number, whether it is a success, its bytes) of those that are there; waits for one, not longer than
+        that.
 
         Raises what NATS raises where it cannot be asked.
         """
         listening = self._listening or await self._listen()
-        found: list[tuple[int, bool]] = []
+        found: list[tuple[int, bool, int]] = []
         try:
             while True:
                 message = await listening.next_msg(timeout=seconds)
                 self._heard_at, self._last_sequence = time.monotonic(), message.metadata.sequence.stream
-                number = int(message.subject.rpartition(".")[2])
-                found.append((number, (message.headers or {}).get(IS_SUCCESS) != "0"))
+                number, headers = int(message.subject.rpartition(".")[2]), message.headers or {}
+                found.append((number, headers.get(IS_SUCCESS) != "0", int(headers.get(NUM_BYTES, "0"))))
                 if not message.metadata.num_pending:
                     return found
         except nats.errors.TimeoutError:

@@ -9,11 +9,12 @@ import msgspec
 from starlette.datastructures import Headers, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 
-from headwater.gateway.batches.durable import Durable, or_unavailable
+from headwater.gateway.batches.durable import or_unavailable
 from headwater.gateway.batches.files import Files
 from headwater.gateway.batches.ledger import Ledger
 from headwater.gateway.batches.lines import ENDPOINTS
 from headwater.gateway.batches.records import OVER, Batch, File, Kept, NewBatch, new_id, now
+from headwater.gateway.batches.tenant_storage import TenantStorage
 from headwater.gateway.exchange import Exchange
 from headwater.gateway.openai.decode import decode
 from headwater.gateway.openai.paging import page_of
@@ -32,9 +33,9 @@ MAX_BATCH_BODY_BYTES = 64 * 1024
 
 
 class BatchSurface:
-    def __init__(self, durable: Durable, tenant_of: Callable[[Exchange], Tenant], max_file_bytes: int) -> None:
-        self._files, self._ledger = Files(durable), Ledger(durable)
-        self._tenant_of, self._max_file_bytes = tenant_of, max_file_bytes
+    def __init__(self, storage: TenantStorage, tenant_of: Callable[[Exchange], Tenant], max_file_bytes: int) -> None:
+        self._files, self._ledger = Files(storage.durable), Ledger(storage.durable)
+        self._storage, self._tenant_of, self._max_file_bytes = storage, tenant_of, max_file_bytes
 
     # Files.
 
@@ -60,8 +61,9 @@ class BatchSurface:
             with or_unavailable():
                 if len(await self._files.all(tenant.key)) >= MAX_FILES:
                     raise LimitExceeded(f"the tenant has {MAX_FILES} files; delete some", retry_after=60.0)
-                name = (file.filename or "file")[:MAX_FILENAME]
-                added = await self._files.add(tenant.key, name, PURPOSE, file.file, file.size or 0)
+                name, num_bytes = (file.filename or "file")[:MAX_FILENAME], file.size or 0
+                async with self._storage.room(tenant.key, num_bytes):
+                    added = await self._files.add(tenant.key, name, PURPOSE, file.file, num_bytes)
         finally:
             await form.close()
         await exchange.reply_json(added)
@@ -111,7 +113,8 @@ class BatchSurface:
                 expires_at=now() + hours * 3600,
                 metadata=asked.metadata,
             )
-            await self._ledger.add(Kept.of(batch, tenant))
+            async with self._storage.room(tenant.key, 0):
+                await self._ledger.add(Kept.of(batch, tenant))
         await exchange.reply_json(batch)
 
     async def list_batches(self, exchange: Exchange) -> None:

@@ -9,11 +9,12 @@ from collections.abc import Callable
 
 import msgspec
 import nats.js.errors
+import structlog
 from nats.js import JetStreamContext
 from nats.js.api import KeyValueConfig, StorageType
 from nats.js.kv import KeyValue
 
-from headwater.gateway.batches.durable import drop_keys, entries, or_unavailable
+from headwater.gateway.batches.durable import drop_keys, entries, is_full, or_unavailable
 from headwater.gateway.tenancy.records import Removed, TenantRecord
 from headwater.services import subjects
 from headwater.services.bus import Bus
@@ -32,6 +33,11 @@ class TenantBook:
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
         self._bucket: KeyValue | None = None
+
+    async def make(self) -> None:
+        """The bucket, unless it is there."""
+        with or_unavailable():
+            await self._open()
 
     async def all(self) -> list[TenantRecord]:
         with or_unavailable():
@@ -73,7 +79,13 @@ class TenantBook:
         removed = Removed(key=record.key)
         with or_unavailable():
             bucket = await self._open()
-            await bucket.put(_removed_key(removed), msgspec.json.encode(removed))
+            try:
+                await bucket.put(_removed_key(removed), msgspec.json.encode(removed))
+            except nats.js.errors.APIError as refused:
+                # A server that is full though this bucket has room is one that streams without bounds have filled.
+                if not is_full(refused):
+                    raise
+                structlog.get_logger().warning("a removal cannot be noted: storage is full", key=removed.key)
             # NOTE: the bucket's own `delete` writes a mark, for which a full one has no room.
             await drop_keys(self._js(), BUCKET, _key(tenant_id))
         await self._tell()

@@ -133,6 +133,11 @@ class TenantDirectory:
         record = self._record_of(tenant)
         return record.scopes(tenant.key_id, model) if record is not None else []
 
+    def storage(self, key: str) -> tuple[int | None, int | None]:
+        """Limits of its own that a tenant has to what it keeps, by its key: of files, and of responses."""
+        record = self._by_key.get(key)
+        return (record.file_bytes, record.response_bytes) if record is not None else (None, None)
+
     def _record_of(self, tenant: Tenant) -> TenantRecord | None:
         """None for administrators and tenants of the key file."""
         record = self._by_key.get(tenant.key)

@@ -64,6 +64,9 @@ class TenantRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     limits: Limits = NO_LIMITS
     models: dict[str, Limits] = {}
     """Limits on top, by model."""
+    file_bytes: int | None = None
+    """That it may keep, as `StorageLimits` has it; None: as many as every tenant."""
+    response_bytes: int | None = None
     keys: tuple[Key, ...] = ()
 
     @property
