@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,13 +14,20 @@ import nats.js.errors
 import pytest
 from nats.js import JetStreamContext
 
+from headwater.gateway.background.ledger import BackgroundLedger
+from headwater.gateway.background.records import Record
 from headwater.gateway.batches.durable import BACKGROUND, BATCHES, FILES, RESULTS, Durable
 from headwater.gateway.batches.files import Files
+from headwater.gateway.batches.tenant_storage import TenantStorage
 from headwater.gateway.storage_bounds import PERCENT, StorageBounds, set_bounds
+from headwater.gateway.storage_limits import StorageLimits
 from headwater.gateway.tenancy.admin import make_audit_stream
 from headwater.gateway.tenancy.book import TenantBook
+from headwater.gateway.tenancy.records import new_uid
+from headwater.gateway.tenants import Tenant
 from headwater.services import subjects
 from headwater.services.bus import Bus
+from headwater.services.errors import LimitExceeded
 from headwater.services.stack.embedded import start_nats
 from headwater.services.usage_log import AUDIT_STREAM, STREAM, UsageLog
 from tests.gateway.conftest import GatewayStarter
@@ -221,6 +229,34 @@ def test_a_tenant_keeps_no_more_than_it_may(small: Gateway) -> None:
     assert small.client.delete(here, headers=ada.headers).status_code == 200
     kept = ada.post("/v1/responses", {"model": MODEL, "input": "z" * 4000, "max_output_tokens": 1}).json()
     assert (kept["store"], ada.get(f"/v1/responses/{kept['id']}").status_code) == (True, 200)
+
+
+async def test_a_tenant_has_so_many_responses_in_the_background_and_no_more(
+    nats_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headwater.gateway.batches.tenant_storage.MAX_BACKGROUND", 2)
+    ada, bob = (Tenant(id="x", uid=new_uid()) for _ in range(2))
+    async with Bus.open(nats_url, wait_seconds=5.0) as bus:
+        storage = TenantStorage(Durable(bus), StorageLimits())
+        ledger = BackgroundLedger(storage.durable)
+
+        async def add(tenant: Tenant) -> str:
+            response = {"id": f"resp_{uuid.uuid4().hex}", "status": "queued"}
+            async with storage.room_in_background(tenant.key, 2):
+                await ledger.add(
+                    Record(tenant=tenant, priority=0, request_id="r", body=b"{}", is_streamed=False, response=response)
+                )
+            return response["id"]
+
+        first, _ = await add(ada), await add(ada)
+        with pytest.raises(LimitExceeded, match="2 responses in the background"):
+            await add(ada)
+        await add(bob)
+        await ledger.drop(ada.key, first)
+        await add(ada)
+        for tenant in (ada, bob):
+            await ledger.drop_all(tenant.key)
+            assert await storage.of(tenant.key) == 0
 
 
 def test_limits_in_bytes_are_changed_and_shown(small: Gateway) -> None:

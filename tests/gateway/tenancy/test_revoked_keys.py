@@ -183,6 +183,23 @@ def batch_of(ada: Customer, num_lines: int) -> str:
     return str(ada.post("/v1/batches", made).json()["id"])
 
 
+def test_an_upload_that_outlasts_its_key_leaves_no_file(slow: Gateway) -> None:
+    ada = Customer(slow)
+    other = another_key(ada)
+    head = b'--b\r\ncontent-disposition: form-data; name="purpose"\r\n\r\nbatch\r\n--b\r\n'
+    head += b'content-disposition: form-data; name="file"; filename="late.jsonl"\r\n\r\n'
+
+    def body() -> Iterator[bytes]:
+        yield head + b"half"
+        revoke(ada)
+        slow.wait_until(lambda: ada.get("/v1/models").status_code == 401)
+        yield b"half\r\n--b--\r\n"
+
+    headers = ada.headers | {"content-type": "multipart/form-data; boundary=b"}
+    assert slow.client.post("/v1/files", headers=headers, content=body()).status_code == 401
+    assert slow.client.get("/v1/files", headers=other).json()["data"] == []
+
+
 @pytest.mark.parametrize("is_streamed", [False, True])
 def test_a_response_in_the_background_fails_when_its_key_is_revoked(slow: Gateway, is_streamed: bool) -> None:
     ada = Customer(slow)
