@@ -16,8 +16,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from headwater.gateway.administration import Administration
 from headwater.gateway.background.surface import BackgroundResponses
-from headwater.gateway.batches.durable import Durable
 from headwater.gateway.batches.surface import BatchSurface
+from headwater.gateway.batches.tenant_storage import TenantStorage
 from headwater.gateway.caller import Caller
 from headwater.gateway.conversations import Conversations
 from headwater.gateway.exchange import Exchange
@@ -65,15 +65,15 @@ Handler = Callable[[Exchange], Awaitable[None]]
 def make_app(
     line: Line,
     settings: GatewaySettings,
-    durable: Durable,
+    storage: TenantStorage,
     admin: AdminSurface | None,
     models_here: ModelSurface,
     replicas_here: ReplicaSurface,
     administration: Administration,
 ) -> ASGIApp:
     """The application. Error pages and methods are ours, so that every answer has OpenAI's envelope."""
-    surface = RestSurface(line, settings, durable, administration)
-    batches = BatchSurface(durable, surface.tenant_of, settings.max_file_bytes)
+    surface = RestSurface(line, settings, storage, administration)
+    batches = BatchSurface(storage, surface.tenant_of, settings.max_file_bytes)
     routes: list[tuple[str, str, Handler]] = [
         ("POST", "/v1/chat/completions", surface.chat_completions),
         ("POST", "/v1/completions", surface.completions),
@@ -186,10 +186,12 @@ class _Endpoint:
 class RestSurface:
     """The handlers."""
 
-    def __init__(self, line: Line, settings: GatewaySettings, durable: Durable, administration: Administration) -> None:
+    def __init__(
+        self, line: Line, settings: GatewaySettings, storage: TenantStorage, administration: Administration
+    ) -> None:
         self._line, self._settings, self._administration = line, settings, administration
         self._responses = Responses(line, line.responses, settings.sse_keep_alive)
-        self._background = BackgroundResponses(durable, self._responses, settings.sse_keep_alive)
+        self._background = BackgroundResponses(storage, self._responses, line.tenants, settings.sse_keep_alive)
         self._conversations = Conversations(line.responses.conversations, settings.max_body_bytes)
         self._resumable = ResumableStreams(line, self._responses, settings.sse_keep_alive)
 

@@ -350,7 +350,7 @@ class Carriage:
             grammar=prepared.grammar,
             num_grammar_bytes=len(prepared.grammar),
             choice_indices=[choice.number for choice in choices],
-            tenant=caller.tenant.id,
+            tenant=caller.tenant.key,
             weight=caller.tenant.weight,
             tier=caller.tenant.tier + caller.priority,
             virtual_time=generation.share.virtual_time if generation.share is not None else 0.0,

@@ -6,10 +6,14 @@ One list each: first what is said of it, then its items in order, so that a turn
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+import contextlib
+from collections.abc import Awaitable, Sequence
+from typing import Any, TypeVar
 
 import msgspec
 
+from headwater.gateway.storage_limits import StorageLimits
+from headwater.gateway.stored_bytes import StoredBytes
 from headwater.services import errors
 from headwater.services.store import Store, StoreUnavailable
 
@@ -17,6 +21,7 @@ PATIENCE_SECONDS = 2.0
 MAX_ITEMS = 2000
 """Of one conversation."""
 Item = dict[str, Any]
+ReplyT = TypeVar("ReplyT")
 _items = msgspec.json.Decoder(Item)
 
 
@@ -47,13 +52,15 @@ class ConversationStore:
     """By tenant and id. Everything here raises `Unavailable` while Redis is out of reach, and `NotFound`, also for
     another tenant's."""
 
-    def __init__(self, store: Store, seconds: float) -> None:
+    def __init__(self, store: Store, seconds: float, limits: StorageLimits, stored: StoredBytes) -> None:
         self._store, self._seconds = store, seconds
+        self._limits, self._bytes = limits, stored
 
     async def create(self, tenant: str, conversation: Conversation) -> None:
         _check_room(len(conversation.items))
         key = _key(tenant, conversation.id)
         values = [msgspec.json.encode(each) for each in (conversation.head, *conversation.items)]
+        await self._claim(tenant, key, values)
         await self._command("RPUSH", key, *values)
         await self._extend(key)
 
@@ -67,33 +74,58 @@ class ConversationStore:
     async def add(self, tenant: str, conversation_id: str, items: list[Item]) -> None:
         """All of them, side by side, whoever else adds to it."""
         key = _key(tenant, conversation_id)
-        _check_room(await self._command("LLEN", key) - 1 + len(items))
-        if items and not await self._command("RPUSHX", key, *map(msgspec.json.encode, items)):
+        num_values = await self._command("LLEN", key)
+        if not num_values:
+            raise errors.NotFound("conversation", conversation_id)
+        _check_room(num_values - 1 + len(items))
+        values = [msgspec.json.encode(each) for each in items]
+        await self._claim(tenant, key, values)
+        if values and not await self._command("RPUSHX", key, *values):
             raise errors.NotFound("conversation", conversation_id)
         await self._extend(key)
 
     async def tell(self, tenant: str, conversation: Conversation) -> None:
         """Keeps what is said of it, which was changed."""
-        key = _key(tenant, conversation.id)
-        await self._command("LSET", key, 0, msgspec.json.encode(conversation.head))
+        key, value = _key(tenant, conversation.id), msgspec.json.encode(conversation.head)
+        before = await self._command("LINDEX", key, 0)
+        await self._claim(tenant, key, [value], instead_of=len(before or b""))
+        await self._command("LSET", key, 0, value)
         await self._extend(key)
 
     async def remove(self, tenant: str, conversation: Conversation, item: Item) -> None:
-        await self._command("LREM", _key(tenant, conversation.id), 1, msgspec.json.encode(item))
+        key, value = _key(tenant, conversation.id), msgspec.json.encode(item)
+        if await self._command("LREM", key, 1, value):
+            await self._claim(tenant, key, [], instead_of=len(value))
 
     async def drop(self, tenant: str, conversation_id: str) -> None:
-        if not await self._command("DEL", _key(tenant, conversation_id)):
+        key = _key(tenant, conversation_id)
+        is_gone = await self._command("DEL", key)
+        # Where that fails it is counted until its time is over.
+        with contextlib.suppress(errors.Unavailable):
+            await _patiently(self._bytes.release(tenant, key))
+        if not is_gone:
             raise errors.NotFound("conversation", conversation_id)
 
     async def _extend(self, key: str) -> None:
         await self._command("PEXPIRE", key, int(self._seconds * 1e3))
 
+    async def _claim(self, tenant: str, key: str, values: Sequence[bytes], *, instead_of: int = 0) -> None:
+        """Room for values, one of which may replace another. Raises `StorageLimitExceeded`."""
+        num_bytes, limit = sum(map(len, values)) - instead_of, self._limits.response_bytes(tenant)
+        claim = self._bytes.claim_more(tenant, key, num_bytes, seconds=self._seconds, limit=limit)
+        if (used := await _patiently(claim)) is not None:
+            raise errors.StorageLimitExceeded("response_bytes", used, num_bytes, limit)
+
     async def _command(self, *words: Any) -> Any:
-        try:
-            async with asyncio.timeout(PATIENCE_SECONDS):
-                return await self._store.command(*words)
-        except (StoreUnavailable, TimeoutError):
-            raise errors.Unavailable("the store of conversations is out of reach", code="store_unavailable") from None
+        return await _patiently(self._store.command(*words))
+
+
+async def _patiently(call: Awaitable[ReplyT]) -> ReplyT:
+    try:
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            return await call
+    except (StoreUnavailable, TimeoutError):
+        raise errors.Unavailable("the store of conversations is out of reach", code="store_unavailable") from None
 
 
 def _check_room(num_items: int) -> None:

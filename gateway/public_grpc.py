@@ -120,7 +120,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         if self._line.draining:
             raise shutting_down()
         caller, after = self._line.traced(self._caller(context), "Inference/Resume"), request.after_index
-        found = await find(self._line, caller.tenant.id, bare_id(request.request_id))
+        found = await find(self._line, caller.tenant.key, bare_id(request.request_id))
         caller, kind, body = caller_of(found, caller), found.context.kind, found.context.body
         if kind is StreamKind.GRPC_CHAT:
             chat = inference_pb2.ChatRequest.FromString(body)

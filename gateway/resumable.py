@@ -47,7 +47,7 @@ class ResumableStreams:
     async def resume(self, exchange: Exchange, caller: Caller, shown_id: str) -> None:
         """A stream that began elsewhere, behind the last event that the client has."""
         after = _last_event(exchange.headers.get("last-event-id", "0"))
-        found = await find(self._line, caller.tenant.id, bare_id(shown_id))
+        found = await find(self._line, caller.tenant.key, bare_id(shown_id))
         caller = caller_of(found, caller)
         exchange.request_id = caller.shown_id
         out = NumberedStream(exchange.open_stream, after)
@@ -66,7 +66,7 @@ class ResumableStreams:
 
     async def forget(self, exchange: Exchange, caller: Caller, shown_id: str) -> None:
         """A stream that its client does not want any longer."""
-        await forget(self._line, caller.tenant.id, bare_id(shown_id))
+        await forget(self._line, caller.tenant.key, bare_id(shown_id))
         await exchange.reply_json({"id": shown_id, "object": "stream", "deleted": True})
 
     async def _go_on(

@@ -121,7 +121,7 @@ class ResumedGeneration(Generation):
         try:
             record_id = "" if self.found.is_charged else self.grant.request_id
             ids = session.attach(
-                self.found.request_id, self.job.caller.tenant.id, self.choices, self._on_attached, record_id
+                self.found.request_id, self.job.caller.tenant.key, self.choices, self._on_attached, record_id
             )
             for choice, stream_id in zip(self.choices, ids, strict=True):
                 choice.opened(session, stream_id)

@@ -112,7 +112,7 @@ class Generation:
         job = self.job
         self.model = self.line.processors.model(job.model)
         self.namespace = self.line.namespaces.of(
-            job.caller.tenant.id, self.model, cache_salt=job.cache_salt, shared=job.caller.tenant.shared_cache
+            job.caller.tenant.key, self.model, cache_salt=job.cache_salt, shared=job.caller.tenant.shared_cache
         )
         request = processor_pb2.PrepareRequest(
             model=job.model,
@@ -159,7 +159,7 @@ class Generation:
                         caller.tenant.tier + caller.priority,
                         self.share.virtual_time,
                         self._model_key,
-                        caller.tenant.id,
+                        caller.tenant.key,
                         self.num_prompt_tokens,
                     ) as self.turn:
                         road.admitted_at = time.perf_counter()
@@ -252,7 +252,7 @@ class Generation:
         caller = self.job.caller
         trace_id = caller.span.context.trace_id
         return self.line.roads.begin(
-            caller.request_id, caller.tenant.id, self.job.model, caller.client_request_id, trace_id
+            caller.request_id, caller.tenant, self.job.model, caller.client_request_id, trace_id
         )
 
     def explained(self) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from headwater.gateway.storage_limits import DEFAULT_FILE_BYTES, DEFAULT_RESPONSE_BYTES, MIN_STORAGE_BYTES
 from headwater.services.advertise import is_loopback
 from headwater.services.settings import SettingError, setting
 from headwater.services.tls import StageTlsSettings
@@ -47,6 +48,16 @@ class GatewaySettings(StageTlsSettings):
     allowed_origins: tuple[str, ...] = setting((), "origin whose web pages may call the API (repeatable); *: any")
     max_body_bytes: int = setting(4 * 1024 * 1024, "largest request body")
     max_file_bytes: int = setting(100 * 1024 * 1024, "largest file of /v1/files")
+    storage_bytes: int = setting(
+        16 * 1024 * 1024 * 1024, "bytes that NATS may keep in all, each kind within its part; less where NATS has less"
+    )
+    tenant_file_bytes: int = setting(
+        DEFAULT_FILE_BYTES,
+        "bytes of files, batches and background responses that a tenant may keep, unless it has a limit",
+    )
+    tenant_response_bytes: int = setting(
+        DEFAULT_RESPONSE_BYTES, "bytes of responses and conversations that a tenant may keep, unless it has a limit"
+    )
     batch_concurrency: int = setting(64, "lines of batches that run here at once; 0: others run them")
     max_running: int = setting(4096, "requests that run at once")
     max_queued: int = setting(4096, "requests that wait for their turn")
@@ -74,6 +85,8 @@ class GatewaySettings(StageTlsSettings):
         for name in (
             "max_body_bytes",
             "max_file_bytes",
+            "tenant_file_bytes",
+            "tenant_response_bytes",
             "max_running",
             "response_ttl",
             "sse_keep_alive",
@@ -85,6 +98,8 @@ class GatewaySettings(StageTlsSettings):
         for name in ("max_queued", "cold_start_timeout", "batch_concurrency", "drain_limit"):
             if getattr(self, name) < 0:
                 raise SettingError(name, getattr(self, name), "at least 0")
+        if self.storage_bytes < MIN_STORAGE_BYTES:
+            raise SettingError("storage_bytes", self.storage_bytes, f"at least {MIN_STORAGE_BYTES}")
         self._check_addresses()
         if bool(self.tls_cert_file) != bool(self.tls_key_file):
             raise SettingError("tls_key_file", self.tls_key_file, "a file, together with --tls-cert-file, or neither")
@@ -93,6 +108,9 @@ class GatewaySettings(StageTlsSettings):
         for name in ("fail_open_share", "log_receipts"):
             if not 0 <= getattr(self, name) <= 1:
                 raise SettingError(name, getattr(self, name), "0…1")
+        self._check_callers()
+
+    def _check_callers(self) -> None:
         if self.keeps_tenants and not self.nats_url:
             raise SettingError("nats_url", self.nats_url, "a NATS server with JetStream, where tenants are kept")
         if not (self.api_key_file or self.keeps_tenants or is_loopback(self.host)):

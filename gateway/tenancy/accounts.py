@@ -109,7 +109,7 @@ class Accounts:
                 await asyncio.shield(asyncio.create_task(self._settle(grant, record)))
 
     async def extend(self, grant: Grant, tokens: int) -> Verdict:
-        tenant, scopes = grant.tenant.id, grant.scopes
+        tenant, scopes = grant.tenant.key, grant.scopes
         try:
             verdict = await self._limiter.extend(
                 tenant, grant.request_id, scopes, more=tokens, held=grant.granted, used=grant.used
@@ -169,7 +169,7 @@ class Accounts:
             used = num_prompt_tokens + sum(found.num_tokens)
             try:
                 await self._limiter.extend(
-                    grant.tenant.id, grant.request_id, scopes, more=0, held=grant.granted, used=used
+                    grant.tenant.key, grant.request_id, scopes, more=0, held=grant.granted, used=used
                 )
                 self._with_redis()
             except StoreUnavailable as failure:
@@ -193,12 +193,12 @@ class Accounts:
         with contextlib.suppress(StoreUnavailable, errors.Unavailable):
             verdict = await asking
             if verdict.refusal is None and grant.is_local:
-                self._local.settle(grant.tenant.id, grant.scopes, unused=verdict.granted)
+                self._local.settle(grant.tenant.key, grant.scopes, unused=verdict.granted)
             if verdict.refusal is None:
-                await self._limiter.settle(grant.tenant.id, grant.request_id, grant.scopes, used=0, seq=0)
+                await self._limiter.settle(grant.tenant.key, grant.request_id, grant.scopes, used=0, seq=0)
 
     async def _ask(self, grant: Grant, *, most: int, least: int, used: int = 0) -> Verdict:
-        tenant, scopes = grant.tenant.id, grant.scopes
+        tenant, scopes = grant.tenant.key, grant.scopes
         try:
             for _ in range(len(scopes) + 1):
                 verdict = await self._limiter.reserve(
@@ -222,9 +222,9 @@ class Accounts:
     async def _settle(self, grant: Grant, record: UsageRecord) -> None:
         seq = await self._usage.stored(record, grant.recorded)
         if grant.is_local:
-            self._local.settle(grant.tenant.id, grant.scopes, unused=max(0, grant.granted - grant.used))
+            self._local.settle(grant.tenant.key, grant.scopes, unused=max(0, grant.granted - grant.used))
         try:
-            await self._limiter.settle(grant.tenant.id, grant.request_id, grant.scopes, used=grant.used, seq=seq)
+            await self._limiter.settle(grant.tenant.key, grant.request_id, grant.scopes, used=grant.used, seq=seq)
         except StoreUnavailable as failure:
             self._without_redis(failure)
 
@@ -262,7 +262,7 @@ class Accounts:
                     continue
                 try:
                     await self._limiter.extend(
-                        grant.tenant.id, grant.request_id, grant.scopes, more=0, held=grant.granted, used=grant.used
+                        grant.tenant.key, grant.request_id, grant.scopes, more=0, held=grant.granted, used=grant.used
                     )
                 except StoreUnavailable as failure:
                     self._without_redis(failure)
@@ -295,7 +295,7 @@ class Accounts:
         grant.used_before, grant.num_output_tokens = prompt_tokens, output_tokens
         return UsageRecord(
             request_id=grant.request_id,
-            tenant=job.caller.tenant.id,
+            tenant=job.caller.tenant.key,
             key_id=job.caller.tenant.key_id,
             model=job.model,
             at=round(time.time(), 3),

@@ -13,6 +13,7 @@ from headwater.services.cli.admin_client import call
 from headwater.services.cli.plain_table import plain_table
 
 LIMITS = ("requests_per_minute", "tokens_per_minute", "concurrency", "budget", "budget_period")
+BYTES = ("file_bytes", "response_bytes")
 
 
 class TenantClient:

@@ -204,10 +204,13 @@ def test_what_a_request_used_is_one_record_and_the_command_line_shows_it(managed
     assert row["prompt_tokens"] == sum(each["prompt_tokens"] for each in (*used, batch))
     tenant("set", name, "--tokens-per-minute=500", "--requests-per-minute=-1", "--shared-cache")
     tenant("set", name, "--model=m", "--concurrency=2")
+    tenant("set", name, "--file-bytes=1000", "--response-bytes=2000")
+    tenant("set", name, "--response-bytes=-1")
     shown = json.loads(tenant("show", name))
     assert shown["limits"] == {"tokens_per_minute": 500}
     assert shown["models"] == {"m": {"concurrency": 2}}
     assert shown["shared_cache"] is True
+    assert (shown["file_bytes"], shown["response_bytes"]) == (1000, None)
     assert name in tenant("list")
     assert tenant("rotate-key", name).strip() != key
     tenant("remove", name)

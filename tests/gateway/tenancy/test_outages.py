@@ -105,7 +105,7 @@ async def test_a_gateway_that_starts_without_nats_knows_who_was_a_tenant(nats_ur
         with pytest.raises(Unauthenticated):
             directory.identify(f"Bearer {secret[:-1]}x", "")
         directory.check(tenant)
-        directory.check(Tenant(id="named by an administrator"))
+        directory.check(Tenant(id="named by an administrator", uid="admin~named by an administrator"))
         with pytest.raises(Unauthenticated):
             directory.check(Tenant(id="removed", key_id="k"))
     path.write_text("[{")
