@@ -191,6 +191,7 @@ async def line_behind(settings: GatewaySettings, bus: Bus, gateway_id: str, trac
                 metrics=Metrics(prometheus_client.REGISTRY),
                 roads=roads,
                 responses=ResponseStore(store, settings.response_ttl),
+                max_choices=settings.max_choices,
                 tracing=tracing,
                 outages=outages.now,
             )

@@ -1,5 +1,5 @@
-"""Who may run now: a bounded number at once, as long as the model's replicas have room for more that waits there; a
-bounded queue behind them, in order of tier, virtual time and arrival.
+"""Which choices may run now: a bounded number at once, as long as the model's replicas have room for more that waits
+there; a bounded queue behind them, in order of tier, virtual time and arrival.
 
 Whoever waits long rises, a tier at a time, so that nobody starves. Knows nothing about replicas.
 """
@@ -7,12 +7,11 @@ Whoever waits long rises, a tier at a time, so that nobody starves. Knows nothin
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import heapq
 import itertools
 import time
 from collections import Counter, defaultdict
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from headwater.services import errors
@@ -40,6 +39,7 @@ class _Waiting:
     since: float
     tenant: str
     num_tokens: int
+    num_choices: int
     turn: asyncio.Future[None]
 
     def rank(self, now: float) -> Rank:
@@ -63,11 +63,18 @@ class _Line:
 
 
 class Turn:
-    """To run; what has been sent to a replica is counted there."""
+    """The right of one choice to run, or of several that run together. A context manager that gives it back."""
 
-    def __init__(self, line: _Line, tenant: str, num_tokens: int) -> None:
-        self._line, self._tenant, self._num_tokens = line, tenant, num_tokens
-        self._is_started = False
+    def __init__(self, admission: Admission, line: _Line, tenant: str, num_tokens: int, num_choices: int) -> None:
+        self._admission, self._line, self._tenant = admission, line, tenant
+        self._num_tokens, self._num_choices = num_tokens, num_choices
+        self._is_started = self._is_over = False
+
+    def __enter__(self) -> Turn:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
 
     def sent(self) -> None:
         """The prompt is on its way to a replica, or will never be."""
@@ -82,6 +89,13 @@ class Turn:
             self._line.unstarted[self._tenant] -= 1
             if not self._line.unstarted[self._tenant]:
                 del self._line.unstarted[self._tenant]
+
+    def release(self) -> None:
+        """Gives the turn back. Calling it again does nothing."""
+        if not self._is_over:
+            self._is_over = True
+            self.started()
+            self._admission.released(self._num_choices)
 
 
 class Admission:
@@ -105,24 +119,31 @@ class Admission:
         self._queued_by_tenant: Counter[str] = Counter()
         self._arrivals = itertools.count()
 
-    @contextlib.asynccontextmanager
-    async def turn(
-        self, tier: int, virtual_time: float = 0.0, model_key: str = "", tenant: str = "", num_tokens: int = 0
-    ) -> AsyncIterator[Turn]:
-        """Scopes one running request with a prompt of so many tokens. Raises `LimitExceeded` when the queue is full and
-        nobody has more in it, or when it has to give way there."""
-        line = self._lines[model_key]
-        if self._is_free(line, tenant) or (not line.num_waiting and self._is_open(model_key, line)):
-            self._take(line, tenant, num_tokens)
+    async def take(
+        self,
+        tier: int,
+        virtual_time: float = 0.0,
+        model_key: str = "",
+        tenant: str = "",
+        num_tokens: int = 0,
+        num_choices: int = 1,
+    ) -> Turn:
+        """A turn for `num_choices` that run together, with a prompt of `num_tokens`. Raises `LimitExceeded` when the
+        queue is full and no other tenant has more in it, or when it has to give way there."""
+        line, num_choices = self._lines[model_key], min(num_choices, self.max_running)
+        if not self._may_pass(model_key, line, tenant, num_choices):
+            await self._wait(tier, virtual_time, line, tenant, num_tokens, num_choices)
         else:
-            await self._wait(tier, virtual_time, line, tenant, num_tokens)
-        turn = Turn(line, tenant, num_tokens)
-        try:
-            yield turn
-        finally:
-            turn.started()
-            self.num_running -= 1
-            self.give()
+            self._take(line, tenant, num_tokens, num_choices)
+        return Turn(self, line, tenant, num_tokens, num_choices)
+
+    def try_take(self, model_key: str, tenant: str) -> Turn | None:
+        """A turn for one more choice of a prompt that has one already; None where it would have to wait."""
+        line = self._lines[model_key]
+        if not self._may_pass(model_key, line, tenant, 1):
+            return None
+        self._take(line, tenant, 0, 1)
+        return Turn(self, line, tenant, 0, 1)
 
     def turn_away(self, tenant: str) -> None:
         """Raises `LimitExceeded` where the queue is full and nobody has more in it: before a request costs anything."""
@@ -142,17 +163,24 @@ class Admission:
         while (line := self._next()) is not None:
             _, waiting = heapq.heappop(line.queue)
             self._left(line, waiting)
-            self._take(line, waiting.tenant, waiting.num_tokens)
+            self._take(line, waiting.tenant, waiting.num_tokens, waiting.num_choices)
             waiting.turn.set_result(None)
 
-    async def _wait(self, tier: int, virtual_time: float, line: _Line, tenant: str, num_tokens: int) -> None:
+    def released(self, num_choices: int) -> None:
+        """So many choices do not run any longer."""
+        self.num_running -= num_choices
+        self.give()
+
+    async def _wait(
+        self, tier: int, virtual_time: float, line: _Line, tenant: str, num_tokens: int, num_choices: int
+    ) -> None:
         if self.num_queued >= self.max_queued:
             if (greediest := self._greediest(tenant)) == tenant:
                 raise self._is_full()
             self._let_go_of_one(greediest)
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         now = self._clock()
-        waiting = _Waiting(tier, virtual_time, next(self._arrivals), now, tenant, num_tokens, turn)
+        waiting = _Waiting(tier, virtual_time, next(self._arrivals), now, tenant, num_tokens, num_choices, turn)
         heapq.heappush(line.queue, (waiting.rank(now), waiting))
         line.num_waiting += 1
         line.num_waiting_tokens += num_tokens
@@ -167,13 +195,11 @@ class Admission:
                 self._left(line, waiting)
             elif turn.exception() is None:
                 # A turn that was given in the same moment must not be lost.
-                Turn(line, tenant, num_tokens).started()
-                self.num_running -= 1
-                self.give()
+                Turn(self, line, tenant, num_tokens, num_choices).release()
             raise
 
-    def _take(self, line: _Line, tenant: str, num_tokens: int) -> None:
-        self.num_running += 1
+    def _take(self, line: _Line, tenant: str, num_tokens: int, num_choices: int) -> None:
+        self.num_running += num_choices
         line.unstarted[tenant] += 1
         line.num_released_tokens += num_tokens
 
@@ -210,20 +236,30 @@ class Admission:
     def _is_full(self) -> errors.LimitExceeded:
         return errors.LimitExceeded(f"{self.num_queued} requests are already waiting", retry_after=1.0)
 
-    def _is_open(self, model_key: str, line: _Line) -> bool:
-        return self.num_running < self.max_running and self._has_room(model_key, line.num_released_tokens)
+    def _may_pass(self, model_key: str, line: _Line, tenant: str, num_choices: int) -> bool:
+        """Whether a newcomer need not wait."""
+        is_first = not line.num_waiting and self._is_open(model_key, line, num_choices)
+        return is_first or self._is_free(line, tenant, num_choices)
 
-    def _is_free(self, line: _Line, tenant: str) -> bool:
+    def _is_open(self, model_key: str, line: _Line, num_choices: int) -> bool:
+        has_seats = self.num_running + num_choices <= self.max_running
+        return has_seats and self._has_room(model_key, line.num_released_tokens)
+
+    def _is_free(self, line: _Line, tenant: str, num_choices: int) -> bool:
         """Whether others have taken what room there was, and this tenant next to nothing."""
-        num_own = line.unstarted.get(tenant, 0)
-        return self.num_running < self.max_running and num_own < FREE_PROMPTS and len(line.unstarted) > (num_own > 0)
+        num_own, has_seats = line.unstarted.get(tenant, 0), self.num_running + num_choices <= self.max_running
+        return has_seats and num_own < FREE_PROMPTS and len(line.unstarted) > (num_own > 0)
 
     def _next(self) -> _Line | None:
         """Whose first goes before the first of all others that have room."""
         for line in self._lines.values():
             while line.queue and line.queue[0][1].turn.done():
                 heapq.heappop(line.queue)
-        lines = [line for key, line in self._lines.items() if line.queue and self._is_open(key, line)]
+        lines = [
+            line
+            for key, line in self._lines.items()
+            if line.queue and self._is_open(key, line, line.queue[0][1].num_choices)
+        ]
         return min(lines, key=lambda line: line.queue[0][0], default=None)
 
     def _rank_again(self) -> None:

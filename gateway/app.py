@@ -225,7 +225,8 @@ class RestSurface:
         answer = Answer(id=f"{kind}-{caller.request_id}", asked=asked, shape=shape, wants_receipt=caller.wants_receipt)
         stream = EventStream(answer, exchange.open_stream) if asked.stream else None
         gathered = Gathered()
-        answer.generations = [Generation(self._line, job, stream or gathered) for job in shape.jobs(caller)]
+        jobs = shape.jobs(caller, self._line.max_choices)
+        answer.generations = [Generation(self._line, job, stream or gathered) for job in jobs]
         monitor = Silence(stream)
         exchange.finally_do(answer.dissolve)
         async with caller.within_deadline():
@@ -241,7 +242,7 @@ class RestSurface:
         asked = decode(await exchange.body(self._settings.max_body_bytes), EmbeddingRequest)
         caller = caller.with_body(asked.request_id, asked.priority)
         exchange.request_id = caller.shown_id
-        embedding = to_embedding(asked)
+        embedding = to_embedding(asked, self._line.max_choices)
         exchange.finally_do(embedding.dissolve)
         async with caller.within_deadline():
             silence = self._settings.sse_keep_alive

@@ -11,6 +11,7 @@ import grpc
 
 from headwater.gateway.caller import MAX_PRIORITY, Caller
 from headwater.gateway.choice import Choice, Sink
+from headwater.gateway.choice_count import check_num_choices
 from headwater.gateway.embeddings import Embedding
 from headwater.gateway.grpc_messages import (
     Asked,
@@ -242,6 +243,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         stream: bool,
     ) -> Generation:
         sampling = request.sampling
+        check_num_choices("prompt", 1, sampling, self._line.max_choices)
         if sampling.echo and sampling.logprobs and not sampling.HasField("prompt_logprobs"):
             # The contract's rule against streams is about a field that has no place in chunks; these have one.
             sampling.prompt_logprobs, stream = sampling.top_logprobs, False

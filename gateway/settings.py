@@ -48,8 +48,9 @@ class GatewaySettings(StageTlsSettings):
     max_body_bytes: int = setting(4 * 1024 * 1024, "largest request body")
     max_file_bytes: int = setting(100 * 1024 * 1024, "largest file of /v1/files")
     batch_concurrency: int = setting(64, "lines of batches that run here at once; 0: others run them")
-    max_running: int = setting(4096, "requests that run at once")
-    max_queued: int = setting(4096, "requests that wait for their turn")
+    max_choices: int = setting(1024, "most choices of one request: its prompts, each times n or best_of")
+    max_running: int = setting(4096, "choices that run at once")
+    max_queued: int = setting(4096, "prompts that wait for a turn")
     cold_start_timeout: float = setting(
         0.0, "seconds that a request waits for the first replica of its model to start; 0: nobody starts any"
     )
@@ -74,6 +75,7 @@ class GatewaySettings(StageTlsSettings):
         for name in (
             "max_body_bytes",
             "max_file_bytes",
+            "max_choices",
             "max_running",
             "response_ttl",
             "sse_keep_alive",
