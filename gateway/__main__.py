@@ -83,7 +83,12 @@ async def serve(settings: GatewaySettings) -> None:
         shared: dict[str, Any] = {"reuse_port": settings.reuse_port, "tls": ClientTls.of(settings)}
         rest = RestListener(app, settings.host, settings.port, **shared)
         public = GrpcListener(
-            line, settings.host, settings.grpc_port, slow_reader_limit=settings.slow_reader_limit, **shared
+            line,
+            settings.host,
+            settings.grpc_port,
+            slow_reader_limit=settings.slow_reader_limit,
+            max_text_bytes=settings.max_text_bytes,
+            **shared,
         )
         rest.start()
         await public.start()

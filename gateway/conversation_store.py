@@ -6,17 +6,36 @@ One list each: first what is said of it, then its items in order, so that a turn
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable
 from typing import Any
 
 import msgspec
 
 from headwater.services import errors
-from headwater.services.store import Store, StoreUnavailable
+from headwater.services.store import Script, Store, StoreUnavailable
 
 PATIENCE_SECONDS = 2.0
 MAX_ITEMS = 2000
 """Of one conversation."""
+MAX_BYTES = 4 * 1024 * 1024
+"""Of one conversation, as of a response with all that led to it: more does not fit into a model's context."""
 Item = dict[str, Any]
+_NOT_THERE, _TOO_MANY, _TOO_LARGE = -1, -2, -3
+# KEYS: the conversation. ARGV: most items, most bytes, items. What is held is asked of Redis, which counts what it
+# spends on the list; one that adds at the same time is in it or comes behind.
+_ADD = Script(
+    """
+local num_held = redis.call('LLEN', KEYS[1])
+if num_held == 0 then return -1 end
+if num_held - 1 + #ARGV - 2 > tonumber(ARGV[1]) then return -2 end
+local num_bytes = redis.call('MEMORY', 'USAGE', KEYS[1], 'SAMPLES', 0)
+for i = 3, #ARGV do num_bytes = num_bytes + #ARGV[i] end
+if num_bytes > tonumber(ARGV[2]) then return -3 end
+for i = 3, #ARGV do redis.call('RPUSH', KEYS[1], ARGV[i]) end
+return #ARGV - 2
+""",
+    past_memory_bound=False,
+)
 _items = msgspec.json.Decoder(Item)
 
 
@@ -54,6 +73,8 @@ class ConversationStore:
         _check_room(len(conversation.items))
         key = _key(tenant, conversation.id)
         values = [msgspec.json.encode(each) for each in (conversation.head, *conversation.items)]
+        if sum(map(len, values)) > MAX_BYTES:
+            raise _too_large()
         await self._command("RPUSH", key, *values)
         await self._extend(key)
 
@@ -67,9 +88,14 @@ class ConversationStore:
     async def add(self, tenant: str, conversation_id: str, items: list[Item]) -> None:
         """All of them, side by side, whoever else adds to it."""
         key = _key(tenant, conversation_id)
-        _check_room(await self._command("LLEN", key) - 1 + len(items))
-        if items and not await self._command("RPUSHX", key, *map(msgspec.json.encode, items)):
+        added = [msgspec.json.encode(item) for item in items]
+        outcome = await self._or_unavailable(self._store.run(_ADD, [key], [MAX_ITEMS, MAX_BYTES, *added]))
+        if outcome == _NOT_THERE:
             raise errors.NotFound("conversation", conversation_id)
+        if outcome == _TOO_MANY:
+            raise _too_many()
+        if outcome == _TOO_LARGE:
+            raise _too_large()
         await self._extend(key)
 
     async def tell(self, tenant: str, conversation: Conversation) -> None:
@@ -89,16 +115,27 @@ class ConversationStore:
         await self._command("PEXPIRE", key, int(self._seconds * 1e3))
 
     async def _command(self, *words: Any) -> Any:
+        return await self._or_unavailable(self._store.command(*words))
+
+    async def _or_unavailable(self, asking: Awaitable[Any]) -> Any:
         try:
             async with asyncio.timeout(PATIENCE_SECONDS):
-                return await self._store.command(*words)
+                return await asking
         except (StoreUnavailable, TimeoutError):
             raise errors.Unavailable("the store of conversations is out of reach", code="store_unavailable") from None
 
 
 def _check_room(num_items: int) -> None:
     if num_items > MAX_ITEMS:
-        raise errors.BadRequest("items", f"the conversation would have {num_items} items; allowed: {MAX_ITEMS}")
+        raise _too_many()
+
+
+def _too_many() -> errors.BadRequest:
+    return errors.BadRequest("items", f"the conversation would have more items than allowed: {MAX_ITEMS}")
+
+
+def _too_large() -> errors.BadRequest:
+    return errors.BadRequest("items", f"the conversation would have more bytes than allowed: {MAX_BYTES}")
 
 
 def _key(tenant: str, conversation_id: str) -> str:

@@ -46,6 +46,7 @@ class GatewaySettings(StageTlsSettings):
     tls_client_ca_file: str = setting("", "PEM certificates of those who sign for clients; given: clients show theirs")
     allowed_origins: tuple[str, ...] = setting((), "origin whose web pages may call the API (repeatable); *: any")
     max_body_bytes: int = setting(4 * 1024 * 1024, "largest request body")
+    max_text_bytes: int = setting(512 * 1024, "largest request of /tokenize and /detokenize")
     max_file_bytes: int = setting(100 * 1024 * 1024, "largest file of /v1/files")
     batch_concurrency: int = setting(64, "lines of batches that run here at once; 0: others run them")
     max_choices: int = setting(1024, "most choices of one request: its prompts, each times n or best_of")
@@ -74,6 +75,7 @@ class GatewaySettings(StageTlsSettings):
                 raise SettingError(name, getattr(self, name), "0…65535")
         for name in (
             "max_body_bytes",
+            "max_text_bytes",
             "max_file_bytes",
             "max_choices",
             "max_running",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -32,14 +32,21 @@ MAX_BATCH_BODY_BYTES = 64 * 1024
 
 
 class BatchSurface:
-    def __init__(self, durable: Durable, tenant_of: Callable[[Exchange], Tenant], max_file_bytes: int) -> None:
+    def __init__(
+        self,
+        durable: Durable,
+        tenant_of: Callable[[Exchange], Tenant],
+        counted: Callable[[Exchange], Awaitable[Tenant]],
+        max_file_bytes: int,
+    ) -> None:
+        """`counted` counts calls about files, and new batches, as requests; polling and deleting are free."""
         self._files, self._ledger = Files(durable), Ledger(durable)
-        self._tenant_of, self._max_file_bytes = tenant_of, max_file_bytes
+        self._tenant_of, self._counted, self._max_file_bytes = tenant_of, counted, max_file_bytes
 
     # Files.
 
     async def add_file(self, exchange: Exchange) -> None:
-        tenant = self._tenant_of(exchange)
+        tenant = await self._counted(exchange)
         media_type = exchange.headers.get("content-type", "")
         if not media_type.startswith("multipart/form-data"):
             raise UnsupportedMediaType(media_type[:100], "multipart/form-data")
@@ -65,19 +72,19 @@ class BatchSurface:
         await exchange.reply_json(added)
 
     async def list_files(self, exchange: Exchange) -> None:
-        tenant = self._tenant_of(exchange)
+        tenant = await self._counted(exchange)
         with or_unavailable():
             files = await self._files.all(tenant.id)
         purpose = exchange.query.get("purpose")
         await exchange.reply_json(_page(exchange, [file for file in files if purpose in (None, file.purpose)]))
 
     async def get_file(self, exchange: Exchange) -> None:
-        tenant = self._tenant_of(exchange)
+        tenant = await self._counted(exchange)
         with or_unavailable():
             await exchange.reply_json(await self._files.get(tenant.id, exchange.path_params["id"]))
 
     async def file_content(self, exchange: Exchange) -> None:
-        tenant, file_id = self._tenant_of(exchange), exchange.path_params["id"]
+        tenant, file_id = await self._counted(exchange), exchange.path_params["id"]
         with or_unavailable():
             file = await self._files.get(tenant.id, file_id)
             async with self._files.opened(tenant.id, file_id) as content:
@@ -92,7 +99,7 @@ class BatchSurface:
     # Batches.
 
     async def add_batch(self, exchange: Exchange) -> None:
-        tenant = self._tenant_of(exchange)
+        tenant = await self._counted(exchange)
         asked = decode(await exchange.body(MAX_BATCH_BODY_BYTES), NewBatch)
         hours = _checked(asked)
         with or_unavailable():

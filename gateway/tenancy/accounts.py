@@ -18,7 +18,7 @@ import structlog
 from headwater.gateway.batches.durable import FAILURES
 from headwater.gateway.stream_context import Found
 from headwater.gateway.tenancy.grant import LEASE_TOKENS, Grant, Standing, refused
-from headwater.gateway.tenancy.limiter import LEASE_MS, Choices, Limiter, Refusal, Verdict, period_of
+from headwater.gateway.tenancy.limiter import LEASE_MS, NO_CHOICE, Choices, Limiter, Refusal, Verdict, period_of
 from headwater.gateway.tenancy.local_limits import LocalLimits
 from headwater.gateway.tenancy.records import Scope
 from headwater.gateway.tenancy.used_up import UsedUp
@@ -146,13 +146,14 @@ class Accounts:
             return verdict
         except StoreUnavailable as failure:
             self._without_redis(failure)
-            return self._local.reserve(tenant, scopes, most=tokens, least=1, requests=0)
+            return self._local.reserve(tenant, scopes, most=tokens, least=1, requests=0, choices=NO_CHOICE)
 
     async def _reserve(self, generations: Sequence[Generation], standing: Standing) -> Grant:
         job = generations[0].job
         tenant, request_id = job.caller.tenant, job.caller.request_id
         scopes = self._scopes_of(tenant, job.model)
-        grant = Grant(tenant=tenant, request_id=request_id, scopes=scopes)
+        num_requests = 0 if job.caller.is_counted else 1
+        grant = Grant(tenant=tenant, request_id=request_id, scopes=scopes, num_requests=num_requests)
         if not scopes:
             return grant
         num_choices = sum(len(generation.choices) for generation in generations if generation.is_answered)
@@ -239,7 +240,14 @@ class Accounts:
         try:
             for _ in range(len(scopes) + 1):
                 verdict = await self._limiter.reserve(
-                    tenant, grant.request_id, scopes, most=most, least=least, used=used, choices=choices
+                    tenant,
+                    grant.request_id,
+                    scopes,
+                    most=most,
+                    least=least,
+                    used=used,
+                    choices=choices,
+                    requests=grant.num_requests,
                 )
                 refusal = verdict.refusal
                 if refusal is None or refusal.limit != "unknown":
@@ -254,7 +262,7 @@ class Accounts:
         if not self._is_open:
             raise errors.Unavailable("limits cannot be checked", code="limits_unavailable")
         grant.is_local = True
-        return self._local.reserve(tenant, scopes, most=most, least=least, choices=choices)
+        return self._local.reserve(tenant, scopes, most=most, least=least, choices=choices, requests=grant.num_requests)
 
     async def _settle(self, grant: Grant, record: UsageRecord) -> None:
         seq = await self._usage.stored(record, grant.recorded)

@@ -66,6 +66,8 @@ class Grant:
     granted: int = 0
     is_local: bool = False
     """Given without Redis."""
+    num_requests: int = 1
+    """Of the minute's; 0: it was counted when it was asked for."""
     num_choices: int = 1
     """That may run at once."""
     first_credit: int = LEASE_TOKENS

@@ -2,8 +2,9 @@
 
 KEYS are the packed counters, the open reservations and their leases. ARGV are the operation (reserve, count, extend,
 settle, lapse, rebuild, rebuilt), the reservation's id, its lease in ms, most, least, used, seq, the packed scopes, for
-how many ms all of it is kept without a request, and how many choices the request would run at most and has to at least.
-Returns tokens granted, what stands in the way, the tightest limits, and how many choices may run.
+how many ms all of it is kept without a request, how many choices the request would run at most and has to at least,
+and 1 where it counts among the requests of the minute. Returns tokens granted, what stands in the way, the tightest
+limits, and how many choices may run.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ local SLOT, SLOTS, REMEMBER = 5000, 13, 600000
 local op, id, lease, KEEP = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[9])
 local most, least, used, seq = tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7])
 local scopes = cmsgpack.unpack(ARGV[8])
-local most_choices, least_choices = tonumber(ARGV[10]), tonumber(ARGV[11])
+local most_choices, least_choices, requests = tonumber(ARGV[10]), tonumber(ARGV[11]), tonumber(ARGV[12])
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local slot = math.floor(now / SLOT)
@@ -209,8 +210,8 @@ end
 
 local granted, refused, choices = 0, nil, 0
 if op == 'reserve' then
-  granted, refused, choices = fit(most, least, 1, most_choices)
-  if granted then keep(id, reserve(granted, 1, choices), lease) end
+  granted, refused, choices = fit(most, least, requests, most_choices)
+  if granted then keep(id, reserve(granted, requests, choices), lease) end
 elseif op == 'count' then
   -- A request that computes nothing.
   granted, refused = fit(0, 0, 1, 0)

@@ -60,7 +60,7 @@ class Choices:
     least: int
 
 
-ONE_CHOICE = Choices(1, 1)
+NO_CHOICE, ONE_CHOICE = Choices(0, 0), Choices(1, 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,10 +91,13 @@ class Limiter:
         least: int,
         used: int = 0,
         choices: Choices = ONE_CHOICE,
+        requests: int = 1,
     ) -> Verdict:
         """A request, with as many tokens as there are between `least` and `most`, `used` of them in any case, and with
-        as many of its choices at once as the limits leave room for."""
-        return await self._change("reserve", tenant, id, scopes, most=most, least=least, used=used, choices=choices)
+        as many of its choices at once as the limits leave room for. `requests` is 0 for one that was counted before."""
+        return await self._change(
+            "reserve", tenant, id, scopes, most=most, least=least, used=used, choices=choices, requests=requests
+        )
 
     async def count(self, tenant: str, scopes: Sequence[Scope]) -> Verdict:
         """A request that computes nothing: the requests of the minute are all that it takes."""
@@ -142,19 +145,20 @@ class Limiter:
         used: int = 0,
         seq: int = 0,
         choices: Choices = ONE_CHOICE,
+        requests: int = 1,
     ) -> Verdict:
         tag = f"{{tenant:{tenant}}}"
         keys = [f"limits:{tag}", f"reservations:{tag}", f"leases:{tag}"]
         packed = msgspec.msgpack.encode([_plain(scope) for scope in scopes])
-        args = [op, id, LEASE_MS, most, least, used, seq, packed, KEEP_MS, choices.most, choices.least]
+        args = [op, id, LEASE_MS, most, least, used, seq, packed, KEEP_MS, choices.most, choices.least, requests]
         async with self._turn:
             reply = await self._store.run(CHANGE, keys, args, seconds=PATIENCE_SECONDS)
-        granted, refused, (requests, tokens), num_choices = msgspec.msgpack.decode(reply)
+        granted, refused, (requests_left, tokens_left), num_choices = msgspec.msgpack.decode(reply)
         refusal = None
         if refused:
             scope, limit = (str(each, "utf-8") if isinstance(each, bytes) else str(each) for each in refused[:2])
             refusal = Refusal(scope, limit, refused[2] / 1e3 if refused[2] >= 0 else NEVER)
-        return Verdict(int(granted), refusal, _left(requests), _left(tokens), int(num_choices))
+        return Verdict(int(granted), refusal, _left(requests_left), _left(tokens_left), int(num_choices))
 
 
 def requests_alone(scope: Scope) -> Scope:

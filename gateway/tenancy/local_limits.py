@@ -10,7 +10,16 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from headwater.gateway.tenancy.limiter import NEVER, ONE_CHOICE, Choices, Left, Refusal, Verdict, requests_alone
+from headwater.gateway.tenancy.limiter import (
+    NEVER,
+    NO_CHOICE,
+    ONE_CHOICE,
+    Choices,
+    Left,
+    Refusal,
+    Verdict,
+    requests_alone,
+)
 from headwater.gateway.tenancy.records import Scope
 
 WINDOW_SECONDS = 60.0
@@ -37,7 +46,7 @@ class LocalLimits:
 
     def count(self, tenant: str, scopes: Sequence[Scope]) -> Verdict:
         """As the limiter of the same verb."""
-        return self.reserve(tenant, [requests_alone(each) for each in scopes], most=0, least=0, choices=Choices(0, 0))
+        return self.reserve(tenant, [requests_alone(each) for each in scopes], most=0, least=0, choices=NO_CHOICE)
 
     def reserve(
         self,
@@ -49,8 +58,8 @@ class LocalLimits:
         requests: int = 1,
         choices: Choices = ONE_CHOICE,
     ) -> Verdict:
-        """As the limiter of the same verb; `requests` is 0 for more of one that runs."""
-        now, num_choices = self._clock(), choices.most if requests else 0
+        """As the limiter of the same verb; for more of one that runs, without requests and choices."""
+        now, num_choices = self._clock(), choices.most
         requests_left: Left | None = None
         for scope in scopes:
             counts, limits = self._of(tenant, scope), scope.limits

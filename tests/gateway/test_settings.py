@@ -40,6 +40,7 @@ def test_a_new_knob_is_a_decision() -> None:
         "tls_client_ca_file",
         "allowed_origins",
         "max_body_bytes",
+        "max_text_bytes",
         "max_file_bytes",
         "batch_concurrency",
         "max_choices",
