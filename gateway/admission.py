@@ -21,6 +21,9 @@ FREE_PROMPTS = 4
 """Of each of several tenants, that may wait at replicas whatever the room there: these let who is behind go first,
 which takes that they know of it."""
 
+KEPT = 16
+"""The tenant that has most turns leaves one of so many to others, who then need not wait for its answers to end."""
+
 HasRoom = Callable[[str, int], bool]
 """Whether a model's replicas let more prompts wait there, so many tokens more than do so already."""
 Rank = tuple[int, float, int]
@@ -48,11 +51,14 @@ class _Waiting:
         return (max(0, self.tier - risen), self.virtual_time, self.arrival)
 
 
+Entry = tuple[Rank, _Waiting]
+
+
 @dataclass(slots=True, eq=False)
 class _Line:
     """Of one model."""
 
-    queue: list[tuple[Rank, _Waiting]] = field(default_factory=list)
+    queue: list[Entry] = field(default_factory=list)
     """A heap; who left is still in it, with a turn that is done."""
     num_waiting: int = 0
     num_waiting_tokens: int = 0
@@ -95,7 +101,7 @@ class Turn:
         if not self._is_over:
             self._is_over = True
             self.started()
-            self._admission.released(self._num_choices)
+            self._admission.released(self._tenant, self._num_choices)
 
 
 class Admission:
@@ -109,6 +115,7 @@ class Admission:
         has_room: HasRoom = anywhere,
     ) -> None:
         self.max_running, self.max_queued = max_running, max_queued
+        self._num_kept = max_running // KEPT
         self.num_running = 0
         self.num_queued = 0
         self.someone_waits = asyncio.Event()
@@ -117,6 +124,7 @@ class Admission:
         self._clock, self._ranked_at = clock, clock()
         self.queued_by_tier: Counter[int] = Counter()
         self._queued_by_tenant: Counter[str] = Counter()
+        self._running_by_tenant: Counter[str] = Counter()
         self._arrivals = itertools.count()
 
     async def take(
@@ -160,15 +168,24 @@ class Admission:
             self.someone_waits.clear()
             return
         self._rank_again()
-        while (line := self._next()) is not None:
-            _, waiting = heapq.heappop(line.queue)
+        while (found := self._next()) is not None:
+            line, entry = found
+            if entry is line.queue[0]:
+                heapq.heappop(line.queue)
+            else:
+                line.queue.remove(entry)
+                heapq.heapify(line.queue)
+            waiting = entry[1]
             self._left(line, waiting)
             self._take(line, waiting.tenant, waiting.num_tokens, waiting.num_choices)
             waiting.turn.set_result(None)
 
-    def released(self, num_choices: int) -> None:
+    def released(self, tenant: str, num_choices: int) -> None:
         """So many choices do not run any longer."""
         self.num_running -= num_choices
+        self._running_by_tenant[tenant] -= num_choices
+        if not self._running_by_tenant[tenant]:
+            del self._running_by_tenant[tenant]
         self.give()
 
     async def _wait(
@@ -188,6 +205,7 @@ class Admission:
         self.queued_by_tier[tier] += 1
         self._queued_by_tenant[tenant] += 1
         self.someone_waits.set()
+        self.give()
         try:
             await turn
         except asyncio.CancelledError:
@@ -200,6 +218,7 @@ class Admission:
 
     def _take(self, line: _Line, tenant: str, num_tokens: int, num_choices: int) -> None:
         self.num_running += num_choices
+        self._running_by_tenant[tenant] += num_choices
         line.unstarted[tenant] += 1
         line.num_released_tokens += num_tokens
 
@@ -238,29 +257,49 @@ class Admission:
 
     def _may_pass(self, model_key: str, line: _Line, tenant: str, num_choices: int) -> bool:
         """Whether a newcomer need not wait."""
-        is_first = not line.num_waiting and self._is_open(model_key, line, num_choices)
+        is_first = not line.num_waiting and self._is_open(model_key, line, tenant, num_choices)
         return is_first or self._is_free(line, tenant, num_choices)
 
-    def _is_open(self, model_key: str, line: _Line, num_choices: int) -> bool:
-        has_seats = self.num_running + num_choices <= self.max_running
-        return has_seats and self._has_room(model_key, line.num_released_tokens)
+    def _has_turns(self, tenant: str, num_choices: int) -> bool:
+        """Whether so many are left for the tenant."""
+        num_left = self.max_running - self.num_running - num_choices
+        return num_left >= self._num_kept or (num_left >= 0 and tenant != self._has_most())
+
+    def _has_most(self) -> str:
+        """The tenant that leaves the last turns to others; empty where none has many."""
+        running = self._running_by_tenant
+        tenant = max(running, key=running.__getitem__, default="")
+        return tenant if running.get(tenant, 0) > self._num_kept > 0 else ""
+
+    def _is_open(self, model_key: str, line: _Line, tenant: str, num_choices: int) -> bool:
+        return self._has_turns(tenant, num_choices) and self._has_room(model_key, line.num_released_tokens)
 
     def _is_free(self, line: _Line, tenant: str, num_choices: int) -> bool:
         """Whether others have taken what room there was, and this tenant next to nothing."""
-        num_own, has_seats = line.unstarted.get(tenant, 0), self.num_running + num_choices <= self.max_running
-        return has_seats and num_own < FREE_PROMPTS and len(line.unstarted) > (num_own > 0)
+        num_own = line.unstarted.get(tenant, 0)
+        is_next_to_nothing = num_own < FREE_PROMPTS and len(line.unstarted) > (num_own > 0)
+        return is_next_to_nothing and self._has_turns(tenant, num_choices)
 
-    def _next(self) -> _Line | None:
-        """Whose first goes before the first of all others that have room."""
-        for line in self._lines.values():
-            while line.queue and line.queue[0][1].turn.done():
-                heapq.heappop(line.queue)
-        lines = [
-            line
-            for key, line in self._lines.items()
-            if line.queue and self._is_open(key, line, line.queue[0][1].num_choices)
-        ]
-        return min(lines, key=lambda line: line.queue[0][0], default=None)
+    def _next(self) -> tuple[_Line, Entry] | None:
+        """Who goes before all others that have room, and where that one waits."""
+        found = [(line, entry) for key, line in self._lines.items() if (entry := self._first(key, line)) is not None]
+        return min(found, key=lambda each: each[1][0], default=None)
+
+    def _first(self, model_key: str, line: _Line) -> Entry | None:
+        """Who may have the next turn of a model. Others pass the tenant that leaves the last turns to them."""
+        while line.queue and line.queue[0][1].turn.done():
+            heapq.heappop(line.queue)
+        if not line.queue or not self._has_room(model_key, line.num_released_tokens):
+            return None
+        first = line.queue[0]
+        if self._has_turns(first[1].tenant, first[1].num_choices):
+            return first
+        if first[1].tenant != (has_most := self._has_most()):
+            # It waits for more turns than are left, and nobody passes it meanwhile.
+            return None
+        others = (each for each in line.queue if each[1].tenant != has_most and not each[1].turn.done())
+        second = min(others, default=None)
+        return second if second is not None and self._has_turns(second[1].tenant, second[1].num_choices) else None
 
     def _rank_again(self) -> None:
         """Once a second at most: what has risen meanwhile."""

@@ -85,6 +85,22 @@ async def test_a_neighbour_is_dispatched_between_the_choices_of_a_request_and_no
     assert (gateway.admission.num_running, gateway.admission.num_queued) == (0, 0)
 
 
+async def test_a_tenant_that_has_most_turns_leaves_a_sixteenth_so_that_others_need_not_wait_for_its_answers() -> None:
+    gateway = Gateway(max_running=64)
+    abuser = gateway.request("abuser", prompts=32, choices=32)
+    await settle()
+    assert len(gateway.begun) == 60
+    neighbours = [gateway.request(f"neighbour{i}", prompts=1, choices=1) for i in range(4)]
+    await settle()
+    assert gateway.begun[60:] == [f"neighbour{i}-0-0" for i in range(4)], "though no answer has ended"
+    gateway.end(*(f"neighbour{i}-0-0" for i in range(4)))
+    await asyncio.gather(*neighbours)
+    assert gateway.admission.num_running == 60
+    abuser.cancel()
+    await asyncio.gather(abuser, return_exceptions=True)
+    assert (gateway.admission.num_running, gateway.admission.num_queued) == (0, 0)
+
+
 async def test_neighbours_that_come_again_and_again_get_every_second_seat_beside_a_request_of_many_choices() -> None:
     gateway = Gateway(max_running=1)
     abuser = gateway.request("abuser", prompts=20, choices=1)
