@@ -88,7 +88,12 @@ async def serve(settings: GatewaySettings) -> None:
         shared: dict[str, Any] = {"reuse_port": settings.reuse_port, "tls": ClientTls.of(settings)}
         rest = RestListener(app, settings.host, settings.port, **shared)
         public = GrpcListener(
-            line, settings.host, settings.grpc_port, slow_reader_limit=settings.slow_reader_limit, **shared
+            line,
+            settings.host,
+            settings.grpc_port,
+            slow_reader_limit=settings.slow_reader_limit,
+            max_text_bytes=settings.max_text_bytes,
+            **shared,
         )
         rest.start()
         await public.start()
@@ -207,6 +212,7 @@ async def line_behind(settings: GatewaySettings, bus: Bus, gateway_id: str, trac
                 metrics=Metrics(prometheus_client.REGISTRY),
                 roads=roads,
                 responses=ResponseStore(store, settings.response_ttl, storage_limits(settings, tenants)),
+                max_choices=settings.max_choices,
                 tracing=tracing,
                 outages=outages.now,
             )

@@ -73,7 +73,7 @@ def make_app(
 ) -> ASGIApp:
     """The application. Error pages and methods are ours, so that every answer has OpenAI's envelope."""
     surface = RestSurface(line, settings, storage, administration)
-    batches = BatchSurface(storage, surface.tenant_of, settings.max_file_bytes)
+    batches = BatchSurface(storage, surface.tenant_of, surface.counted_tenant, settings.max_file_bytes)
     routes: list[tuple[str, str, Handler]] = [
         ("POST", "/v1/chat/completions", surface.chat_completions),
         ("POST", "/v1/completions", surface.completions),
@@ -227,7 +227,8 @@ class RestSurface:
         answer = Answer(id=f"{kind}-{caller.request_id}", asked=asked, shape=shape, wants_receipt=caller.wants_receipt)
         stream = EventStream(answer, exchange.open_stream) if asked.stream else None
         gathered = Gathered()
-        answer.generations = [Generation(self._line, job, stream or gathered) for job in shape.jobs(caller)]
+        jobs = shape.jobs(caller, self._line.max_choices)
+        answer.generations = [Generation(self._line, job, stream or gathered) for job in jobs]
         monitor = Silence(stream)
         exchange.finally_do(answer.dissolve)
         async with caller.within_deadline():
@@ -243,7 +244,7 @@ class RestSurface:
         asked = decode(await exchange.body(self._settings.max_body_bytes), EmbeddingRequest)
         caller = caller.with_body(asked.request_id, asked.priority)
         exchange.request_id = caller.shown_id
-        embedding = to_embedding(asked)
+        embedding = to_embedding(asked, self._line.max_choices)
         exchange.finally_do(embedding.dissolve)
         async with caller.within_deadline():
             silence = self._settings.sse_keep_alive
@@ -257,6 +258,7 @@ class RestSurface:
         body = await exchange.body(self._settings.max_body_bytes)
         asked = decode(body, ResponsesRequest)
         if asked.background and exchange.known is None:
+            await self._count(caller, asked.model)
             await self._background.create(exchange, caller, asked, body)
         else:
             await self._responses.create(exchange, caller, asked, body)
@@ -264,6 +266,7 @@ class RestSurface:
     async def count_response_input(self, exchange: Exchange) -> None:
         caller = self._admit(exchange)
         asked = decode(await exchange.body(self._settings.max_body_bytes), ResponsesRequest)
+        await self._count(caller, asked.model)
         await self._responses.count_input(exchange, caller, asked)
 
     async def get_response(self, exchange: Exchange) -> None:
@@ -297,7 +300,9 @@ class RestSurface:
 
     def _with_caller(self, handler: Callable[[Exchange, Caller], Awaitable[None]]) -> Handler:
         async def handle(exchange: Exchange) -> None:
-            await handler(exchange, self._caller(exchange))
+            # What makes room is never refused for having asked too often.
+            is_free = exchange.method == "DELETE"
+            await handler(exchange, self._caller(exchange) if is_free else await self.counted(exchange))
 
         return handle
 
@@ -310,13 +315,15 @@ class RestSurface:
         await exchange.reply_json(models.get_model(self._line, exchange.path_params["name"]))
 
     async def tokenize(self, exchange: Exchange) -> None:
-        self._admit(exchange)
-        asked = decode(await exchange.body(self._settings.max_body_bytes), TokenizeRequest)
+        caller = self._admit(exchange)
+        asked = decode(await exchange.body(self._settings.max_text_bytes), TokenizeRequest)
+        await self._count(caller, asked.model)
         await exchange.reply_json(await models.tokenize(self._line, asked))
 
     async def detokenize(self, exchange: Exchange) -> None:
-        self._admit(exchange)
-        asked = decode(await exchange.body(self._settings.max_body_bytes), DetokenizeRequest)
+        caller = self._admit(exchange)
+        asked = decode(await exchange.body(self._settings.max_text_bytes), DetokenizeRequest)
+        await self._count(caller, asked.model)
         await exchange.reply_json(await models.detokenize(self._line, asked))
 
     async def explain(self, exchange: Exchange) -> None:
@@ -365,12 +372,28 @@ class RestSurface:
     def tenant_of(self, exchange: Exchange) -> Tenant:
         return self._caller(exchange).tenant
 
+    async def counted_tenant(self, exchange: Exchange) -> Tenant:
+        return (await self.counted(exchange)).tenant
+
     def _caller(self, exchange: Exchange) -> Caller:
         if exchange.tenants is not None:
             # What a tenant asked for that is gone is not computed for nobody.
             self._line.tenants.check(exchange.tenants.tenant)
         caller = Caller.of(exchange.headers, exchange.tenants or self._line.tenants)
-        return caller if exchange.known is None else dataclasses.replace(caller, request_id=exchange.known.id)
+        if exchange.known is None:
+            return caller
+        # It was counted when its client asked for it.
+        return dataclasses.replace(caller, request_id=exchange.known.id, is_counted=True)
+
+    async def counted(self, exchange: Exchange) -> Caller:
+        """Who asks for something that no engine computes. Raises `LimitExceeded` where the minute is used up."""
+        caller = self._caller(exchange)
+        exchange.standing = caller.standing
+        await self._count(caller)
+        return caller
+
+    async def _count(self, caller: Caller, model: str = "") -> None:
+        await self._line.accounts.count(caller.tenant, caller.standing, model)
 
     def _let_in(self, exchange: Exchange) -> Caller:
         """Who asks for an answer; of whom it is known already that there will be none, nothing more is read."""

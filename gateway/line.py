@@ -56,6 +56,8 @@ class Line:
     outputs: OutputSessions
     roads: Roads
     responses: ResponseStore
+    max_choices: int
+    """Of one request."""
     tracing: Tracing = field(default_factory=NoTracing)
     log: FilteringBoundLogger = field(default_factory=lambda: structlog.get_logger().bind())
     """Of requests. NOTE: made once; to make one is most of what it costs to leave a line out."""

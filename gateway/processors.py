@@ -113,6 +113,12 @@ class Processors:
     async def detokenize(
         self, request: processor_pb2.ProcessorDetokenizeRequest
     ) -> processor_pb2.ProcessorDetokenizeReply:
+        """Raises `BadRequest` for more ids than the model's context holds, which no answer can have."""
+        num_ids, allowed = len(request.token_ids), self.model(request.model).max_model_len
+        if num_ids > allowed:
+            raise errors.BadRequest(
+                "tokens", f"tokens has {num_ids} ids; allowed: at most {allowed}, the model's context"
+            )
         return await self._call(
             request.model, lambda processor: processor.stub.Detokenize(request, timeout=CALL_SECONDS)
         )

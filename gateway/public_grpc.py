@@ -11,6 +11,7 @@ import grpc
 
 from headwater.gateway.caller import MAX_PRIORITY, Caller
 from headwater.gateway.choice import Choice, Sink
+from headwater.gateway.choice_count import check_num_choices
 from headwater.gateway.embeddings import Embedding
 from headwater.gateway.grpc_messages import (
     Asked,
@@ -43,8 +44,8 @@ ChunkT = TypeVar("ChunkT", inference_pb2.ChatChunk, inference_pb2.CompleteChunk)
 class InferenceService(inference_pb2_grpc.InferenceServicer):
     """Answers by what the line says; errors leave as named errors, which the interceptor turns into status."""
 
-    def __init__(self, line: Line) -> None:
-        self._line = line
+    def __init__(self, line: Line, max_text_bytes: int) -> None:
+        self._line, self._max_text_bytes = line, max_text_bytes
 
     async def Chat(self, request: inference_pb2.ChatRequest, context: Context) -> inference_pb2.ChatReply:
         async with self._whole(request, conversation_of(request), context) as (generation, gathered):
@@ -165,7 +166,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
             )
 
     async def Tokenize(self, request: inference_pb2.TokenizeRequest, context: Context) -> inference_pb2.TokenizeReply:
-        self._caller(context)
+        await self._count(request, context)
         asked = processor_pb2.ProcessorTokenizeRequest(
             model=request.model, prompt=request.prompt, return_token_strings=request.return_token_strings
         )
@@ -177,7 +178,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
     async def Detokenize(
         self, request: inference_pb2.DetokenizeRequest, context: Context
     ) -> inference_pb2.DetokenizeReply:
-        self._caller(context)
+        await self._count(request, context)
         asked = processor_pb2.ProcessorDetokenizeRequest(model=request.model, token_ids=request.token_ids)
         return inference_pb2.DetokenizeReply(text=(await self._line.processors.detokenize(asked)).text)
 
@@ -242,6 +243,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         stream: bool,
     ) -> Generation:
         sampling = request.sampling
+        check_num_choices("prompt", 1, sampling, self._line.max_choices)
         if sampling.echo and sampling.logprobs and not sampling.HasField("prompt_logprobs"):
             # The contract's rule against streams is about a field that has no place in chunks; these have one.
             sampling.prompt_logprobs, stream = sampling.top_logprobs, False
@@ -275,6 +277,15 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         caller = self._caller(context).with_body(request.client_request_id, request.priority)
         self._line.turn_away(caller)
         return self._line.traced(caller, f"Inference/{request.DESCRIPTOR.name.removesuffix('Request')}")
+
+    async def _count(
+        self, request: inference_pb2.TokenizeRequest | inference_pb2.DetokenizeRequest, context: Context
+    ) -> None:
+        """A request that no engine computes. Raises `LimitExceeded`, `BodyTooLarge`."""
+        caller = self._caller(context)
+        if request.ByteSize() > self._max_text_bytes:
+            raise errors.BodyTooLarge(self._max_text_bytes)
+        await self._line.accounts.count(caller.tenant, caller.standing, request.model)
 
     def _caller(self, context: Context) -> Caller:
         headers = {key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)}

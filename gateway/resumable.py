@@ -38,7 +38,7 @@ class ResumableStreams:
         context = StreamContext(
             kind=kind, body=body, client_request_id=caller.client_request_id, wants_receipt=caller.wants_receipt
         )
-        job = dataclasses.replace(only_job(shape, caller), context=context)
+        job = dataclasses.replace(self._only_job(shape, caller), context=context)
         out = NumberedStream(exchange.open_stream)
         answer, stream = _stream_of(job, asked, shape, out)
         answer.generations = [Generation(self._line, job, NumberedSink(stream, out))]
@@ -73,10 +73,24 @@ class ResumableStreams:
         self, exchange: Exchange, caller: Caller, asked: Answering, shape: Shape, out: NumberedStream, found: Found
     ) -> None:
         caller = caller.with_body(asked.request_id, asked.priority)
-        job = dataclasses.replace(only_job(shape, caller), context=found.context)
+        job = dataclasses.replace(self._only_job(shape, caller), context=found.context)
         answer, stream = _stream_of(job, asked, shape, out)
         answer.generations = [ResumedGeneration(self._line, job, NumberedSink(stream, out), found=found)]
         await self._run(exchange, caller, answer, stream)
+
+    def _only_job(self, shape: Shape, caller: Caller) -> Job:
+        """Raises `BadRequest` for what cannot be told twice in the same order."""
+        job, *others = shape.jobs(caller, self._line.max_choices)
+        for what, is_there in (
+            ("several prompts", bool(others)),
+            ("beam search", job.sampling.use_beam_search),
+            ("log probabilities of the prompt", job.sampling.HasField("prompt_logprobs")),
+        ):
+            if is_there:
+                raise BadRequest(
+                    "stream_options.resumable", f"stream_options.resumable is true; allowed: without {what}"
+                )
+        return job
 
     async def _run(self, exchange: Exchange, caller: Caller, answer: Answer, stream: EventStream) -> None:
         exchange.finally_do(answer.dissolve)
@@ -84,19 +98,6 @@ class ResumableStreams:
             work, tick = carry(self._line, answer), Silence(stream).tick
             await exchange.unless_client_leaves(work, silence=self._keep_alive, on_silence=tick)
         await exchange.end_stream(stream.last_events())
-
-
-def only_job(shape: Shape, caller: Caller) -> Job:
-    """Raises `BadRequest` for what cannot be told twice in the same order."""
-    job, *others = shape.jobs(caller)
-    for what, is_there in (
-        ("several prompts", bool(others)),
-        ("beam search", job.sampling.use_beam_search),
-        ("log probabilities of the prompt", job.sampling.HasField("prompt_logprobs")),
-    ):
-        if is_there:
-            raise BadRequest("stream_options.resumable", f"stream_options.resumable is true; allowed: without {what}")
-    return job
 
 
 def _stream_of(job: Job, asked: Answering, shape: Shape, out: NumberedStream) -> tuple[Answer, EventStream]:

@@ -47,6 +47,7 @@ class GatewaySettings(StageTlsSettings):
     tls_client_ca_file: str = setting("", "PEM certificates of those who sign for clients; given: clients show theirs")
     allowed_origins: tuple[str, ...] = setting((), "origin whose web pages may call the API (repeatable); *: any")
     max_body_bytes: int = setting(4 * 1024 * 1024, "largest request body")
+    max_text_bytes: int = setting(512 * 1024, "largest request of /tokenize and /detokenize")
     max_file_bytes: int = setting(100 * 1024 * 1024, "largest file of /v1/files")
     storage_bytes: int = setting(
         16 * 1024 * 1024 * 1024, "bytes that NATS may keep in all, each kind within its part; less where NATS has less"
@@ -59,8 +60,9 @@ class GatewaySettings(StageTlsSettings):
         DEFAULT_RESPONSE_BYTES, "bytes of responses and conversations that a tenant may keep, unless it has a limit"
     )
     batch_concurrency: int = setting(64, "lines of batches that run here at once; 0: others run them")
-    max_running: int = setting(4096, "requests that run at once")
-    max_queued: int = setting(4096, "requests that wait for their turn")
+    max_choices: int = setting(1024, "most choices of one request: its prompts, each times n or best_of")
+    max_running: int = setting(4096, "choices that run at once")
+    max_queued: int = setting(4096, "prompts that wait for a turn")
     cold_start_timeout: float = setting(
         0.0, "seconds that a request waits for the first replica of its model to start; 0: nobody starts any"
     )
@@ -84,9 +86,11 @@ class GatewaySettings(StageTlsSettings):
                 raise SettingError(name, getattr(self, name), "0…65535")
         for name in (
             "max_body_bytes",
+            "max_text_bytes",
             "max_file_bytes",
             "tenant_file_bytes",
             "tenant_response_bytes",
+            "max_choices",
             "max_running",
             "response_ttl",
             "sse_keep_alive",

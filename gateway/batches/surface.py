@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -33,14 +33,22 @@ MAX_BATCH_BODY_BYTES = 64 * 1024
 
 
 class BatchSurface:
-    def __init__(self, storage: TenantStorage, tenant_of: Callable[[Exchange], Tenant], max_file_bytes: int) -> None:
+    def __init__(
+        self,
+        storage: TenantStorage,
+        tenant_of: Callable[[Exchange], Tenant],
+        counted: Callable[[Exchange], Awaitable[Tenant]],
+        max_file_bytes: int,
+    ) -> None:
+        """`counted` counts calls about files, and new batches, as requests; polling and deleting are free."""
         self._files, self._ledger = Files(storage.durable), Ledger(storage.durable)
-        self._storage, self._tenant_of, self._max_file_bytes = storage, tenant_of, max_file_bytes
+        self._storage, self._max_file_bytes = storage, max_file_bytes
+        self._tenant_of, self._counted = tenant_of, counted
 
     # Files.
 
     async def add_file(self, exchange: Exchange) -> None:
-        tenant = self._tenant_of(exchange)
+        tenant = await self._counted(exchange)
         media_type = exchange.headers.get("content-type", "")
         if not media_type.startswith("multipart/form-data"):
             raise UnsupportedMediaType(media_type[:100], "multipart/form-data")
@@ -69,19 +77,19 @@ class BatchSurface:
         await exchange.reply_json(added)
 
     async def list_files(self, exchange: Exchange) -> None:
-        tenant = self._tenant_of(exchange)
+        tenant = await self._counted(exchange)
         with or_unavailable():
             files = await self._files.all(tenant.key)
         purpose = exchange.query.get("purpose")
         await exchange.reply_json(_page(exchange, [file for file in files if purpose in (None, file.purpose)]))
 
     async def get_file(self, exchange: Exchange) -> None:
-        tenant = self._tenant_of(exchange)
+        tenant = await self._counted(exchange)
         with or_unavailable():
             await exchange.reply_json(await self._files.get(tenant.key, exchange.path_params["id"]))
 
     async def file_content(self, exchange: Exchange) -> None:
-        tenant, file_id = self._tenant_of(exchange), exchange.path_params["id"]
+        tenant, file_id = await self._counted(exchange), exchange.path_params["id"]
         with or_unavailable():
             file = await self._files.get(tenant.key, file_id)
             async with self._files.opened(tenant.key, file_id) as content:
@@ -96,7 +104,7 @@ class BatchSurface:
     # Batches.
 
     async def add_batch(self, exchange: Exchange) -> None:
-        tenant = self._tenant_of(exchange)
+        tenant = await self._counted(exchange)
         asked = decode(await exchange.body(MAX_BATCH_BODY_BYTES), NewBatch)
         hours = _checked(asked)
         with or_unavailable():

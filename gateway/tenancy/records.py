@@ -22,7 +22,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forb
     tokens_per_minute: Count | None = None
     """Of prompts and answers."""
     concurrency: Count | None = None
-    """Requests at once."""
+    """Choices at once, over all requests."""
     budget: Count | None = None
     """Tokens of prompts and answers in a calendar period, UTC."""
     budget_period: Period = "month"

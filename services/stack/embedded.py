@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import Any
 
 HOST = "127.0.0.1"
+VALKEY_BYTES = 1024**3
+"""What an embedded Valkey may hold: some millions of cached blocks, and responses and conversations beside them."""
 START_SECONDS = 20.0
 STOP_SECONDS = 5.0
 _PORT_TRIES = 5
@@ -91,10 +93,13 @@ async def start_valkey(
     *,
     port: int = 0,
     cluster: bool = False,
+    max_bytes: int = VALKEY_BYTES,
     launcher: Sequence[str] = (),
     pass_fds: Sequence[int] = (),
 ) -> EmbeddedServer:
     """A Valkey server on loopback that keeps nothing on disk; `cluster` makes it a cluster of one node.
+
+    At `max_bytes` it refuses to store more and evicts nothing: limits, whose keys have a lifetime as well, stay exact.
 
     Port 0 takes a free one. `launcher` and `pass_fds` as for `start_nats`. Raises `EmbeddedServerError`.
     """
@@ -104,6 +109,7 @@ async def start_valkey(
 
     def command(at: int) -> list[str]:
         argv = [*launcher, binary, "--bind", HOST, "--port", str(at), "--save", "", "--appendonly", "no"]
+        argv += ["--maxmemory", str(max_bytes), "--maxmemory-policy", "noeviction"]
         if cluster:
             argv += ["--cluster-enabled", "yes", "--cluster-port", str(_free_port())]
         return [*argv, "--dir", str(folder), "--daemonize", "no"]

@@ -40,11 +40,13 @@ def test_a_new_knob_is_a_decision() -> None:
         "tls_client_ca_file",
         "allowed_origins",
         "max_body_bytes",
+        "max_text_bytes",
         "max_file_bytes",
         "storage_bytes",
         "tenant_file_bytes",
         "tenant_response_bytes",
         "batch_concurrency",
+        "max_choices",
         "max_running",
         "max_queued",
         "cold_start_timeout",
@@ -75,7 +77,14 @@ def test_listening_on_loopback_needs_no_keys(host: str) -> None:
 @pytest.mark.parametrize(
     "flag",
     [
-        *("--port=65536", "--grpc-port=-1", "--max-running=0", "--max-queued=-1", "--drain-limit=-1"),
+        *(
+            "--port=65536",
+            "--grpc-port=-1",
+            "--max-running=0",
+            "--max-choices=0",
+            "--max-queued=-1",
+            "--drain-limit=-1",
+        ),
         *("--replica=engine", "--processor=[::1]", "--output-processor=host:grpc"),
     ],
 )
