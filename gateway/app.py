@@ -22,6 +22,7 @@ from headwater.gateway.caller import Caller
 from headwater.gateway.conversations import Conversations
 from headwater.gateway.exchange import Exchange
 from headwater.gateway.line import Line, shutting_down
+from headwater.gateway.long_work import by_size
 from headwater.gateway.model_admin import ModelSurface
 from headwater.gateway.openai import models
 from headwater.gateway.openai.answers import Answer, EventStream, Shape
@@ -196,13 +197,13 @@ class RestSurface:
     async def chat_completions(self, exchange: Exchange) -> None:
         caller = self._let_in(exchange)
         body = await exchange.body(self._settings.max_body_bytes)
-        asked = decode(body, ChatCompletionRequest)
+        asked = await by_size(len(body), decode, body, ChatCompletionRequest)
         await self._answer(exchange, caller, asked, StreamKind.CHAT, ChatShape(asked), body)
 
     async def completions(self, exchange: Exchange) -> None:
         caller = self._let_in(exchange)
         body = await exchange.body(self._settings.max_body_bytes)
-        asked = decode(body, CompletionRequest)
+        asked = await by_size(len(body), decode, body, CompletionRequest)
         await self._answer(exchange, caller, asked, StreamKind.COMPLETION, CompletionShape(asked), body)
 
     async def resume(self, exchange: Exchange) -> None:
@@ -225,7 +226,8 @@ class RestSurface:
         answer = Answer(id=f"{kind}-{caller.request_id}", asked=asked, shape=shape, wants_receipt=caller.wants_receipt)
         stream = EventStream(answer, exchange.open_stream) if asked.stream else None
         gathered = Gathered()
-        answer.generations = [Generation(self._line, job, stream or gathered) for job in shape.jobs(caller)]
+        jobs = await by_size(len(body), shape.jobs, caller)
+        answer.generations = [Generation(self._line, job, stream or gathered) for job in jobs]
         monitor = Silence(stream)
         exchange.finally_do(answer.dissolve)
         async with caller.within_deadline():
@@ -238,7 +240,8 @@ class RestSurface:
 
     async def embeddings(self, exchange: Exchange) -> None:
         caller = self._let_in(exchange)
-        asked = decode(await exchange.body(self._settings.max_body_bytes), EmbeddingRequest)
+        body = await exchange.body(self._settings.max_body_bytes)
+        asked = await by_size(len(body), decode, body, EmbeddingRequest)
         caller = caller.with_body(asked.request_id, asked.priority)
         exchange.request_id = caller.shown_id
         embedding = to_embedding(asked)
@@ -253,7 +256,7 @@ class RestSurface:
     async def create_response(self, exchange: Exchange) -> None:
         caller = self._admit(exchange)
         body = await exchange.body(self._settings.max_body_bytes)
-        asked = decode(body, ResponsesRequest)
+        asked = await by_size(len(body), decode, body, ResponsesRequest)
         if asked.background and exchange.known is None:
             await self._background.create(exchange, caller, asked, body)
         else:
@@ -261,7 +264,8 @@ class RestSurface:
 
     async def count_response_input(self, exchange: Exchange) -> None:
         caller = self._admit(exchange)
-        asked = decode(await exchange.body(self._settings.max_body_bytes), ResponsesRequest)
+        body = await exchange.body(self._settings.max_body_bytes)
+        asked = await by_size(len(body), decode, body, ResponsesRequest)
         await self._responses.count_input(exchange, caller, asked)
 
     async def get_response(self, exchange: Exchange) -> None:
@@ -309,12 +313,14 @@ class RestSurface:
 
     async def tokenize(self, exchange: Exchange) -> None:
         self._admit(exchange)
-        asked = decode(await exchange.body(self._settings.max_body_bytes), TokenizeRequest)
+        body = await exchange.body(self._settings.max_body_bytes)
+        asked = await by_size(len(body), decode, body, TokenizeRequest)
         await exchange.reply_json(await models.tokenize(self._line, asked))
 
     async def detokenize(self, exchange: Exchange) -> None:
         self._admit(exchange)
-        asked = decode(await exchange.body(self._settings.max_body_bytes), DetokenizeRequest)
+        body = await exchange.body(self._settings.max_body_bytes)
+        asked = await by_size(len(body), decode, body, DetokenizeRequest)
         await exchange.reply_json(await models.detokenize(self._line, asked))
 
     async def explain(self, exchange: Exchange) -> None:

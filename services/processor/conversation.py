@@ -12,6 +12,7 @@ from headwater.services.answers.format import may_call
 from headwater.services.answers.text_input import KEY
 from headwater.services.errors import BadRequest
 from headwater.services.processor import plain_tools
+from headwater.services.request_limits import check_conversation
 from headwater.services.text.chat_template import ChatTemplate
 
 Message = dict[str, Any]
@@ -26,6 +27,7 @@ def render(template: ChatTemplate, conversation: processor_pb2.Conversation) -> 
     """The prompt's text. Raises `BadRequest` naming the message and what is allowed."""
     if not conversation.messages:
         raise BadRequest.of("messages", [], "at least one message")
+    check_conversation(conversation)
     goes_on = conversation.continue_final_message
     if goes_on and conversation.HasField("add_generation_prompt") and conversation.add_generation_prompt:
         raise BadRequest("continue_final_message", "continue_final_message excludes add_generation_prompt")
