@@ -66,6 +66,9 @@ class ProcessorSettings(TextStageSettings):
     generation_config: str = setting("auto", "auto (the model's), none, or a file with sampling defaults")
     tool_parser: str = setting("auto", "auto (by the chat template), none, hermes, llama3_json, mistral or pythonic")
     reasoning_parser: str = setting("auto", "auto (by the chat template), none, think, qwen3, deepseek_r1 or magistral")
+    escape_special_tokens: bool = setting(
+        False, "take special tokens in messages and tools for text, so that nobody forges turns with them"
+    )
     threads: int = setting(0, "threads for long texts; 0: as many as cores")
 
     @property
