@@ -83,7 +83,9 @@ class Tokenizer:
         token_ids: list[int] = []
         for i, piece in enumerate(self._own_special_pattern.split(text)):
             if i % 2:
-                token_ids.append(self._backend.token_to_id(piece))
+                token_id = self.id_of(piece)
+                assert token_id is not None
+                token_ids.append(token_id)
             elif piece:
                 plain = self._without_special.encode(piece.replace(GUARD, ""), add_special_tokens=False)
                 token_ids += plain.ids
