@@ -28,6 +28,7 @@ from headwater.gateway.batches.tenant_storage import TenantStorage
 from headwater.gateway.cache_namespace import CacheNamespaces
 from headwater.gateway.catalogues import Catalogues
 from headwater.gateway.demand import Demand
+from headwater.gateway.http_guard import HttpGuard
 from headwater.gateway.line import Line
 from headwater.gateway.listeners import ClientTls, GrpcListener, RestListener
 from headwater.gateway.metrics import Metrics
@@ -86,7 +87,7 @@ async def serve(settings: GatewaySettings) -> None:
         replicas_here = ReplicaSurface(line.members, administration)
         app = make_app(line, settings, storage, admin, models_here, replicas_here, administration)
         shared: dict[str, Any] = {"reuse_port": settings.reuse_port, "tls": ClientTls.of(settings)}
-        rest = RestListener(app, settings.host, settings.port, **shared)
+        rest = RestListener(HttpGuard(app, settings, line.metrics), settings.host, settings.port, **shared)
         public = GrpcListener(
             line,
             settings.host,

@@ -76,6 +76,8 @@ def error_of(finish: OutputFinish) -> errors.HeadwaterError:
     message = finish.error or "the engine ended the request"
     if finish.cause == common_pb2.LOSS_CAUSE_TAKEN_OVER:
         return TakenOver(message)
+    if finish.cause == common_pb2.LOSS_CAUSE_GRAMMAR:
+        return errors.BadRequest(None, message, code="invalid_grammar")
     if finish.retriable:
         return StreamLost(message, _CAUSES.get(finish.cause, Cause.FAULT))
     if finish.reason == common_pb2.FINISH_REASON_CANCELLED:

@@ -46,6 +46,9 @@ class GatewaySettings(StageTlsSettings):
     tls_key_file: str = setting("", "PEM private key of that certificate")
     tls_client_ca_file: str = setting("", "PEM certificates of those who sign for clients; given: clients show theirs")
     allowed_origins: tuple[str, ...] = setting((), "origin whose web pages may call the API (repeatable); *: any")
+    allowed_hosts: tuple[str, ...] = setting(
+        (), "name besides loopback's that a gateway without keys answers to (repeatable); *: any"
+    )
     max_body_bytes: int = setting(4 * 1024 * 1024, "largest request body")
     max_text_bytes: int = setting(512 * 1024, "largest request of /tokenize and /detokenize")
     max_file_bytes: int = setting(100 * 1024 * 1024, "largest file of /v1/files")
@@ -117,7 +120,7 @@ class GatewaySettings(StageTlsSettings):
     def _check_callers(self) -> None:
         if self.keeps_tenants and not self.nats_url:
             raise SettingError("nats_url", self.nats_url, "a NATS server with JetStream, where tenants are kept")
-        if not (self.api_key_file or self.keeps_tenants or is_loopback(self.host)):
+        if not (self.has_keys or is_loopback(self.host)):
             allowed = "a loopback address, unless --api-key-file or --admin-key-file says who may call"
             raise SettingError("host", self.host, allowed)
 
@@ -126,6 +129,11 @@ class GatewaySettings(StageTlsSettings):
             for address in getattr(self, name):
                 if not re.fullmatch(r".+:\d{1,5}", address):
                     raise SettingError(name, address, "host:port")
+
+    @property
+    def has_keys(self) -> bool:
+        """Only who has a key is answered."""
+        return bool(self.api_key_file) or self.keeps_tenants
 
     @property
     def keeps_tenants(self) -> bool:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 
 from headwater.services import errors
+from headwater.services.owner_file import read_secrets
 from headwater.services.settings import SettingError
 
 OPEN_TENANT, ADMIN_TENANT = "open", "admin"
@@ -158,7 +159,7 @@ def checked_name(name: str) -> str:
 
 def _names_by_key(setting: str, path: Path, owner: str) -> dict[bytes, str]:
     names = {}
-    for number, line in enumerate(path.read_text().splitlines(), 1):
+    for number, line in enumerate(read_secrets(setting, path).splitlines(), 1):
         words = line.split()
         if not words or words[0].startswith("#"):
             continue

@@ -33,6 +33,7 @@ from headwater.services.models.demo_model import DEMO_NAME, DemoModelError
 from headwater.services.models.hugging_face import HubError
 from headwater.services.models.manifest import ModelFolderError
 from headwater.services.models.store import ConversionFailed, ModelNotFound
+from headwater.services.printable import LAYOUT, printable
 from headwater.services.progress import ProgressBars
 from headwater.services.settings import SettingError
 from headwater.services.stack.embedded import EmbeddedServerError
@@ -388,7 +389,7 @@ def main() -> None:
     try:
         app()
     except KNOWN_ERRORS as error:
-        console.print(f"[red]headwater:[/] {escape(str(error))}", soft_wrap=True)
+        console.print(f"[red]headwater:[/] {escape(printable(str(error), keep=LAYOUT))}", soft_wrap=True)
         sys.exit(1)
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)

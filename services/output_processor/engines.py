@@ -19,6 +19,7 @@ from headwater.proto.engine_pb2 import Add, AddPart, Cancel, ClientFrame, Credit
 from headwater.proto.output_processor_pb2 import Open
 from headwater.services.channel import open_channel
 from headwater.services.output_processor import metrics as output_metrics
+from headwater.services.output_processor.pace import Pace
 from headwater.services.output_processor.stream import OutputStream
 from headwater.services.output_processor.token_logprobs import entries_by_position
 from headwater.services.runtime import end, log_failure, owned_task
@@ -58,6 +59,7 @@ class EngineLink:
         self._queue: deque[tuple[Request, Add | AddPart]] = deque()
         self._cancels: deque[Cancel] = deque()
         self._credits: dict[int, int] = {}
+        self._pace = Pace()
         self._asked: set[int] = set()
         self._last_id = 0
         self._epoch = 0
@@ -67,8 +69,8 @@ class EngineLink:
     def num_streams(self) -> int:
         return len(self._requests)
 
-    def open(self, opening: Open, streams: Sequence[OutputStream]) -> Request:
-        """Queues a request."""
+    def open(self, opening: Open, streams: Sequence[OutputStream], *, is_paced: bool) -> Request:
+        """Queues a request. A paced one's credit goes on as `told` says that its tokens have left for the gateway."""
         numbers = [self._new_id() for _ in streams]
         request = Request(
             engine=opening.replica_id,
@@ -78,6 +80,8 @@ class EngineLink:
         )
         self._requests.update(dict.fromkeys(numbers, request))
         opening.add.stream_ids[:] = numbers
+        if is_paced:
+            opening.add.credit = self._pace.open(numbers, opening.add.credit)
         self._queue.append((request, opening.add))
         self._wake.set()
         return request
@@ -90,6 +94,15 @@ class EngineLink:
 
     def grant(self, number: int, tokens: int) -> None:
         if number in self._requests:
+            self._give(number, self._pace.granted(number, tokens))
+
+    def told(self, number: int, tokens: int) -> None:
+        """So many more of a stream's tokens have left for its gateway."""
+        if given := self._pace.told(number, tokens):
+            self._give(number, given)
+
+    def _give(self, number: int, tokens: int) -> None:
+        if tokens:
             self._credits[number] = self._credits.get(number, 0) + tokens
             self._wake.set()
 
@@ -231,6 +244,7 @@ class EngineLink:
     def _forget(self, number: int) -> Request | None:
         if (request := self._requests.pop(number, None)) is not None:
             del request.streams[number]
+            self._pace.forget(number)
             self._credits.pop(number, None)
             self._asked.discard(number)
         return request

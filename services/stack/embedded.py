@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from headwater.services.owner_file import open_log
+
 HOST = "127.0.0.1"
 VALKEY_BYTES = 1024**3
 """What an embedded Valkey may hold: some millions of cached blocks, and responses and conversations beside them."""
@@ -144,7 +146,7 @@ async def _start(
     log = _log_in(folder, name)
     for _ in range(_PORT_TRIES):
         at = port or _free_port()
-        with log.open("wb") as output:
+        with open_log(log, append=False) as output:
             # A session of its own: Ctrl-C in a terminal reaches the supervisor, which stops its servers in order.
             process = await asyncio.create_subprocess_exec(
                 *command(at),

@@ -18,6 +18,7 @@ import httpx
 
 from headwater.services.bus import Bus
 from headwater.services.kept_child import keeper_command
+from headwater.services.owner_file import own_folder
 from headwater.services.progress import Report
 from headwater.services.stack.embedded import EmbeddedServer, start_nats, start_valkey
 from headwater.services.stack.held_port import HeldPort, check_free
@@ -75,7 +76,7 @@ class LocalStack:
         port = self._claim(settings.port, "--port")
         grpc_port = self._claim(settings.grpc_port, "--grpc-port")
         shutil.rmtree(self._logs, ignore_errors=True)
-        self._logs.mkdir(parents=True)
+        own_folder(self._logs)
         nats_url, redis_url = await self._start_servers(report)
         plan = StackPlan(
             settings,

@@ -39,6 +39,7 @@ def test_a_new_knob_is_a_decision() -> None:
         "tls_key_file",
         "tls_client_ca_file",
         "allowed_origins",
+        "allowed_hosts",
         "max_body_bytes",
         "max_text_bytes",
         "max_file_bytes",
