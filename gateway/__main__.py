@@ -56,9 +56,9 @@ from headwater.services.runtime import configure_logging, in_one_line, lifetime,
 from headwater.services.saved_members import SavedMembers
 from headwater.services.served_model import model_key
 from headwater.services.settings import SettingError, read_settings
+from headwater.services.stage_security import stages_secured
 from headwater.services.store import Store
 from headwater.services.text.stage import metrics_served
-from headwater.services.tls import stages_secured
 from headwater.services.tracing import Tracing, tracing_to
 from headwater.services.usage_log import UsageLog
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 from headwater.services.advertise import is_loopback
 from headwater.services.settings import SettingError, setting
-from headwater.services.tls import StageTlsSettings
+from headwater.services.stage_security import StageSecuritySettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GatewaySettings(StageTlsSettings):
+class GatewaySettings(StageSecuritySettings):
     """The front door: OpenAI's REST API and public gRPC over processors, output processors and engines."""
 
     host: str = setting("127.0.0.1", "address to listen on; past loopback only with keys")

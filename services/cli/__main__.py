@@ -27,6 +27,7 @@ from headwater.services.cli.model_commands import make_commands as make_model_co
 from headwater.services.cli.tenant_commands import make_commands
 from headwater.services.cli.up import INTERRUPTED
 from headwater.services.cli.up import up as run_line
+from headwater.services.cluster_key import using
 from headwater.services.hardware import default_replicas
 from headwater.services.models import store as model_store
 from headwater.services.models.demo_model import DEMO_NAME, DemoModelError
@@ -37,6 +38,7 @@ from headwater.services.progress import ProgressBars
 from headwater.services.settings import SettingError
 from headwater.services.stack.embedded import EmbeddedServerError
 from headwater.services.stack.line_file import read_line
+from headwater.services.stack.line_token import line_key
 from headwater.services.stack.local_stack import StackError
 from headwater.services.stack.plan import gpu_flags
 from headwater.services.stack.profile import Profile
@@ -330,9 +332,10 @@ def status(
     if url is None:
         raise StackError(f"no line runs with the state folder {state_dir}; name one, or give --nats-url")
     try:
-        if watch:
-            asyncio.run(cluster.watch(url, Console()))
-        members = asyncio.run(cluster.listen(url))
+        with using(line_key(state_dir, os.environ)):
+            if watch:
+                asyncio.run(cluster.watch(url, Console()))
+            members = asyncio.run(cluster.listen(url))
     except cluster.NobodyThere:
         # The line goes on without, which its gateway can tell.
         raise cluster.NobodyThere(

@@ -17,6 +17,7 @@ import structlog
 from headwater.proto import common_pb2, engine_pb2, engine_pb2_grpc
 from headwater.proto.engine_pb2 import Add, AddPart, Cancel, ClientFrame, Credit, EngineFrame
 from headwater.proto.output_processor_pb2 import Open
+from headwater.services.call_proof import Impostor
 from headwater.services.channel import open_channel
 from headwater.services.output_processor import metrics as output_metrics
 from headwater.services.output_processor.stream import OutputStream
@@ -126,6 +127,7 @@ class EngineLink:
                 stub = engine_pb2_grpc.EngineStub(channel)
                 # Before Info: should the engine be replaced between the two, the session breaks.
                 call = stub.Session()
+                await channel.proven(call)
                 info = await stub.Info(engine_pb2.InfoRequest(), timeout=INTRODUCTION_SECONDS)
                 self._epoch = info.incarnation.epoch
                 async with owned_task(self._write(call)):
@@ -136,6 +138,8 @@ class EngineLink:
             return "it ended the session"
         except grpc.aio.AioRpcError as failure:
             return failure.details() or failure.code().name
+        except Impostor as stranger:
+            return str(stranger)
         except ValueError as failure:
             return f"it sent a frame that cannot be read: {failure}"
 

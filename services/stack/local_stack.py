@@ -17,11 +17,13 @@ from pathlib import Path
 import httpx
 
 from headwater.services.bus import Bus
+from headwater.services.cluster_key import make_token_file, using
 from headwater.services.kept_child import keeper_command
 from headwater.services.progress import Report
 from headwater.services.stack.embedded import EmbeddedServer, start_nats, start_valkey
 from headwater.services.stack.held_port import HeldPort, check_free
 from headwater.services.stack.line_file import LineRecord, StageRecord, remove_line
+from headwater.services.stack.line_token import TOKEN_FILE, line_key, token_env
 from headwater.services.stack.model_desk import ModelDesk
 from headwater.services.stack.plan import StackPlan
 from headwater.services.stack.readiness import until_ready
@@ -68,6 +70,7 @@ class LocalStack:
         )
         self._logs = settings.state_dir / "logs"
         self._env = {name: value for name, value in os.environ.items() if name not in STACK_VARIABLES}
+        self._env |= token_env(settings.state_dir, self._env)
 
     async def start(self, report: Report) -> None:
         """Returns when a request would be answered. Raises `StackError`, `StageDied` or `EmbeddedServerError`."""
@@ -76,6 +79,7 @@ class LocalStack:
         grpc_port = self._claim(settings.grpc_port, "--grpc-port")
         shutil.rmtree(self._logs, ignore_errors=True)
         self._logs.mkdir(parents=True)
+        make_token_file(settings.state_dir / TOKEN_FILE)
         nats_url, redis_url = await self._start_servers(report)
         plan = StackPlan(
             settings,
@@ -104,10 +108,11 @@ class LocalStack:
     async def run(self) -> None:
         """Keeps every process running, starts and stops replicas, loads and unloads models; ends when cancelled."""
         assert self.record is not None
-        async with Bus.open(self.record.nats_url) as bus, asyncio.TaskGroup() as tasks:
-            for stage in [*self._servers.values(), *self._gateways]:
-                stage.guard(tasks)
-            await self._desk.run(bus, tasks)
+        with using(line_key(self.settings.state_dir, self._env)):
+            async with Bus.open(self.record.nats_url) as bus, asyncio.TaskGroup() as tasks:
+                for stage in [*self._servers.values(), *self._gateways]:
+                    stage.guard(tasks)
+                await self._desk.run(bus, tasks)
 
     async def stop(self) -> None:
         """Gateways drain first, then what stands behind them ends, all at once, the servers last."""

@@ -16,6 +16,8 @@ def test_a_new_knob_is_a_decision() -> None:
         "stage_tls_key_file",
         "stage_tls_ca_file",
         "stage_tls_name",
+        "cluster_token",
+        "cluster_token_file",
         "host",
         "port",
         "grpc_port",
