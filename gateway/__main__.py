@@ -209,7 +209,8 @@ async def tenants_of(settings: GatewaySettings, bus: Bus) -> AsyncIterator[tuple
     if settings.keeps_tenants:
         admins = AdminKeys.read(settings.admin_key, settings.admin_key_file)
         snapshot = Snapshot(settings.tenants_file)
-        async with TenantDirectory(TenantBook(bus), admins, file, snapshot).running(bus) as directory:
+        book = TenantBook(bus, adopts_unsigned=settings.adopt_unsigned_tenants)
+        async with TenantDirectory(book, admins, file, snapshot).running(bus) as directory:
             yield directory, directory.scopes
     elif file is not None:
         yield file, unlimited
@@ -222,7 +223,7 @@ def admin_of(settings: GatewaySettings, bus: Bus) -> AdminSurface | None:
     if not settings.keeps_tenants:
         return None
     admins = AdminKeys.read(settings.admin_key, settings.admin_key_file)
-    return AdminSurface(bus, admins, TenantBook(bus), UsageLog(bus))
+    return AdminSurface(bus, admins, TenantBook(bus, adopts_unsigned=settings.adopt_unsigned_tenants), UsageLog(bus))
 
 
 def main() -> None:

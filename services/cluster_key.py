@@ -16,6 +16,7 @@ from headwater.services.owner_file import write_owner_file
 from headwater.services.settings import SettingError
 
 MIN_TOKEN_LEN = 32
+MIN_MAC_LEN = 16
 _ALLOWED = f"words of at least {MIN_TOKEN_LEN} characters, the one that signs first"
 
 
@@ -32,8 +33,10 @@ class ClusterKey:
         return _mac(self._keys[0], purpose, parts)
 
     def believes(self, mac: bytes, purpose: bytes, *parts: bytes) -> bool:
-        """Compares in constant time."""
-        return any(hmac.compare_digest(mac, _mac(key, purpose, parts)) for key in self._keys)
+        """Compares in constant time; `mac` may be cut to 16 bytes."""
+        if len(mac) < MIN_MAC_LEN:
+            return False
+        return any(hmac.compare_digest(mac, _mac(key, purpose, parts)[: len(mac)]) for key in self._keys)
 
     def is_of_first(self, mac: bytes, purpose: bytes, *parts: bytes) -> bool:
         """Whether the token that signs now made it, and not one that is only believed."""
@@ -63,12 +66,9 @@ def read_cluster_key(token: str, token_file: str) -> ClusterKey | None:
     return ClusterKey(tokens)
 
 
-def make_token_file(path: Path) -> bool:
-    """Puts a random token there unless there is one already; whether it did."""
-    if path.exists():
-        return False
+def make_token_file(path: Path) -> None:
+    """Writes a random token, for its owner's eyes."""
     write_owner_file(path, f"{secrets.token_hex(32)}\n".encode())
-    return True
 
 
 _CURRENT: ContextVar[ClusterKey | None] = ContextVar("cluster_key", default=None)

@@ -5,10 +5,30 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from headwater.services.cluster_key import ClusterKey, read_cluster_key
+from headwater.services.cluster_key import ClusterKey, make_token_file, read_cluster_key
 
 TOKEN_FILE = "cluster.token"
+_UNSIGNED = "unsigned-tenants"
+"""Marks a state folder of a version without tokens, until a line that keeps tenants has been ready with it."""
 TOKEN, TOKEN_PATH = "HEADWATER_CLUSTER_TOKEN", "HEADWATER_CLUSTER_TOKEN_FILE"
+
+
+def prepare_token(state_dir: Path) -> None:
+    """Draws a token for the line with that state folder, unless it has one."""
+    if (state_dir / TOKEN_FILE).exists():
+        return
+    if (state_dir / "nats").exists():
+        (state_dir / _UNSIGNED).touch()
+    make_token_file(state_dir / TOKEN_FILE)
+
+
+def has_unsigned_tenants(state_dir: Path) -> bool:
+    """Whether NATS may keep tenants that an earlier version wrote, which its gateways are to sign."""
+    return (state_dir / _UNSIGNED).exists()
+
+
+def tenants_are_signed(state_dir: Path) -> None:
+    (state_dir / _UNSIGNED).unlink(missing_ok=True)
 
 
 def token_env(state_dir: Path, env: Mapping[str, str]) -> dict[str, str]:

@@ -17,13 +17,13 @@ from pathlib import Path
 import httpx
 
 from headwater.services.bus import Bus
-from headwater.services.cluster_key import make_token_file, using
+from headwater.services.cluster_key import using
 from headwater.services.kept_child import keeper_command
 from headwater.services.progress import Report
 from headwater.services.stack.embedded import EmbeddedServer, start_nats, start_valkey
 from headwater.services.stack.held_port import HeldPort, check_free
 from headwater.services.stack.line_file import LineRecord, StageRecord, remove_line
-from headwater.services.stack.line_token import TOKEN_FILE, line_key, token_env
+from headwater.services.stack.line_token import line_key, prepare_token, tenants_are_signed, token_env
 from headwater.services.stack.model_desk import ModelDesk
 from headwater.services.stack.plan import StackPlan
 from headwater.services.stack.readiness import until_ready
@@ -79,7 +79,7 @@ class LocalStack:
         grpc_port = self._claim(settings.grpc_port, "--grpc-port")
         shutil.rmtree(self._logs, ignore_errors=True)
         self._logs.mkdir(parents=True)
-        make_token_file(settings.state_dir / TOKEN_FILE)
+        prepare_token(settings.state_dir)
         nats_url, redis_url = await self._start_servers(report)
         plan = StackPlan(
             settings,
@@ -103,6 +103,8 @@ class LocalStack:
             stages=(),
         )
         await self._wait_until_ready(self.record.rest, report)
+        if settings.has_admins:
+            tenants_are_signed(settings.state_dir)
         self._write_record()
 
     async def run(self) -> None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from headwater.services.hardware import gpu_names, num_cores, resolve_device
+from headwater.services.stack.line_token import has_unsigned_tenants
 from headwater.services.stack.profile import Profile
 from headwater.services.stack.settings import TLS_FILES, StackSettings
 
@@ -48,6 +49,7 @@ class StackPlan:
         flags += [f"--api-key-file={settings.api_key_file}"] if settings.api_key_file else []
         flags += [f"--admin-key-file={settings.admin_key_file}"] if settings.admin_key_file else []
         flags += [f"--tenants-file={settings.state_dir / 'tenants.json'}"]
+        flags += ["--adopt-unsigned-tenants"] if has_unsigned_tenants(settings.state_dir) else []
         for name in TLS_FILES:
             path = getattr(settings, name)
             flags += [f"--{name.replace('_', '-')}={path}"] if path is not None else []

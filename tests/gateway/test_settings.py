@@ -33,6 +33,7 @@ def test_a_new_knob_is_a_decision() -> None:
         "admin_key",
         "admin_key_file",
         "tenants_file",
+        "adopt_unsigned_tenants",
         "fail_open_share",
         "master_key",
         "master_key_file",
