@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import secrets
 import uuid
 from collections.abc import AsyncIterator
@@ -254,6 +255,51 @@ async def test_a_forged_engine_is_sent_nothing_and_a_forged_key_opens_nothing(
         for name in (record.id, f"ada-{key.id}"):
             await bucket.delete(_key(name))
     await stranger.close()
+
+
+async def test_an_engine_that_takes_requests_and_says_nothing_loses_them_to_others(
+    nats_url: str, text_folder: Path
+) -> None:
+    """Whoever announced it: here nobody has a token."""
+    model = f"m-{uuid.uuid4().hex[:8]}"
+    common = (f"--nats-url={nats_url}", f"--served-model-name={model}")
+    engine = engine_stage(*common)
+    stages = (
+        processor_stage(text_folder, *common),
+        output_processor_stage(text_folder, *common),
+        engine,
+        gateway_stage(common[0]),
+    )
+    with started(*stages):
+        gateway = Gateway(stages[-1])
+        async with silent_engine() as (silent, address), opened(nats_url, None) as bus:
+            async with Members(bus, [Kind.ENGINE]).running() as members, asyncio.timeout(30):
+                await members.wait_for(lambda all: any(each.address == engine.address for each in all.everyone()))
+                [real] = [each for each in members.everyone() if each.address == engine.address]
+            told = dataclasses.replace(
+                real,
+                replica_id="forged",
+                epoch=silent.epoch,
+                address=address,
+                load=ReplicaLoad(max_running=256, num_total_blocks=1 << 20, prefill_tps=1e9),
+            )
+            async with Heartbeat.running(bus, lambda: told):
+                known = {engine.address, address}
+                await asyncio.to_thread(
+                    gateway.wait_until,
+                    lambda: (
+                        known
+                        <= {each["address"] for each in gateway.client.get("/admin/replicas").json().get("data", [])}
+                    ),
+                )
+
+                def ask(i: int) -> int:
+                    body = {"model": model, "prompt": f"tell {i}", "max_tokens": 4}
+                    return gateway.client.post("/v1/completions", json=body).status_code
+
+                assert await asyncio.gather(*(asyncio.to_thread(ask, i) for i in range(8))) == [200] * 8
+                assert any(frame.adds for frame in silent.frames), "it was sent something"
+        gateway.client.close()
 
 
 async def test_records_of_before_there_was_a_token_are_believed_once_and_signed(nats_url: str) -> None:
