@@ -13,9 +13,9 @@ _UNSIGNED = "unsigned-tenants"
 TOKEN, TOKEN_PATH = "HEADWATER_CLUSTER_TOKEN", "HEADWATER_CLUSTER_TOKEN_FILE"
 
 
-def prepare_token(state_dir: Path) -> None:
-    """Draws a token for the line with that state folder, unless it has one."""
-    if (state_dir / TOKEN_FILE).exists():
+def prepare_token(state_dir: Path, env: Mapping[str, str]) -> None:
+    """Draws a token for the line with that state folder, unless it has one or the environment names another."""
+    if (state_dir / TOKEN_FILE).exists() or not token_env(state_dir, env):
         return
     if (state_dir / "nats").exists():
         (state_dir / _UNSIGNED).touch()

@@ -20,18 +20,29 @@ from headwater.services.bus import Bus
 from headwater.services.cluster_key import using
 from headwater.services.kept_child import keeper_command
 from headwater.services.progress import Report
+from headwater.services.stack.access import ACL_FILE, NATS_FILE, Passwords, ServerAccess
 from headwater.services.stack.embedded import EmbeddedServer, start_nats, start_valkey
 from headwater.services.stack.held_port import HeldPort, check_free
 from headwater.services.stack.line_file import LineRecord, StageRecord, remove_line
-from headwater.services.stack.line_token import line_key, prepare_token, tenants_are_signed, token_env
+from headwater.services.stack.line_token import (
+    TOKEN,
+    TOKEN_PATH,
+    line_key,
+    prepare_token,
+    tenants_are_signed,
+    token_env,
+)
 from headwater.services.stack.model_desk import ModelDesk
 from headwater.services.stack.plan import StackPlan
 from headwater.services.stack.readiness import until_ready
+from headwater.services.stack.roles import Role
 from headwater.services.stack.settings import STACK_VARIABLES, StackSettings
 from headwater.services.stack.stage_process import KeptStage, ServerProcess, StageProcess, SupervisorPipe, begin_all
 from headwater.services.tls import own_gateway_context
 
 SERVER_STOP_LIMIT = 4.0
+ACCESS_FOLDER = "access"
+"""In the state folder: who may use this line's servers."""
 READY_LIMIT = 120.0
 
 
@@ -79,16 +90,15 @@ class LocalStack:
         grpc_port = self._claim(settings.grpc_port, "--grpc-port")
         shutil.rmtree(self._logs, ignore_errors=True)
         self._logs.mkdir(parents=True)
-        prepare_token(settings.state_dir)
-        nats_url, redis_url = await self._start_servers(report)
+        prepare_token(settings.state_dir, os.environ)
+        servers = await self._start_servers(report)
         plan = StackPlan(
             settings,
             self._model_folder,
             self._served_name,
             port,
             grpc_port,
-            nats_url,
-            redis_url,
+            servers,
             master_key=secrets.token_hex(32),
         )
         await self._start_stages(plan, report)
@@ -98,8 +108,8 @@ class LocalStack:
             model=self._served_name,
             rest=f"{'https' if settings.tls_cert_file else 'http'}://{host}:{port}",
             grpc=f"{host}:{grpc_port}",
-            nats_url=nats_url,
-            redis_url=redis_url,
+            nats_url=servers.nats(Role.OPERATOR),
+            redis_url=servers.redis(Role.OPERATOR),
             stages=(),
         )
         await self._wait_until_ready(self.record.rest, report)
@@ -157,19 +167,25 @@ class LocalStack:
     def _stages(self) -> list[KeptStage]:
         return [stage for group in self._groups.values() for stage in group]
 
-    async def _start_servers(self, report: Report) -> tuple[str, str]:
-        """NATS and Valkey of its own, where no outside ones are named; their addresses."""
-        settings = self.settings
+    async def _start_servers(self, report: Report) -> ServerAccess:
+        """NATS and Valkey of its own, where no outside ones are named, with passwords for this life of the line."""
+        settings, folder, passwords = self.settings, self.settings.state_dir / ACCESS_FOLDER, Passwords.new()
+        passwords.write_servers(folder)
         if settings.nats_url is None:
-            jetstream = settings.state_dir / "nats"
-            self._servers["nats"] = self._server("nats", partial(start_nats, jetstream=jetstream))
+            start = partial(start_nats, jetstream=settings.state_dir / "nats", config=folder / NATS_FILE)
+            self._servers["nats"] = self._server("nats", start)
         if settings.redis_url is None:
-            self._servers["valkey"] = self._server("valkey", start_valkey)
+            self._servers["valkey"] = self._server("valkey", partial(start_valkey, acl=folder / ACL_FILE))
         await begin_all(list(self._servers.values()), report)
-        return (
+        servers = ServerAccess(
             settings.nats_url or self._servers["nats"].addresses["url"],
             settings.redis_url or self._servers["valkey"].addresses["url"],
+            passwords if settings.nats_url is None else None,
+            passwords if settings.redis_url is None else None,
         )
+        # For stages that somebody starts by hand.
+        servers.write_stages(folder, {name: self._env[name] for name in (TOKEN, TOKEN_PATH) if self._env.get(name)})
+        return servers
 
     async def _start_stages(self, plan: StackPlan, report: Report) -> None:
         """All at once: gateways find the stages behind them by their heartbeats."""

@@ -1,0 +1,162 @@
+"""A line as `headwater up` starts it, attacked by another user of the machine, who can reach its ports and run `ps`."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import grpc
+import nats
+import pytest
+from redis.asyncio import Redis
+from redis.exceptions import AuthenticationError, NoPermissionError
+
+from headwater.gateway.tenancy.book import TenantBook
+from headwater.gateway.tenancy.directory import new_key
+from headwater.gateway.tenancy.records import TenantRecord
+from headwater.proto import engine_pb2, engine_pb2_grpc
+from headwater.services.bus import Bus
+from headwater.services.stack.embedded import start_nats
+from tests.line.conftest import Line
+
+ROLES = ("gateway", "processor", "output-processor", "engine", "operator")
+
+
+def env_of(line: Line, role: str) -> dict[str, str]:
+    text = (line.state_dir / "access" / role / "stage.env").read_text()
+    return dict(each.split("=", 1) for each in text.splitlines())
+
+
+def without_password(url: str) -> str:
+    return re.sub(r"//[^@/]*@", "//", url)
+
+
+def test_no_secret_is_on_a_command_line_or_in_a_file_of_others(simulated_line: Line) -> None:
+    token = (simulated_line.state_dir / "cluster.token").read_text().strip()
+    passwords = {
+        password
+        for role in ROLES
+        for url in (
+            env_of(simulated_line, role)["HEADWATER_NATS_URL"],
+            env_of(simulated_line, role)["HEADWATER_REDIS_URL"],
+        )
+        if (password := urlsplit(url).password)
+    }
+    assert len(passwords) == len(ROLES)
+    shown = "\n".join(Path(f"/proc/{pid}/cmdline").read_text() for pid in simulated_line.pids())
+    assert "headwater.services.engine.core_process" in shown
+    logs = "\n".join(path.read_text() for path in (simulated_line.state_dir / "logs").iterdir())
+    for secret in {token, *passwords}:
+        assert secret not in shown
+        assert secret not in logs + simulated_line.log.read_text()
+    kept = [path for path in simulated_line.state_dir.rglob("*") if path.is_file()]
+    secret_files = {path for path in kept if any(each.encode() in path.read_bytes() for each in {token, *passwords})}
+    assert simulated_line.state_dir / "access/nats/nats.conf" in secret_files
+    assert {path.stat().st_mode & 0o777 for path in secret_files} == {0o600}
+
+
+async def test_who_has_no_password_gets_into_neither_server(simulated_line: Line) -> None:
+    record = simulated_line.record
+    for said in ({}, {"user": "gateway", "pass": "guess"}, {"user": "nobody", "pass": ""}):
+        assert "Authorization Violation" in answer_of_nats(record.nats_url, said)
+    async with Redis.from_url(without_password(record.redis_url)) as client:
+        with pytest.raises(AuthenticationError):
+            await client.ping()
+
+
+def answer_of_nats(url: str, said: dict[str, str]) -> str:
+    at = urlsplit(url)
+    with socket.create_connection((at.hostname, at.port), timeout=30) as link, link.makefile("rwb") as lines:
+        assert lines.readline().startswith(b"INFO ")
+        lines.write(b"CONNECT " + json.dumps({"verbose": False, **said}).encode() + b"\r\nPING\r\n")
+        lines.flush()
+        return lines.readline().decode()
+
+
+async def test_an_engine_s_password_opens_what_engines_need_and_no_more(simulated_line: Line) -> None:
+    env, problems = env_of(simulated_line, "engine"), list[str]()
+
+    async def note(error: Exception) -> None:
+        problems.append(str(error))
+
+    client = await nats.connect(env["HEADWATER_NATS_URL"], error_cb=note)
+    for subject in ("member.gateway.x", "ctl.models.x", "catalogue.x", "$KV.headwater_tenants.x", "$JS.API.INFO"):
+        await client.publish(subject, b"forged")
+        await client.flush()
+        assert subject.lower() in problems.pop().lower()
+    for subject in ("ctl.tenants", "batch.>", "demand.>", "_INBOX.>"):
+        await client.subscribe(subject)
+        await client.flush()
+        assert subject.lower() in problems.pop().lower()
+    await client.publish("load.x", b"")
+    await client.flush()
+    assert problems == []
+    await client.close()
+    async with Redis.from_url(env["HEADWATER_REDIS_URL"]) as store:
+        await store.set("own:{x}", b"1")
+        await store.delete("own:{x}")
+        for words in (("GET", "limits:{tenant:a}"), ("FLUSHALL",), ("CONFIG", "GET", "*"), ("KEYS", "*")):
+            with pytest.raises(NoPermissionError):
+                await store.execute_command(*words)
+
+
+def test_a_stranger_s_drain_is_refused_and_the_engine_serves_on(simulated_line: Line) -> None:
+    [address, *_] = [each.addresses["grpc"] for each in simulated_line.record.stages if each.name == "engine-0"]
+    with grpc.insecure_channel(address) as channel:
+        stub: Any = engine_pb2_grpc.EngineStub(channel)
+        with pytest.raises(grpc.RpcError) as refused:
+            stub.Drain(engine_pb2.DrainRequest(limit_ms=1), timeout=30)
+    assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
+    assert {each["draining"] for each in simulated_line.loads().values()} == {False}
+
+
+def test_a_stage_that_is_started_by_hand_joins_with_its_role_s_file(simulated_line: Line) -> None:
+    flags = ("--executor=simulated", "--served-model-name=another", "--replica-id=by-hand", "--metrics-port=-1")
+    known = simulated_line.loads()
+    assert "by-hand" not in known
+    process = subprocess.Popen(
+        [sys.executable, "-m", "headwater.services.cli", "serve", "engine", *flags],
+        env={**os.environ, **env_of(simulated_line, "engine")},
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        simulated_line.wait_for(lambda: "by-hand" in simulated_line.loads(), 60, "the engine does not join")
+    finally:
+        process.terminate()
+        process.wait(60)
+    simulated_line.wait_for(lambda: "by-hand" not in simulated_line.loads(), 60, "the engine does not leave")
+
+
+async def kept_by_an_earlier_version(state_dir: Path) -> str:
+    """A state folder without a token, whose NATS knows a tenant; the tenant's key."""
+    key, secret = new_key()
+    server = await start_nats(state_dir / "logs", jetstream=state_dir / "nats")
+    async with Bus.open(server.url, wait_seconds=30.0) as bus:
+        await TenantBook(bus).add(TenantRecord(id="ada", keys=(key,)))
+    await server.stop()
+    return secret
+
+
+def is_known(line: Line, headers: dict[str, str]) -> bool:
+    return line.client.get("/v1/models", headers=headers).status_code == 200
+
+
+def test_tenants_of_an_earlier_version_keep_their_keys(tmp_path: Path) -> None:
+    ada = {"authorization": f"Bearer {asyncio.run(kept_by_an_earlier_version(tmp_path))}"}
+    for _ in range(2):
+        env = {"HEADWATER_ADMIN_KEY": "admin-key-of-the-house"}
+        line = Line(tmp_path, "--executor=simulated", "--replicas=1", env=env)
+        try:
+            line.wait_for(partial(is_known, line, ada), 30, "the key is not known")
+            assert not (tmp_path / "unsigned-tenants").exists()
+        finally:
+            line.stop()
