@@ -119,6 +119,8 @@ class Bus:
         self._client = _Client()
         self._subscriptions: list[Subscription] = []
         self._listeners: list[Callable[[], None]] = []
+        self._violations: set[str] = set()
+        """What the server has refused, logged once each."""
         self._linked = asyncio.Event()
         self._pings: set[asyncio.Task[None]] = set()
 
@@ -283,6 +285,11 @@ class Bus:
         self._linked.set()
 
     async def _on_error(self, error: BaseException) -> None:
+        said = str(error).lower()
+        if "violation" in said and said not in self._violations:
+            # A wrong password, or a role that lacks a right: the server says what it refuses, no password.
+            self._violations.add(said)
+            structlog.get_logger().warning("NATS refuses this stage", url=self.shown_url, error=str(error))
         structlog.get_logger().debug("bus error", error=repr(error))
 
     async def _close(self) -> None:

@@ -20,6 +20,7 @@ from rich.markup import escape
 from headwater.services.cli import chat as chat_room
 from headwater.services.cli import doctor as examination
 from headwater.services.cli import status as cluster
+from headwater.services.cli.access_command import access
 from headwater.services.cli.admin_client import AdminError, AsJson
 from headwater.services.cli.answer_stream import ChatError
 from headwater.services.cli.model_commands import ModelError
@@ -27,7 +28,6 @@ from headwater.services.cli.model_commands import make_commands as make_model_co
 from headwater.services.cli.tenant_commands import make_commands
 from headwater.services.cli.up import INTERRUPTED
 from headwater.services.cli.up import up as run_line
-from headwater.services.cluster_key import using
 from headwater.services.hardware import default_replicas
 from headwater.services.models import store as model_store
 from headwater.services.models.demo_model import DEMO_NAME, DemoModelError
@@ -89,6 +89,7 @@ StateDir = Annotated[
 ]
 app.add_typer(make_commands(default_state_dir), name="tenant")
 app.add_typer(make_model_commands(default_state_dir), name="models")
+app.command()(access)
 CacheDir = Annotated[
     Path,
     typer.Option(
@@ -332,10 +333,7 @@ def status(
     if url is None:
         raise StackError(f"no line runs with the state folder {state_dir}; name one, or give --nats-url")
     try:
-        with using(line_key(state_dir, os.environ)):
-            if watch:
-                asyncio.run(cluster.watch(url, Console()))
-            members = asyncio.run(cluster.listen(url))
+        members = cluster.seen(url, line_key(state_dir, os.environ), Console() if watch else None)
     except cluster.NobodyThere:
         # The line goes on without, which its gateway can tell.
         raise cluster.NobodyThere(

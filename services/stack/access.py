@@ -103,5 +103,6 @@ class ServerAccess:
     def write_stages(self, folder: Path, more: Mapping[str, str]) -> None:
         """For each role a file that a shell or a container's runtime reads."""
         for role in Role:
-            lines = [f"{name}={value}\n" for name, value in {**self.env(role), **more}.items()]
+            # Quoted for a shell: a value of several tokens has spaces.
+            lines = [f"{name}='{value}'\n" for name, value in {**self.env(role), **more}.items()]
             write_owner_file(folder / role.value / ENV_FILE, "".join(lines).encode())

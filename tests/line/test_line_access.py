@@ -33,7 +33,7 @@ ROLES = ("gateway", "processor", "output-processor", "engine", "operator")
 
 def env_of(line: Line, role: str) -> dict[str, str]:
     text = (line.state_dir / "access" / role / "stage.env").read_text()
-    return dict(each.split("=", 1) for each in text.splitlines())
+    return {name: value.strip("'") for name, _, value in (each.partition("=") for each in text.splitlines())}
 
 
 def without_password(url: str) -> str:
