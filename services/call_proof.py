@@ -17,14 +17,13 @@ from weakref import WeakKeyDictionary
 import grpc
 from grpc_health.v1 import health
 
-from headwater.services.cluster_key import ClusterKey
+from headwater.services.cluster_key import ClusterKey, Purpose, framed
 from headwater.services.freshness import WINDOW_SECONDS, is_fresh, now_ms
 from headwater.services.refusals import Refusals
 
 PROOF_SECONDS = 3.0
 """Time for a server to answer a proof with its own."""
 _PROOF, _ANSWER = "headwater-proof", "headwater-answer"
-_CALL_PURPOSE, _ANSWER_PURPOSE = b"call", b"answer"
 _OPEN_TO_ALL = f"/{health.SERVICE_NAME}/"
 """Container health checks and load balancers have no token."""
 
@@ -50,18 +49,18 @@ class Proof:
         return cls(method, now_ms(), secrets.token_bytes(16))
 
     @property
-    def _parts(self) -> tuple[bytes, ...]:
-        return self.method.encode(), self.at_ms.to_bytes(8, "big"), self.nonce
+    def _message(self) -> bytes:
+        return framed(self.method.encode(), self.at_ms.to_bytes(8, "big"), self.nonce)
 
     def metadata(self, key: ClusterKey) -> tuple[str, str]:
-        mac = key.sign(_CALL_PURPOSE, *self._parts)
+        mac = key.sign(Purpose.CALL, self._message)
         return _PROOF, f"{self.at_ms}.{self.nonce.hex()}.{mac.hex()}"
 
     def answer(self, key: ClusterKey) -> tuple[str, str]:
-        return _ANSWER, key.sign(_ANSWER_PURPOSE, *self._parts).hex()
+        return _ANSWER, key.sign(Purpose.ANSWER, self._message).hex()
 
     def is_answered_by(self, answer: str, key: ClusterKey) -> bool:
-        return key.believes(_unhex(answer), _ANSWER_PURPOSE, *self._parts)
+        return key.believes(_unhex(answer), Purpose.ANSWER, self._message)
 
     @classmethod
     def read(cls, method: str, text: str, key: ClusterKey) -> Proof | None:
@@ -71,7 +70,7 @@ class Proof:
         if not (at.isascii() and at.isdigit() and len(at) <= 15):
             return None
         proof = cls(method, int(at), _unhex(nonce))
-        return proof if key.believes(_unhex(mac), _CALL_PURPOSE, *proof._parts) else None
+        return proof if key.believes(_unhex(mac), Purpose.CALL, proof._message) else None
 
 
 def _unhex(text: str) -> bytes:

@@ -1,6 +1,6 @@
 """The secret that the stages of one deployment share, and the message authentication codes that they make with it.
 
-Knows nothing about calls, the bus or tenants: each of them names a purpose, so that a code for one is none for another.
+Knows nothing about calls, the bus or tenants: each of them names its purpose.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import hmac
 import secrets
 from collections.abc import Iterator, Sequence
 from contextvars import ContextVar
+from enum import Enum
 from pathlib import Path
 
 from headwater.services.owner_file import write_owner_file
@@ -20,33 +21,48 @@ MIN_MAC_LEN = 16
 _ALLOWED = f"words of at least {MIN_TOKEN_LEN} characters, the one that signs first"
 
 
+class Purpose(Enum):
+    """What a code is for; each has a key of its own, so that a code for one is none for another."""
+
+    CALL = b"call"
+    ANSWER = b"answer"
+    BUS = b"bus"
+    RECORD = b"record"
+
+
 class ClusterKey:
     """Keys derived from the cluster's tokens. The first token signs; all of them are believed, so that they can be
     rotated while stages run."""
 
     def __init__(self, tokens: Sequence[str]) -> None:
         assert tokens
-        self._keys = [hmac.digest(token.encode(), b"headwater cluster key", "sha256") for token in tokens]
+        self._tokens = [token.encode() for token in tokens]
+        self._keys: dict[Purpose, list[bytes]] = {purpose: self._keys_for(purpose) for purpose in Purpose}
 
-    def sign(self, purpose: bytes, *parts: bytes) -> bytes:
-        """HMAC-SHA256 of the parts, 32 bytes."""
-        return _mac(self._keys[0], purpose, parts)
+    def _keys_for(self, purpose: Purpose) -> list[bytes]:
+        return [hmac.digest(token, b"headwater cluster key: " + purpose.value, "sha256") for token in self._tokens]
 
-    def believes(self, mac: bytes, purpose: bytes, *parts: bytes) -> bool:
+    def sign(self, purpose: Purpose, message: bytes) -> bytes:
+        """HMAC-SHA256 of the message, 32 bytes."""
+        return hmac.digest(self._keys[purpose][0], message, "sha256")
+
+    def believes(self, mac: bytes, purpose: Purpose, message: bytes) -> bool:
         """Compares in constant time; `mac` may be cut to 16 bytes."""
         if len(mac) < MIN_MAC_LEN:
             return False
-        return any(hmac.compare_digest(mac, _mac(key, purpose, parts)[: len(mac)]) for key in self._keys)
+        for key in self._keys[purpose]:
+            if hmac.compare_digest(mac, hmac.digest(key, message, "sha256")[: len(mac)]):
+                return True
+        return False
 
-    def is_of_first(self, mac: bytes, purpose: bytes, *parts: bytes) -> bool:
+    def is_of_first(self, mac: bytes, purpose: Purpose, message: bytes) -> bool:
         """Whether the token that signs now made it, and not one that is only believed."""
-        return hmac.compare_digest(mac, _mac(self._keys[0], purpose, parts))
+        return hmac.compare_digest(mac, self.sign(purpose, message))
 
 
-def _mac(key: bytes, purpose: bytes, parts: Sequence[bytes]) -> bytes:
-    # Lengths go before the parts: no two sequences of parts are the same bytes.
-    framed = b"".join(len(part).to_bytes(8, "big") + part for part in (purpose, *parts))
-    return hmac.digest(key, framed, "sha256")
+def framed(*parts: bytes) -> bytes:
+    """Parts as one message. Lengths go before them: no two sequences of parts are the same bytes."""
+    return b"".join(len(part).to_bytes(8, "big") + part for part in parts)
 
 
 def read_cluster_key(token: str, token_file: str) -> ClusterKey | None:

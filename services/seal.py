@@ -10,7 +10,7 @@ import secrets
 import struct
 from collections import OrderedDict
 
-from headwater.services.cluster_key import MIN_MAC_LEN, ClusterKey
+from headwater.services.cluster_key import MIN_MAC_LEN, ClusterKey, Purpose
 from headwater.services.freshness import is_fresh, now_ms
 from headwater.services.refusals import Refusals
 
@@ -18,7 +18,7 @@ _MAGIC = b"\x00hw1"
 """No message begins with these bytes by itself: neither protobuf nor JSON does."""
 _HEAD = struct.Struct(">4s8sQQ16s")
 """Magic, sender, number, milliseconds since 1970, code."""
-_PURPOSE = b"bus"
+_SIGNED = struct.Struct(">8sQQI")
 _MAX_SENDERS = 4096
 """Senders whose last number a reader remembers."""
 
@@ -36,7 +36,7 @@ class Sealer:
             return payload
         self._number += 1
         at = now_ms()
-        mac = self._key.sign(_PURPOSE, *_parts(subject, self._sender, self._number, at, payload))[:MIN_MAC_LEN]
+        mac = self._key.sign(Purpose.BUS, _message(subject, self._sender, self._number, at, payload))[:MIN_MAC_LEN]
         return _HEAD.pack(_MAGIC, self._sender, self._number, at, mac) + payload
 
 
@@ -63,7 +63,7 @@ class SealReader:
             return None, "unsigned"
         _, sender, number, at, mac = _HEAD.unpack_from(message)
         payload = message[_HEAD.size :]
-        if not self._key.believes(mac, _PURPOSE, *_parts(subject, sender, number, at, payload)):
+        if not self._key.believes(mac, Purpose.BUS, _message(subject, sender, number, at, payload)):
             return None, "forged"
         if not is_fresh(at):
             return None, "stale"
@@ -76,5 +76,7 @@ class SealReader:
         return payload, ""
 
 
-def _parts(subject: str, sender: bytes, number: int, at: int, payload: bytes) -> tuple[bytes, ...]:
-    return subject.encode(), sender, struct.pack(">QQ", number, at), payload
+def _message(subject: str, sender: bytes, number: int, at: int, payload: bytes) -> bytes:
+    """What the code is of. The length of the subject says where the payload begins."""
+    name = subject.encode()
+    return _SIGNED.pack(sender, number, at, len(name)) + name + payload

@@ -9,12 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from headwater.services import cluster_key
+from headwater.services.cluster_key import Purpose, framed
 from headwater.services.freshness import now_ms
 from headwater.services.refusals import Refusals
 
 _MAGIC = b"hw1"
 """No JSON document begins with it."""
-_PURPOSE = b"record"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class RecordSeals:
         if self._key is None:
             return value
         at = max(now_ms(), self._written_at.get(key, 0) + 1)
-        mac = self._key.sign(_PURPOSE, *self._parts(key, at, value))
+        mac = self._key.sign(Purpose.RECORD, self._message(key, at, value))
         return b"%s.%d.%s\n%s" % (_MAGIC, at, mac.hex().encode(), value)
 
     def open(self, key: str, sealed: bytes) -> Opened | None:
@@ -62,16 +62,16 @@ class RecordSeals:
         if len(words) != 3 or not words[1].isdigit() or len(words[1]) > 15:
             return None, "forged"
         at, mac = int(words[1]), _unhex(words[2])
-        parts = self._parts(key, at, value)
-        if not self._key.believes(mac, _PURPOSE, *parts):
+        message = self._message(key, at, value)
+        if not self._key.believes(mac, Purpose.RECORD, message):
             return None, "forged"
         if at < self._written_at.get(key, 0):
             return None, "replayed"
         self._written_at[key] = at
-        return Opened(value, self._key.is_of_first(mac, _PURPOSE, *parts)), ""
+        return Opened(value, self._key.is_of_first(mac, Purpose.RECORD, message)), ""
 
-    def _parts(self, key: str, at: int, value: bytes) -> tuple[bytes, ...]:
-        return self._bucket, key.encode(), at.to_bytes(8, "big"), value
+    def _message(self, key: str, at: int, value: bytes) -> bytes:
+        return framed(self._bucket, key.encode(), at.to_bytes(8, "big"), value)
 
 
 def _unhex(text: bytes) -> bytes:
