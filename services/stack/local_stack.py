@@ -132,6 +132,8 @@ class LocalStack:
         await self._end(self._gateways, SERVER_STOP_LIMIT + self.settings.drain_limit)
         await self._end([stage for line in self._desk.lines() for stage in line.stages()], SERVER_STOP_LIMIT)
         await self._end(list(self._servers.values()), SERVER_STOP_LIMIT)
+        # Passwords of servers that are gone.
+        shutil.rmtree(self.settings.state_dir / ACCESS_FOLDER, ignore_errors=True)
         for held in self._held:
             held.close()
         self._pipe.close()
