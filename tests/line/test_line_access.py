@@ -5,20 +5,19 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import re
 import socket
 import subprocess
 import sys
+import time
 from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import grpc
-import nats
 import pytest
-from redis.asyncio import Redis
-from redis.exceptions import AuthenticationError, NoPermissionError
+from redis import Redis
+from redis.exceptions import NoPermissionError
 
 from headwater.gateway.tenancy.book import TenantBook
 from headwater.gateway.tenancy.directory import new_key
@@ -26,6 +25,7 @@ from headwater.gateway.tenancy.records import TenantRecord
 from headwater.proto import engine_pb2, engine_pb2_grpc
 from headwater.services.bus import Bus
 from headwater.services.stack.embedded import start_nats
+from headwater.services.usage_log import UsageLog, UsageRecord
 from tests.line.conftest import Line
 
 ROLES = ("gateway", "processor", "output-processor", "engine", "operator")
@@ -34,10 +34,6 @@ ROLES = ("gateway", "processor", "output-processor", "engine", "operator")
 def env_of(line: Line, role: str) -> dict[str, str]:
     text = (line.state_dir / "access" / role / "stage.env").read_text()
     return {name: value.strip("'") for name, _, value in (each.partition("=") for each in text.splitlines())}
-
-
-def without_password(url: str) -> str:
-    return re.sub(r"//[^@/]*@", "//", url)
 
 
 def test_no_secret_is_on_a_command_line_or_in_a_file_of_others(simulated_line: Line) -> None:
@@ -64,49 +60,52 @@ def test_no_secret_is_on_a_command_line_or_in_a_file_of_others(simulated_line: L
     assert {path.stat().st_mode & 0o777 for path in secret_files} == {0o600}
 
 
-async def test_who_has_no_password_gets_into_neither_server(simulated_line: Line) -> None:
+def test_who_has_no_password_gets_into_neither_server(simulated_line: Line) -> None:
     record = simulated_line.record
     for said in ({}, {"user": "gateway", "pass": "guess"}, {"user": "nobody", "pass": ""}):
-        assert "Authorization Violation" in answer_of_nats(record.nats_url, said)
-    async with Redis.from_url(without_password(record.redis_url)) as client:
-        with pytest.raises(AuthenticationError):
-            await client.ping()
+        assert "Authorization Violation" in answers_of_nats(record.nats_url, said)
+    at = urlsplit(record.redis_url)
+    with socket.create_connection((at.hostname, at.port), timeout=30) as link, link.makefile("rwb") as lines:
+        for said, answer in (
+            (b"KEYS *", b"-NOAUTH"),
+            (b"AUTH gateway guess", b"-WRONGPASS"),
+            (b"AUTH x", b"-WRONGPASS"),
+        ):
+            lines.write(said + b"\r\n")
+            lines.flush()
+            assert lines.readline().startswith(answer)
 
 
-def answer_of_nats(url: str, said: dict[str, str]) -> str:
-    at = urlsplit(url)
+def answers_of_nats(url: str, said: dict[str, str], *commands: str) -> str:
+    """What the server says to a client that connects so, up to its answer to a ping."""
+    at, answers = urlsplit(url), list[str]()
     with socket.create_connection((at.hostname, at.port), timeout=30) as link, link.makefile("rwb") as lines:
         assert lines.readline().startswith(b"INFO ")
-        lines.write(b"CONNECT " + json.dumps({"verbose": False, **said}).encode() + b"\r\nPING\r\n")
+        connect = json.dumps({"verbose": False, "pedantic": False, **said})
+        lines.write("".join(f"{line}\r\n" for line in (f"CONNECT {connect}", *commands, "PING")).encode())
         lines.flush()
-        return lines.readline().decode()
+        while not answers or answers[-1] not in ("", "PONG"):
+            answers.append(lines.readline().decode().strip())
+    return "\n".join(answers)
 
 
-async def test_an_engine_s_password_opens_what_engines_need_and_no_more(simulated_line: Line) -> None:
-    env, problems = env_of(simulated_line, "engine"), list[str]()
-
-    async def note(error: Exception) -> None:
-        problems.append(str(error))
-
-    client = await nats.connect(env["HEADWATER_NATS_URL"], error_cb=note)
+def test_an_engine_s_password_opens_what_engines_need_and_no_more(simulated_line: Line) -> None:
+    env = env_of(simulated_line, "engine")
+    at = urlsplit(env["HEADWATER_NATS_URL"])
+    ours = {"user": str(at.username), "pass": str(at.password)}
     for subject in ("member.gateway.x", "ctl.models.x", "catalogue.x", "$KV.headwater_tenants.x", "$JS.API.INFO"):
-        await client.publish(subject, b"forged")
-        await client.flush()
-        assert subject.lower() in problems.pop().lower()
+        answer = answers_of_nats(env["HEADWATER_NATS_URL"], ours, f"PUB {subject} 0", "")
+        assert f'Permissions Violation for Publish to "{subject}"' in answer
     for subject in ("ctl.tenants", "batch.>", "demand.>", "_INBOX.>"):
-        await client.subscribe(subject)
-        await client.flush()
-        assert subject.lower() in problems.pop().lower()
-    await client.publish("load.x", b"")
-    await client.flush()
-    assert problems == []
-    await client.close()
-    async with Redis.from_url(env["HEADWATER_REDIS_URL"]) as store:
-        await store.set("own:{x}", b"1")
-        await store.delete("own:{x}")
+        answer = answers_of_nats(env["HEADWATER_NATS_URL"], ours, f"SUB {subject} 1")
+        assert f'Permissions Violation for Subscription to "{subject}"' in answer
+    assert answers_of_nats(env["HEADWATER_NATS_URL"], ours, "PUB load.x 0", "", "SUB ctl.hello 1") == "PONG"
+    with Redis.from_url(env["HEADWATER_REDIS_URL"]) as store:
+        store.set("own:{x}", b"1")
+        store.delete("own:{x}")
         for words in (("GET", "limits:{tenant:a}"), ("FLUSHALL",), ("CONFIG", "GET", "*"), ("KEYS", "*")):
             with pytest.raises(NoPermissionError):
-                await store.execute_command(*words)
+                store.execute_command(*words)
 
 
 def test_a_stranger_s_drain_is_refused_and_the_engine_serves_on(simulated_line: Line) -> None:
@@ -160,3 +159,18 @@ def test_tenants_of_an_earlier_version_keep_their_keys(tmp_path: Path) -> None:
             assert not (tmp_path / "unsigned-tenants").exists()
         finally:
             line.stop()
+
+
+async def test_an_output_processor_may_write_what_a_dead_gateway_left(simulated_line: Line) -> None:
+    loop = asyncio.get_running_loop()
+    async with (
+        Bus.open(env_of(simulated_line, "output-processor")["HEADWATER_NATS_URL"], wait_seconds=30.0) as bus,
+        UsageLog(bus).running() as log,
+        asyncio.timeout(30),
+    ):
+        # The second time there is one, which is looked at.
+        for outcome in ("left", "done"):
+            stored: asyncio.Future[int] = loop.create_future()
+            record = UsageRecord(request_id="left-1", tenant="t", model="m", at=time.time(), outcome=outcome)
+            log.add(record, stored.set_result)
+            assert await stored > 0
