@@ -61,9 +61,9 @@ from headwater.services.runtime import configure_logging, in_one_line, lifetime,
 from headwater.services.saved_members import SavedMembers
 from headwater.services.served_model import model_key
 from headwater.services.settings import SettingError, read_settings
+from headwater.services.stage_security import stages_secured
 from headwater.services.store import Store
 from headwater.services.text.stage import metrics_served
-from headwater.services.tls import stages_secured
 from headwater.services.tracing import Tracing, tracing_to
 from headwater.services.usage_log import UsageLog
 
@@ -239,7 +239,8 @@ async def tenants_of(settings: GatewaySettings, bus: Bus) -> AsyncIterator[tuple
     if settings.keeps_tenants:
         admins = AdminKeys.read(settings.admin_key, settings.admin_key_file)
         snapshot = Snapshot(settings.tenants_file)
-        async with TenantDirectory(TenantBook(bus), admins, file, snapshot).running(bus) as directory:
+        book = TenantBook(bus, adopts_unsigned=settings.adopt_unsigned_tenants)
+        async with TenantDirectory(book, admins, file, snapshot).running(bus) as directory:
             yield directory, directory.scopes
     elif file is not None:
         yield file, unlimited
@@ -257,7 +258,7 @@ async def admin_of(
         yield None
         return
     admins = AdminKeys.read(settings.admin_key, settings.admin_key_file)
-    book = TenantBook(bus)
+    book = TenantBook(bus, adopts_unsigned=settings.adopt_unsigned_tenants)
     async with Purge(book, durable, responses).running() as purge:
         yield AdminSurface(bus, admins, book, UsageLog(bus), purge)
 

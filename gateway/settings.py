@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from headwater.gateway.storage_limits import DEFAULT_FILE_BYTES, DEFAULT_RESPONSE_BYTES, MIN_STORAGE_BYTES
 from headwater.services.advertise import is_loopback
 from headwater.services.settings import SettingError, setting
-from headwater.services.tls import StageTlsSettings
+from headwater.services.stage_security import StageSecuritySettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GatewaySettings(StageTlsSettings):
+class GatewaySettings(StageSecuritySettings):
     """The front door: OpenAI's REST API and public gRPC over processors, output processors and engines."""
 
     host: str = setting("127.0.0.1", "address to listen on; past loopback only with keys")
@@ -33,6 +33,9 @@ class GatewaySettings(StageTlsSettings):
     admin_key_file: str = setting("", "file with one `name key` a line of those who do")
     tenants_file: str = setting(
         "", "file that keeps the tenants for a start without NATS: digests of keys, no keys; none: nothing is kept"
+    )
+    adopt_unsigned_tenants: bool = setting(
+        False, "believe tenants in NATS that no cluster token signed, and sign them: once, after an upgrade"
     )
     fail_open_share: float = setting(
         1.0, "part of each limit that a gateway grants by itself while Redis is away; 0: it refuses with 503"

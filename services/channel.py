@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import grpc
 
-from headwater.services import tls
+from headwater.services import cluster_key, tls
+from headwater.services.call_proof import StageChannel
 
 PING_SECONDS = 3.0
 """Between two pings of a connection on which nothing else is heard."""
@@ -25,8 +26,12 @@ MAX_TEXT_BYTES = 64 << 20
 Options = tuple[tuple[str, int], ...]
 
 
-def open_channel(address: str, *options: tuple[str, int]) -> grpc.aio.Channel:
+def open_channel(address: str, *options: tuple[str, int]) -> StageChannel:
     """A channel to a stage at host:port; connects when it is used."""
+    return StageChannel(_plain_channel(address, options), address, cluster_key.current())
+
+
+def _plain_channel(address: str, options: Options) -> grpc.aio.Channel:
     first, longest = _RECONNECT_MS
     pauses = (("grpc.initial_reconnect_backoff_ms", first), ("grpc.max_reconnect_backoff_ms", longest))
     every = (*_keepalive(), *pauses, *_WINDOW, *options)

@@ -14,6 +14,7 @@ from rich.table import Table
 
 from headwater.services.bus import Bus, without_password
 from headwater.services.cli.plain_table import plain_table
+from headwater.services.cluster_key import ClusterKey, using
 from headwater.services.member import Kind, Member
 from headwater.services.membership import Members
 from headwater.services.printable import shown
@@ -28,6 +29,15 @@ class NobodyThere(Exception):
 
     def __init__(self, nats_url: str, gateway: str = "") -> None:
         super().__init__(f"no NATS server answers at {without_password(nats_url)}; {gateway or 'is the line up?'}")
+
+
+def seen(nats_url: str, key: ClusterKey | None, console: Console | None) -> list[Member]:
+    """Everyone whose heartbeats the key believes; with a console, shown there until interrupted. Raises
+    `NobodyThere`."""
+    with using(key):
+        if console is not None:
+            asyncio.run(watch(nats_url, console))
+        return asyncio.run(listen(nats_url))
 
 
 async def listen(nats_url: str) -> list[Member]:

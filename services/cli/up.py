@@ -114,7 +114,7 @@ def _tell(console: Console, line: LineRecord, settings: StackSettings, seconds: 
     console.print(f"\n[bold green]ready[/] in {seconds:.1f} s: [bold]{shown(line.model)}[/] on {replicas}\n")
     command = "headwater" if shutil.which("headwater") else os.path.relpath(sys.argv[0])
     body = {"model": line.model, "stream": True, "messages": [{"role": "user", "content": "What is a headwater?"}]}
-    has_admins = settings.admin_key_file is not None or "HEADWATER_ADMIN_KEY" in os.environ
+    has_admins = settings.has_admins
     key = "-H 'authorization: Bearer YOUR_KEY' " if settings.api_key_file or has_admins else ""
     header = f"-H 'content-type: application/json' {key}"
     rows = {

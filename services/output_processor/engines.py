@@ -17,9 +17,11 @@ import structlog
 from headwater.proto import common_pb2, engine_pb2, engine_pb2_grpc
 from headwater.proto.engine_pb2 import Add, AddPart, Cancel, ClientFrame, Credit, EngineFrame
 from headwater.proto.output_processor_pb2 import Open
+from headwater.services.call_proof import Impostor
 from headwater.services.channel import open_channel
 from headwater.services.output_processor import metrics as output_metrics
 from headwater.services.output_processor.pace import Pace
+from headwater.services.output_processor.silence import Silence
 from headwater.services.output_processor.stream import OutputStream
 from headwater.services.output_processor.token_logprobs import entries_by_position
 from headwater.services.runtime import end, log_failure, owned_task
@@ -64,6 +66,9 @@ class EngineLink:
         self._last_id = 0
         self._epoch = 0
         self._wake = asyncio.Event()
+        self._silence = Silence(self._ask_any)
+        self._cause: common_pb2.LossCause.ValueType = common_pb2.LOSS_CAUSE_ENGINE_GONE
+        """Why streams are lost that the engine has."""
 
     @property
     def num_streams(self) -> int:
@@ -139,18 +144,40 @@ class EngineLink:
                 stub = engine_pb2_grpc.EngineStub(channel)
                 # Before Info: should the engine be replaced between the two, the session breaks.
                 call = stub.Session()
+                await channel.proven(call)
                 info = await stub.Info(engine_pb2.InfoRequest(), timeout=INTRODUCTION_SECONDS)
                 self._epoch = info.incarnation.epoch
-                async with owned_task(self._write(call)):
-                    while (frame := await call.read()) is not grpc.aio.EOF:
-                        assert isinstance(frame, EngineFrame)
-                        with output_metrics.FRAME_SECONDS.time():
-                            self._take(frame)
-            return "it ended the session"
+                async with owned_task(self._write(call)), owned_task(self._silence.until_lost()) as silence:
+                    reading = asyncio.ensure_future(self._read(call))
+                    try:
+                        await asyncio.wait((reading, silence), return_when=asyncio.FIRST_COMPLETED)
+                        if reading.done():
+                            reading.result()
+                            return "it ended the session"
+                    finally:
+                        await end(reading)
+            self._cause = common_pb2.LOSS_CAUSE_SILENT
+            return "it says nothing, not even when it is asked"
         except grpc.aio.AioRpcError as failure:
             return failure.details() or failure.code().name
+        except Impostor as stranger:
+            return str(stranger)
         except ValueError as failure:
             return f"it sent a frame that cannot be read: {failure}"
+
+    async def _read(self, call: grpc.aio.StreamStreamCall[ClientFrame, EngineFrame]) -> None:
+        while (frame := await call.read()) is not grpc.aio.EOF:
+            assert isinstance(frame, EngineFrame)
+            self._silence.heard()
+            with output_metrics.FRAME_SECONDS.time():
+                self._take(frame)
+
+    def _ask_any(self) -> bool:
+        """Asks for a stream that the engine has; False when it has none."""
+        sent = next((number for number, request in self._requests.items() if request.is_sent), None)
+        if sent is not None:
+            self.ask(sent)
+        return sent is not None
 
     def _take(self, frame: EngineFrame) -> None:
         """Sorts one frame to its streams; rows of streams that ended here are dropped."""
@@ -254,8 +281,9 @@ class EngineLink:
             stream = request.streams[number]
             self._forget(number)
             # What never reached it cannot be why it died.
-            cause = common_pb2.LOSS_CAUSE_ENGINE_GONE if request.is_sent else common_pb2.LOSS_CAUSE_REFUSED
-            stream.fail(f"engine {request.engine} is gone", cause=cause)
+            cause = self._cause if request.is_sent else common_pb2.LOSS_CAUSE_REFUSED
+            state = "silent" if cause == common_pb2.LOSS_CAUSE_SILENT else "gone"
+            stream.fail(f"engine {request.engine} is {state}", cause=cause)
 
     def _new_id(self) -> int:
         while True:

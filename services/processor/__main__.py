@@ -30,11 +30,11 @@ from headwater.services.processor.prepare import prepare, prompt_ids
 from headwater.services.processor.session import PrepareSession
 from headwater.services.runtime import configure_logging, in_one_line, run_stage
 from headwater.services.settings import SettingError, read_settings, setting
+from headwater.services.stage_security import stages_secured
 from headwater.services.text.chat_template import ChatTemplateError
 from headwater.services.text.model import ServingChoices, TextModel, load_text_model, names_of
 from headwater.services.text.stage import TextStageSettings, serve_stage
 from headwater.services.text.tokenizer import TokenizerFilesError
-from headwater.services.tls import stages_secured
 from headwater.services.tracing import NO_TRACING, Tracing, tracing_to
 
 ReplyT = TypeVar("ReplyT")
@@ -108,7 +108,6 @@ class Processor(processor_pb2_grpc.ProcessorServicer):
     ) -> AsyncIterator[processor_pb2.PreparedFrame]:
         if self._is_leaving:
             raise Unavailable("draining", code="draining")
-        await context.send_initial_metadata(())
         self._sessions.add(session := PrepareSession(self._answer))
         try:
             async for frame in session.run(incoming):

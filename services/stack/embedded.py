@@ -73,10 +73,12 @@ async def start_nats(
     *,
     port: int = 0,
     jetstream: Path | None = None,
+    config: Path | None = None,
     launcher: Sequence[str] = (),
     pass_fds: Sequence[int] = (),
 ) -> EmbeddedServer:
-    """A NATS server on loopback that logs into `folder`; `jetstream` is the folder of durable streams, None for none.
+    """A NATS server on loopback that logs into `folder`; `jetstream` is the folder of durable streams, None for none;
+    `config` a file with its users, None lets everyone in.
 
     Port 0 takes a free one. `launcher` is put before the command and `pass_fds` are inherited, for a supervisor that
     keeps its children tied to it. Raises `EmbeddedServerError`, and `OSError` where the system has no room for it.
@@ -85,7 +87,8 @@ async def start_nats(
     storage = () if jetstream is None else ("-js", "-sd", str(jetstream))
 
     def command(at: int) -> list[str]:
-        return [*launcher, binary, "-a", HOST, "-p", str(at), *storage]
+        users = () if config is None else ("-c", str(config))
+        return [*launcher, binary, *users, "-a", HOST, "-p", str(at), *storage]
 
     return await _start("nats", "nats", command, "Server is ready", folder, port, pass_fds)
 
@@ -96,10 +99,12 @@ async def start_valkey(
     port: int = 0,
     cluster: bool = False,
     max_bytes: int = VALKEY_BYTES,
+    acl: Path | None = None,
     launcher: Sequence[str] = (),
     pass_fds: Sequence[int] = (),
 ) -> EmbeddedServer:
-    """A Valkey server on loopback that keeps nothing on disk; `cluster` makes it a cluster of one node.
+    """A Valkey server on loopback that keeps nothing on disk; `cluster` makes it a cluster of one node, `acl` is a
+    file with its users, None lets everyone in.
 
     At `max_bytes` it refuses to store more and evicts nothing: limits, whose keys have a lifetime as well, stay exact.
 
@@ -114,6 +119,7 @@ async def start_valkey(
         argv += ["--maxmemory", str(max_bytes), "--maxmemory-policy", "noeviction"]
         if cluster:
             argv += ["--cluster-enabled", "yes", "--cluster-port", str(_free_port())]
+        argv += ["--aclfile", str(acl)] if acl is not None else []
         return [*argv, "--dir", str(folder), "--daemonize", "no"]
 
     server = await _start("valkey", "redis", command, "Ready to accept connections", folder, port, pass_fds)

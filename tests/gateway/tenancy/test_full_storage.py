@@ -50,10 +50,8 @@ def small_nats(free_dir: Path, kept: dict[str, Any]) -> Iterator[str]:
     """A server whose JetStream takes 60 MB."""
     config = free_dir / "nats.conf"
     config.write_text(f'jetstream {{ store_dir: "{free_dir / "js"}", max_file_store: {STORAGE} }}\n')
-    # The server's flags come from the product; what the store takes is said in a file only.
-    launcher = ["sh", "-c", f'exec "$@" -c "{config}"', "sh"]
     with asyncio.Runner() as runner:
-        server = runner.run(start_nats(free_dir, **kept | {"launcher": [*kept.get("launcher", ()), *launcher]}))
+        server = runner.run(start_nats(free_dir, config=config, **kept))
         yield server.url
         runner.run(server.stop())
 

@@ -58,6 +58,7 @@ async def running(module: str, *flags: str) -> AsyncIterator[tuple[asyncio.subpr
 
 
 COMMON = ["stage_tls_cert_file", "stage_tls_key_file", "stage_tls_ca_file", "stage_tls_name"]
+COMMON += ["cluster_token", "cluster_token_file"]
 COMMON += [
     "host",
     "port",
