@@ -362,5 +362,5 @@ async def test_a_removal_that_a_stranger_writes_deletes_nothing_of_a_tenant(nats
         assert removed in await rotated.removed()
         for each in (removed, forged):
             await rotated.cleared(each)
-        await rotated.remove(victim.id)
-        await rotated.cleared(Removed(key=victim.key))
+        await book.remove(victim.id)
+        await book.cleared(Removed(key=victim.key))

@@ -38,6 +38,8 @@ from tests.gateway.stages import (
 from tests.gateway.tenancy.test_line_of_tenants import ADMIN, COMPLETIONS, Customer, admin
 
 LONG = {"max_tokens": 8000, "ignore_eos": True}
+USED_UP_BY_A_BATCH = {"requests_per_minute": 3}
+"""A completion, a file and a batch."""
 """An answer of more than a minute."""
 NOBODY = AdminKeys({})
 Revoke = Callable[[Customer], Any]
@@ -135,7 +137,7 @@ def test_a_request_that_waits_for_its_turn_ends_when_its_key_does(slow: Gateway,
 
 
 def test_lines_of_a_batch_that_its_limits_held_back_do_not_run_without_them(slow: Gateway) -> None:
-    ada = Customer(slow, limits={"requests_per_minute": 1})
+    ada = Customer(slow, limits=USED_UP_BY_A_BATCH)
     other = another_key(ada)
     assert ada.post(COMPLETIONS, completion_body()).status_code == 200
     batch_id = batch_of(ada, 40)
@@ -149,13 +151,16 @@ def test_lines_of_a_batch_that_its_limits_held_back_do_not_run_without_them(slow
     slow.wait_until(lambda: batch()["status"] == "completed")
     counts = batch()["request_counts"]
     assert (counts["completed"], counts["failed"]) == (0, 40)
-    content = slow.client.get(f"/v1/files/{batch()['error_file_id']}/content", headers=other).text
+    admin(slow, "PATCH", f"/tenants/{ada.id}", {"limits": {"requests_per_minute": None}})
+    errors = f"/v1/files/{batch()['error_file_id']}/content"
+    slow.wait_until(lambda: slow.client.get(errors, headers=other).status_code == 200)
+    content = slow.client.get(errors, headers=other).text
     codes = [json.loads(line)["response"]["body"]["error"]["code"] for line in content.splitlines()]
     assert codes == ["key_revoked"] * 40
 
 
 def test_lines_of_a_batch_whose_tenant_is_removed_do_not_run_at_all(slow: Gateway) -> None:
-    ada = Customer(slow, limits={"requests_per_minute": 1})
+    ada = Customer(slow, limits=USED_UP_BY_A_BATCH)
     uid = admin(slow, "GET", f"/tenants/{ada.id}").json()["uid"]
     assert ada.post(COMPLETIONS, completion_body()).status_code == 200
     batch_id = batch_of(ada, 40)
