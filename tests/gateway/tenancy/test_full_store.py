@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+from headwater.gateway import stored_bytes
 from headwater.gateway.conversation_store import Conversation, Head
 from headwater.gateway.response_store import KeptResponse, ResponseStore
 from headwater.gateway.tenancy.limiter import Limiter
@@ -60,6 +61,7 @@ async def test_what_a_tenant_stores_ends_at_the_bound_and_takes_nothing_from_oth
     conversation = Conversation(id="conv_1", head=Head(created_at=0, metadata={}), items=[{"id": "a"}])
     with pytest.raises(Unavailable):
         await responses.conversations.create("bob", conversation)
+    assert not await store.command("EXISTS", *stored_bytes._keys("bob")), "what was refused counts as nothing"
     assert (await responses.find("ada", "resp_ada")).response["text"] == "kept", "nothing was evicted"
     assert (await responses.find("abuser", names[0])).response["id"] == names[0]
 
