@@ -79,7 +79,7 @@ class BusTwin(Bus):
 
     @contextlib.asynccontextmanager
     async def subscribe(self, subject: str) -> AsyncIterator[Subscription]:
-        subscription = Subscription(subject)
+        subscription = Subscription(subject, self._seal_reader())
         self._subscriptions.append(subscription)
         try:
             yield subscription

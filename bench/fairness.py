@@ -1,7 +1,8 @@
 """Fair shares on a line of its own with simulated engines: one tenant that asks for far too much, nine that do not.
 
 `share`: everyone wants more than there is; what each is given, and Jain's index of that. `latency`: nine ask now and
-then; their time to first token, with and without the tenth.
+then; their time to first token, with and without the tenth. The tenth asks with many requests at a time, or with few
+that have many prompts and choices each, which is measured by `latency` alone.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import random
 import time
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import Annotated, Any
 
 import httpx
 import numpy as np
@@ -43,20 +44,34 @@ class Seen:
     num_failed: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Of requests."""
+
+    prompt_len: int
+    output_len: int
+    prompts: int = 1
+    choices: int = 1
+    """Of each prompt; both of the abuser's requests alone."""
+
+    @property
+    def is_flood(self) -> bool:
+        return self.prompts * self.choices > 1
+
+
 class Load:
     """Asks a line in tenants' names."""
 
-    def __init__(self, line: LineRecord, client: httpx.AsyncClient, prompt_len: int, output_len: int) -> None:
-        self._line, self._client = line, client
-        self._prompt_len, self._output_len = prompt_len, output_len
+    def __init__(self, line: LineRecord, client: httpx.AsyncClient, shape: Shape) -> None:
+        self._line, self._client, self._shape = line, client, shape
         self.seen = Seen()
         self.since = 0.0
 
     async def ask(self, tenant: str) -> None:
         body = {
             "model": self._line.model,
-            "prompt": [random.randrange(1000, 40_000) for _ in range(self._prompt_len)],
-            "max_tokens": self._output_len,
+            "prompt": self._prompt(),
+            "max_tokens": self._shape.output_len,
             "ignore_eos": True,
             "stream": True,
         }
@@ -69,16 +84,32 @@ class Load:
                     first, last = first or time.perf_counter(), text
         if first is None or time.perf_counter() < self.since:
             return
-        self.seen.tokens[tenant] += self._output_len
+        self.seen.tokens[tenant] += self._shape.output_len
         if tenant != ABUSER and began >= self.since:
             self.seen.ttft.append(first - began)
             receipt = json.loads(last.removeprefix("data: "))["receipt"]
             waited = receipt["queue_seconds"] + receipt["engine_queue_seconds"]
             self.seen.fair_ttft.append(waited + receipt["prefill_seconds"])
 
+    async def flood(self, tenant: str) -> None:
+        """One request with many prompts and choices, whose answer is not read as it comes: the client is no part of
+        what is measured."""
+        body = {
+            "model": self._line.model,
+            "prompt": [self._prompt() for _ in range(self._shape.prompts)],
+            "n": self._shape.choices,
+            "max_tokens": self._shape.output_len,
+            "ignore_eos": True,
+        }
+        reply = await self._client.post("/v1/completions", json=body, headers={"x-tenant": tenant}, timeout=None)
+        self.seen.num_failed += reply.is_error
+
     async def ask_on(self, tenant: str) -> None:
         while True:
-            await self.ask(tenant)
+            await (self.flood(tenant) if tenant == ABUSER and self._shape.is_flood else self.ask(tenant))
+
+    def _prompt(self) -> list[int]:
+        return [random.randrange(1000, 40_000) for _ in range(self._shape.prompt_len)]
 
     async def ask_at(self, tenant: str, rate: float) -> None:
         async with asyncio.TaskGroup() as group:
@@ -87,13 +118,11 @@ class Load:
                 group.create_task(self.ask(tenant))
 
 
-async def run(
-    line: LineRecord, seconds: float, prompt_len: int, output_len: int, *, workers: int, abuse: int, rate: float
-) -> Seen:
+async def run(line: LineRecord, seconds: float, shape: Shape, *, workers: int, abuse: int, rate: float) -> Seen:
     """`workers` of each normal tenant ask on and on, or, with a `rate`, each asks so often; `abuse` of the abuser."""
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=4)
     async with httpx.AsyncClient(base_url=line.rest, timeout=120, limits=limits) as client:
-        load = Load(line, client, prompt_len, output_len)
+        load = Load(line, client, shape)
         load.since = time.perf_counter() + WARM_UP_SECONDS
         names = [f"normal-{i}" for i in range(NUM_NORMAL)]
         asking = [load.ask_at(name, rate) if rate else load.ask_on(name) for name in names for _ in range(workers)]
@@ -108,6 +137,14 @@ async def run(
 def jain(values: list[int]) -> float:
     """1: all are given the same; 1/n: one is given everything."""
     return sum(values) ** 2 / (len(values) * sum(value * value for value in values))
+
+
+def _shares(seen: Seen) -> dict[str, Any]:
+    """What each tenant was given, where that was measured."""
+    if not seen.tokens:
+        return {}
+    given = [seen.tokens[f"normal-{i}"] for i in range(NUM_NORMAL)] + [seen.tokens[ABUSER]]
+    return {"jain": round(jain(given), 4), "tokens_of_normal": given[:-1], "tokens_of_abuser": given[-1]}
 
 
 def _percentile(seconds: list[float], percent: int) -> float:
@@ -125,6 +162,8 @@ def main(
     prompt_len: Annotated[int, typer.Option(help="tokens")] = 64,
     output_len: Annotated[int, typer.Option(help="tokens")] = 48,
     abuse: Annotated[int, typer.Option(help="requests that the abuser has open at any time")] = 100,
+    prompts: Annotated[int, typer.Option(help="prompts of each of them; more than one: latencies alone")] = 1,
+    choices: Annotated[int, typer.Option(help="choices of each of these prompts, in the same way")] = 1,
     rate: Annotated[float, typer.Option(help="requests a second of each normal tenant, for latencies")] = 0.3,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON only")] = False,
 ) -> None:
@@ -132,20 +171,19 @@ def main(
     os.environ |= {"HEADWATER_MAX_NUM_SEQS": str(seats), "HEADWATER_SIMULATED_STEP_SECONDS": str(step_ms / 1e3)}
     os.environ["HEADWATER_SIMULATED_PREFILL_SECONDS"] = str(prefill_us / 1e6)
     with own_line(["--executor=simulated", "--replicas=1", f"--gateways={gateways}", "--log-level=error"]) as (line, _):
-        shape = (seconds, prompt_len, output_len)
-        share = asyncio.run(run(line, *shape, workers=max(2, seats // NUM_NORMAL + 2), abuse=abuse, rate=0.0))
-        alone = asyncio.run(run(line, *shape, workers=1, abuse=0, rate=rate))
-        beside = asyncio.run(run(line, *shape, workers=1, abuse=abuse, rate=rate))
+        shape, workers = Shape(prompt_len, output_len, prompts, choices), max(2, seats // NUM_NORMAL + 2)
+        share = Seen()
+        if not shape.is_flood:
+            share = asyncio.run(run(line, seconds, shape, workers=workers, abuse=abuse, rate=0.0))
+        alone = asyncio.run(run(line, seconds, shape, workers=1, abuse=0, rate=rate))
+        beside = asyncio.run(run(line, seconds, shape, workers=1, abuse=abuse, rate=rate))
     if not (alone.ttft and beside.ttft):
         raise typer.BadParameter("nobody was answered after the warm-up: fewer requests, or more seconds")
-    given = [share.tokens[f"normal-{i}"] for i in range(NUM_NORMAL)] + [share.tokens[ABUSER]]
     runs = {"alone": alone, "beside": beside}
     p50, p99 = ({name: _percentile(seen.ttft, q) for name, seen in runs.items()} for q in (50, 99))
     fair_p99 = {name: _percentile(seen.fair_ttft, 99) for name, seen in runs.items()}
-    found = {
-        "jain": round(jain(given), 4),
-        "tokens_of_normal": given[:-1],
-        "tokens_of_abuser": given[-1],
+    found = _shares(share) | {
+        "requests": {name: len(seen.ttft) for name, seen in runs.items()},
         "ttft_p50_seconds": p50,
         "ttft_p99_seconds": p99,
         "ttft_p99_ratio": round(p99["beside"] / p99["alone"], 3),

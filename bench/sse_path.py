@@ -236,7 +236,7 @@ async def read_streams(model: str, address: str, num_streams: int, seconds: floa
     body = json.dumps(
         {"model": model, "messages": [{"role": "user", "content": "go"}], "stream": True, "max_tokens": LONG}
     )
-    lines = ("POST /v1/chat/completions HTTP/1.1", "Host: bench", "Content-Type: application/json")
+    lines = ("POST /v1/chat/completions HTTP/1.1", "Host: localhost", "Content-Type: application/json")
     head = "\r\n".join((*lines, f"Content-Length: {len(body)}"))
     host, _, port = address.rpartition(":")
     loop = asyncio.get_running_loop()

@@ -125,10 +125,10 @@ class Engine:
         self._scheduler.table.note_masks(np.array(rows), np.array(tickets), np.array(output_indices, np.int32))
 
     def fail(self, key: int, error: str) -> None:
-        """Ends a request by a fault that was found elsewhere; a key that is not here has ended already."""
+        """Ends a request whose mask cannot be made; a key that is not here has ended already."""
         if (request := self._requests.pop(key, None)) is not None:
             self._is_idle = False
-            self._settler.finish(request, FinishReason.ERROR, self._output, error=error)
+            self._settler.finish(request, FinishReason.UNFOLLOWABLE, self._output, error=error)
 
     def ask(self, keys: Iterable[int]) -> None:
         """Says the end of those that are neither waiting nor running, preempted ones included: they are not here."""

@@ -29,6 +29,18 @@ FAMILIES = {
     "Qwen2ForCausalLM": Family(qkv_bias=True),
     "Qwen3ForCausalLM": Family(qk_norm=True),
 }
+MAX_SIZES = {
+    "num_hidden_layers": 1024,
+    "vocab_size": 1 << 22,
+    "hidden_size": 1 << 18,
+    "intermediate_size": 1 << 20,
+    "num_attention_heads": 4096,
+    "num_key_value_heads": 4096,
+    "head_dim": 4096,
+    "max_position_embeddings": 1 << 28,
+}
+"""Several times those of any model."""
+REQUIRED_SIZES = MAX_SIZES.keys() - {"num_key_value_heads", "head_dim"}
 ROPE_TYPES = ("default", "linear", "llama3")
 
 
@@ -76,6 +88,7 @@ class ModelConfig:
             raise ConfigError("architectures", architecture, ", ".join(FAMILIES))
         if (activation := config.get("hidden_act", "silu")) != "silu":
             raise ConfigError("hidden_act", activation, "silu")
+        _check_sizes(config)
         num_heads, hidden_size = config["num_attention_heads"], config["hidden_size"]
         rope = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
         rope_theta = config.get("rope_theta") or rope.pop("rope_theta", 10_000.0)
@@ -95,6 +108,16 @@ class ModelConfig:
             tie_word_embeddings=bool(config.get("tie_word_embeddings", False)),
             qkv_bias=bool(config.get("attention_bias", FAMILIES[architecture].qkv_bias)),
         )
+
+
+def _check_sizes(config: Mapping[str, Any]) -> None:
+    """Before anything is made of them: a file may claim any number. Raises `ConfigError`."""
+    for name, most in MAX_SIZES.items():
+        size = config.get(name)
+        if size is None and name not in REQUIRED_SIZES:
+            continue
+        if not (isinstance(size, int) and 1 <= size <= most):
+            raise ConfigError(name, size, f"a whole number, 1…{most}")
 
 
 def _served_positions(config: Mapping[str, Any]) -> int:

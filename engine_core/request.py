@@ -15,6 +15,8 @@ class FinishReason(Enum):
     LENGTH = "length"
     CANCELLED = "cancelled"
     ERROR = "error"
+    UNFOLLOWABLE = "unfollowable"
+    """Its grammar cannot be followed any further."""
     MISSING = "missing"
     """It was asked for and is not here."""
 

@@ -9,6 +9,7 @@ import json
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import safe_open
@@ -52,6 +53,7 @@ _FUSED = {
     "mlp.up_proj.weight": ("gate_up", 1),
 }
 _NUM_PARTS = {"qkv": 3, "qkv_bias": 3, "gate_up": 2}
+_SHARD = re.compile(r"[^/\\\0]+\.safetensors")
 _IGNORED = ("rotary_emb.inv_freq",)
 
 
@@ -153,7 +155,7 @@ def _checkpoint(folder: Path) -> tuple[int, Iterator[tuple[str, torch.Tensor]]]:
     """Number of tensors and the tensors of a Hugging Face folder, one file or several."""
     index = folder / "model.safetensors.index.json"
     if index.is_file():
-        files = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+        files = _listed_files(json.loads(index.read_text()))
     elif (folder / "model.safetensors").is_file():
         files = ["model.safetensors"]
     else:
@@ -170,6 +172,17 @@ def _checkpoint(folder: Path) -> tuple[int, Iterator[tuple[str, torch.Tensor]]]:
         with safe_open(folder / name, framework="pt") as file:
             count += len(file.keys())
     return count, tensors()
+
+
+def _listed_files(index: Any) -> list[str]:
+    """Names in the index's own folder. Raises `ConfigError` for one that leads out of it."""
+    entries = index.get("weight_map") if isinstance(index, dict) else None
+    if not isinstance(entries, dict):
+        raise ConfigError("weight_map", entries, "names of files by names of tensors")
+    for name in entries.values():
+        if not (isinstance(name, str) and _SHARD.fullmatch(name)):
+            raise ConfigError("weight_map", name, "names of .safetensors files beside the index")
+    return sorted(set(entries.values()))
 
 
 def _place(name: str, tensor: torch.Tensor, weights: Weights, parts: dict[str, dict[int, torch.Tensor]]) -> None:

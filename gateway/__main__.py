@@ -24,9 +24,11 @@ from headwater.gateway.backlogs import Backlogs
 from headwater.gateway.batches.durable import Durable
 from headwater.gateway.batches.line_caller import LineCaller
 from headwater.gateway.batches.runner import Runner
+from headwater.gateway.batches.tenant_storage import TenantStorage
 from headwater.gateway.cache_namespace import CacheNamespaces
 from headwater.gateway.catalogues import Catalogues
 from headwater.gateway.demand import Demand
+from headwater.gateway.http_guard import HttpGuard
 from headwater.gateway.line import Line
 from headwater.gateway.listeners import ClientTls, GrpcListener, RestListener
 from headwater.gateway.metrics import Metrics
@@ -39,11 +41,14 @@ from headwater.gateway.response_store import ResponseStore
 from headwater.gateway.roads import Roads
 from headwater.gateway.router.router import Router
 from headwater.gateway.settings import GatewaySettings
+from headwater.gateway.storage_bounds import StorageBounds
+from headwater.gateway.storage_limits import StorageLimits, no_own
 from headwater.gateway.tenancy.accounts import Accounts, ScopesOf, unlimited
-from headwater.gateway.tenancy.admin import AdminSurface
+from headwater.gateway.tenancy.admin import AdminSurface, make_audit_stream
 from headwater.gateway.tenancy.book import TenantBook
 from headwater.gateway.tenancy.directory import TenantDirectory
 from headwater.gateway.tenancy.limiter import Limiter
+from headwater.gateway.tenancy.purge import Purge
 from headwater.gateway.tenancy.snapshot import Snapshot
 from headwater.gateway.tenancy.virtual_time import VirtualTime
 from headwater.gateway.tenants import AdminKeys, KeyedTenants, OpenTenants, Tenants
@@ -56,9 +61,9 @@ from headwater.services.runtime import configure_logging, in_one_line, lifetime,
 from headwater.services.saved_members import SavedMembers
 from headwater.services.served_model import model_key
 from headwater.services.settings import SettingError, read_settings
+from headwater.services.stage_security import stages_secured
 from headwater.services.store import Store
 from headwater.services.text.stage import metrics_served
-from headwater.services.tls import stages_secured
 from headwater.services.tracing import Tracing, tracing_to
 from headwater.services.usage_log import UsageLog
 
@@ -75,15 +80,21 @@ async def serve(settings: GatewaySettings) -> None:
         tracing = stack.enter_context(tracing_to(settings.otlp_endpoint, "gateway", name))
         line = await stack.enter_async_context(line_behind(settings, bus, name, tracing))
         durable = Durable(bus)
-        admin = admin_of(settings, bus)
+        storage = TenantStorage(durable, storage_limits(settings, line.tenants))
+        admin = await stack.enter_async_context(admin_of(settings, bus, durable, line.responses))
         administration = Administration(admin, is_open=not settings.api_key_file)
         models_here = ModelSurface(bus, line.catalogues, administration)
         replicas_here = ReplicaSurface(line.members, administration)
-        app = make_app(line, settings, durable, admin, models_here, replicas_here, administration)
+        app = make_app(line, settings, storage, admin, models_here, replicas_here, administration)
         shared: dict[str, Any] = {"reuse_port": settings.reuse_port, "tls": ClientTls.of(settings)}
-        rest = RestListener(app, settings.host, settings.port, **shared)
+        rest = RestListener(HttpGuard(app, settings, line.metrics), settings.host, settings.port, **shared)
         public = GrpcListener(
-            line, settings.host, settings.grpc_port, slow_reader_limit=settings.slow_reader_limit, **shared
+            line,
+            settings.host,
+            settings.grpc_port,
+            slow_reader_limit=settings.slow_reader_limit,
+            max_text_bytes=settings.max_text_bytes,
+            **shared,
         )
         rest.start()
         await public.start()
@@ -94,8 +105,9 @@ async def serve(settings: GatewaySettings) -> None:
                 return replace(member, without=line.outages())
 
             async with (
+                StorageBounds(bus, settings.storage_bytes, lambda: make_streams(settings, bus, durable)).running(),
                 Heartbeat.running(bus, described),
-                batches_run(settings, durable, app),
+                batches_run(settings, storage, app),
                 background_run(settings, durable, app, line),
             ):
                 life.announce(rest=rest.address, grpc=public.address, **metrics)
@@ -104,14 +116,24 @@ async def serve(settings: GatewaySettings) -> None:
             await line.drain(limit, asyncio.gather(rest.stop(limit + LAST_WORDS), public.stop(limit + LAST_WORDS)))
 
 
+async def make_streams(settings: GatewaySettings, bus: Bus, durable: Durable) -> None:
+    """Everything durable that is missing. Raises what NATS raises."""
+    durable.forget()
+    await durable.rooms()
+    await UsageLog(bus).make()
+    if settings.keeps_tenants:
+        await TenantBook(bus).make()
+        await make_audit_stream(bus)
+
+
 @contextlib.asynccontextmanager
-async def batches_run(settings: GatewaySettings, durable: Durable, app: ASGIApp) -> AsyncIterator[None]:
+async def batches_run(settings: GatewaySettings, storage: TenantStorage, app: ASGIApp) -> AsyncIterator[None]:
     """Works on batches for the length of a scope, where there is a NATS and the settings want it."""
     if not settings.nats_url or not settings.batch_concurrency:
         yield
         return
     caller = LineCaller(app, concurrency=settings.batch_concurrency, registry=prometheus_client.REGISTRY)
-    async with Runner(durable, caller, max_line_bytes=settings.max_body_bytes).running():
+    async with Runner(storage, caller, max_line_bytes=settings.max_body_bytes).running():
         yield
 
 
@@ -190,16 +212,24 @@ async def line_behind(settings: GatewaySettings, bus: Bus, gateway_id: str, trac
                 outputs=outputs,
                 metrics=Metrics(prometheus_client.REGISTRY),
                 roads=roads,
-                responses=ResponseStore(store, settings.response_ttl),
+                responses=ResponseStore(store, settings.response_ttl, storage_limits(settings, tenants)),
+                max_choices=settings.max_choices,
                 tracing=tracing,
                 outages=outages.now,
             )
             members.on_change(line.follow)
+            if isinstance(tenants, TenantDirectory):
+                tenants.on_change(line.end_revoked)
             try:
                 async with demand.running():
                     yield line
             finally:
                 await line.close()
+
+
+def storage_limits(settings: GatewaySettings, tenants: Tenants) -> StorageLimits:
+    own = tenants.storage if isinstance(tenants, TenantDirectory) else no_own
+    return StorageLimits(settings.tenant_file_bytes, settings.tenant_response_bytes, own)
 
 
 @contextlib.asynccontextmanager
@@ -209,7 +239,8 @@ async def tenants_of(settings: GatewaySettings, bus: Bus) -> AsyncIterator[tuple
     if settings.keeps_tenants:
         admins = AdminKeys.read(settings.admin_key, settings.admin_key_file)
         snapshot = Snapshot(settings.tenants_file)
-        async with TenantDirectory(TenantBook(bus), admins, file, snapshot).running(bus) as directory:
+        book = TenantBook(bus, adopts_unsigned=settings.adopt_unsigned_tenants)
+        async with TenantDirectory(book, admins, file, snapshot).running(bus) as directory:
             yield directory, directory.scopes
     elif file is not None:
         yield file, unlimited
@@ -218,11 +249,18 @@ async def tenants_of(settings: GatewaySettings, bus: Bus) -> AsyncIterator[tuple
         yield OpenTenants(), unlimited
 
 
-def admin_of(settings: GatewaySettings, bus: Bus) -> AdminSurface | None:
+@contextlib.asynccontextmanager
+async def admin_of(
+    settings: GatewaySettings, bus: Bus, durable: Durable, responses: ResponseStore
+) -> AsyncIterator[AdminSurface | None]:
+    """Administration for the length of a scope, and what is to be done after it."""
     if not settings.keeps_tenants:
-        return None
+        yield None
+        return
     admins = AdminKeys.read(settings.admin_key, settings.admin_key_file)
-    return AdminSurface(bus, admins, TenantBook(bus), UsageLog(bus))
+    book = TenantBook(bus, adopts_unsigned=settings.adopt_unsigned_tenants)
+    async with Purge(book, durable, responses).running() as purge:
+        yield AdminSurface(bus, admins, book, UsageLog(bus), purge)
 
 
 def main() -> None:

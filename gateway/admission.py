@@ -1,5 +1,5 @@
-"""Who may run now: a bounded number at once, as long as the model's replicas have room for more that waits there; a
-bounded queue behind them, in order of tier, virtual time and arrival.
+"""Which choices may run now: a bounded number at once, as long as the model's replicas have room for more that waits
+there; a bounded queue behind them, in order of tier, virtual time and arrival.
 
 Whoever waits long rises, a tier at a time, so that nobody starves. Knows nothing about replicas.
 """
@@ -7,12 +7,11 @@ Whoever waits long rises, a tier at a time, so that nobody starves. Knows nothin
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import heapq
 import itertools
 import time
 from collections import Counter, defaultdict
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from headwater.services import errors
@@ -21,6 +20,9 @@ RISE_SECONDS = 30.0
 FREE_PROMPTS = 4
 """Of each of several tenants, that may wait at replicas whatever the room there: these let who is behind go first,
 which takes that they know of it."""
+
+KEPT = 16
+"""The tenant that has most turns leaves one of so many to others, who then need not wait for its answers to end."""
 
 HasRoom = Callable[[str, int], bool]
 """Whether a model's replicas let more prompts wait there, so many tokens more than do so already."""
@@ -40,6 +42,7 @@ class _Waiting:
     since: float
     tenant: str
     num_tokens: int
+    num_choices: int
     turn: asyncio.Future[None]
 
     def rank(self, now: float) -> Rank:
@@ -48,11 +51,14 @@ class _Waiting:
         return (max(0, self.tier - risen), self.virtual_time, self.arrival)
 
 
+Entry = tuple[Rank, _Waiting]
+
+
 @dataclass(slots=True, eq=False)
 class _Line:
     """Of one model."""
 
-    queue: list[tuple[Rank, _Waiting]] = field(default_factory=list)
+    queue: list[Entry] = field(default_factory=list)
     """A heap; who left is still in it, with a turn that is done."""
     num_waiting: int = 0
     num_waiting_tokens: int = 0
@@ -63,11 +69,18 @@ class _Line:
 
 
 class Turn:
-    """To run; what has been sent to a replica is counted there."""
+    """The right of one choice to run, or of several that run together. A context manager that gives it back."""
 
-    def __init__(self, line: _Line, tenant: str, num_tokens: int) -> None:
-        self._line, self._tenant, self._num_tokens = line, tenant, num_tokens
-        self._is_started = False
+    def __init__(self, admission: Admission, line: _Line, tenant: str, num_tokens: int, num_choices: int) -> None:
+        self._admission, self._line, self._tenant = admission, line, tenant
+        self._num_tokens, self._num_choices = num_tokens, num_choices
+        self._is_started = self._is_over = False
+
+    def __enter__(self) -> Turn:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
 
     def sent(self) -> None:
         """The prompt is on its way to a replica, or will never be."""
@@ -83,6 +96,13 @@ class Turn:
             if not self._line.unstarted[self._tenant]:
                 del self._line.unstarted[self._tenant]
 
+    def release(self) -> None:
+        """Gives the turn back. Calling it again does nothing."""
+        if not self._is_over:
+            self._is_over = True
+            self.started()
+            self._admission.released(self._tenant, self._num_choices)
+
 
 class Admission:
     """Turns are given lowest tier first, then to whom the least was given, then first come; a full queue refuses."""
@@ -95,6 +115,7 @@ class Admission:
         has_room: HasRoom = anywhere,
     ) -> None:
         self.max_running, self.max_queued = max_running, max_queued
+        self._num_kept = max_running // KEPT
         self.num_running = 0
         self.num_queued = 0
         self.someone_waits = asyncio.Event()
@@ -103,26 +124,34 @@ class Admission:
         self._clock, self._ranked_at = clock, clock()
         self.queued_by_tier: Counter[int] = Counter()
         self._queued_by_tenant: Counter[str] = Counter()
+        self._running_by_tenant: Counter[str] = Counter()
         self._arrivals = itertools.count()
 
-    @contextlib.asynccontextmanager
-    async def turn(
-        self, tier: int, virtual_time: float = 0.0, model_key: str = "", tenant: str = "", num_tokens: int = 0
-    ) -> AsyncIterator[Turn]:
-        """Scopes one running request with a prompt of so many tokens. Raises `LimitExceeded` when the queue is full and
-        nobody has more in it, or when it has to give way there."""
-        line = self._lines[model_key]
-        if self._is_free(line, tenant) or (not line.num_waiting and self._is_open(model_key, line)):
-            self._take(line, tenant, num_tokens)
+    async def take(
+        self,
+        tier: int,
+        virtual_time: float = 0.0,
+        model_key: str = "",
+        tenant: str = "",
+        num_tokens: int = 0,
+        num_choices: int = 1,
+    ) -> Turn:
+        """A turn for `num_choices` that run together, with a prompt of `num_tokens`. Raises `LimitExceeded` when the
+        queue is full and no other tenant has more in it, or when it has to give way there."""
+        line, num_choices = self._lines[model_key], min(num_choices, self.max_running)
+        if not self._may_pass(model_key, line, tenant, num_choices):
+            await self._wait(tier, virtual_time, line, tenant, num_tokens, num_choices)
         else:
-            await self._wait(tier, virtual_time, line, tenant, num_tokens)
-        turn = Turn(line, tenant, num_tokens)
-        try:
-            yield turn
-        finally:
-            turn.started()
-            self.num_running -= 1
-            self.give()
+            self._take(line, tenant, num_tokens, num_choices)
+        return Turn(self, line, tenant, num_tokens, num_choices)
+
+    def try_take(self, model_key: str, tenant: str) -> Turn | None:
+        """A turn for one more choice of a prompt that has one already; None where it would have to wait."""
+        line = self._lines[model_key]
+        if not self._may_pass(model_key, line, tenant, 1):
+            return None
+        self._take(line, tenant, 0, 1)
+        return Turn(self, line, tenant, 0, 1)
 
     def turn_away(self, tenant: str) -> None:
         """Raises `LimitExceeded` where the queue is full and nobody has more in it: before a request costs anything."""
@@ -139,20 +168,36 @@ class Admission:
             self.someone_waits.clear()
             return
         self._rank_again()
-        while (line := self._next()) is not None:
-            _, waiting = heapq.heappop(line.queue)
+        while (found := self._next()) is not None:
+            line, entry = found
+            if entry is line.queue[0]:
+                heapq.heappop(line.queue)
+            else:
+                line.queue.remove(entry)
+                heapq.heapify(line.queue)
+            waiting = entry[1]
             self._left(line, waiting)
-            self._take(line, waiting.tenant, waiting.num_tokens)
+            self._take(line, waiting.tenant, waiting.num_tokens, waiting.num_choices)
             waiting.turn.set_result(None)
 
-    async def _wait(self, tier: int, virtual_time: float, line: _Line, tenant: str, num_tokens: int) -> None:
+    def released(self, tenant: str, num_choices: int) -> None:
+        """So many choices do not run any longer."""
+        self.num_running -= num_choices
+        self._running_by_tenant[tenant] -= num_choices
+        if not self._running_by_tenant[tenant]:
+            del self._running_by_tenant[tenant]
+        self.give()
+
+    async def _wait(
+        self, tier: int, virtual_time: float, line: _Line, tenant: str, num_tokens: int, num_choices: int
+    ) -> None:
         if self.num_queued >= self.max_queued:
             if (greediest := self._greediest(tenant)) == tenant:
                 raise self._is_full()
             self._let_go_of_one(greediest)
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         now = self._clock()
-        waiting = _Waiting(tier, virtual_time, next(self._arrivals), now, tenant, num_tokens, turn)
+        waiting = _Waiting(tier, virtual_time, next(self._arrivals), now, tenant, num_tokens, num_choices, turn)
         heapq.heappush(line.queue, (waiting.rank(now), waiting))
         line.num_waiting += 1
         line.num_waiting_tokens += num_tokens
@@ -160,6 +205,7 @@ class Admission:
         self.queued_by_tier[tier] += 1
         self._queued_by_tenant[tenant] += 1
         self.someone_waits.set()
+        self.give()
         try:
             await turn
         except asyncio.CancelledError:
@@ -167,13 +213,12 @@ class Admission:
                 self._left(line, waiting)
             elif turn.exception() is None:
                 # A turn that was given in the same moment must not be lost.
-                Turn(line, tenant, num_tokens).started()
-                self.num_running -= 1
-                self.give()
+                Turn(self, line, tenant, num_tokens, num_choices).release()
             raise
 
-    def _take(self, line: _Line, tenant: str, num_tokens: int) -> None:
-        self.num_running += 1
+    def _take(self, line: _Line, tenant: str, num_tokens: int, num_choices: int) -> None:
+        self.num_running += num_choices
+        self._running_by_tenant[tenant] += num_choices
         line.unstarted[tenant] += 1
         line.num_released_tokens += num_tokens
 
@@ -210,21 +255,51 @@ class Admission:
     def _is_full(self) -> errors.LimitExceeded:
         return errors.LimitExceeded(f"{self.num_queued} requests are already waiting", retry_after=1.0)
 
-    def _is_open(self, model_key: str, line: _Line) -> bool:
-        return self.num_running < self.max_running and self._has_room(model_key, line.num_released_tokens)
+    def _may_pass(self, model_key: str, line: _Line, tenant: str, num_choices: int) -> bool:
+        """Whether a newcomer need not wait."""
+        is_first = not line.num_waiting and self._is_open(model_key, line, tenant, num_choices)
+        return is_first or self._is_free(line, tenant, num_choices)
 
-    def _is_free(self, line: _Line, tenant: str) -> bool:
+    def _has_turns(self, tenant: str, num_choices: int) -> bool:
+        """Whether so many are left for the tenant."""
+        num_left = self.max_running - self.num_running - num_choices
+        return num_left >= self._num_kept or (num_left >= 0 and tenant != self._has_most())
+
+    def _has_most(self) -> str:
+        """The tenant that leaves the last turns to others; empty where none has many."""
+        running = self._running_by_tenant
+        tenant = max(running, key=running.__getitem__, default="")
+        return tenant if running.get(tenant, 0) > self._num_kept > 0 else ""
+
+    def _is_open(self, model_key: str, line: _Line, tenant: str, num_choices: int) -> bool:
+        return self._has_turns(tenant, num_choices) and self._has_room(model_key, line.num_released_tokens)
+
+    def _is_free(self, line: _Line, tenant: str, num_choices: int) -> bool:
         """Whether others have taken what room there was, and this tenant next to nothing."""
         num_own = line.unstarted.get(tenant, 0)
-        return self.num_running < self.max_running and num_own < FREE_PROMPTS and len(line.unstarted) > (num_own > 0)
+        is_next_to_nothing = num_own < FREE_PROMPTS and len(line.unstarted) > (num_own > 0)
+        return is_next_to_nothing and self._has_turns(tenant, num_choices)
 
-    def _next(self) -> _Line | None:
-        """Whose first goes before the first of all others that have room."""
-        for line in self._lines.values():
-            while line.queue and line.queue[0][1].turn.done():
-                heapq.heappop(line.queue)
-        lines = [line for key, line in self._lines.items() if line.queue and self._is_open(key, line)]
-        return min(lines, key=lambda line: line.queue[0][0], default=None)
+    def _next(self) -> tuple[_Line, Entry] | None:
+        """Who goes before all others that have room, and where that one waits."""
+        found = [(line, entry) for key, line in self._lines.items() if (entry := self._first(key, line)) is not None]
+        return min(found, key=lambda each: each[1][0], default=None)
+
+    def _first(self, model_key: str, line: _Line) -> Entry | None:
+        """Who may have the next turn of a model. Others pass the tenant that leaves the last turns to them."""
+        while line.queue and line.queue[0][1].turn.done():
+            heapq.heappop(line.queue)
+        if not line.queue or not self._has_room(model_key, line.num_released_tokens):
+            return None
+        first = line.queue[0]
+        if self._has_turns(first[1].tenant, first[1].num_choices):
+            return first
+        if first[1].tenant != (has_most := self._has_most()):
+            # It waits for more turns than are left, and nobody passes it meanwhile.
+            return None
+        others = (each for each in line.queue if each[1].tenant != has_most and not each[1].turn.done())
+        second = min(others, default=None)
+        return second if second is not None and self._has_turns(second[1].tenant, second[1].num_choices) else None
 
     def _rank_again(self) -> None:
         """Once a second at most: what has risen meanwhile."""

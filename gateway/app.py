@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
-import importlib.metadata
 from collections.abc import Awaitable, Callable, Mapping
-from pathlib import Path
 
-import prometheus_client
 import structlog
 from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Route, Router
@@ -16,12 +12,13 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from headwater.gateway.administration import Administration
 from headwater.gateway.background.surface import BackgroundResponses
-from headwater.gateway.batches.durable import Durable
 from headwater.gateway.batches.surface import BatchSurface
+from headwater.gateway.batches.tenant_storage import TenantStorage
 from headwater.gateway.caller import Caller
 from headwater.gateway.conversations import Conversations
 from headwater.gateway.exchange import Exchange
 from headwater.gateway.line import Line, shutting_down
+from headwater.gateway.long_work import by_size
 from headwater.gateway.model_admin import ModelSurface
 from headwater.gateway.openai import models
 from headwater.gateway.openai.answers import Answer, EventStream, Shape
@@ -29,7 +26,6 @@ from headwater.gateway.openai.carry import Silence, carry
 from headwater.gateway.openai.chat import ChatShape
 from headwater.gateway.openai.completions import CompletionShape
 from headwater.gateway.openai.decode import decode
-from headwater.gateway.openai.document import openapi_document
 from headwater.gateway.openai.embeddings import EmbeddingRequest, reply_of, to_embedding
 from headwater.gateway.openai.errors import MethodNotAllowed
 from headwater.gateway.openai.response_schema import ResponsesRequest
@@ -40,6 +36,7 @@ from headwater.gateway.openai.schema import (
     DetokenizeRequest,
     TokenizeRequest,
 )
+from headwater.gateway.own_pages import OwnPages
 from headwater.gateway.pieces import Gathered
 from headwater.gateway.replica_admin import ReplicaSurface
 from headwater.gateway.responses import Responses
@@ -52,10 +49,6 @@ from headwater.gateway.tenancy.admin import AdminSurface
 from headwater.gateway.tenants import Tenant
 from headwater.services import errors
 
-VERSION = importlib.metadata.version("headwater")
-CONSOLE = Path(__file__).parent / "console"
-MEDIA_TYPES = {".html": b"text/html; charset=utf-8", ".css": b"text/css", ".js": b"text/javascript"}
-CONSOLE_POLICY = (b"content-security-policy", b"default-src 'self'; img-src 'self' data:; frame-ancestors 'none'")
 EXPOSED = ["x-request-id", "retry-after"] + [
     f"x-ratelimit-{word}-{name}" for word in ("limit", "remaining", "reset") for name in ("requests", "tokens")
 ]
@@ -65,15 +58,16 @@ Handler = Callable[[Exchange], Awaitable[None]]
 def make_app(
     line: Line,
     settings: GatewaySettings,
-    durable: Durable,
+    storage: TenantStorage,
     admin: AdminSurface | None,
     models_here: ModelSurface,
     replicas_here: ReplicaSurface,
     administration: Administration,
 ) -> ASGIApp:
     """The application. Error pages and methods are ours, so that every answer has OpenAI's envelope."""
-    surface = RestSurface(line, settings, durable, administration)
-    batches = BatchSurface(durable, surface.tenant_of, settings.max_file_bytes)
+    surface = RestSurface(line, settings, storage)
+    pages = OwnPages(line, administration)
+    batches = BatchSurface(storage, surface.tenant_of, surface.counted_tenant, settings.max_file_bytes)
     routes: list[tuple[str, str, Handler]] = [
         ("POST", "/v1/chat/completions", surface.chat_completions),
         ("POST", "/v1/completions", surface.completions),
@@ -106,16 +100,16 @@ def make_app(
         ("GET", "/admin/models", models_here.list_models),
         ("POST", "/admin/models", models_here.load_model),
         ("DELETE", "/admin/models/{name:path}", models_here.unload_model),
-        ("GET", "/health", surface.health),
-        ("GET", "/ping", surface.health),
-        ("POST", "/ping", surface.health),
-        ("GET", "/load", surface.load),
-        ("GET", "/ready", surface.ready),
-        ("GET", "/version", surface.version),
-        ("GET", "/metrics", surface.metrics),
-        ("GET", "/openapi.json", surface.openapi),
-        ("GET", "/", surface.console),
-        ("GET", "/console/{file}", surface.console),
+        ("GET", "/health", pages.health),
+        ("GET", "/ping", pages.health),
+        ("POST", "/ping", pages.health),
+        ("GET", "/load", pages.load),
+        ("GET", "/ready", pages.ready),
+        ("GET", "/version", pages.version),
+        ("GET", "/metrics", pages.metrics),
+        ("GET", "/openapi.json", pages.openapi),
+        ("GET", "/", pages.console),
+        ("GET", "/console/{file}", pages.console),
     ]
     if admin is not None:
         routes += [
@@ -186,23 +180,23 @@ class _Endpoint:
 class RestSurface:
     """The handlers."""
 
-    def __init__(self, line: Line, settings: GatewaySettings, durable: Durable, administration: Administration) -> None:
-        self._line, self._settings, self._administration = line, settings, administration
+    def __init__(self, line: Line, settings: GatewaySettings, storage: TenantStorage) -> None:
+        self._line, self._settings = line, settings
         self._responses = Responses(line, line.responses, settings.sse_keep_alive)
-        self._background = BackgroundResponses(durable, self._responses, settings.sse_keep_alive)
+        self._background = BackgroundResponses(storage, self._responses, line.tenants, settings.sse_keep_alive)
         self._conversations = Conversations(line.responses.conversations, settings.max_body_bytes)
         self._resumable = ResumableStreams(line, self._responses, settings.sse_keep_alive)
 
     async def chat_completions(self, exchange: Exchange) -> None:
         caller = self._let_in(exchange)
         body = await exchange.body(self._settings.max_body_bytes)
-        asked = decode(body, ChatCompletionRequest)
+        asked = await by_size(len(body), decode, body, ChatCompletionRequest)
         await self._answer(exchange, caller, asked, StreamKind.CHAT, ChatShape(asked), body)
 
     async def completions(self, exchange: Exchange) -> None:
         caller = self._let_in(exchange)
         body = await exchange.body(self._settings.max_body_bytes)
-        asked = decode(body, CompletionRequest)
+        asked = await by_size(len(body), decode, body, CompletionRequest)
         await self._answer(exchange, caller, asked, StreamKind.COMPLETION, CompletionShape(asked), body)
 
     async def resume(self, exchange: Exchange) -> None:
@@ -225,7 +219,8 @@ class RestSurface:
         answer = Answer(id=f"{kind}-{caller.request_id}", asked=asked, shape=shape, wants_receipt=caller.wants_receipt)
         stream = EventStream(answer, exchange.open_stream) if asked.stream else None
         gathered = Gathered()
-        answer.generations = [Generation(self._line, job, stream or gathered) for job in shape.jobs(caller)]
+        jobs = await by_size(len(body), shape.jobs, caller, self._line.max_choices)
+        answer.generations = [Generation(self._line, job, stream or gathered) for job in jobs]
         monitor = Silence(stream)
         exchange.finally_do(answer.dissolve)
         async with caller.within_deadline():
@@ -238,10 +233,11 @@ class RestSurface:
 
     async def embeddings(self, exchange: Exchange) -> None:
         caller = self._let_in(exchange)
-        asked = decode(await exchange.body(self._settings.max_body_bytes), EmbeddingRequest)
+        body = await exchange.body(self._settings.max_body_bytes)
+        asked = await by_size(len(body), decode, body, EmbeddingRequest)
         caller = caller.with_body(asked.request_id, asked.priority)
         exchange.request_id = caller.shown_id
-        embedding = to_embedding(asked)
+        embedding = to_embedding(asked, self._line.max_choices)
         exchange.finally_do(embedding.dissolve)
         async with caller.within_deadline():
             silence = self._settings.sse_keep_alive
@@ -253,15 +249,18 @@ class RestSurface:
     async def create_response(self, exchange: Exchange) -> None:
         caller = self._admit(exchange)
         body = await exchange.body(self._settings.max_body_bytes)
-        asked = decode(body, ResponsesRequest)
+        asked = await by_size(len(body), decode, body, ResponsesRequest)
         if asked.background and exchange.known is None:
+            await self._count(caller, asked.model)
             await self._background.create(exchange, caller, asked, body)
         else:
             await self._responses.create(exchange, caller, asked, body)
 
     async def count_response_input(self, exchange: Exchange) -> None:
         caller = self._admit(exchange)
-        asked = decode(await exchange.body(self._settings.max_body_bytes), ResponsesRequest)
+        body = await exchange.body(self._settings.max_body_bytes)
+        asked = await by_size(len(body), decode, body, ResponsesRequest)
+        await self._count(caller, asked.model)
         await self._responses.count_input(exchange, caller, asked)
 
     async def get_response(self, exchange: Exchange) -> None:
@@ -295,7 +294,9 @@ class RestSurface:
 
     def _with_caller(self, handler: Callable[[Exchange, Caller], Awaitable[None]]) -> Handler:
         async def handle(exchange: Exchange) -> None:
-            await handler(exchange, self._caller(exchange))
+            # What makes room is never refused for having asked too often.
+            is_free = exchange.method == "DELETE"
+            await handler(exchange, self._caller(exchange) if is_free else await self.counted(exchange))
 
         return handle
 
@@ -308,13 +309,17 @@ class RestSurface:
         await exchange.reply_json(models.get_model(self._line, exchange.path_params["name"]))
 
     async def tokenize(self, exchange: Exchange) -> None:
-        self._admit(exchange)
-        asked = decode(await exchange.body(self._settings.max_body_bytes), TokenizeRequest)
+        caller = self._admit(exchange)
+        body = await exchange.body(self._settings.max_text_bytes)
+        asked = await by_size(len(body), decode, body, TokenizeRequest)
+        await self._count(caller, asked.model)
         await exchange.reply_json(await models.tokenize(self._line, asked))
 
     async def detokenize(self, exchange: Exchange) -> None:
-        self._admit(exchange)
-        asked = decode(await exchange.body(self._settings.max_body_bytes), DetokenizeRequest)
+        caller = self._admit(exchange)
+        body = await exchange.body(self._settings.max_text_bytes)
+        asked = await by_size(len(body), decode, body, DetokenizeRequest)
+        await self._count(caller, asked.model)
         await exchange.reply_json(await models.detokenize(self._line, asked))
 
     async def explain(self, exchange: Exchange) -> None:
@@ -322,53 +327,34 @@ class RestSurface:
         known = await self._line.explain(self._caller(exchange), bare_id(exchange.path_params["id"]))
         await exchange.reply_json(known)
 
-    async def health(self, exchange: Exchange) -> None:
-        """Alive, whatever stands behind."""
-        await exchange.reply_json(
-            {"status": "draining" if self._line.draining else "ok"}, 503 if self._line.draining else 200
-        )
-
-    async def load(self, exchange: Exchange) -> None:
-        """Requests that are here, as vLLM's server counts them."""
-        await exchange.reply_json({"server_load": self._line.num_requests})
-
-    async def ready(self, exchange: Exchange) -> None:
-        missing = self._line.missing()
-        told: dict[str, object] = {"ready": not missing, "missing": missing}
-        if without := self._line.outages():
-            told["without"] = without
-        await exchange.reply_json(told, 503 if missing else 200)
-
-    async def version(self, exchange: Exchange) -> None:
-        await exchange.reply_json({"version": VERSION})
-
-    async def metrics(self, exchange: Exchange) -> None:
-        """To everyone who reaches the port; what names tenants only to those who may know of them all."""
-        page = self._line.metrics.page(with_tenants=self._administration.may_see(exchange))
-        await exchange.reply(page, prometheus_client.CONTENT_TYPE_LATEST.encode())
-
-    async def openapi(self, exchange: Exchange) -> None:
-        await exchange.reply_json(openapi_document(VERSION))
-
-    async def console(self, exchange: Exchange) -> None:
-        path = CONSOLE / exchange.path_params.get("file", "index.html")
-        if path.parent != CONSOLE or path.suffix not in MEDIA_TYPES or not path.is_file():
-            raise errors.NotFound("page", exchange.path)
-        exchange.reply_headers += [CONSOLE_POLICY, (b"cache-control", b"no-cache")]
-        await exchange.reply(await asyncio.to_thread(path.read_bytes), MEDIA_TYPES[path.suffix])
-
     async def unknown_path(self, exchange: Exchange) -> None:
         raise errors.NotFound("path", exchange.path)
 
     def tenant_of(self, exchange: Exchange) -> Tenant:
         return self._caller(exchange).tenant
 
+    async def counted_tenant(self, exchange: Exchange) -> Tenant:
+        return (await self.counted(exchange)).tenant
+
     def _caller(self, exchange: Exchange) -> Caller:
         if exchange.tenants is not None:
             # What a tenant asked for that is gone is not computed for nobody.
             self._line.tenants.check(exchange.tenants.tenant)
         caller = Caller.of(exchange.headers, exchange.tenants or self._line.tenants)
-        return caller if exchange.known is None else dataclasses.replace(caller, request_id=exchange.known.id)
+        if exchange.known is None:
+            return caller
+        # It was counted when its client asked for it.
+        return dataclasses.replace(caller, request_id=exchange.known.id, is_counted=True)
+
+    async def counted(self, exchange: Exchange) -> Caller:
+        """Who asks for something that no engine computes. Raises `LimitExceeded` where the minute is used up."""
+        caller = self._caller(exchange)
+        exchange.standing = caller.standing
+        await self._count(caller)
+        return caller
+
+    async def _count(self, caller: Caller, model: str = "") -> None:
+        await self._line.accounts.count(caller.tenant, caller.standing, model)
 
     def _let_in(self, exchange: Exchange) -> Caller:
         """Who asks for an answer; of whom it is known already that there will be none, nothing more is read."""

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import structlog
 
+from headwater.services.owner_file import read_secrets
 from headwater.services.served_model import ServedModel
 from headwater.services.settings import SettingError
 
@@ -34,7 +35,7 @@ class CacheNamespaces:
         if not (master_key or master_key_file):
             structlog.get_logger().info("no master key: prefixes are shared with no other gateway")
             return cls(secrets.token_bytes(32))
-        key = master_key.encode() or Path(master_key_file).read_bytes().strip()
+        key = master_key.encode() or read_secrets("master_key_file", Path(master_key_file)).strip().encode()
         if len(key) < MIN_MASTER_KEY_LEN:
             raise SettingError("master_key", "***", f"at least {MIN_MASTER_KEY_LEN} bytes, given or in a file")
         return cls(key)

@@ -41,6 +41,8 @@ class Caller:
     tracestate: str = ""
     span: Span = UNTRACED
     wants_receipt: bool = False
+    is_counted: bool = False
+    """Among the requests of its tenant's minute, before it came here."""
     standing: Standing = field(default_factory=Standing)
     """Filled in when the request is charged."""
 

@@ -48,6 +48,8 @@ class Carriage:
         self._is_doubted = self._is_suspect = False
         """Of a suspect nobody else is to be tried at the same time."""
         self._end_trial: Callable[[], None] | None = None
+        self._open_at: tuple[OutputSession, Decision] | None = None
+        """Where the attempt runs, once its first streams are open."""
 
     async def run(self) -> None:
         """Dispatches until every choice has ended. Raises what no other replica would mend."""
@@ -264,9 +266,11 @@ class Carriage:
         if not generation.is_scored:
             # An attempt that failed may have scored a part of the prompt.
             generation.prompt_logprobs = []
-        self._dispatch = line.router.dispatched(decision, generation.job.caller.request_id)
-        if generation.turn is not None:
-            generation.turn.sent()
+        self._dispatch = line.router.dispatched(
+            decision, generation.job.caller.request_id, is_first=not generation.job.first_index
+        )
+        if generation.turns is not None:
+            generation.turns.sent()
         line.migrations.dispatched()
         reason, is_outage = "client_gone", False
         try:
@@ -284,6 +288,7 @@ class Carriage:
             is_outage = True
             raise
         finally:
+            self._open_at = None
             part(generation, reason)
             line.router.finished(self._dispatch, failed=is_outage)
 
@@ -295,13 +300,31 @@ class Carriage:
         if generation.prepared.sampling.use_beam_search and not self._has_begun:
             await self._find_beams(session, decision)
         for opening, choices in self._openings(decision):
-            ids = session.open(opening, choices, context_of(generation))
-            for choice, stream_id in zip(choices, ids, strict=True):
-                choice.opened(session, stream_id)
+            self._open_streams(session, opening, choices)
+        self._open_at = session, decision
+
+    def join(self, choices: Sequence[Choice]) -> None:
+        """Choices whose turn came while others run go where those are. Between two attempts the next one takes them."""
+        if self._open_at is None or self._ended is None or self._ended.done():
+            return
+        session, decision = self._open_at
+        opening = self._opening(decision, choices)
+        # The choices that were there first score the prompt.
+        opening.add.sampling.ClearField("prompt_logprobs")
+        try:
+            self._open_streams(session, opening, choices)
+        except errors.HeadwaterError as error:
+            self.broke(error)
+
+    def _open_streams(self, session: OutputSession, opening: Open, choices: Sequence[Choice]) -> None:
+        ids = session.open(opening, choices, context_of(self._generation))
+        for choice, stream_id in zip(choices, ids, strict=True):
+            choice.opened(session, stream_id)
 
     def _openings(self, decision: Decision) -> Iterator[tuple[Open, list[Choice]]]:
         """Choices without tokens share a prompt; each other one goes on by itself. One of them scores the prompt."""
-        unfinished, sampling = self._unfinished, self._generation.prepared.sampling
+        turns, sampling = self._generation.turns, self._generation.prepared.sampling
+        unfinished = [choice for choice in self._unfinished if turns is None or turns.has(choice)]
         begun = [choice for choice in unfinished if choice.output_ids]
         fresh = [choice for choice in unfinished if not choice.output_ids]
         scores = sampling.HasField("prompt_logprobs") and not self._generation.is_scored
@@ -350,10 +373,10 @@ class Carriage:
             grammar=prepared.grammar,
             num_grammar_bytes=len(prepared.grammar),
             choice_indices=[choice.number for choice in choices],
-            tenant=caller.tenant.id,
+            tenant=caller.tenant.key,
             weight=caller.tenant.weight,
             tier=caller.tenant.tier + caller.priority,
-            virtual_time=generation.share.virtual_time if generation.share is not None else 0.0,
+            virtual_time=generation.turns.virtual_time(choices) if generation.turns is not None else 0.0,
             deadline_ms=caller.remaining_ms,
             cache_namespace=generation.namespace,
             traceparent=caller.span.context.traceparent,

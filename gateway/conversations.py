@@ -54,7 +54,7 @@ class Conversations:
         asked = decode(await exchange.body(self._max_body_bytes) or b"{}", NewConversation)
         head = Head(created_at=int(time.time()), metadata=asked.metadata or {})
         made = Conversation(id=f"conv_{secrets.token_hex(12)}", head=head, items=_kept(asked.items or []))
-        await self._store.create(caller.tenant.id, made)
+        await self._store.create(caller.tenant.key, made)
         await exchange.reply_json(made.object())
 
     async def retrieve(self, exchange: Exchange, caller: Caller) -> None:
@@ -64,18 +64,18 @@ class Conversations:
         asked = decode(await exchange.body(self._max_body_bytes), ConversationChange)
         conversation = await self._found(exchange, caller)
         conversation.head.metadata = asked.metadata
-        await self._store.tell(caller.tenant.id, conversation)
+        await self._store.tell(caller.tenant.key, conversation)
         await exchange.reply_json(conversation.object())
 
     async def delete(self, exchange: Exchange, caller: Caller) -> None:
         conversation_id = exchange.path_params["id"]
-        await self._store.drop(caller.tenant.id, conversation_id)
+        await self._store.drop(caller.tenant.key, conversation_id)
         await exchange.reply_json({"id": conversation_id, "object": "conversation.deleted", "deleted": True})
 
     async def add_items(self, exchange: Exchange, caller: Caller) -> None:
         asked = decode(await exchange.body(self._max_body_bytes), NewItems)
         items = _kept(asked.items)
-        await self._store.add(caller.tenant.id, exchange.path_params["id"], items)
+        await self._store.add(caller.tenant.key, exchange.path_params["id"], items)
         await exchange.reply_json(page_of({"order": "asc", "limit": str(MAX_ADDED)}, items[::-1]))
 
     async def list_items(self, exchange: Exchange, caller: Caller) -> None:
@@ -87,11 +87,11 @@ class Conversations:
 
     async def delete_item(self, exchange: Exchange, caller: Caller) -> None:
         conversation = await self._found(exchange, caller)
-        await self._store.remove(caller.tenant.id, conversation, _item(exchange, conversation))
+        await self._store.remove(caller.tenant.key, conversation, _item(exchange, conversation))
         await exchange.reply_json(conversation.object())
 
     async def _found(self, exchange: Exchange, caller: Caller) -> Conversation:
-        return await self._store.find(caller.tenant.id, exchange.path_params["id"])
+        return await self._store.find(caller.tenant.key, exchange.path_params["id"])
 
 
 def _kept(given: list[InputItem]) -> list[Item]:

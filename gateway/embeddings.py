@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from headwater.gateway.caller import Caller
+from headwater.gateway.choice_count import check_num_choices
 from headwater.gateway.job import Job
 from headwater.gateway.line import Line
 from headwater.gateway.pieces import Gathered
-from headwater.gateway.session import Generation, run_all
+from headwater.gateway.session import Generation, prepare_all, run_all
 from headwater.proto import common_pb2, processor_pb2
 from headwater.services.errors import BadRequest
 
@@ -20,7 +20,6 @@ POOLINGS = {
     "mean": common_pb2.POOLING_MEAN,
     "cls": common_pb2.POOLING_CLS,
 }
-MAX_INPUTS = 2048
 
 
 @dataclass(slots=True, kw_only=True)
@@ -45,8 +44,7 @@ class Embedding:
 
     async def run(self, line: Line, caller: Caller) -> None:
         """Every prompt is checked before any is computed. Raises the named error of the first that fails."""
-        if not 1 <= len(self.prompts) <= MAX_INPUTS:
-            raise BadRequest("input", f"input has {len(self.prompts)} prompts; allowed: 1…{MAX_INPUTS}")
+        check_num_choices("input", len(self.prompts), common_pb2.Sampling(), line.max_choices)
         if self.dimensions is not None and self.dimensions < 1:
             raise BadRequest.of("dimensions", self.dimensions, "at least 1")
         sampling = common_pb2.Sampling(
@@ -65,7 +63,7 @@ class Embedding:
             )
             self.generations.append(Generation(line, job, Gathered()))
         try:
-            await asyncio.gather(*(generation.prepare() for generation in self.generations))
+            await prepare_all(self.generations)
         except BadRequest as error:
             raise error.in_words_of({"prompt": "input", "messages": "input"}) from None
         await run_all(self.generations)

@@ -24,6 +24,8 @@ JSON = b"application/json"
 KNOWN_TENANT = "headwater.known_tenant"
 KNOWN_REQUEST = "headwater.known_request"
 """Keys of the scope."""
+NO_SNIFFING = (b"x-content-type-options", b"nosniff")
+"""What a client wrote and an answer repeats is never taken for a page or a script."""
 FILE_PIECE_BYTES = 256 * 1024
 BODY_BYTES_PER_SECOND = 16 * 1024
 """Past its first seconds a body may take as long as it does at this pace: a trickle holds no place for ever."""
@@ -78,8 +80,9 @@ class Exchange:
         return dict(urllib.parse.parse_qsl(self._query_string.decode("latin-1")))
 
     async def body(self, limit: int) -> bytes:
-        """Raises `BodyTooLarge` as soon as that is known, `UnsupportedMediaType` for what is said not to be JSON."""
-        media_type = self.headers.get("content-type", "application/json")
+        """Raises `BodyTooLarge` as soon as that is known, `UnsupportedMediaType` for what is not said to be JSON."""
+        # A web page may send any other type, and none, to another origin without asking it first.
+        media_type = self.headers.get("content-type", "application/json" if self._has_no_body else "")
         if media_type.split(";")[0].strip().lower() != "application/json":
             raise errors.UnsupportedMediaType(media_type[:100])
         declared = self.headers.get("content-length", "")
@@ -88,6 +91,10 @@ class Exchange:
                 self.reply_headers.append((b"connection", b"close"))
             raise errors.BodyTooLarge(limit)
         return b"".join([chunk async for chunk in self.chunks(limit)])
+
+    @property
+    def _has_no_body(self) -> bool:
+        return "transfer-encoding" not in self.headers and self.headers.get("content-length", "0") == "0"
 
     async def chunks(self, limit: int) -> AsyncGenerator[bytes, None]:
         """The body as it comes. Raises `BodyTooLarge` past the limit, `ClientGone` when no more of it comes, `SlowBody`
@@ -206,7 +213,7 @@ class Exchange:
 
     def _headers(self) -> list[tuple[bytes, bytes]]:
         request_id = [(b"x-request-id", self.request_id.encode())] if self.request_id else []
-        return [*self.reply_headers, *request_id, *self.standing.headers()]
+        return [NO_SNIFFING, *self.reply_headers, *request_id, *self.standing.headers()]
 
 
 class Ticker:

@@ -24,11 +24,10 @@ _FINISH = {
 }
 
 
-def conversation_of(request: inference_pb2.ChatRequest) -> processor_pb2.Prompt:
-    return processor_pb2.Prompt(conversation=request.conversation, add_special_tokens=_adds_special_tokens(request))
-
-
-def prompt_of(request: inference_pb2.CompleteRequest) -> processor_pb2.Prompt:
+def prompt_of(request: Asked) -> processor_pb2.Prompt:
+    """Raises `BadRequest`."""
+    if isinstance(request, inference_pb2.ChatRequest):
+        return processor_pb2.Prompt(conversation=request.conversation, add_special_tokens=_adds_special_tokens(request))
     if request.WhichOneof("prompt") == "token_ids":
         return processor_pb2.Prompt(token_ids=request.token_ids)
     if not request.text:

@@ -56,6 +56,8 @@ class Line:
     outputs: OutputSessions
     roads: Roads
     responses: ResponseStore
+    max_choices: int
+    """Of one request."""
     tracing: Tracing = field(default_factory=NoTracing)
     log: FilteringBoundLogger = field(default_factory=lambda: structlog.get_logger().bind())
     """Of requests. NOTE: made once; to make one is most of what it costs to leave a line out."""
@@ -88,9 +90,11 @@ class Line:
 
     @contextlib.contextmanager
     def running(self, generation: Generation) -> Iterator[None]:
-        """Scopes a request's life, in which `cancel` finds it. Raises `Unavailable` when none is carried any longer."""
+        """Scopes a request's life, in which `cancel` finds it. Raises `Unavailable` when none is carried any longer,
+        `KeyRevoked` when its key was revoked on its way here."""
         if self.is_cut_off:
             raise shutting_down()
+        self.tenants.check(generation.job.caller.tenant)
         request_id = generation.job.caller.request_id
         group = self._running.setdefault(request_id, [])
         group.append(generation)
@@ -115,7 +119,7 @@ class Line:
     def turn_away(self, caller: Caller) -> None:
         """At the door, before anything of a body is read: raises `LimitExceeded` where that would be the end of it
         when it was read, had been made tokens of and Redis was asked."""
-        self.admission.turn_away(caller.tenant.id)
+        self.admission.turn_away(caller.tenant.key)
         self.accounts.used_up.turn_away(caller.tenant, caller.standing)
 
     def cancel(self, caller: Caller, request_id: str) -> bool:
@@ -124,11 +128,19 @@ class Line:
         Raises `NotFound` for a request of another tenant, as for one that never was.
         """
         group = self._running.get(request_id, [])
-        if any(generation.job.caller.tenant.id != caller.tenant.id for generation in group):
+        if any(generation.job.caller.tenant.key != caller.tenant.key for generation in group):
             raise errors.NotFound("request", request_id)
         for generation in group:
             generation.cancel(errors.ClientGone("the request was cancelled"))
         return bool(group)
+
+    def end_revoked(self) -> None:
+        """Ends the requests, waiting and running, whose key or tenant is gone."""
+        for generation in [each for group in self._running.values() for each in group]:
+            try:
+                self.tenants.check(generation.job.caller.tenant)
+            except errors.KeyRevoked as revoked:
+                generation.cancel(revoked)
 
     def traced(self, caller: Caller, name: str) -> Caller:
         """With the span that the request's own hang on; whatever is logged from here on says whose it is."""
@@ -140,9 +152,9 @@ class Line:
 
     async def explain(self, caller: Caller, request_id: str) -> Explanation:
         """The road of a request of the caller's tenant, on whichever gateway it was. Raises `NotFound`."""
-        tenant = caller.tenant.id
+        tenant = caller.tenant.key
         known = self.roads.find(request_id, tenant)
-        group = [each for each in self._running.get(request_id, ()) if each.job.caller.tenant.id == tenant]
+        group = [each for each in self._running.get(request_id, ()) if each.job.caller.tenant.key == tenant]
         if group:
             ended = known.prompts if known is not None else []
             running = [msgspec.Raw(msgspec.json.encode(each.explained())) for each in group]

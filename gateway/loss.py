@@ -23,6 +23,7 @@ class Cause(Enum):
     REFUSED = "refused"
     MISSING = "missing"
     FAULT = "fault"
+    SILENT = "silent"
     OUTPUT_PROCESSOR_GONE = "output_processor_gone"
 
     @property
@@ -33,7 +34,7 @@ class Cause(Enum):
     @property
     def is_outage(self) -> bool:
         """Other requests had better go elsewhere too, for a while."""
-        return self in (Cause.ENGINE_GONE, Cause.REFUSED, Cause.FAULT)
+        return self in (Cause.ENGINE_GONE, Cause.REFUSED, Cause.FAULT, Cause.SILENT)
 
     @property
     def is_suspicion(self) -> bool:
@@ -47,6 +48,7 @@ _CAUSES = {
     common_pb2.LOSS_CAUSE_HANDED_OVER: Cause.HANDED_OVER,
     common_pb2.LOSS_CAUSE_REFUSED: Cause.REFUSED,
     common_pb2.LOSS_CAUSE_MISSING: Cause.MISSING,
+    common_pb2.LOSS_CAUSE_SILENT: Cause.SILENT,
     common_pb2.LOSS_CAUSE_OUTPUT_PROCESSOR_LEAVING: Cause.OUTPUT_PROCESSOR_GONE,
 }
 
@@ -76,6 +78,8 @@ def error_of(finish: OutputFinish) -> errors.HeadwaterError:
     message = finish.error or "the engine ended the request"
     if finish.cause == common_pb2.LOSS_CAUSE_TAKEN_OVER:
         return TakenOver(message)
+    if finish.cause == common_pb2.LOSS_CAUSE_GRAMMAR:
+        return errors.BadRequest(None, message, code="invalid_grammar")
     if finish.retriable:
         return StreamLost(message, _CAUSES.get(finish.cause, Cause.FAULT))
     if finish.reason == common_pb2.FINISH_REASON_CANCELLED:

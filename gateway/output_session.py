@@ -29,6 +29,7 @@ from headwater.proto.output_processor_pb2 import (
     RowParts,
 )
 from headwater.services import errors
+from headwater.services.call_proof import Impostor
 from headwater.services.channel import open_channel
 from headwater.services.gateway_identity import NOBODY, Gateway
 from headwater.services.grpc_errors import from_rpc_error
@@ -204,9 +205,16 @@ class OutputSession:
         while not self.leaving:
             async with open_channel(self.address) as channel:
                 await channel.channel_ready()
-                self._stub = output_processor_pb2_grpc.OutputProcessorStub(channel)
+                stub: output_processor_pb2_grpc.OutputProcessorAsyncStub
+                stub = output_processor_pb2_grpc.OutputProcessorStub(channel)
                 try:
-                    problem = await self._carry(self._stub.Session(metadata=self._gateway.metadata))
+                    await channel.proven(call := stub.Session(metadata=self._gateway.metadata))
+                    self._stub = stub
+                    problem = await self._carry(call)
+                except grpc.aio.AioRpcError as refusal:
+                    problem = refusal.details() or refusal.code().name
+                except Impostor as stranger:
+                    problem = str(stranger)
                 finally:
                     self._stub = None
             structlog.get_logger().warning("output session lost", address=self.address, problem=problem)

@@ -17,6 +17,7 @@ from google.rpc import status_pb2
 from headwater.proto import processor_pb2_grpc
 from headwater.proto.processor_pb2 import PrepareCall, PreparedCall, PreparedFrame, PrepareFrame, PrepareReply
 from headwater.services import errors
+from headwater.services.call_proof import Impostor, StageChannel
 from headwater.services.grpc_errors import from_status
 from headwater.services.runtime import end
 
@@ -37,7 +38,7 @@ class PrepareSession:
     def __init__(
         self,
         address: str,
-        channel: grpc.aio.Channel,
+        channel: StageChannel,
         stub: processor_pb2_grpc.ProcessorAsyncStub,
         *,
         on_open: Callable[[], None],
@@ -89,6 +90,8 @@ class PrepareSession:
                     loss = NoSessions()
                     return
                 problem = failure.details() or failure.code().name
+            except Impostor as stranger:
+                problem = str(stranger)
             finally:
                 self._lose(loss)
             structlog.get_logger().debug("session with a processor lost", address=self._address, problem=problem)
@@ -98,6 +101,7 @@ class PrepareSession:
         writer = asyncio.create_task(self._write(call))
         try:
             # A processor says at once that it has sessions; a call that has ended raises why.
+            await self._channel.proven(call)
             await call.initial_metadata()
             await call.wait_for_connection()
             self.is_open = True

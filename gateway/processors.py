@@ -15,6 +15,7 @@ import structlog
 from headwater.gateway.prepare_session import MAX_CALL_BYTES, NoSessions, PrepareSession
 from headwater.proto import processor_pb2, processor_pb2_grpc
 from headwater.services import errors, grpc_errors
+from headwater.services.call_proof import Impostor, StageChannel
 from headwater.services.channel import MAX_TEXT_BYTES, open_channel
 from headwater.services.runtime import end, log_failure
 from headwater.services.served_model import ServedModel
@@ -29,6 +30,8 @@ GONE = ("unavailable", "processor_unavailable", "draining")
 MOST_LOST = 2
 """Processors that may be lost with one request: it may be what they die of."""
 ASK_SECONDS = 2.0
+IMPOSTOR_SECONDS = 1.0
+"""Before a process that has not proven itself is asked again."""
 ReplyT = TypeVar("ReplyT")
 
 
@@ -37,7 +40,7 @@ class Processor:
     """A connection to one processor."""
 
     address: str
-    channel: grpc.aio.Channel
+    channel: StageChannel
     stub: processor_pb2_grpc.ProcessorAsyncStub
     session: PrepareSession
     models: dict[str, ServedModel] = field(default_factory=dict)
@@ -113,6 +116,12 @@ class Processors:
     async def detokenize(
         self, request: processor_pb2.ProcessorDetokenizeRequest
     ) -> processor_pb2.ProcessorDetokenizeReply:
+        """Raises `BadRequest` for more ids than the model's context holds, which no answer can have."""
+        num_ids, allowed = len(request.token_ids), self.model(request.model).max_model_len
+        if num_ids > allowed:
+            raise errors.BadRequest(
+                "tokens", f"tokens has {num_ids} ids; allowed: at most {allowed}, the model's context"
+            )
         return await self._call(
             request.model, lambda processor: processor.stub.Detokenize(request, timeout=CALL_SECONDS)
         )
@@ -126,8 +135,11 @@ class Processors:
             news = self._news
             problem = errors.Unavailable("the processor is gone", code="processor_unavailable")
             for processor in self._by_load(model):
-                processor.num_running += 1
                 was_there = processor.session.is_open
+                if processor.channel.asks_for_proof and not was_there:
+                    # Its session proves who answers there; a call by itself would show the prompt first.
+                    continue
+                processor.num_running += 1
                 try:
                     return await _named(send(processor))
                 except errors.Unavailable as error:
@@ -195,14 +207,19 @@ async def _ask_models(processor: Processor) -> None:
     """Until it answers: a seed may start after the gateway."""
     while not processor.models:
         try:
-            reply = await processor.stub.ListModels(
+            call = processor.stub.ListModels(
                 processor_pb2.ProcessorModelsRequest(), timeout=ASK_SECONDS, wait_for_ready=True
             )
+            await processor.channel.proven(call)
+            reply = await call
         except grpc.aio.AioRpcError as failure:
             structlog.get_logger().debug(
                 "processor does not answer", address=processor.address, code=failure.code().name
             )
             await asyncio.sleep(0.1)
+        except Impostor as stranger:
+            structlog.get_logger().debug("processor not believed", problem=str(stranger))
+            await asyncio.sleep(IMPOSTOR_SECONDS)
         else:
             processor.models = {model.name: ServedModel.from_pb(model) for model in reply.models}
 

@@ -11,6 +11,7 @@ import grpc
 
 from headwater.gateway.caller import MAX_PRIORITY, Caller
 from headwater.gateway.choice import Choice, Sink
+from headwater.gateway.choice_count import check_num_choices
 from headwater.gateway.embeddings import Embedding
 from headwater.gateway.grpc_messages import (
     Asked,
@@ -19,7 +20,6 @@ from headwater.gateway.grpc_messages import (
     chat_choice,
     chunk_fields,
     complete_choice,
-    conversation_of,
     prompt_of,
     reply_head,
     score_chunks,
@@ -43,11 +43,11 @@ ChunkT = TypeVar("ChunkT", inference_pb2.ChatChunk, inference_pb2.CompleteChunk)
 class InferenceService(inference_pb2_grpc.InferenceServicer):
     """Answers by what the line says; errors leave as named errors, which the interceptor turns into status."""
 
-    def __init__(self, line: Line) -> None:
-        self._line = line
+    def __init__(self, line: Line, max_text_bytes: int) -> None:
+        self._line, self._max_text_bytes = line, max_text_bytes
 
     async def Chat(self, request: inference_pb2.ChatRequest, context: Context) -> inference_pb2.ChatReply:
-        async with self._whole(request, conversation_of(request), context) as (generation, gathered):
+        async with self._whole(request, context) as (generation, gathered):
             return inference_pb2.ChatReply(
                 choices=[
                     chat_choice(index, choice, gathered.of(choice), request)
@@ -60,7 +60,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
     async def ChatStream(
         self, request: inference_pb2.ChatRequest, context: Context
     ) -> AsyncIterator[inference_pb2.ChatChunk]:
-        pieces = self._pieces(request, conversation_of(request), self._admit(request, context))
+        pieces = self._pieces(request, self._admit(request, context))
         async for chunk in _numbered(self._chat_chunks(request, pieces), request):
             yield chunk
 
@@ -79,7 +79,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
             yield chunk
 
     async def Complete(self, request: inference_pb2.CompleteRequest, context: Context) -> inference_pb2.CompleteReply:
-        async with self._whole(request, prompt_of(request), context) as (generation, gathered):
+        async with self._whole(request, context) as (generation, gathered):
             echo = await self._echo(generation) if request.sampling.echo else ""
             return inference_pb2.CompleteReply(
                 choices=[
@@ -92,7 +92,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
     async def CompleteStream(
         self, request: inference_pb2.CompleteRequest, context: Context
     ) -> AsyncIterator[inference_pb2.CompleteChunk]:
-        pieces = self._pieces(request, prompt_of(request), self._admit(request, context))
+        pieces = self._pieces(request, self._admit(request, context))
         async for chunk in _numbered(self._complete_chunks(request, pieces), request):
             yield chunk
 
@@ -120,16 +120,16 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         if self._line.draining:
             raise shutting_down()
         caller, after = self._line.traced(self._caller(context), "Inference/Resume"), request.after_index
-        found = await find(self._line, caller.tenant.id, bare_id(request.request_id))
+        found = await find(self._line, caller.tenant.key, bare_id(request.request_id))
         caller, kind, body = caller_of(found, caller), found.context.kind, found.context.body
         if kind is StreamKind.GRPC_CHAT:
             chat = inference_pb2.ChatRequest.FromString(body)
-            pieces = self._pieces(chat, conversation_of(chat), caller, found)
+            pieces = self._pieces(chat, caller, found)
             async for chat_chunk in _numbered(self._chat_chunks(chat, pieces), chat, after):
                 yield inference_pb2.ResumeReply(chat=chat_chunk)
         elif kind is StreamKind.GRPC_COMPLETE:
             complete = inference_pb2.CompleteRequest.FromString(body)
-            pieces = self._pieces(complete, prompt_of(complete), caller, found)
+            pieces = self._pieces(complete, caller, found)
             async for complete_chunk in _numbered(self._complete_chunks(complete, pieces), complete, after):
                 yield inference_pb2.ResumeReply(complete=complete_chunk)
         else:
@@ -165,7 +165,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
             )
 
     async def Tokenize(self, request: inference_pb2.TokenizeRequest, context: Context) -> inference_pb2.TokenizeReply:
-        self._caller(context)
+        await self._count(request, context)
         asked = processor_pb2.ProcessorTokenizeRequest(
             model=request.model, prompt=request.prompt, return_token_strings=request.return_token_strings
         )
@@ -177,7 +177,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
     async def Detokenize(
         self, request: inference_pb2.DetokenizeRequest, context: Context
     ) -> inference_pb2.DetokenizeReply:
-        self._caller(context)
+        await self._count(request, context)
         asked = processor_pb2.ProcessorDetokenizeRequest(model=request.model, token_ids=request.token_ids)
         return inference_pb2.DetokenizeReply(text=(await self._line.processors.detokenize(asked)).text)
 
@@ -197,12 +197,10 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         return inference_pb2.CancelReply(cancelled=self._line.cancel(self._caller(context), request.request_id))
 
     @contextlib.asynccontextmanager
-    async def _whole(
-        self, request: Asked, prompt: processor_pb2.Prompt, context: Context
-    ) -> AsyncIterator[tuple[Generation, Gathered]]:
+    async def _whole(self, request: Asked, context: Context) -> AsyncIterator[tuple[Generation, Gathered]]:
         """A request that was run to its end, for as long as it is asked for what it says."""
         caller, gathered = self._admit(request, context), Gathered()
-        generation = self._generation(request, prompt, caller, gathered, None, stream=False)
+        generation = self._generation(request, caller, gathered, None, stream=False)
         try:
             async with caller.within_deadline():
                 await generation.prepare()
@@ -211,12 +209,10 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         finally:
             generation.dissolve()
 
-    async def _pieces(
-        self, request: Asked, prompt: processor_pb2.Prompt, caller: Caller, found: Found | None = None
-    ) -> Pieces:
+    async def _pieces(self, request: Asked, caller: Caller, found: Found | None = None) -> Pieces:
         """More of a choice, a choice that has ended, and last None. Leaving the loop ends the request."""
         queue = OrderedQueue() if request.resumable else PieceQueue()
-        generation = self._generation(request, prompt, caller, queue, found, stream=True)
+        generation = self._generation(request, caller, queue, found, stream=True)
         try:
             async with caller.within_deadline():
                 await generation.prepare()
@@ -232,23 +228,17 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
             generation.dissolve()
 
     def _generation(
-        self,
-        request: Asked,
-        prompt: processor_pb2.Prompt,
-        caller: Caller,
-        sink: Sink,
-        found: Found | None,
-        *,
-        stream: bool,
+        self, request: Asked, caller: Caller, sink: Sink, found: Found | None, *, stream: bool
     ) -> Generation:
         sampling = request.sampling
+        check_num_choices("prompt", 1, sampling, self._line.max_choices)
         if sampling.echo and sampling.logprobs and not sampling.HasField("prompt_logprobs"):
             # The contract's rule against streams is about a field that has no place in chunks; these have one.
             sampling.prompt_logprobs, stream = sampling.top_logprobs, False
         job = Job(
             caller=caller,
             model=request.model,
-            prompt=prompt,
+            prompt=prompt_of(request),
             sampling=sampling,
             stream=stream,
             cache_salt=request.cache_salt,
@@ -270,14 +260,27 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
     def _admit(self, request: Working, context: Context) -> Caller:
         if self._line.draining:
             raise shutting_down()
+        caller = self._caller(context)
         if not 0 <= request.priority <= MAX_PRIORITY:
             raise errors.BadRequest.of("priority", request.priority, f"a whole number, 0…{MAX_PRIORITY}")
-        caller = self._caller(context).with_body(request.client_request_id, request.priority)
+        caller = caller.with_body(request.client_request_id, request.priority)
         self._line.turn_away(caller)
         return self._line.traced(caller, f"Inference/{request.DESCRIPTOR.name.removesuffix('Request')}")
 
+    async def _count(
+        self, request: inference_pb2.TokenizeRequest | inference_pb2.DetokenizeRequest, context: Context
+    ) -> None:
+        """A request that no engine computes. Raises `LimitExceeded`, `BodyTooLarge`."""
+        caller = self._caller(context)
+        if request.ByteSize() > self._max_text_bytes:
+            raise errors.BodyTooLarge(self._max_text_bytes)
+        await self._line.accounts.count(caller.tenant, caller.standing, request.model)
+
     def _caller(self, context: Context) -> Caller:
-        headers = {key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)}
+        told = [(key, value) for key, value in context.invocation_metadata() or () if isinstance(value, str)]
+        if [key for key, _ in told].count("authorization") > 1:
+            raise errors.BadRequest("authorization", "authorization is given more than once; allowed: once")
+        headers = dict(told)
         return Caller.of(headers, self._line.tenants, remaining=context.time_remaining())
 
 

@@ -6,19 +6,26 @@ Redis keeps what can be lost: without it answers go out all the same and say tha
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+import contextlib
+from collections.abc import Awaitable
+from typing import Any, TypeVar
 
 import msgspec
 import structlog
 
 from headwater.gateway.conversation_store import ConversationStore
+from headwater.gateway.storage_limits import StorageLimits
+from headwater.gateway.stored_bytes import StoredBytes
 from headwater.services import errors
 from headwater.services.store import Store, StoreUnavailable
 
 PATIENCE_SECONDS = 2.0
 MAX_BYTES = 4 * 1024 * 1024
 """Of one response with the conversation that led to it."""
+DROP_SECONDS = 60.0
+"""For everything of a tenant."""
 Item = dict[str, Any]
+ReplyT = TypeVar("ReplyT")
 
 
 class KeptResponse(msgspec.Struct, kw_only=True):
@@ -32,19 +39,24 @@ class KeptResponse(msgspec.Struct, kw_only=True):
 
 
 class ResponseStore:
-    """By tenant and id: nobody finds another tenant's."""
+    """By tenant (`Tenant.key`) and id: nobody finds another tenant's."""
 
-    def __init__(self, store: Store, seconds: float) -> None:
+    def __init__(self, store: Store, seconds: float, limits: StorageLimits | None = None) -> None:
         self._store, self._seconds = store, seconds
-        self.conversations = ConversationStore(store, seconds)
+        self._limits, self._bytes = limits or StorageLimits(), StoredBytes(store)
+        self.conversations = ConversationStore(store, seconds, self._limits, self._bytes)
 
     async def keep(self, tenant: str, kept: KeptResponse) -> bool:
         """Whether it can be found from now on."""
-        value = msgspec.json.encode(kept)
+        value, key = msgspec.json.encode(kept), _key(tenant, kept.response["id"])
         if len(value) > MAX_BYTES:
             return False
+        limit = self._limits.response_bytes(tenant)
         try:
-            await self._command("SET", _key(tenant, kept.response["id"]), value, "PX", int(self._seconds * 1e3))
+            claim = self._bytes.claim(tenant, key, len(value), seconds=self._seconds, limit=limit)
+            if await _patiently(claim) is not None:
+                return False
+            await _patiently(self._store.command("SET", key, value, "PX", int(self._seconds * 1e3)))
         except errors.Unavailable:
             structlog.get_logger().warning("response not kept: the store is out of reach", id=kept.response["id"])
             return False
@@ -52,22 +64,33 @@ class ResponseStore:
 
     async def find(self, tenant: str, response_id: str) -> KeptResponse:
         """Raises `NotFound`, or `Unavailable` while nobody can tell."""
-        value = await self._command("GET", _key(tenant, response_id))
+        value = await _patiently(self._store.command("GET", _key(tenant, response_id)))
         if value is None:
             raise errors.NotFound("response", response_id)
         return msgspec.json.decode(value, type=KeptResponse)
 
     async def drop(self, tenant: str, response_id: str) -> None:
         """Raises `NotFound`, `Unavailable`."""
-        if not await self._command("DEL", _key(tenant, response_id)):
+        key = _key(tenant, response_id)
+        is_gone = await _patiently(self._store.command("DEL", key))
+        # Where that fails it is counted until its time is over.
+        with contextlib.suppress(errors.Unavailable):
+            await _patiently(self._bytes.release(tenant, key))
+        if not is_gone:
             raise errors.NotFound("response", response_id)
 
-    async def _command(self, *words: Any) -> Any:
-        try:
-            async with asyncio.timeout(PATIENCE_SECONDS):
-                return await self._store.command(*words)
-        except (StoreUnavailable, TimeoutError):
-            raise errors.Unavailable("the store of responses is out of reach", code="store_unavailable") from None
+    async def drop_all(self, tenant: str) -> None:
+        """And every conversation, of a tenant that is gone. Raises `Unavailable`."""
+        if self._store.url is not None:
+            await _patiently(self._bytes.drop_all(tenant), seconds=DROP_SECONDS)
+
+
+async def _patiently(call: Awaitable[ReplyT], seconds: float = PATIENCE_SECONDS) -> ReplyT:
+    try:
+        async with asyncio.timeout(seconds):
+            return await call
+    except (StoreUnavailable, TimeoutError):
+        raise errors.Unavailable("the store of responses is out of reach", code="store_unavailable") from None
 
 
 def _key(tenant: str, response_id: str) -> str:

@@ -143,7 +143,7 @@ class Responses:
         await self._store.drop(tenant, response_id)
 
     async def list_input(self, exchange: Exchange, caller: Caller) -> None:
-        kept = await self._store.find(caller.tenant.id, exchange.path_params["id"])
+        kept = await self._store.find(caller.tenant.key, exchange.path_params["id"])
         ids = [item.get("id") for item in kept.input]
         ends = {"first_id": ids[0] if ids else None, "last_id": ids[-1] if ids else None, "has_more": False}
         await exchange.reply_json({"object": "list", "data": kept.input, **ends})
@@ -151,11 +151,11 @@ class Responses:
     async def _before(self, caller: Caller, asked: ResponsesRequest) -> list[Item]:
         """What was said in the turns before."""
         if asked.conversation_id is not None:
-            return (await self._conversations.find(caller.tenant.id, asked.conversation_id)).items
+            return (await self._conversations.find(caller.tenant.key, asked.conversation_id)).items
         if asked.previous_response_id is None:
             return []
         try:
-            return (await self._store.find(caller.tenant.id, asked.previous_response_id)).conversation
+            return (await self._store.find(caller.tenant.key, asked.previous_response_id)).conversation
         except errors.NotFound as error:
             raise errors.BadRequest("previous_response_id", error.message, code="previous_response_not_found") from None
 
@@ -180,7 +180,7 @@ class Responses:
         if answer.is_stored:
             conversation = [*before, *given, *answer.items.items]
             kept = KeptResponse(response=response, input=given, conversation=conversation)
-            response["store"] = await self._store.keep(caller.tenant.id, kept)
+            response["store"] = await self._store.keep(caller.tenant.key, kept)
         return response
 
     async def _add_turn(self, caller: Caller, answer: ResponseAnswer, items: list[Item]) -> None:
@@ -188,7 +188,7 @@ class Responses:
         if answer.conversation_id is None:
             return
         try:
-            await self._conversations.add(caller.tenant.id, answer.conversation_id, items)
+            await self._conversations.add(caller.tenant.key, answer.conversation_id, items)
         except errors.HeadwaterError as error:
             structlog.get_logger().warning("turn not kept", conversation=answer.conversation_id, error=error.message)
             answer.conversation_id = None

@@ -38,7 +38,7 @@ class ResumableStreams:
         context = StreamContext(
             kind=kind, body=body, client_request_id=caller.client_request_id, wants_receipt=caller.wants_receipt
         )
-        job = dataclasses.replace(only_job(shape, caller), context=context)
+        job = dataclasses.replace(self._only_job(shape, caller), context=context)
         out = NumberedStream(exchange.open_stream)
         answer, stream = _stream_of(job, asked, shape, out)
         answer.generations = [Generation(self._line, job, NumberedSink(stream, out))]
@@ -47,7 +47,7 @@ class ResumableStreams:
     async def resume(self, exchange: Exchange, caller: Caller, shown_id: str) -> None:
         """A stream that began elsewhere, behind the last event that the client has."""
         after = _last_event(exchange.headers.get("last-event-id", "0"))
-        found = await find(self._line, caller.tenant.id, bare_id(shown_id))
+        found = await find(self._line, caller.tenant.key, bare_id(shown_id))
         caller = caller_of(found, caller)
         exchange.request_id = caller.shown_id
         out = NumberedStream(exchange.open_stream, after)
@@ -66,17 +66,31 @@ class ResumableStreams:
 
     async def forget(self, exchange: Exchange, caller: Caller, shown_id: str) -> None:
         """A stream that its client does not want any longer."""
-        await forget(self._line, caller.tenant.id, bare_id(shown_id))
+        await forget(self._line, caller.tenant.key, bare_id(shown_id))
         await exchange.reply_json({"id": shown_id, "object": "stream", "deleted": True})
 
     async def _go_on(
         self, exchange: Exchange, caller: Caller, asked: Answering, shape: Shape, out: NumberedStream, found: Found
     ) -> None:
         caller = caller.with_body(asked.request_id, asked.priority)
-        job = dataclasses.replace(only_job(shape, caller), context=found.context)
+        job = dataclasses.replace(self._only_job(shape, caller), context=found.context)
         answer, stream = _stream_of(job, asked, shape, out)
         answer.generations = [ResumedGeneration(self._line, job, NumberedSink(stream, out), found=found)]
         await self._run(exchange, caller, answer, stream)
+
+    def _only_job(self, shape: Shape, caller: Caller) -> Job:
+        """Raises `BadRequest` for what cannot be told twice in the same order."""
+        job, *others = shape.jobs(caller, self._line.max_choices)
+        for what, is_there in (
+            ("several prompts", bool(others)),
+            ("beam search", job.sampling.use_beam_search),
+            ("log probabilities of the prompt", job.sampling.HasField("prompt_logprobs")),
+        ):
+            if is_there:
+                raise BadRequest(
+                    "stream_options.resumable", f"stream_options.resumable is true; allowed: without {what}"
+                )
+        return job
 
     async def _run(self, exchange: Exchange, caller: Caller, answer: Answer, stream: EventStream) -> None:
         exchange.finally_do(answer.dissolve)
@@ -84,19 +98,6 @@ class ResumableStreams:
             work, tick = carry(self._line, answer), Silence(stream).tick
             await exchange.unless_client_leaves(work, silence=self._keep_alive, on_silence=tick)
         await exchange.end_stream(stream.last_events())
-
-
-def only_job(shape: Shape, caller: Caller) -> Job:
-    """Raises `BadRequest` for what cannot be told twice in the same order."""
-    job, *others = shape.jobs(caller)
-    for what, is_there in (
-        ("several prompts", bool(others)),
-        ("beam search", job.sampling.use_beam_search),
-        ("log probabilities of the prompt", job.sampling.HasField("prompt_logprobs")),
-    ):
-        if is_there:
-            raise BadRequest("stream_options.resumable", f"stream_options.resumable is true; allowed: without {what}")
-    return job
 
 
 def _stream_of(job: Job, asked: Answering, shape: Shape, out: NumberedStream) -> tuple[Answer, EventStream]:

@@ -6,20 +6,20 @@ behind the next event is what rendering left.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
 from headwater.gateway.caller import Caller
+from headwater.gateway.choice import Choice
 from headwater.gateway.line import Line
 from headwater.gateway.loss import StreamLost
 from headwater.gateway.output_session import OutputSession
 from headwater.gateway.parting import part
-from headwater.gateway.session import Generation
+from headwater.gateway.prompt_turns import Part
+from headwater.gateway.session import Generation, log_request
 from headwater.gateway.stream_context import Found, StreamNotKept
-from headwater.gateway.tenancy.virtual_time import Share
 from headwater.proto import engine_pb2, output_processor_pb2
 from headwater.services import errors
 
@@ -73,7 +73,10 @@ async def _of_whom_it_concerns(
 async def run_resumed(generation: ResumedGeneration) -> None:
     """To its end, at its tenant's expense as far as nobody has paid."""
     async with generation.line.accounts.resumed(generation, generation.found):
-        await generation.run()
+        try:
+            await generation.run()
+        finally:
+            log_request([generation])
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -95,15 +98,12 @@ class ResumedGeneration(Generation):
         if len(self.choices) != len(self.found.granted):
             raise StreamNotKept(self.found.request_id)
 
-    @contextlib.contextmanager
-    def _fairly(self) -> Iterator[Share]:
+    def _guess_of(self, choices: Sequence[Choice], has_prompt: bool) -> Part:
+        return Part(uncached=0, output=self.found.num_outstanding)
+
+    def _cost_of(self, choices: Sequence[Choice], has_prompt: bool) -> Part:
         """What was told before is not its tenant's to pay again."""
-        told = sum(self.found.num_tokens)
-        with self.line.fair.request(self.job.caller.tenant, 0, self.found.num_outstanding) as share:
-            try:
-                yield share
-            finally:
-                share.ended(uncached=0, cached=0, output=max(0, self.num_output_tokens - told))
+        return Part(uncached=0, output=max(0, self.num_output_tokens - sum(self.found.num_tokens)))
 
     async def _carry(self) -> None:
         try:
@@ -121,7 +121,7 @@ class ResumedGeneration(Generation):
         try:
             record_id = "" if self.found.is_charged else self.grant.request_id
             ids = session.attach(
-                self.found.request_id, self.job.caller.tenant.id, self.choices, self._on_attached, record_id
+                self.found.request_id, self.job.caller.tenant.key, self.choices, self._on_attached, record_id
             )
             for choice, stream_id in zip(self.choices, ids, strict=True):
                 choice.opened(session, stream_id)
@@ -150,4 +150,3 @@ class ResumedGeneration(Generation):
 
     def _tell(self) -> None:
         self.line.roads.keep(self.explanation(), self.explained())
-        self._log()

@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from headwater.gateway.tenants import Tenant
 from headwater.services import subjects
 from headwater.services.bus import Bus, Subscription
 from headwater.services.runtime import owned_task
@@ -34,6 +35,8 @@ class Explanation(msgspec.Struct, kw_only=True):
 
     id: str
     tenant: str
+    tenant_key: str
+    """Whose it is, where names may have been given again."""
     model: str
     client_request_id: str
     trace_id: str
@@ -71,10 +74,11 @@ class Roads:
         async with self._bus.subscribe(subjects.EXPLAIN) as questions, owned_task(self._answer(questions)):
             yield self
 
-    def begin(self, request_id: str, tenant: str, model: str, client_request_id: str, trace_id: str) -> Explanation:
+    def begin(self, request_id: str, tenant: Tenant, model: str, client_request_id: str, trace_id: str) -> Explanation:
         return Explanation(
             id=request_id,
-            tenant=tenant,
+            tenant=tenant.id,
+            tenant_key=tenant.key,
             model=model,
             client_request_id=client_request_id,
             trace_id=trace_id,
@@ -97,7 +101,7 @@ class Roads:
     def find(self, request_id: str, tenant: str) -> Explanation | None:
         """None also for a request of another tenant."""
         known = self._kept.get(request_id)
-        return known if known is not None and known.tenant == tenant else None
+        return known if known is not None and known.tenant_key == tenant else None
 
     async def ask_others(self, request_id: str, tenant: str) -> Explanation | None:
         question = msgspec.msgpack.encode(_Question(request_id, tenant))

@@ -7,27 +7,28 @@ task in between. Holds what another attempt needs: prompt ids, output ids, deliv
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import secrets
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from headwater.gateway.admission import Turn
 from headwater.gateway.carriage import Carriage
 from headwater.gateway.choice import Choice, ScoredChoice, Sink
 from headwater.gateway.job import Job
 from headwater.gateway.line import Line
+from headwater.gateway.prompt_turns import Part, Place, PromptTurns
 from headwater.gateway.road import Road
 from headwater.gateway.roads import Explanation
 from headwater.gateway.router.decision import Decision
 from headwater.gateway.tenancy.grant import LEASE_TOKENS, Grant
-from headwater.gateway.tenancy.virtual_time import Share
 from headwater.proto import common_pb2, engine_pb2, processor_pb2
 from headwater.services import errors
-from headwater.services.runtime import end
+from headwater.services.runtime import end, few_at_once, owned_task
 from headwater.services.served_model import ServedModel
+
+PREPARED_AT_ONCE = 8
+"""Prompts of one request: enough for the threads of a processor, and little for another's prompt to wait behind."""
 
 
 @dataclass(slots=True, eq=False)
@@ -48,9 +49,8 @@ class Generation:
     decision: Decision | None = None
     grant: Grant = field(init=False)
     """Before it is charged, and where nobody is: as much as it wants."""
-    turn: Turn | None = None
-    share: Share | None = None
-    """Its place among its tenant's and others' requests, once it runs."""
+    turns: PromptTurns[Choice] | None = None
+    """Of its choices among those of its tenant's and others' requests, once it runs."""
     model: ServedModel = field(init=False)
     """As it was when the request was prepared: what carries it on asks nobody for it again."""
     namespace: bytes = b""
@@ -99,7 +99,7 @@ class Generation:
     @property
     def num_output_tokens(self) -> int:
         """So far; what counts once a choice has ended is what its engine counted."""
-        return sum(c.num_output_tokens if c.finish_reason else len(c.output_ids) for c in self.choices)
+        return _num_output_tokens(self.choices)
 
     @property
     def num_reasoning_tokens(self) -> int:
@@ -112,7 +112,7 @@ class Generation:
         job = self.job
         self.model = self.line.processors.model(job.model)
         self.namespace = self.line.namespaces.of(
-            job.caller.tenant.id, self.model, cache_salt=job.cache_salt, shared=job.caller.tenant.shared_cache
+            job.caller.tenant.key, self.model, cache_salt=job.cache_salt, shared=job.caller.tenant.shared_cache
         )
         request = processor_pb2.PrepareRequest(
             model=job.model,
@@ -145,7 +145,7 @@ class Generation:
     async def run(self) -> None:
         """Waits for a turn and carries the request to its end. Raises the named error that ended it."""
         self._task = asyncio.current_task()
-        caller, road, model = self.job.caller, self.road, self.job.model
+        road, model = self.road, self.job.model
         outcome = "error"
         try:
             with self.line.running(self):
@@ -154,17 +154,7 @@ class Generation:
                     await self.line.demand.replica(model)
                     await self.carriage.foresee()
                 road.queued_at = time.perf_counter()
-                with self._fairly() as self.share:
-                    async with self.line.admission.turn(
-                        caller.tenant.tier + caller.priority,
-                        self.share.virtual_time,
-                        self._model_key,
-                        caller.tenant.id,
-                        self.num_prompt_tokens,
-                    ) as self.turn:
-                        road.admitted_at = time.perf_counter()
-                        self.line.metrics.of(model).queue_time(road.admitted_at - road.queued_at)
-                        await self._carry()
+                await self._run_in_turn()
             outcome = "done"
         except asyncio.CancelledError:
             outcome = "cancelled"
@@ -177,17 +167,68 @@ class Generation:
             road.outcome, road.ended_at = outcome, time.perf_counter()
             self._tell()
 
-    @contextlib.contextmanager
-    def _fairly(self) -> Iterator[Share]:
-        """Its part of what its tenant is given; what that came to is known in the end."""
-        num_output_tokens = self.prepared.sampling.max_tokens * len(self.choices) if self.is_answered else 0
-        with self.line.fair.request(self.job.caller.tenant, self.num_prompt_tokens, num_output_tokens) as share:
-            try:
-                yield share
-            finally:
-                prompt = self.num_prompt_tokens if self.attempt else 0
-                cached = min(prompt, self.cached_tokens)
-                share.ended(uncached=prompt - cached, cached=cached, output=self.num_output_tokens)
+    async def _run_in_turn(self) -> None:
+        """The choices begin one by one as their turns come, unless they have to begin together."""
+        turns = self.turns = self._make_turns()
+        try:
+            await (turns.together(self.num_seats) if self._is_together else turns.next())
+            self.road.admitted_at = time.perf_counter()
+            self.line.metrics.of(self.job.model).queue_time(self.road.admitted_at - (self.road.queued_at or 0.0))
+            if turns.are_all_given or not self.is_computed:
+                await self._carry()
+            else:
+                async with owned_task(self._admit_others(turns)):
+                    await self._carry()
+        finally:
+            turns.release()
+            # NOTE: it knows the generation; see `dissolve`.
+            self.turns = None
+
+    async def _admit_others(self, turns: PromptTurns[Choice]) -> None:
+        try:
+            while not turns.are_all_given:
+                self.carriage.join(await turns.next())
+        except errors.HeadwaterError as error:
+            # The queue is full, for one.
+            self.broke(error)
+
+    def _make_turns(self) -> PromptTurns[Choice]:
+        caller = self.job.caller
+        place = Place(
+            tenant=caller.tenant,
+            tier=caller.tenant.tier + caller.priority,
+            model_key=self._model_key,
+            num_prompt_tokens=self.num_prompt_tokens,
+        )
+        line = self.line
+        return PromptTurns(
+            line.admission, line.fair, self.grant.entrance, place, self.choices, self._guess_of, self._cost_of
+        )
+
+    @property
+    def _is_together(self) -> bool:
+        """Beams are compared at each step; who resumes a request finds all its choices at one place."""
+        return self.prepared.sampling.use_beam_search or self.job.context is not None
+
+    @property
+    def num_seats(self) -> int:
+        """That all its choices take."""
+        sampling = self.prepared.sampling
+        return max(sampling.n, sampling.best_of) if sampling.use_beam_search else len(self.choices)
+
+    @property
+    def num_seats_at_first(self) -> int:
+        """Without which none of its choices can begin."""
+        return self.num_seats if self._is_together else 1
+
+    def _guess_of(self, choices: Sequence[Choice], has_prompt: bool) -> Part:
+        output = self.prepared.sampling.max_tokens * len(choices) if self.is_answered else 0
+        return Part(uncached=self.num_prompt_tokens * has_prompt, output=output)
+
+    def _cost_of(self, choices: Sequence[Choice], has_prompt: bool) -> Part:
+        prompt = self.num_prompt_tokens if self.attempt and has_prompt else 0
+        cached = min(prompt, self.cached_tokens)
+        return Part(uncached=prompt - cached, cached=cached, output=_num_output_tokens(choices))
 
     def cancel(self, error: errors.HeadwaterError) -> None:
         """Ends the request from outside: `run` raises the error."""
@@ -213,12 +254,12 @@ class Generation:
         if self.carriage.started(start) and not self._has_started:
             self._has_started = True
             self.cached_tokens = start.cached_tokens
-            if self.share is not None:
-                self.share.started()
-            if self.turn is not None:
-                self.turn.started()
+            if self.turns is not None:
+                self.turns.started()
 
     def choice_ended(self, choice: Choice) -> None:
+        if self.turns is not None:
+            self.turns.ended(choice)
         self.line.metrics.finished.add(self.job.model, str(choice.finish_reason))
         self.carriage.choice_ended()
 
@@ -252,41 +293,37 @@ class Generation:
         caller = self.job.caller
         trace_id = caller.span.context.trace_id
         return self.line.roads.begin(
-            caller.request_id, caller.tenant.id, self.job.model, caller.client_request_id, trace_id
+            caller.request_id, caller.tenant, self.job.model, caller.client_request_id, trace_id
         )
 
     def explained(self) -> dict[str, Any]:
         return self.road.explained(self)
 
     def _tell(self) -> None:
-        """Whoever wants to know how it went: metrics, the collector of spans, those who ask later, the log."""
+        """Whoever wants to know how it went: metrics, the collector of spans, those who ask later."""
         self.line.metrics.count(self)
         self.road.to_spans(self.job.caller.span)
         self.line.roads.keep(self.explanation(), self.explained())
-        self._log()
 
-    def _log(self) -> None:
-        self.line.log.info(
-            "request",
-            request_id=self.job.caller.request_id,
-            tenant=self.job.caller.tenant.id,
-            trace_id=self.job.caller.span.context.trace_id,
-            model=self.job.model,
-            outcome=self.road.outcome,
-            attempt=self.attempt,
-            replica=self.decision.replica_id if self.decision is not None else None,
-            prompt_tokens=self.num_prompt_tokens,
-            cached_tokens=self.cached_tokens,
-            output_tokens=self.num_output_tokens,
-            ttft=self.road.ttft,
-            seconds=self.road.seconds,
-        )
+
+def _num_output_tokens(choices: Sequence[Choice]) -> int:
+    """So far; what counts once a choice has ended is what its engine counted."""
+    return sum(each.num_output_tokens if each.finish_reason else len(each.output_ids) for each in choices)
+
+
+async def prepare_all(generations: Sequence[Generation]) -> None:
+    """Prepares the prompts of one request, a few at a time: others' prompts pass between them. The first error ends
+    the others."""
+    await few_at_once([generation.prepare for generation in generations], PREPARED_AT_ONCE)
 
 
 async def run_all(generations: Sequence[Generation]) -> None:
     """Runs the prompts of one request together, at its tenant's expense; the first error ends the others."""
     async with generations[0].line.accounts.paid(generations):
-        await _run_together(generations)
+        try:
+            await _run_together(generations)
+        finally:
+            log_request(generations)
 
 
 async def _run_together(generations: Sequence[Generation]) -> None:
@@ -298,3 +335,26 @@ async def _run_together(generations: Sequence[Generation]) -> None:
         await asyncio.gather(*tasks)
     finally:
         await end(*tasks)
+
+
+def log_request(generations: Sequence[Generation]) -> None:
+    """One line, however many prompts and choices it has."""
+    first, roads = generations[0], [each.road for each in generations]
+    outcomes = {road.outcome for road in roads}
+    first_tokens = [road.ttft for road in roads if road.ttft is not None]
+    first.line.log.info(
+        "request",
+        request_id=first.job.caller.request_id,
+        tenant=first.job.caller.tenant.id,
+        trace_id=first.job.caller.span.context.trace_id,
+        model=first.job.model,
+        outcome=next((each for each in ("error", "cancelled") if each in outcomes), "done"),
+        prompts=len(generations),
+        attempt=max(each.attempt for each in generations),
+        replica=first.decision.replica_id if first.decision is not None else None,
+        prompt_tokens=sum(each.num_prompt_tokens for each in generations),
+        cached_tokens=sum(each.cached_tokens for each in generations),
+        output_tokens=sum(each.num_output_tokens for each in generations),
+        ttft=min(first_tokens, default=None),
+        seconds=max(road.seconds for road in roads),
+    )

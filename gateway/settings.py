@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from headwater.gateway.storage_limits import DEFAULT_FILE_BYTES, DEFAULT_RESPONSE_BYTES, MIN_STORAGE_BYTES
 from headwater.services.advertise import is_loopback
 from headwater.services.settings import SettingError, setting
-from headwater.services.tls import StageTlsSettings
+from headwater.services.stage_security import StageSecuritySettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GatewaySettings(StageTlsSettings):
+class GatewaySettings(StageSecuritySettings):
     """The front door: OpenAI's REST API and public gRPC over processors, output processors and engines."""
 
     host: str = setting("127.0.0.1", "address to listen on; past loopback only with keys")
@@ -33,6 +34,9 @@ class GatewaySettings(StageTlsSettings):
     tenants_file: str = setting(
         "", "file that keeps the tenants for a start without NATS: digests of keys, no keys; none: nothing is kept"
     )
+    adopt_unsigned_tenants: bool = setting(
+        False, "believe tenants in NATS that no cluster token signed, and sign them: once, after an upgrade"
+    )
     fail_open_share: float = setting(
         1.0, "part of each limit that a gateway grants by itself while Redis is away; 0: it refuses with 503"
     )
@@ -45,11 +49,26 @@ class GatewaySettings(StageTlsSettings):
     tls_key_file: str = setting("", "PEM private key of that certificate")
     tls_client_ca_file: str = setting("", "PEM certificates of those who sign for clients; given: clients show theirs")
     allowed_origins: tuple[str, ...] = setting((), "origin whose web pages may call the API (repeatable); *: any")
+    allowed_hosts: tuple[str, ...] = setting(
+        (), "name besides loopback's that a gateway without keys answers to (repeatable); *: any"
+    )
     max_body_bytes: int = setting(4 * 1024 * 1024, "largest request body")
+    max_text_bytes: int = setting(512 * 1024, "largest request of /tokenize and /detokenize")
     max_file_bytes: int = setting(100 * 1024 * 1024, "largest file of /v1/files")
+    storage_bytes: int = setting(
+        16 * 1024 * 1024 * 1024, "bytes that NATS may keep in all, each kind within its part; less where NATS has less"
+    )
+    tenant_file_bytes: int = setting(
+        DEFAULT_FILE_BYTES,
+        "bytes of files, batches and background responses that a tenant may keep, unless it has a limit",
+    )
+    tenant_response_bytes: int = setting(
+        DEFAULT_RESPONSE_BYTES, "bytes of responses and conversations that a tenant may keep, unless it has a limit"
+    )
     batch_concurrency: int = setting(64, "lines of batches that run here at once; 0: others run them")
-    max_running: int = setting(4096, "requests that run at once")
-    max_queued: int = setting(4096, "requests that wait for their turn")
+    max_choices: int = setting(1024, "most choices of one request: its prompts, each times n or best_of")
+    max_running: int = setting(4096, "choices that run at once")
+    max_queued: int = setting(4096, "prompts that wait for a turn")
     cold_start_timeout: float = setting(
         0.0, "seconds that a request waits for the first replica of its model to start; 0: nobody starts any"
     )
@@ -73,7 +92,11 @@ class GatewaySettings(StageTlsSettings):
                 raise SettingError(name, getattr(self, name), "0…65535")
         for name in (
             "max_body_bytes",
+            "max_text_bytes",
             "max_file_bytes",
+            "tenant_file_bytes",
+            "tenant_response_bytes",
+            "max_choices",
             "max_running",
             "response_ttl",
             "sse_keep_alive",
@@ -85,6 +108,8 @@ class GatewaySettings(StageTlsSettings):
         for name in ("max_queued", "cold_start_timeout", "batch_concurrency", "drain_limit"):
             if getattr(self, name) < 0:
                 raise SettingError(name, getattr(self, name), "at least 0")
+        if self.storage_bytes < MIN_STORAGE_BYTES:
+            raise SettingError("storage_bytes", self.storage_bytes, f"at least {MIN_STORAGE_BYTES}")
         self._check_addresses()
         if bool(self.tls_cert_file) != bool(self.tls_key_file):
             raise SettingError("tls_key_file", self.tls_key_file, "a file, together with --tls-cert-file, or neither")
@@ -93,9 +118,12 @@ class GatewaySettings(StageTlsSettings):
         for name in ("fail_open_share", "log_receipts"):
             if not 0 <= getattr(self, name) <= 1:
                 raise SettingError(name, getattr(self, name), "0…1")
+        self._check_callers()
+
+    def _check_callers(self) -> None:
         if self.keeps_tenants and not self.nats_url:
             raise SettingError("nats_url", self.nats_url, "a NATS server with JetStream, where tenants are kept")
-        if not (self.api_key_file or self.keeps_tenants or is_loopback(self.host)):
+        if not (self.has_keys or is_loopback(self.host)):
             allowed = "a loopback address, unless --api-key-file or --admin-key-file says who may call"
             raise SettingError("host", self.host, allowed)
 
@@ -104,6 +132,11 @@ class GatewaySettings(StageTlsSettings):
             for address in getattr(self, name):
                 if not re.fullmatch(r".+:\d{1,5}", address):
                     raise SettingError(name, address, "host:port")
+
+    @property
+    def has_keys(self) -> bool:
+        """Only who has a key is answered."""
+        return bool(self.api_key_file) or self.keeps_tenants
 
     @property
     def keeps_tenants(self) -> bool:

@@ -11,9 +11,15 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 
 from headwater.services import errors
+from headwater.services.owner_file import read_secrets
 from headwater.services.settings import SettingError
 
-OPEN_TENANT = "open"
+OPEN_TENANT, ADMIN_TENANT = "open", "admin"
+RESERVED = (OPEN_TENANT, ADMIN_TENANT)
+"""Names that no tenant may have: what is kept under them is of callers without keys and of administrators."""
+MARK = "~"
+"""In keys of tenants that are no names; no name has it."""
+KEY_ID_LEN = 12
 MIN_ADMIN_KEY_LEN = 16
 FoundT = TypeVar("FoundT")
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -24,6 +30,9 @@ class Tenant:
     """Whom an answer is for and how it is weighed against others'."""
 
     id: str
+    """Its name, as people and metrics know it."""
+    uid: str = ""
+    """Of its record, drawn when that was made; empty for a tenant that is no more than a name."""
     weight: float = 1.0
     tier: int = 0
     """Strict priority; lower runs first. A request may only lower itself."""
@@ -32,12 +41,19 @@ class Tenant:
     shared_cache: bool = False
     """It hits the cached prefixes of all tenants that share theirs, and they its."""
 
+    @property
+    def key(self) -> str:
+        """What everything of the tenant is kept and counted under; a name that is given again has another one."""
+        return self.uid or self.id
+
 
 @dataclass(frozen=True, slots=True)
 class OpenTenants:
     """No keys: everyone is the open tenant, or the one that `x-tenant` names."""
 
     def identify(self, authorization: str, tenant_name: str) -> Tenant:
+        if tenant_name == ADMIN_TENANT:
+            raise errors.BadRequest.of("x-tenant", tenant_name, "a name that is not reserved")
         return Tenant(id=checked_name(tenant_name) if tenant_name else OPEN_TENANT)
 
     def check(self, tenant: Tenant) -> None:
@@ -54,7 +70,10 @@ class KeyedTenants:
     @classmethod
     def read(cls, path: Path) -> KeyedTenants:
         """From a file with one `tenant key` a line; empty lines and those that begin with # are skipped."""
-        return cls({digest: Tenant(id=name) for digest, name in _names_by_key("api_key_file", path, "tenant").items()})
+        names = _names_by_key("api_key_file", path, "tenant")
+        if taken := sorted(set(RESERVED) & set(names.values())):
+            raise SettingError("api_key_file", f"{path}: {taken[0]}", f"names of tenants but {' and '.join(RESERVED)}")
+        return cls({digest: Tenant(id=name, key_id=digest.hex()[:KEY_ID_LEN]) for digest, name in names.items()})
 
     def identify(self, authorization: str, tenant_name: str) -> Tenant:
         found = self.find(key_of(authorization))
@@ -63,11 +82,19 @@ class KeyedTenants:
         return found
 
     def check(self, tenant: Tenant) -> None:
-        if all(each.id != tenant.id for each in self.tenants.values()):
-            raise tenant_is_gone(tenant)
+        if not self.has(tenant):
+            raise key_revoked(tenant)
 
     def find(self, key: str) -> Tenant | None:
         return _found(self.tenants, key)
+
+    def named(self, name: str) -> Tenant | None:
+        """A tenant of that name, with no key in particular."""
+        return Tenant(id=name) if any(each.id == name for each in self.tenants.values()) else None
+
+    def has(self, tenant: Tenant) -> bool:
+        """The tenant is in the file, and so is the key that it came with, if that is known."""
+        return any(each.id == tenant.id and tenant.key_id in ("", each.key_id) for each in self.tenants.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,12 +134,12 @@ class Tenants(Protocol):
     def identify(self, authorization: str, tenant_name: str) -> Tenant: ...
 
     def check(self, tenant: Tenant) -> None:
-        """Of one that was identified a while ago. Raises `Unauthenticated` when there is no such tenant any longer."""
+        """Of one that was identified a while ago. Raises `KeyRevoked` when its key or the tenant itself is gone."""
         ...
 
 
-def tenant_is_gone(tenant: Tenant) -> errors.Unauthenticated:
-    return errors.Unauthenticated(f"the tenant {tenant.id} is not there any longer")
+def key_revoked(tenant: Tenant) -> errors.KeyRevoked:
+    return errors.KeyRevoked(f"the key of tenant {tenant.id} was revoked or has expired, or the tenant was removed")
 
 
 def key_of(authorization: str) -> str:
@@ -132,7 +159,7 @@ def checked_name(name: str) -> str:
 
 def _names_by_key(setting: str, path: Path, owner: str) -> dict[bytes, str]:
     names = {}
-    for number, line in enumerate(path.read_text().splitlines(), 1):
+    for number, line in enumerate(read_secrets(setting, path).splitlines(), 1):
         words = line.split()
         if not words or words[0].startswith("#"):
             continue

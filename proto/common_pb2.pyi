@@ -109,6 +109,10 @@ class _LossCauseEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_LossCause.V
     """a later attempt of the same request came"""
     LOSS_CAUSE_OUTPUT_PROCESSOR_LEAVING: _LossCause.ValueType  # 7
     """the output processor takes nothing now"""
+    LOSS_CAUSE_GRAMMAR: _LossCause.ValueType  # 8
+    """its grammar cannot be followed any further, on any engine"""
+    LOSS_CAUSE_SILENT: _LossCause.ValueType  # 9
+    """the engine said nothing, not even when it was asked"""
     LOSS_CAUSE_TAKEN_OVER: _LossCause.ValueType  # 20
     """another reader goes on with it"""
 
@@ -131,6 +135,10 @@ LOSS_CAUSE_SUPERSEDED: LossCause.ValueType  # 6
 """a later attempt of the same request came"""
 LOSS_CAUSE_OUTPUT_PROCESSOR_LEAVING: LossCause.ValueType  # 7
 """the output processor takes nothing now"""
+LOSS_CAUSE_GRAMMAR: LossCause.ValueType  # 8
+"""its grammar cannot be followed any further, on any engine"""
+LOSS_CAUSE_SILENT: LossCause.ValueType  # 9
+"""the engine said nothing, not even when it was asked"""
 LOSS_CAUSE_TAKEN_OVER: LossCause.ValueType  # 20
 """another reader goes on with it"""
 Global___LossCause: _TypeAlias = LossCause  # noqa: Y015

@@ -49,7 +49,7 @@ class ClientFrame(_message.Message):
 
     @_builtins.property
     def asked(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """streams that were silent for long: those that are not here end, as missing"""
+        """streams that were silent for long: those that are not here end, as missing; answered"""
 
     def __init__(
         self,
@@ -314,8 +314,11 @@ class EngineFrame(_message.Message):
     FINISHES_FIELD_NUMBER: _builtins.int
     PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
     EMBEDDINGS_FIELD_NUMBER: _builtins.int
+    ANSWERED_FIELD_NUMBER: _builtins.int
     step: _builtins.int
     """of the engine"""
+    answered: _builtins.bool
+    """what the client asked was heard"""
     @_builtins.property
     def stream_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """a row a stream that has tokens"""
@@ -365,10 +368,11 @@ class EngineFrame(_message.Message):
         finishes: _abc.Iterable[Global___Finish] | None = ...,
         prompt_logprobs: _abc.Iterable[Global___PromptLogprobs] | None = ...,
         embeddings: _abc.Iterable[_common_pb2.Embedding] | None = ...,
+        answered: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["logprobs", b"logprobs"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["embeddings", b"embeddings", "finishes", b"finishes", "first_index", b"first_index", "logprobs", b"logprobs", "num_tokens", b"num_tokens", "prompt_logprobs", b"prompt_logprobs", "starts", b"starts", "step", b"step", "stream_ids", b"stream_ids", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answered", b"answered", "embeddings", b"embeddings", "finishes", b"finishes", "first_index", b"first_index", "logprobs", b"logprobs", "num_tokens", b"num_tokens", "prompt_logprobs", b"prompt_logprobs", "starts", b"starts", "step", b"step", "stream_ids", b"stream_ids", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -21,7 +21,10 @@ from nats.aio.subscription import Subscription as ServerSubscription
 from nats.aio.transport import TcpTransport
 from nats.js import JetStreamContext
 
+from headwater.services import cluster_key
+from headwater.services.refusals import Refusals
 from headwater.services.runtime import end, log_failure
+from headwater.services.seal import Sealer, SealReader
 
 FAILURES = (nats.errors.Error, OSError, TimeoutError)
 OPEN_SECONDS = 1.0
@@ -55,8 +58,8 @@ class Subscription:
     it carries itself.
     """
 
-    def __init__(self, subject: str) -> None:
-        self.subject = subject
+    def __init__(self, subject: str, seals: SealReader) -> None:
+        self.subject, self._seals = subject, seals
         self.num_dropped = 0
         """Messages that its reader was too late for."""
         self._server_side: ServerSubscription | None = None
@@ -82,7 +85,9 @@ class Subscription:
         self._arrived.set()
 
     async def _take(self, message: Msg) -> None:
-        self.put(Message(message.subject, message.data, message.reply))
+        # Looked at when it comes: what waits here for its reader is no older by that.
+        if (payload := self._seals.open(message.subject, message.data)) is not None:
+            self.put(Message(message.subject, payload, message.reply))
 
 
 class _Client(Client):
@@ -98,6 +103,8 @@ class _Client(Client):
 class Bus:
     """A connection to NATS that is kept up for ever. Without a url it is a bus with nobody on it.
 
+    Where the scope that it is made in has a cluster key, messages are sealed with it, and those of strangers dropped.
+
     async with Bus.open(url) as bus:
         async with bus.subscribe("member.>") as messages:
             async for message in messages: ...
@@ -107,9 +114,13 @@ class Bus:
         self.url = url
         self.connected = False
         """The server answers and knows every subscription: what is published now arrives."""
+        self._key, self._refusals = cluster_key.current(), Refusals("message")
+        self._sealer = Sealer(self._key)
         self._client = _Client()
         self._subscriptions: list[Subscription] = []
         self._listeners: list[Callable[[], None]] = []
+        self._violations: set[str] = set()
+        """What the server has refused, logged once each."""
         self._linked = asyncio.Event()
         self._pings: set[asyncio.Task[None]] = set()
 
@@ -157,7 +168,7 @@ class Bus:
         if not self.connected:
             return
         try:
-            await self._client.publish(subject, payload)
+            await self._client.publish(subject, self._sealer.seal(subject, payload))
         except FAILURES as failure:
             structlog.get_logger().warning("fact not published", subject=subject, error=repr(failure))
 
@@ -170,14 +181,18 @@ class Bus:
         if not self.connected:
             return None
         try:
-            return (await self._client.request(subject, payload, timeout=seconds)).data
+            answer = await self._client.request(subject, self._sealer.seal(subject, payload), timeout=seconds)
         except FAILURES:
             return None
+        return self._seal_reader().open(answer.subject, answer.data)
+
+    def _seal_reader(self) -> SealReader:
+        return SealReader(self._key, self._refusals)
 
     @contextlib.asynccontextmanager
     async def subscribe(self, subject: str) -> AsyncIterator[Subscription]:
         """Messages that match `subject` for the length of a scope. When entered while connected, none is missed."""
-        subscription = Subscription(subject)
+        subscription = Subscription(subject, self._seal_reader())
         self._subscriptions.append(subscription)
         try:
             if self.connected:
@@ -270,6 +285,11 @@ class Bus:
         self._linked.set()
 
     async def _on_error(self, error: BaseException) -> None:
+        said = str(error).lower()
+        if "violation" in said and said not in self._violations:
+            # A wrong password, or a role that lacks a right: the server says what it refuses, no password.
+            self._violations.add(said)
+            structlog.get_logger().warning("NATS refuses this stage", url=self.shown_url, error=str(error))
         structlog.get_logger().debug("bus error", error=repr(error))
 
     async def _close(self) -> None:

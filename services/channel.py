@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import grpc
 
-from headwater.services import tls
+from headwater.services import cluster_key, tls
+from headwater.services.call_proof import StageChannel
 
 PING_SECONDS = 3.0
 """Between two pings of a connection on which nothing else is heard."""
@@ -16,17 +17,24 @@ PONG_SECONDS = 5.0
 """What the answer may take: a busy machine is slow before it is gone."""
 _RECONNECT_MS = (200, 1000)
 """Least and longest pause before a peer is tried again: one that comes back is found within a second."""
+_WINDOW = (("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 64 * 1024))
+"""What may lie between two stages unread. NOTE: gRPC measures how much a connection holds and makes room for all of it;
+of a reader that is behind it learns that megabytes fit, which are seconds of small frames ahead of any new one."""
 MAX_TEXT_BYTES = 64 << 20
 """Of one answer of a processor: a prompt in a body within its limit has fewer tokens than that."""
 
 Options = tuple[tuple[str, int], ...]
 
 
-def open_channel(address: str, *options: tuple[str, int]) -> grpc.aio.Channel:
+def open_channel(address: str, *options: tuple[str, int]) -> StageChannel:
     """A channel to a stage at host:port; connects when it is used."""
+    return StageChannel(_plain_channel(address, options), address, cluster_key.current())
+
+
+def _plain_channel(address: str, options: Options) -> grpc.aio.Channel:
     first, longest = _RECONNECT_MS
     pauses = (("grpc.initial_reconnect_backoff_ms", first), ("grpc.max_reconnect_backoff_ms", longest))
-    every = (*_keepalive(), *pauses, *options)
+    every = (*_keepalive(), *pauses, *_WINDOW, *options)
     if (certificates := tls.current()) is None:
         return grpc.aio.insecure_channel(address, options=every)
     name = (("grpc.ssl_target_name_override", certificates.name),) if certificates.name else ()

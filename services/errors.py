@@ -5,12 +5,14 @@
     │   ├── ContextTooLong         400
     │   └── UnsupportedField       400
     ├── Unauthenticated            401 UNAUTHENTICATED
+    │   └── KeyRevoked             401                       a key that was good when the request began
     ├── PermissionDenied           403 PERMISSION_DENIED
     ├── NotFound                   404 NOT_FOUND             a model, a request
     ├── SlowBody                   408 DEADLINE_EXCEEDED     its body does not come
     ├── BodyTooLarge               413 INVALID_ARGUMENT
     ├── UnsupportedMediaType       415 INVALID_ARGUMENT
     ├── LimitExceeded              429 RESOURCE_EXHAUSTED    retry after
+    │   └── StorageLimitExceeded   429                       bytes that a tenant may keep
     ├── ClientGone                 499 CANCELLED
     │   └── SlowReader             499 RESOURCE_EXHAUSTED    its answer waits for it no longer
     ├── InternalError              500 INTERNAL
@@ -26,6 +28,7 @@ from collections.abc import Mapping, Sequence
 
 MAX_NAMED = 16
 """Of what there is instead of what is not."""
+STORAGE_RETRY_SECONDS = 60.0
 
 
 class HeadwaterError(Exception):
@@ -90,6 +93,10 @@ class Unauthenticated(HeadwaterError):
     code = "invalid_api_key"
 
 
+class KeyRevoked(Unauthenticated):
+    code = "key_revoked"
+
+
 class PermissionDenied(HeadwaterError):
     code = "permission_denied"
 
@@ -132,6 +139,16 @@ class LimitExceeded(HeadwaterError):
     def __init__(self, message: str, *, retry_after: float) -> None:
         super().__init__(message)
         self.retry_after = retry_after
+
+
+class StorageLimitExceeded(LimitExceeded):
+    """Names the limit, what is kept, what was to be added, and what is allowed."""
+
+    code = "storage_limit_exceeded"
+
+    def __init__(self, name: str, kept: int, more: int, allowed: int) -> None:
+        told = f"{name}: the tenant keeps {kept} bytes, and this is {more} more; allowed: {allowed}; delete some"
+        super().__init__(told, retry_after=STORAGE_RETRY_SECONDS)
 
 
 class ClientGone(HeadwaterError):

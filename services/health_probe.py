@@ -17,7 +17,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from headwater.services.channel import open_channel
 from headwater.services.settings import read_settings, setting
-from headwater.services.tls import StageTlsSettings, own_gateway_context, stages_secured
+from headwater.services.tls import StageTlsSettings, certificates_shown, own_gateway_context
 
 LIMIT = 3.0
 
@@ -53,7 +53,7 @@ def main(argv: list[str]) -> bool:
     settings, address = read_settings(ProbeSettings, argv[:-1], prog="health_probe"), argv[-1]
     if address.startswith(("http://", "https://")):
         return is_served(address, settings)
-    with stages_secured(settings):
+    with certificates_shown(settings):
         return asyncio.run(serves(address))
 
 

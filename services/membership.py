@@ -189,6 +189,9 @@ class Members:
             except (DecodeError, ValueError) as fault:
                 structlog.get_logger().warning("heartbeat not understood", subject=message.subject, error=str(fault))
                 continue
+            if message.subject != subjects.member(member.kind.value, member.replica_id):
+                structlog.get_logger().warning("heartbeat of another member", subject=message.subject)
+                continue
             self.hear(member, from_bus=True)
 
     async def _say_hello(self, reconnected: asyncio.Event) -> None:

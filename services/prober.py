@@ -10,6 +10,7 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from headwater.proto import engine_pb2, engine_pb2_grpc
+from headwater.services.call_proof import Impostor, StageChannel
 from headwater.services.channel import open_channel
 from headwater.services.member import Kind, Member
 
@@ -22,7 +23,7 @@ class Prober:
     """One channel an address, kept while its owner is."""
 
     def __init__(self) -> None:
-        self._channels: dict[str, grpc.aio.Channel] = {}
+        self._channels: dict[str, StageChannel] = {}
 
     @classmethod
     @contextlib.asynccontextmanager
@@ -51,18 +52,20 @@ class Prober:
             if kind is Kind.ENGINE:
                 return await self._introduction(channel, address)
             return await self._healthy(channel, kind, address)
-        except grpc.aio.AioRpcError:
+        except (grpc.aio.AioRpcError, Impostor):
             return None
 
-    async def _introduction(self, channel: grpc.aio.Channel, address: str) -> Member | None:
+    async def _introduction(self, channel: StageChannel, address: str) -> Member | None:
         engine: Any = engine_pb2_grpc.EngineStub(channel)
-        reply = await engine.Info(engine_pb2.InfoRequest(), timeout=PROBE_SECONDS)
+        call = engine.Info(engine_pb2.InfoRequest(), timeout=PROBE_SECONDS)
+        await channel.proven(call)
+        reply = await call
         # The address that reached it is the one that reaches it from here.
         reply.address = address
         member = Member.from_pb(reply)
         return member if member.kind is Kind.ENGINE and not member.leaving else None
 
-    async def _healthy(self, channel: grpc.aio.Channel, kind: Kind, address: str) -> Member | None:
+    async def _healthy(self, channel: StageChannel, kind: Kind, address: str) -> Member | None:
         request = health_pb2.HealthCheckRequest(service=SERVICES.get(kind, ""))
         reply = await health_pb2_grpc.HealthStub(channel).Check(request, timeout=PROBE_SECONDS)
         if reply.status != health_pb2.HealthCheckResponse.SERVING:

@@ -10,6 +10,8 @@ from typing import Any, Self
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
+from headwater.services.printable import shown
+
 Report = Callable[[str, int, int], None]
 """report(what, done, total): the part called `what` stands at `done` of `total`; the unit is the caller's."""
 
@@ -50,5 +52,5 @@ class ProgressBars:
     def report(self, what: str, done: int, total: int) -> None:
         self._progress.start()
         if what not in self._tasks:
-            self._tasks[what] = self._progress.add_task(what, total=total)
+            self._tasks[what] = self._progress.add_task(shown(what), total=total)
         self._progress.update(self._tasks[what], completed=done, total=total)

@@ -9,7 +9,7 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Coroutine, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
 from typing import Any
 
 import structlog
@@ -107,6 +107,24 @@ async def end(*tasks: asyncio.Future[Any]) -> None:
             task.exception()
     if interruption is not None:
         raise interruption
+
+
+async def few_at_once(calls: Sequence[Callable[[], Awaitable[None]]], num_at_once: int) -> None:
+    """Awaits every call, so many of them at a time, in order. The first error ends the others and is raised."""
+    if len(calls) == 1:
+        await calls[0]()
+        return
+    left = iter(calls)
+
+    async def work() -> None:
+        for call in left:
+            await call()
+
+    tasks = [asyncio.create_task(work()) for _ in range(min(num_at_once, len(calls)))]
+    try:
+        await asyncio.gather(*tasks)
+    finally:
+        await end(*tasks)
 
 
 def log_failure(task: asyncio.Task[Any]) -> None:

@@ -27,9 +27,12 @@ class SettingError(ValueError):
         self.name, self.value, self.allowed = name, value, allowed
 
 
-def setting(default: Any, help_text: str) -> Any:
-    """A dataclass field with its default, written here once, and the line that `--help` shows."""
-    return dataclasses.field(default=default, metadata={"help": help_text})
+def setting(default: Any, help_text: str, *, secret: bool = False) -> Any:
+    """A dataclass field with its default, written here once, and the line that `--help` shows.
+
+    `secret`: the value is, or may hold, a password, which no command line of a child process may show.
+    """
+    return dataclasses.field(default=default, metadata={"help": help_text, "secret": secret})
 
 
 def read_settings(
@@ -55,9 +58,12 @@ def read_settings(
 
 
 def to_argv(settings: object) -> list[str]:
-    """The flags that `read_settings` turns into an equal instance: how a supervisor hands settings to a child."""
+    """The flags that `read_settings` turns into an equal instance, secrets aside: how a parent hands settings to a
+    child. Everyone on the machine can read a command line."""
     argv: list[str] = []
     for field in _fields(type(settings)):
+        if field.metadata.get("secret"):
+            continue
         value, flag = getattr(settings, field.name), f"--{field.name.replace('_', '-')}"
         if value is None or value == field.default:
             continue

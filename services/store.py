@@ -53,9 +53,19 @@ class StoreUnavailable(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """A Lua script that Redis runs as one step. Every key that it touches is declared, and all lie in one hash slot."""
+    """A Lua script that Redis runs as one step. Every key that it touches is declared, and all lie in one hash slot.
 
-    source: str
+    Scripts keep what the cluster needs (limits, fair shares, the index and its leases), whose size is bounded by the
+    number of tenants and of KV blocks. They write, and free, past Redis's bound of memory too, so that what tenants
+    have stored there cannot stop them; one with `past_memory_bound=False` is not begun past the bound.
+    """
+
+    body: str
+    past_memory_bound: bool = True
+
+    @property
+    def source(self) -> str:
+        return f"#!lua{' flags=allow-oom' if self.past_memory_bound else ''}\n{self.body}"
 
     @property
     def sha(self) -> str:

@@ -77,7 +77,7 @@ def current() -> StageTls | None:
 
 
 @contextlib.contextmanager
-def stages_secured(settings: StageTlsSettings) -> Iterator[None]:
+def certificates_shown(settings: StageTlsSettings) -> Iterator[None]:
     """Channels and servers of stages that are opened in this scope use the settings' certificates."""
     token = _CURRENT.set(settings.stage_tls())
     try:

@@ -23,7 +23,7 @@ from headwater.services import subjects
 from headwater.services.bus import FAILURES, Bus
 from headwater.services.runtime import owned_task
 
-STREAM = "headwater_usage"
+STREAM, AUDIT_STREAM = "headwater_usage", "headwater_audit"
 KEPT_SECONDS = 400 * 86_400.0
 SAME_SECONDS = 24 * 3600.0
 """In which a record with the same request id is the same record."""
@@ -172,7 +172,7 @@ class UsageLog:
         if js is None:
             raise ConnectionError("NATS is away")
         if not self._is_made:
-            await make_stream(js, STREAM, f"{subjects.USAGE}.>")
+            await self.make()
             self._is_made = True
         ack = await _put(js, record)
         if ack.duplicate and record.outcome != LEFT:
@@ -193,6 +193,13 @@ class UsageLog:
         async with self._bus.subscribe(subjects.USAGE_LEFT) as messages:
             async for message in messages:
                 yield _left.decode(message.payload)
+
+    async def make(self) -> None:
+        """Its stream, unless it is there. Raises what NATS raises."""
+        js = self._bus.jetstream()
+        if js is None:
+            raise ConnectionError("NATS is away")
+        await make_stream(js, STREAM, f"{subjects.USAGE}.>")
 
     async def read(self, tenant: str, since: datetime.datetime) -> AsyncIterator[tuple[int, UsageRecord]]:
         """What a tenant used since a moment, oldest first, each with its number. Raises what NATS raises."""

@@ -27,6 +27,8 @@ from headwater.services.served_model import ServedModel
 from headwater.services.stack.embedded import start_nats, start_valkey
 from tests import stage_log, workers
 
+# Files of keys that tests write are for them alone, as those of operators have to be.
+os.umask(0o027)
 # A machine that is busy with other things may take longer to connect, and tests publish what is to be heard.
 bus.OPEN_SECONDS = 60.0
 # Kernels for CPUs are compiled once for the engines that tests start and for those in the tests' own processes.

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from itertools import accumulate
 from typing import Any
 
@@ -87,14 +87,16 @@ class EventWriter:
                 del self._waiting[: len(events)]
 
 
-async def follow(durable: Durable, response_id: str, after: int) -> AsyncIterator[Event]:
-    """Events behind one that the reader has (−1: all), up to the last there will be."""
+async def follow(durable: Durable, response_id: str, after: int, check: Callable[[], None]) -> AsyncIterator[Event]:
+    """Events behind one that the reader has (−1: all), up to the last there will be. `check` raises once the reader may
+    not have more."""
     subject, last_sequence = subjects.background_events(response_id), 0
     while True:
         rooms = await durable.rooms()
         async with _listening(rooms.js, subject, last_sequence) as listening:
             with contextlib.suppress(nats.errors.TimeoutError):
                 while True:
+                    check()
                     message = await listening.next_msg(timeout=READ_SECONDS)
                     last_sequence = message.metadata.sequence.stream
                     events = _events.decode(message.data)

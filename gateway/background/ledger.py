@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
 
 import msgspec
@@ -10,7 +9,16 @@ import nats.js.errors
 from nats.aio.msg import Msg
 
 from headwater.gateway.background.records import Record
-from headwater.gateway.batches.durable import Durable, Missing, is_wrong_sequence, value_of
+from headwater.gateway.batches.durable import (
+    BACKGROUND,
+    BACKGROUND_LOG,
+    Durable,
+    Missing,
+    drop_keys,
+    entries,
+    is_wrong_sequence,
+    value_of,
+)
 from headwater.gateway.batches.held import Held, next_of
 from headwater.services import subjects
 from headwater.services.errors import NotFound
@@ -42,8 +50,8 @@ class BackgroundLedger:
 
     async def add(self, record: Record) -> None:
         rooms = await self._durable.rooms()
-        await rooms.background.create(_key(record.tenant.id, record.id), msgspec.msgpack.encode(record))
-        name = _Name(record.tenant.id, record.id)
+        await rooms.background.create(_key(record.tenant.key, record.id), msgspec.msgpack.encode(record))
+        name = _Name(record.tenant.key, record.id)
         await rooms.js.publish(subjects.BACKGROUND_JOBS, msgspec.msgpack.encode(name))
 
     async def get(self, tenant: str, response_id: str) -> Record:
@@ -77,9 +85,19 @@ class BackgroundLedger:
             return
 
     async def drop(self, tenant: str, response_id: str) -> None:
+        """Raises `NotFound` for one that is not there."""
+        await self._look_up(tenant, response_id)
         rooms = await self._durable.rooms()
-        with contextlib.suppress(nats.js.errors.InvalidKeyError):
-            await rooms.background.purge(_key(tenant, response_id))
+        await drop_keys(rooms.js, BACKGROUND, _key(tenant, response_id))
+
+    async def drop_all(self, tenant: str) -> None:
+        """Of a tenant that is gone, and their events."""
+        rooms = await self._durable.rooms()
+        pattern = f"{subjects.key_of(tenant)}.>"
+        ids = [entry.key.partition(".")[2] async for entry in entries(rooms.background, pattern)]
+        await drop_keys(rooms.js, BACKGROUND, pattern)
+        for response_id in ids:
+            await rooms.js.purge_stream(BACKGROUND_LOG, subject=subjects.background_events(response_id))
 
     async def next(self) -> HeldResponse:
         """Waits for one."""

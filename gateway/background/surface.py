@@ -11,12 +11,14 @@ import msgspec
 from headwater.gateway.background.event_log import EventWriter, Overtaken, follow
 from headwater.gateway.background.ledger import BackgroundLedger
 from headwater.gateway.background.records import Record
-from headwater.gateway.batches.durable import FAILURES, Durable, or_unavailable
+from headwater.gateway.batches.durable import FAILURES, or_unavailable
+from headwater.gateway.batches.tenant_storage import TenantStorage
 from headwater.gateway.caller import Caller
 from headwater.gateway.exchange import Exchange
 from headwater.gateway.openai.response_schema import ResponsesRequest
 from headwater.gateway.openai.sse import KEEP_ALIVE
 from headwater.gateway.responses import Responses
+from headwater.gateway.tenants import Tenants
 from headwater.services.errors import BadRequest, BodyTooLarge, NotFound, Unavailable
 
 MAX_BODY_BYTES = 256 * 1024
@@ -27,9 +29,10 @@ MAX_EVENT = 2**53
 class BackgroundResponses:
     """The handlers. `keep_alive` is the silence in seconds after which a stream gets a comment."""
 
-    def __init__(self, durable: Durable, responses: Responses, keep_alive: float) -> None:
-        self._durable, self._responses, self._keep_alive = durable, responses, keep_alive
-        self._ledger = BackgroundLedger(durable)
+    def __init__(self, storage: TenantStorage, responses: Responses, tenants: Tenants, keep_alive: float) -> None:
+        self._storage, self._durable, self._responses = storage, storage.durable, responses
+        self._tenants, self._keep_alive = tenants, keep_alive
+        self._ledger = BackgroundLedger(storage.durable)
 
     async def create(self, exchange: Exchange, caller: Caller, asked: ResponsesRequest, body: bytes) -> None:
         if len(body) > MAX_BODY_BYTES:
@@ -48,13 +51,14 @@ class BackgroundResponses:
             response=response,
         )
         with or_unavailable():
-            if record.is_streamed:
-                await self._tell(
-                    record.id, *({"type": f"response.{kind}", "response": response} for kind in _BEGINNING)
-                )
-            await self._ledger.add(record)
+            async with self._storage.room_in_background(caller.tenant.key, len(record.body)):
+                if record.is_streamed:
+                    await self._tell(
+                        record.id, *({"type": f"response.{kind}", "response": response} for kind in _BEGINNING)
+                    )
+                await self._ledger.add(record)
         if record.is_streamed:
-            await self._stream(exchange, record.id, after=-1)
+            await self._stream(exchange, caller, record.id, after=-1)
         else:
             await exchange.reply_json(response)
 
@@ -69,11 +73,11 @@ class BackgroundResponses:
         response = await self._found(caller, response_id)
         if not response.get("background"):
             raise BadRequest("stream", "stream is true; allowed: for responses with background and stream")
-        await self._stream(exchange, response_id, after=int(after))
+        await self._stream(exchange, caller, response_id, after=int(after))
 
     async def cancel(self, exchange: Exchange, caller: Caller) -> None:
         """Whoever computes it finds that out."""
-        tenant, response_id = caller.tenant.id, exchange.path_params["id"]
+        tenant, response_id = caller.tenant.key, exchange.path_params["id"]
         with or_unavailable():
             try:
                 record = await self._ledger.change(tenant, response_id, _cancel)
@@ -90,22 +94,27 @@ class BackgroundResponses:
 
     async def delete(self, exchange: Exchange, caller: Caller) -> None:
         """Whether it runs or has been kept."""
-        tenant, response_id = caller.tenant.id, exchange.path_params["id"]
+        tenant, response_id = caller.tenant.key, exchange.path_params["id"]
         record = await self._here(tenant, response_id)
-        if record is None:
-            await self._responses.forget(tenant, response_id)
-        else:
+        try:
+            if record is None:
+                raise NotFound("response", response_id)
             with or_unavailable():
                 await self._ledger.drop(tenant, response_id)
+        except NotFound:
+            await self._responses.forget(tenant, response_id)
+        else:
             if record.is_streamed and not record.is_over:
                 gone = record.response | {"status": "cancelled"}
-                await self._tell(response_id, {"type": "response.cancelled", "response": gone})
+                with contextlib.suppress(*FAILURES):
+                    # Who reads the stream hears of it where there is room to say so.
+                    await self._tell(response_id, {"type": "response.cancelled", "response": gone})
         await exchange.reply_json({"id": response_id, "object": "response", "deleted": True})
 
     async def _found(self, caller: Caller, response_id: str) -> dict[str, Any]:
         """Here, or among those that are kept, where it goes from here. Raises `NotFound`, `Unavailable`."""
-        record = await self._here(caller.tenant.id, response_id)
-        return record.response if record is not None else await self._responses.find(caller.tenant.id, response_id)
+        record = await self._here(caller.tenant.key, response_id)
+        return record.response if record is not None else await self._responses.find(caller.tenant.key, response_id)
 
     async def _here(self, tenant: str, response_id: str) -> Record | None:
         """None also where there is no NATS, or none that answers: what is kept is found without."""
@@ -127,12 +136,12 @@ class BackgroundResponses:
                 await writer.flush()
                 return
 
-    async def _stream(self, exchange: Exchange, response_id: str, *, after: int) -> None:
+    async def _stream(self, exchange: Exchange, caller: Caller, response_id: str, *, after: int) -> None:
         """Until the last event, or until the client leaves: the response goes on either way."""
         out = exchange.open_stream(lambda: None)
 
         async def write() -> None:
-            async for event in follow(self._durable, response_id, after):
+            async for event in follow(self._durable, response_id, after, lambda: self._tenants.check(caller.tenant)):
                 out.write(_rendered(event))
 
         def keep_alive() -> None:

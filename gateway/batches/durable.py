@@ -5,6 +5,7 @@ Knows their names and limits; knows nothing about what lies in them.
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import functools
 from collections.abc import AsyncIterator, Iterator
@@ -16,6 +17,7 @@ from nats.js import JetStreamContext
 from nats.js.api import (
     AckPolicy,
     ConsumerConfig,
+    DeliverPolicy,
     Header,
     KeyValueConfig,
     ObjectStoreConfig,
@@ -38,11 +40,16 @@ MAX_UNDONE = 100_000
 HOLD_SECONDS = 6.0
 """A batch or a range of lines whose holder says nothing for so long goes to another."""
 FAILURES = (nats.errors.Error, OSError, TimeoutError)
+_PAGE, _MSG_SIZE = 512, "Nats-Msg-Size"
 ENTRY_SECONDS = 10.0
 """What one entry of several may take: a server that restarts forgets who was reading."""
+FILES, CONTENTS = "headwater_files", "headwater_file_contents"
+BATCHES = "headwater_batches"
 RESULTS = "headwater_batch_results"
-_QUEUE = "headwater_batch_queue"
+BACKGROUND = "headwater_background"
+BATCH_QUEUE = "headwater_batch_queue"
 LINES_QUEUE = "headwater_batch_lines"
+BACKGROUND_QUEUE = "headwater_background_queue"
 BACKGROUND_LOG = "headwater_background_events"
 BACKGROUND_SECONDS = 86_400.0
 """Responses in the background, from when they were asked for."""
@@ -50,6 +57,8 @@ EVENTS_SECONDS = 3_600.0
 """Their events, each from when it came."""
 _WRONG_LAST_SEQUENCE = 10071
 """JetStream's number for a subject that is not as it was expected to be."""
+_FULL = (10023, 10077)
+"""Its numbers for a server, and for a stream, that has no room."""
 
 
 class Missing(Exception):
@@ -62,6 +71,10 @@ def or_unavailable() -> Iterator[None]:
     try:
         yield
     except FAILURES as failure:
+        if isinstance(failure, nats.js.errors.APIError) and is_full(failure):
+            raise Unavailable(
+                "durable storage is full: an administrator has to make room", code="storage_full"
+            ) from None
         raise Unavailable(f"durable storage does not answer: {failure!r}", code="storage_unavailable") from None
 
 
@@ -113,14 +126,14 @@ async def _open(js: JetStreamContext) -> Rooms:
     )
     return Rooms(
         js=js,
-        files=await _bucket(js, "headwater_files"),
-        contents=await _object_store(js, "headwater_file_contents"),
-        batches=await _bucket(js, "headwater_batches"),
+        files=await _bucket(js, FILES),
+        contents=await _object_store(js, CONTENTS),
+        batches=await _bucket(js, BATCHES),
         results=await _bucket(js, RESULTS),
-        jobs=await _queue(js, _QUEUE, subjects.BATCH_JOBS),
+        jobs=await _queue(js, BATCH_QUEUE, subjects.BATCH_JOBS),
         ranges=await _queue(js, LINES_QUEUE, f"{subjects.BATCH_LINES}.>"),
-        background=await _bucket(js, "headwater_background", BACKGROUND_SECONDS),
-        background_jobs=await _queue(js, "headwater_background_queue", subjects.BACKGROUND_JOBS),
+        background=await _bucket(js, BACKGROUND, BACKGROUND_SECONDS),
+        background_jobs=await _queue(js, BACKGROUND_QUEUE, subjects.BACKGROUND_JOBS),
     )
 
 
@@ -155,6 +168,11 @@ async def put_once(js: JetStreamContext, subject: str, payload: bytes, headers: 
 def is_wrong_sequence(refused: nats.js.errors.APIError) -> bool:
     """Somebody else wrote under that subject since."""
     return refused.err_code == _WRONG_LAST_SEQUENCE
+
+
+def is_full(refused: nats.js.errors.APIError) -> bool:
+    """The server or the stream has no room."""
+    return refused.err_code in _FULL
 
 
 async def _bucket(js: JetStreamContext, name: str, seconds: float = KEPT_SECONDS) -> KeyValue:
@@ -196,6 +214,44 @@ async def _has_sent(watcher: KeyValue.KeyWatcher) -> bool:
     assert watcher._sub is not None
     info = await watcher._sub.consumer_info()
     return bool(info.num_pending or (info.delivered is not None and info.delivered.consumer_seq))
+
+
+async def sizes(js: JetStreamContext, bucket: str, pattern: str) -> list[int]:
+    """Bytes of each value that is there, without reading any. Raises what NATS raises."""
+    consumer = ConsumerConfig(
+        headers_only=True,
+        deliver_policy=DeliverPolicy.LAST_PER_SUBJECT,
+        ack_policy=AckPolicy.NONE,
+        inactive_threshold=ENTRY_SECONDS,
+        mem_storage=True,
+    )
+    messages = await js.pull_subscribe(f"$KV.{bucket}.{pattern}", stream=f"KV_{bucket}", config=consumer)
+    found: list[int] = []
+    try:
+        num_left = (await messages.consumer_info()).num_pending or 0
+        while num_left > 0:
+            for message in await messages.fetch(min(_PAGE, num_left), timeout=ENTRY_SECONDS):
+                num_left -= 1
+                found.append(int((message.headers or {}).get(_MSG_SIZE, "0")))
+    finally:
+        await messages.unsubscribe()
+    return found
+
+
+async def drop_keys(js: JetStreamContext, bucket: str, pattern: str) -> None:
+    """Takes keys out of a bucket with all that they ever had. It writes nothing: a full bucket has room for it."""
+    await js.purge_stream(f"KV_{bucket}", subject=f"$KV.{bucket}.{pattern}")
+
+
+async def drop_object(rooms: Rooms, name: str) -> None:
+    """Takes content out of the object store, if it is there. It writes nothing, as `drop_keys`."""
+    try:
+        info = await rooms.contents.get_info(name, show_deleted=True)
+    except nats.js.errors.NotFoundError:
+        return
+    # The pieces first: without what is said of them nobody finds them.
+    for subject in (f"C.{info.nuid}", f"M.{base64.urlsafe_b64encode(name.encode()).decode()}"):
+        await rooms.js.purge_stream(f"OBJ_{CONTENTS}", subject=f"$O.{CONTENTS}.{subject}")
 
 
 async def value_of(bucket: KeyValue, key: str) -> tuple[bytes, int]:

@@ -11,7 +11,17 @@ from typing import IO, Any
 import msgspec
 import nats.js.errors
 
-from headwater.gateway.batches.durable import KEPT_SECONDS, Durable, Missing, Rooms, entries, value_of
+from headwater.gateway.batches.durable import (
+    FILES,
+    KEPT_SECONDS,
+    Durable,
+    Missing,
+    Rooms,
+    drop_keys,
+    drop_object,
+    entries,
+    value_of,
+)
 from headwater.gateway.batches.records import File, new_id, now
 from headwater.services import subjects
 from headwater.services.errors import NotFound
@@ -74,13 +84,17 @@ class Files:
             yield content
 
     async def delete(self, tenant: str, file_id: str) -> None:
+        """Where storage is full as well."""
         rooms = await self._durable.rooms()
         await self._metadata(rooms, tenant, file_id)
-        await rooms.files.purge(_key(tenant, file_id))
-        try:
-            await rooms.contents.delete(file_id)
-        except nats.js.errors.NotFoundError:
-            return
+        await drop_keys(rooms.js, FILES, _key(tenant, file_id))
+        await drop_object(rooms, file_id)
+
+    async def drop_all(self, tenant: str) -> None:
+        """Of a tenant that is gone."""
+        for file in await self.all(tenant):
+            with contextlib.suppress(NotFound):
+                await self.delete(tenant, file.id)
 
     async def _metadata(self, rooms: Rooms, tenant: str, file_id: str) -> bytes:
         try:

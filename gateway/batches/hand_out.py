@@ -18,15 +18,17 @@ class HandOut:
         """By first line, with the numbers of those that have no result."""
         self._done: set[int] = set()
         """Lines that have one."""
-        self.num_good = 0
+        self.num_good = self.num_bytes = 0
 
     @property
     def num_done(self) -> int:
         return len(self._done)
 
-    def note(self, number: int, is_good: bool) -> None:
+    def note(self, number: int, is_good: bool, num_bytes: int) -> None:
         """A line has a result. It has only one, of which one may hear again."""
-        self.num_good += is_good and number not in self._done
+        if number not in self._done:
+            self.num_good += is_good
+            self.num_bytes += num_bytes
         self._done.add(number)
         _, left = self._open.get(first_of(number), (None, set()))
         left.discard(number)

@@ -8,7 +8,7 @@ import msgspec
 import nats.js.errors
 from nats.aio.msg import Msg
 
-from headwater.gateway.batches.durable import Durable, Missing, entries, value_of
+from headwater.gateway.batches.durable import BATCHES, Durable, Missing, drop_keys, entries, value_of
 from headwater.gateway.batches.held import Held, next_of
 from headwater.gateway.batches.records import Batch, Kept
 from headwater.services import subjects
@@ -55,6 +55,13 @@ class Ledger:
         found = [_kept.decode(entry.value or b"").batch async for entry in entries(rooms.batches, pattern)]
         return sorted(found, key=lambda batch: (batch.created_at, batch.id), reverse=True)
 
+    async def result_bytes(self, tenant: str, *, without: str) -> list[int]:
+        """Of the batches that are not over, but for one: what their results take, as their runs last told."""
+        rooms = await self._durable.rooms()
+        pattern = f"{subjects.key_of(tenant)}.>"
+        found = [_kept.decode(entry.value or b"") async for entry in entries(rooms.batches, pattern)]
+        return [kept.result_bytes for kept in found if not kept.batch.is_over and kept.batch.id != without]
+
     async def change(self, tenant: str, batch_id: str, change: Callable[[Kept], None]) -> Kept:
         """Changes what is there now, whoever else changes it meanwhile; `change` may raise to leave it be."""
         rooms = await self._durable.rooms()
@@ -66,6 +73,11 @@ class Ledger:
             except nats.js.errors.KeyWrongLastSequenceError:
                 continue
             return kept
+
+    async def drop(self, tenant: str, batch_id: str) -> None:
+        """Whoever works on it finds that it is gone, and stops."""
+        rooms = await self._durable.rooms()
+        await drop_keys(rooms.js, BATCHES, _key(tenant, batch_id))
 
     async def next_job(self) -> Job:
         """Waits for one. Raises what NATS raises."""

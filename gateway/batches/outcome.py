@@ -12,9 +12,18 @@ from headwater.gateway.batches.files import IN_MEMORY_BYTES, Files
 from headwater.gateway.batches.lines import numbered, read_line
 from headwater.gateway.batches.records import Batch, Failure, Kept, Result, new_id
 from headwater.gateway.batches.results import Results
+from headwater.services.errors import StorageLimitExceeded
 
 _CANCELLED = Failure(code="batch_cancelled", message="the batch was cancelled before this request was answered")
 _EXPIRED = Failure(code="batch_expired", message="the completion window closed before this request was answered")
+_OUT_OF_ROOM = Failure(code=StorageLimitExceeded.code, message="the tenant has no room for more results (file_bytes)")
+
+
+def _reason(kept: Kept) -> Failure:
+    """Why lines have no result."""
+    if kept.batch.cancelling_at is not None:
+        return _CANCELLED
+    return _OUT_OF_ROOM if kept.is_out_of_room else _EXPIRED
 
 
 @dataclass(slots=True, kw_only=True)
@@ -52,7 +61,7 @@ class _Pages:
         return (await files.add(kept.tenant, filename, "batch_output", self.file, self.num_bytes)).id
 
 
-async def gathered(files: Files, results: Results, kept: Kept, content: IO[bytes], *, is_cancelled: bool) -> Outcome:
+async def gathered(files: Files, results: Results, kept: Kept, content: IO[bytes]) -> Outcome:
     """Writes the files; lines without a result are in the one of errors, with the reason."""
     with tempfile.SpooledTemporaryFile(IN_MEMORY_BYTES) as one, tempfile.SpooledTemporaryFile(IN_MEMORY_BYTES) as other:
         good, bad = _Pages(one), _Pages(other)
@@ -62,8 +71,7 @@ async def gathered(files: Files, results: Results, kept: Kept, content: IO[bytes
             (good if is_success else bad).add(line)
         for number, text in numbered(content):
             if number not in done:
-                reason = _CANCELLED if is_cancelled else _EXPIRED
-                result = Result(id=new_id("batch_req_"), custom_id=read_line(text).custom_id, error=reason)
+                result = Result(id=new_id("batch_req_"), custom_id=read_line(text).custom_id, error=_reason(kept))
                 bad.add(msgspec.json.encode(result))
         return Outcome(
             output_file_id=await good.put(files, kept, "output"),

@@ -93,11 +93,18 @@ class Kept(msgspec.Struct, kw_only=True):
 
     batch: Batch
     tenant: str
+    """Its key: what the batch and its files lie under."""
+    name: str = ""
+    """The tenant's; empty: its key is one."""
     weight: float
     tier: int
     key_id: str = ""
     """Whose limits its lines count against, beside the tenant's."""
     shared_cache: bool = False
+    result_bytes: int = 0
+    """Of the results that there are, until they are gathered into files."""
+    is_out_of_room: bool = False
+    """The tenant may keep no more: lines without a result get none."""
     owner: str = ""
     """The run that works on it; an earlier one finds another's name here and stops."""
 
@@ -105,7 +112,8 @@ class Kept(msgspec.Struct, kw_only=True):
     def of(cls, batch: Batch, payer: Tenant) -> Kept:
         return cls(
             batch=batch,
-            tenant=payer.id,
+            tenant=payer.key,
+            name=payer.id,
             weight=payer.weight,
             tier=payer.tier,
             key_id=payer.key_id,
@@ -115,12 +123,18 @@ class Kept(msgspec.Struct, kw_only=True):
     @property
     def is_running(self) -> bool:
         """Its lines are to be answered."""
-        return self.batch.status == "in_progress" and time.time() < self.batch.expires_at
+        is_in_time = time.time() < self.batch.expires_at
+        return self.batch.status == "in_progress" and is_in_time and not self.is_out_of_room
 
     @property
     def payer(self) -> Tenant:
         return Tenant(
-            id=self.tenant, weight=self.weight, tier=self.tier, key_id=self.key_id, shared_cache=self.shared_cache
+            id=self.name or self.tenant,
+            uid=self.tenant if self.tenant != self.name else "",
+            weight=self.weight,
+            tier=self.tier,
+            key_id=self.key_id,
+            shared_cache=self.shared_cache,
         )
 
 

@@ -9,15 +9,26 @@ from collections.abc import AsyncIterator
 
 import msgspec
 import nats.errors
-import nats.js.errors
 from nats.js import JetStreamContext
 from nats.js.api import ConsumerConfig, DeliverPolicy
 
-from headwater.gateway.batches.durable import FAILURES, RESULTS, Durable, Missing, Rooms, entries, put_once, value_of
+from headwater.gateway.batches.durable import (
+    FAILURES,
+    RESULTS,
+    Durable,
+    Missing,
+    Rooms,
+    drop_keys,
+    drop_object,
+    entries,
+    put_once,
+    value_of,
+)
 from headwater.gateway.batches.records import Result, new_id
 
 IS_SUCCESS = "Headwater-Success"
-"""Header of a result, so that counting needs no bodies."""
+NUM_BYTES = "Headwater-Bytes"
+"""Headers of a result, so that counting needs no bodies."""
 MAX_VALUE_BYTES = 512 * 1024
 """Of a result that lies in the bucket itself: below what the server takes in one message."""
 _ELSEWHERE, _LARGE = b"@", "large"
@@ -36,9 +47,9 @@ class Results:
     async def keep(self, batch_id: str, number: int, result: Result) -> bool:
         """False when the line had one already: the first stands."""
         rooms, value = await self._durable.rooms(), msgspec.json.encode(result)
+        headers = {IS_SUCCESS: str(int(result.is_success)), NUM_BYTES: str(len(value))}
         if len(value) > MAX_VALUE_BYTES:
             value = await self._put_elsewhere(rooms, batch_id, number, value)
-        headers = {IS_SUCCESS: str(int(result.is_success))}
         return await put_once(rooms.js, f"{_SUBJECT}.{batch_id}.{number}", value, headers)
 
     async def has(self, batch_id: str, number: int) -> bool:
@@ -62,10 +73,9 @@ class Results:
     async def drop(self, batch_id: str) -> None:
         rooms = await self._durable.rooms()
         async for entry in entries(rooms.results, f"{_LARGE}.{batch_id}.>"):
-            with contextlib.suppress(nats.js.errors.NotFoundError):
-                await rooms.contents.delete((entry.value or b"").decode())
-        for subject in (batch_id, f"{_LARGE}.{batch_id}"):
-            await rooms.js.purge_stream(_STREAM, subject=f"{_SUBJECT}.{subject}.>")
+            await drop_object(rooms, (entry.value or b"").decode())
+        for keys in (batch_id, f"{_LARGE}.{batch_id}"):
+            await drop_keys(rooms.js, RESULTS, f"{keys}.>")
 
     async def _put_elsewhere(self, rooms: Rooms, batch_id: str, number: int, value: bytes) -> bytes:
         """Among the contents of files; what to keep instead. Each that computes the line has a place of its own."""
@@ -92,19 +102,20 @@ class Follower:
         self._last_sequence = 0
         self._heard_at = 0.0
 
-    async def more(self, seconds: float) -> list[tuple[int, bool]]:
-        """(line number, whether it is a success) of those that are there; waits for one, but not longer than that.
+    async def more(self, seconds: float) -> list[tuple[int, bool, int]]:
+        """(line number, whether it is a success, its bytes) of those that are there; waits for one, not longer than
+        that.
 
         Raises what NATS raises where it cannot be asked.
         """
         listening = self._listening or await self._listen()
-        found: list[tuple[int, bool]] = []
+        found: list[tuple[int, bool, int]] = []
         try:
             while True:
                 message = await listening.next_msg(timeout=seconds)
                 self._heard_at, self._last_sequence = time.monotonic(), message.metadata.sequence.stream
-                number = int(message.subject.rpartition(".")[2])
-                found.append((number, (message.headers or {}).get(IS_SUCCESS) != "0"))
+                number, headers = int(message.subject.rpartition(".")[2]), message.headers or {}
+                found.append((number, headers.get(IS_SUCCESS) != "0", int(headers.get(NUM_BYTES, "0"))))
                 if not message.metadata.num_pending:
                     return found
         except nats.errors.TimeoutError:

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from typing import IO
 
-from headwater.gateway.batches.durable import FAILURES, Durable
+from headwater.gateway.batches.durable import FAILURES
 from headwater.gateway.batches.files import Files
 from headwater.gateway.batches.hand_out import HandOut
 from headwater.gateway.batches.insist import insist
@@ -23,6 +23,7 @@ from headwater.gateway.batches.outcome import Outcome, gathered
 from headwater.gateway.batches.ranges import Ranges, cut
 from headwater.gateway.batches.records import Batch, Counts, Fault, Faults, Kept
 from headwater.gateway.batches.results import Follower, Results
+from headwater.gateway.batches.tenant_storage import TenantStorage
 from headwater.services.errors import NotFound, Unavailable
 
 PROGRESS_SECONDS = 0.5
@@ -36,12 +37,13 @@ class NotMine(Exception):
 
 
 class Run:
-    def __init__(self, durable: Durable, tenant: str, batch_id: str, *, max_line_bytes: int) -> None:
+    def __init__(self, storage: TenantStorage, tenant: str, batch_id: str, *, max_line_bytes: int) -> None:
+        durable = storage.durable
         self._files, self._ledger = Files(durable), Ledger(durable)
         self._ranges, self._results = Ranges(durable), Results(durable)
         self._tenant, self._batch_id, self._max_line_bytes = tenant, batch_id, max_line_bytes
         self._name = secrets.token_hex(8)
-        self._counts = Counts()
+        self._counts, self._storage, self._num_bytes = Counts(), storage, 0
 
     async def to_its_end(self) -> Batch:
         """The batch when it is over. Raises `NotMine`, `NotFound`, and what storage raises."""
@@ -76,7 +78,8 @@ class Run:
         if faults:
             return await self._fail(*faults)
 
-        def begin(batch: Batch) -> None:
+        def begin(kept: Kept) -> None:
+            batch = kept.batch
             batch.request_counts.total = total
             if batch.status == "validating":
                 batch.become("in_progress")
@@ -84,9 +87,9 @@ class Run:
         return await self._change(begin)
 
     async def _fail(self, *faults: Fault) -> Kept:
-        def fail(batch: Batch) -> None:
-            batch.errors = Faults(data=list(faults))
-            batch.become("failed")
+        def fail(kept: Kept) -> None:
+            kept.batch.errors = Faults(data=list(faults))
+            kept.batch.become("failed")
 
         return await self._change(fail)
 
@@ -94,23 +97,38 @@ class Run:
         """Until every line has a result, the batch is cancelled or another's, or its time is over."""
         hand_out = HandOut(self._ranges, cut(content, self._tenant, self._batch_id))
         looked_at = repeated_at = time.monotonic()
+        room = await insist(self._room)
         async with self._results.followed(self._batch_id) as follower:
             if not is_new:
                 await self._note(hand_out, follower)
             while hand_out.num_done < kept.batch.request_counts.total and kept.is_running:
                 await hand_out.top_up()
                 await self._note(hand_out, follower)
+                if hand_out.num_bytes > room:
+                    await self._stop()
+                    return
                 now = time.monotonic()
                 if now - looked_at >= PROGRESS_SECONDS:
                     looked_at, kept = now, await self._look(kept)
                 if now - repeated_at >= REPEAT_SECONDS:
-                    repeated_at = now
+                    repeated_at, room = now, await insist(self._room)
                     await hand_out.repeat()
 
     async def _note(self, hand_out: HandOut, follower: Follower) -> None:
-        for number, is_good in await insist(lambda: follower.more(PROGRESS_SECONDS)):
-            hand_out.note(number, is_good)
+        for number, is_good, num_bytes in await insist(lambda: follower.more(PROGRESS_SECONDS)):
+            hand_out.note(number, is_good, num_bytes)
+        self._num_bytes = hand_out.num_bytes
         self._counts.completed, self._counts.failed = hand_out.num_good, hand_out.num_done - hand_out.num_good
+
+    async def _room(self) -> int:
+        """Bytes that the batch's results may have in all."""
+        return await self._storage.left(self._tenant, without=self._batch_id)
+
+    async def _stop(self) -> None:
+        def stop(kept: Kept) -> None:
+            kept.is_out_of_room = True
+
+        await insist(lambda: self._ledger.change(self._tenant, self._batch_id, self._guarded(stop)))
 
     async def _look(self, kept: Kept) -> Kept:
         """Says how far it is and looks whether it may go on."""
@@ -126,18 +144,19 @@ class Run:
     async def _finish(self, kept: Kept, content: IO[bytes]) -> Kept:
         """Only a run that still has the batch says where its files are."""
 
-        def finalize(batch: Batch) -> None:
-            self._tell(batch)
-            if batch.status != "cancelling":
-                batch.become("finalizing")
+        def finalize(kept: Kept) -> None:
+            self._tell(kept)
+            if kept.batch.status != "cancelling":
+                kept.batch.become("finalizing")
 
         kept = await self._change(finalize)
         is_cancelled = kept.batch.cancelling_at is not None
-        outcome = await gathered(self._files, self._results, kept, content, is_cancelled=is_cancelled)
+        outcome = await gathered(self._files, self._results, kept, content)
+        has_all = outcome.is_whole or kept.is_out_of_room
 
-        def end(batch: Batch) -> None:
-            outcome.tell(batch)
-            batch.become("cancelled" if is_cancelled else "completed" if outcome.is_whole else "expired")
+        def end(kept: Kept) -> None:
+            outcome.tell(kept.batch)
+            kept.batch.become("cancelled" if is_cancelled else "completed" if has_all else "expired")
 
         try:
             return await self._change(end)
@@ -152,16 +171,17 @@ class Run:
                 with contextlib.suppress(*FAILURES, Unavailable, NotFound):
                     await self._files.delete(kept.tenant, file_id)
 
-    def _tell(self, batch: Batch) -> None:
-        batch.request_counts.completed, batch.request_counts.failed = self._counts.completed, self._counts.failed
+    def _tell(self, kept: Kept) -> None:
+        counts, kept.result_bytes = kept.batch.request_counts, self._num_bytes
+        counts.completed, counts.failed = self._counts.completed, self._counts.failed
 
-    async def _change(self, change: Callable[[Batch], None]) -> Kept:
+    async def _change(self, change: Callable[[Kept], None]) -> Kept:
         return await insist(lambda: self._ledger.change(self._tenant, self._batch_id, self._guarded(change)))
 
-    def _guarded(self, change: Callable[[Batch], None]) -> Callable[[Kept], None]:
+    def _guarded(self, change: Callable[[Kept], None]) -> Callable[[Kept], None]:
         def guarded(kept: Kept) -> None:
             if kept.owner != self._name:
                 raise NotMine
-            change(kept.batch)
+            change(kept)
 
         return guarded

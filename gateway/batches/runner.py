@@ -8,11 +8,12 @@ from collections.abc import AsyncIterator
 
 import structlog
 
-from headwater.gateway.batches.durable import FAILURES, Durable
+from headwater.gateway.batches.durable import FAILURES
 from headwater.gateway.batches.ledger import Job, Ledger
 from headwater.gateway.batches.line_caller import LineCaller
 from headwater.gateway.batches.range_runner import RangeRunner
 from headwater.gateway.batches.run import NotMine, Run
+from headwater.gateway.batches.tenant_storage import TenantStorage
 from headwater.gateway.batches.workers import PAUSE_SECONDS, Workers
 from headwater.services.errors import NotFound, Unavailable
 
@@ -25,8 +26,8 @@ MAX_UNKNOWN = 8
 class Runner:
     """Use within `running`."""
 
-    def __init__(self, durable: Durable, caller: LineCaller, *, max_line_bytes: int) -> None:
-        self._durable, self._max_line_bytes = durable, max_line_bytes
+    def __init__(self, storage: TenantStorage, caller: LineCaller, *, max_line_bytes: int) -> None:
+        durable, self._storage, self._max_line_bytes = storage.durable, storage, max_line_bytes
         self._workers = Workers(durable, Ledger(durable).next_job, self._work, MAX_BATCHES)
         self._ranges = RangeRunner(durable, caller)
 
@@ -38,7 +39,7 @@ class Runner:
 
     async def _work(self, job: Job) -> None:
         log = structlog.get_logger().bind(batch=job.batch_id)
-        run = Run(self._durable, job.tenant, job.batch_id, max_line_bytes=self._max_line_bytes)
+        run = Run(self._storage, job.tenant, job.batch_id, max_line_bytes=self._max_line_bytes)
         try:
             async with job.held():
                 batch = await run.to_its_end()

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import msgspec
 from starlette.datastructures import Headers, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 
-from headwater.gateway.batches.durable import Durable, or_unavailable
+from headwater.gateway.batches.durable import or_unavailable
 from headwater.gateway.batches.files import Files
 from headwater.gateway.batches.ledger import Ledger
 from headwater.gateway.batches.lines import ENDPOINTS
 from headwater.gateway.batches.records import OVER, Batch, File, Kept, NewBatch, new_id, now
+from headwater.gateway.batches.tenant_storage import TenantStorage
 from headwater.gateway.exchange import Exchange
 from headwater.gateway.openai.decode import decode
 from headwater.gateway.openai.paging import page_of
@@ -32,14 +33,22 @@ MAX_BATCH_BODY_BYTES = 64 * 1024
 
 
 class BatchSurface:
-    def __init__(self, durable: Durable, tenant_of: Callable[[Exchange], Tenant], max_file_bytes: int) -> None:
-        self._files, self._ledger = Files(durable), Ledger(durable)
-        self._tenant_of, self._max_file_bytes = tenant_of, max_file_bytes
+    def __init__(
+        self,
+        storage: TenantStorage,
+        tenant_of: Callable[[Exchange], Tenant],
+        counted: Callable[[Exchange], Awaitable[Tenant]],
+        max_file_bytes: int,
+    ) -> None:
+        """`counted` counts calls about files, and new batches, as requests; polling and deleting are free."""
+        self._files, self._ledger = Files(storage.durable), Ledger(storage.durable)
+        self._storage, self._max_file_bytes = storage, max_file_bytes
+        self._tenant_of, self._counted = tenant_of, counted
 
     # Files.
 
     async def add_file(self, exchange: Exchange) -> None:
-        tenant = self._tenant_of(exchange)
+        tenant = await self._counted(exchange)
         media_type = exchange.headers.get("content-type", "")
         if not media_type.startswith("multipart/form-data"):
             raise UnsupportedMediaType(media_type[:100], "multipart/form-data")
@@ -55,49 +64,52 @@ class BatchSurface:
                 raise BadRequest("file", "file is missing; allowed: one file", code="missing_field")
             if purpose != PURPOSE:
                 raise BadRequest.of("purpose", purpose, PURPOSE)
+            # The body may have taken long, and the key may be gone since.
+            tenant = self._tenant_of(exchange)
             with or_unavailable():
-                if len(await self._files.all(tenant.id)) >= MAX_FILES:
+                if len(await self._files.all(tenant.key)) >= MAX_FILES:
                     raise LimitExceeded(f"the tenant has {MAX_FILES} files; delete some", retry_after=60.0)
-                name = (file.filename or "file")[:MAX_FILENAME]
-                added = await self._files.add(tenant.id, name, PURPOSE, file.file, file.size or 0)
+                name, num_bytes = (file.filename or "file")[:MAX_FILENAME], file.size or 0
+                async with self._storage.room(tenant.key, num_bytes):
+                    added = await self._files.add(tenant.key, name, PURPOSE, file.file, num_bytes)
         finally:
             await form.close()
         await exchange.reply_json(added)
 
     async def list_files(self, exchange: Exchange) -> None:
-        tenant = self._tenant_of(exchange)
+        tenant = await self._counted(exchange)
         with or_unavailable():
-            files = await self._files.all(tenant.id)
+            files = await self._files.all(tenant.key)
         purpose = exchange.query.get("purpose")
         await exchange.reply_json(_page(exchange, [file for file in files if purpose in (None, file.purpose)]))
 
     async def get_file(self, exchange: Exchange) -> None:
-        tenant = self._tenant_of(exchange)
+        tenant = await self._counted(exchange)
         with or_unavailable():
-            await exchange.reply_json(await self._files.get(tenant.id, exchange.path_params["id"]))
+            await exchange.reply_json(await self._files.get(tenant.key, exchange.path_params["id"]))
 
     async def file_content(self, exchange: Exchange) -> None:
-        tenant, file_id = self._tenant_of(exchange), exchange.path_params["id"]
+        tenant, file_id = await self._counted(exchange), exchange.path_params["id"]
         with or_unavailable():
-            file = await self._files.get(tenant.id, file_id)
-            async with self._files.opened(tenant.id, file_id) as content:
+            file = await self._files.get(tenant.key, file_id)
+            async with self._files.opened(tenant.key, file_id) as content:
                 await exchange.reply_file(content, file.bytes)
 
     async def delete_file(self, exchange: Exchange) -> None:
         tenant, file_id = self._tenant_of(exchange), exchange.path_params["id"]
         with or_unavailable():
-            await self._files.delete(tenant.id, file_id)
+            await self._files.delete(tenant.key, file_id)
         await exchange.reply_json({"id": file_id, "object": "file", "deleted": True})
 
     # Batches.
 
     async def add_batch(self, exchange: Exchange) -> None:
-        tenant = self._tenant_of(exchange)
+        tenant = await self._counted(exchange)
         asked = decode(await exchange.body(MAX_BATCH_BODY_BYTES), NewBatch)
         hours = _checked(asked)
         with or_unavailable():
-            await self._files.get(tenant.id, asked.input_file_id)
-            running = [batch for batch in await self._ledger.all(tenant.id) if batch.status not in OVER]
+            await self._files.get(tenant.key, asked.input_file_id)
+            running = [batch for batch in await self._ledger.all(tenant.key) if batch.status not in OVER]
             if len(running) >= MAX_OPEN_BATCHES:
                 raise LimitExceeded(f"the tenant has {MAX_OPEN_BATCHES} batches that are not over", retry_after=60.0)
             batch = Batch(
@@ -109,26 +121,27 @@ class BatchSurface:
                 expires_at=now() + hours * 3600,
                 metadata=asked.metadata,
             )
-            await self._ledger.add(Kept.of(batch, tenant))
+            async with self._storage.room(tenant.key, 0):
+                await self._ledger.add(Kept.of(batch, tenant))
         await exchange.reply_json(batch)
 
     async def list_batches(self, exchange: Exchange) -> None:
         tenant = self._tenant_of(exchange)
         with or_unavailable():
-            batches = await self._ledger.all(tenant.id)
+            batches = await self._ledger.all(tenant.key)
         await exchange.reply_json(_page(exchange, batches))
 
     async def get_batch(self, exchange: Exchange) -> None:
         tenant = self._tenant_of(exchange)
         with or_unavailable():
-            kept = await self._ledger.get(tenant.id, exchange.path_params["id"])
+            kept = await self._ledger.get(tenant.key, exchange.path_params["id"])
         await exchange.reply_json(kept.batch)
 
     async def cancel_batch(self, exchange: Exchange) -> None:
         """Its runner, or the next one, ends it with the results that there are."""
         tenant = self._tenant_of(exchange)
         with or_unavailable():
-            kept = await self._ledger.change(tenant.id, exchange.path_params["id"], _cancel)
+            kept = await self._ledger.change(tenant.key, exchange.path_params["id"], _cancel)
         await exchange.reply_json(kept.batch)
 
 

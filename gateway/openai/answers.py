@@ -36,8 +36,8 @@ class Shape(Protocol):
     scores_prompt: bool
     """A stream begins with the prompt's log probabilities."""
 
-    def jobs(self, caller: Caller) -> list[Job]:
-        """The prompts to answer. Raises `BadRequest`."""
+    def jobs(self, caller: Caller, max_choices: int) -> list[Job]:
+        """The prompts to answer. Raises `BadRequest`, also for more than `max_choices` answers."""
         ...
 
     async def prepared(self, line: Line, generations: Sequence[Generation]) -> None:

@@ -13,6 +13,10 @@ from typing import Any
 import msgspec
 from msgspec import inspect
 
+from headwater.services.errors import BadRequest
+
+MAX_UNKNOWN = 16_384
+MAX_NAME_CHARS = 80
 Unknown = list[tuple[str, Any]]
 """Places, as `messages[1].content[0].foo`, and values."""
 Copy = Callable[[Any, str, Unknown], Any]
@@ -43,8 +47,8 @@ def _copy_of(kind: inspect.Type) -> Copy | None:
             return _copy_of_union([copy for each in types if (copy := _copy_of(each)) is not None])
         case inspect.StructType(cls=cls, fields=fields) if issubclass(cls, Body):
             return _copy_of_body({field.encode_name: _copy_of(field.type) for field in fields})
-        case inspect.ListType(item_type=inner):
-            return _copy_of_list(_copy_of(inner))
+        case inspect.ListType(item_type=inner, max_length=most):
+            return _copy_of_list(_copy_of(inner), most)
         case _:
             return None
 
@@ -60,9 +64,10 @@ def _copy_of_union(members: list[Copy]) -> Copy | None:
     return copy if len(members) > 1 else next(iter(members), None)
 
 
-def _copy_of_list(item: Copy | None) -> Copy | None:
+def _copy_of_list(item: Copy | None, most: int | None) -> Copy | None:
     def copy(value: Any, path: str, unknown: Unknown) -> Any:
-        if not isinstance(value, list) or item is None:
+        # One that is too long is for the decoder to refuse, not to be walked.
+        if not isinstance(value, list) or item is None or (most is not None and len(value) > most):
             return value
         return [item(each, f"{path}[{i}]", unknown) for i, each in enumerate(value)]
 
@@ -76,7 +81,11 @@ def _copy_of_body(fields: dict[str, Copy | None]) -> Copy:
         known = {}
         for name, each in value.items():
             if name not in fields:
-                unknown.append((f"{path}.{name}".lstrip("."), each))
+                if len(unknown) == MAX_UNKNOWN:
+                    raise BadRequest(
+                        None, f"the body has more than {MAX_UNKNOWN} unknown fields; allowed: {MAX_UNKNOWN}"
+                    )
+                unknown.append((f"{path}.{name[:MAX_NAME_CHARS]}".lstrip("."), each))
             elif (of_field := fields[name]) is None:
                 known[name] = each
             else:

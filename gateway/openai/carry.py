@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
-
 from headwater.gateway.line import Line
 from headwater.gateway.openai.answers import Answer, EventStream
 from headwater.gateway.resumed import ResumedGeneration, run_resumed
-from headwater.gateway.session import run_all
+from headwater.gateway.session import prepare_all, run_all
 from headwater.services import errors
 
 
 async def carry(line: Line, answer: Answer) -> None:
     """Every prompt is checked before any is computed."""
     try:
-        if len(answer.generations) == 1:
-            await answer.generations[0].prepare()
-        else:
-            await asyncio.gather(*(generation.prepare() for generation in answer.generations))
+        await prepare_all(answer.generations)
         await answer.shape.prepared(line, answer.generations)
     except errors.BadRequest as error:
         raise error.in_words_of(answer.shape.renamed) from None

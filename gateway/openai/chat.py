@@ -7,6 +7,7 @@ from typing import Any
 
 from headwater.gateway.caller import Caller
 from headwater.gateway.choice import Choice
+from headwater.gateway.choice_count import check_num_choices
 from headwater.gateway.job import Job
 from headwater.gateway.line import Line
 from headwater.gateway.openai.logprobs import chat_logprobs, prompt_logprobs
@@ -31,7 +32,7 @@ class ChatShape:
         # The contract knows one name for the two that clients use.
         self.renamed = {"max_tokens": "max_completion_tokens"} if asked.max_completion_tokens is not None else {}
 
-    def jobs(self, caller: Caller) -> list[Job]:
+    def jobs(self, caller: Caller, max_choices: int) -> list[Job]:
         """One: a conversation is one prompt. Raises `BadRequest`."""
         asked = self._asked
         check_stream_options(asked.stream, asked.stream_options)
@@ -43,6 +44,7 @@ class ChatShape:
         if asked.top_logprobs is not None:
             sampling.top_logprobs = asked.top_logprobs
         self.renamed |= put_structured_output(asked, sampling)
+        check_num_choices("messages", 1, sampling, max_choices)
         prompt = conversation_to_pb(asked)
         stream, salt = bool(asked.stream), asked.cache_salt or ""
         return [Job(caller=caller, model=asked.model, prompt=prompt, sampling=sampling, stream=stream, cache_salt=salt)]

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from headwater.gateway.caller import Caller
 from headwater.gateway.choice import Choice
+from headwater.gateway.choice_count import check_num_choices
 from headwater.gateway.job import Job
 from headwater.gateway.line import Line
 from headwater.gateway.openai.logprobs import completion_logprobs, prompt_logprobs
@@ -16,11 +17,11 @@ from headwater.gateway.openai.structured_output import put_structured_output
 from headwater.gateway.openai.to_pb import check_stream_options, sampling_to_pb
 from headwater.gateway.output_session import Scores
 from headwater.gateway.pieces import Piece
-from headwater.gateway.session import Generation
+from headwater.gateway.session import PREPARED_AT_ONCE, Generation
 from headwater.proto import common_pb2, processor_pb2
 from headwater.services.errors import BadRequest
+from headwater.services.runtime import few_at_once
 
-MAX_PROMPTS = 1024
 ALLOWED_PROMPT = "a string, a list of strings, token ids, or a list of lists of token ids, none empty"
 
 
@@ -40,7 +41,7 @@ class CompletionShape:
         self.scores_prompt = bool(asked.echo) and asked.logprobs is not None
         self.renamed = {"top_logprobs": "logprobs"}
 
-    def jobs(self, caller: Caller) -> list[Job]:
+    def jobs(self, caller: Caller, max_choices: int) -> list[Job]:
         """One a prompt; choice i of prompt p has the index p·n + i. Raises `BadRequest`."""
         asked = self._asked
         check_stream_options(asked.stream, asked.stream_options)
@@ -55,9 +56,8 @@ class CompletionShape:
                 # The contract's rule against streams is about a field that has no place in chunks; these have one.
                 sampling.prompt_logprobs, stream = asked.logprobs, False
         stride = asked.n or 1
-        prompts = prompts_of("prompt", asked.prompt, add_special_tokens=asked.add_special_tokens)
-        if len(prompts) > MAX_PROMPTS:
-            raise BadRequest("prompt", f"prompt has {len(prompts)} prompts; allowed: at most {MAX_PROMPTS}")
+        check = partial(check_num_choices, "prompt", sampling=sampling, allowed=max_choices)
+        prompts = prompts_of("prompt", asked.prompt, check, add_special_tokens=asked.add_special_tokens)
         return [
             Job(
                 caller=caller,
@@ -74,18 +74,18 @@ class CompletionShape:
     async def prepared(self, line: Line, generations: Sequence[Generation]) -> None:
         """Finds the prompts' texts, where they are to be echoed."""
         if self._asked.echo:
-            echoes = await asyncio.gather(*(self._echo(line, generation) for generation in generations))
-            self._echoes = dict(zip(generations, echoes, strict=True))
+            await few_at_once([partial(self._echo, line, each) for each in generations], PREPARED_AT_ONCE)
 
-    async def _echo(self, line: Line, generation: Generation) -> tuple[str, list[common_pb2.TokenLogprob]]:
+    async def _echo(self, line: Line, generation: Generation) -> None:
         prompt, first = generation.job.prompt, []
         if self._asked.logprobs is not None:
             first_id = generation.prepared.prompt_ids[0]
             spelled = await _text_of(line, self._asked.model, [first_id])
             first = [common_pb2.TokenLogprob(chosen=common_pb2.TopLogprob(token_id=first_id, token=spelled))]
-        if prompt.WhichOneof("kind") == "text" and self._asked.truncate_prompt_tokens is None:
-            return prompt.text, first
-        return await _text_of(line, self._asked.model, generation.prepared.prompt_ids), first
+        text = prompt.text
+        if prompt.WhichOneof("kind") != "text" or self._asked.truncate_prompt_tokens is not None:
+            text = await _text_of(line, self._asked.model, generation.prepared.prompt_ids)
+        self._echoes[generation] = text, first
 
     def opening(self, choice: Choice) -> dict[str, Any] | None:
         fields = self._prompt_fields(choice)
@@ -129,12 +129,16 @@ class CompletionShape:
         return {"prompt_token_ids": list(choice.generation.prepared.prompt_ids)}
 
 
-def prompts_of(name: str, given: str | Sequence[Any], *, add_special_tokens: bool | None) -> list[processor_pb2.Prompt]:
-    """Each way in which clients give prompts, told apart by what the list holds. Raises `BadRequest`, naming `name`."""
+def prompts_of(
+    name: str, given: str | Sequence[Any], check: Callable[[int], None], *, add_special_tokens: bool | None
+) -> list[processor_pb2.Prompt]:
+    """Each way in which clients give prompts, told apart by what the list holds; `check` is told how many they are.
+    Raises `BadRequest`, naming `name`."""
     prompts: Sequence[Any] = [given] if isinstance(given, str) else given
     kinds = {type(item) for item in prompts}
     if kinds == {int}:
         prompts, kinds = [prompts], {list}
+    check(len(prompts))
     if len(kinds) != 1 or not all(prompts):
         raise BadRequest.of(name, given, ALLOWED_PROMPT)
     if kinds == {str}:

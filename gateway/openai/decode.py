@@ -13,7 +13,8 @@ from typing import Any, TypeVar
 import msgspec
 import structlog
 
-from headwater.gateway.openai.body import Unknown, known_part
+from headwater.gateway.long_work import LONG_BODY_BYTES, without_collector
+from headwater.gateway.openai.body import MAX_NAME_CHARS, Unknown, known_part
 from headwater.gateway.openai.not_served import check_misplaced, check_served
 from headwater.gateway.openai.response_schema import ResponsesRequest
 from headwater.gateway.openai.schema import ChatCompletionRequest, CompletionRequest
@@ -21,7 +22,7 @@ from headwater.services.errors import BadRequest
 
 RequestT = TypeVar("RequestT", bound=msgspec.Struct)
 MAX_WARNED = 1000
-MAX_NAME_CHARS = 80
+MAX_PLACE_CHARS = 512
 _UNKNOWN = "Object contains unknown field"
 _WHERE = re.compile(r" - at `\$(.*)`$")
 _KEY = re.compile(r"\.([^.\[]+)|\[(\d+|\.\.\.)\]")
@@ -52,7 +53,8 @@ def decode(body: bytes, kind: type[RequestT]) -> RequestT:
     """Raises `BadRequest`. Fields that nobody knows are accepted, wherever they stand, and named in the log once."""
     try:
         try:
-            request: RequestT = _decoder(kind).decode(body)
+            with without_collector(len(body)):
+                request: RequestT = _decoder(kind).decode(body)
         except msgspec.ValidationError as fault:
             if not str(fault).startswith(_UNKNOWN):
                 raise
@@ -60,9 +62,9 @@ def decode(body: bytes, kind: type[RequestT]) -> RequestT:
         return request
     except msgspec.ValidationError as fault:
         # Not the decoder that refused: it refuses numbers beyond a float's range wherever they stand.
-        raise _explained(str(fault), kind, lambda: json.loads(body)) from None
+        raise _explained(str(fault), kind, (lambda: json.loads(body)) if _is_short(body) else None) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as fault:
-        raise _half_character(body) or _no_json(fault) from None
+        raise (_half_character(body) if _is_short(body) else None) or _no_json(fault) from None
 
 
 def convert(value: Any, kind: type[RequestT], at: str) -> RequestT:
@@ -75,7 +77,8 @@ def convert(value: Any, kind: type[RequestT], at: str) -> RequestT:
 
 def _decoded_without_unknown(body: bytes, kind: type[RequestT]) -> RequestT:
     unknown: Unknown = []
-    known = known_part(msgspec.json.decode(body), kind, unknown)
+    with without_collector(len(body)):
+        known = known_part(msgspec.json.decode(body), kind, unknown)
     for path, value in unknown:
         everywhere = _INDEX.sub("[]", path)
         if not (check_served(everywhere, path, value) or _is_of_other(path, value, kind)):
@@ -103,8 +106,14 @@ def _warn(everywhere: str, path: str, kind: type[msgspec.Struct]) -> None:
         structlog.get_logger().warning("field without effect", field=path[:MAX_NAME_CHARS], request=kind.__name__)
 
 
-def _explained(fault: str, kind: type[msgspec.Struct], read: Callable[[], Any], at: str = "") -> BadRequest:
-    """`read` gives what the decoder was given as plain data, of which `at` is the place."""
+def _is_short(body: bytes) -> bool:
+    """Whether a value at fault is shown: to find it the whole body is parsed again, more slowly."""
+    return len(body) < LONG_BODY_BYTES
+
+
+def _explained(fault: str, kind: type[msgspec.Struct], read: Callable[[], Any] | None, at: str = "") -> BadRequest:
+    """`read` gives what the decoder was given as plain data, of which `at` is the place; None: it is too long for
+    that."""
     where = _WHERE.search(fault)
     path = where.group(1) if where is not None else ""
     if (missing := _MISSING.search(fault)) is not None:
@@ -114,11 +123,15 @@ def _explained(fault: str, kind: type[msgspec.Struct], read: Callable[[], Any], 
             param, f"{param} is missing; allowed: {_allowed(kind, field, 'a value')}", code="missing_field"
         )
     if (unknown := _NO_FIELD.match(fault)) is not None:
-        param = f"{at}{path}.{unknown.group(1)}".lstrip(".")
+        param = f"{at}{path}.{unknown.group(1)}".lstrip(".")[:MAX_PLACE_CHARS]
         fields = ", ".join(_fields(_hint_at(kind, path)))
         return BadRequest(param, f"{param} is no field that exists; allowed: {fields}", code="unknown_field")
     if not path:
         return BadRequest(None, "the body is no JSON object; allowed: an object with the request's fields")
+    if read is None:
+        field = path.partition("[...]")[0]
+        param = f"{at}{field}".lstrip(".")[:MAX_PLACE_CHARS]
+        return BadRequest(param, f"{param} cannot be used; allowed: {_allowed(kind, field, _expected(fault))}")
     try:
         field, value = _look_up(read(), path)
     except (ValueError, RecursionError) as broken:
@@ -133,19 +146,33 @@ def _no_json(fault: Exception) -> BadRequest:
 def _half_character(body: bytes) -> BadRequest | None:
     """Where half of an escaped pair stands alone: JSON has it, Unicode has not, and the decoder calls it cut off."""
     try:
-        places = [("", json.loads(body))]
+        places: list[tuple[_Place, Any]] = [(None, json.loads(body))]
     except (ValueError, RecursionError):
         return None
     while places:
         at, value = places.pop()
         if isinstance(value, dict):
-            places += [(f"{at}.{name}", each) for name, part in value.items() for each in (part, name)]
+            places += [
+                ((at, f".{name[:MAX_NAME_CHARS]}"), each) for name, part in value.items() for each in (part, name)
+            ]
         elif isinstance(value, list):
-            places += [(f"{at}[{i}]", part) for i, part in enumerate(value)]
+            places += [((at, f"[{i}]"), part) for i, part in enumerate(value)]
         elif isinstance(value, str) and _SURROGATE.search(value):
-            place = at.lstrip(".").encode(errors="backslashreplace").decode()
+            place = _written(at).encode(errors="backslashreplace").decode()
             return BadRequest.of(place, value, r"text whose \ud800…\udfff come in pairs")
     return None
+
+
+_Place = tuple["_Place", str] | None
+"""Where a value stands, from the innermost name outwards: written out for the one place that is told."""
+
+
+def _written(place: _Place) -> str:
+    names = []
+    while place is not None:
+        place, name = place
+        names.append(name)
+    return "".join(reversed(names)).lstrip(".")[:MAX_PLACE_CHARS]
 
 
 def _look_up(value: Any, path: str) -> tuple[str, Any]:

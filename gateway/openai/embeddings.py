@@ -6,15 +6,18 @@ import base64
 import sys
 import time
 from array import array
+from functools import partial
 from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
+from headwater.gateway.choice_count import check_num_choices
 from headwater.gateway.embeddings import POOLINGS, Embedding
 from headwater.gateway.openai.body import Body
 from headwater.gateway.openai.completions import prompts_of
 from headwater.gateway.openai.schema import Flag, TokenId, Truncation, Whole
 from headwater.gateway.openai.to_pb import truncation_to_pb
+from headwater.proto import common_pb2
 
 ALLOWED_INPUT = "a string, a list of strings, token ids, or a list of lists of token ids, none empty"
 
@@ -37,11 +40,12 @@ class EmbeddingRequest(Body, kw_only=True):
     request_id: Annotated[str, Meta(max_length=256, description="a string of up to 256 characters")] | None = None
 
 
-def to_embedding(asked: EmbeddingRequest) -> Embedding:
+def to_embedding(asked: EmbeddingRequest, max_choices: int) -> Embedding:
     """Raises `BadRequest`."""
+    check = partial(check_num_choices, "input", sampling=common_pb2.Sampling(), allowed=max_choices)
     return Embedding(
         model=asked.model,
-        prompts=prompts_of("input", asked.input, add_special_tokens=asked.add_special_tokens),
+        prompts=prompts_of("input", asked.input, check, add_special_tokens=asked.add_special_tokens),
         pooling=POOLINGS[asked.pooling or "last"],
         dimensions=asked.dimensions,
         normalize=asked.normalize is not False,

@@ -21,6 +21,7 @@ from headwater.gateway.openai.to_pb import (
 from headwater.proto import common_pb2, processor_pb2
 from headwater.proto.common_pb2 import ChatMessage
 from headwater.services.errors import BadRequest, UnsupportedField
+from headwater.services.request_limits import bounded_tools
 
 TEXT_PARTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text", "refusal")
 ITEM_TYPES = "message, function_call, function_call_output, custom_tool_call, custom_tool_call_output or reasoning"
@@ -137,7 +138,7 @@ def to_prompt(asked: ResponsesRequest, items: Sequence[InputItem], *, first: int
     choice, allowed = _tool_choice(asked)
     conversation = processor_pb2.Conversation(
         messages=messages,
-        tools=[_tool(tool, f"tools[{i}]") for i, tool in enumerate(asked.tools or ())],
+        tools=bounded_tools(_tool(tool, f"tools[{i}]") for i, tool in enumerate(asked.tools or ())),
         tool_choice=choice,
         allowed_tools=allowed,
         parallel_tool_calls=asked.parallel_tool_calls,

@@ -8,6 +8,9 @@ from msgspec import Meta
 
 from headwater.gateway.openai.body import Body
 from headwater.gateway.openai.schema import Flag, Sampling, StructuredOutputs, Whole
+from headwater.services.request_limits import MAX_MESSAGE_PARTS, MAX_TOOLS
+
+ALLOWED_INPUT = f"a string or a list of up to {MAX_MESSAGE_PARTS} items"
 
 
 class InputItem(Body, kw_only=True):
@@ -122,14 +125,16 @@ class ResponsesRequest(Sampling, kw_only=True):
     """POST /v1/responses"""
 
     model: Annotated[str, Meta(description="a served model's name")]
-    input: Annotated[str | list[InputItem], Meta(description="a string or a list of items")]
+    input: str | Annotated[list[InputItem], Meta(max_length=MAX_MESSAGE_PARTS, description=ALLOWED_INPUT)]
     instructions: str | None = None
     previous_response_id: Annotated[str, Meta(max_length=128, description="the id of a response")] | None = None
     store: Flag | None = None
     stream: Flag | None = None
     stream_options: Annotated[ResponseStreamOptions, Meta(description="an object, with stream")] | None = None
     max_output_tokens: Annotated[Whole, Meta(description="a whole number, at least 1")] | None = None
-    tools: Annotated[list[ResponseTool], Meta(description="functions")] | None = None
+    tools: (
+        Annotated[list[ResponseTool], Meta(max_length=MAX_TOOLS, description=f"up to {MAX_TOOLS} functions")] | None
+    ) = None
     tool_choice: (
         Annotated[str | ResponseToolChoice, Meta(description="auto, none, required, or an object that names functions")]
         | None

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, Struct
 
 from headwater.gateway.openai.body import Body
+from headwater.services.request_limits import MAX_BIASES, MAX_MESSAGE_PARTS, MAX_TEXTS, MAX_TOOLS
 
 U32 = 2**32 - 1
 
@@ -32,10 +33,15 @@ class Sampling(Body, kw_only=True):
     repetition_penalty: Annotated[float, Meta(description="a number above 0")] | None = None
     seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1, description="a whole number of 64 bits")] | None = None
     stop: Annotated[str | list[str], Meta(description="a string or up to 16 strings")] | None = None
-    stop_token_ids: Annotated[list[TokenId], Meta(description="token ids")] | None = None
-    bad_words: Annotated[list[str], Meta(description="strings")] | None = None
+    stop_token_ids: (
+        Annotated[list[TokenId], Meta(max_length=MAX_TEXTS, description=f"up to {MAX_TEXTS} token ids")] | None
+    ) = None
+    bad_words: Annotated[list[str], Meta(max_length=MAX_TEXTS, description=f"up to {MAX_TEXTS} strings")] | None = None
     allowed_token_ids: Annotated[list[TokenId], Meta(description="token ids")] | None = None
-    logit_bias: Annotated[dict[str, float], Meta(description="numbers by token id")] | None = None
+    logit_bias: (
+        Annotated[dict[str, float], Meta(max_length=MAX_BIASES, description=f"up to {MAX_BIASES} numbers by token id")]
+        | None
+    ) = None
     ignore_eos: Flag | None = None
     min_tokens: Annotated[Whole, Meta(description="a whole number, 0…max_tokens")] | None = None
     max_tokens: Annotated[Whole, Meta(description="a whole number, at least 1")] | None = None
@@ -223,6 +229,14 @@ class Tool(Body, kw_only=True):
     type: Annotated[Literal["function", "custom"], Meta(description="function or custom")] = "function"
 
 
+Messages = Annotated[
+    list[Message], Meta(max_length=MAX_MESSAGE_PARTS, description=f"at least one message, at most {MAX_MESSAGE_PARTS}")
+]
+Tools = Annotated[
+    list[Tool], Meta(min_length=1, max_length=MAX_TOOLS, description=f"at least one tool, at most {MAX_TOOLS}")
+]
+
+
 class ToolName(Body, kw_only=True):
     """The tool that is to be called."""
 
@@ -258,8 +272,8 @@ class ToolChoice(Body, kw_only=True):
 class ChatCompletionRequest(Answering, kw_only=True):
     """POST /v1/chat/completions"""
 
-    messages: Annotated[list[Message], Meta(description="at least one message")]
-    tools: Annotated[list[Tool], Meta(min_length=1, description="at least one tool")] | None = None
+    messages: Messages
+    tools: Tools | None = None
     documents: Annotated[list[dict[str, Any]], Meta(description="objects with title and text")] | None = None
     echo: Flag | None = None
     add_generation_prompt: Flag | None = None
@@ -295,8 +309,8 @@ class TokenizeRequest(Body, kw_only=True):
 
     model: Annotated[str, Meta(description="a served model's name")]
     prompt: Annotated[str, Meta(description="a string")] | None = None
-    messages: Annotated[list[Message], Meta(description="at least one message")] | None = None
-    tools: Annotated[list[Tool], Meta(min_length=1, description="at least one tool")] | None = None
+    messages: Messages | None = None
+    tools: Tools | None = None
     add_generation_prompt: Flag | None = None
     continue_final_message: Flag | None = None
     add_special_tokens: Flag | None = None

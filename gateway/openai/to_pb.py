@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
 import msgspec
@@ -29,6 +29,7 @@ from headwater.gateway.openai.schema import (
 )
 from headwater.proto import common_pb2, processor_pb2
 from headwater.services.errors import BadRequest, UnsupportedField
+from headwater.services.request_limits import MAX_MESSAGE_PARTS, bounded_tools, check_count
 
 _OTHERS = ("stop", "logit_bias", "truncate_prompt_tokens", "thinking_token_budget")
 _SCALARS = tuple(name for name in Sampling.__struct_fields__ if name not in _OTHERS)
@@ -65,11 +66,12 @@ def truncation_to_pb(given: int) -> int:
 
 
 def conversation_to_pb(asked: ChatCompletionRequest | TokenizeRequest) -> processor_pb2.Prompt:
+    check_count("messages", _num_parts(asked.messages or ()), MAX_MESSAGE_PARTS)
     conversation = processor_pb2.Conversation(
         messages=[_message_to_pb(message, f"messages[{i}]") for i, message in enumerate(asked.messages or ())],
         add_generation_prompt=asked.add_generation_prompt,
         continue_final_message=asked.continue_final_message,
-        tools=[_tool_to_pb(tool, f"tools[{i}]") for i, tool in enumerate(asked.tools or ())],
+        tools=bounded_tools(_tool_to_pb(tool, f"tools[{i}]") for i, tool in enumerate(asked.tools or ())),
     )
     if isinstance(asked, ChatCompletionRequest):
         conversation.MergeFrom(_answering_to_pb(asked))
@@ -79,6 +81,12 @@ def conversation_to_pb(asked: ChatCompletionRequest | TokenizeRequest) -> proces
     if variables:
         conversation.chat_template_kwargs_json = msgspec.json.encode(variables).decode()
     return processor_pb2.Prompt(conversation=conversation, add_special_tokens=asked.add_special_tokens)
+
+
+def _num_parts(messages: Sequence[Message]) -> int:
+    """Of a conversation: messages, parts of their content and calls in them."""
+    lists = [each for message in messages for each in (message.content, message.tool_calls) if isinstance(each, list)]
+    return len(messages) + sum(map(len, lists))
 
 
 def _answering_to_pb(asked: ChatCompletionRequest) -> processor_pb2.Conversation:

@@ -52,6 +52,8 @@ class Dispatch:
     sent_at: float
     number: int
     """As the other gateways know it."""
+    is_first: bool
+    """Of its request's prompts."""
     is_over: bool = False
 
 
@@ -165,8 +167,9 @@ class Router:
         self._metrics.seconds(time.perf_counter() - started)
         return decision
 
-    def dispatched(self, decision: Decision, request_id: str) -> Dispatch:
-        """The request leaves for the chosen replica: from here on it counts there, and so do its blocks."""
+    def dispatched(self, decision: Decision, request_id: str, *, is_first: bool = True) -> Dispatch:
+        """A prompt leaves for the chosen replica: from here on it counts there, and so do its blocks. Receipts are
+        logged of the first prompt of a request alone."""
         now, replica = self._clock(), self._fleet.replica(decision.member)
         num_uncached = decision.num_uncached_tokens
         in_flight = replica.load.add(num_uncached, num_uncached // decision.block_size + 1, now, is_own=True)
@@ -175,7 +178,8 @@ class Router:
         believed = max(EXPECT_SECONDS, 2 * self._lag.p99, 2 * decision.predicted_seconds)
         if self._fleet.has(decision.member):
             self._feed.expect(decision.member, decision.hashes, believed, start=decision.num_matched_blocks)
-        return Dispatch(decision, request_id, replica, in_flight, now, self.peers.added(decision.member, in_flight))
+        number = self.peers.added(decision.member, in_flight)
+        return Dispatch(decision, request_id, replica, in_flight, now, number, is_first)
 
     def started(self, dispatch: Dispatch, cached_tokens: int) -> None:
         """The prompt is computed; `cached_tokens` of it were found in the cache."""
@@ -204,7 +208,7 @@ class Router:
         self.peers.ended(dispatch.number)
         if failed:
             dispatch.replica.breaker.failed(now)
-        if failed or self._is_logged(dispatch.request_id):
+        if dispatch.is_first and (failed or self._is_logged(dispatch.request_id)):
             structlog.get_logger().info("routed", request_id=dispatch.request_id, receipt=dispatch.decision.receipt)
 
     def _is_logged(self, request_id: str) -> bool:

@@ -18,7 +18,7 @@ import structlog
 from headwater.gateway.batches.durable import FAILURES
 from headwater.gateway.stream_context import Found
 from headwater.gateway.tenancy.grant import LEASE_TOKENS, Grant, Standing, refused
-from headwater.gateway.tenancy.limiter import LEASE_MS, Limiter, Refusal, Verdict, period_of
+from headwater.gateway.tenancy.limiter import LEASE_MS, NO_CHOICE, Choices, Limiter, Refusal, Verdict, period_of
 from headwater.gateway.tenancy.local_limits import LocalLimits
 from headwater.gateway.tenancy.records import Scope
 from headwater.gateway.tenancy.used_up import UsedUp
@@ -108,11 +108,35 @@ class Accounts:
                 # What a request used is settled even when its client is gone.
                 await asyncio.shield(asyncio.create_task(self._settle(grant, record)))
 
+    async def count(self, tenant: Tenant, standing: Standing, model: str = "") -> None:
+        """A request that computes nothing: it counts among those of the minute. Raises as `paid` does."""
+        scopes = [each for each in self._scopes_of(tenant, model) if each.limits.requests_per_minute is not None]
+        if not scopes:
+            return
+        try:
+            verdict = await self._limiter.count(tenant.key, scopes)
+            self._with_redis()
+        except StoreUnavailable as failure:
+            self._without_redis(failure)
+            if not self._is_open:
+                raise errors.Unavailable("limits cannot be checked", code="limits_unavailable") from None
+            verdict = self._local.count(tenant.key, scopes)
+        standing.requests = verdict.requests
+        if verdict.refusal is not None:
+            self.used_up.note(tenant, verdict)
+            raise refused(verdict.refusal, tenant.id)
+
     async def extend(self, grant: Grant, tokens: int) -> Verdict:
-        tenant, scopes = grant.tenant.id, grant.scopes
+        tenant, scopes = grant.tenant.key, grant.scopes
         try:
             verdict = await self._limiter.extend(
-                tenant, grant.request_id, scopes, more=tokens, held=grant.granted, used=grant.used
+                tenant,
+                grant.request_id,
+                scopes,
+                more=tokens,
+                held=grant.granted,
+                used=grant.used,
+                num_choices=grant.num_choices,
             )
             if verdict.refusal is not None and verdict.refusal.limit == "unknown":
                 if not await self._rebuild(tenant, scopes, verdict.refusal.scope):
@@ -122,24 +146,29 @@ class Accounts:
             return verdict
         except StoreUnavailable as failure:
             self._without_redis(failure)
-            return self._local.reserve(tenant, scopes, most=tokens, least=1, requests=0)
+            return self._local.reserve(tenant, scopes, most=tokens, least=1, requests=0, choices=NO_CHOICE)
 
     async def _reserve(self, generations: Sequence[Generation], standing: Standing) -> Grant:
         job = generations[0].job
         tenant, request_id = job.caller.tenant, job.caller.request_id
         scopes = self._scopes_of(tenant, job.model)
-        grant = Grant(tenant=tenant, request_id=request_id, scopes=scopes)
+        num_requests = 0 if job.caller.is_counted else 1
+        grant = Grant(tenant=tenant, request_id=request_id, scopes=scopes, num_requests=num_requests)
         if not scopes:
             return grant
         num_choices = sum(len(generation.choices) for generation in generations if generation.is_answered)
         prompts = sum(generation.num_prompt_tokens for generation in generations)
         most = prompts + sum(generation.num_tokens_at_first for generation in generations)
-        verdict = await self._asked(grant, most=most, least=prompts + num_choices, used=prompts)
+        choices = Choices(
+            sum(each.num_seats for each in generations), max(each.num_seats_at_first for each in generations)
+        )
+        verdict = await self._asked(grant, most=most, least=prompts + num_choices, used=prompts, choices=choices)
         standing.requests, standing.tokens = verdict.requests, verdict.tokens
         if verdict.refusal is not None:
             self.used_up.note(tenant, verdict)
             raise refused(verdict.refusal, tenant.id)
         grant.granted, grant.more, grant.used_before = verdict.granted, self, prompts
+        grant.num_choices = grant.entrance.most = verdict.num_choices
         grant.first_credit = min(LEASE_TOKENS, (verdict.granted - prompts) // num_choices) if num_choices else 1
         self._grants.add(grant)
         return grant
@@ -159,17 +188,25 @@ class Accounts:
             return grant
         if is_charged:
             grant.used_before = -found.output_tokens
-            verdict = await self._asked(grant, most=found.num_outstanding, least=found.num_outstanding)
+            choices, outstanding = Choices(generation.num_seats, generation.num_seats), found.num_outstanding
+            verdict = await self._asked(grant, most=outstanding, least=outstanding, choices=choices)
             job.caller.standing.requests, job.caller.standing.tokens = verdict.requests, verdict.tokens
             if verdict.refusal is not None:
                 raise refused(verdict.refusal, grant.tenant.id)
-            grant.granted = verdict.granted
+            grant.granted, grant.num_choices = verdict.granted, verdict.num_choices
         else:
+            grant.num_choices = generation.num_seats
             grant.used_before, grant.granted = num_prompt_tokens, num_prompt_tokens + sum(found.granted)
             used = num_prompt_tokens + sum(found.num_tokens)
             try:
                 await self._limiter.extend(
-                    grant.tenant.id, grant.request_id, scopes, more=0, held=grant.granted, used=used
+                    grant.tenant.key,
+                    grant.request_id,
+                    scopes,
+                    more=0,
+                    held=grant.granted,
+                    used=used,
+                    num_choices=grant.num_choices,
                 )
                 self._with_redis()
             except StoreUnavailable as failure:
@@ -178,9 +215,9 @@ class Accounts:
         self._grants.add(grant)
         return grant
 
-    async def _asked(self, grant: Grant, *, most: int, least: int, used: int = 0) -> Verdict:
+    async def _asked(self, grant: Grant, *, most: int, least: int, choices: Choices, used: int = 0) -> Verdict:
         """As `_ask`; who leaves before it is answered holds nothing."""
-        asking = asyncio.create_task(self._ask(grant, most=most, least=least, used=used))
+        asking = asyncio.create_task(self._ask(grant, most=most, least=least, choices=choices, used=used))
         try:
             return await asyncio.shield(asking)
         except asyncio.CancelledError:
@@ -193,16 +230,24 @@ class Accounts:
         with contextlib.suppress(StoreUnavailable, errors.Unavailable):
             verdict = await asking
             if verdict.refusal is None and grant.is_local:
-                self._local.settle(grant.tenant.id, grant.scopes, unused=verdict.granted)
+                num_choices = verdict.num_choices
+                self._local.settle(grant.tenant.key, grant.scopes, unused=verdict.granted, num_choices=num_choices)
             if verdict.refusal is None:
-                await self._limiter.settle(grant.tenant.id, grant.request_id, grant.scopes, used=0, seq=0)
+                await self._limiter.settle(grant.tenant.key, grant.request_id, grant.scopes, used=0, seq=0)
 
-    async def _ask(self, grant: Grant, *, most: int, least: int, used: int = 0) -> Verdict:
-        tenant, scopes = grant.tenant.id, grant.scopes
+    async def _ask(self, grant: Grant, *, most: int, least: int, choices: Choices, used: int) -> Verdict:
+        tenant, scopes = grant.tenant.key, grant.scopes
         try:
             for _ in range(len(scopes) + 1):
                 verdict = await self._limiter.reserve(
-                    tenant, grant.request_id, scopes, most=most, least=least, used=used
+                    tenant,
+                    grant.request_id,
+                    scopes,
+                    most=most,
+                    least=least,
+                    used=used,
+                    choices=choices,
+                    requests=grant.num_requests,
                 )
                 refusal = verdict.refusal
                 if refusal is None or refusal.limit != "unknown":
@@ -217,14 +262,15 @@ class Accounts:
         if not self._is_open:
             raise errors.Unavailable("limits cannot be checked", code="limits_unavailable")
         grant.is_local = True
-        return self._local.reserve(tenant, scopes, most=most, least=least)
+        return self._local.reserve(tenant, scopes, most=most, least=least, choices=choices, requests=grant.num_requests)
 
     async def _settle(self, grant: Grant, record: UsageRecord) -> None:
         seq = await self._usage.stored(record, grant.recorded)
         if grant.is_local:
-            self._local.settle(grant.tenant.id, grant.scopes, unused=max(0, grant.granted - grant.used))
+            unused = max(0, grant.granted - grant.used)
+            self._local.settle(grant.tenant.key, grant.scopes, unused=unused, num_choices=grant.num_choices)
         try:
-            await self._limiter.settle(grant.tenant.id, grant.request_id, grant.scopes, used=grant.used, seq=seq)
+            await self._limiter.settle(grant.tenant.key, grant.request_id, grant.scopes, used=grant.used, seq=seq)
         except StoreUnavailable as failure:
             self._without_redis(failure)
 
@@ -262,7 +308,13 @@ class Accounts:
                     continue
                 try:
                     await self._limiter.extend(
-                        grant.tenant.id, grant.request_id, grant.scopes, more=0, held=grant.granted, used=grant.used
+                        grant.tenant.key,
+                        grant.request_id,
+                        grant.scopes,
+                        more=0,
+                        held=grant.granted,
+                        used=grant.used,
+                        num_choices=grant.num_choices,
                     )
                 except StoreUnavailable as failure:
                     self._without_redis(failure)
@@ -295,7 +347,7 @@ class Accounts:
         grant.used_before, grant.num_output_tokens = prompt_tokens, output_tokens
         return UsageRecord(
             request_id=grant.request_id,
-            tenant=job.caller.tenant.id,
+            tenant=job.caller.tenant.key,
             key_id=job.caller.tenant.key_id,
             model=job.model,
             at=round(time.time(), 3),

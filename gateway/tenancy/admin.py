@@ -1,7 +1,7 @@
 """The REST handlers of /admin: tenants, their keys, what they used, and what administrators did.
 
-Each call that changes something leaves a record of who asked for what; without one nothing is changed. A key is shown
-once, in the answer that made it, and is in no record and no log.
+Each call that changes something leaves a record of who asked for what. Without one nothing is changed, but keys and
+tenants are taken away all the same. A key is shown once, in the answer that made it, and is in no record and no log.
 """
 
 from __future__ import annotations
@@ -14,17 +14,19 @@ from typing import Annotated, Any
 
 import msgspec
 import structlog
+from nats.js import JetStreamContext
 
 from headwater.gateway.batches.durable import or_unavailable
 from headwater.gateway.exchange import Exchange
 from headwater.gateway.openai.decode import convert, decode
 from headwater.gateway.tenancy.book import TenantBook
 from headwater.gateway.tenancy.directory import new_key
-from headwater.gateway.tenancy.records import Key, Limits, TenantRecord
-from headwater.gateway.tenants import AdminKeys, checked_name
+from headwater.gateway.tenancy.purge import Purge
+from headwater.gateway.tenancy.records import Count, Key, Limits, TenantRecord, new_uid
+from headwater.gateway.tenants import RESERVED, AdminKeys, checked_name
 from headwater.services import errors, subjects
 from headwater.services.bus import Bus
-from headwater.services.usage_log import UsageLog, make_stream, read_stream
+from headwater.services.usage_log import AUDIT_STREAM, UsageLog, make_stream, read_stream
 
 MAX_BODY_BYTES = 64 * 1024
 MAX_KEYS = 64
@@ -32,7 +34,6 @@ MAX_KEYS = 64
 MAX_GRACE_SECONDS = 30 * 86_400
 DEFAULT_DAYS = 31
 MAX_AUDIT = 1000
-AUDIT_STREAM = "headwater_audit"
 
 Weight = Annotated[float, msgspec.Meta(gt=0, le=1000, description="a number above 0, up to 1000")]
 Grace = Annotated[
@@ -50,16 +51,21 @@ class NewTenant(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     shared_cache: bool = False
     limits: Limits = Limits()
     models: dict[str, Limits] = {}
+    file_bytes: Count | None = None
+    response_bytes: Count | None = None
 
 
 class Change(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """PATCH /admin/tenants/{id}: what is given replaces what was; in `limits`, each limit by itself, null lifts it."""
+    """PATCH /admin/tenants/{id}: what is given replaces what was; in `limits`, each limit by itself, null lifts it.
+    Null for bytes: as many as every tenant."""
 
     weight: Weight | msgspec.UnsetType = msgspec.UNSET
     tier: Tier | msgspec.UnsetType = msgspec.UNSET
     shared_cache: bool | msgspec.UnsetType = msgspec.UNSET
     limits: dict[str, Any] | msgspec.UnsetType = msgspec.UNSET
     models: dict[str, dict[str, Any] | None] | msgspec.UnsetType = msgspec.UNSET
+    file_bytes: Count | msgspec.UnsetType | None = msgspec.UNSET
+    response_bytes: Count | msgspec.UnsetType | None = msgspec.UNSET
 
 
 class Rotation(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -83,8 +89,8 @@ class AuditRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
 class AdminSurface:
     """Without administrators' keys every call is refused."""
 
-    def __init__(self, bus: Bus, admins: AdminKeys, book: TenantBook, usage: UsageLog) -> None:
-        self._bus, self._admins, self._book, self._usage = bus, admins, book, usage
+    def __init__(self, bus: Bus, admins: AdminKeys, book: TenantBook, usage: UsageLog, purge: Purge) -> None:
+        self._bus, self._admins, self._book, self._usage, self._purge = bus, admins, book, usage, purge
 
     async def add_tenant(self, exchange: Exchange) -> None:
         admin, asked = self.admin_of(exchange), decode(await exchange.body(MAX_BODY_BYTES), NewTenant)
@@ -92,11 +98,14 @@ class AdminSurface:
         key, secret = new_key()
         record = TenantRecord(
             id=asked.id,
+            uid=new_uid(),
             weight=asked.weight,
             tier=asked.tier,
             shared_cache=asked.shared_cache,
             limits=asked.limits,
             models=asked.models,
+            file_bytes=asked.file_bytes,
+            response_bytes=asked.response_bytes,
             keys=(key,),
         )
         async with self.recorded(admin, "add", asked.id, msgspec.to_builtins(asked)):
@@ -120,9 +129,11 @@ class AdminSurface:
 
     async def remove_tenant(self, exchange: Exchange) -> None:
         admin, tenant = self.admin_of(exchange), exchange.path_params["id"]
-        async with self.recorded(admin, "remove", tenant, {}):
-            await self._book.remove(tenant)
-        await exchange.reply_json({"id": tenant, "object": "tenant", "deleted": True})
+        async with self.recorded(admin, "remove", tenant, {}, must_be=False):
+            removed = await self._book.remove(tenant)
+        is_cleared = await self._purge.clear(removed)
+        told = {"id": tenant, "object": "tenant", "deleted": True, "uid": removed.key, "is_cleared": is_cleared}
+        await exchange.reply_json(told)
 
     async def add_key(self, exchange: Exchange) -> None:
         """Another key; with `expire_others_after` those that there are run out."""
@@ -150,7 +161,7 @@ class AdminSurface:
                 raise errors.NotFound("key", key_id)
             return msgspec.structs.replace(record, keys=keys)
 
-        async with self.recorded(admin, "remove-key", tenant, {"key_id": key_id}):
+        async with self.recorded(admin, "remove-key", tenant, {"key_id": key_id}, must_be=False):
             record = await self._book.change(tenant, change)
         await exchange.reply_json(_shown(record))
 
@@ -161,7 +172,9 @@ class AdminSurface:
         today = datetime.datetime.now(datetime.UTC).replace(hour=0, minute=0, second=0, microsecond=0)
         rows: dict[tuple[str, str], dict[str, Any]] = {}
         with or_unavailable():
-            async for _, record in self._usage.read(tenant, today - datetime.timedelta(days=days - 1)):
+            async for _, record in self._usage.read(
+                await self._key_of(tenant), today - datetime.timedelta(days=days - 1)
+            ):
                 day = datetime.datetime.fromtimestamp(record.at, datetime.UTC).date().isoformat()
                 row = rows.setdefault(
                     (day, record.model),
@@ -173,6 +186,13 @@ class AdminSurface:
                 for name in ("prompt_tokens", "cached_tokens", "output_tokens"):
                     row[name] += getattr(record, name)
         await exchange.reply_json({"object": "list", "tenant": tenant, "data": [rows[key] for key in sorted(rows)]})
+
+    async def _key_of(self, tenant: str) -> str:
+        """What the records of a tenant are under: by its name, or as it is given, for one that was removed."""
+        try:
+            return (await self._book.get(tenant)).key
+        except errors.NotFound:
+            return tenant
 
     async def audit(self, exchange: Exchange) -> None:
         """What was changed in the last `days`, oldest first; of too much, the youngest."""
@@ -197,26 +217,42 @@ class AdminSurface:
         return bool(authorization) and self._admins.name_of(authorization) is not None
 
     @contextlib.asynccontextmanager
-    async def recorded(self, admin: str, action: str, tenant: str, change: dict[str, Any]) -> AsyncIterator[None]:
-        """Written before it is done, so that nothing is done unseen; what then fails has a second record."""
-        await self._write(AuditRecord(at=time.time(), admin=admin, action=action, tenant=tenant, change=change))
+    async def recorded(
+        self, admin: str, action: str, tenant: str, change: dict[str, Any], *, must_be: bool = True
+    ) -> AsyncIterator[None]:
+        """Written before it is done, so that nothing is done unseen; what then fails has a second record. Where it need
+        not be (`must_be`), what cannot be written is in the log alone."""
+
+        async def write(action: str, change: dict[str, Any]) -> None:
+            record = AuditRecord(at=time.time(), admin=admin, action=action, tenant=tenant, change=change)
+            try:
+                await self._write(record)
+            except errors.Unavailable:
+                if must_be:
+                    raise
+                structlog.get_logger().error("administration not recorded", **msgspec.to_builtins(record))
+
+        await write(action, change)
         try:
             yield
         except errors.HeadwaterError as error:
-            failed = {"code": error.code}
-            await self._write(
-                AuditRecord(at=time.time(), admin=admin, action=f"{action}-failed", tenant=tenant, change=failed)
-            )
+            await write(f"{action}-failed", {"code": error.code})
             raise
 
     async def _write(self, record: AuditRecord) -> None:
-        js = self._bus.jetstream()
-        if js is None:
-            raise errors.Unavailable("tenants need NATS with JetStream", code="storage_unavailable")
         with or_unavailable():
-            await make_stream(js, AUDIT_STREAM, subjects.AUDIT)
+            js = await make_audit_stream(self._bus)
             await js.publish(subjects.AUDIT, msgspec.json.encode(record))
         structlog.get_logger().info("administration", admin=record.admin, action=record.action, of=record.tenant)
+
+
+async def make_audit_stream(bus: Bus) -> JetStreamContext:
+    """Unless it is there. Raises `Unavailable`, and what NATS raises."""
+    js = bus.jetstream()
+    if js is None:
+        raise errors.Unavailable("tenants need NATS with JetStream", code="storage_unavailable")
+    await make_stream(js, AUDIT_STREAM, subjects.AUDIT)
+    return js
 
 
 def _shown(record: TenantRecord) -> dict[str, Any]:
@@ -233,12 +269,15 @@ def _shown(record: TenantRecord) -> dict[str, Any]:
     return {
         "object": "tenant",
         "id": record.id,
+        "uid": record.key,
         "created_at": record.created_at,
         "weight": record.weight,
         "tier": record.tier,
         "shared_cache": record.shared_cache,
         "limits": msgspec.to_builtins(record.limits),
         "models": msgspec.to_builtins(record.models),
+        "file_bytes": record.file_bytes,
+        "response_bytes": record.response_bytes,
         "keys": keys,
     }
 
@@ -246,7 +285,7 @@ def _shown(record: TenantRecord) -> dict[str, Any]:
 def _changed(record: TenantRecord, asked: Change) -> TenantRecord:
     given = {
         name: value
-        for name in ("weight", "tier", "shared_cache")
+        for name in ("weight", "tier", "shared_cache", "file_bytes", "response_bytes")
         if (value := getattr(asked, name)) is not msgspec.UNSET
     }
     if asked.limits is not msgspec.UNSET:
@@ -278,6 +317,8 @@ def _checked_id(name: str) -> None:
         checked_name(name)
     except errors.BadRequest as error:
         raise error.in_words_of({"x-tenant": "id"}) from None
+    if name in RESERVED:
+        raise errors.BadRequest.of("id", name, f"any name but {' and '.join(RESERVED)}")
 
 
 def _days(raw: str) -> int:

@@ -1,6 +1,7 @@
 """The truth of tenants: one value a tenant in a key-value bucket of JetStream. Raises `Unavailable` without NATS.
 
-Changes are told to every gateway over the bus. Knows nothing about keys' secrets.
+Changes are told to every gateway over the bus. Records that the cluster's key did not sign, also those of removals, are
+not there. Knows nothing about keys' secrets.
 """
 
 from __future__ import annotations
@@ -9,11 +10,14 @@ from collections.abc import Callable
 
 import msgspec
 import nats.js.errors
+import structlog
+from nats.js import JetStreamContext
 from nats.js.api import KeyValueConfig, StorageType
 from nats.js.kv import KeyValue
 
-from headwater.gateway.batches.durable import entries, or_unavailable
-from headwater.gateway.tenancy.records import TenantRecord
+from headwater.gateway.batches.durable import drop_keys, entries, is_full, or_unavailable
+from headwater.gateway.tenancy.record_seal import RecordSeals
+from headwater.gateway.tenancy.records import Removed, TenantRecord
 from headwater.services import subjects
 from headwater.services.bus import Bus
 from headwater.services.errors import BadRequest, NotFound, Unavailable
@@ -21,18 +25,30 @@ from headwater.services.errors import BadRequest, NotFound, Unavailable
 BUCKET = "headwater_tenants"
 HISTORY = 8
 """Versions of a tenant that the bucket keeps."""
+_REMOVED = "removed"
+"""What keys of removed tenants begin with; those of tenants have no dot."""
 _records = msgspec.json.Decoder(TenantRecord)
+_removed = msgspec.json.Decoder(Removed)
 
 
 class TenantBook:
-    def __init__(self, bus: Bus) -> None:
+    def __init__(self, bus: Bus, *, adopts_unsigned: bool = False) -> None:
         self._bus = bus
+        self._seals = RecordSeals(BUCKET, adopts_unsigned=adopts_unsigned)
         self._bucket: KeyValue | None = None
+        self._to_sign: dict[str, tuple[bytes, int]] = {}
+        """Values that are believed, and whose seal is missing or old, with their revisions, by key."""
+
+    async def make(self) -> None:
+        """The bucket, unless it is there."""
+        with or_unavailable():
+            await self._open()
 
     async def all(self) -> list[TenantRecord]:
         with or_unavailable():
             bucket = await self._open()
-            found = [_records.decode(entry.value or b"") async for entry in entries(bucket, ">")]
+            found = [record async for entry in entries(bucket, "*") if (record := self._read(entry)) is not None]
+            await self._sign_again()
         return sorted(found, key=lambda record: record.id)
 
     async def get(self, tenant_id: str) -> TenantRecord:
@@ -44,9 +60,13 @@ class TenantBook:
         with or_unavailable():
             bucket = await self._open()
             try:
-                await bucket.create(_key(record.id), msgspec.json.encode(record))
+                await bucket.create(_key(record.id), self._sealed(record))
             except nats.js.errors.KeyWrongLastSequenceError:
-                raise BadRequest.of("id", record.id, "a name that no tenant has") from None
+                there = await bucket.get(_key(record.id))
+                if self._read(there) is not None:
+                    raise BadRequest.of("id", record.id, "a name that no tenant has") from None
+                # A stranger's record keeps no name.
+                await bucket.update(_key(record.id), self._sealed(record), last=there.revision)
         await self._tell()
 
     async def change(self, tenant_id: str, change: Callable[[TenantRecord], TenantRecord]) -> TenantRecord:
@@ -57,18 +77,45 @@ class TenantBook:
             with or_unavailable():
                 bucket = await self._open()
                 try:
-                    await bucket.update(_key(tenant_id), msgspec.json.encode(changed), last=revision)
+                    await bucket.update(_key(tenant_id), self._sealed(changed), last=revision)
                 except nats.js.errors.KeyWrongLastSequenceError:
                     continue
             await self._tell()
             return changed
 
-    async def remove(self, tenant_id: str) -> None:
-        """Raises `NotFound`."""
-        await self._find(tenant_id)
+    async def remove(self, tenant_id: str) -> Removed:
+        """Raises `NotFound`. What the tenant leaves behind is known from `removed` until it is cleared."""
+        record, _ = await self._find(tenant_id)
+        removed = Removed(key=record.key)
         with or_unavailable():
-            await (await self._open()).delete(_key(tenant_id))
+            bucket = await self._open()
+            try:
+                await bucket.put(*self._sealed_removal(removed))
+            except nats.js.errors.APIError as refused:
+                # A server that is full though this bucket has room is one that streams without bounds have filled.
+                if not is_full(refused):
+                    raise
+                structlog.get_logger().warning("a removal cannot be noted: storage is full", key=removed.key)
+            # NOTE: the bucket's own `delete` writes a mark, for which a full one has no room.
+            await drop_keys(self._js(), BUCKET, _key(tenant_id))
         await self._tell()
+        return removed
+
+    async def removed(self) -> list[Removed]:
+        with or_unavailable():
+            bucket = await self._open()
+            values = [self._opened(entry) async for entry in entries(bucket, f"{_REMOVED}.*")]
+            await self._sign_again()
+        return [_removed.decode(value) for value in values if value is not None]
+
+    async def cleared(self, removed: Removed) -> None:
+        """Nothing is left of that tenant."""
+        with or_unavailable():
+            if removed.is_name:
+                done = msgspec.structs.replace(removed, is_cleared=True)
+                await (await self._open()).put(*self._sealed_removal(done))
+            else:
+                await drop_keys(self._js(), BUCKET, _removed_key(removed))
 
     async def _find(self, tenant_id: str) -> tuple[TenantRecord, int]:
         with or_unavailable():
@@ -77,15 +124,56 @@ class TenantBook:
                 entry = await bucket.get(_key(tenant_id))
             except nats.js.errors.NotFoundError:
                 raise NotFound("tenant", tenant_id) from None
-        return _records.decode(entry.value or b""), entry.revision or 0
+        if (record := self._read(entry)) is None:
+            raise NotFound("tenant", tenant_id)
+        return record, entry.revision or 0
+
+    def _sealed(self, record: TenantRecord) -> bytes:
+        return self._seals.seal(_key(record.id), msgspec.json.encode(record))
+
+    def _sealed_removal(self, removed: Removed) -> tuple[str, bytes]:
+        """Key and value. Without a seal, whoever writes to the bucket could have any tenant's data deleted."""
+        key = _removed_key(removed)
+        return key, self._seals.seal(key, msgspec.json.encode(removed))
+
+    def _read(self, entry: KeyValue.Entry) -> TenantRecord | None:
+        """None for a record that is not believed."""
+        value = self._opened(entry)
+        return None if value is None else _records.decode(value)
+
+    def _opened(self, entry: KeyValue.Entry) -> bytes | None:
+        """None for a value that is not believed."""
+        if (opened := self._seals.open(entry.key, entry.value or b"")) is None:
+            return None
+        if not opened.is_current:
+            self._to_sign[entry.key] = opened.value, entry.revision or 0
+        return opened.value
+
+    async def _sign_again(self) -> None:
+        """Signs what an earlier version, or an earlier token, left; unless it was changed meanwhile."""
+        bucket = await self._open()
+        while self._to_sign:
+            key, (value, revision) = self._to_sign.popitem()
+            try:
+                await bucket.update(key, self._seals.seal(key, value), last=revision)
+            except nats.js.errors.KeyWrongLastSequenceError:
+                continue
+            except nats.js.errors.APIError as refused:
+                # A full server stops nobody from reading; the next reading signs.
+                if not is_full(refused):
+                    raise
 
     async def _tell(self) -> None:
         await self._bus.publish(subjects.TENANTS_CHANGED, b"")
 
-    async def _open(self) -> KeyValue:
+    def _js(self) -> JetStreamContext:
         js = self._bus.jetstream()
         if js is None:
             raise Unavailable("tenants need NATS with JetStream", code="storage_unavailable")
+        return js
+
+    async def _open(self) -> KeyValue:
+        js = self._js()
         if self._bucket is None:
             try:
                 self._bucket = await js.key_value(BUCKET)
@@ -97,3 +185,7 @@ class TenantBook:
 
 def _key(tenant_id: str) -> str:
     return tenant_id.encode().hex()
+
+
+def _removed_key(removed: Removed) -> str:
+    return f"{_REMOVED}.{removed.key.encode().hex()}"

@@ -19,14 +19,25 @@ import msgspec
 import structlog
 
 from headwater.gateway.tenancy.book import TenantBook
-from headwater.gateway.tenancy.records import Key, Scope, TenantRecord
+from headwater.gateway.tenancy.records import Key, Removed, Scope, TenantRecord
 from headwater.gateway.tenancy.snapshot import Snapshot
-from headwater.gateway.tenants import AdminKeys, KeyedTenants, Tenant, checked_name, key_of, tenant_is_gone
+from headwater.gateway.tenants import (
+    ADMIN_TENANT,
+    MARK,
+    AdminKeys,
+    KeyedTenants,
+    Tenant,
+    checked_name,
+    key_of,
+    key_revoked,
+)
 from headwater.services import errors, subjects
 from headwater.services.bus import Bus
 from headwater.services.runtime import owned_task
 
 PREFIX = "hw"
+_OF_FILE, _NAMED_BY_ADMIN = f"file{MARK}", f"admin{MARK}"
+"""What keys of tenants begin with whose names are not their keys."""
 READ_AGAIN_SECONDS = 60.0
 RETRY_SECONDS = 1.0
 _NOBODY = secrets.token_bytes(32)
@@ -50,8 +61,18 @@ class TenantDirectory:
         self._book, self._admins, self._file = book, admins, file
         self._snapshot = snapshot or Snapshot("")
         self._records: dict[str, TenantRecord] = {}
+        """By name."""
+        self._by_key: dict[str, TenantRecord] = {}
+        """As `Tenant.key`."""
         self._keys: dict[str, tuple[Key, TenantRecord]] = {}
+        self._retired: set[str] = set()
+        """Keys of tenants that were removed."""
         self._is_read = False
+        self._listeners: list[Callable[[], None]] = []
+
+    def on_change(self, listener: Callable[[], None]) -> None:
+        """Calls `listener` after tenants were read again, and when a key has expired."""
+        self._listeners.append(listener)
 
     @contextlib.asynccontextmanager
     async def running(self, bus: Bus) -> AsyncIterator[TenantDirectory]:
@@ -68,17 +89,20 @@ class TenantDirectory:
     async def read(self) -> bool:
         """Whether it could be read."""
         try:
-            records = await self._book.all()
+            records, removed = await self._book.all(), await self._book.removed()
         except (errors.Unavailable, msgspec.MsgspecError) as failure:
             # What a later version wrote is none to this one: better to know what there was than to ask no more.
             structlog.get_logger().warning("tenants cannot be read", error=str(failure), known=len(self._records))
             return False
-        self._know(records)
+        self._know(records, removed)
+        self._tell()
         await asyncio.to_thread(self._snapshot.save, records)
         return True
 
-    def _know(self, records: Sequence[TenantRecord]) -> None:
+    def _know(self, records: Sequence[TenantRecord], removed: Sequence[Removed] = ()) -> None:
         self._records = {record.id: record for record in records}
+        self._by_key = {record.key: record for record in records}
+        self._retired = {each.key for each in removed}
         self._keys = {key.id: (key, record) for record in records for key in record.keys}
         self._is_read = True
 
@@ -94,35 +118,75 @@ class TenantDirectory:
         if self._admins.name_of(authorization):
             return self._in_the_name_of(tenant_name)
         if self._file is not None and (tenant := self._file.find(key)) is not None:
-            return tenant
+            return self._apart(tenant)
         if not self._is_read:
             raise errors.Unavailable("the tenants are not known yet", code="storage_unavailable")
         raise errors.Unauthenticated("the API key is not known")
 
     def check(self, tenant: Tenant) -> None:
-        """NOTE: its key may have been changed since. Whom an administrator named need never have been here."""
-        if tenant.key_id and self._is_read and tenant.id not in self._records:
-            raise tenant_is_gone(tenant)
+        """Raises `KeyRevoked` for a tenant, or a key of one, that is not there any longer; `Unavailable` while nobody
+        could tell."""
+        self._record_of(tenant)
 
     def scopes(self, tenant: Tenant, model: str) -> list[Scope]:
-        """Whose limits count; none for who is not in the book."""
-        record = self._records.get(tenant.id)
+        """Whose limits count; none for a tenant that is not kept in the book. Raises as `check` does."""
+        record = self._record_of(tenant)
         return record.scopes(tenant.key_id, model) if record is not None else []
+
+    def storage(self, key: str) -> tuple[int | None, int | None]:
+        """Limits of its own that a tenant has to what it keeps, by its key: of files, and of responses."""
+        record = self._by_key.get(key)
+        return (record.file_bytes, record.response_bytes) if record is not None else (None, None)
+
+    def _record_of(self, tenant: Tenant) -> TenantRecord | None:
+        """None for administrators and tenants of the key file."""
+        record = self._by_key.get(tenant.key)
+        if record is not None:
+            if tenant.key_id and not any(key.id == tenant.key_id and key.is_valid(time.time()) for key in record.keys):
+                raise key_revoked(tenant)
+            return record
+        if tenant.key == ADMIN_TENANT or tenant.key.startswith(_NAMED_BY_ADMIN):
+            return None
+        if self._file is not None and self._file.has(tenant) and tenant.key not in self._retired:
+            return None
+        if not self._is_read:
+            raise errors.Unavailable("the tenants are not known yet", code="storage_unavailable")
+        raise key_revoked(tenant)
 
     def _in_the_name_of(self, tenant_name: str) -> Tenant:
         if not tenant_name:
-            return Tenant(id="admin")
-        record = self._records.get(checked_name(tenant_name))
-        return record.tenant if record is not None else Tenant(id=tenant_name)
+            return Tenant(id=ADMIN_TENANT)
+        if (record := self._records.get(checked_name(tenant_name))) is not None:
+            return record.tenant
+        if self._file is not None and (tenant := self._file.named(tenant_name)) is not None:
+            return self._apart(tenant)
+        return Tenant(id=tenant_name, uid=_NAMED_BY_ADMIN + tenant_name)
+
+    def _apart(self, tenant: Tenant) -> Tenant:
+        """A tenant of the key file. Its name is its key, but where that is, was, or may be the key of a tenant of the
+        book, whose record is of before there were ids."""
+        is_free = self._is_read and tenant.id not in self._by_key and tenant.id not in self._retired
+        return tenant if is_free else dataclasses.replace(tenant, uid=_OF_FILE + tenant.id)
 
     async def _follow(self, changed: asyncio.Event) -> None:
         while True:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(READ_AGAIN_SECONDS):
+                async with asyncio.timeout(min(READ_AGAIN_SECONDS, self._seconds_to_expiry())):
                     await changed.wait()
             changed.clear()
+            self._tell()
             if not await self.read():
                 await asyncio.sleep(RETRY_SECONDS)
+
+    def _seconds_to_expiry(self) -> float:
+        """Until the next key expires."""
+        now = time.time()
+        ends = [key.expires_at - now for key, _ in self._keys.values() if key.expires_at is not None]
+        return min((seconds for seconds in ends if seconds > 0), default=READ_AGAIN_SECONDS)
+
+    def _tell(self) -> None:
+        for listener in self._listeners:
+            listener()
 
 
 async def _pass_on(words: AsyncIterator[object], tell: Callable[[], None]) -> None:

@@ -9,6 +9,7 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
+from headwater.gateway.prompt_turns import Entrance
 from headwater.gateway.tenancy.limiter import NEVER, Left, Refusal, Verdict
 from headwater.gateway.tenancy.records import Scope
 from headwater.gateway.tenants import Tenant
@@ -65,6 +66,10 @@ class Grant:
     granted: int = 0
     is_local: bool = False
     """Given without Redis."""
+    num_requests: int = 1
+    """Of the minute's; 0: it was counted when it was asked for."""
+    num_choices: int = 1
+    """That may run at once."""
     first_credit: int = LEASE_TOKENS
     """Of each choice."""
     used_before: int = 0
@@ -74,6 +79,8 @@ class Grant:
     """By gateways that carried the request before; as with the next."""
     charged_output_tokens: int = 0
     num_prompts: int = 1
+    entrance: Entrance = field(default_factory=Entrance)
+    """Its choices' way to the queue; no more of them run at once than its tenant's limits let."""
     counted_by: set[Counts] = field(default_factory=set)
     refusal: errors.LimitExceeded | None = None
     """Since no more is given."""
@@ -142,7 +149,7 @@ class Grant:
 _SENTENCES = {
     "requests": "its requests a minute are used up",
     "tokens": "its tokens a minute do not suffice",
-    "concurrency": "as many of its requests run as may at once",
+    "concurrency": "as many of its choices run as may at once",
     "budget": "its budget does not suffice",
 }
 _LONG_SECONDS = 3600.0

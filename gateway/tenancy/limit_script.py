@@ -1,8 +1,10 @@
 """What Redis does with the counters of a tenant's limits, in one step for each change; see `limiter`.
 
-KEYS are the packed counters, the open reservations and their leases. ARGV are the operation (reserve, extend, settle,
-lapse, rebuild, rebuilt), the reservation's id, its lease in ms, most, least, used, seq, the packed scopes, and for how
-many ms all of it is kept without a request. Returns tokens granted, what stands in the way, and the tightest limits.
+KEYS are the packed counters, the open reservations and their leases. ARGV are the operation (reserve, count, extend,
+settle, lapse, rebuild, rebuilt), the reservation's id, its lease in ms, most, least, used, seq, the packed scopes, for
+how many ms all of it is kept without a request, how many choices the request would run at most and has to at least,
+and 1 where it counts among the requests of the minute. Returns tokens granted, what stands in the way, the tightest
+limits, and how many choices may run.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ local SLOT, SLOTS, REMEMBER = 5000, 13, 600000
 local op, id, lease, KEEP = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[9])
 local most, least, used, seq = tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7])
 local scopes = cmsgpack.unpack(ARGV[8])
+local most_choices, least_choices, requests = tonumber(ARGV[10]), tonumber(ARGV[11]), tonumber(ARGV[12])
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local slot = math.floor(now / SLOT)
@@ -83,7 +86,7 @@ end
 local function settle(r, used, seq)
   for _, name in ipairs(r.scopes) do
     local c, unused = counter(name), r.tokens - used
-    c.running = math.max(0, c.running - 1)
+    c.running = math.max(0, c.running - (r.choices or 1))
     if c.rebuild then
       c.late[#c.late + 1] = { seq, used }
     elseif c.spent and r.periods[name] == c.kind .. c.period then
@@ -145,8 +148,9 @@ end
 local own = reservation(id)
 local is_over = own and own.settled
 
--- The first scope that stands in the way: { name, limit, ms until it does not }; else how many tokens there are.
-local function fit(most, least, requests)
+-- The first scope that stands in the way: { name, limit, ms until it does not }; else how many tokens there are, and
+-- how many choices may run.
+local function fit(most, least, requests, choices)
   for _, scope in ipairs(scopes) do
     local c = counter(scope.name)
     if scope.budget then
@@ -162,8 +166,10 @@ local function fit(most, least, requests)
     if requests > 0 and scope.rpm and in_window(c, 1) + requests > scope.rpm then
       return nil, { scope.name, 'requests', wait_for(c, 1, in_window(c, 1) + requests - scope.rpm) }
     end
-    if requests > 0 and scope.running and c.running >= scope.running then
-      return nil, { scope.name, 'concurrency', 1000 }
+    if choices > 0 and scope.running then
+      if least_choices > scope.running then return nil, { scope.name, 'concurrency', -1 } end
+      choices = math.min(choices, scope.running - c.running)
+      if choices < least_choices then return nil, { scope.name, 'concurrency', 1000 } end
     end
   end
   for _, scope in ipairs(scopes) do
@@ -173,7 +179,7 @@ local function fit(most, least, requests)
       if excess > 0 then return nil, { scope.name, 'tokens', wait_for(c, 2, excess) } end
     end
   end
-  return most, nil
+  return most, nil, choices
 end
 
 -- The tightest limits of requests and tokens: { limit, left, ms until all of it is there again }, twice.
@@ -191,39 +197,43 @@ local function standing()
   return found
 end
 
-local granted, refused = 0, nil
+-- A reservation that holds so many tokens, and the seats of so many choices, in every scope.
+local function reserve(tokens, requests, choices)
+  local r = { tokens = tokens, used = used, choices = choices, taken = { { slot, tokens } }, scopes = {}, periods = {} }
+  for i, scope in ipairs(scopes) do
+    r.scopes[i] = scope.name
+    take(r, scope.name, tokens, requests)
+    counter(scope.name).running = counter(scope.name).running + choices
+  end
+  return r
+end
+
+local granted, refused, choices = 0, nil, 0
 if op == 'reserve' then
-  granted, refused = fit(most, least, 1)
+  granted, refused, choices = fit(most, least, requests, most_choices)
+  if granted then keep(id, reserve(granted, requests, choices), lease) end
+elseif op == 'count' then
+  -- A request that computes nothing.
+  granted, refused = fit(0, 0, 1, 0)
   if granted then
-    local r = { tokens = granted, used = used, taken = { { slot, granted } }, scopes = {}, periods = {} }
-    for i, scope in ipairs(scopes) do
-      r.scopes[i] = scope.name
-      take(r, scope.name, granted, 1)
-      counter(scope.name).running = counter(scope.name).running + 1
-    end
-    keep(id, r, lease)
+    for _, scope in ipairs(scopes) do take({ periods = {} }, scope.name, 0, 1) end
   end
 elseif op == 'extend' and not is_over then
   local r = own
   if not r then
     -- Redis has lost it: it holds what its gateway says. `least` is that in this call.
-    r = { tokens = least, used = used, taken = { { slot, least } }, scopes = {}, periods = {} }
-    for i, scope in ipairs(scopes) do
-      r.scopes[i] = scope.name
-      take(r, scope.name, least, 0)
-      counter(scope.name).running = counter(scope.name).running + 1
-    end
+    r = reserve(least, 0, most_choices)
   elseif r.lapsed then
     local missing = math.max(0, least - r.tokens)
     for _, name in ipairs(r.scopes) do
       take(r, name, missing, 0)
-      counter(name).running = counter(name).running + 1
+      counter(name).running = counter(name).running + (r.choices or 1)
     end
     r.tokens, r.taken, r.lapsed = r.tokens + missing, { { slot, missing } }, nil
   end
   r.used = used
   if most > 0 then
-    granted, refused = fit(most, 1, 0)
+    granted, refused = fit(most, 1, 0, 0)
     if granted then
       for _, name in ipairs(r.scopes) do take(r, name, granted, 0) end
       r.tokens = r.tokens + granted
@@ -294,6 +304,6 @@ if old and not counters[old] then
   if (c.at or 0) < now - KEEP and c.running <= 0 then redis.call('HDEL', KEYS[1], old) end
 end
 for _, key in ipairs(KEYS) do redis.call('PEXPIRE', key, KEEP) end
-return cmsgpack.pack({ granted or 0, refused or false, standing() })
+return cmsgpack.pack({ granted or 0, refused or false, standing(), choices or 0 })
 """
 )

@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from headwater.gateway.tenancy.limit_script import CHANGE
-from headwater.gateway.tenancy.records import Scope
+from headwater.gateway.tenancy.records import Limits, Scope
 from headwater.services.store import Store
 
 LEASE_MS = 20_000
@@ -53,6 +53,17 @@ class Left:
 
 
 @dataclass(frozen=True, slots=True)
+class Choices:
+    """Of one request: how many it would run at once, and without how many it cannot begin."""
+
+    most: int
+    least: int
+
+
+NO_CHOICE, ONE_CHOICE = Choices(0, 0), Choices(1, 1)
+
+
+@dataclass(frozen=True, slots=True)
 class Verdict:
     """Tokens that may be used, or why none."""
 
@@ -60,6 +71,8 @@ class Verdict:
     refusal: Refusal | None = None
     requests: Left | None = None
     tokens: Left | None = None
+    num_choices: int = 0
+    """That may run at once; of a reservation that was granted."""
 
 
 class Limiter:
@@ -69,16 +82,42 @@ class Limiter:
         self._store, self._turn = store, asyncio.Semaphore(MAX_CALLS)
 
     async def reserve(
-        self, tenant: str, id: str, scopes: Sequence[Scope], *, most: int, least: int, used: int = 0
+        self,
+        tenant: str,
+        id: str,
+        scopes: Sequence[Scope],
+        *,
+        most: int,
+        least: int,
+        used: int = 0,
+        choices: Choices = ONE_CHOICE,
+        requests: int = 1,
     ) -> Verdict:
-        """A request, with as many tokens as there are between `least` and `most`, `used` of them in any case."""
-        return await self._change("reserve", tenant, id, scopes, most=most, least=least, used=used)
+        """A request, with as many tokens as there are between `least` and `most`, `used` of them in any case, and with
+        as many of its choices at once as the limits leave room for. `requests` is 0 for one that was counted before."""
+        return await self._change(
+            "reserve", tenant, id, scopes, most=most, least=least, used=used, choices=choices, requests=requests
+        )
+
+    async def count(self, tenant: str, scopes: Sequence[Scope]) -> Verdict:
+        """A request that computes nothing: the requests of the minute are all that it takes."""
+        return await self._change("count", tenant, "", [requests_alone(scope) for scope in scopes])
 
     async def extend(
-        self, tenant: str, id: str, scopes: Sequence[Scope], *, more: int, held: int, used: int
+        self,
+        tenant: str,
+        id: str,
+        scopes: Sequence[Scope],
+        *,
+        more: int,
+        held: int,
+        used: int,
+        num_choices: int = 1,
     ) -> Verdict:
-        """Renews a reservation that holds `held` tokens of which `used` are used; up to `more` come on top."""
-        return await self._change("extend", tenant, id, scopes, most=more, least=held, used=used)
+        """Renews a reservation that holds `held` tokens, of which `used` are used, and `num_choices`; up to `more`
+        tokens come on top."""
+        choices = Choices(num_choices, num_choices)
+        return await self._change("extend", tenant, id, scopes, most=more, least=held, used=used, choices=choices)
 
     async def settle(self, tenant: str, id: str, scopes: Sequence[Scope], *, used: int, seq: int) -> None:
         """Ends a reservation. `seq` is the number of its usage record, 0 while there is none."""
@@ -105,19 +144,26 @@ class Limiter:
         least: int = 0,
         used: int = 0,
         seq: int = 0,
+        choices: Choices = ONE_CHOICE,
+        requests: int = 1,
     ) -> Verdict:
         tag = f"{{tenant:{tenant}}}"
         keys = [f"limits:{tag}", f"reservations:{tag}", f"leases:{tag}"]
         packed = msgspec.msgpack.encode([_plain(scope) for scope in scopes])
-        args = [op, id, LEASE_MS, most, least, used, seq, packed, KEEP_MS]
+        args = [op, id, LEASE_MS, most, least, used, seq, packed, KEEP_MS, choices.most, choices.least, requests]
         async with self._turn:
             reply = await self._store.run(CHANGE, keys, args, seconds=PATIENCE_SECONDS)
-        granted, refused, (requests, tokens) = msgspec.msgpack.decode(reply)
+        granted, refused, (requests_left, tokens_left), num_choices = msgspec.msgpack.decode(reply)
         refusal = None
         if refused:
             scope, limit = (str(each, "utf-8") if isinstance(each, bytes) else str(each) for each in refused[:2])
             refusal = Refusal(scope, limit, refused[2] / 1e3 if refused[2] >= 0 else NEVER)
-        return Verdict(int(granted), refusal, _left(requests), _left(tokens))
+        return Verdict(int(granted), refusal, _left(requests_left), _left(tokens_left), int(num_choices))
+
+
+def requests_alone(scope: Scope) -> Scope:
+    """The scope with its limit of requests and no other."""
+    return Scope(scope.name, Limits(requests_per_minute=scope.limits.requests_per_minute))
 
 
 def _plain(scope: Scope) -> dict[str, Any]:

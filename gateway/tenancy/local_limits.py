@@ -10,7 +10,16 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from headwater.gateway.tenancy.limiter import NEVER, Left, Refusal, Verdict
+from headwater.gateway.tenancy.limiter import (
+    NEVER,
+    NO_CHOICE,
+    ONE_CHOICE,
+    Choices,
+    Left,
+    Refusal,
+    Verdict,
+    requests_alone,
+)
 from headwater.gateway.tenancy.records import Scope
 
 WINDOW_SECONDS = 60.0
@@ -35,9 +44,22 @@ class LocalLimits:
         self._share, self._clock = share, clock
         self._counts: dict[tuple[str, str], _Counts] = {}
 
-    def reserve(self, tenant: str, scopes: Sequence[Scope], *, most: int, least: int, requests: int = 1) -> Verdict:
-        """As the limiter of the same verb; `requests` is 0 for more of one that runs."""
-        now = self._clock()
+    def count(self, tenant: str, scopes: Sequence[Scope]) -> Verdict:
+        """As the limiter of the same verb."""
+        return self.reserve(tenant, [requests_alone(each) for each in scopes], most=0, least=0, choices=NO_CHOICE)
+
+    def reserve(
+        self,
+        tenant: str,
+        scopes: Sequence[Scope],
+        *,
+        most: int,
+        least: int,
+        requests: int = 1,
+        choices: Choices = ONE_CHOICE,
+    ) -> Verdict:
+        """As the limiter of the same verb; for more of one that runs, without requests and choices."""
+        now, num_choices = self._clock(), choices.most
         requests_left: Left | None = None
         for scope in scopes:
             counts, limits = self._of(tenant, scope), scope.limits
@@ -58,20 +80,23 @@ class LocalLimits:
                 requests_left = Left(limit, max(0, left - 1), WINDOW_SECONDS)
                 if left < 1:
                     return Verdict(0, Refusal(scope.name, "requests", self._wait(counts, now)))
-            if requests and limits.concurrency is not None and counts.running >= self._part(limits.concurrency):
-                return Verdict(0, Refusal(scope.name, "concurrency", 1.0))
+            if num_choices and limits.concurrency is not None:
+                limit = self._part(limits.concurrency)
+                num_choices = min(num_choices, limit - counts.running)
+                if num_choices < choices.least:
+                    return Verdict(0, Refusal(scope.name, "concurrency", 1.0 if choices.least <= limit else NEVER))
         for scope in scopes:
             counts = self._of(tenant, scope)
             counts.taken.append((now, requests, most))
             counts.spent += most
-            counts.running += requests
-        return Verdict(most, requests=requests_left)
+            counts.running += num_choices
+        return Verdict(most, requests=requests_left, num_choices=num_choices)
 
-    def settle(self, tenant: str, scopes: Sequence[Scope], *, unused: int) -> None:
+    def settle(self, tenant: str, scopes: Sequence[Scope], *, unused: int, num_choices: int = 1) -> None:
         now = self._clock()
         for scope in scopes:
             counts = self._of(tenant, scope)
-            counts.running = max(0, counts.running - 1)
+            counts.running = max(0, counts.running - num_choices)
             counts.spent = max(0, counts.spent - unused)
             if unused and counts.taken:
                 counts.taken.append((now, 0, -unused))

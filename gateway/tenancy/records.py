@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import secrets
 import time
 from typing import Annotated, Literal
 
 import msgspec
 
-from headwater.gateway.tenants import Tenant
+from headwater.gateway.tenants import MARK, RESERVED, Tenant
 
 MAX_COUNT = 2**48
 Count = Annotated[int, msgspec.Meta(ge=0, le=MAX_COUNT, description=f"a whole number, 0…{MAX_COUNT}, or null")]
@@ -21,7 +22,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forb
     tokens_per_minute: Count | None = None
     """Of prompts and answers."""
     concurrency: Count | None = None
-    """Requests at once."""
+    """Choices at once, over all requests."""
     budget: Count | None = None
     """Tokens of prompts and answers in a calendar period, UTC."""
     budget_period: Period = "month"
@@ -52,6 +53,9 @@ class TenantRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     """The value under a tenant's name in the bucket."""
 
     id: str
+    uid: str = ""
+    """Drawn once, so that a tenant who gets the name later is another one. Empty in records of before there were
+    any: what those tenants have is kept under their names."""
     created_at: float = msgspec.field(default_factory=time.time)
     weight: float = 1.0
     tier: int = 0
@@ -60,17 +64,43 @@ class TenantRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     limits: Limits = NO_LIMITS
     models: dict[str, Limits] = {}
     """Limits on top, by model."""
+    file_bytes: int | None = None
+    """That it may keep, as `StorageLimits` has it; None: as many as every tenant."""
+    response_bytes: int | None = None
     keys: tuple[Key, ...] = ()
 
     @property
     def tenant(self) -> Tenant:
-        return Tenant(id=self.id, weight=self.weight, tier=self.tier, shared_cache=self.shared_cache)
+        return Tenant(id=self.id, uid=self.key, weight=self.weight, tier=self.tier, shared_cache=self.shared_cache)
+
+    @property
+    def key(self) -> str:
+        """As `Tenant.key`."""
+        return self.uid or (f"book{MARK}{self.id}" if self.id in RESERVED else self.id)
 
     def scopes(self, key_id: str, model: str) -> list[Scope]:
         """What a request with that key for that model has to fit into."""
         limits = {"tenant": self.limits, f"model {model}": self.models.get(model, NO_LIMITS)}
         limits |= {f"key {key.id}": key.limits for key in self.keys if key.id == key_id}
         return [Scope(name, each) for name, each in limits.items() if not each.is_empty]
+
+
+class Removed(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A tenant that was removed, until nothing of it is left."""
+
+    key: str
+    """As `Tenant.key`."""
+    at: float = msgspec.field(default_factory=time.time)
+    is_cleared: bool = False
+    """Nothing of it is left. Kept where the key is a name, so that no tenant of the key file gets that key."""
+
+    @property
+    def is_name(self) -> bool:
+        return MARK not in self.key
+
+
+def new_uid() -> str:
+    return f"t{MARK}{secrets.token_hex(8)}"
 
 
 class Scope(msgspec.Struct, frozen=True):

@@ -31,16 +31,16 @@ class UsedUp:
         if refusal is not None and refusal.limit == "requests" and not refusal.scope.startswith("model "):
             if len(self._refusals) >= MAX_KEPT:
                 self._refusals.clear()
-            self._refusals[tenant.id, tenant.key_id] = self._clock(), verdict
+            self._refusals[tenant.key, tenant.key_id] = self._clock(), verdict
 
     def turn_away(self, tenant: Tenant, standing: Standing) -> None:
         """Raises `LimitExceeded`."""
-        if (known := self._refusals.get((tenant.id, tenant.key_id))) is None:
+        if (known := self._refusals.get((tenant.key, tenant.key_id))) is None:
             return
         (made_at, verdict), refusal = known, known[1].refusal
         age = self._clock() - made_at
         if refusal is None or age >= min(KEPT_SECONDS, refusal.seconds):
-            del self._refusals[tenant.id, tenant.key_id]
+            del self._refusals[tenant.key, tenant.key_id]
             return
         standing.requests, standing.tokens = verdict.requests, verdict.tokens
         raise refused(Refusal(refusal.scope, refusal.limit, refusal.seconds - age), tenant.id)

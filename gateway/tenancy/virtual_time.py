@@ -96,24 +96,24 @@ class VirtualTime:
     @contextlib.contextmanager
     def request(self, tenant: Tenant, num_prompt_tokens: int, max_tokens: int) -> Iterator[Share]:
         """Scopes a prompt's life. It is charged at once for what it will probably cost: many at once stand in line."""
-        self._lift(tenant.id)
-        begin = self._times[tenant.id]
-        output = min(max_tokens, self._answer_lens.get(tenant.id, FIRST_GUESS))
+        self._lift(tenant.key)
+        begin = self._times[tenant.key]
+        output = min(max_tokens, self._answer_lens.get(tenant.key, FIRST_GUESS))
         charged = COST_UNCACHED * num_prompt_tokens + COST_OUTPUT * output
         self.advance(tenant, charged)
-        self._here[tenant.id] += 1
+        self._here[tenant.key] += 1
         try:
             yield Share(self, tenant, begin, charged)
         finally:
-            self._here[tenant.id] -= 1
+            self._here[tenant.key] -= 1
 
     def advance(self, tenant: Tenant, cost: float) -> None:
-        self._times[tenant.id] += cost / tenant.weight
-        self._unsent[tenant.id] += cost / tenant.weight
+        self._times[tenant.key] += cost / tenant.weight
+        self._unsent[tenant.key] += cost / tenant.weight
 
     def learn(self, tenant: Tenant, num_output_tokens: int) -> None:
-        before = self._answer_lens.get(tenant.id, float(num_output_tokens))
-        self._answer_lens[tenant.id] = before + LEARNING * (num_output_tokens - before)
+        before = self._answer_lens.get(tenant.key, float(num_output_tokens))
+        self._answer_lens[tenant.key] = before + LEARNING * (num_output_tokens - before)
 
     def reached(self, virtual_time: float) -> None:
         """A request that began then is being computed."""

@@ -20,6 +20,7 @@ from rich.markup import escape
 from headwater.services.cli import chat as chat_room
 from headwater.services.cli import doctor as examination
 from headwater.services.cli import status as cluster
+from headwater.services.cli.access_command import access
 from headwater.services.cli.admin_client import AdminError, AsJson
 from headwater.services.cli.answer_stream import ChatError
 from headwater.services.cli.model_commands import ModelError
@@ -33,10 +34,12 @@ from headwater.services.models.demo_model import DEMO_NAME, DemoModelError
 from headwater.services.models.hugging_face import HubError
 from headwater.services.models.manifest import ModelFolderError
 from headwater.services.models.store import ConversionFailed, ModelNotFound
+from headwater.services.printable import LAYOUT, printable
 from headwater.services.progress import ProgressBars
 from headwater.services.settings import SettingError
 from headwater.services.stack.embedded import EmbeddedServerError
 from headwater.services.stack.line_file import read_line
+from headwater.services.stack.line_token import line_key
 from headwater.services.stack.local_stack import StackError
 from headwater.services.stack.plan import gpu_flags
 from headwater.services.stack.profile import Profile
@@ -87,6 +90,7 @@ StateDir = Annotated[
 ]
 app.add_typer(make_commands(default_state_dir), name="tenant")
 app.add_typer(make_model_commands(default_state_dir), name="models")
+app.command()(access)
 CacheDir = Annotated[
     Path,
     typer.Option(
@@ -330,9 +334,7 @@ def status(
     if url is None:
         raise StackError(f"no line runs with the state folder {state_dir}; name one, or give --nats-url")
     try:
-        if watch:
-            asyncio.run(cluster.watch(url, Console()))
-        members = asyncio.run(cluster.listen(url))
+        members = cluster.seen(url, line_key(state_dir, os.environ), Console() if watch else None)
     except cluster.NobodyThere:
         # The line goes on without, which its gateway can tell.
         raise cluster.NobodyThere(
@@ -388,7 +390,7 @@ def main() -> None:
     try:
         app()
     except KNOWN_ERRORS as error:
-        console.print(f"[red]headwater:[/] {escape(str(error))}", soft_wrap=True)
+        console.print(f"[red]headwater:[/] {escape(printable(str(error), keep=LAYOUT))}", soft_wrap=True)
         sys.exit(1)
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import httpx
 import typer
 
+from headwater.services.owner_file import read_secrets
 from headwater.services.stack.line_file import read_line
 
 CALL_SECONDS = 30.0
@@ -62,7 +63,7 @@ def _admin_key(path: Path | None) -> str:
     """From the environment or the file: a flag would show it to everyone on the machine. Empty: there is none."""
     if key := os.environ.get("HEADWATER_ADMIN_KEY"):
         return key
-    for line in path.read_text().splitlines() if path is not None else ():
+    for line in read_secrets("admin_key_file", path).splitlines() if path is not None else ():
         words = line.split()
         if len(words) == 2 and not words[0].startswith("#"):
             return words[1]

@@ -7,9 +7,9 @@ from typing import Any
 
 import httpx
 from rich.console import Console
-from rich.markup import escape
 
 from headwater.services.cli.answer_stream import AnswerStream, ChatError, Chunk, sentence_of
+from headwater.services.printable import LAYOUT, printable, shown
 
 HELP = "/new starts over, /system TEXT sets the system message, /quit leaves (or Ctrl-D); Ctrl-C stops an answer"
 
@@ -77,7 +77,7 @@ def first_model(client: httpx.Client) -> str:
 
 def converse(chat: Chat, console: Console) -> None:
     """Reads questions and prints answers until the person leaves."""
-    console.print(f"[bold]{escape(chat.model)}[/]  [dim]{HELP}[/]")
+    console.print(f"[bold]{shown(chat.model)}[/]  [dim]{HELP}[/]")
     while True:
         try:
             line = console.input("\n[bold cyan]you ›[/] ").strip()
@@ -98,11 +98,11 @@ def _answer(chat: Chat, question: str, console: Console) -> None:
     console.print("[bold green]model ›[/] ", end="")
     try:
         for piece in chat.ask(question):
-            console.out(piece, end="", highlight=False)
+            console.out(printable(piece, keep=LAYOUT), end="", highlight=False)
     except KeyboardInterrupt:
         console.print(" [dim](stopped)[/]", end="")
     except (ChatError, httpx.HTTPError) as error:
-        console.print(f"\n[red]{escape(str(error))}[/]", end="")
+        console.print(f"\n[red]{shown(str(error))}[/]", end="")
     console.print()
     details = chat.usage.get("prompt_tokens_details") or {}
     if chat.usage:

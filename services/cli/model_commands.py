@@ -17,6 +17,7 @@ from rich.table import Table
 
 from headwater.services.cli.admin_client import AdminKeyFile, AsJson, BaseUrl, call, open_gateway
 from headwater.services.cli.plain_table import plain_table
+from headwater.services.printable import printable, shown
 from headwater.services.progress import ProgressBars, Report
 
 POLL_SECONDS = 0.2
@@ -108,7 +109,7 @@ def make_commands(state_dir: Callable[[], Path]) -> typer.Typer:
         with connected(base_url, admin_key_file) as client, ProgressBars(Console(stderr=True)) as bars:
             name = client.load({field: value for field, value in asked.items() if value is not None})["id"]
             card = wait_loaded(client, name, bars.report)
-        print(json.dumps(card, indent=2) if as_json else f"{name} is served")
+        print(json.dumps(card, indent=2) if as_json else f"{printable(name)} is served")
 
     @app.command()
     def unload(name: Name, *, base_url: BaseUrl = None, admin_key_file: AdminKeyFile = None) -> None:
@@ -142,5 +143,5 @@ def models_table(models: list[dict[str, Any]]) -> Table:
     for each in models:
         least, most = each["min_replicas"], each["max_replicas"]
         bounds = str(most) if least == most else f"{least} to {most}"
-        table.add_row(each["id"], each["state"], str(each["replicas"]), bounds, each["problem"])
+        table.add_row(shown(each["id"]), each["state"], str(each["replicas"]), bounds, shown(each["problem"] or ""))
     return table

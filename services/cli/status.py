@@ -10,13 +10,14 @@ from typing import Any
 import httpx
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
-from rich.markup import escape
 from rich.table import Table
 
 from headwater.services.bus import Bus, without_password
 from headwater.services.cli.plain_table import plain_table
+from headwater.services.cluster_key import ClusterKey, using
 from headwater.services.member import Kind, Member
 from headwater.services.membership import Members
+from headwater.services.printable import shown
 
 ASK_SECONDS = 3.0
 LISTEN_SECONDS = 1.2
@@ -28,6 +29,15 @@ class NobodyThere(Exception):
 
     def __init__(self, nats_url: str, gateway: str = "") -> None:
         super().__init__(f"no NATS server answers at {without_password(nats_url)}; {gateway or 'is the line up?'}")
+
+
+def seen(nats_url: str, key: ClusterKey | None, console: Console | None) -> list[Member]:
+    """Everyone whose heartbeats the key believes; with a console, shown there until interrupted. Raises
+    `NobodyThere`."""
+    with using(key):
+        if console is not None:
+            asyncio.run(watch(nats_url, console))
+        return asyncio.run(listen(nats_url))
 
 
 async def listen(nats_url: str) -> list[Member]:
@@ -77,10 +87,12 @@ def as_table(members: Sequence[Member]) -> Group:
         if member.kind is Kind.ENGINE:
             engines.setdefault(member.model.name if member.model is not None else "", []).append(member)
         else:
-            front.add_row(member.kind.value.replace("_", " "), member.replica_id, member.address, _state(member))
+            front.add_row(
+                member.kind.value.replace("_", " "), shown(member.replica_id), shown(member.address), _state(member)
+            )
     parts: list[RenderableType] = []
     for model, replicas in engines.items():
-        parts += [f"[bold]{escape(model)}[/]", _engines(replicas), ""]
+        parts += [f"[bold]{shown(model)}[/]", _engines(replicas), ""]
     return Group(*parts, front)
 
 
@@ -88,13 +100,13 @@ def _engines(replicas: Sequence[Member]) -> Table:
     numbers = ("running", "waiting", "KV blocks", "hits", "step")
     table = plain_table("engine", "address", *numbers, "state", numbers=numbers)
     for each in replicas:
-        table.add_row(each.replica_id, each.address, *_load_cells(each), _state(each))
+        table.add_row(shown(each.replica_id), shown(each.address), *_load_cells(each), _state(each))
     return table
 
 
 def _state(member: Member) -> str:
     state = "[yellow]draining[/]" if member.draining else "[green]serving[/]"
-    return state + (f" [yellow]without {', '.join(member.without)}[/]" if member.without else "")
+    return state + (f" [yellow]without {shown(', '.join(member.without))}[/]" if member.without else "")
 
 
 def _load_cells(member: Member) -> tuple[str, ...]:

@@ -11,8 +11,10 @@ from rich.table import Table
 
 from headwater.services.cli.admin_client import call
 from headwater.services.cli.plain_table import plain_table
+from headwater.services.printable import shown
 
 LIMITS = ("requests_per_minute", "tokens_per_minute", "concurrency", "budget", "budget_period")
+BYTES = ("file_bytes", "response_bytes")
 
 
 class TenantClient:
@@ -57,7 +59,9 @@ def tenants_table(tenants: list[dict[str, Any]]) -> Table:
     for each in tenants:
         shared = "shared" if each["shared_cache"] else "own"
         keys = str(len(each["keys"]))
-        table.add_row(each["id"], f"{each['weight']:g}", str(each["tier"]), shared, _limits(each["limits"]), keys)
+        table.add_row(
+            shown(each["id"]), f"{each['weight']:g}", str(each["tier"]), shared, _limits(each["limits"]), keys
+        )
     return table
 
 
@@ -65,7 +69,7 @@ def usage_table(rows: list[dict[str, Any]]) -> Table:
     columns = {"requests": "requests", "prompt": "prompt_tokens", "cached": "cached_tokens", "output": "output_tokens"}
     table = plain_table("day", "model", *columns, numbers=tuple(columns))
     for row in rows:
-        table.add_row(row["day"], row["model"], *(f"{row[name]:,}" for name in columns.values()))
+        table.add_row(row["day"], shown(row["model"]), *(f"{row[name]:,}" for name in columns.values()))
     return table
 
 

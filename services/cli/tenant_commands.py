@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from headwater.services.cli.admin_client import AdminKeyFile, AsJson, BaseUrl, open_gateway
-from headwater.services.cli.tenant_client import LIMITS, TenantClient, tenants_table, usage_table
+from headwater.services.cli.tenant_client import BYTES, LIMITS, TenantClient, tenants_table, usage_table
 
 Name = Annotated[str, typer.Argument(help="The tenant.")]
 Weight = Annotated[float | None, typer.Option(help="Share of the line, relative to other tenants'.")]
@@ -27,6 +27,11 @@ Rpm = Annotated[int | None, typer.Option(help="Requests in any 60 seconds; -1 li
 Tpm = Annotated[int | None, typer.Option(help="Tokens of prompts and answers in any 60 seconds.")]
 Concurrency = Annotated[int | None, typer.Option(help="Requests at once.")]
 Budget = Annotated[int | None, typer.Option(help="Tokens in a calendar period.")]
+
+FileBytes = Annotated[
+    int | None, typer.Option(help="Of files, batches and background responses; -1: as many as every tenant.")
+]
+ResponseBytes = Annotated[int | None, typer.Option(help="Of responses and conversations; -1: the same.")]
 
 
 class Period(StrEnum):
@@ -58,6 +63,8 @@ def make_commands(state_dir: Callable[[], Path]) -> typer.Typer:
         concurrency: Concurrency = None,
         budget: Budget = None,
         budget_period: BudgetPeriod = None,
+        file_bytes: FileBytes = None,
+        response_bytes: ResponseBytes = None,
         as_json: AsJson = False,
         base_url: BaseUrl = None,
         admin_key_file: AdminKeyFile = None,
@@ -92,6 +99,8 @@ def make_commands(state_dir: Callable[[], Path]) -> typer.Typer:
         concurrency: Concurrency = None,
         budget: Budget = None,
         budget_period: BudgetPeriod = None,
+        file_bytes: FileBytes = None,
+        response_bytes: ResponseBytes = None,
         as_json: AsJson = False,
         base_url: BaseUrl = None,
         admin_key_file: AdminKeyFile = None,
@@ -143,6 +152,7 @@ def _settings(given: dict[str, Any]) -> dict[str, Any]:
     limits = {name: given[name] for name in LIMITS if given[name] is not None}
     limits = {name: None if value == -1 else value for name, value in limits.items()}
     settings = {name: given[name] for name in ("weight", "tier", "shared_cache") if given[name] is not None}
+    settings |= {name: None if given[name] == -1 else given[name] for name in BYTES if given[name] is not None}
     return settings | ({"limits": limits} if limits else {})
 
 

@@ -17,10 +17,11 @@ from types import FrameType
 from typing import Any
 
 from rich.console import Console
-from rich.markup import escape
 
 from headwater.services.models import store as model_store
 from headwater.services.models.manifest import ModelManifest
+from headwater.services.owner_file import own_folder
+from headwater.services.printable import shown
 from headwater.services.progress import ProgressBars
 from headwater.services.stack.line_file import LineRecord
 from headwater.services.stack.local_stack import LocalStack, StackError
@@ -49,7 +50,7 @@ def up(settings: StackSettings, console: Console) -> int:
 async def _run(settings: StackSettings, folder: Path, console: Console, began: float) -> int:
     served_name = settings.served_model_name or ModelManifest.read(folder).name
     stopping = asyncio.Event()
-    stack = LocalStack(settings, folder, served_name, say=lambda what: console.print(f"[yellow]{escape(what)}"))
+    stack = LocalStack(settings, folder, served_name, say=lambda what: console.print(f"[yellow]{shown(what)}"))
     _on_signals(stopping, stack.hurry)
     try:
         with ProgressBars(console) as bars:
@@ -93,7 +94,7 @@ async def _unless(event: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool
 @contextlib.contextmanager
 def _own_state_folder(folder: Path) -> Iterator[None]:
     """One line a state folder; the lock goes with this process, however that ends."""
-    folder.mkdir(parents=True, exist_ok=True)
+    own_folder(folder)
     with (folder / "lock").open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -110,10 +111,10 @@ def _tell(console: Console, line: LineRecord, settings: StackSettings, seconds: 
         else f"{rules.min_replicas} to {rules.max_replicas}"
     )
     replicas = f"{number} replica{'s' if rules.max_replicas > 1 else ''}"
-    console.print(f"\n[bold green]ready[/] in {seconds:.1f} s: [bold]{escape(line.model)}[/] on {replicas}\n")
+    console.print(f"\n[bold green]ready[/] in {seconds:.1f} s: [bold]{shown(line.model)}[/] on {replicas}\n")
     command = "headwater" if shutil.which("headwater") else os.path.relpath(sys.argv[0])
     body = {"model": line.model, "stream": True, "messages": [{"role": "user", "content": "What is a headwater?"}]}
-    has_admins = settings.admin_key_file is not None or "HEADWATER_ADMIN_KEY" in os.environ
+    has_admins = settings.has_admins
     key = "-H 'authorization: Bearer YOUR_KEY' " if settings.api_key_file or has_admins else ""
     header = f"-H 'content-type: application/json' {key}"
     rows = {
@@ -126,5 +127,5 @@ def _tell(console: Console, line: LineRecord, settings: StackSettings, seconds: 
     if has_admins:
         rows["keys"] = f"{command} tenant add NAME"
     for name, value in rows.items():
-        console.print(f"  [cyan]{name}[/]  {escape(value)}", soft_wrap=True, highlight=False)
+        console.print(f"  [cyan]{name}[/]  {shown(value)}", soft_wrap=True, highlight=False)
     console.print("\nCtrl-C stops everything.\n")

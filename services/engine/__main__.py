@@ -21,8 +21,8 @@ from headwater.services.models.entry import ModelRefused
 from headwater.services.models.manifest import ModelFolderError, ModelManifest
 from headwater.services.runtime import Lifetime, configure_logging, in_one_line, lifetime, owned_task, run_stage
 from headwater.services.settings import SettingError, read_settings
+from headwater.services.stage_security import stages_secured
 from headwater.services.text.stage import Listener, metrics_served
-from headwater.services.tls import stages_secured
 from headwater.services.tracing import tracing_to
 
 LAST_WORDS_SECONDS = 2.0

@@ -19,6 +19,7 @@ from headwater.engine_core import weights
 from headwater.engine_core.packed_weights import pack_folder
 from headwater.engine_core.platforms.cpu import compile_kernels
 from headwater.services.engine.kernel_cache import with_kernel_cache
+from headwater.services.models.gguf_check import check_gguf
 from headwater.services.models.manifest import LAYOUT, ModelManifest
 from headwater.services.settings import SettingError, read_settings, setting
 from headwater.services.text.gguf_tokenizer import write_tokenizer
@@ -50,6 +51,7 @@ def convert(settings: ConvertSettings) -> None:
     if settings.source.is_dir():
         _copy_tokenizer(settings.source, settings.folder)
     else:
+        check_gguf(settings.source)
         write_tokenizer(settings.source, settings.folder)
     converting = partial(_report, f"converting {settings.name} to {settings.dtype}")
     weights.convert(settings.source, settings.folder, dtype=settings.dtype, progress=converting)

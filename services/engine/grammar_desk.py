@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 
 from headwater.engine_core.request import FinishReason, NewRequest
 from headwater.engine_core.step_output import Finished, StepOutput
-from headwater.services.engine.grammars import GrammarCompiler
+from headwater.services.engine.grammars import GrammarCompiler, NoTokenizer
 from headwater.services.engine.masks import MaskWriter
 from headwater.services.engine.messages import Add, Command
 from headwater.services.engine.ring import RingReader
@@ -67,8 +67,10 @@ class GrammarDesk:
     async def _enter(self, request: NewRequest, grammar: bytes) -> None:
         try:
             matcher, family = await self._compiler.member(grammar)
+        except NoTokenizer as fault:
+            self._end(request, FinishReason.ERROR, str(fault))
         except GrammarError as fault:
-            self._end(request, FinishReason.ERROR, f"the grammar cannot be followed: {fault}")
+            self._end(request, FinishReason.UNFOLLOWABLE, f"the grammar cannot be followed: {fault}")
         else:
             self._writer.follow(request.key, matcher, family, request.output_ids)
             self._send(Add(request))

@@ -32,6 +32,10 @@ COMPILE_SECONDS = 10.0
 """The processor has seen it compile in less."""
 
 
+class NoTokenizer(GrammarError):
+    """This engine follows no grammar at all."""
+
+
 @dataclass(slots=True, eq=False)
 class Compiled:
     """A grammar's families: the first, or that it is under way or failed, and all that are there."""
@@ -120,8 +124,8 @@ class GrammarCompiler:
 
 def _read(folder: Path | None) -> Grammars:
     if folder is None:
-        raise GrammarError("this engine has no tokenizer; start it with a model folder")
+        raise NoTokenizer("this engine has no tokenizer; start it with a model folder")
     try:
         return Grammars(folder)
     except (OSError, ValueError, ModelFolderError) as fault:
-        raise GrammarError(f"the model's tokenizer cannot be used for it: {fault}") from fault
+        raise NoTokenizer(f"the model's tokenizer cannot be used for it: {fault}") from fault

@@ -265,6 +265,8 @@ class EngineSession:
             self._host.send(Ask(known))
         if missing:
             self._say_missing(missing)
+        # Without it an engine that is busy and one that is none look the same.
+        self._outbox.put([pb.EngineFrame(answered=True)])
 
     def _say_missing(self, stream_ids: Sequence[int]) -> None:
         structlog.get_logger().warning("streams that were asked for are not here", stream_ids=list(stream_ids))

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from headwater.services.settings import SettingError, setting
-from headwater.services.tls import StageTlsSettings
+from headwater.services.stage_security import StageSecuritySettings
 
 LOAD_FORMATS = ("auto", "dummy", "dummy-uniform")
 KV_CACHE_DTYPES = ("auto", "fp8")
@@ -14,7 +14,7 @@ CHOICES = {"executor": ("single", "simulated"), "load_format": LOAD_FORMATS, "kv
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EngineSettings(StageTlsSettings):
+class EngineSettings(StageSecuritySettings):
     """A replica of a model: computes token ids, caches prefixes and says what it caches."""
 
     model_folder: Path | None = setting(None, "converted model to serve")
@@ -23,8 +23,8 @@ class EngineSettings(StageTlsSettings):
     host: str = setting("127.0.0.1", "address to listen on")
     port: int = setting(0, "gRPC port; 0: any free one")
     advertise: str = setting("", "host:port by which others reach it, behind a proxy say; empty: where it listens")
-    nats_url: str = setting("", "NATS server for events, load and membership; empty: none")
-    redis_url: str = setting("", "Redis server of the prefix index; empty: none")
+    nats_url: str = setting("", "NATS server for events, load and membership; empty: none", secret=True)
+    redis_url: str = setting("", "Redis server of the prefix index; empty: none", secret=True)
     metrics_port: int = setting(0, "port of /metrics; 0: any, -1: none")
     otlp_endpoint: str = setting("", "OpenTelemetry collector that gets spans, http://host:port (gRPC); none: no spans")
     log_level: str = setting("info", "debug, info, warning or error")

@@ -27,6 +27,8 @@ CAUSES = {
 }
 """By the reason of a cancel: streams that the engine itself ends, though their answers have not ended."""
 LIVE = common_pb2.LOSS_CAUSE_UNSPECIFIED
+FINAL = (LIVE, common_pb2.LOSS_CAUSE_GRAMMAR)
+"""Another engine would come to the same end."""
 MISSING = "the engine does not have the stream"
 
 REASONS = {
@@ -34,6 +36,7 @@ REASONS = {
     FinishReason.LENGTH: common_pb2.FINISH_REASON_LENGTH,
     FinishReason.CANCELLED: common_pb2.FINISH_REASON_CANCELLED,
     FinishReason.ERROR: common_pb2.FINISH_REASON_ERROR,
+    FinishReason.UNFOLLOWABLE: common_pb2.FINISH_REASON_ERROR,
     FinishReason.MISSING: common_pb2.FINISH_REASON_ERROR,
 }
 
@@ -86,13 +89,15 @@ class Stream:
             error, cause = error or self.cancel_reason, CAUSES.get(self.cancel_reason, LIVE)
         elif finished.reason is FinishReason.MISSING:
             error, cause = MISSING, common_pb2.LOSS_CAUSE_MISSING
+        elif finished.reason is FinishReason.UNFOLLOWABLE:
+            cause = common_pb2.LOSS_CAUSE_GRAMMAR
         return pb.Finish(
             stream_id=self.stream_id,
             reason=REASONS[finished.reason],
             stop_token_id=finished.stop_token_id,
             num_output_tokens=finished.num_output_tokens,
             error=error[:MAX_ERROR_CHARS],
-            retriable=cause != LIVE,
+            retriable=cause not in FINAL,
             cause=cause,
             work=_work_of(finished.work) if finished.work is not None else None,
         )

@@ -27,10 +27,10 @@ from headwater.services.output_processor.stream_logs import StreamLogs
 from headwater.services.runtime import configure_logging, in_one_line, run_stage
 from headwater.services.served_model import ServedModel
 from headwater.services.settings import SettingError, read_settings
+from headwater.services.stage_security import stages_secured
 from headwater.services.text.model import load_tokenizer, names_of
 from headwater.services.text.stage import TextStageSettings, serve_stage
 from headwater.services.text.tokenizer import Tokenizer, TokenizerFilesError
-from headwater.services.tls import stages_secured
 from headwater.services.tracing import NO_TRACING, Tracing, tracing_to
 
 

@@ -17,8 +17,11 @@ import structlog
 from headwater.proto import common_pb2, engine_pb2, engine_pb2_grpc
 from headwater.proto.engine_pb2 import Add, AddPart, Cancel, ClientFrame, Credit, EngineFrame
 from headwater.proto.output_processor_pb2 import Open
+from headwater.services.call_proof import Impostor
 from headwater.services.channel import open_channel
 from headwater.services.output_processor import metrics as output_metrics
+from headwater.services.output_processor.pace import Pace
+from headwater.services.output_processor.silence import Silence
 from headwater.services.output_processor.stream import OutputStream
 from headwater.services.output_processor.token_logprobs import entries_by_position
 from headwater.services.runtime import end, log_failure, owned_task
@@ -58,17 +61,21 @@ class EngineLink:
         self._queue: deque[tuple[Request, Add | AddPart]] = deque()
         self._cancels: deque[Cancel] = deque()
         self._credits: dict[int, int] = {}
+        self._pace = Pace()
         self._asked: set[int] = set()
         self._last_id = 0
         self._epoch = 0
         self._wake = asyncio.Event()
+        self._silence = Silence(self._ask_any)
+        self._cause: common_pb2.LossCause.ValueType = common_pb2.LOSS_CAUSE_ENGINE_GONE
+        """Why streams are lost that the engine has."""
 
     @property
     def num_streams(self) -> int:
         return len(self._requests)
 
-    def open(self, opening: Open, streams: Sequence[OutputStream]) -> Request:
-        """Queues a request."""
+    def open(self, opening: Open, streams: Sequence[OutputStream], *, is_paced: bool) -> Request:
+        """Queues a request. A paced one's credit goes on as `told` says that its tokens have left for the gateway."""
         numbers = [self._new_id() for _ in streams]
         request = Request(
             engine=opening.replica_id,
@@ -78,6 +85,8 @@ class EngineLink:
         )
         self._requests.update(dict.fromkeys(numbers, request))
         opening.add.stream_ids[:] = numbers
+        if is_paced:
+            opening.add.credit = self._pace.open(numbers, opening.add.credit)
         self._queue.append((request, opening.add))
         self._wake.set()
         return request
@@ -90,6 +99,15 @@ class EngineLink:
 
     def grant(self, number: int, tokens: int) -> None:
         if number in self._requests:
+            self._give(number, self._pace.granted(number, tokens))
+
+    def told(self, number: int, tokens: int) -> None:
+        """So many more of a stream's tokens have left for its gateway."""
+        if given := self._pace.told(number, tokens):
+            self._give(number, given)
+
+    def _give(self, number: int, tokens: int) -> None:
+        if tokens:
             self._credits[number] = self._credits.get(number, 0) + tokens
             self._wake.set()
 
@@ -126,18 +144,40 @@ class EngineLink:
                 stub = engine_pb2_grpc.EngineStub(channel)
                 # Before Info: should the engine be replaced between the two, the session breaks.
                 call = stub.Session()
+                await channel.proven(call)
                 info = await stub.Info(engine_pb2.InfoRequest(), timeout=INTRODUCTION_SECONDS)
                 self._epoch = info.incarnation.epoch
-                async with owned_task(self._write(call)):
-                    while (frame := await call.read()) is not grpc.aio.EOF:
-                        assert isinstance(frame, EngineFrame)
-                        with output_metrics.FRAME_SECONDS.time():
-                            self._take(frame)
-            return "it ended the session"
+                async with owned_task(self._write(call)), owned_task(self._silence.until_lost()) as silence:
+                    reading = asyncio.ensure_future(self._read(call))
+                    try:
+                        await asyncio.wait((reading, silence), return_when=asyncio.FIRST_COMPLETED)
+                        if reading.done():
+                            reading.result()
+                            return "it ended the session"
+                    finally:
+                        await end(reading)
+            self._cause = common_pb2.LOSS_CAUSE_SILENT
+            return "it says nothing, not even when it is asked"
         except grpc.aio.AioRpcError as failure:
             return failure.details() or failure.code().name
+        except Impostor as stranger:
+            return str(stranger)
         except ValueError as failure:
             return f"it sent a frame that cannot be read: {failure}"
+
+    async def _read(self, call: grpc.aio.StreamStreamCall[ClientFrame, EngineFrame]) -> None:
+        while (frame := await call.read()) is not grpc.aio.EOF:
+            assert isinstance(frame, EngineFrame)
+            self._silence.heard()
+            with output_metrics.FRAME_SECONDS.time():
+                self._take(frame)
+
+    def _ask_any(self) -> bool:
+        """Asks for a stream that the engine has; False when it has none."""
+        sent = next((number for number, request in self._requests.items() if request.is_sent), None)
+        if sent is not None:
+            self.ask(sent)
+        return sent is not None
 
     def _take(self, frame: EngineFrame) -> None:
         """Sorts one frame to its streams; rows of streams that ended here are dropped."""
@@ -231,6 +271,7 @@ class EngineLink:
     def _forget(self, number: int) -> Request | None:
         if (request := self._requests.pop(number, None)) is not None:
             del request.streams[number]
+            self._pace.forget(number)
             self._credits.pop(number, None)
             self._asked.discard(number)
         return request
@@ -240,8 +281,9 @@ class EngineLink:
             stream = request.streams[number]
             self._forget(number)
             # What never reached it cannot be why it died.
-            cause = common_pb2.LOSS_CAUSE_ENGINE_GONE if request.is_sent else common_pb2.LOSS_CAUSE_REFUSED
-            stream.fail(f"engine {request.engine} is gone", cause=cause)
+            cause = self._cause if request.is_sent else common_pb2.LOSS_CAUSE_REFUSED
+            state = "silent" if cause == common_pb2.LOSS_CAUSE_SILENT else "gone"
+            stream.fail(f"engine {request.engine} is {state}", cause=cause)
 
     def _new_id(self) -> int:
         while True:

@@ -110,11 +110,18 @@ class GatewaySession:
                     for frame in self.outbox.frames():
                         output_metrics.GATEWAY_FRAMES.inc()
                         yield frame
+                        self._left(frame)
         finally:
             for log in dict.fromkeys(self._logged.values()):
                 self._let_go(log, None)
             self._cancel_all("gateway_gone")
             bills.parted(self.gateway)
+
+    def _left(self, frame: OutputFrame) -> None:
+        """The gateway's connection has taken a frame."""
+        for stream_id, count in zip(frame.stream_ids[:], frame.num_tokens[:], strict=True):
+            if (place := self._places.get(stream_id)) is not None:
+                place.link.told(place.number, count)
 
     async def _read(self, incoming: AsyncIterator[GatewayFrame]) -> None:
         async for frame in incoming:
@@ -191,7 +198,8 @@ class GatewaySession:
         structlog.get_logger().debug(
             "stream opened", trace_id=span.context.trace_id, tenant=add.tenant, model=opening.model, **told
         )
-        request = link.open(opening, streams)
+        # One that can be resumed goes on while no gateway is told.
+        request = link.open(opening, streams, is_paced=not opening.resumable)
         opened = _Opened(
             link=link,
             request=request,

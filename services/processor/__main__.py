@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import dataclasses
 import functools
 import os
@@ -29,15 +30,18 @@ from headwater.services.processor.prepare import prepare, prompt_ids
 from headwater.services.processor.session import PrepareSession
 from headwater.services.runtime import configure_logging, in_one_line, run_stage
 from headwater.services.settings import SettingError, read_settings, setting
+from headwater.services.stage_security import stages_secured
 from headwater.services.text.chat_template import ChatTemplateError
 from headwater.services.text.model import ServingChoices, TextModel, load_text_model, names_of
 from headwater.services.text.stage import TextStageSettings, serve_stage
 from headwater.services.text.tokenizer import TokenizerFilesError
-from headwater.services.tls import stages_secured
 from headwater.services.tracing import NO_TRACING, Tracing, tracing_to
 
 ReplyT = TypeVar("ReplyT")
+_LIBC = ctypes.CDLL(None)
 
+LARGE_REQUEST_BYTES = 256 * 1024
+"""Requests from this size on leave so much freed memory behind that it is given back to the system."""
 LONG_REQUEST_BYTES = 8192
 """Requests from this size on are worked on by a thread, so that short ones do not wait behind them."""
 
@@ -62,6 +66,9 @@ class ProcessorSettings(TextStageSettings):
     generation_config: str = setting("auto", "auto (the model's), none, or a file with sampling defaults")
     tool_parser: str = setting("auto", "auto (by the chat template), none, hermes, llama3_json, mistral or pythonic")
     reasoning_parser: str = setting("auto", "auto (by the chat template), none, think, qwen3, deepseek_r1 or magistral")
+    escape_special_tokens: bool = setting(
+        False, "take special tokens in messages and tools for text, so that nobody forges turns with them"
+    )
     threads: int = setting(0, "threads for long texts; 0: as many as cores")
 
     @property
@@ -101,7 +108,6 @@ class Processor(processor_pb2_grpc.ProcessorServicer):
     ) -> AsyncIterator[processor_pb2.PreparedFrame]:
         if self._is_leaving:
             raise Unavailable("draining", code="draining")
-        await context.send_initial_metadata(())
         self._sessions.add(session := PrepareSession(self._answer))
         try:
             async for frame in session.run(incoming):
@@ -192,9 +198,20 @@ class Processor(processor_pb2_grpc.ProcessorServicer):
         if num_bytes < LONG_REQUEST_BYTES:
             reply = work()
         else:
-            reply = await asyncio.get_running_loop().run_in_executor(self._pool, work)
+            whole = functools.partial(_and_trim, work) if num_bytes >= LARGE_REQUEST_BYTES else work
+            reply = await asyncio.get_running_loop().run_in_executor(self._pool, whole)
         PREPARE_SECONDS.labels(method).observe(time.perf_counter() - started)
         return reply
+
+
+def _and_trim(work: Callable[[], ReplyT]) -> ReplyT:
+    """As `work`; afterwards the allocator keeps nothing of what it used. NOTE: only glibc keeps so much, and can be
+    asked for it."""
+    try:
+        return work()
+    finally:
+        if (trim := getattr(_LIBC, "malloc_trim", None)) is not None:
+            trim(0)
 
 
 def tokenize(model: TextModel, request: processor_pb2.ProcessorTokenizeRequest) -> processor_pb2.ProcessorTokenizeReply:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -12,9 +13,11 @@ from headwater.services.answers.format import may_call
 from headwater.services.answers.text_input import KEY
 from headwater.services.errors import BadRequest
 from headwater.services.processor import plain_tools
+from headwater.services.request_limits import check_conversation
 from headwater.services.text.chat_template import ChatTemplate
 
 Message = dict[str, Any]
+Guard = Callable[[str], str]
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 VERBOSITIES = ("low", "medium", "high")
 _TOOL_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
@@ -22,10 +25,12 @@ ROLES = ("system", "developer", "user", "assistant", "tool")
 _RESERVED = ("messages", "tools", "add_generation_prompt", "continue_final_message")
 
 
-def render(template: ChatTemplate, conversation: processor_pb2.Conversation) -> str:
-    """The prompt's text. Raises `BadRequest` naming the message and what is allowed."""
+def render(template: ChatTemplate, conversation: processor_pb2.Conversation, guard: Guard | None = None) -> str:
+    """The prompt's text, in which what the client wrote went through `guard`. Raises `BadRequest` naming the message
+    and what is allowed."""
     if not conversation.messages:
         raise BadRequest.of("messages", [], "at least one message")
+    check_conversation(conversation)
     goes_on = conversation.continue_final_message
     if goes_on and conversation.HasField("add_generation_prompt") and conversation.add_generation_prompt:
         raise BadRequest("continue_final_message", "continue_final_message excludes add_generation_prompt")
@@ -33,15 +38,29 @@ def render(template: ChatTemplate, conversation: processor_pb2.Conversation) -> 
     _check_tool_names(conversation)
     messages = [_message(message, i) for i, message in enumerate(conversation.messages)]
     tools = [_tool(tool, i) for i, tool in enumerate(conversation.tools)] if may_call(conversation) else None
+    variables = _variables(conversation.chat_template_kwargs_json, template)
+    if guard is not None:
+        messages, tools, variables = (_guarded(each, guard) for each in (messages, tools, variables))
     return template.render(
         _understood(template, messages, tools),
         tools=tools,
         add_generation_prompt=not conversation.HasField("add_generation_prompt") or conversation.add_generation_prompt,
         continue_final_message=goes_on,
-        variables=_effort(conversation)
-        | _verbosity(conversation)
-        | _variables(conversation.chat_template_kwargs_json, template),
+        variables=_effort(conversation) | _verbosity(conversation) | variables,
     )
+
+
+def _guarded(value: Any, guard: Guard) -> Any:
+    """JSON with all its texts, names included, guarded."""
+    match value:
+        case str():
+            return guard(value)
+        case list():
+            return [_guarded(each, guard) for each in value]
+        case dict():
+            return {guard(name): _guarded(each, guard) for name, each in value.items()}
+        case _:
+            return value
 
 
 def _understood(template: ChatTemplate, messages: list[Message], tools: list[dict[str, Any]] | None) -> list[Message]:

@@ -13,6 +13,7 @@ from typing import Any
 from headwater.engine_core.sampling_params import GREEDY_TEMPERATURE
 from headwater.proto import common_pb2
 from headwater.services.errors import BadRequest, ContextTooLong
+from headwater.services.request_limits import check_sampling_sizes
 from headwater.services.text.model_limits import ModelLimits
 
 MAX_CHOICES = 128
@@ -76,6 +77,7 @@ BENDING = ("presence_penalty", "frequency_penalty", "repetition_penalty", "min_t
 
 def check_sampling(asked: common_pb2.Sampling, limits: ModelLimits, *, stream: bool) -> common_pb2.Sampling:
     """A copy with every default but `max_tokens` filled in. Raises `BadRequest` for what the contract refuses."""
+    check_sampling_sizes(asked, limits.vocab_size)
     checked = common_pb2.Sampling()
     checked.CopyFrom(asked)
     for name, neutral in NEUTRAL.items():

@@ -43,7 +43,7 @@ def _tokens_and_format(model: TextModel, prompt: processor_pb2.Prompt) -> tuple[
     form = answer_format(
         prompt.conversation, text, tool_format=model.tool_format, reasoning_format=model.reasoning_format
     )
-    return model.tokenizer.encode(text, add_special_tokens=_adds_special_tokens(prompt, default=False)), form
+    return _conversation_ids(model, prompt, text), form
 
 
 def prompt_name(prompt: processor_pb2.Prompt) -> str:
@@ -61,7 +61,7 @@ def prompt_ids(model: TextModel, prompt: processor_pb2.Prompt) -> list[int]:
             return list(prompt.token_ids.ids)
         case "conversation":
             text = _rendered(model, prompt.conversation)
-            return model.tokenizer.encode(text, add_special_tokens=_adds_special_tokens(prompt, default=False))
+            return _conversation_ids(model, prompt, text)
         case _:
             raise BadRequest.of("prompt", None, "text, token ids or a conversation")
 
@@ -69,7 +69,13 @@ def prompt_ids(model: TextModel, prompt: processor_pb2.Prompt) -> list[int]:
 def _rendered(model: TextModel, asked: processor_pb2.Conversation) -> str:
     if model.chat_template is None:
         raise BadRequest("messages", f"the model {model.name!r} has no chat template; give one to the processor")
-    return conversation.render(model.chat_template, asked)
+    guard = model.tokenizer.guarded if model.escapes_special_tokens else None
+    return conversation.render(model.chat_template, asked, guard)
+
+
+def _conversation_ids(model: TextModel, prompt: processor_pb2.Prompt, rendered: str) -> list[int]:
+    encode = model.tokenizer.encode_guarded if model.escapes_special_tokens else model.tokenizer.encode
+    return encode(rendered, add_special_tokens=_adds_special_tokens(prompt, default=False))
 
 
 def _adds_special_tokens(prompt: processor_pb2.Prompt, *, default: bool) -> bool:

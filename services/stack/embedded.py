@@ -16,7 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from headwater.services.owner_file import open_log
+
 HOST = "127.0.0.1"
+VALKEY_BYTES = 1024**3
+"""What an embedded Valkey may hold: some millions of cached blocks, and responses and conversations beside them."""
 START_SECONDS = 20.0
 STOP_SECONDS = 5.0
 _PORT_TRIES = 5
@@ -69,10 +73,12 @@ async def start_nats(
     *,
     port: int = 0,
     jetstream: Path | None = None,
+    config: Path | None = None,
     launcher: Sequence[str] = (),
     pass_fds: Sequence[int] = (),
 ) -> EmbeddedServer:
-    """A NATS server on loopback that logs into `folder`; `jetstream` is the folder of durable streams, None for none.
+    """A NATS server on loopback that logs into `folder`; `jetstream` is the folder of durable streams, None for none;
+    `config` a file with its users, None lets everyone in.
 
     Port 0 takes a free one. `launcher` is put before the command and `pass_fds` are inherited, for a supervisor that
     keeps its children tied to it. Raises `EmbeddedServerError`, and `OSError` where the system has no room for it.
@@ -81,7 +87,8 @@ async def start_nats(
     storage = () if jetstream is None else ("-js", "-sd", str(jetstream))
 
     def command(at: int) -> list[str]:
-        return [*launcher, binary, "-a", HOST, "-p", str(at), *storage]
+        users = () if config is None else ("-c", str(config))
+        return [*launcher, binary, *users, "-a", HOST, "-p", str(at), *storage]
 
     return await _start("nats", "nats", command, "Server is ready", folder, port, pass_fds)
 
@@ -91,10 +98,15 @@ async def start_valkey(
     *,
     port: int = 0,
     cluster: bool = False,
+    max_bytes: int = VALKEY_BYTES,
+    acl: Path | None = None,
     launcher: Sequence[str] = (),
     pass_fds: Sequence[int] = (),
 ) -> EmbeddedServer:
-    """A Valkey server on loopback that keeps nothing on disk; `cluster` makes it a cluster of one node.
+    """A Valkey server on loopback that keeps nothing on disk; `cluster` makes it a cluster of one node, `acl` is a
+    file with its users, None lets everyone in.
+
+    At `max_bytes` it refuses to store more and evicts nothing: limits, whose keys have a lifetime as well, stay exact.
 
     Port 0 takes a free one. `launcher` and `pass_fds` as for `start_nats`. Raises `EmbeddedServerError`.
     """
@@ -104,8 +116,10 @@ async def start_valkey(
 
     def command(at: int) -> list[str]:
         argv = [*launcher, binary, "--bind", HOST, "--port", str(at), "--save", "", "--appendonly", "no"]
+        argv += ["--maxmemory", str(max_bytes), "--maxmemory-policy", "noeviction"]
         if cluster:
             argv += ["--cluster-enabled", "yes", "--cluster-port", str(_free_port())]
+        argv += ["--aclfile", str(acl)] if acl is not None else []
         return [*argv, "--dir", str(folder), "--daemonize", "no"]
 
     server = await _start("valkey", "redis", command, "Ready to accept connections", folder, port, pass_fds)
@@ -138,7 +152,7 @@ async def _start(
     log = _log_in(folder, name)
     for _ in range(_PORT_TRIES):
         at = port or _free_port()
-        with log.open("wb") as output:
+        with open_log(log, append=False) as output:
             # A session of its own: Ctrl-C in a terminal reaches the supervisor, which stops its servers in order.
             process = await asyncio.create_subprocess_exec(
                 *command(at),

@@ -17,19 +17,33 @@ from pathlib import Path
 import httpx
 
 from headwater.services.bus import Bus
+from headwater.services.cluster_key import using
 from headwater.services.kept_child import keeper_command
+from headwater.services.owner_file import own_folder
 from headwater.services.progress import Report
+from headwater.services.stack.access import ACL_FILE, NATS_FILE, Passwords, ServerAccess
 from headwater.services.stack.embedded import EmbeddedServer, start_nats, start_valkey
 from headwater.services.stack.held_port import HeldPort, check_free
 from headwater.services.stack.line_file import LineRecord, StageRecord, remove_line
+from headwater.services.stack.line_token import (
+    TOKEN,
+    TOKEN_PATH,
+    line_key,
+    prepare_token,
+    tenants_are_signed,
+    token_env,
+)
 from headwater.services.stack.model_desk import ModelDesk
 from headwater.services.stack.plan import StackPlan
 from headwater.services.stack.readiness import until_ready
+from headwater.services.stack.roles import Role
 from headwater.services.stack.settings import STACK_VARIABLES, StackSettings
 from headwater.services.stack.stage_process import KeptStage, ServerProcess, StageProcess, SupervisorPipe, begin_all
 from headwater.services.tls import own_gateway_context
 
 SERVER_STOP_LIMIT = 4.0
+ACCESS_FOLDER = "access"
+"""In the state folder: who may use this line's servers."""
 READY_LIMIT = 120.0
 
 
@@ -68,6 +82,7 @@ class LocalStack:
         )
         self._logs = settings.state_dir / "logs"
         self._env = {name: value for name, value in os.environ.items() if name not in STACK_VARIABLES}
+        self._env |= token_env(settings.state_dir, self._env)
 
     async def start(self, report: Report) -> None:
         """Returns when a request would be answered. Raises `StackError`, `StageDied` or `EmbeddedServerError`."""
@@ -75,16 +90,16 @@ class LocalStack:
         port = self._claim(settings.port, "--port")
         grpc_port = self._claim(settings.grpc_port, "--grpc-port")
         shutil.rmtree(self._logs, ignore_errors=True)
-        self._logs.mkdir(parents=True)
-        nats_url, redis_url = await self._start_servers(report)
+        own_folder(self._logs)
+        prepare_token(settings.state_dir, os.environ)
+        servers = await self._start_servers(report)
         plan = StackPlan(
             settings,
             self._model_folder,
             self._served_name,
             port,
             grpc_port,
-            nats_url,
-            redis_url,
+            servers,
             master_key=secrets.token_hex(32),
         )
         await self._start_stages(plan, report)
@@ -94,20 +109,23 @@ class LocalStack:
             model=self._served_name,
             rest=f"{'https' if settings.tls_cert_file else 'http'}://{host}:{port}",
             grpc=f"{host}:{grpc_port}",
-            nats_url=nats_url,
-            redis_url=redis_url,
+            nats_url=servers.nats(Role.OPERATOR),
+            redis_url=servers.redis(Role.OPERATOR),
             stages=(),
         )
         await self._wait_until_ready(self.record.rest, report)
+        if settings.has_admins:
+            tenants_are_signed(settings.state_dir)
         self._write_record()
 
     async def run(self) -> None:
         """Keeps every process running, starts and stops replicas, loads and unloads models; ends when cancelled."""
         assert self.record is not None
-        async with Bus.open(self.record.nats_url) as bus, asyncio.TaskGroup() as tasks:
-            for stage in [*self._servers.values(), *self._gateways]:
-                stage.guard(tasks)
-            await self._desk.run(bus, tasks)
+        with using(line_key(self.settings.state_dir, self._env)):
+            async with Bus.open(self.record.nats_url) as bus, asyncio.TaskGroup() as tasks:
+                for stage in [*self._servers.values(), *self._gateways]:
+                    stage.guard(tasks)
+                await self._desk.run(bus, tasks)
 
     async def stop(self) -> None:
         """Gateways drain first, then what stands behind them ends, all at once, the servers last."""
@@ -115,6 +133,8 @@ class LocalStack:
         await self._end(self._gateways, SERVER_STOP_LIMIT + self.settings.drain_limit)
         await self._end([stage for line in self._desk.lines() for stage in line.stages()], SERVER_STOP_LIMIT)
         await self._end(list(self._servers.values()), SERVER_STOP_LIMIT)
+        # Passwords of servers that are gone.
+        shutil.rmtree(self.settings.state_dir / ACCESS_FOLDER, ignore_errors=True)
         for held in self._held:
             held.close()
         self._pipe.close()
@@ -150,19 +170,25 @@ class LocalStack:
     def _stages(self) -> list[KeptStage]:
         return [stage for group in self._groups.values() for stage in group]
 
-    async def _start_servers(self, report: Report) -> tuple[str, str]:
-        """NATS and Valkey of its own, where no outside ones are named; their addresses."""
-        settings = self.settings
+    async def _start_servers(self, report: Report) -> ServerAccess:
+        """NATS and Valkey of its own, where no outside ones are named, with passwords for this life of the line."""
+        settings, folder, passwords = self.settings, self.settings.state_dir / ACCESS_FOLDER, Passwords.new()
+        passwords.write_servers(folder)
         if settings.nats_url is None:
-            jetstream = settings.state_dir / "nats"
-            self._servers["nats"] = self._server("nats", partial(start_nats, jetstream=jetstream))
+            start = partial(start_nats, jetstream=settings.state_dir / "nats", config=folder / NATS_FILE)
+            self._servers["nats"] = self._server("nats", start)
         if settings.redis_url is None:
-            self._servers["valkey"] = self._server("valkey", start_valkey)
+            self._servers["valkey"] = self._server("valkey", partial(start_valkey, acl=folder / ACL_FILE))
         await begin_all(list(self._servers.values()), report)
-        return (
+        servers = ServerAccess(
             settings.nats_url or self._servers["nats"].addresses["url"],
             settings.redis_url or self._servers["valkey"].addresses["url"],
+            passwords if settings.nats_url is None else None,
+            passwords if settings.redis_url is None else None,
         )
+        # For stages that somebody starts by hand.
+        servers.write_stages(folder, {name: self._env[name] for name in (TOKEN, TOKEN_PATH) if self._env.get(name)})
+        return servers
 
     async def _start_stages(self, plan: StackPlan, report: Report) -> None:
         """All at once: gateways find the stages behind them by their heartbeats."""

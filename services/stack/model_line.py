@@ -86,7 +86,12 @@ class ModelLine:
         """Its text stages and the replicas that it always has."""
         self.plan, settings, prefix = plan, plan.settings, plan.prefix
         self.processors = [
-            self.make_stage(f"{prefix}processor-{i}", "headwater.services.processor", partial(plan.processor, i))
+            self.make_stage(
+                f"{prefix}processor-{i}",
+                "headwater.services.processor",
+                partial(plan.processor, i),
+                plan.processor_env(),
+            )
             for i in range(settings.processors)
         ]
         self.output_processors = [
@@ -94,6 +99,7 @@ class ModelLine:
                 f"{prefix}output-processor-{i}",
                 "headwater.services.output_processor",
                 partial(plan.output_processor, i),
+                plan.output_processor_env(),
             )
             for i in range(settings.output_processors)
         ]

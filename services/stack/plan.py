@@ -9,7 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from headwater.services.hardware import gpu_names, num_cores, resolve_device
+from headwater.services.stack.access import ServerAccess
+from headwater.services.stack.line_token import has_unsigned_tenants
 from headwater.services.stack.profile import Profile
+from headwater.services.stack.roles import Role
 from headwater.services.stack.settings import TLS_FILES, StackSettings
 
 BEHIND_HOST = "127.0.0.1"
@@ -29,8 +32,7 @@ class StackPlan:
     served_name: str
     port: int
     grpc_port: int
-    nats_url: str
-    redis_url: str
+    servers: ServerAccess
     master_key: str
     """Separates tenants' caches; the same for every gateway, restarted ones included."""
     prefix: str = ""
@@ -48,6 +50,7 @@ class StackPlan:
         flags += [f"--api-key-file={settings.api_key_file}"] if settings.api_key_file else []
         flags += [f"--admin-key-file={settings.admin_key_file}"] if settings.admin_key_file else []
         flags += [f"--tenants-file={settings.state_dir / 'tenants.json'}"]
+        flags += ["--adopt-unsigned-tenants"] if has_unsigned_tenants(settings.state_dir) else []
         for name in TLS_FILES:
             path = getattr(settings, name)
             flags += [f"--{name.replace('_', '-')}={path}"] if path is not None else []
@@ -59,7 +62,8 @@ class StackPlan:
     def gateway_env(self) -> dict[str, str]:
         """A secret is no flag, which everyone on the machine could read. One that is set already stays."""
         is_set = {"HEADWATER_MASTER_KEY", "HEADWATER_MASTER_KEY_FILE"} & os.environ.keys()
-        return {} if is_set else {"HEADWATER_MASTER_KEY": self.master_key}
+        own = {} if is_set else {"HEADWATER_MASTER_KEY": self.master_key}
+        return own | self.servers.env(Role.GATEWAY)
 
     def processor(self, idx: int) -> list[str]:
         settings = self.settings
@@ -68,6 +72,12 @@ class StackPlan:
         flags += [f"--chat-template={settings.chat_template}"] if settings.chat_template else []
         flags += [f"--generation-config={settings.generation_config}"] if settings.generation_config else []
         return flags
+
+    def processor_env(self) -> dict[str, str]:
+        return self.servers.env(Role.PROCESSOR)
+
+    def output_processor_env(self) -> dict[str, str]:
+        return self.servers.env(Role.OUTPUT_PROCESSOR)
 
     def output_processor(self, idx: int) -> list[str]:
         return [*self._behind(), f"--replica-id={self.replica_id('output-processor', idx)}"]
@@ -85,11 +95,12 @@ class StackPlan:
 
     def engine_env(self, place: int) -> dict[str, str]:
         """GPUs go to the replicas in turn, by places that all models share, and so do a CPU's threads."""
+        servers = self.servers.env(Role.ENGINE)
         if self.device != "cuda":
-            return {"OMP_NUM_THREADS": str(self.threads)}
+            return {"OMP_NUM_THREADS": str(self.threads)} | servers
         visible = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(str(gpu) for gpu in range(len(gpu_names())))
         gpus = visible.split(",")
-        return {"CUDA_VISIBLE_DEVICES": gpus[place % len(gpus)]}
+        return {"CUDA_VISIBLE_DEVICES": gpus[place % len(gpus)]} | servers
 
     @property
     def device(self) -> str:
@@ -124,11 +135,7 @@ class StackPlan:
         return [f"--max-model-len={self.settings.max_model_len}"] if self.settings.max_model_len else []
 
     def _facts(self) -> list[str]:
-        return [
-            f"--nats-url={self.nats_url}",
-            f"--redis-url={self.redis_url}",
-            f"--log-level={self.settings.log_level}",
-        ]
+        return [f"--log-level={self.settings.log_level}"]
 
 
 def gpu_flags(env: Mapping[str, str], flags: Mapping[str, int] = GPU_DEFAULTS) -> list[str]:

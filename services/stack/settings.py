@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -102,6 +103,11 @@ class StackSettings:
             idle_seconds=self.idle_seconds,
             target_requests=self.target_requests,
         )
+
+    @property
+    def has_admins(self) -> bool:
+        """Whether somebody may add tenants, who are kept then."""
+        return self.admin_key_file is not None or "HEADWATER_ADMIN_KEY" in os.environ
 
     @property
     def shares_ports(self) -> bool:

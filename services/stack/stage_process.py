@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
+from headwater.services.owner_file import open_log
 from headwater.services.progress import Report
 from headwater.services.runtime import PARENT_FD, READY_FD, end
 from headwater.services.stack.embedded import EmbeddedServer, EmbeddedServerError
@@ -71,7 +72,7 @@ class StageProcess:
             )
             with contextlib.ExitStack() as undo:
                 undo.callback(reading.close)
-                with log.open("ab") as output:
+                with open_log(log, append=True) as output:
                     process = await asyncio.create_subprocess_exec(
                         *command,
                         stdin=asyncio.subprocess.DEVNULL,

@@ -15,9 +15,9 @@ import jinja2
 from jinja2 import meta, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from headwater.services.errors import BadRequest
+from headwater.services.text.counted_environment import STEPS, CountedEnvironment, Steps
 
 MAX_RENDERED_LEN = 32 << 20
 """Characters of a rendered conversation."""
@@ -70,7 +70,7 @@ class ChatTemplate:
         """The prompt's text. Raises `BadRequest` naming `messages` where the template refuses or fails."""
         context = {**self._special_tokens, "documents": None, **(variables or {})}
         context |= {"messages": messages, "tools": tools}
-        context |= {"add_generation_prompt": add_generation_prompt and not continue_final_message}
+        context |= {"add_generation_prompt": add_generation_prompt and not continue_final_message, STEPS: Steps()}
         try:
             rendered = _collect(self._template.generate(context))
         except (jinja2.TemplateError, TypeError, ValueError, KeyError, ArithmeticError, RecursionError) as error:
@@ -78,10 +78,8 @@ class ChatTemplate:
         return _cut_after_final_message(rendered, messages) if continue_final_message else rendered
 
 
-def _environment() -> ImmutableSandboxedEnvironment:
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[GenerationBlock, loopcontrols]
-    )
+def _environment() -> CountedEnvironment:
+    environment = CountedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[GenerationBlock, loopcontrols])
     environment.filters["tojson"] = _tojson
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)

@@ -34,6 +34,8 @@ class TextModel:
     """The way in which it writes calls; empty: they are not looked for."""
     reasoning_format: str = ""
     """The way in which it writes thoughts; empty: they are not looked for."""
+    escapes_special_tokens: bool = False
+    """Special tokens in what clients say are text."""
 
     @property
     def name(self) -> str:
@@ -52,6 +54,7 @@ class ServingChoices:
     generation_config: str = "auto"
     tool_parser: str = "auto"
     reasoning_parser: str = "auto"
+    escape_special_tokens: bool = False
 
 
 def names_of(folders: Sequence[str], served_names: Sequence[str]) -> list[tuple[Path, str]]:
@@ -102,6 +105,7 @@ def load_text_model(folder: Path, name: str, choices: ServingChoices) -> TextMod
         reasoning_format=_parser(
             "reasoning_parser", choices.reasoning_parser, REASONING_FORMATS, reasoning_format_of(source)
         ),
+        escapes_special_tokens=choices.escape_special_tokens,
     )
 
 

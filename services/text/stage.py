@@ -12,8 +12,10 @@ import grpc
 import prometheus_client
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
+from headwater.services import cluster_key
 from headwater.services.advertise import advertised, joined
 from headwater.services.bus import Bus
+from headwater.services.call_proof import ProofInterceptor
 from headwater.services.channel import server_options
 from headwater.services.grpc_errors import ErrorInterceptor
 from headwater.services.heartbeat import Heartbeat
@@ -22,13 +24,14 @@ from headwater.services.prober import SERVICES
 from headwater.services.runtime import lifetime
 from headwater.services.served_model import ServedModel
 from headwater.services.settings import SettingError, setting
-from headwater.services.tls import StageTlsSettings, add_port
+from headwater.services.stage_security import StageSecuritySettings
+from headwater.services.tls import add_port
 from headwater.services.trace_interceptor import TraceInterceptor
 from headwater.services.tracing import NO_TRACING, Tracing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TextStageSettings(StageTlsSettings):
+class TextStageSettings(StageSecuritySettings):
     """What the processor and the output processor are both told."""
 
     host: str = setting("127.0.0.1", "address to listen on")
@@ -58,7 +61,7 @@ class Listener:
 
     def __init__(self, host: str, port: int, tracing: Tracing = NO_TRACING, *, service: str = "") -> None:
         """`service` is what its health is told of, by name, beside that of the whole."""
-        interceptors: list[grpc.aio.ServerInterceptor] = [ErrorInterceptor()]
+        interceptors: list[grpc.aio.ServerInterceptor] = [ProofInterceptor(cluster_key.current()), ErrorInterceptor()]
         if tracing is not NO_TRACING:
             interceptors.append(TraceInterceptor(tracing))
         self.server = grpc.aio.server(interceptors=interceptors, options=server_options())

@@ -17,6 +17,9 @@ from headwater.services.text.token_table import TokenTable
 PIECE_LEN = 4096
 """Characters of the pieces that a long text is cut into, so that all cores share it."""
 
+GUARD = "\ufdd0"
+"""Stands before a special token's text that is text; Unicode keeps it for such uses, and no text may have it."""
+
 _BETWEEN_WORDS = re.compile(r"(?<=[A-Za-z]) (?=[A-Za-z])")
 _PUBLISHED_PATTERNS = {pre.pattern for pre in PRE_TOKENIZERS.values() if pre.pattern is not None}
 
@@ -68,6 +71,43 @@ class Tokenizer:
             return token_ids
         before, after = self._around
         return [*before, *token_ids, *after]
+
+    def guarded(self, text: str) -> str:
+        """The text with a mark before each special token that it spells: `encode_guarded` takes it for text."""
+        return self._special_pattern.sub(rf"{GUARD}\g<0>", text.replace(GUARD, "\ufffd"))
+
+    def encode_guarded(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """As `encode`, of a text with parts that were guarded: special tokens there are spelled with others."""
+        if GUARD not in text:
+            return self.encode(text, add_special_tokens=add_special_tokens)
+        token_ids: list[int] = []
+        for i, piece in enumerate(self._own_special_pattern.split(text)):
+            if i % 2:
+                token_id = self.id_of(piece)
+                assert token_id is not None
+                token_ids.append(token_id)
+            elif piece:
+                plain = self._without_special.encode(piece.replace(GUARD, ""), add_special_tokens=False)
+                token_ids += plain.ids
+        before, after = self._around if add_special_tokens else ([], [])
+        return [*before, *token_ids, *after]
+
+    @functools.cached_property
+    def _special_pattern(self) -> re.Pattern[str]:
+        special = [token.content for token in self._backend.get_added_tokens_decoder().values() if token.special]
+        # The longest first, as the tokenizer takes them.
+        return re.compile("|".join(map(re.escape, sorted(special, key=len, reverse=True))) or r"(?!)")
+
+    @functools.cached_property
+    def _own_special_pattern(self) -> re.Pattern[str]:
+        return re.compile(f"(?<!{GUARD})({self._special_pattern.pattern})")
+
+    @functools.cached_property
+    def _without_special(self) -> Backend:
+        """The tokenizer once more, which sees no special tokens in a text."""
+        backend = Backend.from_str(self._backend.to_str())
+        backend.encode_special_tokens = True
+        return backend
 
     @functools.cached_property
     def _around(self) -> tuple[list[int], list[int]]:

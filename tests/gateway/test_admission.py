@@ -11,7 +11,7 @@ from headwater.services.errors import LimitExceeded
 
 
 async def hold(admission: Admission, tier: int, log: list[int], release: asyncio.Event) -> None:
-    async with admission.turn(tier):
+    with await admission.take(tier):
         log.append(tier)
         await release.wait()
 
@@ -36,9 +36,8 @@ async def test_a_full_queue_refuses_and_says_when_to_come_back() -> None:
     admission, release = Admission(1, 1), asyncio.Event()
     tasks = [asyncio.create_task(hold(admission, 0, [], release)) for _ in range(2)]
     await settle()
-    with pytest.raises(LimitExceeded) as refused:
-        async with admission.turn(0):
-            pass
+    with pytest.raises(LimitExceeded) as refused, await admission.take(0):
+        pass
     assert refused.value.retry_after == 1.0
     release.set()
     await asyncio.gather(*tasks)
@@ -48,7 +47,7 @@ async def test_in_a_full_queue_who_has_most_there_gives_way_and_is_refused_at_th
     admission, log, release = Admission(1, 4), list[str](), asyncio.Event()
 
     async def wait(tenant: str, tier: int = 0) -> None:
-        async with admission.turn(tier, tenant=tenant):
+        with await admission.take(tier, tenant=tenant):
             log.append(tenant)
             await release.wait()
 
@@ -103,7 +102,7 @@ async def test_whom_the_least_was_given_goes_first_and_who_waits_long_rises() ->
     admission, log, release = Admission(1, 10, clock=lambda: now), list[str](), asyncio.Event()
 
     async def wait(name: str, tier: int, virtual_time: float) -> None:
-        async with admission.turn(tier, virtual_time):
+        with await admission.take(tier, virtual_time):
             log.append(name)
             await release.wait()
 
@@ -124,7 +123,7 @@ async def test_a_model_without_room_keeps_only_its_own_requests_waiting_and_what
     log, release = list[str](), asyncio.Event()
 
     async def wait(model_key: str, *, is_sent: bool) -> None:
-        async with admission.turn(0, model_key=model_key, num_tokens=100) as turn:
+        with await admission.take(0, model_key=model_key, num_tokens=100) as turn:
             log.append(model_key)
             if is_sent:
                 turn.sent()
@@ -159,7 +158,7 @@ async def test_a_tenant_finds_its_way_past_the_room_that_another_has_taken_with_
     )
 
     async def wait(tenant: str) -> None:
-        async with admission.turn(0, tenant=tenant, num_tokens=100) as turn:
+        with await admission.take(0, tenant=tenant, num_tokens=100) as turn:
             log.append(tenant)
             await release.wait()
             turn.started()

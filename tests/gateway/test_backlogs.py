@@ -52,7 +52,7 @@ def test_what_an_engine_lets_wait_goes_to_who_has_more_waiting(served_model: Ser
         async def ask(name: str, router: Router, admission: Admission) -> None:
             # Half a second old, when the engine has heard of both gateways and they of what it lets wait.
             await asyncio.sleep(0.5)
-            async with admission.turn(0, 0.0, served_model.key, name, PROMPT) as turn:
+            with await admission.take(0, 0.0, served_model.key, name, PROMPT) as turn:
                 router.dispatched(router.choose(served_model.key, b"", PROMPT, 16), name)
                 turn.sent()
                 sent[name] += 1

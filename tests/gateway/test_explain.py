@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from headwater.gateway.roads import Roads
+from headwater.gateway.tenants import Tenant
 from headwater.services.bus import Bus
 from tests.gateway.conftest import GatewayStarter
 from tests.gateway.stages import Behind, Gateway, completion_body
@@ -79,7 +80,7 @@ def test_any_gateway_explains_what_another_one_answered(
 def test_what_is_remembered_has_a_bound() -> None:
     roads = Roads(Bus(None), "g", max_bytes=20_000)
     for number in range(1000):
-        explanation = roads.begin(f"{number}", "t", "m", "", "")
+        explanation = roads.begin(f"{number}", Tenant(id="t"), "m", "", "")
         roads.keep(explanation, {"prompt": "x" * 100})
         roads.keep(explanation, {"prompt": "y" * 100})
     assert roads.num_bytes <= 20_000

@@ -138,8 +138,8 @@ def check_mutations(gateway: Gateway, dice: random.Random) -> None:
 def check_broken_connections(gateway: Gateway, dice: random.Random) -> None:
     """A request over a bare socket that stops speaking, stops listening or leaves, somewhere."""
     url, body = httpx.URL(gateway.rest), json.dumps(dice.choice(BODIES)).encode()
-    head = f"POST {dice.choice(PATHS)} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n".encode()
-    data = head + body
+    head = f"POST {dice.choice(PATHS)} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+    data = f"{head}content-length: {len(body)}\r\n\r\n".encode() + body
     with socket.create_connection((url.host, url.port or 80), timeout=5) as connection, contextlib.suppress(OSError):
         connection.sendall(data[: dice.randrange(len(data))] if dice.random() < 0.5 else data)
         match dice.randrange(3):

@@ -22,7 +22,7 @@ async def test_who_waits_is_told_by_tier() -> None:
     assert shown(registry, "headwater_admission") == ['headwater_admission_queue_length{tier="0"} 0.0']
 
     async def run(tier: int) -> None:
-        async with admission.turn(tier):
+        with await admission.take(tier):
             await asyncio.sleep(3600)
 
     tasks = [asyncio.create_task(run(tier)) for tier in (0, 7, 0, 7)]

@@ -93,8 +93,8 @@ def test_a_slow_reader_stalls_only_itself_and_misses_nothing(gateway: Gateway) -
     with socket.socket() as slow:
         slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         slow.connect((host, int(port)))
-        head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {len(body)}\r\n\r\n"
-        slow.sendall(head.encode() + body)
+        head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        slow.sendall(f"{head}Connection: close\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body)
         tokens = stalled_at(gateway)
         assert gateway.complete("Far away")["usage"]["completion_tokens"] == 8
         assert gateway.metric("headwater_num_streams") == 16

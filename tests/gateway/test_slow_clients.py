@@ -22,6 +22,7 @@ WITHIN_CREDIT = SAMPLING | {"n": 6, "max_tokens": 1000}
 """Ends without a reader; with log probabilities it is far more than sockets hold."""
 PAST_CREDIT = SAMPLING | {"n": 2, "max_tokens": 1100}
 """Stands still without a reader."""
+JSON = "Content-Type: application/json"
 FORM = '--b\r\nContent-Disposition: form-data; name="file"; filename="f"\r\n\r\n'
 MAX_BYTES = 64 * 1024 * 1024
 
@@ -53,9 +54,9 @@ def num_given_up(gateway: Gateway) -> int:
 @pytest.mark.parametrize(
     ("path", "headers", "begin"),
     [
-        ("/v1/chat/completions", "Content-Length: 4000", ""),
-        ("/v1/responses", "Transfer-Encoding: chunked", ""),
-        ("/v1/embeddings", "Content-Length: 4000\r\nExpect: 100-continue", ""),
+        ("/v1/chat/completions", f"Content-Length: 4000\r\n{JSON}", ""),
+        ("/v1/responses", f"Transfer-Encoding: chunked\r\n{JSON}", ""),
+        ("/v1/embeddings", f"Content-Length: 4000\r\nExpect: 100-continue\r\n{JSON}", ""),
         ("/v1/files", "Content-Length: 4000\r\nContent-Type: multipart/form-data; boundary=b", FORM),
     ],
     ids=["plain", "chunked", "expecting", "file"],
@@ -65,7 +66,7 @@ def test_a_body_that_trickles_is_refused_in_its_time_however_steadily_it_comes(
 ) -> None:
     host, _, port = line_of_files.rest.removeprefix("http://").partition(":")
     with socket.create_connection((host, int(port)), timeout=60) as slow:
-        slow.sendall(f"POST {path} HTTP/1.1\r\nHost: x\r\n{headers}\r\n\r\n{begin}".encode())
+        slow.sendall(f"POST {path} HTTP/1.1\r\nHost: localhost\r\n{headers}\r\n\r\n{begin}".encode())
         received, heard = b"", b" "
         try:
             while heard:
@@ -112,7 +113,7 @@ def deaf_over_rest(
     deaf = socket.socket()
     deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     deaf.connect((host, int(port)))
-    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\n{header}Content-Length: {len(body)}\r\n\r\n"
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n{JSON}\r\n{header}Content-Length: {len(body)}\r\n\r\n"
     deaf.sendall(head.encode() + body)
     return deaf
 

@@ -202,4 +202,4 @@ def test_what_cannot_be_loaded_or_unloaded_is_said_before_anything_starts(
 
 def test_no_web_page_loads_models_on_a_line_without_keys(elastic_line: Line) -> None:
     reply = elastic_line.client.post("/admin/models", json={"model": MODEL}, headers={"origin": "https://example.org"})
-    assert (reply.status_code, reply.json()["error"]["code"]) == (403, "permission_denied")
+    assert (reply.status_code, reply.json()["error"]["code"]) == (403, "origin_not_allowed")

@@ -7,7 +7,7 @@ import contextlib
 import io
 import uuid
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
@@ -23,6 +23,8 @@ from headwater.gateway.batches.ranges import LINES
 from headwater.gateway.batches.records import Batch, Kept, Result, new_id, now
 from headwater.gateway.batches.results import Results
 from headwater.gateway.batches.run import NotMine, Run
+from headwater.gateway.batches.tenant_storage import TenantStorage
+from headwater.gateway.storage_limits import StorageLimits
 from headwater.gateway.tenants import Tenant
 from headwater.services import subjects
 from headwater.services.bus import Bus
@@ -70,6 +72,11 @@ class Bench:
     ledger: Ledger
     results: Results
     tenant: str
+    limits: StorageLimits = field(default_factory=StorageLimits)
+
+    @property
+    def storage(self) -> TenantStorage:
+        return TenantStorage(self.durable, self.limits)
 
     async def batch(self, num_lines: int, *, expires_in: int = 3600, prompt: str = "p", more: bytes = b"") -> Kept:
         lines = [
@@ -91,7 +98,7 @@ class Bench:
         return kept
 
     def run(self, kept: Kept) -> Run:
-        return Run(self.durable, kept.tenant, kept.batch.id, max_line_bytes=1000)
+        return Run(self.storage, kept.tenant, kept.batch.id, max_line_bytes=1000)
 
     def answered_by(self, app: Answering) -> contextlib.AbstractAsyncContextManager[RangeRunner]:
         """A gateway that answers lines for the length of a scope."""
@@ -167,6 +174,17 @@ async def test_several_gateways_answer_the_lines_of_one_batch_each_once(bench: B
     assert sorted(apps[0].asked + apps[1].asked) == sorted(f"p{i}" for i in range(6 * LINES + 3))
     answered = [line["custom_id"] for line in await bench.lines(batch.output_file_id)]
     assert sorted(map(int, answered)) == list(range(6 * LINES + 3))
+
+
+async def test_a_batch_ends_where_its_tenant_may_keep_no_more(bench: Bench) -> None:
+    kept = await bench.batch(200)
+    limited = replace(bench, limits=StorageLimits(for_files=await bench.storage.of(bench.tenant) + 3000))
+    batch = await limited.outcome(kept, Answering())
+    assert batch.status == "completed"
+    counts = batch.request_counts
+    assert (counts.completed + counts.failed, counts.failed > 0, counts.completed > 0) == (200, True, True)
+    codes = {line["error"]["code"] for line in await bench.lines(batch.error_file_id)}
+    assert codes == {"storage_limit_exceeded"}
 
 
 async def test_a_run_goes_on_from_the_results_of_the_one_before(bench: Bench) -> None:
@@ -271,7 +289,7 @@ async def test_a_line_that_nests_too_deep_is_told_as_any_other_that_is_none(benc
         b"[" * 5000 + b"]" * 5000,
     )
     kept = await bench.batch(1, more=deep)
-    run = Run(bench.durable, kept.tenant, kept.batch.id, max_line_bytes=100_000)
+    run = Run(bench.storage, kept.tenant, kept.batch.id, max_line_bytes=100_000)
     batch = await run.to_its_end()
     assert batch.errors is not None
     assert [(fault.code, fault.line) for fault in batch.errors.data] == [("invalid_json_line", 2)]

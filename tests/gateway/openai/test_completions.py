@@ -6,7 +6,8 @@ from typing import Any
 
 import openai
 
-from tests.gateway.stages import MODEL, Gateway, completion_body
+from tests.gateway.conftest import GatewayStarter
+from tests.gateway.stages import MODEL, Behind, Gateway, completion_body
 
 COMPLETIONS = "/v1/completions"
 PROMPT = "Once upon a time"
@@ -122,9 +123,12 @@ def test_the_best_of_several_are_those_that_are_likeliest_on_average(gateway: Ga
     assert gateway.complete("One", best_of=3, temperature=1)["choices"][0]["logprobs"] is None
 
 
-def test_a_body_within_its_limit_is_tokenized_whatever_the_answer_takes(gateway: Gateway) -> None:
+def test_a_body_within_its_limit_is_tokenized_whatever_the_answer_takes(
+    behind: Behind, start_gateway: GatewayStarter
+) -> None:
     asked = {"model": MODEL, "prompt": "a b " * 450_000, "return_token_strs": True}
-    reply = gateway.client.post("/tokenize", json=asked)
+    with start_gateway(behind, "--max-text-bytes=2000000") as gateway:
+        reply = gateway.client.post("/tokenize", json=asked)
     assert reply.status_code == 200, reply.text[:200]
     assert len(reply.content) > 4 << 20
     assert reply.json()["count"] == len(reply.json()["token_strs"]) > 800_000

@@ -86,7 +86,7 @@ def by_prompt(records: list[UsageRecord]) -> dict[int, UsageRecord]:
 
 async def _renew_for_an_hour(customer: Customer, redis_url: str) -> None:
     async with Store.open(redis_url) as store:
-        leases = f"leases:{{tenant:{customer.id}}}"
+        leases = f"leases:{{tenant:{customer.uid}}}"
         late = (time.time() + 3600) * 1000
         for each in await store.command("ZRANGE", leases, 0, -1):
             await store.command("ZADD", leases, "XX", late, each)
@@ -170,7 +170,7 @@ def kill_under_way(cluster: Cluster, ada: Customer) -> None:
 @pytest.mark.slow
 def test_requests_of_a_killed_gateway_leave_one_record_each_and_what_they_had_reserved(cluster: Cluster) -> None:
     _, second, third = cluster.gateways
-    ada = Customer(cluster.gateways, concurrency=6, budget=10**6)
+    ada = Customer(cluster.gateways, concurrency=8, budget=10**6)
     kill_under_way(cluster, ada)
     # No lease ends while this runs: what is free then is so for another reason.
     cluster.runner.run(_renew_for_an_hour(ada, cluster.redis_url))
@@ -184,14 +184,14 @@ def test_requests_of_a_killed_gateway_leave_one_record_each_and_what_they_had_re
     assert sum(each.output_tokens for each in records.values()) <= cluster.metric("headwater_output_tokens_total")
     ada.gateways = [second, third]
 
-    def holds_six() -> bool:
+    def holds_eight() -> bool:
         try:
-            with ada.holding(range(6), 1, LONG):
+            with ada.holding(range(8), 1, LONG):
                 return True
         except AssertionError:
             return False
 
-    second.wait_until(holds_six, 60.0)
+    second.wait_until(holds_eight, 60.0)
     shown = second.client.get(f"/admin/tenants/{ada.id}/usage", headers={"authorization": f"Bearer {ADMIN}"}).json()
     assert sum(row["prompt_tokens"] for row in shown["data"]) >= 210
     assert {row["model"] for row in shown["data"]} == {MODEL}

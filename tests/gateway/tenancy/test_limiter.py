@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
-from headwater.gateway.tenancy.limiter import MAX_CALLS, Limiter
+from headwater.gateway.tenancy.limiter import MAX_CALLS, NEVER, Choices, Limiter, Verdict
 from headwater.gateway.tenancy.records import Limits, Scope
 from headwater.services.store import Store
 
@@ -113,6 +113,47 @@ async def test_no_more_run_at_once_than_the_limit_says_over_all_gateways(limiter
 
     await asyncio.gather(*(request(i) for i in range(40)))
     assert most == 4
+
+
+async def test_choices_are_what_runs_at_once_and_a_request_gets_as_many_as_are_left(limiters: list[Limiter]) -> None:
+    scopes = [Scope("tenant", Limits(concurrency=10)), Scope("key k", Limits(concurrency=7))]
+    wants = Choices(most=1024, least=1)
+
+    async def ask(name: str, choices: Choices = wants) -> Verdict:
+        return await limiters[0].reserve("ada", name, scopes, most=1, least=1, choices=choices)
+
+    assert (await ask("many")).num_choices == 7
+    full = (await ask("next")).refusal
+    assert full is not None
+    assert (full.scope, full.limit, full.seconds) == ("key k", "concurrency", 1.0)
+    # Renewed by its gateway, and renewed after its Redis was lost, it holds what it held.
+    await limiters[1].extend("ada", "many", scopes, more=0, held=1, used=0, num_choices=7)
+    assert (await ask("next")).refusal is not None
+    await limiters[1].settle("ada", "many", scopes, used=1, seq=0)
+    assert (await ask("beams", Choices(4, 4))).num_choices == 4
+    too_few = (await ask("more beams", Choices(4, 4))).refusal
+    assert too_few is not None
+    assert too_few.seconds == 1.0
+    never = (await ask("too many beams", Choices(11, 11))).refusal
+    assert never is not None
+    assert never.seconds == NEVER, "no waiting makes room for more than there is"
+    assert (await ask("rest")).num_choices == 3
+
+
+async def test_an_emptied_redis_learns_how_many_choices_run(limiters: list[Limiter], redis_url: str) -> None:
+    scopes = [Scope("tenant", Limits(concurrency=10))]
+    asked = await limiters[0].reserve("ada", "many", scopes, most=1, least=1, choices=Choices(8, 1))
+    async with Store.open(redis_url) as store:
+        await store.command("FLUSHALL")
+    await limiters[0].extend("ada", "many", scopes, more=0, held=1, used=0, num_choices=asked.num_choices)
+    assert (await limiters[1].reserve("ada", "b", scopes, most=1, least=1, choices=Choices(8, 1))).num_choices == 2
+
+
+async def test_a_request_that_computes_nothing_takes_one_of_the_minute_and_no_more(limiters: list[Limiter]) -> None:
+    scopes = [Scope("tenant", Limits(requests_per_minute=3, concurrency=0, budget=0, tokens_per_minute=0))]
+    verdicts = [await limiters[i % 3].count("ada", scopes) for i in range(4)]
+    assert [each.refusal.limit if each.refusal else "" for each in verdicts] == ["", "", "", "requests"]
+    assert [each.requests.remaining for each in verdicts if each.requests] == [2, 1, 0, 0]
 
 
 async def test_what_a_gateway_abandons_is_given_back_but_for_what_it_used(

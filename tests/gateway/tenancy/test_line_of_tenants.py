@@ -162,6 +162,21 @@ def test_requests_of_a_minute_end_in_429_with_openai_s_headers(managed: Gateway)
     assert Customer(managed).post(CHAT, chat_body()).status_code == 200
 
 
+def test_one_request_of_many_choices_runs_no_more_of_them_at_once_than_its_tenant_may(managed: Gateway) -> None:
+    ada, bob = Customer(managed, limits={"concurrency": 3}), Customer(managed)
+    body = completion_body(["One", "Two", "Three", "Four"], n=3, temperature=1, max_tokens=3000, ignore_eos=True)
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(ada.post, COMPLETIONS, body)
+        managed.wait_until(lambda: managed.metric("headwater_num_streams") == 3)
+        refused = ada.post(COMPLETIONS, completion_body()).json()["error"]
+        assert refused["message"].endswith("as many of its choices run as may at once")
+        assert bob.post(COMPLETIONS, completion_body()).status_code == 200
+        assert managed.metric("headwater_num_requests_running") == 3
+        assert asked.result().json()["usage"]["completion_tokens"] == 12 * 3000
+    beams = completion_body(n=4, use_beam_search=True, temperature=0)
+    assert ada.post(COMPLETIONS, beams).status_code == 429, "beams run together or not at all"
+
+
 def test_a_budget_ends_an_answer_in_its_middle_and_not_a_token_later(managed: Gateway) -> None:
     ada = Customer(managed, limits={"budget": 100, "budget_period": "day"})
     prompt = [500 + i for i in range(20)]
@@ -204,10 +219,13 @@ def test_what_a_request_used_is_one_record_and_the_command_line_shows_it(managed
     assert row["prompt_tokens"] == sum(each["prompt_tokens"] for each in (*used, batch))
     tenant("set", name, "--tokens-per-minute=500", "--requests-per-minute=-1", "--shared-cache")
     tenant("set", name, "--model=m", "--concurrency=2")
+    tenant("set", name, "--file-bytes=1000", "--response-bytes=2000")
+    tenant("set", name, "--response-bytes=-1")
     shown = json.loads(tenant("show", name))
     assert shown["limits"] == {"tokens_per_minute": 500}
     assert shown["models"] == {"m": {"concurrency": 2}}
     assert shown["shared_cache"] is True
+    assert (shown["file_bytes"], shown["response_bytes"]) == (1000, None)
     assert name in tenant("list")
     assert tenant("rotate-key", name).strip() != key
     tenant("remove", name)

@@ -14,7 +14,7 @@ from headwater.gateway.tenancy.accounts import Accounts
 from headwater.gateway.tenancy.book import TenantBook
 from headwater.gateway.tenancy.directory import TenantDirectory, new_key
 from headwater.gateway.tenancy.grant import Grant
-from headwater.gateway.tenancy.limiter import NEVER, Limiter
+from headwater.gateway.tenancy.limiter import NEVER, ONE_CHOICE, Limiter
 from headwater.gateway.tenancy.local_limits import LocalLimits
 from headwater.gateway.tenancy.records import Limits, Scope, TenantRecord
 from headwater.gateway.tenancy.snapshot import Snapshot
@@ -105,7 +105,7 @@ async def test_a_gateway_that_starts_without_nats_knows_who_was_a_tenant(nats_ur
         with pytest.raises(Unauthenticated):
             directory.identify(f"Bearer {secret[:-1]}x", "")
         directory.check(tenant)
-        directory.check(Tenant(id="named by an administrator"))
+        directory.check(Tenant(id="named by an administrator", uid="admin~named by an administrator"))
         with pytest.raises(Unauthenticated):
             directory.check(Tenant(id="removed", key_id="k"))
     path.write_text("[{")
@@ -152,7 +152,7 @@ async def test_a_client_that_leaves_while_its_request_is_reserved_keeps_no_seat(
         limiter = Limiter(store)
         accounts = Accounts(limiter, UsageLog(Bus(None)), gateway_id="g")
         asking = asyncio.create_task(
-            accounts._asked(Grant(tenant=tenant, request_id="left", scopes=scopes), most=9, least=1)
+            accounts._asked(Grant(tenant=tenant, request_id="left", scopes=scopes), most=9, least=1, choices=ONE_CHOICE)
         )
         await asyncio.sleep(0)
         asking.cancel()

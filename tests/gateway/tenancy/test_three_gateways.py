@@ -63,6 +63,7 @@ class Customer:
         body = {"id": self.id, "limits": limits}
         made = gateways[0].client.post("/admin/tenants", json=body, headers={"authorization": f"Bearer {ADMIN}"})
         assert made.status_code == 201, made.text
+        self.uid = made.json()["uid"]
         self.headers = {"authorization": f"Bearer {made.json()['key']}"}
         for gateway in gateways:
             self._wait_known(gateway)
@@ -106,7 +107,7 @@ class Customer:
         async def read() -> list[UsageRecord]:
             async with Bus.open(nats_url) as bus:
                 since = datetime.datetime.now(datetime.UTC) - datetime.timedelta(hours=1)
-                return [record async for _, record in UsageLog(bus).read(self.id, since)]
+                return [record async for _, record in UsageLog(bus).read(self.uid, since)]
 
         return asyncio.run(read())
 
@@ -186,7 +187,7 @@ async def test_what_a_killed_gateway_held_is_free_when_its_lease_has_run_out(
     ada.gateways = gateways
     assert not any(ada.ask(i, 1, 1) for i in range(3)), "nobody can tell yet whether it still runs"
     async with Store.open(shared_redis_url) as store:
-        leases = f"leases:{{tenant:{ada.id}}}"
+        leases = f"leases:{{tenant:{ada.uid}}}"
         seconds, micros = await store.command("TIME")
         now = int(seconds) * 1000 + int(micros) // 1000
         ends = {

@@ -211,7 +211,7 @@ async def test_what_the_core_could_not_run_is_refused_with_a_sentence(engine: En
         (add(1, [1], grammar=b"x"), "grammar has 1 bytes; allowed: the 0 that were announced"),
         (
             add(1, [1], grammar=b"x", num_grammar_bytes=1),
-            "the grammar cannot be followed: this engine has no tokenizer",
+            "this engine has no tokenizer",
         ),
         (add(1, [1], eos_token_ids=[50000]), "eos_token_ids is 50000; allowed: token ids below 49152"),
         (add(1, [1], num_output_tokens=17, output_ids=[1] * 17), "output_ids is '17 tokens'; allowed: "),

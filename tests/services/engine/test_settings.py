@@ -12,12 +12,19 @@ from headwater.services.settings import SettingError, read_settings, to_argv
 def test_a_new_knob_is_a_decision() -> None:
     assert [field.name for field in dataclasses.fields(EngineSettings)] == [
         "stage_tls_cert_file", "stage_tls_key_file", "stage_tls_ca_file", "stage_tls_name",
+        "cluster_token", "cluster_token_file",
         "model_folder", "served_model_name", "replica_id", "host", "port", "advertise", "nats_url", "redis_url",
         "metrics_port", "otlp_endpoint", "log_level", "executor", "device", "dtype", "load_format", "block_size",
         "num_blocks", "kv_cache_memory", "kv_swap_memory", "kv_cache_dtype", "gpu_memory_utilization", "max_model_len",
         "max_num_seqs", "max_num_batched_tokens", "long_prefill_chunk", "async_depth", "decode_steps", "gemv",
         "policy", "threads", "simulated_step_seconds", "simulated_prefill_seconds", "hang_limit", "drain_limit",
     ]  # fmt: skip
+
+
+def test_no_command_line_shows_a_secret() -> None:
+    password = "nats://engine:hunter2@127.0.0.1:4222"
+    settings = EngineSettings(executor="simulated", nats_url=password, redis_url=password, cluster_token="t" * 32)
+    assert to_argv(settings) == ["--executor=simulated"]
 
 
 def test_the_core_reads_the_doors_settings_from_flags() -> None:

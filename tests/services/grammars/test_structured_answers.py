@@ -110,7 +110,7 @@ async def test_an_answer_that_cannot_be_resumed_under_its_grammar_ends_with_an_e
     )
     [told], _ = await answers(demo_model.folder, config(), [ask])
     assert told.finished is not None
-    assert told.finished.reason is FinishReason.ERROR
+    assert told.finished.reason is FinishReason.UNFOLLOWABLE
     assert told.finished.error.startswith("the grammar cannot be followed any further: ")
 
 
@@ -136,7 +136,7 @@ async def test_what_costs_too_much_to_follow_ends_with_an_error_and_others_go_on
     asks = [Ask(costly, prompt(0), sampling()), *(Ask(schema_grammar(PERSON), prompt(i), sampling(i)) for i in (1, 2))]
     (failed, *good), _ = await answers(demo_model.folder, config(), asks)
     assert failed.finished is not None
-    assert failed.finished.reason is FinishReason.ERROR
+    assert failed.finished.reason is FinishReason.UNFOLLOWABLE
     assert "the grammar cannot be followed any further: " in failed.finished.error
     for each in good:
         check(PERSON, text_of(each, demo_model))

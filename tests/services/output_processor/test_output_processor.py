@@ -14,6 +14,7 @@ from headwater.proto.common_pb2 import (
     FINISH_REASON_STOP,
     FINISH_REASON_TOOL_CALLS,
     LOSS_CAUSE_MISSING,
+    LOSS_CAUSE_SILENT,
     AnswerFormat,
     Sampling,
 )
@@ -29,6 +30,7 @@ from headwater.proto.engine_pb2 import (
 )
 from headwater.services.answers.parser import call_id
 from headwater.services.models.demo_model import DEMO_NAME
+from headwater.services.output_processor import silence
 from headwater.services.output_processor.__main__ import OutputProcessor
 from headwater.services.output_processor.engines import EngineLinks
 from headwater.services.text.stage import Listener
@@ -418,6 +420,28 @@ async def test_an_engine_that_is_gone_ends_its_streams_so_that_they_can_be_retri
     await line.engine.die()
     finish = await line.gateway.finish(1)
     assert (finish.reason, finish.error, finish.retriable) == (FINISH_REASON_ERROR, "engine e1 is gone", True)
+
+
+async def test_an_engine_that_says_nothing_when_it_is_asked_loses_its_streams(
+    line: Line, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(silence, "TICK_SECONDS", 0.01)
+    [number] = await line.open(1)
+    finish = await line.gateway.finish(1)
+    assert number in line.engine.asked
+    assert (finish.error, finish.retriable, finish.cause) == ("engine e1 is silent", True, LOSS_CAUSE_SILENT)
+
+
+async def test_an_engine_that_has_nothing_to_say_but_answers_keeps_its_streams(
+    line: Line, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(silence, "TICK_SECONDS", 0.01)
+    [number] = await line.open(1)
+    for num_questions in range(1, 2 * silence.LOST_TICKS):
+        await line.engine.hears(lambda count=num_questions: len(line.engine.asked) >= count)  # type: ignore[misc]
+        line.engine.say(EngineFrame(answered=True))
+    line.engine.say_finish(number)
+    assert (await line.gateway.finish(1)).reason == FINISH_REASON_LENGTH
 
 
 async def test_an_engine_that_was_never_there_is_gone(line: Line) -> None:

@@ -71,7 +71,6 @@ class Deadly(Counted):
     """Dies of whatever it is asked."""
 
     async def PrepareSession(self, incoming: AsyncIterator[PrepareFrame], context: Any) -> AsyncIterator[Any]:
-        await context.send_initial_metadata(())
         async for _ in incoming:
             self.num_frames += 1
             await context.abort(grpc.StatusCode.UNAVAILABLE, "Socket closed")

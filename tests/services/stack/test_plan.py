@@ -10,6 +10,7 @@ from headwater.gateway.settings import GatewaySettings
 from headwater.services.engine.settings import EngineSettings
 from headwater.services.processor.__main__ import ProcessorSettings
 from headwater.services.settings import SettingError, read_settings
+from headwater.services.stack.access import ServerAccess
 from headwater.services.stack.plan import StackPlan
 from headwater.services.stack.settings import StackSettings
 
@@ -32,7 +33,7 @@ def plan(**given: Any) -> StackPlan:
         }
         | given
     )
-    return StackPlan(settings, Path("/models/m"), "m", 8000, 8001, "nats://n", "redis://r", master_key="")
+    return StackPlan(settings, Path("/models/m"), "m", 8000, 8001, ServerAccess("nats://n", "redis://r"), master_key="")
 
 
 def engine_of(stack: StackPlan) -> EngineSettings:

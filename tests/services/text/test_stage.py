@@ -58,6 +58,7 @@ async def running(module: str, *flags: str) -> AsyncIterator[tuple[asyncio.subpr
 
 
 COMMON = ["stage_tls_cert_file", "stage_tls_key_file", "stage_tls_ca_file", "stage_tls_name"]
+COMMON += ["cluster_token", "cluster_token_file"]
 COMMON += [
     "host",
     "port",
@@ -71,7 +72,7 @@ COMMON += [
 ]
 COMMON += ["metrics_port", "otlp_endpoint", "log_level"]
 OWN = ["dtype", "kv_format", "block_size", "max_model_len", "chat_template", "generation_config"]
-OWN += ["tool_parser", "reasoning_parser", "threads"]
+OWN += ["tool_parser", "reasoning_parser", "escape_special_tokens", "threads"]
 
 
 @pytest.mark.parametrize(

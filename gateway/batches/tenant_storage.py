@@ -1,0 +1,68 @@
+"""How many bytes tenants keep in NATS, and that they keep no more than they may."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from weakref import WeakValueDictionary
+
+from headwater.gateway.batches.durable import BACKGROUND, BATCHES, RESULTS, Durable, sizes
+from headwater.gateway.batches.files import Files
+from headwater.gateway.batches.ledger import Ledger
+from headwater.gateway.storage_limits import StorageLimits
+from headwater.services import subjects
+from headwater.services.errors import LimitExceeded, StorageLimitExceeded
+
+MAX_BACKGROUND = 1000
+"""Responses in the background of a tenant, waiting, running or kept in NATS."""
+
+
+class TenantStorage:
+    """Of files, batches with their results, and responses in the background; by `Tenant.key`.
+
+    One for a gateway. What several gateways add at the same moment may pass a limit, by one request of each.
+    """
+
+    def __init__(self, durable: Durable, limits: StorageLimits) -> None:
+        self.durable, self._limits = durable, limits
+        self._files, self._batches = Files(durable), Ledger(durable)
+        self._adding: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+
+    @contextlib.asynccontextmanager
+    async def room(self, tenant: str, num_bytes: int) -> AsyncIterator[None]:
+        """Scopes the adding of so many bytes. Raises `StorageLimitExceeded`, and what NATS raises."""
+        lock = self._adding.setdefault(tenant, asyncio.Lock())
+        async with lock:
+            kept, limit = await self.of(tenant), self._limits.file_bytes(tenant)
+            if kept + num_bytes > limit:
+                raise StorageLimitExceeded("file_bytes", kept, num_bytes, limit)
+            yield
+
+    @contextlib.asynccontextmanager
+    async def room_in_background(self, tenant: str, num_bytes: int) -> AsyncIterator[None]:
+        """As `room`, of a response in the background. Raises `LimitExceeded` where there are too many."""
+        rooms = await self.durable.rooms()
+        if len(await sizes(rooms.js, BACKGROUND, f"{subjects.key_of(tenant)}.>")) >= MAX_BACKGROUND:
+            raise LimitExceeded(f"the tenant has {MAX_BACKGROUND} responses in the background", retry_after=60.0)
+        async with self.room(tenant, num_bytes):
+            yield
+
+    async def of(self, tenant: str, *, without: str = "") -> int:
+        """Bytes that a tenant keeps; results of one batch may be left out. Raises what NATS raises."""
+        rooms, pattern = await self.durable.rooms(), f"{subjects.key_of(tenant)}.>"
+        files = sum([file.bytes for file in await self._files.all(tenant)])
+        results = sum(await self._batches.result_bytes(tenant, without=without))
+        records = [*await sizes(rooms.js, BACKGROUND, pattern), *await sizes(rooms.js, BATCHES, pattern)]
+        return files + results + sum(records)
+
+    async def left(self, tenant: str, *, without: str) -> int:
+        """Bytes that the results of one batch may take."""
+        of_tenant = self._limits.file_bytes(tenant) - await self.of(tenant, without=without)
+        rooms = await self.durable.rooms()
+        bound = (await rooms.js.stream_info(f"KV_{RESULTS}")).config.max_bytes or 0
+        if bound <= 0:
+            return of_tenant
+        # The rest is for others': a bucket that one tenant has filled would let no batch end.
+        of_bucket = bound // 2 - sum(await self._batches.result_bytes(tenant, without=without))
+        return min(of_tenant, of_bucket)

@@ -1,0 +1,120 @@
+"""Checks of a request's head before any handler sees it: headers that must be unique, and what a browser may send here.
+
+A web page can make its visitor's browser call a gateway on that machine. Two things tell such a call from the visitor's
+own: the name in `Host` (a page that rebinds its own name to 127.0.0.1 still sends that name), and `Origin` or
+`Sec-Fetch-Site`, which pages cannot set. Knows no keys.
+"""
+
+from __future__ import annotations
+
+import re
+import urllib.parse
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from headwater.gateway.exchange import Exchange
+from headwater.gateway.metrics import Metrics
+from headwater.gateway.settings import GatewaySettings
+from headwater.services import errors
+from headwater.services.advertise import is_loopback
+
+UNIQUE = (b"authorization", b"host")
+"""A proxy and a gateway that read different ones of two would disagree about the caller."""
+ANY = "*"
+DEFAULT_PORTS = {"http": 80, "https": 443}
+_HOST = re.compile(r"(?P<name>\[[0-9A-Fa-f:.]+\]|[^\s:@/?#\[\]]+)(?::(?P<port>\d{0,5}))?")
+
+
+class HostNotAllowed(errors.PermissionDenied):
+    """A gateway without keys was called by a name that is not this machine's own."""
+
+    code = "host_not_allowed"
+
+    def __init__(self, host: str) -> None:
+        allowed = "localhost, a loopback address or a name of --allowed-hosts, on a gateway without keys"
+        super().__init__(f"host is {host[:80]!r}; allowed: {allowed}")
+        self.param = "host"
+
+
+class OriginNotAllowed(errors.PermissionDenied):
+    """A page of another origin calls, and is not one of those that may."""
+
+    code = "origin_not_allowed"
+
+    def __init__(self, header: str, value: str) -> None:
+        super().__init__(f"{header} is {value[:80]!r}; allowed: this gateway's own pages and --allowed-origins")
+        self.param = header
+
+
+@dataclass(frozen=True, slots=True)
+class HttpGuard:
+    """The application behind these checks."""
+
+    app: ASGIApp
+    settings: GatewaySettings
+    metrics: Metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            self._check(scope)
+        except errors.HeadwaterError as error:
+            await self._refuse(error, scope, receive, send)
+        else:
+            await self.app(scope, receive, send)
+
+    def _check(self, scope: Scope) -> None:
+        counts = Counter(name for name, _ in scope["headers"] if name in UNIQUE)
+        for name in UNIQUE:
+            if counts[name] > 1:
+                raise errors.BadRequest(name.decode(), f"{name.decode()} is given {counts[name]} times; allowed: once")
+        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+        parts = _HOST.fullmatch(headers.get("host", ""))
+        if parts is None:
+            raise errors.BadRequest.of("host", headers.get("host", ""), "host or host:port")
+        if not self.settings.has_keys:
+            self._check_host(parts["name"])
+        self._check_site(scope["method"], headers, parts)
+
+    def _check_host(self, name: str) -> None:
+        """Raises `HostNotAllowed`."""
+        name = name.lower().strip("[]").removesuffix(".")
+        allowed = {each.lower().strip("[]") for each in (self.settings.host, *self.settings.allowed_hosts)}
+        if not (is_loopback(name) or name in allowed or ANY in allowed):
+            raise HostNotAllowed(name)
+
+    def _check_site(self, method: str, headers: dict[str, str], host: re.Match[str]) -> None:
+        """Raises `OriginNotAllowed`."""
+        site, origin = headers.get("sec-fetch-site", ""), headers.get("origin")
+        allowed = self.settings.allowed_origins
+        if ANY in allowed or origin in allowed or site in ("same-origin", "none"):
+            return
+        if origin is not None and not _is_same(origin, host):
+            raise OriginNotAllowed("origin", origin)
+        # A link on another site may open the console: the page that has the link learns nothing of it.
+        is_link = method == "GET" and headers.get("sec-fetch-mode") == "navigate"
+        if site == "cross-site" and not (is_link and headers.get("sec-fetch-dest") == "document"):
+            raise OriginNotAllowed("sec-fetch-site", site)
+
+    async def _refuse(self, error: errors.HeadwaterError, scope: Scope, receive: Receive, send: Send) -> None:
+        limits: dict[str, Any] = {
+            "slow_reader_limit": self.settings.slow_reader_limit,
+            "slow_body_limit": self.settings.slow_body_limit,
+        }
+        exchange = Exchange(scope, receive, send, **limits)
+        self.metrics.refused.add(error.code)
+        await exchange.refuse(error)
+        self.metrics.responses.add("other", str(exchange.status))
+
+
+def _is_same(origin: str, host: re.Match[str]) -> bool:
+    """Whether a page's origin is the host that it calls; schemes may differ, since a proxy may end TLS."""
+    try:
+        page = urllib.parse.urlsplit(origin)
+        usual = DEFAULT_PORTS.get(page.scheme)
+        ports = page.port or usual, int(host["port"]) if host["port"] else usual
+    except ValueError:
+        return False
+    return page.hostname is not None and page.hostname == host["name"].lower().strip("[]") and ports[0] == ports[1]

@@ -1,0 +1,216 @@
+"""The turns of a request's choices: they come to the gateway's queue one at a time, each with its part of what its
+tenant is given, and others' requests pass between them.
+
+Knows the queue and the shares of tenants; knows nothing about what a choice computes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Hashable, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from headwater.gateway.admission import Admission, Turn
+from headwater.gateway.tenancy.virtual_time import Share, VirtualTime
+from headwater.gateway.tenants import Tenant
+
+NO_BOUND = sys.maxsize
+ChoiceT = TypeVar("ChoiceT", bound=Hashable)
+
+
+class Entrance:
+    """Where the prompts of one request stand in line for the gateway's queue: one of them is let in at a time, and no
+    more than `most` choices of the request run at once."""
+
+    def __init__(self, most: int = NO_BOUND) -> None:
+        self.most = most
+        self._num_inside = 0
+        self._door = asyncio.Lock()
+        self._room = asyncio.Event()
+
+    @contextlib.asynccontextmanager
+    async def next(self, num_choices: int) -> AsyncIterator[None]:
+        """Scopes the way through the queue of choices that begin together; call `left` for each of them in the end."""
+        await self._door.acquire()
+        try:
+            while not self.has_room(num_choices):
+                self._room.clear()
+                await self._room.wait()
+            self._num_inside += num_choices
+            try:
+                yield
+            except BaseException:
+                self.left(num_choices)
+                raise
+        finally:
+            # In the next pass of the event loop: a thousand prompts in one pass would hold up all other requests.
+            asyncio.get_running_loop().call_soon(self._door.release)
+
+    def come_along(self) -> None:
+        """One more choice of the prompt that is inside."""
+        self._num_inside += 1
+
+    def has_room(self, num_choices: int) -> bool:
+        return not self._num_inside or self._num_inside + num_choices <= self.most
+
+    def left(self, num_choices: int) -> None:
+        """So many choices have ended."""
+        self._num_inside -= num_choices
+        self._room.set()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """Tokens that choices are given. The first choice of a prompt is given the prompt as well."""
+
+    uncached: int
+    cached: int = 0
+    output: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where the choices of a prompt stand in the queue."""
+
+    tenant: Tenant
+    tier: int
+    model_key: str
+    num_prompt_tokens: int
+
+
+@dataclass(slots=True, eq=False)
+class _Held(Generic[ChoiceT]):
+    """What choices that began together hold until the last of them has ended."""
+
+    choices: Sequence[ChoiceT]
+    running: set[ChoiceT]
+    has_prompt: bool
+    num_choices: int
+    turn: Turn
+    share: Share
+    scope: contextlib.ExitStack
+
+
+class PromptTurns(Generic[ChoiceT]):
+    """The turns of one prompt's choices. `guess` says what choices will probably be given, `cost` what they were."""
+
+    def __init__(
+        self,
+        admission: Admission,
+        fair: VirtualTime,
+        entrance: Entrance,
+        place: Place,
+        choices: Sequence[ChoiceT],
+        guess: Callable[[Sequence[ChoiceT], bool], Part],
+        cost: Callable[[Sequence[ChoiceT], bool], Part],
+    ) -> None:
+        self._admission, self._fair, self._entrance, self._place = admission, fair, entrance, place
+        self._guess, self._cost = guess, cost
+        self._waiting = deque(choices)
+        self._held: dict[ChoiceT, _Held[ChoiceT]] = {}
+        self._has_first = self._is_started = False
+
+    @property
+    def are_all_given(self) -> bool:
+        return not self._waiting
+
+    def has(self, choice: ChoiceT) -> bool:
+        """Whether the choice runs."""
+        return choice in self._held
+
+    def virtual_time(self, choices: Sequence[ChoiceT]) -> float:
+        """When choices began, of their tenant's time; the earliest of several."""
+        return min((self._held[each].share.virtual_time for each in choices if each in self._held), default=0.0)
+
+    async def next(self) -> list[ChoiceT]:
+        """Waits for the turn of the next choice. Those behind it that need not wait at all come along."""
+        async with self._entrance.next(1):
+            given = [self._waiting[0]]
+            self._give(given, 1, await self._turn(given, 1))
+        while self._waiting and (turn := self._along()) is not None:
+            given.append(self._waiting[0])
+            scope, share = self._share(given[-1:])
+            self._give(given[-1:], 1, (turn, share, scope))
+        return given
+
+    async def together(self, num_choices: int) -> list[ChoiceT]:
+        """Waits for a turn of all choices, which count as `num_choices`."""
+        async with self._entrance.next(num_choices):
+            given = list(self._waiting)
+            self._give(given, num_choices, await self._turn(given, num_choices))
+        return given
+
+    def sent(self) -> None:
+        """The prompt is on its way to a replica."""
+        for held in self._held.values():
+            held.turn.sent()
+
+    def started(self) -> None:
+        """The prompt is being computed."""
+        self._is_started = True
+        for held in self._held.values():
+            held.share.started()
+            held.turn.started()
+
+    def ended(self, choice: ChoiceT) -> None:
+        """The choice does not run any longer; the turn goes to another one."""
+        held = self._held.pop(choice, None)
+        if held is not None:
+            held.running.discard(choice)
+            if not held.running:
+                self._release(held)
+
+    def release(self) -> None:
+        """Gives all turns back: the request is over."""
+        for choice in list(self._held):
+            self.ended(choice)
+
+    async def _turn(self, choices: Sequence[ChoiceT], num_choices: int) -> tuple[Turn, Share, contextlib.ExitStack]:
+        place = self._place
+        scope, share = self._share(choices)
+        num_tokens = 0 if self._has_first else place.num_prompt_tokens
+        try:
+            turn = await self._admission.take(
+                place.tier, share.virtual_time, place.model_key, place.tenant.key, num_tokens, num_choices
+            )
+        except BaseException:
+            share.ended(uncached=0, cached=0, output=0)
+            scope.close()
+            raise
+        return turn, share, scope
+
+    def _along(self) -> Turn | None:
+        if not self._entrance.has_room(1):
+            return None
+        turn = self._admission.try_take(self._place.model_key, self._place.tenant.key)
+        if turn is not None:
+            self._entrance.come_along()
+        return turn
+
+    def _share(self, choices: Sequence[ChoiceT]) -> tuple[contextlib.ExitStack, Share]:
+        scope, part = contextlib.ExitStack(), self._guess(choices, not self._has_first)
+        return scope, scope.enter_context(self._fair.request(self._place.tenant, part.uncached, part.output))
+
+    def _give(self, choices: list[ChoiceT], num_choices: int, got: tuple[Turn, Share, contextlib.ExitStack]) -> None:
+        turn, share, scope = got
+        held = _Held(choices, set(choices), not self._has_first, num_choices, turn, share, scope)
+        if self._has_first:
+            # It waits for a seat, not for its prompt.
+            turn.started()
+        if self._is_started:
+            share.started()
+        self._has_first = True
+        for choice in choices:
+            self._waiting.popleft()
+            self._held[choice] = held
+
+    def _release(self, held: _Held[ChoiceT]) -> None:
+        part = self._cost(held.choices, held.has_prompt)
+        held.share.ended(uncached=part.uncached, cached=part.cached, output=part.output)
+        held.scope.close()
+        held.turn.release()
+        self._entrance.left(held.num_choices)

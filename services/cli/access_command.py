@@ -1,0 +1,35 @@
+"""`headwater access FOLDER`: draws a deployment's passwords and token, into files that stages and servers read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from headwater.services.cluster_key import make_token_file
+from headwater.services.stack.access import PASSWORDS_FILE, Passwords, ServerAccess
+from headwater.services.stack.line_token import TOKEN, TOKEN_FILE
+
+
+def access(
+    *,
+    folder: Annotated[Path, typer.Argument(help="Where the files go; what lies there is kept.")],
+    nats_url: Annotated[str, typer.Option(help="Where the stages reach NATS.")] = "nats://nats:4222",
+    redis_url: Annotated[str, typer.Option(help="Where they reach Redis.")] = "redis://redis:6379",
+    renew: Annotated[bool, typer.Option("--renew", help="New passwords; the cluster's token stays.")] = False,
+) -> None:
+    """Draw passwords for NATS and Redis, and the cluster's token: once, for a deployment that `headwater up` does not
+    run.
+
+    FOLDER/nats/nats.conf and FOLDER/redis/users.acl are for the servers, FOLDER/ROLE/stage.env is what a stage reads.
+    """
+    if renew:
+        (folder / PASSWORDS_FILE).unlink(missing_ok=True)
+    passwords, token = Passwords.kept(folder), folder / TOKEN_FILE
+    if not token.exists():
+        make_token_file(token)
+    passwords.write_servers(folder)
+    tokens = " ".join(token.read_text().split())
+    ServerAccess(nats_url, redis_url, passwords, passwords).write_stages(folder, {TOKEN: tokens})
+    print(folder)

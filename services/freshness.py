@@ -1,0 +1,16 @@
+"""How old a signed call or message may be, by the clocks of both sides."""
+
+from __future__ import annotations
+
+import time
+
+WINDOW_SECONDS = 60.0
+"""Clocks of machines that form a cluster must agree within this."""
+
+
+def now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+def is_fresh(at_ms: int) -> bool:
+    return abs(now_ms() - at_ms) <= WINDOW_SECONDS * 1000

@@ -1,0 +1,113 @@
+"""Whether a GGUF file can be what its header says, found out from the header alone: before a reader believes it.
+
+A reader makes lists as long as the file claims they are; what it claims is checked against what is there.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from pathlib import Path
+from typing import BinaryIO
+
+MAGIC = b"GGUF"
+VERSIONS = (2, 3)
+MAX_KEYS = 65_536
+MAX_TENSORS = 65_536
+MAX_NAME_BYTES = 65_535
+MAX_DIMENSIONS = 4
+MAX_ELEMENTS_PER_BYTE = 8
+"""Of a tensor: no kind of weights takes less than a bit."""
+STRING, ARRAY = 8, 9
+SIZES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
+"""Bytes of a value, by the number of its type."""
+
+
+class GgufFileError(Exception):
+    """A file that is no GGUF file, or claims to have more than it has."""
+
+    def __init__(self, path: Path, reason: str) -> None:
+        super().__init__(f"{path} cannot be read: {reason}")
+        self.path, self.reason = path, reason
+
+
+def check_gguf(path: Path) -> None:
+    """Raises `GgufFileError`, `OSError`."""
+    with path.open("rb") as file:
+        header = _Header(path, file)
+        if header.take(4) != MAGIC:
+            raise header.fault("it is no GGUF file")
+        if (version := header.number("I")) not in VERSIONS:
+            raise header.fault(f"its version is {version}; allowed: {VERSIONS}")
+        num_tensors = header.count("tensors", MAX_TENSORS)
+        for _ in range(header.count("keys", MAX_KEYS)):
+            header.skip_key()
+        for _ in range(num_tensors):
+            header.skip_tensor()
+
+
+class _Header:
+    def __init__(self, path: Path, file: BinaryIO) -> None:
+        self._path, self._file = path, file
+        self._size = path.stat().st_size
+
+    def fault(self, reason: str) -> GgufFileError:
+        return GgufFileError(self._path, reason)
+
+    def take(self, num_bytes: int) -> bytes:
+        taken = self._file.read(self._within(num_bytes))
+        if len(taken) < num_bytes:
+            raise self.fault("it is cut off")
+        return taken
+
+    def skip(self, num_bytes: int) -> None:
+        self._file.seek(self._within(num_bytes), 1)
+
+    def number(self, form: str) -> int:
+        value: int = struct.unpack(f"<{form}", self.take(struct.calcsize(form)))[0]
+        return value
+
+    def count(self, what: str, most: int) -> int:
+        count = self.number("Q")
+        if count > most:
+            raise self.fault(f"it has {count} {what}; allowed: at most {most}")
+        return count
+
+    def skip_key(self) -> None:
+        self.skip(self.count("bytes of a key", MAX_NAME_BYTES))
+        kind = self.number("I")
+        if kind != ARRAY:
+            self._skip_values(kind, 1)
+            return
+        item_kind = self.number("I")
+        self._skip_values(item_kind, self.number("Q"))
+
+    def skip_tensor(self) -> None:
+        self.skip(self.count("bytes of a tensor's name", MAX_NAME_BYTES))
+        num_dimensions = self.number("I")
+        if num_dimensions > MAX_DIMENSIONS:
+            raise self.fault(f"a tensor has {num_dimensions} dimensions; allowed: at most {MAX_DIMENSIONS}")
+        num_elements = math.prod(self.number("Q") for _ in range(num_dimensions))
+        if num_elements > MAX_ELEMENTS_PER_BYTE * self._size:
+            raise self.fault(f"a tensor has {num_elements} elements, which are not in its {self._size} bytes")
+        # Its kind, and where it begins: from the end of the header on.
+        self.skip(4)
+        if self.number("Q") > self._size:
+            raise self.fault("a tensor begins behind its end")
+
+    def _skip_values(self, kind: int, count: int) -> None:
+        if kind == STRING:
+            # Each has its length before it.
+            self._within(8 * count)
+            for _ in range(count):
+                self.skip(self.number("Q"))
+        elif kind in SIZES:
+            self.skip(SIZES[kind] * count)
+        else:
+            raise self.fault(f"a value is of type {kind}; allowed: {[*SIZES, STRING]}, or an array of these")
+
+    def _within(self, num_bytes: int) -> int:
+        """The number, if so many bytes are left."""
+        if num_bytes > self._size - self._file.tell():
+            raise self.fault(f"{num_bytes} bytes are announced and {self._size - self._file.tell()} are there")
+        return num_bytes

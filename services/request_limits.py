@@ -1,0 +1,55 @@
+"""How much of each thing a request may have, whichever surface it came by: counted before anything walks over it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from headwater.proto import common_pb2, processor_pb2
+from headwater.services.errors import BadRequest
+
+MAX_MESSAGE_PARTS = 16_384
+"""Messages, parts of their content and calls in them, together."""
+MAX_TOOLS = 1024
+MAX_TOOLS_BYTES = 1 << 20
+"""Names, descriptions, schemas and grammars of all tools."""
+MAX_BIASES = 1024
+MAX_TEXTS = 1024
+"""Of a list of strings or token ids that an answer is steered by."""
+
+
+def check_count(param: str, count: int, most: int) -> None:
+    """Raises `BadRequest`."""
+    if count > most:
+        raise BadRequest(param, f"{param} has {count} entries; allowed: at most {most}")
+
+
+def bounded_tools(tools: Iterable[common_pb2.Tool]) -> list[common_pb2.Tool]:
+    """The tools. Raises `BadRequest` at the first one that is too many or too much."""
+    taken: list[common_pb2.Tool] = []
+    num_bytes = 0
+    for tool in tools:
+        taken.append(tool)
+        num_bytes += tool.ByteSize()
+        check_count("tools", len(taken), MAX_TOOLS)
+        if num_bytes > MAX_TOOLS_BYTES:
+            raise BadRequest(
+                "tools", f"tools have more than {MAX_TOOLS_BYTES} bytes; allowed: at most {MAX_TOOLS_BYTES}"
+            )
+    return taken
+
+
+def check_conversation(conversation: processor_pb2.Conversation) -> None:
+    """Raises `BadRequest`."""
+    check_count("messages", len(conversation.messages), MAX_MESSAGE_PARTS)
+    num_parts = sum(1 + len(message.parts) + len(message.tool_calls) for message in conversation.messages)
+    check_count("messages", num_parts, MAX_MESSAGE_PARTS)
+    check_count("tools", len(conversation.tools), MAX_TOOLS)
+    bounded_tools(conversation.tools)
+
+
+def check_sampling_sizes(sampling: common_pb2.Sampling, vocab_size: int) -> None:
+    """Raises `BadRequest`."""
+    check_count("logit_bias", len(sampling.logit_bias), MAX_BIASES)
+    for name in ("stop_token_ids", "bad_words"):
+        check_count(name, len(getattr(sampling, name)), MAX_TEXTS)
+    check_count("allowed_token_ids", len(sampling.allowed_token_ids), vocab_size)

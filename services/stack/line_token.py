@@ -1,0 +1,43 @@
+"""The cluster token of a line: the one that the environment names, else one that lies in the state folder."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from headwater.services.cluster_key import ClusterKey, make_token_file, read_cluster_key
+
+TOKEN_FILE = "cluster.token"
+_UNSIGNED = "unsigned-tenants"
+"""Marks a state folder of a version without tokens, until a line that keeps tenants has been ready with it."""
+TOKEN, TOKEN_PATH = "HEADWATER_CLUSTER_TOKEN", "HEADWATER_CLUSTER_TOKEN_FILE"
+
+
+def prepare_token(state_dir: Path, env: Mapping[str, str]) -> None:
+    """Draws a token for the line with that state folder, unless it has one or the environment names another."""
+    if (state_dir / TOKEN_FILE).exists() or not token_env(state_dir, env):
+        return
+    if (state_dir / "nats").exists():
+        (state_dir / _UNSIGNED).touch()
+    make_token_file(state_dir / TOKEN_FILE)
+
+
+def has_unsigned_tenants(state_dir: Path) -> bool:
+    """Whether NATS may keep tenants that an earlier version wrote, which its gateways are to sign."""
+    return (state_dir / _UNSIGNED).exists()
+
+
+def tenants_are_signed(state_dir: Path) -> None:
+    (state_dir / _UNSIGNED).unlink(missing_ok=True)
+
+
+def token_env(state_dir: Path, env: Mapping[str, str]) -> dict[str, str]:
+    """Variables by which a line's stages find its token, beside those that are set already."""
+    return {} if env.get(TOKEN) or env.get(TOKEN_PATH) else {TOKEN_PATH: str(state_dir / TOKEN_FILE)}
+
+
+def line_key(state_dir: Path, env: Mapping[str, str]) -> ClusterKey | None:
+    """The key of the line with that state folder; None where there is none. Raises `SettingError`, `OSError`."""
+    token, path = env.get(TOKEN, ""), env.get(TOKEN_PATH, "")
+    own = state_dir / TOKEN_FILE
+    return read_cluster_key(token, path or (str(own) if own.exists() else ""))

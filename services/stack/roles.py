@@ -1,0 +1,85 @@
+"""Who may say and hear what: the users of a line's NATS and of its Redis, with no more rights than their stage needs.
+
+Knows subjects and keys; knows nothing about passwords or files.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from headwater.services import subjects
+
+
+class Role(Enum):
+    """The value is the user's name in NATS and Redis."""
+
+    GATEWAY = "gateway"
+    PROCESSOR = "processor"
+    OUTPUT_PROCESSOR = "output-processor"
+    ENGINE = "engine"
+    OPERATOR = "operator"
+    """The supervisor of `headwater up`, and `headwater status`."""
+
+
+@dataclass(frozen=True, slots=True)
+class NatsRights:
+    """Subject patterns."""
+
+    publish: tuple[str, ...]
+    subscribe: tuple[str, ...]
+
+
+_INBOXES = "_INBOX.>"
+_USAGE_STREAM = "headwater_usage"
+NATS_RIGHTS = {
+    Role.GATEWAY: NatsRights(
+        publish=(
+            "member.gateway.>",
+            "ctl.>",
+            "inflight.>",
+            "backlog.>",
+            "demand.>",
+            "batch.>",
+            "background.>",
+            f"{subjects.USAGE}.>",
+            "audit.>",
+            # Buckets, work queues and streams, and acknowledging what came out of them.
+            "$JS.>",
+            "$KV.>",
+            "$O.>",
+            _INBOXES,
+        ),
+        subscribe=("member.>", "load.>", "kv.>", "inflight.>", "catalogue.>", "ctl.>", _INBOXES),
+    ),
+    Role.PROCESSOR: NatsRights(publish=("member.processor.>",), subscribe=(subjects.HELLO,)),
+    # It writes what a gateway that died has left.
+    Role.OUTPUT_PROCESSOR: NatsRights(
+        publish=(
+            "member.output_processor.>",
+            f"{subjects.USAGE}.>",
+            subjects.USAGE_LEFT,
+            f"$JS.API.*.*.{_USAGE_STREAM}",
+            f"$JS.API.STREAM.MSG.GET.{_USAGE_STREAM}",
+        ),
+        subscribe=(subjects.HELLO, _INBOXES),
+    ),
+    Role.ENGINE: NatsRights(
+        publish=("member.engine.>", "load.>", "kv.>"),
+        subscribe=(subjects.HELLO, "backlog.>"),
+    ),
+    Role.OPERATOR: NatsRights(
+        publish=(subjects.HELLO, "catalogue.>", _INBOXES),
+        subscribe=("member.>", "demand.>", "ctl.models.>", subjects.HELLO, _INBOXES),
+    ),
+}
+
+_WRITES = "+@all -@admin -@dangerous"
+VALKEY_RIGHTS = {
+    # Limits, fair shares, responses and conversations; the index is read.
+    Role.GATEWAY: f"~* resetchannels {_WRITES}",
+    # The index alone: neither limits nor what tenants have stored.
+    Role.ENGINE: f"~slots:* ~own:* ~pfx:* ~model:* resetchannels {_WRITES}",
+    Role.OPERATOR: "~* resetchannels +@read +@connection +info -@admin",
+}
+"""Rules of ACLs. Stages that work on text have no use for Redis."""

@@ -1,0 +1,90 @@
+"""A sandbox whose templates come to an end: passes of loops and calls are counted, products of sizes are bounded.
+
+A template that writes nothing gives its caller no chance to look at a clock, and a render may run on an event loop.
+What takes time in a template takes it by loops, by calls (macros may call themselves twice) and by `*` and `**`.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import jinja2
+from jinja2 import nodes, pass_context
+from jinja2.runtime import Context
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+MAX_STEPS = 500_000
+"""Passes of loops and calls in a render: thirty for each of 16,384 messages, and about a second (2026-11-22)."""
+MAX_PRODUCT_LEN = 1 << 20
+"""Of a text or list that is repeated."""
+MAX_POWER_BITS = 4096
+STEPS = "steps of this render"
+"""Where a context has its count: under a name that no template can write."""
+_COUNTED = "counted"
+_OPERATORS = {"*": operator.mul, "**": operator.pow}
+
+
+class Steps:
+    """The count of one render."""
+
+    __slots__ = ("left",)
+
+    def __init__(self) -> None:
+        self.left = MAX_STEPS
+
+    def take(self) -> None:
+        """Raises `TemplateError` when there are none left."""
+        self.left -= 1
+        if self.left < 0:
+            raise jinja2.TemplateError(f"it takes more than {MAX_STEPS} steps over them")
+
+
+class CountedEnvironment(ImmutableSandboxedEnvironment):
+    """Contexts of its templates hold a `Steps` under `STEPS`."""
+
+    intercepted_binops = frozenset(_OPERATORS)
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.filters[_COUNTED] = _counted
+        # As long as whoever calls it wants.
+        self.globals.pop("lipsum")
+
+    def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
+        template = super()._parse(source, name, filename)
+        for loop in template.find_all(nodes.For):
+            loop.iter = nodes.Filter(loop.iter, _COUNTED, [], [], None, None, lineno=loop.lineno)
+        return template
+
+    def call(self, __context: Context, __obj: Any, *args: Any, **named: Any) -> Any:
+        __context[STEPS].take()
+        return super().call(__context, __obj, *args, **named)
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        if operator == "*":
+            _check_product(left, right)
+        elif operator == "**":
+            _check_power(left, right)
+        return _OPERATORS[operator](left, right)
+
+
+@pass_context
+def _counted(context: Context, items: Iterable[Any]) -> Iterator[Any]:
+    steps: Steps = context[STEPS]
+    for item in items:
+        steps.take()
+        yield item
+
+
+def _check_product(left: Any, right: Any) -> None:
+    """Raises `TemplateError`. Products of numbers are as long as both together."""
+    for many, times in ((left, right), (right, left)):
+        if isinstance(many, str | list | tuple) and isinstance(times, int) and len(many) * times > MAX_PRODUCT_LEN:
+            raise jinja2.TemplateError(f"it repeats something to more than {MAX_PRODUCT_LEN} parts")
+
+
+def _check_power(base: Any, exponent: Any) -> None:
+    if isinstance(base, int) and isinstance(exponent, int) and base.bit_length() * exponent > MAX_POWER_BITS:
+        raise jinja2.TemplateError(f"it makes a number of more than {MAX_POWER_BITS} bits")

@@ -1,0 +1,176 @@
+"""A line as `headwater up` starts it, attacked by another user of the machine, who can reach its ports and run `ps`."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import grpc
+import pytest
+from redis import Redis
+from redis.exceptions import NoPermissionError
+
+from headwater.gateway.tenancy.book import TenantBook
+from headwater.gateway.tenancy.directory import new_key
+from headwater.gateway.tenancy.records import TenantRecord
+from headwater.proto import engine_pb2, engine_pb2_grpc
+from headwater.services.bus import Bus
+from headwater.services.stack.embedded import start_nats
+from headwater.services.usage_log import UsageLog, UsageRecord
+from tests.line.conftest import Line
+
+ROLES = ("gateway", "processor", "output-processor", "engine", "operator")
+
+
+def env_of(line: Line, role: str) -> dict[str, str]:
+    text = (line.state_dir / "access" / role / "stage.env").read_text()
+    return {name: value.strip("'") for name, _, value in (each.partition("=") for each in text.splitlines())}
+
+
+def test_no_secret_is_on_a_command_line_or_in_a_file_of_others(simulated_line: Line) -> None:
+    token = (simulated_line.state_dir / "cluster.token").read_text().strip()
+    passwords = {
+        password
+        for role in ROLES
+        for url in (
+            env_of(simulated_line, role)["HEADWATER_NATS_URL"],
+            env_of(simulated_line, role)["HEADWATER_REDIS_URL"],
+        )
+        if (password := urlsplit(url).password)
+    }
+    assert len(passwords) == len(ROLES)
+    shown = "\n".join(Path(f"/proc/{pid}/cmdline").read_text() for pid in simulated_line.pids())
+    assert "headwater.services.engine.core_process" in shown
+    logs = "\n".join(path.read_text() for path in (simulated_line.state_dir / "logs").iterdir())
+    for secret in {token, *passwords}:
+        assert secret not in shown
+        assert secret not in logs + simulated_line.log.read_text()
+    kept = [path for path in simulated_line.state_dir.rglob("*") if path.is_file()]
+    secret_files = {path for path in kept if any(each.encode() in path.read_bytes() for each in {token, *passwords})}
+    assert simulated_line.state_dir / "access/nats/nats.conf" in secret_files
+    assert {path.stat().st_mode & 0o777 for path in secret_files} == {0o600}
+
+
+def test_who_has_no_password_gets_into_neither_server(simulated_line: Line) -> None:
+    record = simulated_line.record
+    for said in ({}, {"user": "gateway", "pass": "guess"}, {"user": "nobody", "pass": ""}):
+        assert "Authorization Violation" in answers_of_nats(record.nats_url, said)
+    at = urlsplit(record.redis_url)
+    with socket.create_connection((at.hostname, at.port), timeout=30) as link, link.makefile("rwb") as lines:
+        for said, answer in (
+            (b"KEYS *", b"-NOAUTH"),
+            (b"AUTH gateway guess", b"-WRONGPASS"),
+            (b"AUTH x", b"-WRONGPASS"),
+        ):
+            lines.write(said + b"\r\n")
+            lines.flush()
+            assert lines.readline().startswith(answer)
+
+
+def answers_of_nats(url: str, said: dict[str, str], *commands: str) -> str:
+    """What the server says to a client that connects so, up to its answer to a ping."""
+    at, answers = urlsplit(url), list[str]()
+    with socket.create_connection((at.hostname, at.port), timeout=30) as link, link.makefile("rwb") as lines:
+        assert lines.readline().startswith(b"INFO ")
+        connect = json.dumps({"verbose": False, "pedantic": False, **said})
+        lines.write("".join(f"{line}\r\n" for line in (f"CONNECT {connect}", *commands, "PING")).encode())
+        lines.flush()
+        while not answers or answers[-1] not in ("", "PONG"):
+            answers.append(lines.readline().decode().strip())
+    return "\n".join(answers)
+
+
+def test_an_engine_s_password_opens_what_engines_need_and_no_more(simulated_line: Line) -> None:
+    env = env_of(simulated_line, "engine")
+    at = urlsplit(env["HEADWATER_NATS_URL"])
+    ours = {"user": str(at.username), "pass": str(at.password)}
+    for subject in ("member.gateway.x", "ctl.models.x", "catalogue.x", "$KV.headwater_tenants.x", "$JS.API.INFO"):
+        answer = answers_of_nats(env["HEADWATER_NATS_URL"], ours, f"PUB {subject} 0", "")
+        assert f'Permissions Violation for Publish to "{subject}"' in answer
+    for subject in ("ctl.tenants", "batch.>", "demand.>", "_INBOX.>"):
+        answer = answers_of_nats(env["HEADWATER_NATS_URL"], ours, f"SUB {subject} 1")
+        assert f'Permissions Violation for Subscription to "{subject}"' in answer
+    assert answers_of_nats(env["HEADWATER_NATS_URL"], ours, "PUB load.x 0", "", "SUB ctl.hello 1") == "PONG"
+    with Redis.from_url(env["HEADWATER_REDIS_URL"]) as store:
+        store.set("own:{x}", b"1")
+        store.delete("own:{x}")
+        for words in (("GET", "limits:{tenant:a}"), ("FLUSHALL",), ("CONFIG", "GET", "*"), ("KEYS", "*")):
+            with pytest.raises(NoPermissionError):
+                store.execute_command(*words)
+
+
+def test_a_stranger_s_drain_is_refused_and_the_engine_serves_on(simulated_line: Line) -> None:
+    [address, *_] = [each.addresses["grpc"] for each in simulated_line.record.stages if each.name == "engine-0"]
+    with grpc.insecure_channel(address) as channel:
+        stub: Any = engine_pb2_grpc.EngineStub(channel)
+        with pytest.raises(grpc.RpcError) as refused:
+            stub.Drain(engine_pb2.DrainRequest(limit_ms=1), timeout=30)
+    assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
+    assert {each["draining"] for each in simulated_line.loads().values()} == {False}
+
+
+def test_a_stage_that_is_started_by_hand_joins_with_its_role_s_file(simulated_line: Line) -> None:
+    flags = ("--executor=simulated", "--served-model-name=another", "--replica-id=by-hand", "--metrics-port=-1")
+    known = simulated_line.loads()
+    assert "by-hand" not in known
+    process = subprocess.Popen(
+        [sys.executable, "-m", "headwater.services.cli", "serve", "engine", *flags],
+        env={**os.environ, **env_of(simulated_line, "engine")},
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        simulated_line.wait_for(lambda: "by-hand" in simulated_line.loads(), 60, "the engine does not join")
+    finally:
+        process.terminate()
+        process.wait(60)
+    simulated_line.wait_for(lambda: "by-hand" not in simulated_line.loads(), 60, "the engine does not leave")
+
+
+async def kept_by_an_earlier_version(state_dir: Path) -> str:
+    """A state folder without a token, whose NATS knows a tenant; the tenant's key."""
+    key, secret = new_key()
+    server = await start_nats(state_dir / "logs", jetstream=state_dir / "nats")
+    async with Bus.open(server.url, wait_seconds=30.0) as bus:
+        await TenantBook(bus).add(TenantRecord(id="ada", keys=(key,)))
+    await server.stop()
+    return secret
+
+
+def is_known(line: Line, headers: dict[str, str]) -> bool:
+    return line.client.get("/v1/models", headers=headers).status_code == 200
+
+
+def test_tenants_of_an_earlier_version_keep_their_keys(tmp_path: Path) -> None:
+    ada = {"authorization": f"Bearer {asyncio.run(kept_by_an_earlier_version(tmp_path))}"}
+    for _ in range(2):
+        env = {"HEADWATER_ADMIN_KEY": "admin-key-of-the-house"}
+        line = Line(tmp_path, "--executor=simulated", "--replicas=1", env=env)
+        try:
+            line.wait_for(partial(is_known, line, ada), 30, "the key is not known")
+            assert not (tmp_path / "unsigned-tenants").exists()
+        finally:
+            line.stop()
+
+
+async def test_an_output_processor_may_write_what_a_dead_gateway_left(simulated_line: Line) -> None:
+    loop = asyncio.get_running_loop()
+    async with (
+        Bus.open(env_of(simulated_line, "output-processor")["HEADWATER_NATS_URL"], wait_seconds=30.0) as bus,
+        UsageLog(bus).running() as log,
+        asyncio.timeout(30),
+    ):
+        # The second time there is one, which is looked at.
+        for outcome in ("left", "done"):
+            stored: asyncio.Future[int] = loop.create_future()
+            record = UsageRecord(request_id="left-1", tenant="t", model="m", at=time.time(), outcome=outcome)
+            log.add(record, stored.set_result)
+            assert await stored > 0

@@ -1,0 +1,130 @@
+"""Models that somebody made to hurt who pulls them: what they claim is not what is there."""
+
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headwater.engine_core.config import ConfigError
+from headwater.engine_core.model_config import ModelConfig
+from headwater.engine_core.weights import convert
+from headwater.services.models.demo_model import demo_gguf
+from headwater.services.models.gguf_check import GgufFileError, check_gguf
+from headwater.services.models.store import ConversionFailed, default_cache_dir, pull
+from headwater.services.progress import silent
+
+U32, STRING, ARRAY = 4, 8, 9
+
+
+def text(value: str) -> bytes:
+    return struct.pack("<Q", len(value)) + value.encode()
+
+
+def key(name: str, kind: int, value: bytes) -> bytes:
+    return text(name) + struct.pack("<I", kind) + value
+
+
+def array(kind: int, count: int) -> bytes:
+    return struct.pack("<IQ", kind, count)
+
+
+def gguf(
+    *keys: bytes, tensors: tuple[bytes, ...] = (), num_keys: int | None = None, num_tensors: int | None = None
+) -> bytes:
+    counts = len(tensors) if num_tensors is None else num_tensors, len(keys) if num_keys is None else num_keys
+    return b"GGUF" + struct.pack("<IQQ", 3, *counts) + b"".join(keys) + b"".join(tensors)
+
+
+def tensor(*dimensions: int, offset: int = 0) -> bytes:
+    shape = struct.pack(f"<I{len(dimensions)}Q", len(dimensions), *dimensions)
+    return text("token_embd.weight") + shape + struct.pack("<IQ", 0, offset)
+
+
+HOSTILE = {
+    "an array of 2^40 numbers": gguf(key("tokenizer.ggml.scores", ARRAY, array(U32, 2**40))),
+    "an array of 2^40 strings": gguf(key("tokenizer.ggml.tokens", ARRAY, array(STRING, 2**40))),
+    "an array of 2^62 numbers": gguf(key("tokenizer.ggml.scores", ARRAY, array(U32, 2**62))),
+    "an array of arrays": gguf(key("a", ARRAY, array(ARRAY, 1) + array(U32, 0))),
+    "a text of 2^40 bytes": gguf(key("general.name", STRING, struct.pack("<Q", 2**40))),
+    "a name of 2^40 bytes": gguf(struct.pack("<Q", 2**40)),
+    "2^40 keys": gguf(num_keys=2**40),
+    "2^40 tensors": gguf(num_tensors=2**40),
+    "a tensor of 2^60 elements": gguf(tensors=(tensor(2**30, 2**30),)),
+    "a tensor of a billion dimensions": gguf(tensors=(text("x") + struct.pack("<I", 10**9),)),
+    "a tensor behind the file's end": gguf(tensors=(tensor(4, offset=2**40),)),
+    "an unknown type": gguf(key("a", 99, b"")),
+    "half a header": gguf(key("general.name", STRING, text("demo")))[:-2],
+    "another version": b"GGUF" + struct.pack("<IQQ", 9, 0, 0),
+    "no GGUF file": b"PK\x03\x04" + bytes(100),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_gguf_file_that_claims_more_than_it_has_is_refused_by_its_header(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "evil.gguf"
+    path.write_bytes(HOSTILE[name])
+    with pytest.raises(GgufFileError, match=r"evil\.gguf cannot be read: "):
+        check_gguf(path)
+
+
+def test_a_pull_of_such_a_file_ends_with_the_reason_and_leaves_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "evil.gguf"
+    path.write_bytes(HOSTILE["an array of 2^40 strings"])
+    with pytest.raises(ConversionFailed, match="8796093022208 bytes are announced and 0 are there"):
+        pull(str(path), cache_dir=tmp_path / "cache", progress=silent, dtype="float32")
+    assert list((tmp_path / "cache" / "evil").glob("[!.]*")) == []
+
+
+def test_the_demo_models_file_is_good() -> None:
+    check_gguf(demo_gguf(default_cache_dir(), silent))
+
+
+CONFIG: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 64,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "max_position_embeddings": 256,
+    "rms_norm_eps": 1e-5,
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("num_hidden_layers", 10**9),
+        ("num_hidden_layers", 0),
+        ("num_hidden_layers", -1),
+        ("num_hidden_layers", "2"),
+        ("vocab_size", 2**40),
+        ("hidden_size", 10**9),
+        ("intermediate_size", 10**9),
+        ("num_attention_heads", 0),
+        ("num_key_value_heads", 10**9),
+        ("head_dim", 10**9),
+        ("max_position_embeddings", 2**60),
+    ],
+)
+def test_a_config_with_a_billion_of_anything_is_refused_before_anything_is_made_of_it(name: str, value: object) -> None:
+    assert ModelConfig.from_hf(CONFIG).num_layers == 2
+    with pytest.raises(ConfigError, match=f"{name} is {value!r}; allowed: a whole number, 1…"):
+        ModelConfig.from_hf(CONFIG | {name: value})
+
+
+@pytest.mark.parametrize(
+    "entry", ["../secret.safetensors", "/etc/passwd", "a/b.safetensors", "..", "", "config.json", 5]
+)
+def test_an_index_that_names_files_outside_its_folder_is_refused(entry: object, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (tmp_path / "secret.safetensors").write_bytes(b"")
+    (folder / "config.json").write_text(json.dumps(CONFIG))
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": entry}}))
+    with pytest.raises(ConfigError, match=r"weight_map is .*; allowed: names of \.safetensors files beside the index"):
+        convert(folder, tmp_path, dtype="float32", progress=lambda done, total: None)
