@@ -16,12 +16,15 @@ from pathlib import Path
 from typing import Any
 
 from headwater.bench.cluster.relay import NatsRelay, Relay
+from headwater.services import cluster_key
 from headwater.services.kept_child import keeper_command
 from headwater.services.models.demo_model import DEMO_NAME
 from headwater.services.models.store import default_cache_dir
+from headwater.services.owner_file import own_folder
 from headwater.services.progress import silent
 from headwater.services.runtime import owned_task
 from headwater.services.stack.embedded import EmbeddedServer, start_nats, start_valkey
+from headwater.services.stack.line_token import line_key, prepare_token
 from headwater.services.stack.local_stack import LocalStack
 from headwater.services.stack.plan import StackPlan
 from headwater.services.stack.settings import StackSettings
@@ -148,6 +151,11 @@ class Cluster:
         """Starts everything in `folder`, where the logs are, and ends it with the scope."""
         os.environ.update(ENVIRONMENT | {"HEADWATER_ADMIN_KEY": admin_key})
         async with contextlib.AsyncExitStack() as life:
+            state_dir = folder / "state"
+            own_folder(state_dir)
+            prepare_token(state_dir, os.environ)
+            # What asks the stages proves itself as they do to each other.
+            life.enter_context(cluster_key.using(line_key(state_dir, os.environ)))
             relays = {name: await life.enter_async_context(Relay().running()) for name in shape.relayed()}
             servers = await _start_servers(folder, life)
             urls = {f"{name}_url": f"{name}://{each.relay.address}" for name, each in servers.items()}

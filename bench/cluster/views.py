@@ -14,6 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from headwater.bench.cluster.line import ENGINE, GATEWAY, OUTPUT_PROCESSOR, PROCESSOR, REDIS, Cluster
 from headwater.proto import engine_pb2, engine_pb2_grpc
+from headwater.services.channel import open_channel
 from headwater.services.index.slots import SlotTable, own_key
 from headwater.services.member import Member, ReplicaLoad
 from headwater.services.served_model import ServedModel
@@ -70,7 +71,7 @@ class Views:
     async def engine(self, name: str) -> EngineView:
         """Raises `NotReached`."""
         try:
-            async with asyncio.timeout(ASK_SECONDS), grpc.aio.insecure_channel(self._cluster.address(name)) as channel:
+            async with asyncio.timeout(ASK_SECONDS), open_channel(self._cluster.address(name)) as channel:
                 engine = engine_pb2_grpc.EngineStub(channel)
                 member = Member.from_pb(await engine.Info(engine_pb2.InfoRequest()))
                 parts = [part async for part in engine.KvSnapshot(engine_pb2.KvSnapshotRequest())]

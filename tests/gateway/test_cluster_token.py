@@ -142,6 +142,10 @@ class Models(processor_pb2_grpc.ProcessorServicer):
         self.num_calls += 1
         return pp.ProcessorModelsReply()
 
+    async def PrepareSession(self, request_iterator: Any, context: Any) -> AsyncIterator[Any]:
+        async for frame in request_iterator:
+            yield frame
+
 
 @contextlib.asynccontextmanager
 async def models_served(key: ClusterKey | None) -> AsyncIterator[tuple[str, Models]]:
