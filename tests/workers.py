@@ -26,6 +26,9 @@ def by_group(config: pytest.Config, log: Any) -> Any:
             return group_of(nodeid)
 
         def _reschedule(self, node: Any) -> None:
+            if node not in self.registered_collections:
+                # It has just replaced another worker, and is given tests when it has collected them.
+                return
             super()._reschedule(node)
             # A worker begins a test when it knows the next one. One that replaces another is given a group, of which
             # a single test may be left.
