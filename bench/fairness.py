@@ -46,13 +46,13 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Of requests."""
+    """Size of a tenant's requests, in tokens, prompts and choices."""
 
     prompt_len: int
     output_len: int
     prompts: int = 1
     choices: int = 1
-    """Of each prompt; both of the abuser's requests alone."""
+    """Choices of each prompt. Only the abuser's requests have several prompts or choices."""
 
     @property
     def is_flood(self) -> bool:

@@ -1,4 +1,4 @@
-"""What streams that nobody reads cost a neighbour: times to its first token on a line of its own, simulated engine."""
+"""Measures a neighbour's time to first token beside streams whose clients do not read, on a simulated engine."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def percentiles(seconds: list[float]) -> dict[str, float]:
 
 
 def main(
-    streams: Annotated[int, typer.Option(help="that nobody reads")] = 300,
+    streams: Annotated[int, typer.Option(help="whose clients do not read")] = 300,
     max_tokens: Annotated[int, typer.Option(help="of each of them")] = 4000,
     neighbours: Annotated[int, typer.Option(help="short chats beside them, one after another")] = 30,
 ) -> None:
