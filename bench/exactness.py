@@ -74,7 +74,7 @@ def main(
     if not as_json:
         Console().print(_table(rows))
     num_different = sum(row["different"] for row in rows)
-    totals = {key: sum(row[key] for row in rows) for key in ("requests", "compared", "different")}
+    totals = {key: sum(row[key] for row in rows) for key in ("requests", "rounds", "compared", "different")}
     print(json.dumps(totals | {"missing": missing, "rows": rows}))
     raise typer.Exit(1 if num_different or missing else 0)
 
@@ -114,6 +114,7 @@ class Task:
         return {
             "task": self.name,
             "requests": self.num_requests,
+            "rounds": trial.num_rounds,
             "compared": trial.num_compared,
             "different": len(differences),
             "seconds": round(time.perf_counter() - began, 1),

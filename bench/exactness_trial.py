@@ -66,7 +66,7 @@ class Trial:
         self._reader = KvReader(executor)
         self._max_prompt_len = min(MAX_PROMPT_LEN, config.max_model_len - MAX_OUTPUT_LEN)
         self._keys = count()
-        self.num_compared = 0
+        self.num_rounds = self.num_compared = 0
 
     def rounds(self, num_requests: int) -> Iterator[list[Difference]]:
         """Yields the differences of each round, until `num_requests` were asked."""
@@ -74,6 +74,7 @@ class Trial:
             size = min(self._rng.choice(ROUND_SIZES), num_requests)
             yield self._round(size)
             self._stress.check()
+            self.num_rounds += 1
             num_requests -= size
 
     def _round(self, num_requests: int) -> list[Difference]:

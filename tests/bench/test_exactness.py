@@ -33,7 +33,7 @@ def trial(engine: SmallEngine) -> Trial:
 def test_an_engine_whose_bits_do_not_depend_on_company_shows_no_difference(engine: SmallEngine) -> None:
     compared = trial(engine)
     assert list(compared.rounds(6)) == [[]]
-    assert compared.num_compared == 18
+    assert (compared.num_rounds > 0, compared.num_compared) == (True, 18)
 
 
 def test_a_token_that_company_changes_is_found(engine: SmallEngine, monkeypatch: pytest.MonkeyPatch) -> None:
