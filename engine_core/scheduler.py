@@ -316,9 +316,10 @@ class Scheduler:
     # Fair shares: who is ahead yields to who is behind.
 
     def _num_shares(self, request: RequestState) -> int:
-        """Of its tenant. One that yielded does not take back at once what it gave while its tenant has anything."""
+        """Of its tenant. One that yielded counts what it gave while its tenant has anything: it would take it back at
+        once from another tenant that has as many."""
         num_shares = self.shares.num_shares(request.tenant)
-        return max(num_shares, int(request.has_yielded and self.shares.level(request.tenant) > 0))
+        return num_shares + int(request.has_yielded and self.shares.level(request.tenant) > 0)
 
     def _yield(self) -> None:
         """Before a step is planned, since none that has a part in it may leave: seats for the first of each waiting

@@ -217,3 +217,44 @@ def shared(ours: list[int], theirs: list[int]) -> int:
     shorter = min(len(ours), len(theirs))
     differing = np.flatnonzero(np.array(ours[:shorter]) != np.array(theirs[:shorter]))
     return int(differing[0]) if differing.size else shorter
+
+
+def test_who_yields_a_seat_does_not_take_it_back_before_the_one_it_yielded_to() -> None:
+    """Two seats are held by answers that nobody reads. With one seat between them, two tenants once took it from each
+    other at every step, and neither prompt was ever computed."""
+    config = EngineConfig(
+        block_size=BLOCK_SIZE,
+        num_blocks=14,
+        max_model_len=MAX_MODEL_LEN,
+        max_num_seqs=3,
+        max_num_batched_tokens=11,
+        enable_prefix_caching=False,
+        policy="priority",
+    )
+    driver = Driver(config, late_polls=0)
+
+    def add(tenant: str, prompt_len: int, virtual_time: float, *, credit: int = MANY, tier: int = 0) -> None:
+        new = NewRequest(
+            key=len(driver.streams),
+            prompt_ids=list(range(prompt_len)),
+            output_ids=[],
+            sampling=SamplingParams(max_tokens=17, seed=1),
+            tenant=tenant,
+            virtual_time=virtual_time,
+            credit=credit,
+            tier=tier,
+            weight={"a": 0.5, "b": 1.0, "c": 3.0}[tenant],
+        )
+        driver.add(new)
+
+    add("a", 60, 0.0, credit=1)
+    add("b", 40, 0.0, credit=1)
+    for _ in range(40):
+        driver.step()
+    add("c", 50, 0.0, tier=1)
+    add("a", 42, 0.5)
+    driver.step()
+    add("b", 39, 1.5)
+    for _ in range(300):
+        driver.step()
+    assert [len(driver.streams[key].tokens) for key in (2, 3, 4)] == [17, 17, 17]
