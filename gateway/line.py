@@ -19,6 +19,7 @@ from headwater.gateway.cache_namespace import CacheNamespaces
 from headwater.gateway.caller import Caller
 from headwater.gateway.catalogues import Catalogues
 from headwater.gateway.demand import Demand
+from headwater.gateway.long_work import LongWork
 from headwater.gateway.metrics import Metrics
 from headwater.gateway.migrations import Migrations
 from headwater.gateway.output_sessions import ANY_MODEL, OutputSessions
@@ -68,6 +69,7 @@ class Line:
     """No new requests are taken."""
     is_cut_off: bool = False
     """None is carried any longer."""
+    long_work: LongWork = field(default_factory=LongWork)
     _running: dict[str, list[Generation]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -194,6 +196,7 @@ class Line:
     async def close(self) -> None:
         await self.processors.close()
         await self.outputs.close()
+        self.long_work.close()
 
 
 def shutting_down() -> errors.Unavailable:
