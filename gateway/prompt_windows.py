@@ -13,8 +13,8 @@ from weakref import WeakValueDictionary
 
 from headwater.services.runtime import few_at_once
 
-PROMPTS_AT_ONCE = 8
-"""Of a tenant: enough for the threads of a processor, and little for another's prompt to wait behind."""
+PROMPTS_AT_ONCE = 4
+"""Of a tenant: a processor never runs dry, and others wait behind little in each pass of an event loop."""
 PromptT = TypeVar("PromptT")
 
 
