@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 import httpx
+import msgspec
 import numpy as np
 import typer
 from rich.console import Console
@@ -92,16 +93,18 @@ class Load:
             self.seen.fair_ttft.append(waited + receipt["prefill_seconds"])
 
     async def flood(self, tenant: str) -> None:
-        """One request with many prompts and choices, whose answer is not read as it comes: the client is no part of
-        what is measured."""
+        """One request with many prompts and choices, whose answer is not read as it comes, and whose body is made in
+        milliseconds: the client is no part of what is measured."""
+        shape = self._shape
         body = {
             "model": self._line.model,
-            "prompt": [self._prompt() for _ in range(self._shape.prompts)],
-            "n": self._shape.choices,
-            "max_tokens": self._shape.output_len,
+            "prompt": np.random.randint(1000, 40_000, (shape.prompts, shape.prompt_len)).tolist(),
+            "n": shape.choices,
+            "max_tokens": shape.output_len,
             "ignore_eos": True,
         }
-        reply = await self._client.post("/v1/completions", json=body, headers={"x-tenant": tenant}, timeout=None)
+        headers, content = {"x-tenant": tenant, "content-type": "application/json"}, msgspec.json.encode(body)
+        reply = await self._client.post("/v1/completions", content=content, headers=headers, timeout=None)
         self.seen.num_failed += reply.is_error
 
     async def ask_on(self, tenant: str) -> None:

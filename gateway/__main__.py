@@ -31,6 +31,7 @@ from headwater.gateway.demand import Demand
 from headwater.gateway.http_guard import HttpGuard
 from headwater.gateway.line import Line
 from headwater.gateway.listeners import ClientTls, GrpcListener, RestListener
+from headwater.gateway.long_work import SWITCH_SECONDS
 from headwater.gateway.metrics import Metrics
 from headwater.gateway.model_admin import ModelSurface
 from headwater.gateway.outages import Outages
@@ -269,6 +270,7 @@ def main() -> None:
         configure_logging("gateway", settings.log_level)
         # What is imported lives as long as the process: the collector need not look at it again.
         gc.freeze()
+        sys.setswitchinterval(SWITCH_SECONDS)
         with stages_secured(settings):
             run_stage(serve(settings))
 

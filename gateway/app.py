@@ -15,17 +15,18 @@ from headwater.gateway.background.surface import BackgroundResponses
 from headwater.gateway.batches.surface import BatchSurface
 from headwater.gateway.batches.tenant_storage import TenantStorage
 from headwater.gateway.caller import Caller
+from headwater.gateway.choice import Sink
 from headwater.gateway.conversations import Conversations
 from headwater.gateway.exchange import Exchange
 from headwater.gateway.line import Line, shutting_down
-from headwater.gateway.long_work import by_size
+from headwater.gateway.long_work import without_collector
 from headwater.gateway.model_admin import ModelSurface
 from headwater.gateway.openai import models
 from headwater.gateway.openai.answers import Answer, EventStream, Shape
 from headwater.gateway.openai.carry import Silence, carry
 from headwater.gateway.openai.chat import ChatShape
 from headwater.gateway.openai.completions import CompletionShape
-from headwater.gateway.openai.decode import decode
+from headwater.gateway.openai.decode import build_decoders, decode
 from headwater.gateway.openai.embeddings import EmbeddingRequest, reply_of, to_embedding
 from headwater.gateway.openai.errors import MethodNotAllowed
 from headwater.gateway.openai.response_schema import ResponsesRequest
@@ -52,6 +53,15 @@ from headwater.services import errors
 EXPOSED = ["x-request-id", "retry-after"] + [
     f"x-ratelimit-{word}-{name}" for word in ("limit", "remaining", "reset") for name in ("requests", "tokens")
 ]
+LONG_BODIES = (
+    ChatCompletionRequest,
+    CompletionRequest,
+    EmbeddingRequest,
+    ResponsesRequest,
+    TokenizeRequest,
+    DetokenizeRequest,
+)
+"""Kinds of bodies that are decoded in a thread where they are long."""
 Handler = Callable[[Exchange], Awaitable[None]]
 
 
@@ -65,6 +75,7 @@ def make_app(
     administration: Administration,
 ) -> ASGIApp:
     """The application. Error pages and methods are ours, so that every answer has OpenAI's envelope."""
+    build_decoders(*LONG_BODIES)
     surface = RestSurface(line, settings, storage)
     pages = OwnPages(line, administration)
     batches = BatchSurface(storage, surface.tenant_of, surface.counted_tenant, settings.max_file_bytes)
@@ -190,13 +201,13 @@ class RestSurface:
     async def chat_completions(self, exchange: Exchange) -> None:
         caller = self._let_in(exchange)
         body = await exchange.body(self._settings.max_body_bytes)
-        asked = await by_size(len(body), decode, body, ChatCompletionRequest)
+        asked = await self._line.long_work.by_size(len(body), decode, body, ChatCompletionRequest)
         await self._answer(exchange, caller, asked, StreamKind.CHAT, ChatShape(asked), body)
 
     async def completions(self, exchange: Exchange) -> None:
         caller = self._let_in(exchange)
         body = await exchange.body(self._settings.max_body_bytes)
-        asked = await by_size(len(body), decode, body, CompletionRequest)
+        asked = await self._line.long_work.by_size(len(body), decode, body, CompletionRequest)
         await self._answer(exchange, caller, asked, StreamKind.COMPLETION, CompletionShape(asked), body)
 
     async def resume(self, exchange: Exchange) -> None:
@@ -219,8 +230,9 @@ class RestSurface:
         answer = Answer(id=f"{kind}-{caller.request_id}", asked=asked, shape=shape, wants_receipt=caller.wants_receipt)
         stream = EventStream(answer, exchange.open_stream) if asked.stream else None
         gathered = Gathered()
-        jobs = await by_size(len(body), shape.jobs, caller, self._line.max_choices)
-        answer.generations = [Generation(self._line, job, stream or gathered) for job in jobs]
+        answer.generations = await self._line.long_work.by_size(
+            len(body), self._generations, shape, caller, stream or gathered, len(body)
+        )
         monitor = Silence(stream)
         exchange.finally_do(answer.dissolve)
         async with caller.within_deadline():
@@ -231,10 +243,15 @@ class RestSurface:
         else:
             await exchange.reply_json(answer.reply(gathered))
 
+    def _generations(self, shape: Shape, caller: Caller, sink: Sink, num_bytes: int) -> list[Generation]:
+        """One a prompt. Raises `BadRequest`."""
+        with without_collector(num_bytes):
+            return [Generation(self._line, job, sink) for job in shape.jobs(caller, self._line.max_choices)]
+
     async def embeddings(self, exchange: Exchange) -> None:
         caller = self._let_in(exchange)
         body = await exchange.body(self._settings.max_body_bytes)
-        asked = await by_size(len(body), decode, body, EmbeddingRequest)
+        asked = await self._line.long_work.by_size(len(body), decode, body, EmbeddingRequest)
         caller = caller.with_body(asked.request_id, asked.priority)
         exchange.request_id = caller.shown_id
         embedding = to_embedding(asked, self._line.max_choices)
@@ -249,7 +266,7 @@ class RestSurface:
     async def create_response(self, exchange: Exchange) -> None:
         caller = self._admit(exchange)
         body = await exchange.body(self._settings.max_body_bytes)
-        asked = await by_size(len(body), decode, body, ResponsesRequest)
+        asked = await self._line.long_work.by_size(len(body), decode, body, ResponsesRequest)
         if asked.background and exchange.known is None:
             await self._count(caller, asked.model)
             await self._background.create(exchange, caller, asked, body)
@@ -259,7 +276,7 @@ class RestSurface:
     async def count_response_input(self, exchange: Exchange) -> None:
         caller = self._admit(exchange)
         body = await exchange.body(self._settings.max_body_bytes)
-        asked = await by_size(len(body), decode, body, ResponsesRequest)
+        asked = await self._line.long_work.by_size(len(body), decode, body, ResponsesRequest)
         await self._count(caller, asked.model)
         await self._responses.count_input(exchange, caller, asked)
 
@@ -311,14 +328,14 @@ class RestSurface:
     async def tokenize(self, exchange: Exchange) -> None:
         caller = self._admit(exchange)
         body = await exchange.body(self._settings.max_text_bytes)
-        asked = await by_size(len(body), decode, body, TokenizeRequest)
+        asked = await self._line.long_work.by_size(len(body), decode, body, TokenizeRequest)
         await self._count(caller, asked.model)
         await exchange.reply_json(await models.tokenize(self._line, asked))
 
     async def detokenize(self, exchange: Exchange) -> None:
         caller = self._admit(exchange)
         body = await exchange.body(self._settings.max_text_bytes)
-        asked = await by_size(len(body), decode, body, DetokenizeRequest)
+        asked = await self._line.long_work.by_size(len(body), decode, body, DetokenizeRequest)
         await self._count(caller, asked.model)
         await exchange.reply_json(await models.detokenize(self._line, asked))
 

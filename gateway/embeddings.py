@@ -11,7 +11,8 @@ from headwater.gateway.choice_count import check_num_choices
 from headwater.gateway.job import Job
 from headwater.gateway.line import Line
 from headwater.gateway.pieces import Gathered
-from headwater.gateway.session import Generation, prepare_all, run_all
+from headwater.gateway.prompt_runs import prepare_all, run_all
+from headwater.gateway.session import Generation
 from headwater.proto import common_pb2, processor_pb2
 from headwater.services.errors import BadRequest
 

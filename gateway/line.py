@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import itertools
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -19,10 +20,12 @@ from headwater.gateway.cache_namespace import CacheNamespaces
 from headwater.gateway.caller import Caller
 from headwater.gateway.catalogues import Catalogues
 from headwater.gateway.demand import Demand
+from headwater.gateway.long_work import LongWork
 from headwater.gateway.metrics import Metrics
 from headwater.gateway.migrations import Migrations
 from headwater.gateway.output_sessions import ANY_MODEL, OutputSessions
 from headwater.gateway.processors import Processors
+from headwater.gateway.prompt_windows import PromptWindows
 from headwater.gateway.response_store import ResponseStore
 from headwater.gateway.roads import Explanation, Roads
 from headwater.gateway.router.router import Router
@@ -68,7 +71,10 @@ class Line:
     """No new requests are taken."""
     is_cut_off: bool = False
     """None is carried any longer."""
-    _running: dict[str, list[Generation]] = field(default_factory=dict)
+    prompt_windows: PromptWindows = field(default_factory=PromptWindows)
+    long_work: LongWork = field(default_factory=LongWork)
+    _running: dict[str, dict[Generation, None]] = field(default_factory=dict)
+    """The prompts of each request that have not ended, in their order: they wait, or they run."""
 
     def __post_init__(self) -> None:
         self.metrics.queue.read = lambda: self.admission.queued_by_tier
@@ -89,21 +95,30 @@ class Line:
         return ["draining"] * self.draining + [stage for stage, is_there in stages.items() if not is_there]
 
     @contextlib.contextmanager
-    def running(self, generation: Generation) -> Iterator[None]:
-        """Scopes a request's life, in which `cancel` finds it. Raises `Unavailable` when none is carried any longer,
-        `KeyRevoked` when its key was revoked on its way here."""
-        if self.is_cut_off:
-            raise shutting_down()
-        self.tenants.check(generation.job.caller.tenant)
-        request_id = generation.job.caller.request_id
-        group = self._running.setdefault(request_id, [])
-        group.append(generation)
+    def running(self, generations: Sequence[Generation]) -> Iterator[None]:
+        """Scopes the life of a request's prompts, in which `cancel` finds it."""
+        request_id = generations[0].job.caller.request_id
+        self._running.setdefault(request_id, {}).update(dict.fromkeys(generations))
         try:
             yield
         finally:
-            group.remove(generation)
-            if not group:
-                self._running.pop(request_id, None)
+            for generation in generations:
+                self.ended(generation)
+
+    def check(self, caller: Caller) -> None:
+        """Raises `Unavailable` when no request is carried any longer, `KeyRevoked` when the caller's key was revoked on
+        the way here."""
+        if self.is_cut_off:
+            raise shutting_down()
+        self.tenants.check(caller.tenant)
+
+    def ended(self, generation: Generation) -> None:
+        """A prompt of a request that runs is over."""
+        request_id = generation.job.caller.request_id
+        group = self._running.get(request_id, {})
+        group.pop(generation, None)
+        if not group:
+            self._running.pop(request_id, None)
 
     def _demand_by_model(self) -> dict[str, tuple[int, int]]:
         """Requests that are here, and of these those without a replica."""
@@ -127,20 +142,19 @@ class Line:
 
         Raises `NotFound` for a request of another tenant, as for one that never was.
         """
-        group = self._running.get(request_id, [])
+        group = self._running.get(request_id, {})
         if any(generation.job.caller.tenant.key != caller.tenant.key for generation in group):
             raise errors.NotFound("request", request_id)
-        for generation in group:
-            generation.cancel(errors.ClientGone("the request was cancelled"))
+        _cancel(group, errors.ClientGone("the request was cancelled"))
         return bool(group)
 
     def end_revoked(self) -> None:
         """Ends the requests, waiting and running, whose key or tenant is gone."""
-        for generation in [each for group in self._running.values() for each in group]:
+        for group in self._running.values():
             try:
-                self.tenants.check(generation.job.caller.tenant)
+                self.tenants.check(next(iter(group)).job.caller.tenant)
             except errors.KeyRevoked as revoked:
-                generation.cancel(revoked)
+                _cancel(group, revoked)
 
     def traced(self, caller: Caller, name: str) -> Caller:
         """With the span that the request's own hang on; whatever is logged from here on says whose it is."""
@@ -171,9 +185,8 @@ class Line:
         await asyncio.wait((doors,), timeout=limit)
         self.is_cut_off = True
         self.demand.end(shutting_down())
-        for group in list(self._running.values()):
-            for generation in list(group):
-                generation.cancel(shutting_down())
+        for group in self._running.values():
+            _cancel(group, shutting_down())
         await doors
 
     def follow(self, change: Change) -> None:
@@ -194,6 +207,15 @@ class Line:
     async def close(self) -> None:
         await self.processors.close()
         await self.outputs.close()
+        self.long_work.close()
+
+
+def _cancel(prompts: Iterable[Generation], error: errors.HeadwaterError) -> None:
+    """Ends a request by the first of its prompts that have not ended: the error of one ends the others."""
+    for generation in prompts:
+        generation.cancelled_by = error
+    for generation in itertools.islice(prompts, 1):
+        generation.cancel(error)
 
 
 def shutting_down() -> errors.Unavailable:

@@ -27,8 +27,9 @@ from headwater.gateway.grpc_messages import (
 from headwater.gateway.job import Job
 from headwater.gateway.line import Line, shutting_down
 from headwater.gateway.pieces import Gathered, OrderedQueue, Piece, PieceQueue
+from headwater.gateway.prompt_runs import run_all
 from headwater.gateway.resumed import ResumedGeneration, bare_id, caller_of, find, run_resumed
-from headwater.gateway.session import Generation, run_all
+from headwater.gateway.session import Generation
 from headwater.gateway.stream_context import Found, StreamContext, StreamKind, StreamNotKept
 from headwater.proto import common_pb2, inference_pb2, inference_pb2_grpc, processor_pb2
 from headwater.services import errors

@@ -27,9 +27,10 @@ from headwater.gateway.openai.response_input import (
 )
 from headwater.gateway.openai.response_schema import InputItem, ResponsesRequest
 from headwater.gateway.pieces import Gathered
+from headwater.gateway.prompt_runs import run_all
 from headwater.gateway.response_store import Item, KeptResponse, ResponseStore
 from headwater.gateway.resumed import ResumedGeneration, run_resumed
-from headwater.gateway.session import Generation, run_all
+from headwater.gateway.session import Generation
 from headwater.gateway.stream_context import Found, StreamContext, StreamKind, StreamNotKept
 from headwater.proto import processor_pb2
 from headwater.services import errors

@@ -17,8 +17,9 @@ from headwater.gateway.line import Line
 from headwater.gateway.loss import StreamLost
 from headwater.gateway.output_session import OutputSession
 from headwater.gateway.parting import part
+from headwater.gateway.prompt_runs import log_request
 from headwater.gateway.prompt_turns import Part
-from headwater.gateway.session import Generation, log_request
+from headwater.gateway.session import Generation
 from headwater.gateway.stream_context import Found, StreamNotKept
 from headwater.proto import engine_pb2, output_processor_pb2
 from headwater.services import errors
@@ -74,7 +75,8 @@ async def run_resumed(generation: ResumedGeneration) -> None:
     """To its end, at its tenant's expense as far as nobody has paid."""
     async with generation.line.accounts.resumed(generation, generation.found):
         try:
-            await generation.run()
+            with generation.line.running([generation]):
+                await generation.run()
         finally:
             log_request([generation])
 
@@ -149,4 +151,4 @@ class ResumedGeneration(Generation):
         self.cached_tokens = self.cached_tokens or start.cached_tokens
 
     def _tell(self) -> None:
-        self.line.roads.keep(self.explanation(), self.explained())
+        self._keep_road()

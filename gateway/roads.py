@@ -87,11 +87,14 @@ class Roads:
             prompts=[],
         )
 
+    def has_room(self, request_id: str) -> bool:
+        """Whether one more prompt of a request would be kept."""
+        known = self._kept.get(request_id)
+        return known is None or len(known.prompts) < MAX_PROMPTS
+
     def keep(self, explanation: Explanation, prompt: dict[str, Any]) -> None:
-        """One prompt of a request has ended."""
+        """One prompt of a request has ended; `has_room` for it."""
         known = self._kept.setdefault(explanation.id, explanation)
-        if len(known.prompts) == MAX_PROMPTS:
-            return
         self.num_bytes += len(raw := encode(prompt)) + (0 if known.prompts else _OVERHEAD_BYTES)
         known.prompts.append(msgspec.Raw(raw))
         while self.num_bytes > self._max_bytes:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,11 +24,8 @@ from headwater.gateway.router.decision import Decision
 from headwater.gateway.tenancy.grant import LEASE_TOKENS, Grant
 from headwater.proto import common_pb2, engine_pb2, processor_pb2
 from headwater.services import errors
-from headwater.services.runtime import end, few_at_once, owned_task
+from headwater.services.runtime import owned_task
 from headwater.services.served_model import ServedModel
-
-PREPARED_AT_ONCE = 8
-"""Prompts of one request: enough for the threads of a processor, and little for another's prompt to wait behind."""
 
 
 @dataclass(slots=True, eq=False)
@@ -142,19 +139,21 @@ class Generation:
             return self.choices
         return sorted(self.choices, key=lambda choice: choice.mean_logprob, reverse=True)[:num_wanted]
 
-    async def run(self) -> None:
-        """Waits for a turn and carries the request to its end. Raises the named error that ended it."""
+    async def run(self, on_turn: Callable[[], None] = lambda: None) -> None:
+        """Waits for a turn, calls `on_turn`, carries the request to its end. Raises the named error that ended it."""
         self._task = asyncio.current_task()
         road, model = self.road, self.job.model
         outcome = "error"
         try:
-            with self.line.running(self):
-                if self.is_computed:
-                    # Before it has a turn: those of models that are there do not wait behind it.
-                    await self.line.demand.replica(model)
-                    await self.carriage.foresee()
-                road.queued_at = time.perf_counter()
-                await self._run_in_turn()
+            if self.cancelled_by is not None:
+                raise self.cancelled_by
+            self.line.check(self.job.caller)
+            if self.is_computed:
+                # Before it has a turn: those of models that are there do not wait behind it.
+                await self.line.demand.replica(model)
+                await self.carriage.foresee()
+            road.queued_at = time.perf_counter()
+            await self._run_in_turn(on_turn)
             outcome = "done"
         except asyncio.CancelledError:
             outcome = "cancelled"
@@ -165,13 +164,15 @@ class Generation:
             raise
         finally:
             road.outcome, road.ended_at = outcome, time.perf_counter()
+            self.line.ended(self)
             self._tell()
 
-    async def _run_in_turn(self) -> None:
+    async def _run_in_turn(self, on_turn: Callable[[], None]) -> None:
         """The choices begin one by one as their turns come, unless they have to begin together."""
         turns = self.turns = self._make_turns()
         try:
             await (turns.together(self.num_seats) if self._is_together else turns.next())
+            on_turn()
             self.road.admitted_at = time.perf_counter()
             self.line.metrics.of(self.job.model).queue_time(self.road.admitted_at - (self.road.queued_at or 0.0))
             if turns.are_all_given or not self.is_computed:
@@ -231,9 +232,9 @@ class Generation:
         return Part(uncached=prompt - cached, cached=cached, output=_num_output_tokens(choices))
 
     def cancel(self, error: errors.HeadwaterError) -> None:
-        """Ends the request from outside: `run` raises the error."""
+        """Ends the request from outside: `run` raises the error, also if it has not started."""
+        self.cancelled_by = error
         if self._task is not None and not self._task.done():
-            self.cancelled_by = error
             self._task.cancel()
 
     async def _carry(self) -> None:
@@ -303,58 +304,13 @@ class Generation:
         """Whoever wants to know how it went: metrics, the collector of spans, those who ask later."""
         self.line.metrics.count(self)
         self.road.to_spans(self.job.caller.span)
-        self.line.roads.keep(self.explanation(), self.explained())
+        self._keep_road()
+
+    def _keep_road(self) -> None:
+        if self.line.roads.has_room(self.job.caller.request_id):
+            self.line.roads.keep(self.explanation(), self.explained())
 
 
 def _num_output_tokens(choices: Sequence[Choice]) -> int:
     """So far; what counts once a choice has ended is what its engine counted."""
     return sum(each.num_output_tokens if each.finish_reason else len(each.output_ids) for each in choices)
-
-
-async def prepare_all(generations: Sequence[Generation]) -> None:
-    """Prepares the prompts of one request, a few at a time: others' prompts pass between them. The first error ends
-    the others."""
-    await few_at_once([generation.prepare for generation in generations], PREPARED_AT_ONCE)
-
-
-async def run_all(generations: Sequence[Generation]) -> None:
-    """Runs the prompts of one request together, at its tenant's expense; the first error ends the others."""
-    async with generations[0].line.accounts.paid(generations):
-        try:
-            await _run_together(generations)
-        finally:
-            log_request(generations)
-
-
-async def _run_together(generations: Sequence[Generation]) -> None:
-    if len(generations) == 1:
-        await generations[0].run()
-        return
-    tasks = [asyncio.create_task(generation.run()) for generation in generations]
-    try:
-        await asyncio.gather(*tasks)
-    finally:
-        await end(*tasks)
-
-
-def log_request(generations: Sequence[Generation]) -> None:
-    """One line, however many prompts and choices it has."""
-    first, roads = generations[0], [each.road for each in generations]
-    outcomes = {road.outcome for road in roads}
-    first_tokens = [road.ttft for road in roads if road.ttft is not None]
-    first.line.log.info(
-        "request",
-        request_id=first.job.caller.request_id,
-        tenant=first.job.caller.tenant.id,
-        trace_id=first.job.caller.span.context.trace_id,
-        model=first.job.model,
-        outcome=next((each for each in ("error", "cancelled") if each in outcomes), "done"),
-        prompts=len(generations),
-        attempt=max(each.attempt for each in generations),
-        replica=first.decision.replica_id if first.decision is not None else None,
-        prompt_tokens=sum(each.num_prompt_tokens for each in generations),
-        cached_tokens=sum(each.cached_tokens for each in generations),
-        output_tokens=sum(each.num_output_tokens for each in generations),
-        ttft=min(first_tokens, default=None),
-        seconds=max(road.seconds for road in roads),
-    )

@@ -9,7 +9,8 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
 from typing import Any
 
 import structlog
@@ -24,6 +25,9 @@ ORPHAN_SECONDS = 1.0
 """What a process has left when its supervisor is gone; then the system ends it, whatever it does."""
 INSIST_SECONDS = 5.0
 """After which a task is cancelled again; longer than what any does on its way out."""
+ENDED_AT_ONCE = 8
+"""Of many tasks that end together."""
+Startable = Callable[[Callable[[], None]], Coroutine[Any, Any, None]]
 
 
 class Lifetime:
@@ -125,6 +129,73 @@ async def few_at_once(calls: Sequence[Callable[[], Awaitable[None]]], num_at_onc
         await asyncio.gather(*tasks)
     finally:
         await end(*tasks)
+
+
+class _Succession:
+    """Calls that run at the same time, each in a task of its own, and start one after another."""
+
+    def __init__(self, calls: Iterable[Startable]) -> None:
+        self._left, self._loop = deque(calls), asyncio.get_running_loop()
+        self._newest: asyncio.Task[None] | None = None
+        """The task that has not let the next one start."""
+        self.running: dict[asyncio.Task[None], None] = {}
+        """In the order of their starts."""
+        self.over: asyncio.Future[None] = self._loop.create_future()
+        """Done when all have ended, or one has failed."""
+
+    def start(self) -> None:
+        if self.over.done():
+            return
+        if self._left:
+            task = self._newest = self._loop.create_task(self._left.popleft()(self._go_on))
+            self.running[task] = None
+            task.add_done_callback(self._ended)
+        elif not self.running:
+            self.over.set_result(None)
+
+    def _go_on(self) -> None:
+        if asyncio.current_task() is self._newest:
+            self._newest = None
+            # In the next pass of the event loop: other work goes between two starts.
+            self._loop.call_soon(self.start)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        del self.running[task]
+        failure = None if task.cancelled() else task.exception()
+        if self.over.done():
+            return
+        if task.cancelled():
+            self.over.cancel()
+        elif failure is not None:
+            self.over.set_exception(failure)
+        elif task is self._newest or not self._left:
+            self.start()
+
+
+async def in_succession(calls: Iterable[Startable]) -> None:
+    """Awaits every call. A call is given a function by which it lets the next one start; one that ends without having
+    called it lets the next one start as well. The first error ends the others and is raised."""
+    succession = _Succession(calls)
+    succession.start()
+    try:
+        await succession.over
+    finally:
+        if not succession.over.cancelled():
+            # Asked for, since a cancellation that comes at the same moment is raised instead.
+            succession.over.exception()
+        await _end_in_parts(list(succession.running))
+
+
+async def _end_in_parts(tasks: Sequence[asyncio.Task[None]]) -> None:
+    """As `end`, a few tasks at a time: a thousand at once hold up all other work for half a second or more."""
+    interruption = None
+    for first in range(0, len(tasks), ENDED_AT_ONCE):
+        try:
+            await end(*tasks[first : first + ENDED_AT_ONCE])
+        except asyncio.CancelledError as cancelled:
+            interruption = cancelled
+    if interruption is not None:
+        raise interruption
 
 
 def log_failure(task: asyncio.Task[Any]) -> None:

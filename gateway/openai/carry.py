@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from headwater.gateway.line import Line
 from headwater.gateway.openai.answers import Answer, EventStream
+from headwater.gateway.prompt_runs import prepare_all, run_all
 from headwater.gateway.resumed import ResumedGeneration, run_resumed
-from headwater.gateway.session import prepare_all, run_all
 from headwater.services import errors
 
 

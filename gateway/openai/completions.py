@@ -17,10 +17,10 @@ from headwater.gateway.openai.structured_output import put_structured_output
 from headwater.gateway.openai.to_pb import check_stream_options, sampling_to_pb
 from headwater.gateway.output_session import Scores
 from headwater.gateway.pieces import Piece
-from headwater.gateway.session import PREPARED_AT_ONCE, Generation
+from headwater.gateway.prompt_runs import for_each_prompt
+from headwater.gateway.session import Generation
 from headwater.proto import common_pb2, processor_pb2
 from headwater.services.errors import BadRequest
-from headwater.services.runtime import few_at_once
 
 ALLOWED_PROMPT = "a string, a list of strings, token ids, or a list of lists of token ids, none empty"
 
@@ -74,7 +74,7 @@ class CompletionShape:
     async def prepared(self, line: Line, generations: Sequence[Generation]) -> None:
         """Finds the prompts' texts, where they are to be echoed."""
         if self._asked.echo:
-            await few_at_once([partial(self._echo, line, each) for each in generations], PREPARED_AT_ONCE)
+            await for_each_prompt(generations, partial(self._echo, line))
 
     async def _echo(self, line: Line, generation: Generation) -> None:
         prompt, first = generation.job.prompt, []

@@ -1,0 +1,43 @@
+"""How many prompts each tenant has at the processors at once, of its requests that have several prompts.
+
+Others' prompts pass between them, however many such requests a tenant has. Knows nothing about what is done there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from typing import TypeVar
+from weakref import WeakValueDictionary
+
+from headwater.services.runtime import few_at_once
+
+PROMPTS_AT_ONCE = 4
+"""Of a tenant: a processor never runs dry, and others wait behind little in each pass of an event loop."""
+PromptT = TypeVar("PromptT")
+
+
+class PromptWindows:
+    """One window a tenant; prompts enter it in the order in which they come, whichever request they belong to."""
+
+    def __init__(self) -> None:
+        self._windows: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
+
+    async def for_each(
+        self, tenant: str, prompts: Sequence[PromptT], work: Callable[[PromptT], Awaitable[None]]
+    ) -> None:
+        """Awaits `work` for every prompt of a request. The first error ends the others and is raised. A request's only
+        prompt waits for no other one."""
+        if len(prompts) == 1:
+            await work(prompts[0])
+            return
+        window = self._windows.get(tenant)
+        if window is None:
+            window = self._windows[tenant] = asyncio.Semaphore(PROMPTS_AT_ONCE)
+
+        async def work_within(prompt: PromptT) -> None:
+            async with window:
+                await work(prompt)
+
+        await few_at_once([partial(work_within, prompt) for prompt in prompts], PROMPTS_AT_ONCE)
