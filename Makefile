@@ -12,8 +12,9 @@ MODEL ?= smollm2-135m-instruct
 ROOMS := proto gateway services engine_core kernels bench
 SOURCES := gateway services engine_core kernels bench
 PROTOS := $(wildcard proto/*.proto)
+LOCKS := $(wildcard deploy/locks/*.txt)
 
-.PHONY: help up test test-long check proto bench fmt clean types
+.PHONY: help up test test-long check proto lock bench fmt clean types
 
 help: ## list the verbs
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | column -t -s $$'\t'
@@ -36,6 +37,9 @@ check: $(VENV)/.dev types ## formatting, lint, types, stubs up to date
 proto: $(VENV)/.dev types ## regenerate the gRPC stubs
 	deploy/make_stubs.sh $(BIN)/python .types
 
+lock: ## resolve deploy/locks after a change of pyproject.toml (UPGRADE=1: to the newest releases)
+	deploy/make_locks.sh $(PYTHON) $(if $(UPGRADE),--upgrade)
+
 bench: $(VENV)/.dev ## measure what docs/benchmarks.md records for this machine
 	$(BIN)/headwater bench --help
 
@@ -53,16 +57,16 @@ types:
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install -q --upgrade pip
 
-$(VENV)/.torch: deploy/install_torch.sh | $(BIN)/python
-	deploy/install_torch.sh $(BIN)/python
+# Packages come from the locks, checked by hashes; the project itself is built with what they brought.
+INSTALL_PROJECT := PYTHONWARNINGS=ignore $(BIN)/python -m pip install --no-deps --no-build-isolation -e .
+
+$(VENV)/.run: pyproject.toml deploy/install.sh $(LOCKS) | $(BIN)/python
+	deploy/install.sh $(BIN)/python up
+	$(INSTALL_PROJECT)
 	@touch $@
 
-$(VENV)/.run: pyproject.toml $(VENV)/.torch
-	PYTHONWARNINGS=ignore $(BIN)/python -m pip install -e '.[engine,embedded]'
-	@touch $@
-
-$(VENV)/.dev: pyproject.toml $(VENV)/.torch
-	PYTHONWARNINGS=ignore $(BIN)/python -m pip install -e '.[dev]'
+$(VENV)/.dev: pyproject.toml deploy/install.sh $(LOCKS) | $(BIN)/python
+	deploy/install.sh $(BIN)/python dev
+	$(INSTALL_PROJECT)
 	@touch $@ $(VENV)/.run

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Proves compose.yaml on this machine: up, healthy, a chat, the engine that served it killed, the chat again, the engine
-# back. Leaves nothing running. COMPOSE names the command where it is not `docker compose`.
+# Proves compose.yaml on this machine: up, healthy, a chat, a stream, strangers turned away, the engine that served the
+# chat killed, the chat again, the engine back. Leaves nothing but named volumes and images. COMPOSE names the command
+# where it is not `docker compose`.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 read -ra compose <<<"${COMPOSE:-docker compose}"
@@ -21,20 +22,44 @@ await() {  # what, seconds, command
   echo "not within $2 s: $1" >&2
   exit 1
 }
-healthy() { [[ $(docker inspect -f '{{.State.Health.Status}}' "$("${compose[@]}" ps -q "$1")") == healthy ]]; }
+stream() {  # prints a streamed answer's last event
+  curl -sfN -m 60 "$base/v1/chat/completions" -H "authorization: Bearer $key" -H 'content-type: application/json' \
+    -d '{"model": "'"$model"'", "max_tokens": 8, "stream": true, "messages": [{"role": "user", "content": "Hello"}]}' |
+    grep '^data: ' | tail -n 1
+}
+strangers() {  # what a container without secrets gets from the planes behind the gateway
+  local network
+  network=$(docker inspect -f '{{range $name, $_ := .NetworkSettings.Networks}}{{$name}}{{end}}' "$(container redis)")
+  docker run --rm -i --network "$network" --entrypoint python3 headwater-front - "$@" <deploy/try_stranger.py
+}
+leftovers() {  # containers and networks of the project, and all volumes without a name
+  docker ps -aq --filter "label=com.docker.compose.project=$1"
+  docker network ls -q --filter "label=com.docker.compose.project=$1"
+  docker volume ls -q | grep -E '^[0-9a-f]{64}$' || true
+}
+container() { "${compose[@]}" ps -q "$1"; }
+healthy() { [[ $(docker inspect -f '{{.State.Health.Status}}' "$(container "$1")") == healthy ]]; }
 
 trap '"${compose[@]}" down' EXIT
+before=$(leftovers none)
 "${compose[@]}" up --build -d
+project=$(docker inspect -f '{{index .Config.Labels "com.docker.compose.project"}}' "$(container redis)")
 for service in redis engine-0 engine-1 processor output-processor gateway; do
-  await "$service is healthy" 180 "healthy $service"
+  await "$service is healthy" 600 "healthy $service"
 done
+curl -sf "$base/v1/models" -H "authorization: Bearer $key" | grep -o '"id":"[^"]*"'
 ask
 answer=$(ask); echo "$answer"
+stream
+strangers engine-0 engine-1
 engine=${answer%%:*}
 echo "killing $engine"
 "${compose[@]}" kill "$engine"
 ask
 "${compose[@]}" start "$engine"
-await "$engine is healthy again" 180 "healthy $engine"
+await "$engine is healthy again" 600 "healthy $engine"
 ask
-echo "the line answered throughout"
+"${compose[@]}" down
+trap - EXIT
+[[ $(leftovers "$project") == "$before" ]] || { echo "left behind: $(leftovers "$project")" >&2; exit 1; }
+echo "the line answered throughout, and left nothing behind"

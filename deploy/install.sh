@@ -1,0 +1,27 @@
+#!/usr/bin/env bash
+# Installs the packages of a lock and refuses files whose hashes differ: install.sh PYTHON LAYER [TORCH].
+# LAYER is front, engine, up or dev (deploy/make_locks.sh); all but `front` bring torch, unless it is there. TORCH_INDEX names
+# an index of CPU builds of torch to install from. Without it TORCH says which build: `default`, that of the lock, or `auto`,
+# a CPU build where no NVIDIA GPU is seen and pip's own indexes offer one.
+set -euo pipefail
+python=$1 layer=$2 torch=${3:-auto}
+cd "$(dirname "$0")/.."
+
+locked() { "$python" -m pip install --require-hashes --only-binary :all: "$@"; }
+# CPU builds are in no lock, since default indexes do not serve them: an exact release, without dependencies.
+cpu_build() { "$python" -m pip install --no-deps --only-binary :all: "$@"; }
+has_gpu() { command -v nvidia-smi >/dev/null && nvidia-smi -L >/dev/null 2>&1; }
+release=torch==2.13.0
+
+locks=(-r "deploy/locks/$layer.txt")
+if [[ $layer != front ]] && ! "$python" -c 'import torch' 2>/dev/null; then
+  if [[ -n ${TORCH_INDEX:-} ]]; then
+    cpu_build --index-url "$TORCH_INDEX" "$release"
+  elif [[ $torch == default || $(uname) != Linux ]] || has_gpu; then
+    locks+=(-r deploy/locks/torch.txt)
+  elif ! cpu_build "$release+cpu"; then
+    echo "no CPU build of torch is offered here, so its default build is installed (TORCH_INDEX names an index of CPU builds)"
+    locks+=(-r deploy/locks/torch.txt)
+  fi
+fi
+locked "${locks[@]}"

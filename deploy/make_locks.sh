@@ -1,0 +1,50 @@
+#!/usr/bin/env bash
+# Writes deploy/locks from pyproject.toml: make_locks.sh PYTHON [--upgrade]. One resolution for all Pythons and
+# platforms, split into layers that include one another (front, engine, up, dev) and `torch`, torch's default build with
+# the libraries that only this build needs. A release that is locked stays unless pyproject.toml or --upgrade moves it.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+python=$1; shift
+locks=deploy/locks
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+"$python" -m venv "$work/venv"
+"$work/venv/bin/pip" install -q 'uv>=0.9'
+
+# A wheel of the project is built with these, from the lock as well.
+"$python" - >"$work/build.in" <<'PY'
+import tomllib
+print(*tomllib.load(open("pyproject.toml", "rb"))["build-system"]["requires"], sep="\n")
+PY
+# The release that GPU kernels are measured with; it needs the release of triton in the extra `dev`.
+echo "torch==2.11.0" >"$work/torch.in"
+
+resolve() {
+  "$work/venv/bin/uv" pip compile --quiet --universal --python-version 3.11 --fork-strategy fewest --generate-hashes \
+    --no-header --no-annotate "$@"
+}
+names() { sed -nE 's/^([a-z0-9._-]+)==.*/\1/p' "$@"; }
+without() { sed 's/^/--no-emit-package=/'; }
+layer() {  # file, the layer it includes (or -), arguments of resolve: the packages that neither this nor torch's has
+  local file=$work/$1.txt includes=$2
+  shift 2
+  {
+    echo "# Written by \`make lock\`."
+    [[ $includes == - ]] || echo "-r $includes.txt"
+    resolve --constraint "$work/all.txt" $(cat "$work/done" | without) "$@"
+  } >"$file"
+  names "$file" >>"$work/done"
+}
+
+sed '/^-r /d' "$locks"/*.txt >"$work/all.txt" 2>/dev/null || true
+resolve pyproject.toml "$work/build.in" --extra dev --constraint "$work/torch.in" --output-file "$work/all.txt" "$@" >/dev/null
+names "$work/all.txt" | grep -E '^(torch|nvidia-.*|cuda-.*)$' >"$work/of-torch"
+cp "$work/of-torch" "$work/done"
+layer front - pyproject.toml "$work/build.in"
+layer engine front pyproject.toml --extra engine
+layer up engine pyproject.toml --extra engine --extra embedded
+layer dev up pyproject.toml --extra dev
+grep -vxFf "$work/of-torch" "$work/done" >"$work/others" && mv "$work/others" "$work/done"
+layer torch - "$work/torch.in"
+mkdir -p "$locks"
+mv "$work"/{front,engine,up,dev,torch}.txt "$locks"

