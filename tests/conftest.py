@@ -11,6 +11,8 @@ from typing import Any
 # Kernels are interpreted where there is no GPU; Triton decides so when it decorates a function.
 if not Path("/dev/nvidiactl").exists():
     os.environ["TRITON_INTERPRET"] = "1"
+# Tests start hundreds of processes: their modules are compiled once, whatever an image sets for those that start once.
+os.environ["PYTHONDONTWRITEBYTECODE"] = ""
 # Threads of several processes share few cores here; one that spins at a barrier keeps another from reaching its own.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
