@@ -45,6 +45,14 @@ def behind(text_folder: Path) -> Iterator[Behind]:
 
 
 @pytest.fixture(scope="session")
+def slow_behind(behind: Behind) -> Iterator[Behind]:
+    """An engine whose tokens take 10 ms each: what has to go on for a while costs little."""
+    engine = engine_stage("--simulated-step-seconds=0.01")
+    with started(engine):
+        yield Behind(behind.processor, behind.output_processor, (engine.address,))
+
+
+@pytest.fixture(scope="session")
 def start_gateway() -> GatewayStarter:
     @contextlib.contextmanager
     def start(behind: Behind, *flags: str) -> Iterator[Gateway]:
