@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from headwater.bench.text_folder import demo_text_folder
 from tests.gateway.stages import (
     QUIET,
     THINKER,
@@ -30,9 +29,8 @@ GatewayStarter = Callable[..., contextlib.AbstractContextManager[Gateway]]
 
 
 @pytest.fixture(scope="session")
-def text_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The demo model's tokenizer and chat template; no weights."""
-    return demo_text_folder(tmp_path_factory.mktemp("text"))
+def text_folder(demo_folder: Path) -> Path:
+    return demo_folder
 
 
 @pytest.fixture(scope="session")
