@@ -167,7 +167,7 @@ def fuzz(gateway: Gateway, seconds: float) -> None:
 
 @pytest.mark.slow
 def test_bodies_headers_and_connections_that_go_wrong_break_nothing(short_line: Gateway) -> None:
-    fuzz(short_line, 10)
+    fuzz(short_line, 4)
 
 
 @pytest.mark.long
