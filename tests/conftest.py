@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import uuid
 from collections.abc import AsyncIterator, Generator, Iterator
@@ -11,6 +12,8 @@ from typing import Any
 # Kernels are interpreted where there is no GPU; Triton decides so when it decorates a function.
 if not Path("/dev/nvidiactl").exists():
     os.environ["TRITON_INTERPRET"] = "1"
+# Tests start hundreds of processes: their modules are compiled once, whatever an image sets for those that start once.
+os.environ["PYTHONDONTWRITEBYTECODE"] = ""
 # Threads of several processes share few cores here; one that spins at a barrier keeps another from reaching its own.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
@@ -20,6 +23,7 @@ import structlog
 from redis.asyncio import Redis
 
 from headwater.bench.pytest_health import ProcessHealth
+from headwater.bench.text_folder import demo_text_folder
 from headwater.services import bus
 from headwater.services.engine.kernel_cache import with_kernel_cache
 from headwater.services.kept_child import keeper_command
@@ -116,6 +120,20 @@ async def cluster_url(tmp_path_factory: pytest.TempPathFactory, kept: dict[str, 
     server = await start_valkey(tmp_path_factory.mktemp("valkey-cluster"), cluster=True, **kept)
     yield server.url
     await server.stop()
+
+
+@pytest.fixture(scope="session")
+def demo_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The demo model's tokenizer and chat template; no weights. The workers of a run share it: it takes seconds to
+    read the tokenizer from the model's file."""
+    base = tmp_path_factory.getbasetemp()
+    run = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    folder = run / "demo-text"
+    with (run / "demo-text.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not folder.exists():
+            demo_text_folder(tmp_path_factory.mktemp("demo-text")).rename(folder)
+    return folder
 
 
 @pytest.fixture

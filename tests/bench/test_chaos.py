@@ -5,13 +5,23 @@ import pytest
 from headwater.bench.chaos import run_seed
 
 
-@pytest.mark.slow
-def test_after_two_hundred_seeds_of_faults_answers_are_whole_and_everyone_agrees() -> None:
-    for seed in range(200):
+def check_seeds(seeds: range) -> None:
+    for seed in seeds:
         try:
             run_seed(seed)
         except AssertionError as broken:
             pytest.fail(f"`headwater bench chaos --first {seed} --story` repeats it: {broken}")
+
+
+@pytest.mark.slow
+def test_after_sixty_seeds_of_faults_answers_are_whole_and_everyone_agrees() -> None:
+    check_seeds(range(60))
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+def test_after_five_hundred_seeds_of_faults_answers_are_whole_and_everyone_agrees() -> None:
+    check_seeds(range(500))
 
 
 def test_a_seed_of_faults_replays_exactly() -> None:

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from headwater.bench.text_folder import demo_text_folder
 from tests.gateway.stages import (
     QUIET,
     THINKER,
@@ -30,9 +29,8 @@ GatewayStarter = Callable[..., contextlib.AbstractContextManager[Gateway]]
 
 
 @pytest.fixture(scope="session")
-def text_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The demo model's tokenizer and chat template; no weights."""
-    return demo_text_folder(tmp_path_factory.mktemp("text"))
+def text_folder(demo_folder: Path) -> Path:
+    return demo_folder
 
 
 @pytest.fixture(scope="session")
@@ -42,6 +40,14 @@ def behind(text_folder: Path) -> Iterator[Behind]:
     engine = engine_stage()
     with started(processor, output_processor, engine):
         yield Behind(processor.address, output_processor.address, (engine.address,))
+
+
+@pytest.fixture(scope="session")
+def slow_behind(behind: Behind) -> Iterator[Behind]:
+    """An engine whose tokens take 10 ms each: what has to go on for a while costs little."""
+    engine = engine_stage("--simulated-step-seconds=0.01")
+    with started(engine):
+        yield Behind(behind.processor, behind.output_processor, (engine.address,))
 
 
 @pytest.fixture(scope="session")

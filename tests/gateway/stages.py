@@ -17,6 +17,7 @@ from typing import Any
 import httpx
 
 from headwater.services.runtime import PARENT_FD, READY_FD
+from tests.forked_stage import ForkedStage
 from tests.stage_log import StageLog
 
 MODEL = "smollm2-135m-instruct"
@@ -29,16 +30,11 @@ ENGINE_FLAGS = ("--executor=simulated", f"--served-model-name={MODEL}", "--max-m
 class Stage:
     """One process; it ends with its supervisor's pipe, so with the test whatever happens."""
 
-    def __init__(self, module: str, *flags: str) -> None:
+    def __init__(self, module: str, *flags: str, start: Callable[..., Any] = ForkedStage) -> None:
         ready_read, ready_write = os.pipe()
         watched, self._supervisor = os.pipe()
         self._log = StageLog(module)
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", module, *flags],
-            env={**os.environ, READY_FD: str(ready_write), PARENT_FD: str(watched)},
-            pass_fds=(ready_write, watched),
-            stderr=self._log.file,
-        )
+        self.process = start(module, *flags, stderr=self._log.file, **{READY_FD: ready_write, PARENT_FD: watched})
         os.close(ready_write)
         os.close(watched)
         self._ready = os.fdopen(ready_read)
@@ -72,6 +68,16 @@ class Stage:
         return self._log.text()
 
 
+def launched(module: str, *flags: str, stderr: int, **descriptors: int) -> subprocess.Popen[bytes]:
+    """A stage as a person starts it, its imports included."""
+    return subprocess.Popen(
+        [sys.executable, "-m", module, *flags],
+        env=os.environ | {name: str(number) for name, number in descriptors.items()},
+        pass_fds=tuple(descriptors.values()),
+        stderr=stderr,
+    )
+
+
 @contextlib.contextmanager
 def started(*stages: Stage) -> Iterator[None]:
     """Starts them side by side, ends them with the scope."""
@@ -96,8 +102,8 @@ def engine_stage(*flags: str) -> Stage:
     return Stage("headwater.services.engine", *ENGINE_FLAGS, *QUIET, *flags)
 
 
-def gateway_stage(*flags: str) -> Stage:
-    return Stage("headwater.gateway", "--port=0", "--grpc-port=0", "--log-level=warning", *flags)
+def gateway_stage(*flags: str, start: Callable[..., Any] = ForkedStage) -> Stage:
+    return Stage("headwater.gateway", "--port=0", "--grpc-port=0", "--log-level=warning", *flags, start=start)
 
 
 @dataclass(frozen=True, slots=True)

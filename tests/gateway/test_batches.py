@@ -224,9 +224,9 @@ def test_batches_and_files_are_their_tenants_own(
 @pytest.mark.slow
 def test_a_batch_outlives_its_gateway_an_engine_and_nats(behind: Behind, free_dir: Path, kept: dict[str, Any]) -> None:
     """Every line has one result, whoever was killed while it was computed."""
-    num_lines = 400
-    lines = [line(f"{i}", max_tokens=200, ignore_eos=True) for i in range(num_lines)]
-    engines = [engine_stage(f"--replica-id={name}") for name in "ab"]
+    num_lines = 200
+    lines = [line(f"{i}", max_tokens=20, ignore_eos=True) for i in range(num_lines)]
+    engines = [engine_stage(f"--replica-id={name}", "--simulated-step-seconds=0.01") for name in "ab"]
     with asyncio.Runner() as runner, started(*engines):
         nats: EmbeddedServer = runner.run(start_nats(free_dir, jetstream=free_dir / "js", **kept))
         stages = Behind(behind.processor, behind.output_processor, tuple(engine.address for engine in engines))

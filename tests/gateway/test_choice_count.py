@@ -15,7 +15,6 @@ from headwater.proto import common_pb2, inference_pb2, inference_pb2_grpc, proce
 from tests.gateway.conftest import GatewayStarter
 from tests.gateway.stages import MODEL, Behind, Gateway, Stage, chat_body, completion_body, gateway_stage, started
 
-ENDLESS: dict[str, Any] = {"max_tokens": 8000, "ignore_eos": True, "temperature": 1}
 COMPLETIONS, CHAT, EMBEDDINGS = "/v1/completions", "/v1/chat/completions", "/v1/embeddings"
 
 
@@ -89,16 +88,16 @@ def test_over_grpc_the_same_bound_holds(front: Stage) -> None:
 
 
 def test_seats_are_of_choices_so_that_one_request_does_not_take_more_than_there_are(
-    behind: Behind, start_gateway: GatewayStarter
+    slow_behind: Behind, start_gateway: GatewayStarter
 ) -> None:
-    with start_gateway(behind, "--max-running=6") as gateway, ThreadPoolExecutor(1) as pool:
-        body = completion_body(["One", "Two", "Three"], n=4, **ENDLESS)
+    with start_gateway(slow_behind, "--max-running=6") as gateway, ThreadPoolExecutor(1) as pool:
+        body = completion_body(["One", "Two", "Three"], n=4, temperature=1, max_tokens=200, ignore_eos=True)
         asked = pool.submit(httpx.post, gateway.rest + COMPLETIONS, json=body, timeout=60)
         gateway.wait_until(lambda: gateway.metric("headwater_num_streams") == 6)
         assert gateway.metric("headwater_num_requests_running") == 6
         reply = asked.result()
         usage = reply.json()["usage"]
-        assert usage["completion_tokens"] == 12 * 8000, "and all of them end"
+        assert usage["completion_tokens"] == 12 * 200, "and all of them end"
         assert [choice["index"] for choice in reply.json()["choices"]] == list(range(12))
         gateway.wait_until(lambda: gateway.metric("headwater_num_requests_running") == 0)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import grpc
@@ -19,8 +18,6 @@ from tests.gateway.stages import (
     Gateway,
     completion_body,
     engine_stage,
-    output_processor_stage,
-    processor_stage,
     started,
 )
 
@@ -28,16 +25,12 @@ SECONDS_A_TOKEN = 0.004
 
 
 @pytest.fixture(scope="module")
-def slow(text_folder: Path, start_gateway: GatewayStarter) -> Iterator[Gateway]:
+def slow(behind: Behind, start_gateway: GatewayStarter) -> Iterator[Gateway]:
     """A gateway that knows how slow its engine is, and lets one request run at once."""
-    stages = (
-        processor_stage(text_folder),
-        output_processor_stage(text_folder),
-        engine_stage(f"--simulated-prefill-seconds={SECONDS_A_TOKEN}", "--simulated-step-seconds=0.01"),
-    )
-    with started(*stages):
-        processor, output_processor, engine = (stage.address for stage in stages)
-        with start_gateway(Behind(processor, output_processor, (engine,)), "--max-running=1") as gateway:
+    engine = engine_stage(f"--simulated-prefill-seconds={SECONDS_A_TOKEN}", "--simulated-step-seconds=0.01")
+    with started(engine):
+        seeds = Behind(behind.processor, behind.output_processor, (engine.address,))
+        with start_gateway(seeds, "--max-running=1") as gateway:
             for first in (1000, 2000):
                 gateway.complete(prompt(first), max_tokens=1)
             # Until the engine's word has come, each is computed until its deadline: a new one each time.

@@ -22,8 +22,6 @@ from tests.gateway.stages import (
     Behind,
     Gateway,
     engine_stage,
-    output_processor_stage,
-    processor_stage,
     started,
 )
 from tests.gateway.test_session import used_blocks
@@ -97,14 +95,13 @@ class AtPage(Reader):
 
 
 @pytest.fixture(scope="module")
-def slow(text_folder: Path) -> Iterator[Behind]:
+def slow(behind: Behind) -> Iterator[Behind]:
     """A token each 20 ms."""
-    processor, output_processor = processor_stage(text_folder), output_processor_stage(text_folder)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HEADWATER_SIMULATED_STEP_SECONDS", "0.02")
         engine = engine_stage()
-    with started(processor, output_processor, engine):
-        yield Behind(processor.address, output_processor.address, (engine.address,))
+    with started(engine):
+        yield Behind(behind.processor, behind.output_processor, (engine.address,))
 
 
 @pytest.mark.slow

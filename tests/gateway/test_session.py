@@ -24,7 +24,6 @@ from tests.gateway.stages import (
     engine_stage,
     gateway_stage,
     output_processor_stage,
-    processor_stage,
     started,
 )
 
@@ -182,13 +181,12 @@ def text_of(lines: Iterator[str]) -> str:
 
 @pytest.mark.slow
 def test_an_answer_outlives_its_engine_and_a_request_that_none_can_take_is_refused(
-    text_folder: Path, start_gateway: GatewayStarter
+    behind: Behind, start_gateway: GatewayStarter
 ) -> None:
-    processor, output_processor = processor_stage(text_folder), output_processor_stage(text_folder)
     engines = [engine_stage("--replica-id=a"), engine_stage("--replica-id=b")]
-    with started(processor, output_processor, *engines):
-        behind = Behind(processor.address, output_processor.address, tuple(engine.address for engine in engines))
-        with start_gateway(behind) as gateway:
+    with started(*engines):
+        addresses = tuple(engine.address for engine in engines)
+        with start_gateway(Behind(behind.processor, behind.output_processor, addresses)) as gateway:
             undisturbed = gateway.complete(**LONG)
             with stream(gateway, **LONG, stream_options={"include_usage": True}) as lines:
                 first = next(lines)

@@ -18,9 +18,11 @@ import pytest
 
 from headwater.engine_core.platforms.cpu import compile_kernels
 from headwater.kernels.cpu.compiled import DTYPES
+from headwater.services.cli import status
 from headwater.services.hardware import resolve_dtype
 from headwater.services.models.store import default_cache_dir
 from headwater.services.stack.line_file import LineRecord, read_line
+from headwater.services.stack.line_token import line_key
 
 MODEL = "smollm2-135m-instruct"
 PACE = {"HEADWATER_SIMULATED_STEP_SECONDS": "0.01", "HEADWATER_SIMULATED_PREFILL_SECONDS": "0.0001"}
@@ -116,14 +118,8 @@ class Line:
 
     def loads(self) -> dict[str, dict[str, Any]]:
         """What each engine says of its load, by replica."""
-        listed = subprocess.run(
-            [sys.executable, "-m", "headwater.services.cli", "status", "--json", f"--state-dir={self.state_dir}"],
-            capture_output=True,
-            text=True,
-            check=True,
-            timeout=30,
-        )
-        return {each["replica_id"]: each for each in json.loads(listed.stdout) if each["kind"] == "engine"}
+        members = status.as_json(status.seen(self.record.nats_url, line_key(self.state_dir, os.environ), None))
+        return {each["replica_id"]: each for each in members if each["kind"] == "engine"}
 
     def wait_for(self, condition: Callable[[], bool], seconds: float, otherwise: str) -> None:
         end = time.monotonic() + seconds

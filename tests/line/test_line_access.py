@@ -153,7 +153,7 @@ def test_tenants_of_an_earlier_version_keep_their_keys(tmp_path: Path) -> None:
     ada = {"authorization": f"Bearer {asyncio.run(kept_by_an_earlier_version(tmp_path))}"}
     for _ in range(2):
         env = {"HEADWATER_ADMIN_KEY": "admin-key-of-the-house"}
-        line = Line(tmp_path, "--executor=simulated", "--replicas=1", env=env)
+        line = Line(tmp_path, "--executor=simulated", "--min-replicas=0", env=env)
         try:
             line.wait_for(partial(is_known, line, ada), 30, "the key is not known")
             assert not (tmp_path / "unsigned-tenants").exists()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -10,6 +13,14 @@ import openai
 import pytest
 
 from headwater.services.cli.chat import Chat, ChatError, first_model
+
+
+def test_the_command_line_lists_every_process_of_the_line(simulated_line: Any) -> None:
+    command = [sys.executable, "-m", "headwater.services.cli", "status", "--json"]
+    command.append(f"--state-dir={simulated_line.state_dir}")
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=30)
+    listed = {each["replica_id"] for each in json.loads(done.stdout)}
+    assert listed == {stage.name for stage in simulated_line.record.stages} - {"nats", "valkey"}
 
 
 def everything_is_free(line: Any) -> bool:

@@ -158,8 +158,8 @@ def _grpc_choice(choice: Any) -> Choice:
 
 
 Effect = Callable[[Told, Told], bool]
-GREEDY = {"temperature": 0, "max_tokens": 8}
-WILD = {"temperature": 1.8, "max_tokens": 8, "seed": 5}
+GREEDY = {"temperature": 0, "max_tokens": 5}
+WILD = {"temperature": 1.8, "max_tokens": 5, "seed": 5}
 CERTAIN = "The alphabet: A, B, C, D, E, F, G, H, I,"
 """How it goes on leaves no doubt, so that a filter which leaves one token leaves the likeliest."""
 REPEATING = "one one one one one one one one one one"
@@ -167,11 +167,11 @@ REPEATING = "one one one one one one one one one one"
 FIELDS: dict[str, tuple[str, dict[str, Any], dict[str, Any], Effect]] = {
     "max_tokens": (STORY, GREEDY, {"max_tokens": 3}, lambda a, b: b.one.token_ids == a.one.token_ids[:3]),
     "n": (STORY, WILD, {"n": 3}, lambda a, b: len({c.text for c in b.choices}) == 3 and b.choices[0] == a.one),
-    "best_of": (STORY, WILD, {"best_of": 4}, lambda a, b: len(b.choices) == 1 and b.completion_tokens == 32),
+    "best_of": (STORY, WILD, {"best_of": 4}, lambda a, b: len(b.choices) == 1 and b.completion_tokens == 20),
     "use_beam_search": (STORY, GREEDY, {"use_beam_search": True, "n": 2}, lambda a, b: len(b.choices) == 2),
     "length_penalty": (
         STORY,
-        {"use_beam_search": True, "n": 2, "max_tokens": 8, "logit_bias": {}},
+        {"use_beam_search": True, "n": 2, "max_tokens": 5, "logit_bias": {}},
         {"length_penalty": -9.0},
         lambda a, b: len(b.choices) == 2,
     ),
@@ -180,8 +180,8 @@ FIELDS: dict[str, tuple[str, dict[str, Any], dict[str, Any], Effect]] = {
     "top_k": (CERTAIN, GREEDY, WILD | {"top_k": 1}, lambda a, b: a.one.text == b.one.text),
     "top_p": (CERTAIN, GREEDY, WILD | {"top_p": 1e-6}, lambda a, b: a.one.text == b.one.text),
     "min_p": (CERTAIN, GREEDY, WILD | {"min_p": 1.0}, lambda a, b: a.one.text == b.one.text),
-    "presence_penalty": (REPEATING, GREEDY, {"presence_penalty": 2.0, "max_tokens": 30}, lambda a, b: distinct(b) > distinct(a)),
-    "frequency_penalty": (REPEATING, GREEDY, {"frequency_penalty": 2.0, "max_tokens": 30}, lambda a, b: distinct(b) > distinct(a)),
+    "presence_penalty": (REPEATING, GREEDY | {"max_tokens": 8}, {"presence_penalty": 2.0, "max_tokens": 30}, lambda a, b: distinct(b) > distinct(a)),
+    "frequency_penalty": (REPEATING, GREEDY, {"frequency_penalty": 2.0, "max_tokens": 12}, lambda a, b: distinct(b) > distinct(a)),
     "repetition_penalty": (REPEATING, GREEDY, {"repetition_penalty": 1.9}, lambda a, b: a.one.text != b.one.text),
     "stop": (STORY, GREEDY, {"stop": [" a"]}, lambda a, b: b.one.stop == " a" and b.one.text == a.one.text.split(" a")[0]),
     "include_stop_str_in_output": (
@@ -207,17 +207,17 @@ FIELDS: dict[str, tuple[str, dict[str, Any], dict[str, Any], Effect]] = {
         STORY,
         GREEDY | {"logit_bias": {str(EOS): 100.0}},
         {"ignore_eos": True},
-        lambda a, b: (a.one.finish, a.one.text) == ("stop", "") and b.one.token_ids == [EOS] * 8,
+        lambda a, b: (a.one.finish, a.one.text) == ("stop", "") and b.one.token_ids == [EOS] * 5,
     ),
     "skip_special_tokens": (
         STORY,
         GREEDY | {"logit_bias": {str(EOS): 100.0}, "ignore_eos": True},
         {"skip_special_tokens": False},
-        lambda a, b: a.one.text == "" and b.one.text == "<|im_end|>" * 8,
+        lambda a, b: a.one.text == "" and b.one.text == "<|im_end|>" * 5,
     ),
     "bad_words": (STORY, GREEDY, {"bad_words": ["was", "a"]}, lambda a, b: not {"was", "a"} & set(b.one.text.split())),
     "allowed_token_ids": (STORY, GREEDY, {"allowed_token_ids": [99, 100]}, lambda a, b: set(b.one.token_ids) <= {99, 100}),
-    "logprobs": (STORY, GREEDY, {"logprobs": True}, lambda a, b: not a.one.logprobs and all(s <= 0 for s, _ in b.one.logprobs) and len(b.one.logprobs) == 8),
+    "logprobs": (STORY, GREEDY, {"logprobs": True}, lambda a, b: not a.one.logprobs and all(s <= 0 for s, _ in b.one.logprobs) and len(b.one.logprobs) == 5),
     "top_logprobs": (STORY, GREEDY | {"logprobs": True}, {"top_logprobs": 3}, lambda a, b: {n for _, n in b.one.logprobs} == {3}),
     "prompt_logprobs": (STORY, GREEDY, {"prompt_logprobs": 0}, lambda a, b: b.num_prompt_scores == len(b.prompt_ids) - 1),
     "echo": (STORY, GREEDY, {"echo": True}, lambda a, b: b.one.text == STORY + a.one.text),

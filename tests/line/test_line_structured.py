@@ -163,6 +163,6 @@ def test_the_demo_model_answers_to_schemas_with_the_official_client(demo_line: A
 
     with (
         openai.OpenAI(base_url=f"{demo_line.record.rest}/v1", api_key="any") as client,
-        ThreadPoolExecutor(8) as asking,
+        ThreadPoolExecutor(6) as asking,
     ):
-        assert all(map(is_person, asking.map(ask, range(16))))
+        assert all(map(is_person, asking.map(ask, range(6))))

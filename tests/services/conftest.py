@@ -1,4 +1,4 @@
-"""The demo model as the text stages see it: its tokenizer, its chat template, its limits; no weights."""
+"""The demo model as the text stages see it: its tokenizer, its chat template, its limits."""
 
 from __future__ import annotations
 
@@ -6,16 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from headwater.bench.text_folder import demo_text_folder
 from headwater.services.models.demo_model import DEMO_NAME
 from headwater.services.text.model import ServingChoices, TextModel, load_text_model
 from headwater.services.text.tokenizer import Tokenizer
-
-
-@pytest.fixture(scope="session")
-def demo_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model folder without weights."""
-    return demo_text_folder(tmp_path_factory.mktemp("demo"))
 
 
 @pytest.fixture(scope="session")

@@ -22,17 +22,16 @@ CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 
 
 @pytest.fixture(scope="module")
-def managed(
-    behind: Behind,
-    start_gateway: GatewayStarter,
-    nats_url: str,
-    shared_redis_url: str,
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[Gateway]:
+def administered(nats_url: str, shared_redis_url: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
+    """Flags of a gateway whose tenants are managed."""
     path = tmp_path_factory.mktemp("keys") / "admins"
     path.write_text(f"carol {ADMIN}\n")
-    flags = (f"--nats-url={nats_url}", f"--redis-url={shared_redis_url}", f"--admin-key-file={path}")
-    with start_gateway(behind, *flags, "--master-key=0123456789abcdef", "--log-level=info") as gateway:
+    return (f"--nats-url={nats_url}", f"--redis-url={shared_redis_url}", f"--admin-key-file={path}")
+
+
+@pytest.fixture(scope="module")
+def managed(behind: Behind, start_gateway: GatewayStarter, administered: tuple[str, ...]) -> Iterator[Gateway]:
+    with start_gateway(behind, *administered, "--master-key=0123456789abcdef", "--log-level=info") as gateway:
         yield gateway
 
 
@@ -162,19 +161,22 @@ def test_requests_of_a_minute_end_in_429_with_openai_s_headers(managed: Gateway)
     assert Customer(managed).post(CHAT, chat_body()).status_code == 200
 
 
-def test_one_request_of_many_choices_runs_no_more_of_them_at_once_than_its_tenant_may(managed: Gateway) -> None:
-    ada, bob = Customer(managed, limits={"concurrency": 3}), Customer(managed)
-    body = completion_body(["One", "Two", "Three", "Four"], n=3, temperature=1, max_tokens=3000, ignore_eos=True)
-    with ThreadPoolExecutor(1) as pool:
-        asked = pool.submit(ada.post, COMPLETIONS, body)
-        managed.wait_until(lambda: managed.metric("headwater_num_streams") == 3)
-        refused = ada.post(COMPLETIONS, completion_body()).json()["error"]
-        assert refused["message"].endswith("as many of its choices run as may at once")
-        assert bob.post(COMPLETIONS, completion_body()).status_code == 200
-        assert managed.metric("headwater_num_requests_running") == 3
-        assert asked.result().json()["usage"]["completion_tokens"] == 12 * 3000
-    beams = completion_body(n=4, use_beam_search=True, temperature=0)
-    assert ada.post(COMPLETIONS, beams).status_code == 429, "beams run together or not at all"
+def test_one_request_of_many_choices_runs_no_more_of_them_at_once_than_its_tenant_may(
+    slow_behind: Behind, start_gateway: GatewayStarter, administered: tuple[str, ...]
+) -> None:
+    with start_gateway(slow_behind, *administered) as slow:
+        ada, bob = Customer(slow, limits={"concurrency": 3}), Customer(slow)
+        body = completion_body(["One", "Two", "Three", "Four"], n=3, temperature=1, max_tokens=100, ignore_eos=True)
+        with ThreadPoolExecutor(1) as pool:
+            asked = pool.submit(ada.post, COMPLETIONS, body)
+            slow.wait_until(lambda: slow.metric("headwater_num_streams") == 3)
+            refused = ada.post(COMPLETIONS, completion_body()).json()["error"]
+            assert refused["message"].endswith("as many of its choices run as may at once")
+            assert bob.post(COMPLETIONS, completion_body()).status_code == 200
+            assert slow.metric("headwater_num_requests_running") == 3
+            assert asked.result().json()["usage"]["completion_tokens"] == 12 * 100
+        beams = completion_body(n=4, use_beam_search=True, temperature=0)
+        assert ada.post(COMPLETIONS, beams).status_code == 429, "beams run together or not at all"
 
 
 def test_a_budget_ends_an_answer_in_its_middle_and_not_a_token_later(managed: Gateway) -> None:

@@ -25,16 +25,7 @@ from headwater.proto import inference_pb2, inference_pb2_grpc
 from headwater.services.bus import Bus
 from headwater.services.errors import KeyRevoked, Unavailable
 from tests.gateway.conftest import GatewayStarter
-from tests.gateway.stages import (
-    MODEL,
-    Behind,
-    Gateway,
-    completion_body,
-    engine_stage,
-    output_processor_stage,
-    processor_stage,
-    started,
-)
+from tests.gateway.stages import MODEL, Behind, Gateway, completion_body
 from tests.gateway.tenancy.test_line_of_tenants import ADMIN, COMPLETIONS, Customer, admin
 
 LONG = {"max_tokens": 8000, "ignore_eos": True}
@@ -47,7 +38,7 @@ Revoke = Callable[[Customer], Any]
 
 @pytest.fixture(scope="module")
 def slow(
-    text_folder: Path,
+    slow_behind: Behind,
     start_gateway: GatewayStarter,
     nats_url: str,
     shared_redis_url: str,
@@ -56,13 +47,9 @@ def slow(
     """A gateway that runs two requests at once, over an engine that takes its time."""
     path = tmp_path_factory.mktemp("keys") / "admins"
     path.write_text(f"carol {ADMIN}\n")
-    processor, output_processor = processor_stage(text_folder), output_processor_stage(text_folder)
-    engine = engine_stage("--simulated-step-seconds=0.01")
     flags = (f"--nats-url={nats_url}", f"--redis-url={shared_redis_url}", f"--admin-key-file={path}")
-    with started(processor, output_processor, engine):
-        behind = Behind(processor.address, output_processor.address, (engine.address,))
-        with start_gateway(behind, *flags, "--max-running=2") as gateway:
-            yield gateway
+    with start_gateway(slow_behind, *flags, "--max-running=2") as gateway:
+        yield gateway
 
 
 def remove(ada: Customer) -> None:

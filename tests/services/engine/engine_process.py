@@ -7,8 +7,6 @@ import contextlib
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
@@ -23,6 +21,7 @@ from headwater.proto import engine_pb2 as pb
 from headwater.proto import engine_pb2_grpc
 from headwater.proto.common_pb2 import Sampling
 from headwater.services.runtime import PARENT_FD, READY_FD
+from tests.forked_stage import ForkedStage
 from tests.stage_log import StageLog
 
 VOCAB_SIZE = 49152
@@ -37,12 +36,8 @@ class EngineProcess:
         ready_read, ready_write = os.pipe()
         watched, self._supervisor = os.pipe()
         self._log = StageLog("the engine")
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "headwater.services.engine", *FLAGS, *flags],
-            env={**os.environ, READY_FD: str(ready_write), PARENT_FD: str(watched)},
-            pass_fds=(ready_write, watched),
-            stderr=self._log.file,
-        )
+        descriptors = {READY_FD: ready_write, PARENT_FD: watched}
+        self.process = ForkedStage("headwater.services.engine", *FLAGS, *flags, stderr=self._log.file, **descriptors)
         os.close(ready_write)
         os.close(watched)
         with os.fdopen(ready_read) as word:
@@ -55,6 +50,7 @@ class EngineProcess:
 
     @property
     def pid(self) -> int:
+        assert self.process.pid is not None
         return self.process.pid
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -48,6 +49,7 @@ async def test_answers_do_not_depend_on_how_many_threads_follow_them(
         for module in (grammars, masks):
             monkeypatch.setattr(module, "num_mask_threads", lambda count=num_threads: count)
         asks = [Ask(GRAMMAR if i % 7 else "", [300 + i] * 5, sampling(seed=i, max_tokens=60)) for i in range(20)]
-        each, _ = await answers(demo_folder, config(), asks)
+        with contextlib.closing(GrammarCompiler(demo_folder)) as compiler:
+            each, _ = await answers(compiler, config(), asks)
         told.append([one.token_ids for one in each])
     assert told[0] == told[1]

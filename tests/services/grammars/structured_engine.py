@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import numpy as np
 
@@ -52,13 +51,13 @@ def simulated(settings: EngineConfig) -> SimulatedExecutor:
 
 
 async def answers(
-    folder: Path, settings: EngineConfig, asks: Sequence[Ask], executor: Executor | None = None
+    compiler: GrammarCompiler, settings: EngineConfig, asks: Sequence[Ask], executor: Executor | None = None
 ) -> tuple[list[Told], Engine]:
     """What became of all, asked at once."""
     masks = np.zeros((settings.max_num_seqs, VOCAB_SIZE // 32), np.int32)
     engine = Engine(settings, executor or simulated(settings), masks=masks)
     commands: list[Command] = []
-    compiler, writer = GrammarCompiler(folder), MaskWriter(masks, commands.append, lambda seconds: None)
+    writer = MaskWriter(masks, commands.append, lambda seconds: None)
     told = [Told(list(ask.output_ids)) for ask in asks]
     for key, ask in enumerate(asks):
         if ask.grammar:
@@ -84,7 +83,6 @@ async def answers(
                 writer.forget(finished.key)
             _hear(output, told)
     writer.close()
-    compiler.close()
     return told, engine
 
 

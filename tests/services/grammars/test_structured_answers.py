@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+from collections.abc import Iterator
 from typing import Any
 
 import jsonschema
@@ -10,6 +12,7 @@ import pytest
 
 from headwater.engine_core.request import FinishReason
 from headwater.proto.common_pb2 import StructuredOutput
+from headwater.services.engine.grammars import GrammarCompiler
 from headwater.services.grammars.structured_output import grammar_of
 from headwater.services.text.model import TextModel
 from tests.services.grammars.structured_engine import EOS, Ask, Told, answers, config, sampling
@@ -30,6 +33,12 @@ PERSON = {
 }
 
 
+@pytest.fixture
+def compiler(demo_model: TextModel) -> Iterator[GrammarCompiler]:
+    with contextlib.closing(GrammarCompiler(demo_model.folder)) as compiler:
+        yield compiler
+
+
 def schema_grammar(schema: dict[str, Any], whitespace: str = SPACED) -> str:
     return grammar_of(StructuredOutput(json_schema=json.dumps(schema), whitespace_pattern=whitespace), ())
 
@@ -47,13 +56,15 @@ def check(schema: dict[str, Any], text: str) -> None:
     jsonschema.validate(json.loads(text), schema, format_checker=FORMATS)
 
 
-async def check_schemas(demo_model: TextModel, schemas: list[dict[str, Any]], seeds: int, depth: int) -> None:
+async def check_schemas(
+    demo_model: TextModel, compiler: GrammarCompiler, schemas: list[dict[str, Any]], seeds: int, depth: int
+) -> None:
     asks = [
         Ask(schema_grammar(schema), prompt(i), sampling(seed=seed))
         for i, schema in enumerate(schemas)
         for seed in range(seeds)
     ]
-    told, _ = await answers(demo_model.folder, config(async_depth=depth), asks)
+    told, _ = await answers(compiler, config(async_depth=depth), asks)
     wrong, num_completed = [], 0
     for i, each in enumerate(told):
         schema, finished = schemas[i // seeds], each.finished
@@ -71,51 +82,57 @@ async def check_schemas(demo_model: TextModel, schemas: list[dict[str, Any]], se
     assert num_completed > 0.9 * len(told)
 
 
-async def test_every_completed_answer_to_any_of_many_schemas_validates(demo_model: TextModel) -> None:
+async def test_every_completed_answer_to_any_of_many_schemas_validates(
+    demo_model: TextModel, compiler: GrammarCompiler
+) -> None:
     schemas = [*written(), *random_schemas(150, seed=1)]
     assert len(schemas) >= 300
-    await check_schemas(demo_model, schemas, seeds=1, depth=2)
+    await check_schemas(demo_model, compiler, schemas, seeds=1, depth=2)
 
 
 @pytest.mark.long
 @pytest.mark.timeout(1800)
-async def test_so_it_does_for_thousands(demo_model: TextModel) -> None:
+async def test_so_it_does_for_thousands(demo_model: TextModel, compiler: GrammarCompiler) -> None:
     for seed in range(10):
-        await check_schemas(demo_model, [*written(), *random_schemas(500, seed=10 + seed)], seeds=2, depth=1 + seed % 4)
+        await check_schemas(
+            demo_model, compiler, [*written(), *random_schemas(500, seed=10 + seed)], seeds=2, depth=1 + seed % 4
+        )
 
 
-async def test_neither_preemption_nor_company_nor_depth_change_an_answer(demo_model: TextModel) -> None:
+async def test_neither_preemption_nor_company_nor_depth_change_an_answer(compiler: GrammarCompiler) -> None:
     grammar = schema_grammar(PERSON)
     asks = [Ask(grammar if i % 3 else "", prompt(i), sampling(seed=i, max_tokens=90)) for i in range(12)]
-    alone = [(await answers(demo_model.folder, config(async_depth=1), [ask]))[0][0] for ask in asks]
+    alone = [(await answers(compiler, config(async_depth=1), [ask]))[0][0] for ask in asks]
     for depth in (1, 2, 3, 4):
         tight = config(num_blocks=34, max_model_len=512, async_depth=depth, max_num_seqs=12)
-        together, engine = await answers(demo_model.folder, tight, asks)
+        together, engine = await answers(compiler, tight, asks)
         assert engine.load().num_preemptions > 0, depth
         assert [each.token_ids for each in together] == [each.token_ids for each in alone], depth
 
 
-async def test_a_resumed_answer_goes_on_as_if_it_had_not_been_interrupted(demo_model: TextModel) -> None:
+async def test_a_resumed_answer_goes_on_as_if_it_had_not_been_interrupted(compiler: GrammarCompiler) -> None:
     ask = Ask(schema_grammar(PERSON), prompt(1), sampling(seed=5))
-    [whole], _ = await answers(demo_model.folder, config(), [ask])
+    [whole], _ = await answers(compiler, config(), [ask])
     for cut in (1, 7, len(whole.token_ids) - 1):
         again = Ask(ask.grammar, ask.prompt_ids, ask.sampling, whole.token_ids[:cut])
-        [resumed], _ = await answers(demo_model.folder, config(), [again])
+        [resumed], _ = await answers(compiler, config(), [again])
         assert resumed.token_ids == whole.token_ids
 
 
-async def test_an_answer_that_cannot_be_resumed_under_its_grammar_ends_with_an_error(demo_model: TextModel) -> None:
+async def test_an_answer_that_cannot_be_resumed_under_its_grammar_ends_with_an_error(
+    demo_model: TextModel, compiler: GrammarCompiler
+) -> None:
     ask = Ask(
         schema_grammar(PERSON), prompt(1), sampling(), demo_model.tokenizer.encode("no", add_special_tokens=False)
     )
-    [told], _ = await answers(demo_model.folder, config(), [ask])
+    [told], _ = await answers(compiler, config(), [ask])
     assert told.finished is not None
     assert told.finished.reason is FinishReason.UNFOLLOWABLE
     assert told.finished.error.startswith("the grammar cannot be followed any further: ")
 
 
 async def test_max_tokens_cut_an_answer_and_min_tokens_do_not_prolong_one_that_is_complete(
-    demo_model: TextModel,
+    demo_model: TextModel, compiler: GrammarCompiler
 ) -> None:
     short = grammar_of(StructuredOutput(choice=StructuredOutput.Choices(choices=["yes", "no"])), ())
     asks = [
@@ -123,18 +140,20 @@ async def test_max_tokens_cut_an_answer_and_min_tokens_do_not_prolong_one_that_i
         Ask(short, prompt(2), sampling(min_tokens=50, min_tokens_blocked_ids=EOS)),
         Ask(short, prompt(3), sampling(num_logprobs=2)),
     ]
-    (cut, whole, scored), _ = await answers(demo_model.folder, config(), asks)
+    (cut, whole, scored), _ = await answers(compiler, config(), asks)
     assert cut.finished is not None
     assert (cut.finished.reason, len(cut.token_ids)) == (FinishReason.LENGTH, 4)
     assert text_of(whole, demo_model) in ("yes", "no")
     assert text_of(scored, demo_model) in ("yes", "no")
 
 
-async def test_what_costs_too_much_to_follow_ends_with_an_error_and_others_go_on(demo_model: TextModel) -> None:
+async def test_what_costs_too_much_to_follow_ends_with_an_error_and_others_go_on(
+    demo_model: TextModel, compiler: GrammarCompiler
+) -> None:
     # After one letter the next may be any of thousands.
     costly = grammar_of(StructuredOutput(grammar=f'start: {"a? " * 3000}\na: "x" | "y" "z"'), ())
     asks = [Ask(costly, prompt(0), sampling()), *(Ask(schema_grammar(PERSON), prompt(i), sampling(i)) for i in (1, 2))]
-    (failed, *good), _ = await answers(demo_model.folder, config(), asks)
+    (failed, *good), _ = await answers(compiler, config(), asks)
     assert failed.finished is not None
     assert failed.finished.reason is FinishReason.UNFOLLOWABLE
     assert "the grammar cannot be followed any further: " in failed.finished.error

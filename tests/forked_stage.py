@@ -1,0 +1,77 @@
+"""Stages as processes that are forked from one that has imported the libraries that stages use.
+
+A stage imports its own modules and runs the program that `python -m` runs, with flags, environment and file descriptors
+of its own. Libraries cost most of the time that a stage takes to start; each worker of a test run imports them once.
+"""
+
+from __future__ import annotations
+
+import importlib
+import multiprocessing
+import os
+import subprocess
+import sys
+from multiprocessing.context import ForkServerProcess
+from multiprocessing.reduction import DupFd
+from typing import Any
+
+LIBRARIES = [
+    "google.protobuf.json_format",
+    "grpc.aio",
+    "grpc_health.v1.health",
+    "grpc_reflection.v1alpha.reflection",
+    "grpc_status.rpc_status",
+    "httpx",
+    "jinja2.sandbox",
+    "llguidance",
+    "msgspec",
+    "nats.js",
+    "numpy",
+    "prometheus_client",
+    "redis.asyncio.cluster",
+    "starlette.applications",
+    "structlog",
+    "tokenizers",
+    "uvicorn",
+    "uvloop",
+]
+"""None starts a thread, or registers something that a stage would show, when it is imported."""
+STDERR = "stderr"
+multiprocessing.get_context("forkserver").set_forkserver_preload(LIBRARIES)
+
+
+class ForkedStage(ForkServerProcess):
+    """A stage's process, with those methods of `subprocess.Popen` that tests use. It is started at once.
+
+    `descriptors` names open files of this process. Each is the stage's under a number of its own, which the environment
+    variable of that name holds.
+    """
+
+    def __init__(self, stage: str, *flags: str, stderr: int, **descriptors: int) -> None:
+        super().__init__(name=stage)
+        self._stage, self._flags, self._environment = stage, flags, dict(os.environ)
+        self._files = {STDERR: stderr} | descriptors
+        self.start()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_files": {name: DupFd(file) for name, file in self._files.items()}}
+
+    def run(self) -> None:
+        numbers = {name: file.detach() for name, file in self._files.items()}
+        os.dup2(numbers.pop(STDERR), sys.stderr.fileno())
+        os.environ.clear()
+        os.environ.update(self._environment | {name: str(number) for name, number in numbers.items()})
+        sys.argv = [self._stage, *self._flags]
+        importlib.import_module(f"{self._stage}.__main__").main()
+
+    def send_signal(self, number: int) -> None:
+        assert self.pid is not None
+        if self.exitcode is None:
+            os.kill(self.pid, number)
+
+    def wait(self, seconds: float | None = None) -> int:
+        """Its exit status, negative where a signal ended it. Raises `subprocess.TimeoutExpired`."""
+        self.join(seconds)
+        if self.exitcode is None:
+            raise subprocess.TimeoutExpired(self.name, seconds or 0.0)
+        return self.exitcode
