@@ -81,10 +81,10 @@ class DrawInbox:
         source = self._source(plan.masks)
         first, end = int(plan.rows.min()), int(plan.rows.max()) + 1
         if end - first <= _MOST_GAPS * len(plan.rows):
-            self._masks[first:end].copy_(source[first:end], non_blocking=True)
+            self._masks[first:end].copy_(source[first:end, 0], non_blocking=True)
         else:
             for row in plan.rows.tolist():
-                self._masks[row].copy_(source[row], non_blocking=True)
+                self._masks[row].copy_(source[row, 0], non_blocking=True)
 
 
 def _runtime() -> Any:

@@ -5,25 +5,23 @@ Owns the order of a step and the steps in flight. Knows nothing about text, sess
 
 from __future__ import annotations
 
-import math
 import time
-from collections import deque
 from collections.abc import Callable, Iterable
 
 import numpy as np
 
 from headwater.engine_core.config import EngineConfig
-from headwater.engine_core.executor import DrawPlan, Executor, Int32Array, StepPlan
+from headwater.engine_core.executor import Executor, Int32Array, StepResult
 from headwater.engine_core.request import FinishReason, NewRequest
 from headwater.engine_core.request_state import RequestState
 from headwater.engine_core.scheduler import Scheduler
-from headwater.engine_core.settler import Settler
-from headwater.engine_core.step_draft import PlannedStep
+from headwater.engine_core.scheduling.drafter import Drafter
+from headwater.engine_core.scheduling.in_flight import StepsInFlight
+from headwater.engine_core.scheduling.step_builder import PlannedStep
+from headwater.engine_core.scheduling.step_results import ResultHandler
 from headwater.engine_core.step_output import EngineLoad, Finished, StepOutput
 
-PATIENCE_SECONDS = 0.001
-"""That masks may be late before a step does without their rows."""
-NO_MASKS: Int32Array = np.empty((0, 0), np.int32)
+NO_MASKS: Int32Array = np.empty((0, 1, 0), np.int32)
 """Of an engine without grammars."""
 
 
@@ -37,19 +35,17 @@ class Engine:
         *,
         clock: Callable[[], float] = time.monotonic,
         masks: Int32Array = NO_MASKS,
+        drafter: Drafter | None = None,
     ) -> None:
-        """`masks`, int32 [max_num_seqs, words], holds the masks of requests that have a grammar; others fill it."""
+        """`masks`, int32 [max_num_seqs, positions, words], holds the masks of requests that have a grammar; others fill
+        it. Positions are one more than a drafter's drafts."""
         self._config = config
-        self._executor = executor
         self._swapper = executor.swapper
         self._clock = clock
-        self._scheduler = Scheduler(config, clock, masks)
-        self._settler = Settler(self._scheduler, clock)
+        self._scheduler = Scheduler(config, clock, masks, drafter)
+        self._results = ResultHandler(self._scheduler, clock)
         self._requests: dict[int, RequestState] = {}
-        self._in_flight: deque[tuple[int, PlannedStep]] = deque()
-        self._num_computing = 0
-        """Of these, those that are no draws."""
-        self._retired_at = -math.inf
+        self._in_flight = StepsInFlight(executor, config.async_depth)
         self._output = StepOutput(step=0)
         self._num_added = 0
         self._rise_at = 0.0
@@ -66,28 +62,29 @@ class Engine:
         Returns what there is to say, if anything; waits for the executor only when as many steps are in flight as may
         be or nothing can be planned before results are known.
         """
-        self._let_rise()
-        if self._swapper is not None:
-            self._scheduler.loaded(self._swapper.num_loaded)
-        is_computing = bool(self._in_flight) and not self._executor.is_ready(self._in_flight[0][0])
-        has_drawn = self._draw(is_computing)
-        # Where the device had to wait for masks, whoever makes the next ones shall know the tokens before anything else
-        # is launched; where it did not, the next step is launched right behind.
-        has_computed = (is_computing or not has_drawn) and self._compute()
-        retired = self._retire() if self._is_retirement_due(has_computed) else None
-        if retired is not None and not self._output.keys and self._is_draw_next():
-            # It was launched right behind: what it says need not be said apart.
-            retired = self._retire()
-        is_busy = bool(has_drawn or has_computed or retired or self._in_flight or self._has_held_back)
+        self._promote_waiting()
+        self._note_loaded_blocks()
+        planned = self._schedule()
+        for each in planned:
+            self._in_flight.submit(each)
+        retired = self._retire(planned)
+        for step, result in retired:
+            self._results.settle(step, result, self._output)
+            self._close(step)
+        is_busy = bool(planned or retired or len(self._in_flight) or self._has_held_back)
         self._awaits_blocks = self._scheduler.host.is_loading and not is_busy
         self._is_idle = not (is_busy or self._awaits_blocks)
-        return self._take_output(retired)
+        return self._take_output(is_told=any(not step.is_silent for step, _ in retired))
 
-    def _let_rise(self) -> None:
+    def _promote_waiting(self) -> None:
         """Once a second at most."""
         if self._scheduler.waiting.may_rise and (now := self._clock()) >= self._rise_at:
             self._rise_at = now + 1.0
             self._scheduler.waiting.rise(now)
+
+    def _note_loaded_blocks(self) -> None:
+        if self._swapper is not None:
+            self._scheduler.loaded(self._swapper.num_loaded)
 
     def add(self, new: NewRequest) -> None:
         """Takes a request. One that can never be served ends with ERROR, one whose resumed answer is whole with the
@@ -106,7 +103,7 @@ class Engine:
         """Ends a request; a key that is not here has ended already. Row and blocks return with the steps in flight."""
         if (request := self._requests.pop(key, None)) is not None:
             self._is_idle = False
-            self._settler.finish(request, reason, self._output)
+            self._results.finish(request, reason, self._output)
 
     def add_credit(self, key: int, tokens: int) -> None:
         """Lets a request emit `tokens` more; a key that is not here has ended already."""
@@ -118,17 +115,21 @@ class Engine:
         """Whether a step would do anything. False also while every request waits for credit."""
         return not self._is_idle
 
-    def masks_filled(self, rows: list[int], tickets: list[int], output_indices: list[int]) -> None:
-        """Says that `masks[rows[i]]` is the mask of output output_indices[i] of whom got the ticket; see `MasksWanted`.
-        It stays as it is until that output is known."""
+    def masks_filled(
+        self, rows: list[int], tickets: list[int], output_indices: list[int], num_masks: list[int] | None = None
+    ) -> None:
+        """Says that `masks[rows[i]]` holds masks of the request that got the ticket, from output output_indices[i] on
+        num_masks[i] of them, or one where that is not given; see `MasksWanted`. They stay until these outputs are
+        known."""
         self._is_idle = False
-        self._scheduler.table.note_masks(np.array(rows), np.array(tickets), np.array(output_indices, np.int32))
+        counts = np.ones(len(rows), np.int32) if num_masks is None else np.array(num_masks, np.int32)
+        self._scheduler.held.note(np.array(rows), np.array(tickets), np.array(output_indices, np.int32), counts)
 
     def fail(self, key: int, error: str) -> None:
         """Ends a request whose mask cannot be made; a key that is not here has ended already."""
         if (request := self._requests.pop(key, None)) is not None:
             self._is_idle = False
-            self._settler.finish(request, FinishReason.UNFOLLOWABLE, self._output, error=error)
+            self._results.finish(request, FinishReason.UNFOLLOWABLE, self._output, error=error)
 
     def ask(self, keys: Iterable[int]) -> None:
         """Says the end of those that are neither waiting nor running, preempted ones included: they are not here."""
@@ -142,7 +143,9 @@ class Engine:
         """Whether the next step would do nothing until masks or blocks come or the device is done: time to wait."""
         if self._awaits_blocks:
             return True
-        return self._holds_back() and len(self._in_flight) <= 1 and not self._is_only_ready()
+        if len(self._in_flight) > 1 or not self._holds_back():
+            return False
+        return not self._in_flight.is_oldest_ready
 
     def load(self) -> EngineLoad:
         scheduler = self._scheduler
@@ -155,7 +158,7 @@ class Engine:
             num_preemptions=scheduler.num_preemptions,
             prefix_queries=scheduler.cache.num_queried_tokens,
             prefix_hits=scheduler.cache.num_hit_tokens,
-            num_generated_tokens=self._settler.num_generated_tokens,
+            num_generated_tokens=self._results.num_generated_tokens,
             num_used_host_blocks=scheduler.host.num_used_slots,
             num_total_host_blocks=scheduler.host.num_slots,
             num_swapped_out=scheduler.host.num_saved * self._config.block_size,
@@ -164,39 +167,36 @@ class Engine:
 
     def cached_block_hashes(self) -> list[bytes]:
         """What the events said so far add up to: blocks that wait for their step are not in it."""
-        unsaid = {
-            block_hash for _, planned in self._in_flight for chain in planned.stored for block_hash in chain.hashes
-        }
+        unsaid = {block_hash for planned in self._in_flight for chain in planned.stored for block_hash in chain.hashes}
         return [block_hash for block_hash in self._scheduler.pool.cached_hashes() if block_hash not in unsaid]
 
-    def _draw(self, is_computing: bool) -> bool:
-        """Launches the sampling of what is held and can be drawn now; while the device is busy, only of all that is
-        held: what goes apart once would go apart at every token."""
-        if len(self._in_flight) >= 2 * self._config.async_depth:
-            return False
-        if is_computing and self._scheduler.table.awaits_masks:
-            return False
-        drawn = self._scheduler.draw()
-        if drawn is not None:
-            assert isinstance(drawn.plan, DrawPlan)
-            self._in_flight.append((self._executor.draw(drawn.plan), drawn))
-        return drawn is not None
+    def _schedule(self) -> list[PlannedStep]:
+        """A draw, a step, both or neither, to be launched in this order."""
+        is_computing = len(self._in_flight) > 0 and not self._in_flight.is_oldest_ready
+        draw = self._plan_draw(is_computing=is_computing)
+        # Where the device had to wait for masks, whoever makes the next ones shall know the tokens before anything else
+        # is launched; where it did not, the next step is launched right behind.
+        step = self._plan_step(has_draw=draw is not None) if is_computing or draw is None else None
+        return [planned for planned in (draw, step) if planned is not None]
 
-    def _compute(self) -> bool:
-        """Launches a step, unless enough are in flight or it is better to wait."""
-        self._has_held_back = self._holds_back()
-        if self._num_computing == self._config.async_depth or self._has_held_back:
-            return False
+    def _plan_draw(self, *, is_computing: bool) -> PlannedStep | None:
+        """The sampling of what is held and can be drawn now; while the device is busy, only of all that is held: what
+        goes apart once would go apart at every token."""
+        if not self._in_flight.has_room_for_draw or (is_computing and self._scheduler.held.await_masks):
+            return None
+        return self._scheduler.draw()
+
+    def _plan_step(self, *, has_draw: bool) -> PlannedStep | None:
+        """A step, unless enough are in flight or it is better to wait."""
+        self._has_held_back = self._scheduler.held.hold_back(is_in_flight=has_draw or len(self._in_flight) > 0)
+        if self._has_held_back or not self._in_flight.has_room_for_step:
+            return None
         planned = self._scheduler.schedule()
         # What the step writes to may have to be copied first.
         self._swap()
-        if planned is None:
-            return False
-        assert isinstance(planned.plan, StepPlan)
-        self._in_flight.append((self._executor.submit(planned.plan), planned))
-        self._num_computing += 1
-        self._output.masks_wanted = planned.masks_wanted
-        return True
+        if planned is not None:
+            self._output.masks_wanted = planned.masks_wanted
+        return planned
 
     def _swap(self) -> None:
         """Launches what the host tier wants copied."""
@@ -205,45 +205,35 @@ class Engine:
             self._swapper.swap(plan)
 
     def _holds_back(self) -> bool:
-        """While the device is busy, and a moment longer, rows that wait for a mask may still join the next step: two
-        steps of half the rows would take twice the time."""
-        if not self._scheduler.table.awaits_masks:
-            return False
-        return bool(self._in_flight) or self._clock() < self._retired_at + PATIENCE_SECONDS
+        return self._scheduler.held.hold_back(is_in_flight=len(self._in_flight) > 0)
 
-    def _is_retirement_due(self, has_computed: bool) -> bool:
-        if not self._in_flight:
+    def _retire(self, planned: list[PlannedStep]) -> list[tuple[PlannedStep, StepResult]]:
+        """The oldest in flight, if it is due; a draw that was launched right behind a step that says nothing need not
+        be said apart."""
+        if not self._is_retirement_due(has_step=any(not each.is_draw for each in planned)):
+            return []
+        retired = [self._in_flight.retire()]
+        if not retired[0][0].sampled_rows.size and self._in_flight.is_oldest_draw:
+            retired.append(self._in_flight.retire())
+        return retired
+
+    def _is_retirement_due(self, *, has_step: bool) -> bool:
+        if len(self._in_flight) == 0:
             return False
-        if len(self._in_flight) == 1 and self._scheduler.table.awaits_masks:
+        if len(self._in_flight) == 1 and self._scheduler.held.await_masks:
             # Waiting for the last one would keep the device waiting for masks that come meanwhile.
-            return self._executor.is_ready(self._in_flight[0][0])
-        return (
-            not has_computed
-            or self._num_computing == self._config.async_depth
-            or self._executor.is_ready(self._in_flight[0][0])
-        )
+            return self._in_flight.is_oldest_ready
+        return not has_step or not self._in_flight.has_room_for_step or self._in_flight.is_oldest_ready
 
-    def _is_only_ready(self) -> bool:
-        return len(self._in_flight) == 1 and self._executor.is_ready(self._in_flight[0][0])
-
-    def _is_draw_next(self) -> bool:
-        return bool(self._in_flight) and isinstance(self._in_flight[0][1].plan, DrawPlan)
-
-    def _retire(self) -> PlannedStep:
-        handle, planned = self._in_flight.popleft()
-        self._num_computing -= isinstance(planned.plan, StepPlan)
-        self._settler.settle(planned, self._executor.retire(handle), self._output)
+    def _close(self, planned: PlannedStep) -> None:
+        """Gives back what was kept for a step that is settled."""
         self._scheduler.retire(planned.plan.step)
         self._swap()
-        self._output.step = planned.plan.step
-        self._output.is_drawn = isinstance(planned.plan, DrawPlan)
-        self._retired_at = self._clock()
-        return planned
+        self._output.step, self._output.is_drawn = planned.plan.step, planned.is_draw
 
-    def _take_output(self, retired: PlannedStep | None) -> StepOutput | None:
+    def _take_output(self, *, is_told: bool) -> StepOutput | None:
         output = self._output
         output.cache_events = self._scheduler.cache.take_events()
-        is_told = retired is not None and not retired.is_silent
         if not (is_told or output.finishes or output.cache_events or output.masks_wanted):
             return None
         for finished in output.finishes:

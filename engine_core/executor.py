@@ -58,12 +58,19 @@ class StepPlan:
     samples: BoolArray
     """[R] whether a token is sampled after the last one (false for a prompt chunk that is not the last)."""
     output_indices: Int32Array
-    """[R] output index of the sampled token; enters its noise. The token is written at position starts + counts."""
+    """[R] output index of the first token that is sampled; enters its noise. The token is written at position
+    starts + counts − drafts."""
     holds: BoolArray
-    """[R] whether the logits after the last token are kept for a `DrawPlan`; never of a row that samples."""
+    """[R] whether the logits that would be sampled from are kept for a `DrawPlan`; never of a row that samples."""
     row_steps: Int32Array | None = None
     """[R] decode steps of each row, unless a stop id ends them; None: one, or not a decode step. With it every row
     decodes and is drawn plainly, and what each step samples is the next one's token."""
+    num_drafts: Int32Array | None = None
+    """[R] how many of the tokens that a row computes, the last ones, are drafted; None: none are. A token is sampled
+    after each of them and after the one before them, with that position's own noise, as if the drafts before it stood;
+    the row gains what was sampled up to the first token that differs from the draft in its place."""
+    draft_ids: Int32Array = field(default_factory=lambda: np.empty(0, np.int32))
+    """[sum of num_drafts] row by row; the executor writes them into its table before it computes."""
     shares: bool = True
     """Whether rows may hold blocks in common; if not, nobody need look for them."""
     prompt_logprob_rows: list[int] = field(default_factory=list)
@@ -77,6 +84,7 @@ class StepPlan:
 
     @property
     def num_tokens(self) -> int:
+        """That are computed."""
         return int(self.counts.sum())
 
     def written_blocks(self, block_size: int) -> Int32Array:
@@ -101,12 +109,15 @@ class DrawPlan:
     rows: Int32Array
     """[S] table rows, each once."""
     positions: Int32Array
-    """[S] where the token is written."""
+    """[S] where the first token is written."""
     output_indices: Int32Array
-    """[S]"""
+    """[S] of the first token."""
     masks: Int32Array
-    """[table rows, words], the same array in every plan: bit i of word w of a row stands for token 32 w + i, whether it
-    may be sampled. Those of `rows` stay as they are until the plan retires."""
+    """[table rows, positions, words], the same array in every plan: bit i of word w stands for token 32 w + i, whether
+    it may be sampled at that one of the row's held positions. Those of `rows` stay as they are until the plan
+    retires."""
+    num_drafts: Int32Array | None = None
+    """[S] drafted tokens that the row's held plan computed; see `StepPlan.num_drafts`. None: none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,9 +125,12 @@ class StepResult:
     """What a step sampled: entry j belongs to the j-th plan row with samples set, or to row j of a draw."""
 
     token_ids: Int32Array
-    """[S], or [S x n] of a plan of n steps, row by row; what stands past a row's end is arbitrary."""
+    """[S, n]; of entry j the first num_tokens[j] count, what stands behind them is arbitrary."""
+    num_tokens: Int32Array
+    """[S] tokens that the row gained, 1…n: one, the steps of a plan of several, or what stands of its drafts and one
+    more. Of a plan of several steps the answer may have ended before."""
     logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
-    """By j, for rows that asked."""
+    """By n j + i for token i of entry j, for rows that asked."""
     prompt_logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
     """By table row: one entry for each position computed whose next token lies in the prompt; entry i of a plan row
     starting at s is the log probability of the prompt token at position s + i + 1."""

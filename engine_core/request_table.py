@@ -11,21 +11,21 @@ import numpy.typing as npt
 from headwater.engine_core.config import EngineConfig
 from headwater.engine_core.executor import BoolArray, Int32Array
 from headwater.engine_core.request_state import NO_ROW, RequestState
+from headwater.engine_core.scheduling.masks import HeldRows, Rows
 
-Int64Array = npt.NDArray[np.int64]
 NEVER = np.iinfo(np.int32).max
 NO_TOKEN = -1
-NO_ROWS: npt.NDArray[np.intp] = np.empty(0, np.intp)
 NUM_STOP_COLUMNS = 8
 
 
 class RequestTable:
     """Rows are taken by `seat` and given back by `vacate`."""
 
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(self, config: EngineConfig, held: HeldRows, *, has_drafter: bool) -> None:
         num_rows = config.max_num_seqs
         max_blocks = -(-config.max_model_len // config.block_size)
         self.block_size = config.block_size
+        self.held, self._has_drafter = held, has_drafter
         self._hashes_blocks = config.enable_prefix_caching
         self.requests: list[RequestState | None] = [None] * num_rows
         self.free_rows = list(reversed(range(num_rows)))
@@ -34,13 +34,16 @@ class RequestTable:
         self.num_known: Int32Array = np.zeros(num_rows, np.int32)
         """Prompt and outputs retired."""
         self.num_computed: Int32Array = np.zeros(num_rows, np.int32)
-        """Positions scheduled, steps in flight included."""
+        """Positions scheduled, steps in flight included. While the result of one is not certain, the most that it may
+        come to."""
         self.compute_end: Int32Array = np.zeros(num_rows, np.int32)
         """Decoding stops before this position; 0 while a row does not decode."""
         self.capacity: Int32Array = np.zeros(num_rows, np.int32)
         """Tokens that the row's blocks hold."""
         self.credit: npt.NDArray[np.int64] = np.zeros(num_rows, np.int64)
-        """Tokens that may yet be scheduled; those in flight are taken off."""
+        """Tokens that may yet be scheduled; those in flight are taken off, as many as they may come to."""
+        self.needs_result: BoolArray = np.zeros(num_rows, np.bool_)
+        """Whether the row's next plan needs the result of the last one: it decodes with nothing of it in flight."""
         self.is_alive: BoolArray = np.zeros(num_rows, np.bool_)
         """Whether what is sampled for the row counts; false after its request finished."""
         self.max_len: Int32Array = np.zeros(num_rows, np.int32)
@@ -51,16 +54,8 @@ class RequestTable:
         """By row, for the rare request whose stop ids do not fit the columns."""
         self.is_plain: BoolArray = np.zeros(num_rows, np.bool_)
         """Whether an executor may go on decoding the row by itself."""
-        self.has_grammar: BoolArray = np.zeros(num_rows, np.bool_)
-        self.is_held: BoolArray = np.zeros(num_rows, np.bool_)
-        """Whether the row's next token waits for a mask to be drawn; until then it does not decode."""
-        self.tickets: Int64Array = np.zeros(num_rows, np.int64)
-        """Names each seating: masks that were asked for by another one do not count."""
-        self.mask_index: Int32Array = np.full(num_rows, NO_TOKEN, np.int32)
-        """Output index of the token that the row's mask is for."""
         self.hash_due: Int32Array = np.full(num_rows, NEVER, np.int32)
         """With the KV of this many known tokens the row's next block is full and can be cached."""
-        self._num_seated = self.num_grammars = 0
         # Untouched pages of these two cost nothing.
         self.block_ids: Int32Array = np.zeros((num_rows, max_blocks), np.int32)
         self.token_ids: Int32Array = np.zeros((num_rows, config.max_model_len), np.int32)
@@ -79,10 +74,7 @@ class RequestTable:
         self.max_len[row] = request.max_len
         self.min_len[row] = min(request.num_prompt_tokens + request.min_tokens, NEVER)
         self.is_plain[row] = request.sampling.is_plain and not request.has_grammar
-        self.has_grammar[row] = request.has_grammar
-        self.num_grammars += request.has_grammar
-        self._num_seated += 1
-        self.tickets[row], self.mask_index[row] = self._num_seated, NO_TOKEN
+        self.held.seat(row, has_grammar=request.has_grammar)
         self.stop_ids[row] = NO_TOKEN
         if len(stop_ids) <= NUM_STOP_COLUMNS:
             self.stop_ids[row, : len(stop_ids)] = stop_ids
@@ -96,9 +88,9 @@ class RequestTable:
         request = self.requests[row]
         assert request is not None
         self.requests[row], request.row = None, NO_ROW
-        self.num_grammars -= request.has_grammar
-        self.is_alive[row] = self.has_grammar[row] = False
+        self.is_alive[row] = self.needs_result[row] = False
         self.stop_decoding(row)
+        self.held.vacate(row)
         self.hash_due[row] = NEVER
         self.many_stop_ids.pop(row, None)
         self.free_rows.append(row)
@@ -116,40 +108,37 @@ class RequestTable:
     def stop_decoding(self, row: int) -> None:
         """What is held is never drawn."""
         self.compute_end[row] = 0
-        self.credit[row] += self.is_held[row]
-        self.is_held[row] = False
+        self.credit[row] += self.held.drop(row)
 
-    def decodable_rows(self) -> npt.NDArray[np.intp]:
-        return np.flatnonzero((self.num_computed < self.compute_end) & (self.credit > 0) & ~self.is_held)
+    def decodable_rows(self) -> Rows:
+        is_decodable = (self.num_computed < self.compute_end) & (self.credit > 0) & (self.held.num_held == 0)
+        if self._has_drafter:
+            is_decodable &= (self.num_known > self.num_computed) | ~self.needs_result
+        return np.flatnonzero(is_decodable)
 
-    @property
-    def awaits_masks(self) -> bool:
-        return self.num_grammars > 0 and bool((self.is_held & ~self._has_mask()).any())
+    def roll_back(self, rows: Rows, counts: Int32Array) -> None:
+        """Of the tokens that were scheduled for each row, so many did not come to stand."""
+        self.num_computed[rows] -= counts
+        self.credit[rows] += counts
 
-    def note_masks(self, rows: npt.NDArray[np.intp], tickets: Int64Array, output_indices: Int32Array) -> None:
-        """The rows' masks are there, for these outputs."""
-        is_current = self.tickets[rows] == tickets
-        self.mask_index[rows[is_current]] = output_indices[is_current]
-
-    def take_drawable_rows(self) -> npt.NDArray[np.intp]:
-        """Rows that are held and have their mask; they are held no more."""
-        if not self.num_grammars:
-            return NO_ROWS
-        rows = np.flatnonzero(self.is_held & self._has_mask())
-        self.is_held[rows] = False
-        return rows
-
-    def _has_mask(self) -> BoolArray:
-        # Planning went on as if the token that is held were known.
-        has_mask: BoolArray = self.mask_index == self.num_computed - self.num_prompt
-        return has_mask
-
-    def append_block(self, rows: npt.NDArray[np.intp], blocks: list[int]) -> Int32Array:
+    def append_block(self, rows: Rows, blocks: list[int]) -> Int32Array:
         """Gives each row one more block; returns its index in the row's sequence."""
         idx = self.capacity[rows] // self.block_size
         self.block_ids[rows, idx] = blocks
         self.capacity[rows] += self.block_size
         return idx
+
+    def has_spare_blocks(self, rows: Rows) -> BoolArray:
+        """Whether rows have blocks behind the one of the last position that was scheduled."""
+        has_spare: BoolArray = self.capacity[rows] - self.num_computed[rows] >= self.block_size
+        return has_spare
+
+    def take_spare_blocks(self, row: int) -> list[int]:
+        """Takes a row's blocks behind the one of the last position that was scheduled."""
+        num_kept = -(-int(self.num_computed[row]) // self.block_size)
+        blocks: list[int] = self.block_ids[row, num_kept : self.capacity[row] // self.block_size].tolist()
+        self.capacity[row] = num_kept * self.block_size
+        return blocks
 
     def blocks_of(self, row: int) -> list[int]:
         blocks: list[int] = self.block_ids[row, : self.capacity[row] // self.block_size].tolist()
@@ -158,7 +147,7 @@ class RequestTable:
     def known_ids(self, row: int) -> Int32Array:
         return self.token_ids[row, : self.num_known[row]]
 
-    def are_stops(self, rows: npt.NDArray[np.intp], positions: Int32Array, token_ids: Int32Array) -> BoolArray:
+    def are_stops(self, rows: Rows, positions: Int32Array, token_ids: Int32Array) -> BoolArray:
         """Whether each row's token at that position ends its answer."""
         hits: BoolArray = (self.stop_ids[rows] == token_ids[:, None]).any(axis=1)
         for row, stop_ids in self.many_stop_ids.items():

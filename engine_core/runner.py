@@ -60,6 +60,7 @@ class Runner:
 
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> StepResult:
+        assert plan.num_drafts is None, "drafts are not verified here"
         self._update_table(plan)
         batch = make_batch(plan, self._token_ids, self._block_ids, self._block_size)
         ends = self._ends(plan, batch)
@@ -76,13 +77,21 @@ class Runner:
             rows, lengths = plan.rows[plan.samples], (plan.starts + plan.counts)[plan.samples]
             tokens, logprobs = self._sample(logits, rows, lengths, plan.output_indices[plan.samples])
         embeddings = {row: vector.numpy().tobytes() for row, vector in vectors.items()}
-        return StepResult(token_ids=tokens, logprobs=logprobs, prompt_logprobs=prompt_logprobs, embeddings=embeddings)
+        return StepResult(
+            token_ids=tokens[:, None],
+            num_tokens=np.ones_like(tokens),
+            logprobs=logprobs,
+            prompt_logprobs=prompt_logprobs,
+            embeddings=embeddings,
+        )
 
     @torch.inference_mode()
     def draw(self, plan: DrawPlan) -> StepResult:
         logits = _joined([self._held.pop(row) for row in plan.rows.tolist()])
-        tokens, logprobs = self._sample(logits, plan.rows, plan.positions, plan.output_indices, plan.masks[plan.rows])
-        return StepResult(token_ids=tokens, logprobs=logprobs)
+        tokens, logprobs = self._sample(
+            logits, plan.rows, plan.positions, plan.output_indices, plan.masks[plan.rows, 0]
+        )
+        return StepResult(token_ids=tokens[:, None], num_tokens=np.ones_like(tokens), logprobs=logprobs)
 
     def _ends(self, plan: StepPlan, batch: ForwardBatch) -> Ends | None:
         """Where nobody looks at every token of the plan."""

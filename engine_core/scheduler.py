@@ -18,7 +18,9 @@ from headwater.engine_core.leavers import Leavers
 from headwater.engine_core.prefix_cache import PrefixCache
 from headwater.engine_core.request_state import NO_ROW, Rank, RequestState
 from headwater.engine_core.request_table import RequestTable
-from headwater.engine_core.step_draft import Chunk, PlannedStep, Rows, StepDraft
+from headwater.engine_core.scheduling.drafter import Drafter
+from headwater.engine_core.scheduling.masks import HeldRows, Rows
+from headwater.engine_core.scheduling.step_builder import Chunk, PlannedStep, StepBuilder
 from headwater.engine_core.step_output import StoredChain
 from headwater.engine_core.tenant_shares import TenantShares, split
 from headwater.engine_core.victims import Victims
@@ -32,13 +34,16 @@ class Scheduler:
     or leaving, when it computes nothing more but a launched step still lists its row and blocks.
     """
 
-    def __init__(self, config: EngineConfig, clock: Callable[[], float], masks: Int32Array) -> None:
-        """`masks` is int32 [rows, words]."""
+    def __init__(
+        self, config: EngineConfig, clock: Callable[[], float], masks: Int32Array, drafter: Drafter | None = None
+    ) -> None:
+        """`masks` is int32 [rows, positions, words]."""
+        assert drafter is None or drafter.max_drafts < config.block_size
         self.pool = BlockPool(config.num_blocks)
         self.cache = PrefixCache(self.pool)
         self.host = HostTier(self.pool, config.num_host_blocks)
-        self.table = RequestTable(config)
-        self.masks = masks
+        self.held = HeldRows(config.max_num_seqs, masks, clock)
+        self.table = RequestTable(config, self.held, has_drafter=drafter is not None)
         self.shares = TenantShares(config.max_num_seqs, self.pool.num_usable, clock)
         self.waiting = WaitingQueue(self._num_shares)
         self.running: dict[int, RequestState] = {}
@@ -46,6 +51,7 @@ class Scheduler:
         self.num_preemptions = 0
         self._config = config
         self._clock = clock
+        self._drafter = drafter
         self._max_chunk = config.long_prefill_chunk or config.max_num_batched_tokens
         self._planned_step = self._retired_step = 0
         self._num_planned_rows = 0
@@ -66,36 +72,38 @@ class Scheduler:
         if self.shares.are_several:
             self._yield()
         rows, full_rows, is_short = self._decode_rows()
-        draft = StepDraft(self._config.max_num_batched_tokens - rows.size, rows)
-        self._grow(draft, full_rows)
-        self._continue_prefills(draft)
+        step = StepBuilder(self._config.max_num_batched_tokens - rows.size, rows)
+        self._grow(step, full_rows)
+        self._continue_prefills(step)
         if not is_short:
-            self._admit(draft)
-        if draft.is_empty:
+            self._admit(step)
+        if step.is_empty:
             return None
-        if not (draft.chunks or is_short):
-            self._plan_ahead(draft)
+        if not is_short:
+            self._add_drafts(step)
+        if not (step.chunks or is_short):
+            self._plan_ahead(step)
         self._planned_step += 1
-        self._num_planned_rows += draft.num_requests
+        self._num_planned_rows += step.num_requests
         released, self._released_rows = self._released_rows, []
-        return draft.compose(self._planned_step, self.table, released, shares=self.pool.num_shared > 0)
+        return step.compose(self._planned_step, self.table, released, shares=self.pool.num_shared > 0)
 
     def draw(self) -> PlannedStep | None:
-        """What is held and has its mask, or none."""
-        table, rows = self.table, self.table.take_drawable_rows()
+        """What is held and has its masks, or none."""
+        rows, output_indices, num_positions = self.held.take_drawable()
         if not rows.size:
             return None
         self._planned_step += 1
-        # Planning went on as if the token were there, and stands right behind it.
-        positions = table.num_computed[rows]
+        is_certain = bool((num_positions == 1).all())
         plan = DrawPlan(
             step=self._planned_step,
             rows=rows.astype(np.int32),
-            positions=positions,
-            output_indices=positions - table.num_prompt[rows],
-            masks=self.masks,
+            positions=output_indices + self.table.num_prompt[rows],
+            output_indices=output_indices,
+            masks=self.held.masks,
+            num_drafts=None if is_certain else num_positions - 1,
         )
-        return PlannedStep(plan=plan, sampled_rows=rows)
+        return PlannedStep(plan=plan, sampled_rows=rows, reserved=None if is_certain else num_positions)
 
     def enqueue(self, request: RequestState) -> None:
         """Takes a new request, which has known tokens to compute."""
@@ -114,12 +122,20 @@ class Scheduler:
     def retire(self, step: int) -> None:
         """Gives back what was kept for the steps up to `step`, which are settled."""
         self._retired_step = step
+        self.held.note_retired()
         self._release_leavers()
 
     def loaded(self, num_blocks: int) -> None:
         """Of all blocks that were to come back from host memory, the first `num_blocks` have."""
         if self.host.finish_loads(num_blocks):
             self.waiting.blocks_came(num_blocks)
+            self._too_large = None
+
+    def roll_back(self, rows: Rows, counts: Int32Array) -> None:
+        """Of the tokens that were reserved for each row, so many did not come: blocks and credit return."""
+        self.table.roll_back(rows, counts)
+        for row in rows[self.table.has_spare_blocks(rows)].tolist():
+            self.pool.release(self.table.take_spare_blocks(row))
             self._too_large = None
 
     def finish(self, request: RequestState) -> None:
@@ -173,30 +189,46 @@ class Scheduler:
         rows = self.table.decodable_rows()
         return rows, rows[self.table.num_computed[rows] == self.table.capacity[rows]]
 
-    def _grow(self, draft: StepDraft, full_rows: Rows) -> None:
+    def _grow(self, step: StepBuilder, full_rows: Rows) -> None:
         if full_rows.size:
             blocks = self.pool.allocate(full_rows.size)
-            draft.set_blocks(full_rows, self.table.append_block(full_rows, blocks), blocks)
+            step.set_blocks(full_rows, self.table.append_block(full_rows, blocks), blocks)
 
-    def _plan_ahead(self, draft: StepDraft) -> None:
+    def _plan_ahead(self, step: StepBuilder) -> None:
         """Several steps at once while nothing changes: all rows decode plainly, nobody waits, blocks are there."""
-        table, rows, most = self.table, draft.decode_rows, self._config.decode_steps
-        if most == 1 or self.num_waiting or not table.is_plain[rows].all():
+        table, rows, most = self.table, step.decode_rows, self._config.decode_steps
+        if most == 1 or self.num_waiting or not (table.is_plain[rows] & ~table.needs_result[rows]).all():
             return
         row_steps = np.minimum(table.compute_end[rows] - table.num_computed[rows], most)
         full_rows = rows[table.num_computed[rows] + row_steps > table.capacity[rows]]
         if (table.credit[rows] >= row_steps).all() and full_rows.size <= self.pool.num_free:
-            self._grow(draft, full_rows)
-            draft.row_steps = row_steps
+            self._grow(step, full_rows)
+            step.row_steps = row_steps
 
-    def _continue_prefills(self, draft: StepDraft) -> None:
+    def _add_drafts(self, step: StepBuilder) -> None:
+        """Guesses for rows that decode, with the budget that is left and blocks that no other row can need."""
+        table, rows = self.table, step.decode_rows
+        if self._drafter is None or not rows.size:
+            return
+        most = np.minimum(table.compute_end[rows] - table.num_computed[rows], table.credit[rows]) - 1
+        most = np.minimum(most, min(self._drafter.max_drafts, step.budget // rows.size)) * table.needs_result[rows]
+        room = table.capacity[rows] - table.num_computed[rows] - 1
+        if np.count_nonzero(most > room) + len(self.running) > self.pool.num_free:
+            most = np.minimum(most, room)
+        num_drafts, draft_ids = self._drafter.draft(table, rows, most.astype(np.int32))
+        if num_drafts.any():
+            self._grow(step, rows[num_drafts > room])
+            step.budget -= int(num_drafts.sum())
+            step.num_drafts, step.draft_ids = num_drafts, draft_ids
+
+    def _continue_prefills(self, step: StepBuilder) -> None:
         if not self.prefilling:
             return
-        parts = self._parts_of_budget(draft.budget) if self.shares.are_several else {}
+        parts = self._parts_of_budget(step.budget) if self.shares.are_several else {}
         for request in sorted(self.prefilling.values(), key=_rank):
-            budget = min(draft.budget, parts.get(request.tenant, draft.budget))
+            budget = min(step.budget, parts.get(request.tenant, step.budget))
             if budget > 0:
-                count = self._add_chunk(draft, request, budget)
+                count = self._add_chunk(step, request, budget)
                 parts[request.tenant] = budget - count
 
     def _parts_of_budget(self, budget: int) -> dict[str, int]:
@@ -210,15 +242,15 @@ class Scheduler:
         parts = split(budget, demands, self.shares.weight)
         return {tenant: max(1, part) for tenant, part in parts.items()}
 
-    def _add_chunk(self, draft: StepDraft, request: RequestState, budget: int) -> int:
+    def _add_chunk(self, step: StepBuilder, request: RequestState, budget: int) -> int:
         """The request's next known tokens, as many as the budget allows; how many these are."""
         start = request.num_computed
         count = min(request.num_tokens - start, budget, self._max_chunk)
         request.num_computed = end = start + count
         is_last = end == request.num_tokens
-        draft.budget -= count
-        draft.stored += self._cache_full_blocks(request)
-        draft.chunks.append(
+        step.budget -= count
+        step.stored += self._cache_full_blocks(request)
+        step.chunks.append(
             Chunk(
                 request=request,
                 row=request.row,
@@ -247,12 +279,12 @@ class Scheduler:
 
     # Waiting requests.
 
-    def _admit(self, draft: StepDraft) -> None:
+    def _admit(self, step: StepBuilder) -> None:
         """Seats ready requests in order, until one does not fit. A request gets the blocks of all its known tokens at
         once, and leaves a block for each running one to grow into."""
         if self._leavers.num_preempted:
             return
-        while draft.budget > 0 and self.table.free_rows:
+        while step.budget > 0 and self.table.free_rows:
             request = self.waiting.peek()
             if request is None or request is self._too_large:
                 return
@@ -271,8 +303,8 @@ class Scheduler:
                 self.waiting.await_blocks(request, self.host.load(request.chain, hits, slots))
                 continue
             self.waiting.pop(request)
-            self._seat(draft, request, hits, num_new)
-            self._add_chunk(draft, request, draft.budget)
+            self._seat(step, request, hits, num_new)
+            self._add_chunk(step, request, step.budget)
 
     def _follows(self, request: RequestState, num_hits: int, max_hits: int) -> bool:
         """Holds a request whose first missing block is computed or fetched for another, until it is there."""
@@ -286,7 +318,7 @@ class Scheduler:
             self.waiting.await_blocks(request, ticket)
         return ticket is not None
 
-    def _seat(self, draft: StepDraft, request: RequestState, hits: list[int], num_new: int) -> None:
+    def _seat(self, step: StepBuilder, request: RequestState, hits: list[int], num_new: int) -> None:
         self.pool.share(hits)
         blocks = hits + self.pool.allocate(num_new)
         request.chain.num_cached = len(hits)
@@ -298,12 +330,13 @@ class Scheduler:
         request.num_steps -= self._planned_step
         request.num_step_rows -= self._num_planned_rows
         row = self.table.seat(request, blocks)
+        self.table.needs_result[row] = self._drafter is not None and self._drafter.serves(request)
         request.has_yielded = False
         self.shares.seat(request.tenant)
         self._moved()
         self.running[request.key] = self.prefilling[request.key] = request
-        draft.set_blocks(np.full(len(blocks), row), np.arange(len(blocks), dtype=np.int32), blocks)
-        draft.admitted.append(
+        step.set_blocks(np.full(len(blocks), row), np.arange(len(blocks), dtype=np.int32), blocks)
+        step.admitted.append(
             AdmittedRow(
                 row=row,
                 token_ids=request.token_ids,

@@ -41,6 +41,8 @@ class Flight:
     """[steps, rows], pinned; there when `done`."""
     steps: Int32Array
     """[S, n] in which step of `tokens` each sampled row's are."""
+    row_steps: Int32Array | None
+    """[S] of them that count; None: one each."""
     done: torch.cuda.Event
     scored: dict[int, int] = field(default_factory=dict)
     """From the index of a sampled row to its row of `scores`."""
@@ -119,6 +121,7 @@ class CudaExecutor:
 
     @torch.inference_mode()
     def submit(self, plan: StepPlan) -> int:
+        assert plan.num_drafts is None, "drafts are not verified here"
         with torch.cuda.stream(self._stream):
             if self.swapper is not None:
                 self.swapper.protect(self._stream, plan.written_blocks(self._config.block_size))
@@ -128,7 +131,7 @@ class CudaExecutor:
                 self._sampler.admit(admitted)
                 self._pools.admit(admitted)
                 self._num_prompt[admitted.row] = admitted.num_prompt_tokens
-            flight = self._flight(plan.step, plan.output_indices[plan.samples], plan.num_steps)
+            flight = self._flight(plan.step, plan.output_indices[plan.samples], plan.row_steps)
             self._take(plan, flight, shape, hidden)
             flight.done.record(self._stream)
             self._graphs.capture_due()
@@ -172,10 +175,10 @@ class CudaExecutor:
         first_result = self._draw_inbox.first_result
         store_tokens(rows, positions, outputs, tokens, self._table.token_ids, self._results, first_result)
 
-    def _flight(self, step: int, output_indices: Int32Array, num_steps: int = 1) -> Flight:
-        part = step % len(self._done)
+    def _flight(self, step: int, output_indices: Int32Array, row_steps: Int32Array | None = None) -> Flight:
+        part, num_steps = step % len(self._done), 1 if row_steps is None else int(row_steps.max())
         steps = (output_indices[:, None] + np.arange(num_steps)) % self._config.decode_steps
-        return Flight(step=step, tokens=self._results[part], steps=steps, done=self._done[part])
+        return Flight(step=step, tokens=self._results[part], steps=steps, row_steps=row_steps, done=self._done[part])
 
     def _first_result(self, step: int) -> int:
         return step % len(self._done) * self._results.stride(0)
@@ -192,8 +195,10 @@ class CudaExecutor:
             row: [_cut(entry, num_top) for scores in parts for entry in _entries(scores)]
             for row, (parts, num_top) in flight.prompt_scores.items()
         }
+        tokens = flight.tokens.numpy()[flight.steps, np.arange(len(flight.steps))[:, None]]
         return StepResult(
-            token_ids=flight.tokens.numpy()[flight.steps, np.arange(len(flight.steps))[:, None]].reshape(-1),
+            token_ids=tokens,
+            num_tokens=np.ones(len(tokens), np.int32) if flight.row_steps is None else flight.row_steps,
             logprobs=logprobs,
             prompt_logprobs=prompt_logprobs,
             embeddings={row: vector.cpu().numpy().tobytes() for row, vector in flight.vectors.items()},

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -138,8 +138,8 @@ class SimulatedExecutor:
         self._noise: UInt64Array = np.zeros(num_rows, np.uint64)
         self._eos_from: Int32Array = np.zeros(num_rows, np.int32)
         self._num_prompt: Int32Array = np.zeros(num_rows, np.int32)
-        self._held: dict[int, int] = {}
-        """KV entries by row, for a draw."""
+        self._held: dict[int, UInt64Array] = {}
+        """KV entries of each position by row, for a draw."""
         self._num_logprobs: dict[int, int] = {}
         self._num_prompt_logprobs: dict[int, int] = {}
 
@@ -151,6 +151,7 @@ class SimulatedExecutor:
         for admitted in plan.admitted:
             self._admit(admitted)
         self._block_table[plan.block_rows, plan.block_indices] = plan.block_ids
+        self._write_drafts(plan)
         self._write_kv(plan)
         if plan.step % self._verify_every == 0:
             self._verify(plan)
@@ -161,10 +162,12 @@ class SimulatedExecutor:
         return plan.step
 
     def draw(self, plan: DrawPlan) -> int:
-        entries = np.array([self._held.pop(row) for row in plan.rows.tolist()], np.uint64)
-        tokens = self._model.masked_tokens(entries, self._noise[plan.rows], plan.output_indices, plan.masks[plan.rows])
-        self._token_ids[plan.rows, plan.positions] = tokens
-        result = StepResult(token_ids=tokens, logprobs=self._logprobs(plan.rows, tokens))
+        num_positions = _num_positions(plan.num_drafts, len(plan.rows))
+        entries = np.concatenate([self._held.pop(row) for row in plan.rows.tolist()])
+        rows, place = np.repeat(plan.rows, num_positions), _places(num_positions)
+        outputs = np.repeat(plan.output_indices, num_positions) + place
+        tokens = self._model.masked_tokens(entries, self._noise[rows], outputs, plan.masks[rows, place])
+        result = self._verified(plan.rows, plan.positions, num_positions, tokens)
         self._in_flight.append(_InFlight(plan.step, result, self._busy_until, self._timing.polls(plan.step)))
         return plan.step
 
@@ -201,6 +204,11 @@ class SimulatedExecutor:
         if sampling.num_prompt_logprobs is not None:
             self._num_prompt_logprobs[row] = sampling.num_prompt_logprobs
 
+    def _write_drafts(self, plan: StepPlan) -> None:
+        if plan.num_drafts is not None:
+            first = np.repeat(plan.starts + plan.counts - plan.num_drafts, plan.num_drafts)
+            self._token_ids[np.repeat(plan.rows, plan.num_drafts), first + _places(plan.num_drafts)] = plan.draft_ids
+
     def _write_kv(self, plan: StepPlan) -> None:
         """Rows of one token at once, then the others in the plan's order: a row that joins with this plan may read what
         another writes in it."""
@@ -229,20 +237,39 @@ class SimulatedExecutor:
         return slots
 
     def _sample(self, plan: StepPlan) -> StepResult:
-        ends = plan.starts + plan.counts
-        held = plan.rows[plan.holds]
-        self._held |= zip(held.tolist(), self._kv[self._slots(held, ends[plan.holds] - 1)].tolist(), strict=True)
-        rows, output_indices = plan.rows[plan.samples], plan.output_indices[plan.samples]
-        positions = ends[plan.samples]
-        entries = self._kv[self._slots(rows, positions - 1)]
-        tokens = self._model.tokens(entries, self._noise[rows], output_indices, self._eos_from[rows])
-        self._token_ids[rows, positions] = tokens
-        return StepResult(
-            token_ids=tokens,
-            logprobs=self._logprobs(rows, tokens),
+        num_positions = _num_positions(plan.num_drafts, len(plan.rows))
+        first = plan.starts + plan.counts - num_positions
+        for i in np.flatnonzero(plan.holds).tolist():
+            positions = np.arange(first[i], first[i] + num_positions[i], dtype=np.int32)
+            self._held[int(plan.rows[i])] = self._kv[self._slots(int(plan.rows[i]), positions)]
+        first, num_positions = first[plan.samples], num_positions[plan.samples]
+        rows, place = np.repeat(plan.rows[plan.samples], num_positions), _places(num_positions)
+        entries = self._kv[self._slots(rows, np.repeat(first, num_positions) + place)]
+        outputs = np.repeat(plan.output_indices[plan.samples], num_positions) + place
+        tokens = self._model.tokens(entries, self._noise[rows], outputs, self._eos_from[rows])
+        return replace(
+            self._verified(plan.rows[plan.samples], first + 1, num_positions, tokens),
             prompt_logprobs=self._prompt_logprobs(plan),
             embeddings=self._embeddings(plan),
         )
+
+    def _verified(
+        self, rows: Int32Array, positions: Int32Array, num_positions: Int32Array, tokens: Int32Array
+    ) -> StepResult:
+        """Writes what each row gains, from `positions` on: of its sampled tokens, given row by row, those up to the
+        first that differs from the draft in its place."""
+        most, ends = int(num_positions.max(initial=1)), np.cumsum(num_positions)
+        columns = np.full((len(rows), most), NO_TOKEN, np.int32)
+        columns[np.repeat(np.arange(len(rows)), num_positions), _places(num_positions)] = tokens
+        num_tokens = np.ones(len(rows), np.int32)
+        for i in np.flatnonzero(num_positions > 1).tolist():
+            row, first, count = int(rows[i]), int(positions[i]), int(num_positions[i])
+            stands = tokens[ends[i] - count : ends[i] - 1] == self._token_ids[row, first : first + count - 1]
+            num_tokens[i] += count - 1 if stands.all() else int(stands.argmin())
+        place = _places(num_tokens)
+        at = np.repeat(np.arange(len(rows)), num_tokens)
+        self._token_ids[rows[at], positions[at] + place] = columns[at, place]
+        return StepResult(token_ids=columns, num_tokens=num_tokens, logprobs=self._logprobs(rows, columns, num_tokens))
 
     def _sample_ahead(self, plan: StepPlan, row_steps: Int32Array) -> StepResult:
         """Every row to its last step; that its answer may have ended before is for others to see."""
@@ -255,15 +282,16 @@ class SimulatedExecutor:
             entries, outputs = self._kv[self._slots(rows, positions)], plan.output_indices[goes_on] + i_step
             tokens[goes_on, i_step] = self._model.tokens(entries, self._noise[rows], outputs, self._eos_from[rows])
             self._token_ids[rows, positions + 1] = tokens[goes_on, i_step]
-        return StepResult(token_ids=tokens.ravel())
+        return StepResult(token_ids=tokens, num_tokens=row_steps)
 
-    def _logprobs(self, rows: Int32Array, tokens: Int32Array) -> dict[int, TokenLogprobs]:
+    def _logprobs(self, rows: Int32Array, tokens: Int32Array, num_tokens: Int32Array) -> dict[int, TokenLogprobs]:
         if not self._num_logprobs:
             return {}
         return {
-            j: self._model.logprobs(token, self._num_logprobs[row])
-            for j, (row, token) in enumerate(zip(rows.tolist(), tokens.tolist(), strict=True))
+            j * tokens.shape[1] + i: self._model.logprobs(int(tokens[j, i]), self._num_logprobs[row])
+            for j, row in enumerate(rows.tolist())
             if row in self._num_logprobs
+            for i in range(num_tokens[j])
         }
 
     def _prompt_logprobs(self, plan: StepPlan) -> dict[int, list[TokenLogprobs]]:
@@ -323,6 +351,18 @@ def expected_tokens(
         entry = entry + _hashes(token, np.array([len(prompt_ids) + len(answer)], np.int32))
         answer.append(int(token[0]))
     return answer
+
+
+def _num_positions(num_drafts: Int32Array | None, num_rows: int) -> Int32Array:
+    """That are sampled or held, of each row."""
+    return np.ones(num_rows, np.int32) if num_drafts is None else num_drafts + 1
+
+
+def _places(counts: Int32Array) -> Int32Array:
+    """0 … counts[0] − 1, 0 … counts[1] − 1 and so on."""
+    ends = np.cumsum(counts)
+    places: Int32Array = np.arange(ends[-1] if ends.size else 0, dtype=np.int32) - np.repeat(ends - counts, counts)
+    return places.astype(np.int32)
 
 
 def _noise(sampling: SamplingParams, choice_index: int) -> int:

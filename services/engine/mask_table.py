@@ -19,9 +19,10 @@ def create_mask_memory() -> int:
 
 
 def map_masks(memory: int, num_rows: int, vocab_size: int) -> Int32Array:
-    """int32 [num_rows, words]: bit i of word w stands for token 32 w + i. What is not written costs nothing."""
+    """int32 [num_rows, 1, words], a mask for one position of each row: bit i of word w stands for token 32 w + i. What
+    is not written costs nothing."""
     num_words = -(-vocab_size // 32)
     num_bytes = 4 * num_rows * num_words
     if os.fstat(memory).st_size < num_bytes:
         os.ftruncate(memory, num_bytes)
-    return np.frombuffer(mmap.mmap(memory, num_bytes), np.int32).reshape(num_rows, num_words)
+    return np.frombuffer(mmap.mmap(memory, num_bytes), np.int32).reshape(num_rows, 1, num_words)

@@ -20,6 +20,9 @@ from headwater.engine_core.executors.simulated import (
     expected_tokens,
 )
 from headwater.engine_core.request import FinishReason, NewRequest
+from headwater.engine_core.request_state import RequestState
+from headwater.engine_core.request_table import RequestTable
+from headwater.engine_core.scheduling.masks import Rows
 from headwater.engine_core.step_output import StepOutput
 
 BLOCK_SIZE = 16
@@ -48,7 +51,13 @@ class CheckedExecutor:
         self._known: dict[int, int] = {}
         self._num_prompt: dict[int, int] = {}
         self._held: dict[int, int] = {}
-        self._draws: set[int] = set()
+        self._uncertain: dict[int, int] = {}
+        """Drafts in flight, by row."""
+        self.num_tokens_of_drafts = Counter[int]()
+        """How often a row with drafts gained so many tokens."""
+        self._draws: dict[int, list[int]] = {}
+        self._sampled: deque[list[int]] = deque()
+        """Rows of each step in flight."""
         # Of each step in flight: the row that may read a block, for all blocks.
         self._readers: deque[dict[int, set[int]]] = deque()
         # By row: blocks that plans said it writes.
@@ -62,7 +71,9 @@ class CheckedExecutor:
         self._take_rows(plan)
         for row, idx, block in zip(plan.block_rows, plan.block_indices, plan.block_ids, strict=True):
             assert block != 0
-            assert self._blocks[int(row)].setdefault(int(idx), int(block)) == block, "entries never change"
+            is_computed = (int(idx) * BLOCK_SIZE) < self._computed.get(int(row), 0)
+            assert not is_computed or self._blocks[int(row)].get(int(idx)) == block, "what is computed stays"
+            self._blocks[int(row)][int(idx)] = int(block)
         written = set(plan.written_blocks(BLOCK_SIZE).tolist())
         for row, block in zip(plan.block_rows.tolist(), plan.block_ids.tolist(), strict=True):
             self._writable.setdefault(row, set()).update({block} & written)
@@ -76,15 +87,23 @@ class CheckedExecutor:
             start, end = int(plan.starts[i]), int(plan.starts[i] + plan.counts[i])
             assert not (plan.samples[i] and plan.holds[i])
             output_idx = int(plan.output_indices[i])
-            self._advance_row(row, start, end, samples=bool(plan.samples[i]), output_idx=output_idx)
+            num_drafts = 0 if plan.num_drafts is None else int(plan.num_drafts[i])
+            assert row not in self._uncertain, "planned before it is known how far it came"
+            self._advance_row(row, start, end - num_drafts, samples=bool(plan.samples[i]), output_idx=output_idx)
+            if num_drafts:
+                assert plan.samples[i] or plan.holds[i]
+                assert end - num_drafts == start + 1, "drafts are of rows that decode"
+                assert len(self._blocks[row]) * BLOCK_SIZE >= end, "drafts have their blocks"
+                assert self._num_prompt[row] + output_idx + num_drafts < MAX_MODEL_LEN
+                self._uncertain[row] = num_drafts
             if plan.row_steps is not None:
                 assert (end, plan.samples[i]) == (start + 1, True), "several steps are of rows that decode"
                 for i_step in range(1, int(plan.row_steps[i])):
                     self._advance_row(row, end, end + 1, samples=True, output_idx=output_idx + i_step)
                     end += 1
             if plan.holds[i]:
-                assert end == self._known[row]
-                self._held[row] = end
+                assert end - num_drafts == self._known[row]
+                self._held[row] = end - num_drafts
             for idx in range(-(-end // BLOCK_SIZE)):
                 block = self._blocks[row][idx]
                 readers.setdefault(block, set()).add(row)
@@ -92,18 +111,27 @@ class CheckedExecutor:
                     assert writers.setdefault(block, row) == row, "two rows write a block"
                     assert block in self._writable[row], "written, and not said"
                     assert all(step.get(block, set()) <= {row} for step in self._readers), "written while listed"
+        if plan.num_drafts is None:
+            assert not plan.draft_ids.size
+        else:
+            assert plan.num_drafts.sum() == plan.draft_ids.size > 0
         self._readers.append(readers)
+        self._sampled.append(plan.rows[plan.samples].tolist())
         self.max_in_flight = max(self.max_in_flight, len(self._readers))
         assert len(self._readers) <= self._config.async_depth
         self._check_room()
         return self._executor.submit(plan)
 
     def draw(self, plan: DrawPlan) -> int:
-        for row, position, output_idx in zip(plan.rows, plan.positions, plan.output_indices, strict=True):
-            assert self._held.pop(int(row)) == position == self._known[int(row)]
-            assert output_idx == position - self._num_prompt[int(row)]
-            self._known[int(row)] += 1
-        self._draws.add(plan.step)
+        drafts = plan.num_drafts if plan.num_drafts is not None else np.zeros_like(plan.rows)
+        for row, position, output_idx, num_drafts in zip(
+            plan.rows.tolist(), plan.positions.tolist(), plan.output_indices.tolist(), drafts.tolist(), strict=True
+        ):
+            assert self._held.pop(row) == position == self._known[row]
+            assert output_idx == position - self._num_prompt[row]
+            assert num_drafts == self._uncertain.get(row, 0)
+            self._known[row] += 1
+        self._draws[plan.step] = plan.rows.tolist()
         self._check_room()
         return self._executor.draw(plan)
 
@@ -113,10 +141,20 @@ class CheckedExecutor:
 
     def retire(self, handle: int) -> StepResult:
         if handle in self._draws:
-            self._draws.remove(handle)
+            rows = self._draws.pop(handle)
         else:
             self._readers.popleft()
-        return self._executor.retire(handle)
+            rows = self._sampled.popleft()
+        result = self._executor.retire(handle)
+        assert result.token_ids.shape[0] == len(result.num_tokens) == len(rows)
+        for row, num_tokens in zip(rows, result.num_tokens.tolist(), strict=True):
+            if (num_drafts := self._uncertain.pop(row, None)) is not None:
+                assert 1 <= num_tokens <= num_drafts + 1
+                self.num_tokens_of_drafts[num_tokens] += 1
+                # The first was counted when it was planned.
+                self._known[row] += num_tokens - 1
+                self._computed[row] = self._known[row] - 1
+        return result
 
     def is_ready(self, handle: int) -> bool:
         return self._executor.is_ready(handle)
@@ -129,6 +167,7 @@ class CheckedExecutor:
         for row in plan.released:
             assert row not in rows_in_flight
             del self._blocks[row]
+            assert row not in self._uncertain
             self._writable.pop(row, None)
             self._held.pop(row, None)
         for admitted in plan.admitted:
@@ -168,6 +207,36 @@ class Stream:
     """Prompt positions whose log probabilities came."""
 
 
+class HalfRightDrafter:
+    """Knows the answers, and guesses by lot: so many tokens, of which each may be wrong. Serves some requests only."""
+
+    def __init__(self, seed: int, max_drafts: int) -> None:
+        self.max_drafts = max_drafts
+        self.streams: dict[int, Stream] = {}
+        self._rng = np.random.default_rng(seed)
+
+    def serves(self, request: RequestState) -> bool:
+        return request.key % 3 != 0
+
+    def draft(self, table: RequestTable, rows: Rows, most: Int32Array) -> tuple[Int32Array, Int32Array]:
+        num_drafts, draft_ids = np.zeros(len(rows), np.int32), list[int]()
+        for i, row in enumerate(rows.tolist()):
+            assert most[i] >= 0
+            if not most[i]:
+                continue
+            request = table.requests[row]
+            assert request is not None
+            assert self.serves(request), "guesses are wanted for a row that it does not serve"
+            known = table.known_ids(row).tolist()
+            assert len(known) == table.num_computed[row] + 1, "something of the row is in flight"
+            stream = self.streams[request.key]
+            answer = stream.answer[len(known) - request.num_prompt_tokens :][: self._rng.integers(0, most[i] + 1)]
+            guesses = [token if self._rng.random() < 0.8 else int(self._rng.integers(3, 40)) for token in answer]
+            num_drafts[i] = len(guesses)
+            draft_ids += guesses
+        return num_drafts, np.array(draft_ids, np.int32)
+
+
 @dataclass
 class Want:
     """The next mask of a row, and the step at which it is there."""
@@ -176,6 +245,8 @@ class Want:
     ticket: int
     index: int
     due: int
+    draft_ids: list[int]
+    """Behind which masks are wanted too."""
 
 
 @dataclass
@@ -188,11 +259,15 @@ class Driver:
     """Steps that a mask takes, at most."""
     streams: dict[int, Stream] = field(default_factory=dict)
     cached: set[bytes] = field(default_factory=set)
+    drafter: HalfRightDrafter | None = None
 
     def __post_init__(self) -> None:
         self.executor = CheckedExecutor(self.config, self.late_polls)
-        self.masks = np.zeros((self.config.max_num_seqs, NUM_WORDS), np.int32)
-        self.engine = Engine(self.config, self.executor, masks=self.masks)
+        num_positions = 1 if self.drafter is None else self.drafter.max_drafts + 1
+        self.masks = np.zeros((self.config.max_num_seqs, num_positions, NUM_WORDS), np.int32)
+        if self.drafter is not None:
+            self.drafter.streams = self.streams
+        self.engine = Engine(self.config, self.executor, masks=self.masks, drafter=self.drafter)
         self.wanted: dict[int, Want] = {}
         """By row."""
         self.num_steps = 0
@@ -225,17 +300,19 @@ class Driver:
         for row, want in self.wanted.items():
             tokens = self.streams[want.key].tokens
             if len(tokens) >= want.index and (at_once or want.due <= self.num_steps):
-                self.masks[row] = grammar(tokens)
-                filled.append((row, want.ticket, len(tokens)))
-                want.index = len(tokens) + 1
+                drafts = want.draft_ids if len(tokens) == want.index else []
+                for i in range(len(drafts) + 1):
+                    self.masks[row, i] = grammar([*tokens, *drafts[:i]])
+                filled.append((row, want.ticket, len(tokens), len(drafts) + 1))
+                want.index, want.draft_ids = len(tokens) + 1, []
                 want.due = self.num_steps + (want.key + want.index) % (self.mask_delay + 1)
         if filled:
-            rows, tickets, indices = map(list, zip(*filled, strict=True))
-            self.engine.masks_filled(rows, tickets, indices)
+            rows, tickets, indices, counts = map(list, zip(*filled, strict=True))
+            self.engine.masks_filled(rows, tickets, indices, counts)
 
     @property
     def awaits_masks(self) -> bool:
-        return self.engine._scheduler.table.awaits_masks
+        return self.engine._scheduler.held.await_masks
 
     def step(self) -> None:
         self.num_steps += 1
@@ -279,9 +356,9 @@ class Driver:
             stream.is_cancelled &= finish.reason is FinishReason.CANCELLED
             assert finish.num_output_tokens == len(stream.tokens)
         if (wanted := output.masks_wanted) is not None:
-            columns = (wanted.keys, wanted.rows, wanted.tickets, wanted.output_indices)
-            for key, row, ticket, index in zip(*columns, strict=True):
-                self.wanted[row] = Want(key, ticket, index, self.num_steps + key % (self.mask_delay + 1))
+            columns = (wanted.keys, wanted.rows, wanted.tickets, wanted.output_indices, wanted.draft_ids)
+            for key, row, ticket, index, draft_ids in zip(*columns, strict=True):
+                self.wanted[row] = Want(key, ticket, index, self.num_steps + key % (self.mask_delay + 1), draft_ids)
         if (events := output.cache_events) is not None:
             assert self.cached >= set(events.removed)
             self.cached -= set(events.removed)

@@ -18,7 +18,7 @@ from headwater.engine_core.executors.simulated import expected_tokens
 from headwater.engine_core.prefix_hash import expected_cached_tokens
 from headwater.engine_core.request import NewRequest
 from headwater.engine_core.sampling_params import SamplingParams
-from tests.engine_core.checked_engine import BLOCK_SIZE, MAX_MODEL_LEN, MODEL, Driver, grammar
+from tests.engine_core.checked_engine import BLOCK_SIZE, MAX_MODEL_LEN, MODEL, Driver, HalfRightDrafter, grammar
 
 MANY = 1 << 30
 LEADS = [list(range(start, start + 90)) for start in (0, 100)]
@@ -119,13 +119,23 @@ def rounds(shortest_lead: int = 0, most_steps: int = 12) -> st.SearchStrategy[li
 
 
 SCENARIOS = given(configs(), st.sampled_from([0, 3, MANY]), st.sampled_from([0, 1, 4]), rounds())
+DRAFTERS = st.builds(HalfRightDrafter, seed=st.integers(0, 1000), max_drafts=st.sampled_from([1, 4, BLOCK_SIZE - 1]))
+SCENARIOS_WITH_DRAFTS = given(
+    configs() | swapping_configs(), st.sampled_from([0, 3, MANY]), st.sampled_from([0, 1, 4]), rounds(), DRAFTERS
+)
 SWAPS = given(swapping_configs(), st.sampled_from([0, 3, MANY]), st.sampled_from([0, 4]), rounds(80, 60))
 SOME = settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
 VERY_MANY = settings(SOME, max_examples=10_000)
 
 
-def check_rounds(config: EngineConfig, late_polls: int, mask_delay: int, rounds: list[Round]) -> None:
-    driver = Driver(config, late_polls, mask_delay)
+def check_rounds(
+    config: EngineConfig,
+    late_polls: int,
+    mask_delay: int,
+    rounds: list[Round],
+    drafter: HalfRightDrafter | None = None,
+) -> Driver:
+    driver = Driver(config, late_polls, mask_delay, drafter=drafter)
     for each in rounds:
         for new in each.adds:
             driver.add(replace(new, key=len(driver.streams)))
@@ -144,6 +154,7 @@ def check_rounds(config: EngineConfig, late_polls: int, mask_delay: int, rounds:
     event(f"swapped in: {driver.engine.load().num_swapped_in > 0}")
     event(f"preempted: {driver.engine.load().num_preemptions > 0}")
     event(f"steps in flight: {driver.executor.max_in_flight}")
+    return driver
 
 
 @SOME
@@ -160,6 +171,26 @@ def test_nothing_changes_when_prefixes_leave_the_device_and_come_back(
     config: EngineConfig, late_polls: int, mask_delay: int, rounds: list[Round]
 ) -> None:
     check_rounds(config, late_polls, mask_delay, rounds)
+
+
+@SOME
+@SCENARIOS_WITH_DRAFTS
+def test_a_step_that_brings_a_row_more_or_fewer_tokens_changes_no_stream(
+    config: EngineConfig, late_polls: int, mask_delay: int, rounds: list[Round], drafter: HalfRightDrafter
+) -> None:
+    driver = check_rounds(config, late_polls, mask_delay, rounds, drafter)
+    counts = driver.executor.num_tokens_of_drafts
+    event(f"tokens of a row with drafts: {min(max(counts, default=0), 3)}, rolled back: {counts[1] > 0}")
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+@VERY_MANY
+@SCENARIOS_WITH_DRAFTS
+def test_nor_does_it_in_many_more_rounds_with_drafts(
+    config: EngineConfig, late_polls: int, mask_delay: int, rounds: list[Round], drafter: HalfRightDrafter
+) -> None:
+    check_rounds(config, late_polls, mask_delay, rounds, drafter)
 
 
 @pytest.mark.long

@@ -46,7 +46,7 @@ def run(folder: Path, device: str, masked: list[bool], depth: int) -> tuple[list
     options = {"num_threads": 1, "num_blocks": 80, "block_size": 64, "max_num_batched_tokens": 256, "max_num_seqs": 32}
     given = ExecutorOptions(model_folder=folder, device=device, async_depth=depth, **options)  # type: ignore[arg-type]
     executor, config, _ = build_executor(given, lambda phase, done, total: None)
-    masks = np.zeros((config.max_num_seqs, VOCAB_SIZE // 32), np.int32)
+    masks = np.zeros((config.max_num_seqs, 1, VOCAB_SIZE // 32), np.int32)
     engine = Engine(config, executor, masks=masks)
     answers: list[list[int]] = [[] for _ in masked]
     scored = [0] * len(masked)

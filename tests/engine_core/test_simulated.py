@@ -54,7 +54,7 @@ def admit(sampling: SamplingParams, *, row: int = 0) -> AdmittedRow:
 
 
 def sampled(executor: SimulatedExecutor, step: StepPlan) -> list[int]:
-    tokens: list[int] = executor.retire(executor.submit(step)).token_ids.tolist()
+    tokens: list[int] = executor.retire(executor.submit(step)).token_ids.ravel().tolist()
     return tokens
 
 
@@ -155,6 +155,6 @@ def test_a_late_result_is_refused_some_polls_and_then_there() -> None:
 def test_logprobs_are_given_to_those_who_ask() -> None:
     executor, sampling = SimulatedExecutor(CONFIG, MODEL), SamplingParams(num_logprobs=3)
     result = executor.retire(executor.submit(plan(1, start=0, count=20, admitted=admit(sampling), blocks=(3, 5))))
-    assert result.logprobs[0].top_ids[0] == result.token_ids[0]
+    assert result.logprobs[0].top_ids[0] == result.token_ids[0, 0]
     assert len(set(result.logprobs[0].top_ids)) == 3
     assert result.logprobs[0].top_logprobs == pytest.approx([-0.693, -1.386, -2.079], abs=1e-3)

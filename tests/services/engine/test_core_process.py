@@ -53,7 +53,7 @@ class Core:
         mask_report_writer, mask_report_reader = create_ring(1 << 16)
         self.mask_reports = RingReader(mask_report_reader)
         inner = RingReader(command_reader), RingWriter(report_writer), RingWriter(mask_report_writer)
-        masks = np.full((CONFIG.max_num_seqs, -(-MODEL.vocab_size // 32)), -1, np.int32)
+        masks = np.full((CONFIG.max_num_seqs, 1, -(-MODEL.vocab_size // 32)), -1, np.int32)
         self.engine = Engine(CONFIG, executor, masks=masks)
         self.thread = threading.Thread(target=run, args=(self.engine, executor, *inner))
         self.thread.start()

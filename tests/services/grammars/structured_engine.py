@@ -54,7 +54,7 @@ async def answers(
     compiler: GrammarCompiler, settings: EngineConfig, asks: Sequence[Ask], executor: Executor | None = None
 ) -> tuple[list[Told], Engine]:
     """What became of all, asked at once."""
-    masks = np.zeros((settings.max_num_seqs, VOCAB_SIZE // 32), np.int32)
+    masks = np.zeros((settings.max_num_seqs, 1, VOCAB_SIZE // 32), np.int32)
     engine = Engine(settings, executor or simulated(settings), masks=masks)
     commands: list[Command] = []
     writer = MaskWriter(masks, commands.append, lambda seconds: None)

@@ -1,18 +1,16 @@
-"""A step while it is planned, and what is remembered of it until it retires."""
+"""Builds the plan of a step, with what is remembered of it until it retires."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 
 from headwater.engine_core.executor import AdmittedRow, BoolArray, DrawPlan, Int32Array, StepPlan
 from headwater.engine_core.request_state import RequestState
 from headwater.engine_core.request_table import RequestTable
+from headwater.engine_core.scheduling.masks import Rows
 from headwater.engine_core.step_output import MasksWanted, StoredChain
-
-Rows = npt.NDArray[np.intp]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +40,13 @@ class PlannedStep:
     stored: list[StoredChain] = field(default_factory=list)
     """Cached by this step's prompt chunks; announced when it retires."""
     masks_wanted: MasksWanted | None = None
-    """By rows that hold logits for the first time since they were seated."""
+    """By rows that hold logits for the first time since they were seated, or of drafts."""
+    reserved: Int32Array | None = None
+    """[S] tokens that each sampled row may gain at most, where that is not certain."""
+
+    @property
+    def is_draw(self) -> bool:
+        return isinstance(self.plan, DrawPlan)
 
     @property
     def is_silent(self) -> bool:
@@ -51,7 +55,7 @@ class PlannedStep:
 
 
 @dataclass(slots=True)
-class StepDraft:
+class StepBuilder:
     """Decode rows as arrays, prompt chunks one by one. A chunk that reads blocks of another comes after it."""
 
     budget: int
@@ -62,6 +66,9 @@ class StepDraft:
     stored: list[StoredChain] = field(default_factory=list)
     row_steps: Int32Array | None = None
     """Of decode rows, where they are planned several steps ahead."""
+    num_drafts: Int32Array | None = None
+    """Of decode rows, where they get any."""
+    draft_ids: Int32Array = field(default_factory=lambda: np.empty(0, np.int32))
     block_updates: list[tuple[Int32Array, Int32Array, Int32Array]] = field(default_factory=list)
     """Rows, indices and blocks of block-table entries."""
 
@@ -77,21 +84,29 @@ class StepDraft:
         self.block_updates.append((rows.astype(np.int32), indices, np.array(blocks, np.int32)))
 
     def compose(self, step: int, table: RequestTable, released: list[int], *, shares: bool) -> PlannedStep:
-        """The plan of what was drafted; decode rows advance in the table by the tokens that they will get."""
-        rows, advance = self.decode_rows, 1 if self.row_steps is None else self.row_steps
+        """The plan; decode rows advance in the table by the tokens that they may get."""
+        rows = self.decode_rows
+        counts = np.ones(rows.size, np.int32) if self.num_drafts is None else self.num_drafts + 1
+        advance = counts if self.row_steps is None else self.row_steps
         starts = table.num_computed[rows]
         table.num_computed[rows] = starts + advance
         table.credit[rows] -= advance
-        plan_rows, samples = rows, np.ones(rows.size, np.bool_)
-        counts = np.ones(rows.size, np.int32)
+        plan_rows, samples, num_drafts = rows, np.ones(rows.size, np.bool_), self.num_drafts
         if self.chunks:
             plan_rows = np.concatenate((rows, [chunk.row for chunk in self.chunks]), dtype=np.intp)
             starts = np.concatenate((starts, [chunk.start for chunk in self.chunks]), dtype=np.int32)
             counts = np.concatenate((counts, [chunk.count for chunk in self.chunks]), dtype=np.int32)
             samples = np.concatenate((samples, [chunk.samples for chunk in self.chunks]))
-        holds = samples & table.has_grammar[plan_rows]
-        table.is_held[plan_rows[holds]] = True
-        samples = samples & ~holds
+            if num_drafts is not None:
+                num_drafts = np.concatenate((num_drafts, np.zeros(len(self.chunks), np.int32)))
+        output_indices = starts + counts - table.num_prompt[plan_rows]
+        if num_drafts is not None:
+            output_indices -= num_drafts
+        holds = np.zeros(plan_rows.size, np.bool_)
+        if table.held.has_grammars:
+            holds = samples & table.held.has_grammar[plan_rows]
+            samples = samples & ~holds
+            table.held.hold(plan_rows[holds], output_indices[holds], 0 if num_drafts is None else num_drafts[holds])
         block_rows, block_indices, block_ids = self._joined_updates()
         plan = StepPlan(
             step=step,
@@ -104,9 +119,11 @@ class StepDraft:
             starts=starts,
             counts=counts,
             samples=samples,
-            output_indices=starts + counts - table.num_prompt[plan_rows],
+            output_indices=output_indices,
             holds=holds,
             row_steps=self.row_steps,
+            num_drafts=num_drafts,
+            draft_ids=self.draft_ids,
             shares=shares,
             prompt_logprob_rows=[chunk.row for chunk in self.chunks if chunk.scores_prompt],
             pooled_rows=[chunk.row for chunk in self.chunks if chunk.pools],
@@ -117,21 +134,28 @@ class StepDraft:
             chunks=self.chunks,
             stored=self.stored,
             masks_wanted=self._masks_wanted(table, holds),
+            reserved=None if num_drafts is None else (num_drafts + 1)[samples],
         )
 
     def _masks_wanted(self, table: RequestTable, holds: BoolArray) -> MasksWanted | None:
-        """Decode rows asked when they were chunks."""
-        requests = [
-            chunk.request for chunk, held in zip(self.chunks, holds[self.decode_rows.size :], strict=True) if held
-        ]
-        if not requests:
-            return None
+        """Decode rows asked for theirs when they were chunks; those of drafts nobody can know before."""
+        num_decodes = self.decode_rows.size
+        requests = [chunk.request for chunk, held in zip(self.chunks, holds[num_decodes:], strict=True) if held]
         rows = [request.row for request in requests]
+        draft_ids: list[list[int]] = [[] for _ in requests]
+        if self.num_drafts is not None:
+            parts = np.split(self.draft_ids, np.cumsum(self.num_drafts)[:-1])
+            drafted = np.flatnonzero(holds[:num_decodes] & (self.num_drafts > 0)).tolist()
+            rows += self.decode_rows[drafted].tolist()
+            draft_ids += [parts[i].tolist() for i in drafted]
+        if not rows:
+            return None
         return MasksWanted(
-            keys=[request.key for request in requests],
+            keys=table.keys[rows].tolist(),
             rows=rows,
-            tickets=table.tickets[rows].tolist(),
-            output_indices=[request.num_tokens - request.num_prompt_tokens for request in requests],
+            tickets=table.held.tickets[rows].tolist(),
+            output_indices=table.held.first_held[rows].tolist(),
+            draft_ids=draft_ids,
         )
 
     def _joined_updates(self) -> tuple[Int32Array, Int32Array, Int32Array]:

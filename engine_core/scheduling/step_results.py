@@ -3,19 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 
-from headwater.engine_core.executor import Int32Array, StepPlan, StepResult
+from headwater.engine_core.executor import Int32Array, StepResult
 from headwater.engine_core.prefix_hash import token_bytes
 from headwater.engine_core.request import FinishReason, TokenLogprobs
 from headwater.engine_core.request_state import NO_ROW, RequestState
 from headwater.engine_core.scheduler import Scheduler
-from headwater.engine_core.step_draft import Chunk, PlannedStep, Rows
+from headwater.engine_core.scheduling.masks import Rows
+from headwater.engine_core.scheduling.step_builder import Chunk, PlannedStep
 from headwater.engine_core.step_output import Finished, PromptLogprobsPart, Started, StepOutput
 
 
-class Settler:
+class Sampled(NamedTuple):
+    """What a step brought the rows that are alive."""
+
+    rows: Rows
+    tokens: Int32Array
+    """[S, n]"""
+    num_tokens: Int32Array
+    """[S]"""
+    reserved: Int32Array | None
+    """[S] what they might have gained; None: that much."""
+    logprobs: dict[int, TokenLogprobs]
+    """By place in `tokens`."""
+
+
+class ResultHandler:
     """Writes known tokens into the table and speaks through a StepOutput."""
 
     def __init__(self, scheduler: Scheduler, clock: Callable[[], float]) -> None:
@@ -33,16 +49,15 @@ class Settler:
         for chunk in planned.chunks:
             if not chunk.request.has_finished:
                 self._settle_chunk(chunk, result, output)
-        if isinstance(planned.plan, StepPlan) and planned.plan.row_steps is not None:
-            tokens = result.token_ids.reshape(planned.sampled_rows.size, -1)
-            is_alive = self._table.is_alive[planned.sampled_rows]
-            if is_alive.any():
-                rows, row_steps = planned.sampled_rows[is_alive], planned.plan.row_steps[is_alive]
-                self._settle_runs(rows, row_steps, tokens[is_alive], output)
+        sampled = self._alive(planned, result)
+        if not sampled.rows.size:
             return
-        rows, tokens, logprobs = self._that_count(planned.sampled_rows, result)
-        if rows.size:
-            self._settle_tokens(rows, tokens, logprobs, output)
+        if sampled.reserved is not None:
+            self._scheduler.roll_back(sampled.rows, sampled.reserved - sampled.num_tokens)
+        if sampled.tokens.shape[1] == 1:
+            self._settle_tokens(sampled.rows, sampled.tokens[:, 0], sampled.logprobs, output)
+        else:
+            self._settle_runs(sampled, output)
 
     def finish(
         self,
@@ -66,14 +81,16 @@ class Settler:
             )
         )
 
-    def _that_count(self, rows: Rows, result: StepResult) -> tuple[Rows, Int32Array, dict[int, TokenLogprobs]]:
+    def _alive(self, planned: PlannedStep, result: StepResult) -> Sampled:
         """Without rows whose request ended while the step was in flight."""
-        if not self._scheduler.has_leavers:
-            return rows, result.token_ids, result.logprobs
-        is_alive = self._table.is_alive[rows]
-        position = np.cumsum(is_alive) - 1
-        logprobs = {int(position[j]): entry for j, entry in result.logprobs.items() if is_alive[j]}
-        return rows[is_alive], result.token_ids[is_alive], logprobs
+        rows, reserved = planned.sampled_rows, planned.reserved
+        if not self._scheduler.has_leavers or (is_alive := self._table.is_alive[rows]).all():
+            return Sampled(rows, result.token_ids, result.num_tokens, reserved, result.logprobs)
+        most = result.token_ids.shape[1]
+        moves = most * (np.arange(rows.size) - np.cumsum(is_alive) + 1)
+        logprobs = {at - int(moves[at // most]): entry for at, entry in result.logprobs.items() if is_alive[at // most]}
+        reserved = None if reserved is None else reserved[is_alive]
+        return Sampled(rows[is_alive], result.token_ids[is_alive], result.num_tokens[is_alive], reserved, logprobs)
 
     def _settle_tokens(
         self, rows: Rows, tokens: Int32Array, logprobs: dict[int, TokenLogprobs], output: StepOutput
@@ -84,33 +101,35 @@ class Settler:
         table.token_ids[rows, positions] = tokens
         table.num_known[rows] = positions + 1
         self.num_generated_tokens += rows.size
-        self._say(rows, positions, tokens, logprobs, output)
+        self._say(rows, positions, [1] * rows.size, tokens, logprobs, output)
         if (full_rows := rows[table.hash_due[rows] <= positions]).size:
             self._cache_full_blocks(full_rows)
         is_stop = table.are_stops(rows, positions, tokens)
         for i in np.flatnonzero(is_stop | (positions + 1 == table.max_len[rows])).tolist():
             self._end(rows[i], int(tokens[i]) if is_stop[i] else None, output)
 
-    def _settle_runs(self, rows: Rows, row_steps: Int32Array, tokens: Int32Array, output: StepOutput) -> None:
-        """tokens [R, steps], of which each row has row_steps at most and none behind one that stops it."""
-        table, num_steps = self._table, tokens.shape[1]
-        first = table.num_known[rows]
-        positions: Int32Array = np.add.outer(first, np.arange(num_steps)).astype(np.int32)
-        is_stop = table.are_stops(np.repeat(rows, num_steps), positions.reshape(-1), tokens.reshape(-1)).reshape(
+    def _settle_runs(self, sampled: Sampled, output: StepOutput) -> None:
+        """Of each row as many tokens as it gained, but none behind one that stops it."""
+        table, rows, tokens = self._table, sampled.rows, sampled.tokens
+        num_columns, first = tokens.shape[1], table.num_known[rows]
+        positions: Int32Array = np.add.outer(first, np.arange(num_columns)).astype(np.int32)
+        is_stop = table.are_stops(np.repeat(rows, num_columns), positions.reshape(-1), tokens.reshape(-1)).reshape(
             tokens.shape
         )
-        is_last = (is_stop | (positions + 1 == table.max_len[rows, None])) & (positions < (first + row_steps)[:, None])
+        is_gained = positions < (first + sampled.num_tokens)[:, None]
+        is_last = (is_stop | (positions + 1 == table.max_len[rows, None])) & is_gained
         is_done = is_last.any(axis=1)
-        counts = np.where(is_done, is_last.argmax(axis=1) + 1, row_steps)
+        counts = np.where(is_done, is_last.argmax(axis=1) + 1, sampled.num_tokens)
         counted = positions < (first + counts)[:, None]
         known = tokens[counted]
         table.token_ids[np.repeat(rows, counts), positions[counted]] = known
         table.num_known[rows] = first + counts
         self.num_generated_tokens += known.size
-        assert not output.keys, "one step an output"
-        output.keys = table.keys[rows].tolist()
-        output.first_index = (first - table.num_prompt[rows]).tolist()
-        output.num_tokens, output.token_ids = counts.tolist(), known.tolist()
+        logprobs = sampled.logprobs
+        if logprobs:
+            place = np.cumsum(counted) - 1
+            logprobs = {int(place[at]): entry for at, entry in logprobs.items() if counted.flat[at]}
+        self._say(rows, first, counts.tolist(), known, logprobs, output)
         if (full_rows := rows[table.hash_due[rows] < first + counts]).size:
             self._cache_full_blocks(full_rows)
         for i in np.flatnonzero(is_done).tolist():
@@ -126,16 +145,16 @@ class Settler:
     def _say(
         self,
         rows: Rows,
-        positions: Int32Array,
+        first_positions: Int32Array,
+        num_tokens: list[int],
         tokens: Int32Array,
         logprobs: dict[int, TokenLogprobs],
         output: StepOutput,
     ) -> None:
         assert not output.keys, "one step an output"
         output.keys = self._table.keys[rows].tolist()
-        output.first_index = (positions - self._table.num_prompt[rows]).tolist()
-        output.num_tokens = [1] * rows.size
-        output.token_ids = tokens.tolist()
+        output.first_index = (first_positions - self._table.num_prompt[rows]).tolist()
+        output.num_tokens, output.token_ids = num_tokens, tokens.tolist()
         output.logprobs = logprobs
 
     def _cache_full_blocks(self, rows: Rows) -> None:

@@ -1,0 +1,57 @@
+"""Plans that an executor has been given and that are not retired, oldest first."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+
+from headwater.engine_core.executor import DrawPlan, Executor, StepPlan, StepResult
+from headwater.engine_core.scheduling.step_builder import PlannedStep
+
+
+class StepsInFlight:
+    """Up to `depth` steps, and as many draws."""
+
+    def __init__(self, executor: Executor, depth: int) -> None:
+        self._executor, self._depth = executor, depth
+        self._queue: deque[tuple[int, PlannedStep]] = deque()
+        self._num_steps = 0
+        """Of these, those that are no draws."""
+
+    def __len__(self) -> int:
+        return len(self._queue)
+
+    def __iter__(self) -> Iterator[PlannedStep]:
+        return (planned for _, planned in self._queue)
+
+    @property
+    def has_room_for_step(self) -> bool:
+        return self._num_steps < self._depth
+
+    @property
+    def has_room_for_draw(self) -> bool:
+        return len(self._queue) < 2 * self._depth
+
+    @property
+    def is_oldest_ready(self) -> bool:
+        """False where nothing is in flight."""
+        return bool(self._queue) and self._executor.is_ready(self._queue[0][0])
+
+    @property
+    def is_oldest_draw(self) -> bool:
+        return bool(self._queue) and isinstance(self._queue[0][1].plan, DrawPlan)
+
+    def submit(self, planned: PlannedStep) -> None:
+        """Launches it."""
+        if isinstance(planned.plan, StepPlan):
+            handle = self._executor.submit(planned.plan)
+            self._num_steps += 1
+        else:
+            handle = self._executor.draw(planned.plan)
+        self._queue.append((handle, planned))
+
+    def retire(self) -> tuple[PlannedStep, StepResult]:
+        """Waits for the oldest."""
+        handle, planned = self._queue.popleft()
+        self._num_steps -= isinstance(planned.plan, StepPlan)
+        return planned, self._executor.retire(handle)
