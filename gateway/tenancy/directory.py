@@ -133,6 +133,10 @@ class TenantDirectory:
         record = self._record_of(tenant)
         return record.scopes(tenant.key_id, model) if record is not None else []
 
+    def escapes_special_tokens(self, tenant: Tenant) -> bool:
+        record = self._by_key.get(tenant.key)
+        return record is not None and record.escape_special_tokens
+
     def storage(self, key: str) -> tuple[int | None, int | None]:
         """Limits of its own that a tenant has to what it keeps, by its key: of files, and of responses."""
         record = self._by_key.get(key)

@@ -61,6 +61,8 @@ class TenantRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     tier: int = 0
     shared_cache: bool = False
     """Its prompts hit, and are hit by, those of every other tenant that shares."""
+    escape_special_tokens: bool = False
+    """Special tokens in its conversations are text, also where the model's processors read them as tokens."""
     limits: Limits = NO_LIMITS
     models: dict[str, Limits] = {}
     """Limits on top, by model."""
