@@ -47,6 +47,7 @@ from headwater.gateway.tenancy.accounts import Accounts, ScopesOf, unlimited
 from headwater.gateway.tenancy.admin import AdminSurface, make_audit_stream
 from headwater.gateway.tenancy.book import TenantBook
 from headwater.gateway.tenancy.directory import TenantDirectory
+from headwater.gateway.tenancy.last_written import LastWritten
 from headwater.gateway.tenancy.limiter import Limiter
 from headwater.gateway.tenancy.purge import Purge
 from headwater.gateway.tenancy.snapshot import Snapshot
@@ -81,7 +82,7 @@ async def serve(settings: GatewaySettings) -> None:
         line = await stack.enter_async_context(line_behind(settings, bus, name, tracing))
         durable = Durable(bus)
         storage = TenantStorage(durable, storage_limits(settings, line.tenants))
-        admin = await stack.enter_async_context(admin_of(settings, bus, durable, line.responses))
+        admin = await stack.enter_async_context(admin_of(settings, bus, durable, line))
         administration = Administration(admin, is_open=not settings.api_key_file)
         models_here = ModelSurface(bus, line.catalogues, administration)
         replicas_here = ReplicaSurface(line.members, administration)
@@ -162,7 +163,7 @@ async def line_behind(settings: GatewaySettings, bus: Bus, gateway_id: str, trac
         Store.open(url) as store,
         # A limit may take longer than a hint where to route: what is late for one must not count as down for the other.
         Store.open(url) as counters,
-        tenants_of(settings, bus) as (tenants, scopes_of),
+        tenants_of(settings, bus, counters) as (tenants, scopes_of),
         members.running(),
         saved.keeping(bus, members),
     ):
@@ -233,13 +234,14 @@ def storage_limits(settings: GatewaySettings, tenants: Tenants) -> StorageLimits
 
 
 @contextlib.asynccontextmanager
-async def tenants_of(settings: GatewaySettings, bus: Bus) -> AsyncIterator[tuple[Tenants, ScopesOf]]:
+async def tenants_of(settings: GatewaySettings, bus: Bus, store: Store) -> AsyncIterator[tuple[Tenants, ScopesOf]]:
     """Who may call, and within which limits."""
     file = KeyedTenants.read(Path(settings.api_key_file)) if settings.api_key_file else None
     if settings.keeps_tenants:
         admins = AdminKeys.read(settings.admin_key, settings.admin_key_file)
         snapshot = Snapshot(settings.tenants_file)
-        book = TenantBook(bus, adopts_unsigned=settings.adopt_unsigned_tenants)
+        last_written = LastWritten(f"{settings.tenants_file}.times" if settings.tenants_file else "", store)
+        book = TenantBook(bus, last_written, adopts_unsigned=settings.adopt_unsigned_tenants)
         async with TenantDirectory(book, admins, file, snapshot).running(bus) as directory:
             yield directory, directory.scopes
     elif file is not None:
@@ -251,15 +253,14 @@ async def tenants_of(settings: GatewaySettings, bus: Bus) -> AsyncIterator[tuple
 
 @contextlib.asynccontextmanager
 async def admin_of(
-    settings: GatewaySettings, bus: Bus, durable: Durable, responses: ResponseStore
+    settings: GatewaySettings, bus: Bus, durable: Durable, line: Line
 ) -> AsyncIterator[AdminSurface | None]:
     """Administration for the length of a scope, and what is to be done after it."""
-    if not settings.keeps_tenants:
+    if not isinstance(line.tenants, TenantDirectory):
         yield None
         return
-    admins = AdminKeys.read(settings.admin_key, settings.admin_key_file)
-    book = TenantBook(bus, adopts_unsigned=settings.adopt_unsigned_tenants)
-    async with Purge(book, durable, responses).running() as purge:
+    admins, book = AdminKeys.read(settings.admin_key, settings.admin_key_file), line.tenants.book
+    async with Purge(book, durable, line.responses).running() as purge:
         yield AdminSurface(bus, admins, book, UsageLog(bus), purge)
 
 

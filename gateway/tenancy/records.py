@@ -92,6 +92,10 @@ class Removed(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     key: str
     """As `Tenant.key`."""
+    id: str = ""
+    """Its name; empty in removals of before that was kept."""
+    written_before: int = 0
+    """Milliseconds since 1970: what has that name and was written earlier is of the removed tenant, or an older one."""
     at: float = msgspec.field(default_factory=time.time)
     is_cleared: bool = False
     """Nothing of it is left. Kept where the key is a name, so that no tenant of the key file gets that key."""

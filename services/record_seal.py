@@ -1,7 +1,7 @@
-"""Seals on records in a bucket: what a stranger writes there, a key's digest say, is nobody's.
+"""Seals on records that outlive their writer, in NATS and Redis: what a stranger writes there is not believed.
 
-A seal is a code of the record's key, its value and the time of writing, which for one key only grows: an older version
-that somebody puts back is refused by every gateway that has seen a later one.
+A seal is a code of the place that a record lies in, its value and the time of writing. It does not say that no later
+record was written there: a reader whom that concerns remembers the times that it has seen.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from headwater.services.freshness import now_ms
 from headwater.services.refusals import Refusals
 
 _MAGIC = b"hw1"
-"""No JSON document begins with it."""
+"""No JSON document begins with it, and no map of msgpack."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +22,8 @@ class Opened:
     """A record that is believed."""
 
     value: bytes
+    at: int
+    """Milliseconds since 1970 of its writing; 0 where it has no seal."""
     is_current: bool
     """Its seal was made with the token that signs now; else it is to be written again."""
 
@@ -33,45 +35,60 @@ class RecordSeals:
         """`adopts_unsigned`: records without a seal are believed; an earlier version wrote them."""
         self._bucket, self._adopts_unsigned = bucket.encode(), adopts_unsigned
         self._key = cluster_key.current()
-        self._written_at: dict[str, int] = {}
         self._refusals = Refusals("record")
 
-    def seal(self, key: str, value: bytes) -> bytes:
+    @property
+    def are_made(self) -> bool:
+        """There is a cluster key."""
+        return self._key is not None
+
+    def seal(self, key: str, value: bytes, *, after: int = 0) -> bytes:
+        """With the time of writing, which is later than `after` whatever this machine's clock says."""
         if self._key is None:
             return value
-        at = max(now_ms(), self._written_at.get(key, 0) + 1)
+        at = max(now_ms(), after + 1)
         mac = self._key.sign(Purpose.RECORD, self._message(key, at, value))
         return b"%s.%d.%s\n%s" % (_MAGIC, at, mac.hex().encode(), value)
 
-    def open(self, key: str, sealed: bytes) -> Opened | None:
-        """None for a record that is refused, which is counted."""
+    def open(self, key: str, sealed: bytes, *, not_before: int = 0) -> Opened | None:
+        """None for a record that is refused, which is counted; so is one that was written before that time."""
         opened, why = self._open(key, sealed)
+        if opened is not None and opened.at < not_before:
+            opened, why = None, "replayed"
         if why:
-            remedy = "--adopt-unsigned-tenants, once, if an earlier version wrote it" if why == "unsigned" else ""
-            self._refusals.add(why, key=key, remedy=remedy)
+            self._refusals.add(why, key=key, remedy=_REMEDIES.get(why, ""))
         return opened
+
+    @staticmethod
+    def time_of(sealed: bytes) -> int:
+        """Of what `seal` made; 0 where it made no seal."""
+        words = sealed.partition(b"\n")[0].split(b".")
+        return int(words[1]) if words[0] == _MAGIC else 0
 
     def _open(self, key: str, sealed: bytes) -> tuple[Opened | None, str]:
         head, _, value = sealed.partition(b"\n")
         words = head.split(b".")
         if words[0] != _MAGIC:
             is_believed = self._key is None or self._adopts_unsigned
-            return (Opened(sealed, self._key is None), "") if is_believed else (None, "unsigned")
+            return (Opened(sealed, 0, self._key is None), "") if is_believed else (None, "unsigned")
         if self._key is None:
-            return Opened(value, is_current=True), ""
+            return Opened(value, 0, is_current=True), ""
         if len(words) != 3 or not words[1].isdigit() or len(words[1]) > 15:
             return None, "forged"
         at, mac = int(words[1]), _unhex(words[2])
         message = self._message(key, at, value)
         if not self._key.believes(mac, Purpose.RECORD, message):
             return None, "forged"
-        if at < self._written_at.get(key, 0):
-            return None, "replayed"
-        self._written_at[key] = at
-        return Opened(value, self._key.is_of_first(mac, Purpose.RECORD, message)), ""
+        return Opened(value, at, self._key.is_of_first(mac, Purpose.RECORD, message)), ""
 
     def _message(self, key: str, at: int, value: bytes) -> bytes:
         return framed(self._bucket, key.encode(), at.to_bytes(8, "big"), value)
+
+
+_REMEDIES = {
+    "unsigned": "--adopt-unsigned-tenants, once, if an earlier version wrote it",
+    "replayed": "docs/security.md, if NATS was restored from a backup",
+}
 
 
 def _unhex(text: bytes) -> bytes:
