@@ -21,7 +21,7 @@ from headwater.gateway.admission import Admission
 from headwater.gateway.app import make_app
 from headwater.gateway.background.runner import BackgroundRunner
 from headwater.gateway.backlogs import Backlogs
-from headwater.gateway.batches.durable import Durable
+from headwater.gateway.batches.durable import FAILURES, Durable
 from headwater.gateway.batches.line_caller import LineCaller
 from headwater.gateway.batches.runner import Runner
 from headwater.gateway.batches.tenant_storage import TenantStorage
@@ -54,6 +54,7 @@ from headwater.gateway.tenancy.snapshot import Snapshot
 from headwater.gateway.tenancy.virtual_time import VirtualTime
 from headwater.gateway.tenants import AdminKeys, KeyedTenants, OpenTenants, Tenants
 from headwater.services.bus import Bus
+from headwater.services.errors import Unavailable
 from headwater.services.heartbeat import Heartbeat
 from headwater.services.index.feed import IndexFeed
 from headwater.services.member import Kind, Member, new_epoch
@@ -80,7 +81,7 @@ async def serve(settings: GatewaySettings) -> None:
         name, epoch = settings.gateway_id or f"gateway-{secrets.token_hex(4)}", new_epoch()
         tracing = stack.enter_context(tracing_to(settings.otlp_endpoint, "gateway", name))
         line = await stack.enter_async_context(line_behind(settings, bus, name, tracing))
-        durable = Durable(bus)
+        durable = Durable(bus, adopts_unsigned=settings.adopt_unsigned_tenants)
         storage = TenantStorage(durable, storage_limits(settings, line.tenants))
         admin = await stack.enter_async_context(admin_of(settings, bus, durable, line))
         administration = Administration(admin, is_open=not settings.api_key_file)
@@ -105,6 +106,8 @@ async def serve(settings: GatewaySettings) -> None:
             def described() -> Member:
                 return replace(member, without=line.outages())
 
+            if settings.adopt_unsigned_tenants:
+                await adopt_unsigned(bus, durable)
             async with (
                 StorageBounds(bus, settings.storage_bytes, lambda: make_streams(settings, bus, durable)).running(),
                 Heartbeat.running(bus, described),
@@ -125,6 +128,17 @@ async def make_streams(settings: GatewaySettings, bus: Bus, durable: Durable) ->
     if settings.keeps_tenants:
         await TenantBook(bus).make()
         await make_audit_stream(bus)
+
+
+async def adopt_unsigned(bus: Bus, durable: Durable) -> None:
+    """Signs what an earlier version kept, before anybody is told that this gateway is ready. Tenants are signed when
+    they are read."""
+    try:
+        await UsageLog(bus).make()
+        await UsageLog(bus).adopt()
+        await durable.sign_all()
+    except (*FAILURES, Unavailable) as failure:
+        structlog.get_logger().error("what has no signature was not signed", error=repr(failure))
 
 
 @contextlib.asynccontextmanager

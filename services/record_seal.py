@@ -42,17 +42,36 @@ class RecordSeals:
         """There is a cluster key."""
         return self._key is not None
 
-    def seal(self, key: str, value: bytes, *, after: int = 0) -> bytes:
-        """With the time of writing, which is later than `after` whatever this machine's clock says."""
+    def code(self, key: str, value: bytes, *, after: int = 0) -> bytes:
+        """The seal alone, for a value that lies beside it; empty without a cluster key. It has the time of writing,
+        which is later than `after` whatever this machine's clock says."""
         if self._key is None:
-            return value
+            return b""
         at = max(now_ms(), after + 1)
         mac = self._key.sign(Purpose.RECORD, self._message(key, at, value))
-        return b"%s.%d.%s\n%s" % (_MAGIC, at, mac.hex().encode(), value)
+        return b"%s.%d.%s" % (_MAGIC, at, mac.hex().encode())
+
+    def name_of(self, word: str) -> str:
+        """A name that nobody foresees who has no cluster key, always the same; without one the word itself."""
+        if self._key is None:
+            return word
+        return self._key.sign(Purpose.RECORD, framed(self._bucket, b"name", word.encode())).hex()
+
+    def seal(self, key: str, value: bytes, *, after: int = 0) -> bytes:
+        """The value behind its `code`."""
+        code = self.code(key, value, after=after)
+        return code + b"\n" + value if code else value
 
     def open(self, key: str, sealed: bytes, *, not_before: int = 0) -> Opened | None:
+        """What `seal` made; as `open_beside`."""
+        if not sealed.startswith(_MAGIC):
+            return self.open_beside(key, b"", sealed, not_before=not_before)
+        code, _, value = sealed.partition(b"\n")
+        return self.open_beside(key, code, value, not_before=not_before)
+
+    def open_beside(self, key: str, code: bytes, value: bytes, *, not_before: int = 0) -> Opened | None:
         """None for a record that is refused, which is counted; so is one that was written before that time."""
-        opened, why = self._open(key, sealed)
+        opened, why = self._open(key, code, value)
         if opened is not None and opened.at < not_before:
             opened, why = None, "replayed"
         if why:
@@ -65,15 +84,13 @@ class RecordSeals:
         words = sealed.partition(b"\n")[0].split(b".")
         return int(words[1]) if words[0] == _MAGIC else 0
 
-    def _open(self, key: str, sealed: bytes) -> tuple[Opened | None, str]:
-        head, _, value = sealed.partition(b"\n")
-        words = head.split(b".")
-        if words[0] != _MAGIC:
-            is_believed = self._key is None or self._adopts_unsigned
-            return (Opened(sealed, 0, self._key is None), "") if is_believed else (None, "unsigned")
+    def _open(self, key: str, code: bytes, value: bytes) -> tuple[Opened | None, str]:
         if self._key is None:
             return Opened(value, 0, is_current=True), ""
-        if len(words) != 3 or not words[1].isdigit() or len(words[1]) > 15:
+        if not code:
+            return (Opened(value, 0, is_current=False), "") if self._adopts_unsigned else (None, "unsigned")
+        words = code.split(b".")
+        if words[0] != _MAGIC or len(words) != 3 or not words[1].isdigit() or len(words[1]) > 15:
             return None, "forged"
         at, mac = int(words[1]), _unhex(words[2])
         message = self._message(key, at, value)

@@ -18,7 +18,8 @@ import nats.js.errors
 from nats.js import JetStreamContext
 from nats.js.api import ConsumerConfig, DeliverPolicy, Header
 
-from headwater.gateway.batches.durable import BACKGROUND_LOG, FAILURES, Durable, is_wrong_sequence
+from headwater.gateway.batches.buckets import is_wrong_sequence
+from headwater.gateway.batches.durable import BACKGROUND_LOG, FAILURES, Durable
 from headwater.services import subjects
 
 Event = dict[str, Any]

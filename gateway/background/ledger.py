@@ -9,16 +9,8 @@ import nats.js.errors
 from nats.aio.msg import Msg
 
 from headwater.gateway.background.records import Record
-from headwater.gateway.batches.durable import (
-    BACKGROUND,
-    BACKGROUND_LOG,
-    Durable,
-    Missing,
-    drop_keys,
-    entries,
-    is_wrong_sequence,
-    value_of,
-)
+from headwater.gateway.batches.buckets import Missing, drop_keys, is_wrong_sequence
+from headwater.gateway.batches.durable import BACKGROUND, BACKGROUND_LOG, Durable
 from headwater.gateway.batches.held import Held, next_of
 from headwater.services import subjects
 from headwater.services.errors import NotFound
@@ -94,7 +86,7 @@ class BackgroundLedger:
         """Of a tenant that is gone, and their events."""
         rooms = await self._durable.rooms()
         pattern = f"{subjects.key_of(tenant)}.>"
-        ids = [entry.key.partition(".")[2] async for entry in entries(rooms.background, pattern)]
+        ids = [key.partition(".")[2] async for key, _ in rooms.background.all(pattern)]
         await drop_keys(rooms.js, BACKGROUND, pattern)
         for response_id in ids:
             await rooms.js.purge_stream(BACKGROUND_LOG, subject=subjects.background_events(response_id))
@@ -107,7 +99,7 @@ class BackgroundLedger:
     async def _look_up(self, tenant: str, response_id: str) -> tuple[Record, int]:
         rooms = await self._durable.rooms()
         try:
-            value, revision = await value_of(rooms.background, _key(tenant, response_id))
+            value, revision = await rooms.background.get(_key(tenant, response_id))
         except (Missing, nats.js.errors.InvalidKeyError):
             raise NotFound("response", response_id) from None
         return _records.decode(value), revision

@@ -7,7 +7,8 @@ import contextlib
 from collections.abc import AsyncIterator
 from weakref import WeakValueDictionary
 
-from headwater.gateway.batches.durable import BACKGROUND, BATCHES, RESULTS, Durable, sizes
+from headwater.gateway.batches.buckets import sizes
+from headwater.gateway.batches.durable import BACKGROUND, BATCHES, RESULTS, Durable
 from headwater.gateway.batches.files import Files
 from headwater.gateway.batches.ledger import Ledger
 from headwater.gateway.storage_limits import StorageLimits

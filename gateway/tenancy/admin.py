@@ -203,7 +203,8 @@ class AdminSurface:
         days = _days(exchange.query.get("days", str(DEFAULT_DAYS)))
         since = datetime.datetime.now(datetime.UTC) - datetime.timedelta(days=days)
         with or_unavailable():
-            found = [msgspec.Raw(data) async for _, data in read_stream(self._bus, AUDIT_STREAM, subjects.AUDIT, since)]
+            stored = read_stream(self._bus, AUDIT_STREAM, subjects.AUDIT, since)
+            found = [msgspec.Raw(each.data) async for each in stored]
         await exchange.reply_json({"object": "list", "data": found[-MAX_AUDIT:]})
 
     def admin_of(self, exchange: Exchange) -> str:

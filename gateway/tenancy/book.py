@@ -15,7 +15,8 @@ from nats.js import JetStreamContext
 from nats.js.api import KeyValueConfig, StorageType
 from nats.js.kv import KeyValue
 
-from headwater.gateway.batches.durable import drop_keys, entries, is_full, or_unavailable
+from headwater.gateway.batches.buckets import drop_keys, entries, is_full
+from headwater.gateway.batches.durable import or_unavailable
 from headwater.gateway.tenancy.last_written import LastWritten
 from headwater.gateway.tenancy.records import Removed, TenantRecord
 from headwater.services import subjects
