@@ -112,7 +112,7 @@ async def serve(settings: GatewaySettings) -> None:
                 StorageBounds(bus, settings.storage_bytes, lambda: make_streams(settings, bus, durable)).running(),
                 Heartbeat.running(bus, described),
                 batches_run(settings, storage, app),
-                background_run(settings, durable, app, line),
+                background_run(settings, storage, app, line),
             ):
                 life.announce(rest=rest.address, grpc=public.address, **metrics)
                 await life.stopping.wait()
@@ -153,12 +153,14 @@ async def batches_run(settings: GatewaySettings, storage: TenantStorage, app: AS
 
 
 @contextlib.asynccontextmanager
-async def background_run(settings: GatewaySettings, durable: Durable, app: ASGIApp, line: Line) -> AsyncIterator[None]:
+async def background_run(
+    settings: GatewaySettings, storage: TenantStorage, app: ASGIApp, line: Line
+) -> AsyncIterator[None]:
     """Computes responses that nobody waits for, for the length of a scope, where there is a NATS."""
     if not settings.nats_url:
         yield
         return
-    async with BackgroundRunner(durable, app, line.responses).running():
+    async with BackgroundRunner(storage, app, line.responses).running():
         yield
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 
 import nats.js.errors
 from nats.js import JetStreamContext
@@ -72,7 +72,13 @@ async def _has_sent(watcher: KeyValue.KeyWatcher) -> bool:
 
 
 async def sizes(js: JetStreamContext, bucket: str, pattern: str) -> list[int]:
-    """Bytes of each value that is there, without reading any. Raises what NATS raises."""
+    """Bytes of each value that is there, without reading any."""
+    found = last_headers(js, f"KV_{bucket}", f"$KV.{bucket}.{pattern}")
+    return [int(headers.get(_MSG_SIZE, "0")) async for headers in found]
+
+
+async def last_headers(js: JetStreamContext, stream: str, pattern: str) -> AsyncIterator[Mapping[str, str]]:
+    """Headers of the last message of each subject that matches now."""
     consumer = ConsumerConfig(
         headers_only=True,
         deliver_policy=DeliverPolicy.LAST_PER_SUBJECT,
@@ -80,17 +86,15 @@ async def sizes(js: JetStreamContext, bucket: str, pattern: str) -> list[int]:
         inactive_threshold=ENTRY_SECONDS,
         mem_storage=True,
     )
-    messages = await js.pull_subscribe(f"$KV.{bucket}.{pattern}", stream=f"KV_{bucket}", config=consumer)
-    found: list[int] = []
+    messages = await js.pull_subscribe(pattern, stream=stream, config=consumer)
     try:
         num_left = (await messages.consumer_info()).num_pending or 0
         while num_left > 0:
             for message in await messages.fetch(min(_PAGE, num_left), timeout=ENTRY_SECONDS):
                 num_left -= 1
-                found.append(int((message.headers or {}).get(_MSG_SIZE, "0")))
+                yield message.headers or {}
     finally:
         await messages.unsubscribe()
-    return found
 
 
 async def drop_keys(js: JetStreamContext, bucket: str, pattern: str) -> None:

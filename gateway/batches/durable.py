@@ -119,7 +119,7 @@ class Durable:
     async def _open(self, js: JetStreamContext) -> Rooms:
         await _stream(
             js,
-            StreamConfig(name=BACKGROUND_LOG, subjects=[f"{subjects.BACKGROUND_EVENTS}.*"], max_age=EVENTS_SECONDS),
+            StreamConfig(name=BACKGROUND_LOG, subjects=[f"{subjects.BACKGROUND_EVENTS}.>"], max_age=EVENTS_SECONDS),
         )
 
         async def signed(name: str, seconds: float = KEPT_SECONDS) -> SignedBucket:
@@ -149,9 +149,14 @@ async def _queue(js: JetStreamContext, name: str, subject: str) -> JetStreamCont
 async def _stream(js: JetStreamContext, config: StreamConfig) -> None:
     assert config.name is not None
     try:
-        await js.stream_info(config.name)
+        there = (await js.stream_info(config.name)).config
     except nats.js.errors.NotFoundError:
         await js.add_stream(config)
+        return
+    if there.subjects != config.subjects:
+        # An earlier version made it.
+        there.subjects = config.subjects
+        await js.update_stream(there)
 
 
 async def _bucket(js: JetStreamContext, name: str, seconds: float = KEPT_SECONDS) -> KeyValue:
