@@ -21,7 +21,7 @@ from headwater.gateway.admission import Admission
 from headwater.gateway.app import make_app
 from headwater.gateway.background.runner import BackgroundRunner
 from headwater.gateway.backlogs import Backlogs
-from headwater.gateway.batches.durable import Durable
+from headwater.gateway.batches.durable import FAILURES, Durable
 from headwater.gateway.batches.line_caller import LineCaller
 from headwater.gateway.batches.runner import Runner
 from headwater.gateway.batches.tenant_storage import TenantStorage
@@ -48,12 +48,14 @@ from headwater.gateway.tenancy.accounts import Accounts, ScopesOf, unlimited
 from headwater.gateway.tenancy.admin import AdminSurface, make_audit_stream
 from headwater.gateway.tenancy.book import TenantBook
 from headwater.gateway.tenancy.directory import TenantDirectory
+from headwater.gateway.tenancy.last_written import LastWritten
 from headwater.gateway.tenancy.limiter import Limiter
 from headwater.gateway.tenancy.purge import Purge
 from headwater.gateway.tenancy.snapshot import Snapshot
 from headwater.gateway.tenancy.virtual_time import VirtualTime
 from headwater.gateway.tenants import AdminKeys, KeyedTenants, OpenTenants, Tenants
 from headwater.services.bus import Bus
+from headwater.services.errors import Unavailable
 from headwater.services.heartbeat import Heartbeat
 from headwater.services.index.feed import IndexFeed
 from headwater.services.member import Kind, Member, new_epoch
@@ -80,9 +82,9 @@ async def serve(settings: GatewaySettings) -> None:
         name, epoch = settings.gateway_id or f"gateway-{secrets.token_hex(4)}", new_epoch()
         tracing = stack.enter_context(tracing_to(settings.otlp_endpoint, "gateway", name))
         line = await stack.enter_async_context(line_behind(settings, bus, name, tracing))
-        durable = Durable(bus)
+        durable = Durable(bus, adopts_unsigned=settings.adopt_unsigned_tenants)
         storage = TenantStorage(durable, storage_limits(settings, line.tenants))
-        admin = await stack.enter_async_context(admin_of(settings, bus, durable, line.responses))
+        admin = await stack.enter_async_context(admin_of(settings, bus, durable, line))
         administration = Administration(admin, is_open=not settings.api_key_file)
         models_here = ModelSurface(bus, line.catalogues, administration)
         replicas_here = ReplicaSurface(line.members, administration)
@@ -105,11 +107,13 @@ async def serve(settings: GatewaySettings) -> None:
             def described() -> Member:
                 return replace(member, without=line.outages())
 
+            if settings.adopt_unsigned_tenants:
+                await adopt_unsigned(bus, durable)
             async with (
                 StorageBounds(bus, settings.storage_bytes, lambda: make_streams(settings, bus, durable)).running(),
                 Heartbeat.running(bus, described),
                 batches_run(settings, storage, app),
-                background_run(settings, durable, app, line),
+                background_run(settings, storage, app, line),
             ):
                 life.announce(rest=rest.address, grpc=public.address, **metrics)
                 await life.stopping.wait()
@@ -127,6 +131,17 @@ async def make_streams(settings: GatewaySettings, bus: Bus, durable: Durable) ->
         await make_audit_stream(bus)
 
 
+async def adopt_unsigned(bus: Bus, durable: Durable) -> None:
+    """Signs what an earlier version kept, before anybody is told that this gateway is ready. Tenants are signed when
+    they are read."""
+    try:
+        await UsageLog(bus).make()
+        await UsageLog(bus).adopt()
+        await durable.sign_all()
+    except (*FAILURES, Unavailable) as failure:
+        structlog.get_logger().error("what has no signature was not signed", error=repr(failure))
+
+
 @contextlib.asynccontextmanager
 async def batches_run(settings: GatewaySettings, storage: TenantStorage, app: ASGIApp) -> AsyncIterator[None]:
     """Works on batches for the length of a scope, where there is a NATS and the settings want it."""
@@ -139,12 +154,14 @@ async def batches_run(settings: GatewaySettings, storage: TenantStorage, app: AS
 
 
 @contextlib.asynccontextmanager
-async def background_run(settings: GatewaySettings, durable: Durable, app: ASGIApp, line: Line) -> AsyncIterator[None]:
+async def background_run(
+    settings: GatewaySettings, storage: TenantStorage, app: ASGIApp, line: Line
+) -> AsyncIterator[None]:
     """Computes responses that nobody waits for, for the length of a scope, where there is a NATS."""
     if not settings.nats_url:
         yield
         return
-    async with BackgroundRunner(durable, app, line.responses).running():
+    async with BackgroundRunner(storage, app, line.responses).running():
         yield
 
 
@@ -163,7 +180,7 @@ async def line_behind(settings: GatewaySettings, bus: Bus, gateway_id: str, trac
         Store.open(url) as store,
         # A limit may take longer than a hint where to route: what is late for one must not count as down for the other.
         Store.open(url) as counters,
-        tenants_of(settings, bus) as (tenants, scopes_of),
+        tenants_of(settings, bus, counters) as (tenants, scopes_of),
         members.running(),
         saved.keeping(bus, members),
     ):
@@ -234,13 +251,14 @@ def storage_limits(settings: GatewaySettings, tenants: Tenants) -> StorageLimits
 
 
 @contextlib.asynccontextmanager
-async def tenants_of(settings: GatewaySettings, bus: Bus) -> AsyncIterator[tuple[Tenants, ScopesOf]]:
+async def tenants_of(settings: GatewaySettings, bus: Bus, store: Store) -> AsyncIterator[tuple[Tenants, ScopesOf]]:
     """Who may call, and within which limits."""
     file = KeyedTenants.read(Path(settings.api_key_file)) if settings.api_key_file else None
     if settings.keeps_tenants:
         admins = AdminKeys.read(settings.admin_key, settings.admin_key_file)
         snapshot = Snapshot(settings.tenants_file)
-        book = TenantBook(bus, adopts_unsigned=settings.adopt_unsigned_tenants)
+        last_written = LastWritten(f"{settings.tenants_file}.times" if settings.tenants_file else "", store)
+        book = TenantBook(bus, last_written, adopts_unsigned=settings.adopt_unsigned_tenants)
         async with TenantDirectory(book, admins, file, snapshot).running(bus) as directory:
             yield directory, directory.scopes
     elif file is not None:
@@ -252,15 +270,14 @@ async def tenants_of(settings: GatewaySettings, bus: Bus) -> AsyncIterator[tuple
 
 @contextlib.asynccontextmanager
 async def admin_of(
-    settings: GatewaySettings, bus: Bus, durable: Durable, responses: ResponseStore
+    settings: GatewaySettings, bus: Bus, durable: Durable, line: Line
 ) -> AsyncIterator[AdminSurface | None]:
     """Administration for the length of a scope, and what is to be done after it."""
-    if not settings.keeps_tenants:
+    if not isinstance(line.tenants, TenantDirectory):
         yield None
         return
-    admins = AdminKeys.read(settings.admin_key, settings.admin_key_file)
-    book = TenantBook(bus, adopts_unsigned=settings.adopt_unsigned_tenants)
-    async with Purge(book, durable, responses).running() as purge:
+    admins, book = AdminKeys.read(settings.admin_key, settings.admin_key_file), line.tenants.book
+    async with Purge(book, durable, line.responses).running() as purge:
         yield AdminSurface(bus, admins, book, UsageLog(bus), purge)
 
 

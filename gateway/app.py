@@ -330,7 +330,7 @@ class RestSurface:
         body = await exchange.body(self._settings.max_text_bytes)
         asked = await self._line.long_work.by_size(len(body), decode, body, TokenizeRequest)
         await self._count(caller, asked.model)
-        await exchange.reply_json(await models.tokenize(self._line, asked))
+        await exchange.reply_json(await models.tokenize(self._line, caller.tenant, asked))
 
     async def detokenize(self, exchange: Exchange) -> None:
         caller = self._admit(exchange)

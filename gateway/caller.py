@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 
 from headwater.gateway.tenancy.grant import Standing
-from headwater.gateway.tenants import Tenant, Tenants
+from headwater.gateway.tenants import Identity, Tenant
 from headwater.services import errors
 from headwater.services.tracing import NoSpan, Span
 
@@ -47,7 +47,7 @@ class Caller:
     """Filled in when the request is charged."""
 
     @classmethod
-    def of(cls, headers: Mapping[str, str], tenants: Tenants, *, remaining: float | None = None) -> Caller:
+    def of(cls, headers: Mapping[str, str], tenants: Identity, *, remaining: float | None = None) -> Caller:
         """From lower-case header names; `remaining` is a deadline that the transport itself carries, in seconds."""
         tenant = tenants.identify(headers.get("authorization", ""), headers.get("x-tenant", ""))
         asked = headers.get("x-headwater-deadline-ms")

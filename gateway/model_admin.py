@@ -31,6 +31,7 @@ class NewModel(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit_de
     served_model_name: Annotated[str, msgspec.Meta(max_length=256)] = ""
     min_replicas: Number | None = None
     max_replicas: Number | None = None
+    escape_special_tokens: bool = False
 
 
 class ModelSurface:

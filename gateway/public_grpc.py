@@ -166,9 +166,12 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
             )
 
     async def Tokenize(self, request: inference_pb2.TokenizeRequest, context: Context) -> inference_pb2.TokenizeReply:
-        await self._count(request, context)
+        caller = await self._count(request, context)
         asked = processor_pb2.ProcessorTokenizeRequest(
-            model=request.model, prompt=request.prompt, return_token_strings=request.return_token_strings
+            model=request.model,
+            prompt=request.prompt,
+            return_token_strings=request.return_token_strings,
+            escape_special_tokens=self._line.tenants.escapes_special_tokens(caller.tenant),
         )
         reply = await self._line.processors.tokenize(asked)
         return inference_pb2.TokenizeReply(
@@ -270,12 +273,13 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
 
     async def _count(
         self, request: inference_pb2.TokenizeRequest | inference_pb2.DetokenizeRequest, context: Context
-    ) -> None:
-        """A request that no engine computes. Raises `LimitExceeded`, `BodyTooLarge`."""
+    ) -> Caller:
+        """Who makes a request that no engine computes. Raises `LimitExceeded`, `BodyTooLarge`."""
         caller = self._caller(context)
         if request.ByteSize() > self._max_text_bytes:
             raise errors.BodyTooLarge(self._max_text_bytes)
         await self._line.accounts.count(caller.tenant, caller.standing, request.model)
+        return caller
 
     def _caller(self, context: Context) -> Caller:
         told = [(key, value) for key, value in context.invocation_metadata() or () if isinstance(value, str)]

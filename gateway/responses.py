@@ -129,7 +129,11 @@ class Responses:
         prompt = to_prompt(asked, [*stored_items(before), *items_of(asked)], first=len(before))
         try:
             reply = await self._line.processors.tokenize(
-                processor_pb2.ProcessorTokenizeRequest(model=asked.model, prompt=prompt)
+                processor_pb2.ProcessorTokenizeRequest(
+                    model=asked.model,
+                    prompt=prompt,
+                    escape_special_tokens=self._line.tenants.escapes_special_tokens(caller.tenant),
+                )
             )
         except errors.BadRequest as error:
             raise error.in_words_of(names_of(asked)) from None

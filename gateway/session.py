@@ -118,6 +118,7 @@ class Generation:
             cache_namespace=self.namespace,
             stream=job.stream,
             pooling=job.pooling,
+            escape_special_tokens=self.line.tenants.escapes_special_tokens(job.caller.tenant),
         )
         self.prepared = await self.line.processors.prepare(request, job.caller.span)
         self.road.prepared_at = time.perf_counter()

@@ -35,7 +35,8 @@ class GatewaySettings(StageSecuritySettings):
         "", "file that keeps the tenants for a start without NATS: digests of keys, no keys; none: nothing is kept"
     )
     adopt_unsigned_tenants: bool = setting(
-        False, "believe tenants in NATS that no cluster token signed, and sign them: once, after an upgrade"
+        False,
+        "believe what no cluster token signed in NATS (tenants, files, batches), and sign it: once, after an upgrade",
     )
     fail_open_share: float = setting(
         1.0, "part of each limit that a gateway grants by itself while Redis is away; 0: it refuses with 503"

@@ -59,6 +59,9 @@ class OpenTenants:
     def check(self, tenant: Tenant) -> None:
         """Any name is good."""
 
+    def escapes_special_tokens(self, tenant: Tenant) -> bool:
+        return False
+
 
 @dataclass(frozen=True, slots=True)
 class KeyedTenants:
@@ -84,6 +87,9 @@ class KeyedTenants:
     def check(self, tenant: Tenant) -> None:
         if not self.has(tenant):
             raise key_revoked(tenant)
+
+    def escapes_special_tokens(self, tenant: Tenant) -> bool:
+        return False
 
     def find(self, key: str) -> Tenant | None:
         return _found(self.tenants, key)
@@ -126,15 +132,18 @@ class KnownTenant:
     def identify(self, authorization: str, tenant_name: str) -> Tenant:
         return self.tenant
 
-    def check(self, tenant: Tenant) -> None:
-        """Whoever knows the tenants does so."""
 
-
-class Tenants(Protocol):
+class Identity(Protocol):
     def identify(self, authorization: str, tenant_name: str) -> Tenant: ...
 
+
+class Tenants(Identity, Protocol):
     def check(self, tenant: Tenant) -> None:
         """Of one that was identified a while ago. Raises `KeyRevoked` when its key or the tenant itself is gone."""
+        ...
+
+    def escapes_special_tokens(self, tenant: Tenant) -> bool:
+        """Whether special tokens in its conversations are text, whatever a request says and whenever it was made."""
         ...
 
 

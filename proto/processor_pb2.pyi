@@ -190,6 +190,7 @@ class PrepareRequest(_message.Message):
     CACHE_NAMESPACE_FIELD_NUMBER: _builtins.int
     STREAM_FIELD_NUMBER: _builtins.int
     POOLING_FIELD_NUMBER: _builtins.int
+    ESCAPE_SPECIAL_TOKENS_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """served name"""
     cache_namespace: _builtins.bytes
@@ -198,6 +199,8 @@ class PrepareRequest(_message.Message):
     """some fields exclude streaming"""
     pooling: _common_pb2.Pooling.ValueType
     """embed the prompt instead of answering it"""
+    escape_special_tokens: _builtins.bool
+    """read those in a conversation as text, also where the model's own setting does not"""
     @_builtins.property
     def prompt(self) -> Global___Prompt:
         """what to answer"""
@@ -215,10 +218,11 @@ class PrepareRequest(_message.Message):
         cache_namespace: _builtins.bytes = ...,
         stream: _builtins.bool = ...,
         pooling: _common_pb2.Pooling.ValueType = ...,
+        escape_special_tokens: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["prompt", b"prompt", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_namespace", b"cache_namespace", "model", b"model", "pooling", b"pooling", "prompt", b"prompt", "sampling", b"sampling", "stream", b"stream"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_namespace", b"cache_namespace", "escape_special_tokens", b"escape_special_tokens", "model", b"model", "pooling", b"pooling", "prompt", b"prompt", "sampling", b"sampling", "stream", b"stream"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -405,10 +409,13 @@ class ProcessorTokenizeRequest(_message.Message):
     MODEL_FIELD_NUMBER: _builtins.int
     PROMPT_FIELD_NUMBER: _builtins.int
     RETURN_TOKEN_STRINGS_FIELD_NUMBER: _builtins.int
+    ESCAPE_SPECIAL_TOKENS_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """served name"""
     return_token_strings: _builtins.bool
     """also the text of each token"""
+    escape_special_tokens: _builtins.bool
+    """as in PrepareRequest"""
     @_builtins.property
     def prompt(self) -> Global___Prompt:
         """text or conversation"""
@@ -419,10 +426,11 @@ class ProcessorTokenizeRequest(_message.Message):
         model: _builtins.str = ...,
         prompt: Global___Prompt | None = ...,
         return_token_strings: _builtins.bool = ...,
+        escape_special_tokens: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["prompt", b"prompt"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "prompt", b"prompt", "return_token_strings", b"return_token_strings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["escape_special_tokens", b"escape_special_tokens", "model", b"model", "prompt", b"prompt", "return_token_strings", b"return_token_strings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -87,5 +87,6 @@ def batch_lines(batch_id: str, first: str) -> str:
     return f"{BATCH_LINES}.{batch_id}.{first}"
 
 
-def background_events(response_id: str) -> str:
-    return f"{BACKGROUND_EVENTS}.{response_id}"
+def background_events(tenant: str, response_id: str) -> str:
+    """Events of one response of a tenant, by `Tenant.key`; `>`: of all its responses."""
+    return f"{BACKGROUND_EVENTS}.{key_of(tenant)}.{response_id}"

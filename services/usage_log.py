@@ -1,7 +1,8 @@
 """What requests used: one record each in a stream of JetStream, by tenant, counted once however often it is sent.
 
 Gateways write them; what a gateway left behind when it died, its output processor does, under the same id. While NATS
-is away records wait here, within a bound. Knows nothing about limits.
+is away records wait here, within a bound. Records that no cluster key signed are not counted. Knows nothing about
+limits.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import asyncio
 import contextlib
 import datetime
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 
 import msgspec
@@ -21,8 +22,10 @@ from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy, PubAck, Storag
 
 from headwater.services import subjects
 from headwater.services.bus import FAILURES, Bus
+from headwater.services.record_seal import RecordSeals
 from headwater.services.runtime import owned_task
 
+MSG_ID = "Nats-Msg-Id"
 STREAM, AUDIT_STREAM = "headwater_usage", "headwater_audit"
 KEPT_SECONDS = 400 * 86_400.0
 SAME_SECONDS = 24 * 3600.0
@@ -34,6 +37,10 @@ LAST_SECONDS = 2.0
 """For what still waits when the gateway leaves."""
 RETRY_SECONDS = 0.5
 PAGE = 512
+SEAL = "Headwater-Seal"
+"""Header of a record: its seal. The record itself is plain JSON."""
+_ADOPTED = f"{subjects.USAGE}.adopted"
+"""Where it is said, signed, up to which number records without a seal are believed; the subject of no tenant."""
 LEFT = "left"
 """The outcome of a request whose gateway died, as far as its output processor knows: it may be too little, should that
 gateway have lived after all."""
@@ -94,7 +101,7 @@ class UsageLog:
     """Writes within `running`; reads whenever there is a NATS."""
 
     def __init__(self, bus: Bus) -> None:
-        self._bus = bus
+        self._bus, self._seals = bus, RecordSeals(STREAM)
         self._waiting: deque[_Waiting] = deque()
         self._num_dropped = 0
         self._arrived = asyncio.Event()
@@ -174,14 +181,19 @@ class UsageLog:
         if not self._is_made:
             await self.make()
             self._is_made = True
-        ack = await _put(js, record)
+        ack = await self._put(js, record)
         if ack.duplicate and record.outcome != LEFT:
             # Taken for dead, a gateway has the last word.
             with contextlib.suppress(nats.js.errors.NotFoundError):
                 there = _records.decode((await js.get_msg(STREAM, ack.seq)).data or b"")
                 if there.outcome == LEFT and (more := record.beyond(there)) is not None:
-                    await _put(js, more)
+                    await self._put(js, more)
         return ack.seq
+
+    async def _put(self, js: JetStreamContext, record: UsageRecord) -> PubAck:
+        subject, data = subjects.usage(record.tenant), msgspec.json.encode(record)
+        headers = {MSG_ID: self._seals.name_of(record.request_id), SEAL: self._seals.code(subject, data).decode()}
+        return await js.publish(subject, data, headers=headers)
 
     async def tell_left(self, record: UsageRecord, seq: int) -> None:
         """Every gateway that is there, that a record of a dead one is stored."""
@@ -203,13 +215,35 @@ class UsageLog:
 
     async def read(self, tenant: str, since: datetime.datetime) -> AsyncIterator[tuple[int, UsageRecord]]:
         """What a tenant used since a moment, oldest first, each with its number. Raises what NATS raises."""
-        async for seq, data in read_stream(self._bus, STREAM, subjects.usage(tenant), since):
-            yield seq, _records.decode(data)
+        subject = subjects.usage(tenant)
+        num_adopted = await self._num_adopted()
+        async for message in read_stream(self._bus, STREAM, subject, since):
+            code = message.headers.get(SEAL, "").encode()
+            if (not code and message.seq <= num_adopted) or self._seals.open_beside(subject, code, message.data):
+                yield message.seq, _records.decode(message.data)
 
+    async def adopt(self) -> None:
+        """Records that are there and have no seal are believed from now on: an earlier version wrote them. Said once;
+        it is forgotten when they are. Raises what NATS raises."""
+        js = self._bus.jetstream()
+        if js is None:
+            raise ConnectionError("NATS is away")
+        if not await self._num_adopted():
+            data = b"%d" % (await js.stream_info(STREAM)).state.last_seq
+            await js.publish(_ADOPTED, data, headers={SEAL: self._seals.code(_ADOPTED, data).decode()})
 
-async def _put(js: JetStreamContext, record: UsageRecord) -> PubAck:
-    headers = {"Nats-Msg-Id": record.request_id}
-    return await js.publish(subjects.usage(record.tenant), msgspec.json.encode(record), headers=headers)
+    async def _num_adopted(self) -> int:
+        """The number of the last record that is believed without a seal."""
+        js = self._bus.jetstream()
+        if js is None:
+            raise ConnectionError("NATS is away")
+        try:
+            message = await js.get_last_msg(STREAM, _ADOPTED)
+        except nats.js.errors.NotFoundError:
+            return 0
+        code = (message.headers or {}).get(SEAL, "").encode()
+        opened = self._seals.open_beside(_ADOPTED, code, message.data or b"")
+        return int(opened.value) if opened is not None else 0
 
 
 async def make_stream(js: JetStreamContext, name: str, subject: str) -> None:
@@ -227,10 +261,17 @@ async def make_stream(js: JetStreamContext, name: str, subject: str) -> None:
         await js.add_stream(config)
 
 
-async def read_stream(
-    bus: Bus, stream: str, subject: str, since: datetime.datetime
-) -> AsyncIterator[tuple[int, bytes]]:
-    """The messages of a subject up to now, with their numbers. Raises what NATS raises."""
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A message of a stream."""
+
+    seq: int
+    data: bytes
+    headers: Mapping[str, str]
+
+
+async def read_stream(bus: Bus, stream: str, subject: str, since: datetime.datetime) -> AsyncIterator[Stored]:
+    """The messages of a subject up to now. Raises what NATS raises."""
     js = bus.jetstream()
     if js is None:
         raise ConnectionError("NATS is away")
@@ -251,6 +292,6 @@ async def read_stream(
         while num_left > 0:
             for message in await messages.fetch(min(PAGE, num_left), timeout=2.0):
                 num_left -= 1
-                yield message.metadata.sequence.stream, message.data
+                yield Stored(message.metadata.sequence.stream, message.data, message.headers or {})
     finally:
         await messages.unsubscribe()

@@ -8,17 +8,10 @@ import msgspec
 import nats.js.errors
 from nats.aio.msg import Msg
 
+from headwater.gateway.background import event_log
 from headwater.gateway.background.records import Record
-from headwater.gateway.batches.durable import (
-    BACKGROUND,
-    BACKGROUND_LOG,
-    Durable,
-    Missing,
-    drop_keys,
-    entries,
-    is_wrong_sequence,
-    value_of,
-)
+from headwater.gateway.batches.buckets import Missing, drop_keys, is_wrong_sequence
+from headwater.gateway.batches.durable import BACKGROUND, Durable
 from headwater.gateway.batches.held import Held, next_of
 from headwater.services import subjects
 from headwater.services.errors import NotFound
@@ -93,11 +86,8 @@ class BackgroundLedger:
     async def drop_all(self, tenant: str) -> None:
         """Of a tenant that is gone, and their events."""
         rooms = await self._durable.rooms()
-        pattern = f"{subjects.key_of(tenant)}.>"
-        ids = [entry.key.partition(".")[2] async for entry in entries(rooms.background, pattern)]
-        await drop_keys(rooms.js, BACKGROUND, pattern)
-        for response_id in ids:
-            await rooms.js.purge_stream(BACKGROUND_LOG, subject=subjects.background_events(response_id))
+        await drop_keys(rooms.js, BACKGROUND, f"{subjects.key_of(tenant)}.>")
+        await event_log.drop(self._durable, tenant, ">")
 
     async def next(self) -> HeldResponse:
         """Waits for one."""
@@ -107,7 +97,7 @@ class BackgroundLedger:
     async def _look_up(self, tenant: str, response_id: str) -> tuple[Record, int]:
         rooms = await self._durable.rooms()
         try:
-            value, revision = await value_of(rooms.background, _key(tenant, response_id))
+            value, revision = await rooms.background.get(_key(tenant, response_id))
         except (Missing, nats.js.errors.InvalidKeyError):
             raise NotFound("response", response_id) from None
         return _records.decode(value), revision

@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
+import math
 import secrets
+import time
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -20,14 +23,15 @@ from headwater.gateway import in_process
 from headwater.gateway.background.event_log import EventWriter, Overtaken
 from headwater.gateway.background.ledger import BackgroundLedger, HeldResponse
 from headwater.gateway.background.records import Record
-from headwater.gateway.batches.durable import FAILURES, Durable
+from headwater.gateway.batches.durable import FAILURES
 from headwater.gateway.batches.insist import insist
 from headwater.gateway.batches.line_caller import BUSY, MAX_FAULTS, PAUSES
+from headwater.gateway.batches.tenant_storage import TenantStorage
 from headwater.gateway.batches.workers import PAUSE_SECONDS, Workers
 from headwater.gateway.exchange import KnownRequest
 from headwater.gateway.loss import TakenOver
 from headwater.gateway.response_store import ResponseStore
-from headwater.services.errors import NotFound, Unavailable
+from headwater.services.errors import NotFound, StorageLimitExceeded, Unavailable
 from headwater.services.runtime import end
 
 PATH, STREAMS = "/v1/responses", "/v1/streams"
@@ -41,6 +45,10 @@ FLUSH_SECONDS = 0.1
 """Between two messages of events."""
 
 
+CHECK_BYTES, CHECK_SECONDS = 64 * 1024, 10.0
+"""Of events, and of time with new ones, after which is looked whether the tenant has room for them."""
+
+
 class Stopped(Exception):
     """It is over, or was cancelled."""
 
@@ -48,10 +56,10 @@ class Stopped(Exception):
 class BackgroundRunner:
     """Use within `running`."""
 
-    def __init__(self, durable: Durable, app: ASGIApp, responses: ResponseStore) -> None:
-        self._durable, self._app, self._responses = durable, app, responses
-        self._ledger = BackgroundLedger(durable)
-        self._workers = Workers(durable, self._ledger.next, self._work, MAX_RESPONSES)
+    def __init__(self, storage: TenantStorage, app: ASGIApp, responses: ResponseStore) -> None:
+        self._storage, self._app, self._responses = storage, app, responses
+        self._ledger = BackgroundLedger(storage.durable)
+        self._workers = Workers(storage.durable, self._ledger.next, self._work, MAX_RESPONSES)
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[BackgroundRunner]:
@@ -60,7 +68,7 @@ class BackgroundRunner:
             yield self
 
     async def _work(self, held: HeldResponse) -> None:
-        run = _Run(self._durable, self._app, self._responses, held.tenant, held.response_id)
+        run = _Run(self._storage, self._app, self._responses, held.tenant, held.response_id)
         try:
             async with held.held():
                 await run.to_its_end()
@@ -84,18 +92,23 @@ class BackgroundRunner:
 class _Run:
     """One run's work on one response."""
 
-    def __init__(self, durable: Durable, app: ASGIApp, responses: ResponseStore, tenant: str, response_id: str) -> None:
-        self._app, self._responses, self._ledger = app, responses, BackgroundLedger(durable)
+    def __init__(
+        self, storage: TenantStorage, app: ASGIApp, responses: ResponseStore, tenant: str, response_id: str
+    ) -> None:
+        self._storage, self._app, self._responses = storage, app, responses
+        self._ledger = BackgroundLedger(storage.durable)
         self._tenant, self._id = tenant, response_id
         self._name = secrets.token_hex(8)
-        self._events = EventWriter(durable, response_id)
+        self._events = EventWriter(storage.durable, tenant, response_id)
         self._resumes_until = 0.0
         """Of the loop's clock."""
         self._record: Record | None = None
         self._last: dict[str, Any] = {}
         """The response of the last event."""
         self._unread = b""
-        self._is_overtaken = False
+        self._is_overtaken = self._is_answered = False
+        self._checked_at, self._num_checked = -math.inf, 0
+        """When there was room for so many bytes of events."""
 
     async def to_its_end(self) -> None:
         record = self._record = await insist(lambda: self._ledger.change(self._tenant, self._id, self._claim))
@@ -109,8 +122,24 @@ class _Run:
             for task in (watch, writing, work):
                 if task.done():
                     task.result()
+        except StorageLimitExceeded as refusal:
+            await end(work, watch)
+            await self._events.discard()
+            await self._refuse(record, refusal)
         finally:
             await end(work, watch, writing)
+
+    async def _refuse(self, record: Record, refusal: StorageLimitExceeded) -> None:
+        """Ends it: its tenant has no room for more of its events."""
+        response = _failed(record, refusal.code, refusal.message)
+        self._events.add({"type": "response.failed", "response": response})
+        await insist(self._events.flush)
+
+        def end(each: Record) -> None:
+            self._check_mine(each)
+            each.end(response)
+
+        await insist(lambda: self._ledger.change(self._tenant, self._id, end))
 
     async def forget(self) -> None:
         """Nobody comes for its stream any more."""
@@ -141,8 +170,9 @@ class _Run:
             # A run before got so far and no further.
             response = kept.response
             self._events.add({"type": f"response.{response['status']}", "response": response})
+        self._is_answered = True
         if record.is_streamed:
-            await insist(self._events.flush)
+            await self._tell_end(response)
 
         def end(each: Record) -> None:
             self._check_mine(each)
@@ -162,8 +192,7 @@ class _Run:
         if reply.status == 200:
             return self._last
         error = msgspec.json.decode(reply.body or b"{}").get("error", {})
-        told = {key: error.get(key) for key in ("code", "message")}
-        response = record.response | {"status": "failed", "error": told}
+        response = _failed(record, error.get("code"), error.get("message"))
         self._events.add({"type": "response.failed", "response": response})
         return response
 
@@ -215,9 +244,35 @@ class _Run:
                 self._events.add(event)
 
     async def _write(self) -> None:
+        """Until the answer is whole. Raises `StorageLimitExceeded` when the tenant has no room for more."""
         while True:
             await asyncio.sleep(FLUSH_SECONDS)
-            await insist(self._events.flush)
+            num_events = self._events.num_waiting
+            try:
+                await self._check_room()
+            except StorageLimitExceeded:
+                if not self._is_answered:
+                    raise
+            if not self._is_answered:
+                # No more than there is known to be room for.
+                await insist(functools.partial(self._events.flush, num_events))
+
+    async def _check_room(self) -> None:
+        """Whether the tenant has room for what was added since that was last known. Raises `StorageLimitExceeded`."""
+        num_bytes, now = self._events.num_bytes, time.monotonic()
+        num_new = num_bytes - self._num_checked
+        if num_new > CHECK_BYTES or (num_new > 0 and now - self._checked_at > CHECK_SECONDS):
+            await insist(lambda: self._storage.check_events(self._tenant, self._events.num_waiting_bytes))
+            self._checked_at, self._num_checked = now, num_bytes
+
+    async def _tell_end(self, response: dict[str, Any]) -> None:
+        """What is left to tell; where the tenant has no room for that, the last event, which has the whole answer."""
+        try:
+            await self._check_room()
+        except StorageLimitExceeded:
+            await self._events.discard()
+            self._events.add({"type": f"response.{response['status']}", "response": response})
+        await insist(self._events.flush)
 
     async def _until_stopped(self) -> None:
         """Raises `Stopped`, `Overtaken`, `NotFound`."""
@@ -226,3 +281,7 @@ class _Run:
             with contextlib.suppress(*FAILURES, Unavailable):
                 record = await self._ledger.get(self._tenant, self._id)
                 self._check_mine(record)
+
+
+def _failed(record: Record, code: str | None, message: str | None) -> dict[str, Any]:
+    return record.response | {"status": "failed", "error": {"code": code, "message": message}}

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from headwater.gateway.background.event_log import EventWriter, Overtaken, follow
+from headwater.gateway.background.event_log import EventWriter, Overtaken, drop, follow
 from headwater.gateway.background.ledger import BackgroundLedger
 from headwater.gateway.background.records import Record
 from headwater.gateway.batches.durable import FAILURES, or_unavailable
@@ -51,11 +51,14 @@ class BackgroundResponses:
             response=response,
         )
         with or_unavailable():
-            async with self._storage.room_in_background(caller.tenant.key, len(record.body)):
-                if record.is_streamed:
-                    await self._tell(
-                        record.id, *({"type": f"response.{kind}", "response": response} for kind in _BEGINNING)
-                    )
+            tenant, first = caller.tenant.key, []
+            if record.is_streamed:
+                first = [{"type": f"response.{kind}", "response": response} for kind in _BEGINNING]
+            num_event_bytes = sum(len(msgspec.json.encode(event)) for event in first)
+            room = self._storage.room_in_background(tenant, len(record.body), num_event_bytes=num_event_bytes)
+            async with room:
+                if first:
+                    await self._tell(tenant, record.id, *first)
                 await self._ledger.add(record)
         if record.is_streamed:
             await self._stream(exchange, caller, record.id, after=-1)
@@ -89,7 +92,7 @@ class BackgroundResponses:
                 await exchange.reply_json(response)
                 return
             if record.is_streamed and record.response["status"] == "cancelled":
-                await self._tell(response_id, {"type": "response.cancelled", "response": record.response})
+                await self._tell(tenant, response_id, {"type": "response.cancelled", "response": record.response})
         await exchange.reply_json(record.response)
 
     async def delete(self, exchange: Exchange, caller: Caller) -> None:
@@ -103,12 +106,15 @@ class BackgroundResponses:
                 await self._ledger.drop(tenant, response_id)
         except NotFound:
             await self._responses.forget(tenant, response_id)
-        else:
-            if record.is_streamed and not record.is_over:
+            record = None
+        with contextlib.suppress(*FAILURES, Unavailable):
+            if record is not None and record.is_streamed and not record.is_over:
                 gone = record.response | {"status": "cancelled"}
-                with contextlib.suppress(*FAILURES):
-                    # Who reads the stream hears of it where there is room to say so.
-                    await self._tell(response_id, {"type": "response.cancelled", "response": gone})
+                # Who reads the stream hears of it where there is room to say so.
+                last = {"type": "response.cancelled", "response": gone}
+                await self._tell(tenant, response_id, last, in_place_of_all=True)
+            else:
+                await drop(self._durable, tenant, response_id)
         await exchange.reply_json({"id": response_id, "object": "response", "deleted": True})
 
     async def _found(self, caller: Caller, response_id: str) -> dict[str, Any]:
@@ -125,11 +131,15 @@ class BackgroundResponses:
         except (*FAILURES, NotFound, Unavailable):
             return None
 
-    async def _tell(self, response_id: str, *events: dict[str, Any]) -> None:
-        """Behind what was told before, whoever else tells something meanwhile."""
+    async def _tell(
+        self, tenant: str, response_id: str, *events: dict[str, Any], in_place_of_all: bool = False
+    ) -> None:
+        """Behind what was told before, whoever else tells something meanwhile; that may be deleted."""
         while True:
-            writer = EventWriter(self._durable, response_id)
+            writer = EventWriter(self._durable, tenant, response_id)
             await writer.catch_up()
+            if in_place_of_all:
+                await writer.forget()
             for event in events:
                 writer.add(event)
             with contextlib.suppress(Overtaken):
@@ -140,8 +150,11 @@ class BackgroundResponses:
         """Until the last event, or until the client leaves: the response goes on either way."""
         out = exchange.open_stream(lambda: None)
 
+        def check() -> None:
+            self._tenants.check(caller.tenant)
+
         async def write() -> None:
-            async for event in follow(self._durable, response_id, after, lambda: self._tenants.check(caller.tenant)):
+            async for event in follow(self._durable, caller.tenant.key, response_id, after, check):
                 out.write(_rendered(event))
 
         def keep_alive() -> None:

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import functools
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import nats.errors
@@ -17,8 +16,6 @@ from nats.js import JetStreamContext
 from nats.js.api import (
     AckPolicy,
     ConsumerConfig,
-    DeliverPolicy,
-    Header,
     KeyValueConfig,
     ObjectStoreConfig,
     RetentionPolicy,
@@ -28,9 +25,12 @@ from nats.js.api import (
 from nats.js.kv import KeyValue
 from nats.js.object_store import ObjectStore
 
+from headwater.gateway.batches.buckets import is_full
+from headwater.gateway.batches.signed_bucket import SignedBucket
 from headwater.services import subjects
 from headwater.services.bus import Bus
 from headwater.services.errors import Unavailable
+from headwater.services.record_seal import RecordSeals
 
 KEPT_SECONDS = 30 * 86_400
 """Files and ended batches."""
@@ -40,9 +40,6 @@ MAX_UNDONE = 100_000
 HOLD_SECONDS = 6.0
 """A batch or a range of lines whose holder says nothing for so long goes to another."""
 FAILURES = (nats.errors.Error, OSError, TimeoutError)
-_PAGE, _MSG_SIZE = 512, "Nats-Msg-Size"
-ENTRY_SECONDS = 10.0
-"""What one entry of several may take: a server that restarts forgets who was reading."""
 FILES, CONTENTS = "headwater_files", "headwater_file_contents"
 BATCHES = "headwater_batches"
 RESULTS = "headwater_batch_results"
@@ -55,14 +52,6 @@ BACKGROUND_SECONDS = 86_400.0
 """Responses in the background, from when they were asked for."""
 EVENTS_SECONDS = 3_600.0
 """Their events, each from when it came."""
-_WRONG_LAST_SEQUENCE = 10071
-"""JetStream's number for a subject that is not as it was expected to be."""
-_FULL = (10023, 10077)
-"""Its numbers for a server, and for a stream, that has no room."""
-
-
-class Missing(Exception):
-    """There is nothing under that key."""
 
 
 @contextlib.contextmanager
@@ -83,21 +72,24 @@ class Rooms:
     """Everything that is kept."""
 
     js: JetStreamContext
-    files: KeyValue
+    files: SignedBucket
     contents: ObjectStore
-    batches: KeyValue
-    results: KeyValue
+    batches: SignedBucket
+    results: SignedBucket
     jobs: JetStreamContext.PullSubscription
     ranges: JetStreamContext.PullSubscription
-    background: KeyValue
+    background: SignedBucket
     background_jobs: JetStreamContext.PullSubscription
 
 
 class Durable:
     """`rooms` opens on first use, and again on a server that has lost them."""
 
-    def __init__(self, bus: Bus) -> None:
+    def __init__(self, bus: Bus, *, adopts_unsigned: bool = False) -> None:
+        """`adopts_unsigned`: values without a seal are believed; an earlier version wrote them."""
         self._bus = bus
+        names = (FILES, BATCHES, RESULTS, BACKGROUND)
+        self._seals = {name: RecordSeals(name, adopts_unsigned=adopts_unsigned) for name in names}
         self._rooms: Rooms | None = None
 
     @property
@@ -111,30 +103,39 @@ class Durable:
             js = self._bus.jetstream()
             if js is None:
                 raise Unavailable("files and batches need NATS with JetStream", code="storage_unavailable")
-            self._rooms = await _open(js)
+            self._rooms = await self._open(js)
         return self._rooms
+
+    async def sign_all(self) -> None:
+        """What is kept and has no seal yet. Results have none to be given: lines without one are answered again."""
+        rooms = await self.rooms()
+        for bucket in (rooms.files, rooms.batches, rooms.background):
+            await bucket.sign_all()
 
     def forget(self) -> None:
         """Something was not where it should be: look, and make, again."""
         self._rooms = None
 
+    async def _open(self, js: JetStreamContext) -> Rooms:
+        await _stream(
+            js,
+            StreamConfig(name=BACKGROUND_LOG, subjects=[f"{subjects.BACKGROUND_EVENTS}.>"], max_age=EVENTS_SECONDS),
+        )
 
-async def _open(js: JetStreamContext) -> Rooms:
-    await _stream(
-        js,
-        StreamConfig(name=BACKGROUND_LOG, subjects=[f"{subjects.BACKGROUND_EVENTS}.*"], max_age=EVENTS_SECONDS),
-    )
-    return Rooms(
-        js=js,
-        files=await _bucket(js, FILES),
-        contents=await _object_store(js, CONTENTS),
-        batches=await _bucket(js, BATCHES),
-        results=await _bucket(js, RESULTS),
-        jobs=await _queue(js, BATCH_QUEUE, subjects.BATCH_JOBS),
-        ranges=await _queue(js, LINES_QUEUE, f"{subjects.BATCH_LINES}.>"),
-        background=await _bucket(js, BACKGROUND, BACKGROUND_SECONDS),
-        background_jobs=await _queue(js, BACKGROUND_QUEUE, subjects.BACKGROUND_JOBS),
-    )
+        async def signed(name: str, seconds: float = KEPT_SECONDS) -> SignedBucket:
+            return SignedBucket(js, await _bucket(js, name, seconds), self._seals[name])
+
+        return Rooms(
+            js=js,
+            files=await signed(FILES),
+            contents=await _object_store(js, CONTENTS),
+            batches=await signed(BATCHES),
+            results=await signed(RESULTS),
+            jobs=await _queue(js, BATCH_QUEUE, subjects.BATCH_JOBS),
+            ranges=await _queue(js, LINES_QUEUE, f"{subjects.BATCH_LINES}.>"),
+            background=await signed(BACKGROUND, BACKGROUND_SECONDS),
+            background_jobs=await _queue(js, BACKGROUND_QUEUE, subjects.BACKGROUND_JOBS),
+        )
 
 
 async def _queue(js: JetStreamContext, name: str, subject: str) -> JetStreamContext.PullSubscription:
@@ -148,31 +149,14 @@ async def _queue(js: JetStreamContext, name: str, subject: str) -> JetStreamCont
 async def _stream(js: JetStreamContext, config: StreamConfig) -> None:
     assert config.name is not None
     try:
-        await js.stream_info(config.name)
+        there = (await js.stream_info(config.name)).config
     except nats.js.errors.NotFoundError:
         await js.add_stream(config)
-
-
-async def put_once(js: JetStreamContext, subject: str, payload: bytes, headers: dict[str, str] | None = None) -> bool:
-    """False where there is something under that subject already."""
-    expected = {Header.EXPECTED_LAST_SUBJECT_SEQUENCE.value: "0"}
-    try:
-        await js.publish(subject, payload, headers=expected | (headers or {}))
-    except nats.js.errors.APIError as refused:
-        if not is_wrong_sequence(refused):
-            raise
-        return False
-    return True
-
-
-def is_wrong_sequence(refused: nats.js.errors.APIError) -> bool:
-    """Somebody else wrote under that subject since."""
-    return refused.err_code == _WRONG_LAST_SEQUENCE
-
-
-def is_full(refused: nats.js.errors.APIError) -> bool:
-    """The server or the stream has no room."""
-    return refused.err_code in _FULL
+        return
+    if there.subjects != config.subjects:
+        # An earlier version made it.
+        there.subjects = config.subjects
+        await js.update_stream(there)
 
 
 async def _bucket(js: JetStreamContext, name: str, seconds: float = KEPT_SECONDS) -> KeyValue:
@@ -190,59 +174,6 @@ async def _object_store(js: JetStreamContext, name: str) -> ObjectStore:
         return await js.create_object_store(name, config)
 
 
-async def entries(bucket: KeyValue, pattern: str) -> AsyncIterator[KeyValue.Entry]:
-    """What matches now. Raises nats' `TimeoutError` when the next one does not come."""
-    # NOTE: the server keeps what a watcher leaves behind for five minutes unless told otherwise, and 1,000 of it.
-    watcher = await bucket.watch(pattern, inactive_threshold=ENTRY_SECONDS)
-    updates = functools.partial(watcher.updates, timeout=ENTRY_SECONDS)
-    try:
-        entry = await updates()
-        # NOTE: the client says by an entry that is none that there is nothing, also where the server has sent what
-        # there is and it has not been read yet.
-        if entry is None and await _has_sent(watcher):
-            entry = await updates()
-        while entry is not None:
-            if entry.operation is None:
-                yield entry
-            entry = await updates() if entry.delta else None
-    finally:
-        await watcher.stop()  # type: ignore[no-untyped-call]
-
-
-async def _has_sent(watcher: KeyValue.KeyWatcher) -> bool:
-    """Or is about to."""
-    assert watcher._sub is not None
-    info = await watcher._sub.consumer_info()
-    return bool(info.num_pending or (info.delivered is not None and info.delivered.consumer_seq))
-
-
-async def sizes(js: JetStreamContext, bucket: str, pattern: str) -> list[int]:
-    """Bytes of each value that is there, without reading any. Raises what NATS raises."""
-    consumer = ConsumerConfig(
-        headers_only=True,
-        deliver_policy=DeliverPolicy.LAST_PER_SUBJECT,
-        ack_policy=AckPolicy.NONE,
-        inactive_threshold=ENTRY_SECONDS,
-        mem_storage=True,
-    )
-    messages = await js.pull_subscribe(f"$KV.{bucket}.{pattern}", stream=f"KV_{bucket}", config=consumer)
-    found: list[int] = []
-    try:
-        num_left = (await messages.consumer_info()).num_pending or 0
-        while num_left > 0:
-            for message in await messages.fetch(min(_PAGE, num_left), timeout=ENTRY_SECONDS):
-                num_left -= 1
-                found.append(int((message.headers or {}).get(_MSG_SIZE, "0")))
-    finally:
-        await messages.unsubscribe()
-    return found
-
-
-async def drop_keys(js: JetStreamContext, bucket: str, pattern: str) -> None:
-    """Takes keys out of a bucket with all that they ever had. It writes nothing: a full bucket has room for it."""
-    await js.purge_stream(f"KV_{bucket}", subject=f"$KV.{bucket}.{pattern}")
-
-
 async def drop_object(rooms: Rooms, name: str) -> None:
     """Takes content out of the object store, if it is there. It writes nothing, as `drop_keys`."""
     try:
@@ -252,12 +183,3 @@ async def drop_object(rooms: Rooms, name: str) -> None:
     # The pieces first: without what is said of them nobody finds them.
     for subject in (f"C.{info.nuid}", f"M.{base64.urlsafe_b64encode(name.encode()).decode()}"):
         await rooms.js.purge_stream(f"OBJ_{CONTENTS}", subject=f"$O.{CONTENTS}.{subject}")
-
-
-async def value_of(bucket: KeyValue, key: str) -> tuple[bytes, int]:
-    """A value and its revision. Raises `Missing`."""
-    try:
-        entry = await bucket.get(key)
-    except nats.js.errors.NotFoundError:
-        raise Missing(key) from None
-    return entry.value or b"", entry.revision or 0

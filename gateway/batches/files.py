@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import tempfile
 from collections.abc import AsyncIterator
 from typing import IO, Any
@@ -11,25 +12,28 @@ from typing import IO, Any
 import msgspec
 import nats.js.errors
 
-from headwater.gateway.batches.durable import (
-    FILES,
-    KEPT_SECONDS,
-    Durable,
-    Missing,
-    Rooms,
-    drop_keys,
-    drop_object,
-    entries,
-    value_of,
-)
+from headwater.gateway.batches.buckets import Missing, drop_keys
+from headwater.gateway.batches.durable import FILES, KEPT_SECONDS, Durable, Rooms, drop_object
 from headwater.gateway.batches.records import File, new_id, now
 from headwater.services import subjects
 from headwater.services.errors import NotFound
+from headwater.services.refusals import Refusals
 
 IN_MEMORY_BYTES = 1 << 20
 """Of a file on its way; more goes to disk."""
 READ_SECONDS = 300.0
 _files = msgspec.json.Decoder(File)
+
+
+class KeptFile(File, kw_only=True):
+    """As it is kept, signed; the object store with the content is not."""
+
+    sha256: str = ""
+    """Of the content; empty in records of before there was one."""
+
+
+_kept = msgspec.json.Decoder(KeptFile)
+_refusals = Refusals("record")
 
 
 class Files:
@@ -49,10 +53,12 @@ class Files:
             expires_at=now() + int(KEPT_SECONDS),
         )
         content.seek(0)
-        reader: Any = _Reader(content)
+        hashed = Hashed(content)
+        reader: Any = hashed
         # The content first: what is listed can be read.
         await rooms.contents.put(file.id, reader)
-        await rooms.files.put(_key(tenant, file.id), msgspec.json.encode(file))
+        kept = KeptFile(**msgspec.structs.asdict(file), sha256=hashed.digest)
+        await rooms.files.put(_key(tenant, file.id), msgspec.json.encode(kept))
         return file
 
     async def get(self, tenant: str, file_id: str) -> File:
@@ -62,25 +68,26 @@ class Files:
     async def all(self, tenant: str) -> list[File]:
         """The youngest first."""
         rooms = await self._durable.rooms()
-        found = [
-            _files.decode(entry.value or b"") async for entry in entries(rooms.files, f"{subjects.key_of(tenant)}.>")
-        ]
+        found = [_files.decode(value) async for _, value in rooms.files.all(f"{subjects.key_of(tenant)}.>")]
         return sorted(found, key=lambda file: (file.created_at, file.id), reverse=True)
 
     @contextlib.asynccontextmanager
     async def opened(self, tenant: str, file_id: str) -> AsyncIterator[IO[bytes]]:
-        """The content, copied to this machine for the length of a scope."""
+        """The content, copied to this machine for the length of a scope; not there where it is another one."""
         rooms = await self._durable.rooms()
-        await self._metadata(rooms, tenant, file_id)
+        kept = _kept.decode(await self._metadata(rooms, tenant, file_id))
         with tempfile.SpooledTemporaryFile(IN_MEMORY_BYTES) as copy:
-            into: Any = copy
+            content: Any = copy
+            into: Any = (hashed := Hashed(content))
             try:
                 async with asyncio.timeout(READ_SECONDS):
                     await rooms.contents.get(file_id, writeinto=into)
             except nats.js.errors.NotFoundError:
                 raise NotFound("file", file_id) from None
+            if kept.sha256 not in ("", hashed.digest):
+                _refusals.add("forged", key=file_id)
+                raise NotFound("file", file_id)
             copy.seek(0)
-            content: IO[bytes] = into
             yield content
 
     async def delete(self, tenant: str, file_id: str) -> None:
@@ -98,21 +105,31 @@ class Files:
 
     async def _metadata(self, rooms: Rooms, tenant: str, file_id: str) -> bytes:
         try:
-            return (await value_of(rooms.files, _key(tenant, file_id)))[0]
+            return (await rooms.files.get(_key(tenant, file_id)))[0]
         except (Missing, nats.js.errors.InvalidKeyError):
             raise NotFound("file", file_id) from None
 
 
-class _Reader:
-    """What the object store reads from, in a thread."""
+class Hashed:
+    """What the object store reads from or writes into, in a thread."""
 
     def __init__(self, file: IO[bytes]) -> None:
-        self._file = file
+        self._file, self._hash = file, hashlib.sha256()
+
+    @property
+    def digest(self) -> str:
+        """Of what has gone through."""
+        return self._hash.hexdigest()
 
     def readinto(self, buffer: bytearray) -> int:
         piece = self._file.read(len(buffer))
+        self._hash.update(piece)
         buffer[: len(piece)] = piece
         return len(piece)
+
+    def write(self, piece: bytes) -> int:
+        self._hash.update(piece)
+        return self._file.write(piece)
 
 
 def _key(tenant: str, file_id: str) -> str:

@@ -8,7 +8,8 @@ import msgspec
 import nats.js.errors
 from nats.aio.msg import Msg
 
-from headwater.gateway.batches.durable import BATCHES, Durable, Missing, drop_keys, entries, value_of
+from headwater.gateway.batches.buckets import Missing, drop_keys
+from headwater.gateway.batches.durable import BATCHES, Durable
 from headwater.gateway.batches.held import Held, next_of
 from headwater.gateway.batches.records import Batch, Kept
 from headwater.services import subjects
@@ -52,14 +53,14 @@ class Ledger:
         """The youngest first."""
         rooms = await self._durable.rooms()
         pattern = f"{subjects.key_of(tenant)}.>"
-        found = [_kept.decode(entry.value or b"").batch async for entry in entries(rooms.batches, pattern)]
+        found = [_kept.decode(value).batch async for _, value in rooms.batches.all(pattern)]
         return sorted(found, key=lambda batch: (batch.created_at, batch.id), reverse=True)
 
     async def result_bytes(self, tenant: str, *, without: str) -> list[int]:
         """Of the batches that are not over, but for one: what their results take, as their runs last told."""
         rooms = await self._durable.rooms()
         pattern = f"{subjects.key_of(tenant)}.>"
-        found = [_kept.decode(entry.value or b"") async for entry in entries(rooms.batches, pattern)]
+        found = [_kept.decode(value) async for _, value in rooms.batches.all(pattern)]
         return [kept.result_bytes for kept in found if not kept.batch.is_over and kept.batch.id != without]
 
     async def change(self, tenant: str, batch_id: str, change: Callable[[Kept], None]) -> Kept:
@@ -87,7 +88,7 @@ class Ledger:
     async def _look_up(self, tenant: str, batch_id: str) -> tuple[Kept, int]:
         rooms = await self._durable.rooms()
         try:
-            value, revision = await value_of(rooms.batches, _key(tenant, batch_id))
+            value, revision = await rooms.batches.get(_key(tenant, batch_id))
         except (Missing, nats.js.errors.InvalidKeyError):
             raise NotFound("batch", batch_id) from None
         return _kept.decode(value), revision

@@ -4,31 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 
 import msgspec
 import nats.errors
 from nats.js import JetStreamContext
 from nats.js.api import ConsumerConfig, DeliverPolicy
 
-from headwater.gateway.batches.durable import (
-    FAILURES,
-    RESULTS,
-    Durable,
-    Missing,
-    Rooms,
-    drop_keys,
-    drop_object,
-    entries,
-    put_once,
-    value_of,
-)
+from headwater.gateway.batches.buckets import Missing, drop_keys
+from headwater.gateway.batches.durable import FAILURES, RESULTS, Durable, Rooms, drop_object
 from headwater.gateway.batches.records import Result, new_id
+from headwater.services.refusals import Refusals
 
 IS_SUCCESS = "Headwater-Success"
 NUM_BYTES = "Headwater-Bytes"
-"""Headers of a result, so that counting needs no bodies."""
+SEAL = "Headwater-Seal"
+"""Headers of a result, so that counting needs no bodies; the last is the seal of the others."""
 MAX_VALUE_BYTES = 512 * 1024
 """Of a result that lies in the bucket itself: below what the server takes in one message."""
 _ELSEWHERE, _LARGE = b"@", "large"
@@ -38,6 +31,7 @@ QUIET_SECONDS = 5.0
 """Without a new result, before the server is asked anew: one that restarted forgets who was listening."""
 _STREAM, _SUBJECT = f"KV_{RESULTS}", f"$KV.{RESULTS}"
 _results = msgspec.json.Decoder(Result)
+_refusals = Refusals("record")
 
 
 class Results:
@@ -46,16 +40,17 @@ class Results:
 
     async def keep(self, batch_id: str, number: int, result: Result) -> bool:
         """False when the line had one already: the first stands."""
-        rooms, value = await self._durable.rooms(), msgspec.json.encode(result)
+        rooms, value, key = await self._durable.rooms(), msgspec.json.encode(result), f"{batch_id}.{number}"
         headers = {IS_SUCCESS: str(int(result.is_success)), NUM_BYTES: str(len(value))}
+        headers[SEAL] = rooms.results.seals.code(_headers_of(key), _told(headers)).decode()
         if len(value) > MAX_VALUE_BYTES:
             value = await self._put_elsewhere(rooms, batch_id, number, value)
-        return await put_once(rooms.js, f"{_SUBJECT}.{batch_id}.{number}", value, headers)
+        return await rooms.results.put_once(key, value, headers)
 
     async def has(self, batch_id: str, number: int) -> bool:
         rooms = await self._durable.rooms()
         try:
-            await value_of(rooms.results, f"{batch_id}.{number}")
+            await rooms.results.get(f"{batch_id}.{number}")
         except Missing:
             return False
         return True
@@ -63,17 +58,17 @@ class Results:
     async def all(self, batch_id: str) -> AsyncIterator[tuple[int, bytes, bool]]:
         """(line number, the result as JSON, whether it is a success), in the order in which they came."""
         rooms = await self._durable.rooms()
-        async for entry in entries(rooms.results, f"{batch_id}.>"):
-            value = entry.value or b""
-            if value.startswith(_ELSEWHERE):
-                async with asyncio.timeout(READ_SECONDS):
-                    value = (await rooms.contents.get(value.removeprefix(_ELSEWHERE).decode())).data or b""
-            yield int(entry.key.rpartition(".")[2]), value, _results.decode(value).is_success
+        async for key, value in rooms.results.all(f"{batch_id}.>"):
+            whole = await self._elsewhere(rooms, value) if value.startswith(_ELSEWHERE) else value
+            if whole is None:
+                _refusals.add("forged", key=key)
+                continue
+            yield int(key.rpartition(".")[2]), whole, _results.decode(whole).is_success
 
     async def drop(self, batch_id: str) -> None:
         rooms = await self._durable.rooms()
-        async for entry in entries(rooms.results, f"{_LARGE}.{batch_id}.>"):
-            await drop_object(rooms, (entry.value or b"").decode())
+        async for _, name in rooms.results.all(f"{_LARGE}.{batch_id}.>"):
+            await drop_object(rooms, name.decode())
         for keys in (batch_id, f"{_LARGE}.{batch_id}"):
             await drop_keys(rooms.js, RESULTS, f"{keys}.>")
 
@@ -82,7 +77,14 @@ class Results:
         name = new_id(f"{batch_id}-{number}-")
         await rooms.results.put(f"{_LARGE}.{batch_id}.{name}", name.encode())
         await rooms.contents.put(name, value)
-        return _ELSEWHERE + name.encode()
+        return _ELSEWHERE + f"{hashlib.sha256(value).hexdigest()} {name}".encode()
+
+    async def _elsewhere(self, rooms: Rooms, value: bytes) -> bytes | None:
+        """What a value stands for; None where somebody has put something else there, which has no seal of its own."""
+        digest, _, name = value.removeprefix(_ELSEWHERE).decode().rpartition(" ")
+        async with asyncio.timeout(READ_SECONDS):
+            whole = (await rooms.contents.get(name)).data or b""
+        return whole if digest in ("", hashlib.sha256(whole).hexdigest()) else None
 
     @contextlib.asynccontextmanager
     async def followed(self, batch_id: str) -> AsyncIterator[Follower]:
@@ -108,14 +110,18 @@ class Follower:
 
         Raises what NATS raises where it cannot be asked.
         """
+        seals = (await self._durable.rooms()).results.seals
         listening = self._listening or await self._listen()
         found: list[tuple[int, bool, int]] = []
         try:
             while True:
                 message = await listening.next_msg(timeout=seconds)
                 self._heard_at, self._last_sequence = time.monotonic(), message.metadata.sequence.stream
-                number, headers = int(message.subject.rpartition(".")[2]), message.headers or {}
-                found.append((number, headers.get(IS_SUCCESS) != "0", int(headers.get(NUM_BYTES, "0"))))
+                key, headers = message.subject.removeprefix(f"{_SUBJECT}."), message.headers or {}
+                # A line that has none but a forged one is still in the queue, with its range.
+                if seals.open_beside(_headers_of(key), headers.get(SEAL, "").encode(), _told(headers)) is not None:
+                    is_success, num_bytes = headers.get(IS_SUCCESS) != "0", int(headers.get(NUM_BYTES, "0"))
+                    found.append((int(key.rpartition(".")[2]), is_success, num_bytes))
                 if not message.metadata.num_pending:
                     return found
         except nats.errors.TimeoutError:
@@ -143,3 +149,13 @@ class Follower:
         if listening is not None:
             with contextlib.suppress(*FAILURES):
                 await listening.unsubscribe()
+
+
+def _headers_of(key: str) -> str:
+    """What the seal of a result's headers is for; another one than that of its value."""
+    return f"{key} headers"
+
+
+def _told(headers: Mapping[str, str]) -> bytes:
+    """What they say."""
+    return f"{headers.get(IS_SUCCESS, '')} {headers.get(NUM_BYTES, '')}".encode()

@@ -7,7 +7,8 @@ import contextlib
 from collections.abc import AsyncIterator
 from weakref import WeakValueDictionary
 
-from headwater.gateway.batches.durable import BACKGROUND, BATCHES, RESULTS, Durable, sizes
+from headwater.gateway.batches.buckets import last_headers, sizes
+from headwater.gateway.batches.durable import BACKGROUND, BACKGROUND_LOG, BATCHES, RESULTS, Durable
 from headwater.gateway.batches.files import Files
 from headwater.gateway.batches.ledger import Ledger
 from headwater.gateway.storage_limits import StorageLimits
@@ -16,10 +17,12 @@ from headwater.services.errors import LimitExceeded, StorageLimitExceeded
 
 MAX_BACKGROUND = 1000
 """Responses in the background of a tenant, waiting, running or kept in NATS."""
+NUM_BYTES = "Headwater-Bytes"
+"""Header of a message of events: bytes of the events of that response so far, those in the message included."""
 
 
 class TenantStorage:
-    """Of files, batches with their results, and responses in the background; by `Tenant.key`.
+    """Of files, batches with their results, and responses in the background with their events; by `Tenant.key`.
 
     One for a gateway. What several gateways add at the same moment may pass a limit, by one request of each.
     """
@@ -40,13 +43,34 @@ class TenantStorage:
             yield
 
     @contextlib.asynccontextmanager
-    async def room_in_background(self, tenant: str, num_bytes: int) -> AsyncIterator[None]:
-        """As `room`, of a response in the background. Raises `LimitExceeded` where there are too many."""
+    async def room_in_background(self, tenant: str, num_bytes: int, *, num_event_bytes: int) -> AsyncIterator[None]:
+        """As `room`, of a response in the background and its first events. Raises `LimitExceeded` where there are too
+        many."""
         rooms = await self.durable.rooms()
         if len(await sizes(rooms.js, BACKGROUND, f"{subjects.key_of(tenant)}.>")) >= MAX_BACKGROUND:
             raise LimitExceeded(f"the tenant has {MAX_BACKGROUND} responses in the background", retry_after=60.0)
-        async with self.room(tenant, num_bytes):
+        if num_event_bytes:
+            await self.check_events(tenant, num_event_bytes)
+        async with self.room(tenant, num_bytes + num_event_bytes):
             yield
+
+    async def check_events(self, tenant: str, num_bytes: int) -> None:
+        """Raises `StorageLimitExceeded` where the tenant has no room for so many more bytes of events, and what NATS
+        raises. Half of their stream is for others': one that a tenant has filled would let nobody stream."""
+        kept, limit = await self.of(tenant), self._limits.file_bytes(tenant)
+        if kept + num_bytes > limit:
+            raise StorageLimitExceeded("file_bytes", kept, num_bytes, limit)
+        rooms = await self.durable.rooms()
+        bound = (await rooms.js.stream_info(BACKGROUND_LOG)).config.max_bytes or 0
+        events = await self.event_bytes(tenant)
+        if 0 < bound < 2 * (events + num_bytes):
+            raise StorageLimitExceeded("events of streams in the background", events, num_bytes, bound // 2)
+
+    async def event_bytes(self, tenant: str) -> int:
+        """Of the streams of responses in the background, as their writers have told with the last message of each."""
+        rooms = await self.durable.rooms()
+        found = last_headers(rooms.js, BACKGROUND_LOG, subjects.background_events(tenant, ">"))
+        return sum([int(headers.get(NUM_BYTES, "0")) async for headers in found])
 
     async def of(self, tenant: str, *, without: str = "") -> int:
         """Bytes that a tenant keeps; results of one batch may be left out. Raises what NATS raises."""
@@ -54,7 +78,7 @@ class TenantStorage:
         files = sum([file.bytes for file in await self._files.all(tenant)])
         results = sum(await self._batches.result_bytes(tenant, without=without))
         records = [*await sizes(rooms.js, BACKGROUND, pattern), *await sizes(rooms.js, BATCHES, pattern)]
-        return files + results + sum(records)
+        return files + results + sum(records) + await self.event_bytes(tenant)
 
     async def left(self, tenant: str, *, without: str) -> int:
         """Bytes that the results of one batch may take."""

@@ -7,6 +7,7 @@ from typing import Any
 from headwater.gateway.line import Line
 from headwater.gateway.openai.schema import DetokenizeRequest, TokenizeRequest
 from headwater.gateway.openai.to_pb import conversation_to_pb
+from headwater.gateway.tenants import Tenant
 from headwater.proto import processor_pb2
 from headwater.services.errors import BadRequest
 from headwater.services.served_model import ServedModel
@@ -36,7 +37,7 @@ def _card(model: ServedModel, since: int) -> dict[str, Any]:
     }
 
 
-async def tokenize(line: Line, asked: TokenizeRequest) -> dict[str, Any]:
+async def tokenize(line: Line, tenant: Tenant, asked: TokenizeRequest) -> dict[str, Any]:
     if (asked.prompt is None) == (asked.messages is None):
         raise BadRequest("prompt", "prompt and messages exclude each other; allowed: exactly one")
     if asked.prompt is not None:
@@ -45,7 +46,12 @@ async def tokenize(line: Line, asked: TokenizeRequest) -> dict[str, Any]:
         prompt = conversation_to_pb(asked)
     wants_text = bool(asked.return_token_strs)
     reply = await line.processors.tokenize(
-        processor_pb2.ProcessorTokenizeRequest(model=asked.model, prompt=prompt, return_token_strings=wants_text)
+        processor_pb2.ProcessorTokenizeRequest(
+            model=asked.model,
+            prompt=prompt,
+            return_token_strings=wants_text,
+            escape_special_tokens=line.tenants.escapes_special_tokens(tenant),
+        )
     )
     return {
         "count": len(reply.token_ids),

@@ -49,6 +49,7 @@ class NewTenant(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     weight: Weight = 1.0
     tier: Tier = 0
     shared_cache: bool = False
+    escape_special_tokens: bool = False
     limits: Limits = Limits()
     models: dict[str, Limits] = {}
     file_bytes: Count | None = None
@@ -62,6 +63,7 @@ class Change(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     weight: Weight | msgspec.UnsetType = msgspec.UNSET
     tier: Tier | msgspec.UnsetType = msgspec.UNSET
     shared_cache: bool | msgspec.UnsetType = msgspec.UNSET
+    escape_special_tokens: bool | msgspec.UnsetType = msgspec.UNSET
     limits: dict[str, Any] | msgspec.UnsetType = msgspec.UNSET
     models: dict[str, dict[str, Any] | None] | msgspec.UnsetType = msgspec.UNSET
     file_bytes: Count | msgspec.UnsetType | None = msgspec.UNSET
@@ -102,6 +104,7 @@ class AdminSurface:
             weight=asked.weight,
             tier=asked.tier,
             shared_cache=asked.shared_cache,
+            escape_special_tokens=asked.escape_special_tokens,
             limits=asked.limits,
             models=asked.models,
             file_bytes=asked.file_bytes,
@@ -200,7 +203,8 @@ class AdminSurface:
         days = _days(exchange.query.get("days", str(DEFAULT_DAYS)))
         since = datetime.datetime.now(datetime.UTC) - datetime.timedelta(days=days)
         with or_unavailable():
-            found = [msgspec.Raw(data) async for _, data in read_stream(self._bus, AUDIT_STREAM, subjects.AUDIT, since)]
+            stored = read_stream(self._bus, AUDIT_STREAM, subjects.AUDIT, since)
+            found = [msgspec.Raw(each.data) async for each in stored]
         await exchange.reply_json({"object": "list", "data": found[-MAX_AUDIT:]})
 
     def admin_of(self, exchange: Exchange) -> str:
@@ -274,6 +278,7 @@ def _shown(record: TenantRecord) -> dict[str, Any]:
         "weight": record.weight,
         "tier": record.tier,
         "shared_cache": record.shared_cache,
+        "escape_special_tokens": record.escape_special_tokens,
         "limits": msgspec.to_builtins(record.limits),
         "models": msgspec.to_builtins(record.models),
         "file_bytes": record.file_bytes,
@@ -283,11 +288,8 @@ def _shown(record: TenantRecord) -> dict[str, Any]:
 
 
 def _changed(record: TenantRecord, asked: Change) -> TenantRecord:
-    given = {
-        name: value
-        for name in ("weight", "tier", "shared_cache", "file_bytes", "response_bytes")
-        if (value := getattr(asked, name)) is not msgspec.UNSET
-    }
+    plain = ("weight", "tier", "shared_cache", "escape_special_tokens", "file_bytes", "response_bytes")
+    given = {name: value for name in plain if (value := getattr(asked, name)) is not msgspec.UNSET}
     if asked.limits is not msgspec.UNSET:
         given["limits"] = _limits("limits", record.limits, asked.limits)
     if asked.models is not msgspec.UNSET:

@@ -1,7 +1,7 @@
 """The truth of tenants: one value a tenant in a key-value bucket of JetStream. Raises `Unavailable` without NATS.
 
 Changes are told to every gateway over the bus. Records that the cluster's key did not sign, also those of removals, are
-not there. Knows nothing about keys' secrets.
+not there, nor are those that are older than what was last written in their place. Knows nothing about keys' secrets.
 """
 
 from __future__ import annotations
@@ -15,12 +15,15 @@ from nats.js import JetStreamContext
 from nats.js.api import KeyValueConfig, StorageType
 from nats.js.kv import KeyValue
 
-from headwater.gateway.batches.durable import drop_keys, entries, is_full, or_unavailable
-from headwater.gateway.tenancy.record_seal import RecordSeals
+from headwater.gateway.batches.buckets import drop_keys, entries, is_full
+from headwater.gateway.batches.durable import or_unavailable
+from headwater.gateway.tenancy.last_written import LastWritten
 from headwater.gateway.tenancy.records import Removed, TenantRecord
 from headwater.services import subjects
 from headwater.services.bus import Bus
 from headwater.services.errors import BadRequest, NotFound, Unavailable
+from headwater.services.freshness import now_ms
+from headwater.services.record_seal import RecordSeals
 
 BUCKET = "headwater_tenants"
 HISTORY = 8
@@ -29,11 +32,13 @@ _REMOVED = "removed"
 """What keys of removed tenants begin with; those of tenants have no dot."""
 _records = msgspec.json.Decoder(TenantRecord)
 _removed = msgspec.json.Decoder(Removed)
+_times = msgspec.json.Decoder(dict[str, int])
 
 
 class TenantBook:
-    def __init__(self, bus: Bus, *, adopts_unsigned: bool = False) -> None:
+    def __init__(self, bus: Bus, last_written: LastWritten | None = None, *, adopts_unsigned: bool = False) -> None:
         self._bus = bus
+        self._last_written = last_written or LastWritten()
         self._seals = RecordSeals(BUCKET, adopts_unsigned=adopts_unsigned)
         self._bucket: KeyValue | None = None
         self._to_sign: dict[str, tuple[bytes, int]] = {}
@@ -45,11 +50,21 @@ class TenantBook:
             await self._open()
 
     async def all(self) -> list[TenantRecord]:
+        """By name."""
+        await self._last_written.read()
         with or_unavailable():
             bucket = await self._open()
             found = [record async for entry in entries(bucket, "*") if (record := self._read(entry)) is not None]
             await self._sign_again()
+        await self._last_written.keep()
         return sorted(found, key=lambda record: record.id)
+
+    def heard(self, payload: bytes) -> None:
+        """Takes note of what another gateway told with a change, which NATS may have lost or been robbed of since."""
+        try:
+            self._last_written.note(_times.decode(payload or b"{}"))
+        except msgspec.DecodeError as failure:
+            structlog.get_logger().warning("a change of tenants is not understood", error=str(failure))
 
     async def get(self, tenant_id: str) -> TenantRecord:
         """Raises `NotFound`."""
@@ -57,17 +72,21 @@ class TenantBook:
 
     async def add(self, record: TenantRecord) -> None:
         """Raises `BadRequest` when there is one of that name."""
+        # What an earlier tenant of that name has left says when that was removed.
+        await self._last_written.read()
+        await self.removed()
+        key = _key(record.id)
         with or_unavailable():
             bucket = await self._open()
             try:
-                await bucket.create(_key(record.id), self._sealed(record))
+                await bucket.create(key, sealed := self._sealed(record))
             except nats.js.errors.KeyWrongLastSequenceError:
-                there = await bucket.get(_key(record.id))
+                there = await bucket.get(key)
                 if self._read(there) is not None:
                     raise BadRequest.of("id", record.id, "a name that no tenant has") from None
                 # A stranger's record keeps no name.
-                await bucket.update(_key(record.id), self._sealed(record), last=there.revision)
-        await self._tell()
+                await bucket.update(key, sealed := self._sealed(record), last=there.revision)
+        await self._tell(key, self._seals.time_of(sealed))
 
     async def change(self, tenant_id: str, change: Callable[[TenantRecord], TenantRecord]) -> TenantRecord:
         """Applies `change` to what is there, whoever else changes it meanwhile. Raises `NotFound`."""
@@ -77,16 +96,17 @@ class TenantBook:
             with or_unavailable():
                 bucket = await self._open()
                 try:
-                    await bucket.update(_key(tenant_id), self._sealed(changed), last=revision)
+                    await bucket.update(_key(tenant_id), sealed := self._sealed(changed), last=revision)
                 except nats.js.errors.KeyWrongLastSequenceError:
                     continue
-            await self._tell()
+            await self._tell(_key(tenant_id), self._seals.time_of(sealed))
             return changed
 
     async def remove(self, tenant_id: str) -> Removed:
         """Raises `NotFound`. What the tenant leaves behind is known from `removed` until it is cleared."""
         record, _ = await self._find(tenant_id)
-        removed = Removed(key=record.key)
+        key = _key(tenant_id)
+        removed = Removed(key=record.key, id=tenant_id, written_before=max(now_ms(), self._last_written.of(key) + 1))
         with or_unavailable():
             bucket = await self._open()
             try:
@@ -97,8 +117,8 @@ class TenantBook:
                     raise
                 structlog.get_logger().warning("a removal cannot be noted: storage is full", key=removed.key)
             # NOTE: the bucket's own `delete` writes a mark, for which a full one has no room.
-            await drop_keys(self._js(), BUCKET, _key(tenant_id))
-        await self._tell()
+            await drop_keys(self._js(), BUCKET, key)
+        await self._tell(key, removed.written_before)
         return removed
 
     async def removed(self) -> list[Removed]:
@@ -106,7 +126,9 @@ class TenantBook:
             bucket = await self._open()
             values = [self._opened(entry) async for entry in entries(bucket, f"{_REMOVED}.*")]
             await self._sign_again()
-        return [_removed.decode(value) for value in values if value is not None]
+        found = [_removed.decode(value) for value in values if value is not None]
+        self._last_written.note({_key(each.id): each.written_before for each in found if each.id})
+        return found
 
     async def cleared(self, removed: Removed) -> None:
         """Nothing is left of that tenant."""
@@ -129,12 +151,15 @@ class TenantBook:
         return record, entry.revision or 0
 
     def _sealed(self, record: TenantRecord) -> bytes:
-        return self._seals.seal(_key(record.id), msgspec.json.encode(record))
+        return self._seal(_key(record.id), msgspec.json.encode(record))
 
     def _sealed_removal(self, removed: Removed) -> tuple[str, bytes]:
         """Key and value. Without a seal, whoever writes to the bucket could have any tenant's data deleted."""
         key = _removed_key(removed)
-        return key, self._seals.seal(key, msgspec.json.encode(removed))
+        return key, self._seal(key, msgspec.json.encode(removed))
+
+    def _seal(self, key: str, value: bytes) -> bytes:
+        return self._seals.seal(key, value, after=self._last_written.of(key))
 
     def _read(self, entry: KeyValue.Entry) -> TenantRecord | None:
         """None for a record that is not believed."""
@@ -143,8 +168,10 @@ class TenantBook:
 
     def _opened(self, entry: KeyValue.Entry) -> bytes | None:
         """None for a value that is not believed."""
-        if (opened := self._seals.open(entry.key, entry.value or b"")) is None:
+        opened = self._seals.open(entry.key, entry.value or b"", not_before=self._last_written.of(entry.key))
+        if opened is None:
             return None
+        self._last_written.note({entry.key: opened.at})
         if not opened.is_current:
             self._to_sign[entry.key] = opened.value, entry.revision or 0
         return opened.value
@@ -155,7 +182,7 @@ class TenantBook:
         while self._to_sign:
             key, (value, revision) = self._to_sign.popitem()
             try:
-                await bucket.update(key, self._seals.seal(key, value), last=revision)
+                await bucket.update(key, self._seal(key, value), last=revision)
             except nats.js.errors.KeyWrongLastSequenceError:
                 continue
             except nats.js.errors.APIError as refused:
@@ -163,8 +190,11 @@ class TenantBook:
                 if not is_full(refused):
                     raise
 
-    async def _tell(self) -> None:
-        await self._bus.publish(subjects.TENANTS_CHANGED, b"")
+    async def _tell(self, key: str, at: int) -> None:
+        """Every gateway of a change of that record, and the places where it is remembered when they are gone."""
+        self._last_written.note({key: at})
+        await self._bus.publish(subjects.TENANTS_CHANGED, msgspec.json.encode({key: at}))
+        await self._last_written.keep()
 
     def _js(self) -> JetStreamContext:
         js = self._bus.jetstream()

@@ -32,7 +32,7 @@ from headwater.gateway.tenants import (
     key_revoked,
 )
 from headwater.services import errors, subjects
-from headwater.services.bus import Bus
+from headwater.services.bus import Bus, Subscription
 from headwater.services.runtime import owned_task
 
 PREFIX = "hw"
@@ -58,7 +58,7 @@ class TenantDirectory:
         self, book: TenantBook, admins: AdminKeys, file: KeyedTenants | None = None, snapshot: Snapshot | None = None
     ) -> None:
         """`file`: tenants without limits, whose keys lie in a file."""
-        self._book, self._admins, self._file = book, admins, file
+        self.book, self._admins, self._file = book, admins, file
         self._snapshot = snapshot or Snapshot("")
         self._records: dict[str, TenantRecord] = {}
         """By name."""
@@ -83,13 +83,15 @@ class TenantDirectory:
             if not await self.read() and (records := self._snapshot.load()) is not None:
                 structlog.get_logger().warning("tenants are those that were read last", known=len(records))
                 self._know(records)
-            async with owned_task(_pass_on(words, changed.set)), owned_task(self._follow(changed)):
+            async with owned_task(self._hear(words, changed)), owned_task(self._follow(changed)):
                 yield self
 
     async def read(self) -> bool:
         """Whether it could be read."""
         try:
-            records, removed = await self._book.all(), await self._book.removed()
+            # These first: a record of theirs that somebody put back is known by them.
+            removed = await self.book.removed()
+            records = await self.book.all()
         except (errors.Unavailable, msgspec.MsgspecError) as failure:
             # What a later version wrote is none to this one: better to know what there was than to ask no more.
             structlog.get_logger().warning("tenants cannot be read", error=str(failure), known=len(self._records))
@@ -132,6 +134,10 @@ class TenantDirectory:
         """Whose limits count; none for a tenant that is not kept in the book. Raises as `check` does."""
         record = self._record_of(tenant)
         return record.scopes(tenant.key_id, model) if record is not None else []
+
+    def escapes_special_tokens(self, tenant: Tenant) -> bool:
+        record = self._by_key.get(tenant.key)
+        return record is not None and record.escape_special_tokens
 
     def storage(self, key: str) -> tuple[int | None, int | None]:
         """Limits of its own that a tenant has to what it keeps, by its key: of files, and of responses."""
@@ -178,6 +184,11 @@ class TenantDirectory:
             if not await self.read():
                 await asyncio.sleep(RETRY_SECONDS)
 
+    async def _hear(self, words: Subscription, changed: asyncio.Event) -> None:
+        async for word in words:
+            self.book.heard(word.payload)
+            changed.set()
+
     def _seconds_to_expiry(self) -> float:
         """Until the next key expires."""
         now = time.time()
@@ -187,11 +198,6 @@ class TenantDirectory:
     def _tell(self) -> None:
         for listener in self._listeners:
             listener()
-
-
-async def _pass_on(words: AsyncIterator[object], tell: Callable[[], None]) -> None:
-    async for _ in words:
-        tell()
 
 
 def _digest(key: str) -> bytes:

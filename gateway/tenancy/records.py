@@ -61,6 +61,8 @@ class TenantRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     tier: int = 0
     shared_cache: bool = False
     """Its prompts hit, and are hit by, those of every other tenant that shares."""
+    escape_special_tokens: bool = False
+    """Special tokens in its conversations are text, also where the model's processors read them as tokens."""
     limits: Limits = NO_LIMITS
     models: dict[str, Limits] = {}
     """Limits on top, by model."""
@@ -90,6 +92,10 @@ class Removed(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     key: str
     """As `Tenant.key`."""
+    id: str = ""
+    """Its name; empty in removals of before that was kept."""
+    written_before: int = 0
+    """Milliseconds since 1970: what has that name and was written earlier is of the removed tenant, or an older one."""
     at: float = msgspec.field(default_factory=time.time)
     is_cleared: bool = False
     """Nothing of it is left. Kept where the key is a name, so that no tenant of the key file gets that key."""

@@ -43,7 +43,7 @@ from headwater.services.stack.line_token import line_key
 from headwater.services.stack.local_stack import StackError
 from headwater.services.stack.plan import gpu_flags
 from headwater.services.stack.profile import Profile
-from headwater.services.stack.scaling import IDLE_SECONDS, TARGET_REQUESTS
+from headwater.services.stack.scaling import IDLE_SECONDS, TARGET_REQUESTS, replica_bounds
 from headwater.services.stack.settings import COLD_START_SECONDS, StackSettings
 from headwater.services.stack.stage_process import StageDied
 
@@ -181,6 +181,9 @@ def up(
         str | None,
         typer.Option(envvar="HEADWATER_GENERATION_CONFIG", help="Sampling defaults: auto (the model's), none, a file."),
     ] = None,
+    escape_special_tokens: Annotated[
+        bool, typer.Option(envvar="HEADWATER_ESCAPE_SPECIAL_TOKENS", help="Read those in messages and tools as text.")
+    ] = False,
     api_key_file: Annotated[
         Path | None, typer.Option(envvar="HEADWATER_API_KEY_FILE", help="`tenant key` lines; absent: open, loopback.")
     ] = None,
@@ -238,16 +241,6 @@ def up(
     given["min_replicas"], given["replicas"] = replica_bounds(replicas, given.pop("max_replicas"), min_replicas, usual)
     given["state_dir"], given["cache_dir"] = state_dir.expanduser().resolve(), cache_dir.expanduser().resolve()
     raise typer.Exit(run_line(StackSettings(**given), Console()))
-
-
-def replica_bounds(fixed: int | None, most: int | None, least: int | None, usual: int) -> tuple[int | None, int]:
-    """The fewest replicas, None for a fixed number, and the most. Raises `SettingError`."""
-    if most is None and least is None:
-        return None, usual
-    if fixed is not None:
-        raise SettingError("replicas", fixed, "not together with --min-replicas and --max-replicas")
-    most = most if most is not None else max(usual, least or 0)
-    return (least if least is not None else min(1, most)), most
 
 
 @app.command()

@@ -92,6 +92,9 @@ def make_commands(state_dir: Callable[[], Path]) -> typer.Typer:
         replicas: Annotated[int | None, typer.Option(help="Engines, a fixed number.")] = None,
         min_replicas: Annotated[int | None, typer.Option(help="Engines by demand: the fewest; 0 is allowed.")] = None,
         max_replicas: Annotated[int | None, typer.Option(help="Engines by demand: the most.")] = None,
+        escape_special_tokens: Annotated[
+            bool, typer.Option("--escape-special-tokens", help="Read those in messages and tools as text.")
+        ] = False,
         as_json: AsJson = False,
         base_url: BaseUrl = None,
         admin_key_file: AdminKeyFile = None,
@@ -102,6 +105,7 @@ def make_commands(state_dir: Callable[[], Path]) -> typer.Typer:
         """
         asked: dict[str, Any] = {"model": _absolute(model), "served_model_name": served_model_name}
         asked |= {"min_replicas": min_replicas, "max_replicas": max_replicas}
+        asked |= {"escape_special_tokens": escape_special_tokens or None}
         if replicas is not None:
             if min_replicas is not None or max_replicas is not None:
                 raise ModelError("--replicas goes without --min-replicas and --max-replicas")

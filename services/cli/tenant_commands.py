@@ -22,6 +22,13 @@ Tier = Annotated[int | None, typer.Option(help="Strict priority: lower goes firs
 Shared = Annotated[
     bool | None, typer.Option("--shared-cache/--own-cache", help="Share cached prefixes with others that do.")
 ]
+Escape = Annotated[
+    bool | None,
+    typer.Option(
+        "--escape-special-tokens/--model-special-tokens",
+        help="Read special tokens in its messages and tools as text, or as the model's processors do.",
+    ),
+]
 Model = Annotated[str | None, typer.Option(help="The limits are for this model.")]
 Rpm = Annotated[int | None, typer.Option(help="Requests in any 60 seconds; -1 lifts a limit, here and below.")]
 Tpm = Annotated[int | None, typer.Option(help="Tokens of prompts and answers in any 60 seconds.")]
@@ -58,6 +65,7 @@ def make_commands(state_dir: Callable[[], Path]) -> typer.Typer:
         weight: Weight = None,
         tier: Tier = None,
         shared_cache: Shared = None,
+        escape_special_tokens: Escape = None,
         requests_per_minute: Rpm = None,
         tokens_per_minute: Tpm = None,
         concurrency: Concurrency = None,
@@ -94,6 +102,7 @@ def make_commands(state_dir: Callable[[], Path]) -> typer.Typer:
         weight: Weight = None,
         tier: Tier = None,
         shared_cache: Shared = None,
+        escape_special_tokens: Escape = None,
         requests_per_minute: Rpm = None,
         tokens_per_minute: Tpm = None,
         concurrency: Concurrency = None,
@@ -151,7 +160,8 @@ def _settings(given: dict[str, Any]) -> dict[str, Any]:
     """What was named, in the words of /admin."""
     limits = {name: given[name] for name in LIMITS if given[name] is not None}
     limits = {name: None if value == -1 else value for name, value in limits.items()}
-    settings = {name: given[name] for name in ("weight", "tier", "shared_cache") if given[name] is not None}
+    plain = ("weight", "tier", "shared_cache", "escape_special_tokens")
+    settings = {name: given[name] for name in plain if given[name] is not None}
     settings |= {name: None if given[name] == -1 else given[name] for name in BYTES if given[name] is not None}
     return settings | ({"limits": limits} if limits else {})
 

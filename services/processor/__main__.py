@@ -215,7 +215,7 @@ def _and_trim(work: Callable[[], ReplyT]) -> ReplyT:
 
 
 def tokenize(model: TextModel, request: processor_pb2.ProcessorTokenizeRequest) -> processor_pb2.ProcessorTokenizeReply:
-    token_ids = prompt_ids(model, request.prompt)
+    token_ids = prompt_ids(model, request)
     spelled = model.tokenizer.table.bytes_of if request.return_token_strings else []
     return processor_pb2.ProcessorTokenizeReply(
         token_ids=token_ids,

@@ -19,7 +19,7 @@ def prepare(model: TextModel, request: processor_pb2.PrepareRequest) -> processo
     sampling = check_sampling(request.sampling, model.limits, stream=request.stream)
     if request.pooling:
         sampling.max_tokens = 0
-    token_ids, form = _tokens_and_format(model, request.prompt)
+    token_ids, form = _tokens_and_format(model, request.prompt, escapes=_escapes(model, request))
     token_ids = fit_context(sampling, token_ids, model.limits, prompt_name=prompt_name(request.prompt))
     # What it must match goes on as a grammar.
     sampling.ClearField("structured_output")
@@ -35,15 +35,17 @@ def prepare(model: TextModel, request: processor_pb2.PrepareRequest) -> processo
     )
 
 
-def _tokens_and_format(model: TextModel, prompt: processor_pb2.Prompt) -> tuple[list[int], AnswerFormat | None]:
+def _tokens_and_format(
+    model: TextModel, prompt: processor_pb2.Prompt, *, escapes: bool
+) -> tuple[list[int], AnswerFormat | None]:
     """The prompt as tokens, and how the answer to it will be read."""
     if prompt.WhichOneof("kind") != "conversation":
-        return prompt_ids(model, prompt), None
-    text = _rendered(model, prompt.conversation)
+        return _ids(model, prompt, escapes=escapes), None
+    text = _rendered(model, prompt.conversation, escapes=escapes)
     form = answer_format(
         prompt.conversation, text, tool_format=model.tool_format, reasoning_format=model.reasoning_format
     )
-    return _conversation_ids(model, prompt, text), form
+    return _conversation_ids(model, prompt, text, escapes=escapes), form
 
 
 def prompt_name(prompt: processor_pb2.Prompt) -> str:
@@ -51,7 +53,17 @@ def prompt_name(prompt: processor_pb2.Prompt) -> str:
     return "messages" if prompt.WhichOneof("kind") == "conversation" else "prompt"
 
 
-def prompt_ids(model: TextModel, prompt: processor_pb2.Prompt) -> list[int]:
+def prompt_ids(model: TextModel, request: processor_pb2.ProcessorTokenizeRequest) -> list[int]:
+    """A prompt as `prepare` would make tokens of it."""
+    return _ids(model, request.prompt, escapes=_escapes(model, request))
+
+
+def _escapes(model: TextModel, request: processor_pb2.PrepareRequest | processor_pb2.ProcessorTokenizeRequest) -> bool:
+    """The model's own setting holds for everybody; a request may only add it."""
+    return model.escapes_special_tokens or request.escape_special_tokens
+
+
+def _ids(model: TextModel, prompt: processor_pb2.Prompt, *, escapes: bool) -> list[int]:
     """The prompt as tokens, whichever way it was given."""
     match prompt.WhichOneof("kind"):
         case "text":
@@ -60,21 +72,21 @@ def prompt_ids(model: TextModel, prompt: processor_pb2.Prompt) -> list[int]:
             check_vocabulary("prompt", prompt.token_ids.ids, model.limits.vocab_size)
             return list(prompt.token_ids.ids)
         case "conversation":
-            text = _rendered(model, prompt.conversation)
-            return _conversation_ids(model, prompt, text)
+            text = _rendered(model, prompt.conversation, escapes=escapes)
+            return _conversation_ids(model, prompt, text, escapes=escapes)
         case _:
             raise BadRequest.of("prompt", None, "text, token ids or a conversation")
 
 
-def _rendered(model: TextModel, asked: processor_pb2.Conversation) -> str:
+def _rendered(model: TextModel, asked: processor_pb2.Conversation, *, escapes: bool) -> str:
     if model.chat_template is None:
         raise BadRequest("messages", f"the model {model.name!r} has no chat template; give one to the processor")
-    guard = model.tokenizer.guarded if model.escapes_special_tokens else None
+    guard = model.tokenizer.guarded if escapes else None
     return conversation.render(model.chat_template, asked, guard)
 
 
-def _conversation_ids(model: TextModel, prompt: processor_pb2.Prompt, rendered: str) -> list[int]:
-    encode = model.tokenizer.encode_guarded if model.escapes_special_tokens else model.tokenizer.encode
+def _conversation_ids(model: TextModel, prompt: processor_pb2.Prompt, rendered: str, *, escapes: bool) -> list[int]:
+    encode = model.tokenizer.encode_guarded if escapes else model.tokenizer.encode
     return encode(rendered, add_special_tokens=_adds_special_tokens(prompt, default=False))
 
 

@@ -277,7 +277,12 @@ class ModelDesk:
             plan = replace(
                 self._plan,
                 settings=replace(
-                    self._settings, max_model_len=None, chat_template=None, generation_config=None, profile=None
+                    self._settings,
+                    max_model_len=None,
+                    chat_template=None,
+                    generation_config=None,
+                    profile=None,
+                    escape_special_tokens=self._settings.escape_special_tokens or request.escape_special_tokens,
                 ),
                 model_folder=folder,
                 served_name=line.name,

@@ -13,3 +13,5 @@ class ModelRequest(msgspec.Struct, kw_only=True, omit_defaults=True):
     served_model_name: str = ""
     min_replicas: int | None = None
     max_replicas: int | None = None
+    escape_special_tokens: bool = False
+    """Of a load: special tokens in conversations are text, also where the line's default is otherwise."""

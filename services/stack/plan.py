@@ -70,6 +70,7 @@ class StackPlan:
         flags = [*self._behind(), f"--replica-id={self.replica_id('processor', idx)}", *self._length()]
         flags += [*self._block_size(), *([f"--kv-format={kv}"] if (kv := settings.kv_cache_dtype) != "auto" else [])]
         flags += [f"--chat-template={settings.chat_template}"] if settings.chat_template else []
+        flags += ["--escape-special-tokens"] if settings.escape_special_tokens else []
         flags += [f"--generation-config={settings.generation_config}"] if settings.generation_config else []
         return flags
 

@@ -96,3 +96,13 @@ class Scaler:
         self._seen.append((now, math.ceil(load / target), kept))
         while self._seen[0][0] < now - max(self.rules.idle_seconds, UP_SECONDS):
             self._seen.popleft()
+
+
+def replica_bounds(fixed: int | None, most: int | None, least: int | None, usual: int) -> tuple[int | None, int]:
+    """The fewest replicas, None for a fixed number, and the most. Raises `SettingError`."""
+    if most is None and least is None:
+        return None, usual
+    if fixed is not None:
+        raise SettingError("replicas", fixed, "not together with --min-replicas and --max-replicas")
+    most = most if most is not None else max(usual, least or 0)
+    return (least if least is not None else min(1, most)), most

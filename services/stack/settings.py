@@ -65,6 +65,7 @@ class StackSettings:
     idle_seconds: float = IDLE_SECONDS
     target_requests: int = TARGET_REQUESTS
     cold_start_timeout: float = COLD_START_SECONDS
+    escape_special_tokens: bool = False
     gemv: bool = False
     kv_swap_memory: int = 0
     tls_cert_file: Path | None = None

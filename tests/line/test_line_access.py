@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import os
 import socket
@@ -15,17 +16,20 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import grpc
+import nats.errors
 import pytest
 from redis import Redis
 from redis.exceptions import NoPermissionError
 
+from headwater.gateway.batches.durable import Durable
+from headwater.gateway.batches.files import Files
 from headwater.gateway.tenancy.book import TenantBook
 from headwater.gateway.tenancy.directory import new_key
 from headwater.gateway.tenancy.records import TenantRecord
 from headwater.proto import engine_pb2, engine_pb2_grpc
 from headwater.services.bus import Bus
 from headwater.services.stack.embedded import start_nats
-from headwater.services.usage_log import UsageLog, UsageRecord
+from headwater.services.usage_log import STREAM, UsageLog, UsageRecord
 from tests.line.conftest import Line
 
 ROLES = ("gateway", "processor", "output-processor", "engine", "operator")
@@ -136,11 +140,12 @@ def test_a_stage_that_is_started_by_hand_joins_with_its_role_s_file(simulated_li
 
 
 async def kept_by_an_earlier_version(state_dir: Path) -> str:
-    """A state folder without a token, whose NATS knows a tenant; the tenant's key."""
+    """A state folder without a token, whose NATS knows a tenant that has a file; the tenant's key."""
     key, secret = new_key()
     server = await start_nats(state_dir / "logs", jetstream=state_dir / "nats")
     async with Bus.open(server.url, wait_seconds=30.0) as bus:
         await TenantBook(bus).add(TenantRecord(id="ada", keys=(key,)))
+        await Files(Durable(bus)).add("ada", "old.jsonl", "batch", io.BytesIO(b"{}"), 2)
     await server.stop()
     return secret
 
@@ -149,13 +154,16 @@ def is_known(line: Line, headers: dict[str, str]) -> bool:
     return line.client.get("/v1/models", headers=headers).status_code == 200
 
 
-def test_tenants_of_an_earlier_version_keep_their_keys(tmp_path: Path) -> None:
+def test_tenants_of_an_earlier_version_keep_their_keys_and_files(tmp_path: Path) -> None:
     ada = {"authorization": f"Bearer {asyncio.run(kept_by_an_earlier_version(tmp_path))}"}
     for _ in range(2):
         env = {"HEADWATER_ADMIN_KEY": "admin-key-of-the-house"}
         line = Line(tmp_path, "--executor=simulated", "--min-replicas=0", env=env)
         try:
             line.wait_for(partial(is_known, line, ada), 30, "the key is not known")
+            assert [each["filename"] for each in line.client.get("/v1/files", headers=ada).json()["data"]] == [
+                "old.jsonl"
+            ]
             assert not (tmp_path / "unsigned-tenants").exists()
         finally:
             line.stop()
@@ -174,3 +182,8 @@ async def test_an_output_processor_may_write_what_a_dead_gateway_left(simulated_
             record = UsageRecord(request_id="left-1", tenant="t", model="m", at=time.time(), outcome=outcome)
             log.add(record, stored.set_result)
             assert await stored > 0
+        # It takes nothing away: budgets are counted from these records.
+        js = bus.jetstream()
+        assert js is not None
+        with pytest.raises(nats.errors.TimeoutError):
+            await js.purge_stream(STREAM)

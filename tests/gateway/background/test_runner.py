@@ -15,7 +15,9 @@ from headwater.gateway.background.records import Record
 from headwater.gateway.background.runner import Stopped, _Run
 from headwater.gateway.background.surface import _cancel
 from headwater.gateway.batches.durable import Durable
+from headwater.gateway.batches.tenant_storage import TenantStorage
 from headwater.gateway.response_store import ResponseStore
+from headwater.gateway.storage_limits import StorageLimits
 from headwater.gateway.tenants import Tenant
 from headwater.services import subjects
 from headwater.services.bus import Bus
@@ -54,7 +56,7 @@ async def test_an_answer_that_comes_too_late_changes_nothing(
         await ledger.add(
             Record(tenant=tenant, priority=0, request_id="r", body=b"{}", is_streamed=False, response=response)
         )
-        run = _Run(durable, answer, ResponseStore(store, 60.0), tenant.id, response_id)
+        run = _Run(TenantStorage(durable, StorageLimits()), answer, ResponseStore(store, 60.0), tenant.id, response_id)
         with pytest.raises(ended_by):
             async with asyncio.timeout(60):
                 await run.to_its_end()
@@ -97,7 +99,7 @@ async def test_a_run_goes_on_with_the_stream_of_the_one_before_or_begins_anew(
         record = Record(tenant=tenant, priority=0, request_id="r", body=b"{}", is_streamed=True, response=response)
         record.owner = owner
         await ledger.add(record)
-        run = _Run(durable, answer, ResponseStore(store, 60.0), tenant.id, response_id)
+        run = _Run(TenantStorage(durable, StorageLimits()), answer, ResponseStore(store, 60.0), tenant.id, response_id)
         async with asyncio.timeout(60):
             if is_lost:
                 with pytest.raises(Overtaken):
@@ -108,9 +110,58 @@ async def test_a_run_goes_on_with_the_stream_of_the_one_before_or_begins_anew(
         rooms = await durable.rooms()
         said = [
             event["type"]
-            async for _, events in _written(rooms.js, subjects.background_events(response_id))
-            for event in events
+            async for _, data in _written(rooms.js, subjects.background_events(tenant.id, response_id))
+            for event in msgspec.json.decode(data)
         ]
     assert heard == asked
     assert left.response["status"] == ("in_progress" if is_lost else "completed")
     assert said == ([] if is_lost else ["response.completed"])
+
+
+@pytest.mark.parametrize("is_whole", [False, True])
+async def test_events_that_the_tenant_has_no_room_for_are_not_kept(
+    is_whole: bool, nats_url: str, redis_url: str
+) -> None:
+    """An answer that goes on for ever ends; of one that is whole the last event says all."""
+    tenant, response_id, limit = Tenant(id=uuid.uuid4().hex), f"resp_{uuid.uuid4().hex}", 300_000
+    response: dict[str, Any] = {"id": response_id, "status": "queued", "created_at": 1, "store": False}
+    piece = told("response.output_text.delta", output_index=0, delta="x" * 10_000)
+    last = told("response.completed", response=response | {"status": "completed", "output": ["whole"]})
+
+    async def answer(scope: Any, receive: Any, send: Any) -> None:
+        if scope["method"] == "DELETE":
+            return
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        num_left = 100
+        while not is_whole or num_left:
+            num_left -= 1
+            await send({"type": "http.response.body", "body": piece, "more_body": True})
+            await asyncio.sleep(0 if is_whole else 0.001)
+        await send({"type": "http.response.body", "body": last})
+
+    async with Bus.open(nats_url, wait_seconds=5.0) as bus, Store.open(redis_url) as store, asyncio.timeout(60):
+        durable = Durable(bus)
+        ledger, storage = BackgroundLedger(durable), TenantStorage(durable, StorageLimits(limit))
+        await ledger.add(
+            Record(tenant=tenant, priority=0, request_id="r", body=b"{}", is_streamed=True, response=response)
+        )
+        await _Run(storage, answer, ResponseStore(store, 60.0), tenant.id, response_id).to_its_end()
+        left = await ledger.get(tenant.id, response_id)
+        rooms = await durable.rooms()
+        said = [
+            event
+            async for _, data in _written(rooms.js, subjects.background_events(tenant.id, response_id))
+            for event in msgspec.json.decode(data)
+        ]
+        assert await storage.of(tenant.id) < limit + 10_000
+        await ledger.drop_all(tenant.id)
+        assert await storage.of(tenant.id) == 0
+    assert left.response["status"] == ("completed" if is_whole else "failed")
+    assert left.response.get("output", left.response.get("error", {}).get("code")) == (
+        ["whole"] if is_whole else "storage_limit_exceeded"
+    )
+    assert said[-1] == {
+        "type": f"response.{left.response['status']}",
+        "response": left.response,
+        "sequence_number": len(said) - 1,
+    }

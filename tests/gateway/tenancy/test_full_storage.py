@@ -40,7 +40,7 @@ FILLED_BY_TENANTS = {
     f"KV_{BACKGROUND}": f"$KV.{BACKGROUND}.full",
     f"KV_{FILES}": f"$KV.{FILES}.full",
     f"KV_{BATCHES}": f"$KV.{BATCHES}.full",
-    "headwater_background_events": f"{subjects.BACKGROUND_EVENTS}",
+    "headwater_background_events": f"{subjects.BACKGROUND_EVENTS}.full",
     "headwater_batch_lines": f"{subjects.BATCH_LINES}.full",
 }
 
@@ -240,7 +240,7 @@ async def test_a_tenant_has_so_many_responses_in_the_background_and_no_more(
 
         async def add(tenant: Tenant) -> str:
             response = {"id": f"resp_{uuid.uuid4().hex}", "status": "queued"}
-            async with storage.room_in_background(tenant.key, 2):
+            async with storage.room_in_background(tenant.key, 2, num_event_bytes=0):
                 await ledger.add(
                     Record(tenant=tenant, priority=0, request_id="r", body=b"{}", is_streamed=False, response=response)
                 )

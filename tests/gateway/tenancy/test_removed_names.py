@@ -14,7 +14,7 @@ import pytest
 from redis.asyncio import Redis
 
 from headwater.gateway.background.records import OVER
-from headwater.gateway.batches.durable import BACKGROUND, BATCHES, CONTENTS, FILES, Durable, entries
+from headwater.gateway.batches.durable import BACKGROUND, BATCHES, CONTENTS, FILES, Durable
 from headwater.gateway.batches.files import Files
 from headwater.gateway.cache_namespace import CacheNamespaces
 from headwater.gateway.response_store import ResponseStore
@@ -276,7 +276,7 @@ async def test_what_a_gateway_could_not_delete_is_deleted_later(
                 while removed.key in {each.key for each in await book.removed()}:  # noqa: ASYNC110 (NATS tells nobody)
                     await asyncio.sleep(0.02)
         rooms = await durable.rooms()
-        assert [entry.key async for entry in entries(rooms.files, f"{subjects.key_of(record.key)}.>")] == []
+        assert [key async for key, _ in rooms.files.all(f"{subjects.key_of(record.key)}.>")] == []
         chunks = await rooms.js.stream_info(f"OBJ_{CONTENTS}", subjects_filter=f"$O.{CONTENTS}.>")
         assert file.id not in str(chunks.state.subjects)
 

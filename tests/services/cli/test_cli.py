@@ -27,7 +27,16 @@ def test_the_flags_of_up_are_the_settings_of_a_line() -> None:
     assert fields == {
         *("model", "revision", "served_model_name", "dtype", "device", "max_model_len"),
         *("load_format", "kv_cache_dtype", "kv_swap_memory", "gpu_memory_utilization", "gemv"),
-        *("chat_template", "generation_config", "profile", "replicas", "gateways", "processors", "output_processors"),
+        *(
+            "escape_special_tokens",
+            "chat_template",
+            "generation_config",
+            "profile",
+            "replicas",
+            "gateways",
+            "processors",
+            "output_processors",
+        ),
         *("host", "port", "grpc_port", "api_key_file", "admin_key_file", "allowed_origins", "state_dir", "cache_dir"),
         *("nats_url", "redis_url", "executor", "drain_limit", "log_level"),
         *("min_replicas", "idle_seconds", "target_requests", "cold_start_timeout"),

@@ -64,6 +64,11 @@ def test_the_settings_of_a_gpu_reach_its_engine_and_who_hashes_for_it() -> None:
     assert processor.kv_format == "fp8"
 
 
+def test_special_tokens_are_text_to_processors_where_the_line_is_told_so() -> None:
+    assert processor_of(plan(escape_special_tokens=True)).escape_special_tokens
+    assert not processor_of(plan()).escape_special_tokens
+
+
 def test_on_a_cpu_an_engine_keeps_its_own_sizes() -> None:
     assert (
         engine_of(plan()).block_size

@@ -1,0 +1,100 @@
+"""When each tenant's record was last written or removed, so that an older one that somebody puts back is refused.
+
+NATS cannot tell: its passwords are enough to take everything back to how it was. So the times are kept where they do
+not reach, in a file of this machine and in Redis, and gateways tell each other of them in messages that are sealed.
+What was known in none of these places is what NATS says.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Mapping
+from itertools import islice
+from pathlib import Path
+
+import msgspec
+import structlog
+
+from headwater.services.owner_file import write_owner_file
+from headwater.services.record_seal import RecordSeals
+from headwater.services.store import Script, Store, StoreUnavailable
+
+HASH = "headwater:tenants:last_written"
+_PAGE = 1000
+# Past Redis's bound of memory: it is a line for each name that was ever a tenant's.
+_SET = Script("redis.call('HSET', KEYS[1], unpack(ARGV))")
+_times = msgspec.json.Decoder(dict[str, int])
+
+
+class LastWritten:
+    """Milliseconds since 1970 by the record's key in the bucket; times only grow. Without a cluster key it stays empty:
+    nothing there has a time that could be believed."""
+
+    def __init__(self, path: str = "", store: Store | None = None) -> None:
+        """`path`: a file that gateways of one machine may share; empty: none."""
+        self._path = Path(path) if path else None
+        self._store = store or Store(None)
+        self._seals = RecordSeals(HASH)
+        self._times: dict[str, int] = {}
+        self._on_disk: dict[str, int] = {}
+        self._in_redis: dict[str, int] = {}
+
+    def of(self, key: str) -> int:
+        """0 for a record that is not known."""
+        return self._times.get(key, 0)
+
+    def note(self, times: Mapping[str, int]) -> None:
+        for key, at in times.items() if self._seals.are_made else ():
+            self._times[key] = max(at, self.of(key))
+
+    async def read(self) -> None:
+        """What this machine, and other gateways, have kept."""
+        self._on_disk = await asyncio.to_thread(self._load)
+        self.note(self._on_disk)
+        await self._fetch()
+
+    async def keep(self) -> None:
+        """What is known and was not kept where it could be. A place that is out of reach is told at the next time."""
+        if self._path is not None and any(self._newer_than(self._on_disk)):
+            await asyncio.to_thread(self._save, self._path)
+        newer = self._newer_than(self._in_redis)
+        while page := list(islice(newer, _PAGE)):
+            sealed = [(key, self._seals.seal(key, b"%d" % at)) for key, at in page]
+            try:
+                await self._store.run(_SET, [HASH], [word for pair in sealed for word in pair])
+            except StoreUnavailable:
+                return
+
+    def _newer_than(self, kept: Mapping[str, int]) -> Iterator[tuple[str, int]]:
+        return ((key, at) for key, at in self._times.items() if at > kept.get(key, 0))
+
+    async def _fetch(self) -> None:
+        """Nothing where Redis is away or has lost it: running gateways tell it again."""
+        try:
+            found = await self._store.command("HGETALL", HASH)
+        except StoreUnavailable:
+            return
+        self._in_redis = {}
+        for key, sealed in found.items():
+            if (opened := self._seals.open(name := key.decode(), sealed)) is not None:
+                self.note({name: int(opened.value)})
+                # What a token signed that is about to go is written once more.
+                self._in_redis |= {name: int(opened.value)} if opened.is_current else {}
+
+    def _load(self) -> dict[str, int]:
+        if self._path is None or not self._path.exists():
+            return {}
+        try:
+            return _times.decode(self._path.read_bytes())
+        except (OSError, msgspec.DecodeError) as failure:
+            structlog.get_logger().warning("the times of tenants' records cannot be read", error=str(failure))
+            return {}
+
+    def _save(self, path: Path) -> None:
+        """With what another gateway has written meanwhile."""
+        merged = self._load()
+        merged |= {key: at for key, at in dict(self._times).items() if at > merged.get(key, 0)}
+        try:
+            write_owner_file(path, msgspec.json.encode(merged))
+        except OSError as failure:
+            structlog.get_logger().warning("the times of tenants' records cannot be kept", error=str(failure))

@@ -1,0 +1,115 @@
+"""Seals on records that outlive their writer, in NATS and Redis: what a stranger writes there is not believed.
+
+A seal is a code of the place that a record lies in, its value and the time of writing. It does not say that no later
+record was written there: a reader whom that concerns remembers the times that it has seen.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from headwater.services import cluster_key
+from headwater.services.cluster_key import Purpose, framed
+from headwater.services.freshness import now_ms
+from headwater.services.refusals import Refusals
+
+_MAGIC = b"hw1"
+"""No JSON document begins with it, and no map of msgpack."""
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A record that is believed."""
+
+    value: bytes
+    at: int
+    """Milliseconds since 1970 of its writing; 0 where it has no seal."""
+    is_current: bool
+    """Its seal was made with the token that signs now; else it is to be written again."""
+
+
+class RecordSeals:
+    """Seals of one bucket. Without a cluster key nothing is sealed, and sealed records are read all the same."""
+
+    def __init__(self, bucket: str, *, adopts_unsigned: bool = False) -> None:
+        """`adopts_unsigned`: records without a seal are believed; an earlier version wrote them."""
+        self._bucket, self._adopts_unsigned = bucket.encode(), adopts_unsigned
+        self._key = cluster_key.current()
+        self._refusals = Refusals("record")
+
+    @property
+    def are_made(self) -> bool:
+        """There is a cluster key."""
+        return self._key is not None
+
+    def code(self, key: str, value: bytes, *, after: int = 0) -> bytes:
+        """The seal alone, for a value that lies beside it; empty without a cluster key. It has the time of writing,
+        which is later than `after` whatever this machine's clock says."""
+        if self._key is None:
+            return b""
+        at = max(now_ms(), after + 1)
+        mac = self._key.sign(Purpose.RECORD, self._message(key, at, value))
+        return b"%s.%d.%s" % (_MAGIC, at, mac.hex().encode())
+
+    def name_of(self, word: str) -> str:
+        """A name that nobody foresees who has no cluster key, always the same; without one the word itself."""
+        if self._key is None:
+            return word
+        return self._key.sign(Purpose.RECORD, framed(self._bucket, b"name", word.encode())).hex()
+
+    def seal(self, key: str, value: bytes, *, after: int = 0) -> bytes:
+        """The value behind its `code`."""
+        code = self.code(key, value, after=after)
+        return code + b"\n" + value if code else value
+
+    def open(self, key: str, sealed: bytes, *, not_before: int = 0) -> Opened | None:
+        """What `seal` made; as `open_beside`."""
+        if not sealed.startswith(_MAGIC):
+            return self.open_beside(key, b"", sealed, not_before=not_before)
+        code, _, value = sealed.partition(b"\n")
+        return self.open_beside(key, code, value, not_before=not_before)
+
+    def open_beside(self, key: str, code: bytes, value: bytes, *, not_before: int = 0) -> Opened | None:
+        """None for a record that is refused, which is counted; so is one that was written before that time."""
+        opened, why = self._open(key, code, value)
+        if opened is not None and opened.at < not_before:
+            opened, why = None, "replayed"
+        if why:
+            self._refusals.add(why, key=key, remedy=_REMEDIES.get(why, ""))
+        return opened
+
+    @staticmethod
+    def time_of(sealed: bytes) -> int:
+        """Of what `seal` made; 0 where it made no seal."""
+        words = sealed.partition(b"\n")[0].split(b".")
+        return int(words[1]) if words[0] == _MAGIC else 0
+
+    def _open(self, key: str, code: bytes, value: bytes) -> tuple[Opened | None, str]:
+        if self._key is None:
+            return Opened(value, 0, is_current=True), ""
+        if not code:
+            return (Opened(value, 0, is_current=False), "") if self._adopts_unsigned else (None, "unsigned")
+        words = code.split(b".")
+        if words[0] != _MAGIC or len(words) != 3 or not words[1].isdigit() or len(words[1]) > 15:
+            return None, "forged"
+        at, mac = int(words[1]), _unhex(words[2])
+        message = self._message(key, at, value)
+        if not self._key.believes(mac, Purpose.RECORD, message):
+            return None, "forged"
+        return Opened(value, at, self._key.is_of_first(mac, Purpose.RECORD, message)), ""
+
+    def _message(self, key: str, at: int, value: bytes) -> bytes:
+        return framed(self._bucket, key.encode(), at.to_bytes(8, "big"), value)
+
+
+_REMEDIES = {
+    "unsigned": "--adopt-unsigned-tenants, once, if an earlier version wrote it",
+    "replayed": "docs/security.md, if NATS was restored from a backup",
+}
+
+
+def _unhex(text: bytes) -> bytes:
+    try:
+        return bytes.fromhex(text.decode("ascii"))
+    except ValueError:
+        return b""
