@@ -43,16 +43,15 @@ BOUNDS = {"limits": LIMITS, "file_bytes": 20_000_000, "response_bytes": 5_000_00
 
 @pytest.fixture(scope="module")
 def short_line(
-    text_folder: Path, start_gateway: GatewayStarter, nats_url: str, shared_redis_url: str
+    text_folder: Path, behind: Behind, start_gateway: GatewayStarter, nats_url: str, shared_redis_url: str
 ) -> Iterator[Gateway]:
     """Contexts of 128 tokens, so that no answer is long. Its client is the tenant that does its worst."""
-    processor = processor_stage(text_folder, "--max-model-len=128")
-    output_processor, engine = output_processor_stage(text_folder), engine_stage("--max-model-len=128")
-    with started(processor, output_processor, engine):
-        behind = Behind(processor.address, output_processor.address, (engine.address,))
+    processor, engine = processor_stage(text_folder, "--max-model-len=128"), engine_stage("--max-model-len=128")
+    with started(processor, engine):
+        short = Behind(processor.address, behind.output_processor, (engine.address,))
         # It warns of every unknown field, and nobody reads its log here.
         flags = (f"--nats-url={nats_url}", f"--redis-url={shared_redis_url}", f"--admin-key={ADMIN}")
-        with start_gateway(behind, *flags, "--log-level=error") as gateway:
+        with start_gateway(short, *flags, "--log-level=error") as gateway:
             gateway.client.headers["authorization"] = f"Bearer {tenant_key(gateway, ADMIN, **BOUNDS)}"
             yield gateway
 
