@@ -12,7 +12,8 @@ from headwater.services.runtime import in_succession
 
 async def prepare_all(generations: Sequence[Generation]) -> None:
     """Prepares the prompts of one request. The first error ends the others."""
-    await for_each_prompt(generations, Generation.prepare)
+    # By its own class: one that is resumed is prepared otherwise.
+    await for_each_prompt(generations, lambda generation: generation.prepare())
 
 
 async def for_each_prompt(generations: Sequence[Generation], work: Callable[[Generation], Awaitable[None]]) -> None:
