@@ -12,6 +12,7 @@ from typing import Any
 import grpc
 import pytest
 
+from headwater.gateway.tenancy.grant import LEASE_TOKENS
 from headwater.proto import common_pb2, inference_pb2, inference_pb2_grpc
 from tests.gateway.conftest import GatewayStarter
 from tests.gateway.stages import MODEL, Behind, Gateway, completion_body
@@ -24,6 +25,8 @@ PAST_CREDIT = SAMPLING | {"n": 2, "max_tokens": 1100}
 """Stands still without a reader."""
 JSON = "Content-Type: application/json"
 FORM = '--b\r\nContent-Disposition: form-data; name="file"; filename="f"\r\n\r\n'
+BLOCK_SIZE = 16
+"""Of the engines behind."""
 MAX_BYTES = 64 * 1024 * 1024
 
 
@@ -107,8 +110,8 @@ def test_whose_request_fails_while_nothing_is_read_is_told_why_behind_what_was_s
 def deaf_over_rest(
     gateway: Gateway, is_resumable: bool, asked: dict[str, Any] = WITHIN_CREDIT, header: str = ""
 ) -> socket.socket:
-    more = {"stream": True, "stream_options": {"resumable": is_resumable}, "logprobs": 20}
-    body = json.dumps(completion_body(**asked) | more).encode()
+    more = {"stream": True, "stream_options": {"resumable": is_resumable}}
+    body = json.dumps({"logprobs": 20} | completion_body(**asked) | more).encode()
     host, _, port = gateway.rest.removeprefix("http://").partition(":")
     deaf = socket.socket()
     deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -116,6 +119,24 @@ def deaf_over_rest(
     head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n{JSON}\r\n{header}Content-Length: {len(body)}\r\n\r\n"
     deaf.sendall(head.encode() + body)
     return deaf
+
+
+def test_an_engine_stands_still_for_a_client_that_reads_nothing_once_its_first_credit_is_used(
+    gateway: Gateway, behind: Behind
+) -> None:
+    def num_used() -> int:
+        return sum(used_blocks(replica) for replica in behind.replicas)
+
+    gateway.wait_until(lambda: num_used() == 0)
+    prompt_tokens = gateway.complete(max_tokens=1)["usage"]["prompt_tokens"]
+    one_running_and_its_blocks = 1 + -(-(prompt_tokens + LEASE_TOKENS) // BLOCK_SIZE)
+    # Without log probabilities what a system takes in a client's place is many thousands of tokens.
+    with deaf_over_rest(gateway, is_resumable=False, asked=SAMPLING | {"max_tokens": 7000, "logprobs": None}):
+        gateway.wait_until(lambda: num_used() >= one_running_and_its_blocks)
+        for _ in range(3):
+            gateway.complete("Far away", max_tokens=64)
+        gateway.wait_until(lambda: num_used() == one_running_and_its_blocks)
+    gateway.wait_until(lambda: num_used() == 0)
 
 
 @pytest.mark.parametrize("is_resumable", [False, True], ids=["plain", "resumable"])
