@@ -15,7 +15,7 @@ import pytest
 from headwater.gateway.tenancy.grant import LEASE_TOKENS
 from headwater.proto import common_pb2, inference_pb2, inference_pb2_grpc
 from tests.gateway.conftest import GatewayStarter
-from tests.gateway.stages import MODEL, Behind, Gateway, completion_body
+from tests.gateway.stages import MODEL, Behind, Gateway, completion_body, engine_stage, started
 from tests.gateway.test_session import used_blocks
 
 SAMPLING: dict[str, Any] = {"ignore_eos": True, "temperature": 1, "seed": 1}
@@ -39,6 +39,16 @@ def impatient(behind: Behind, start_gateway: GatewayStarter) -> Iterator[Gateway
 @pytest.fixture(scope="module")
 def line_of_files(behind: Behind, start_gateway: GatewayStarter, nats_url: str) -> Iterator[Gateway]:
     with start_gateway(behind, "--slow-body-limit=0.3", f"--nats-url={nats_url}") as gateway:
+        yield gateway
+
+
+@pytest.fixture
+def with_two_seats(behind: Behind, start_gateway: GatewayStarter) -> Iterator[Gateway]:
+    engine = engine_stage("--max-num-seqs=2")
+    with (
+        started(engine),
+        start_gateway(Behind(behind.processor, behind.output_processor, (engine.address,))) as gateway,
+    ):
         yield gateway
 
 
@@ -137,6 +147,28 @@ def test_an_engine_stands_still_for_a_client_that_reads_nothing_once_its_first_c
             gateway.complete("Far away", max_tokens=64)
         gateway.wait_until(lambda: num_used() == one_running_and_its_blocks)
     gateway.wait_until(lambda: num_used() == 0)
+
+
+def test_clients_that_read_nothing_leave_an_engines_seats_to_others_and_get_the_same_answer_later(
+    with_two_seats: Gateway,
+) -> None:
+    gateway = with_two_seats
+    asked = SAMPLING | {"max_tokens": 1500, "logprobs": None}
+    whole = gateway.complete(**asked)["choices"][0]["text"]
+    with contextlib.ExitStack() as scope:
+        # More than there are seats.
+        deaf = [scope.enter_context(deaf_over_rest(gateway, is_resumable=False, asked=asked)) for _ in range(3)]
+        gateway.wait_until(lambda: gateway.metric("headwater_num_requests_running") == len(deaf))
+        assert gateway.complete("Far away", max_tokens=64)["choices"][0]["text"]
+        # None of them had to end for it.
+        assert gateway.metric("headwater_num_requests_running") == len(deaf)
+        for each in deaf:
+            each.settimeout(60)
+            received = b""
+            while not received.endswith(b"\r\n0\r\n\r\n"):
+                received += each.recv(1 << 20)
+            events = [line[6:] for line in received.split(b"\r\n") if line.startswith(b"data: {")]
+            assert "".join(json.loads(event)["choices"][0]["text"] for event in events) == whole
 
 
 @pytest.mark.parametrize("is_resumable", [False, True], ids=["plain", "resumable"])
