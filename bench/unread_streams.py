@@ -1,17 +1,28 @@
-"""Measures a neighbour's time to first token beside streams whose clients do not read, on a simulated engine."""
+"""Measures a neighbour's time to first token alone, beside streams that are read, and beside streams that are not, on a
+simulated engine; and what the stages do while no stream is read.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import multiprocessing
 import os
+import re
+import selectors
 import socket
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Annotated
 from urllib.parse import urlsplit
 
 import numpy as np
 import typer
 
+from headwater.bench.output_path import cpu_seconds
 from headwater.bench.own_line import own_line
 from headwater.bench.program import run_program
 from headwater.bench.sse_client import SseConnection
@@ -19,6 +30,13 @@ from headwater.services.stack.line_file import LineRecord
 
 SMALL_BUFFER = 4096
 """Of a socket that is not read: what the system would take in the client's place is not read either."""
+QUIET_SECONDS = 5.0
+"""In which stages are watched while no stream is read."""
+STANDSTILL_SECONDS = 90.0
+"""In which streams without a reader have to stand still."""
+LOOK_SECONDS = 3.0
+"""Between two looks at what an engine has computed; a busy one says so late."""
+_TOKENS = re.compile(r"^headwater_generation_tokens_total\{.*\} (\S+)$", re.MULTILINE)
 
 
 async def first_tokens(line: LineRecord, count: int) -> list[float]:
@@ -35,38 +53,120 @@ async def first_tokens(line: LineRecord, count: int) -> list[float]:
     return found
 
 
-def open_unread(line: LineRecord, max_tokens: int) -> socket.socket:
-    """A stream whose client asks and reads nothing."""
+def open_stream(line: LineRecord, max_tokens: int, buffer: int | None) -> socket.socket:
+    """A stream that was asked for and of which nothing is read yet; `buffer` bounds what the system takes of it."""
     url = urlsplit(line.rest)
     asked = {"model": line.model, "prompt": "Once", "max_tokens": max_tokens, "ignore_eos": True, "stream": True}
     body = json.dumps(asked).encode()
-    deaf = socket.socket()
-    deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, SMALL_BUFFER)
-    deaf.connect((url.hostname, url.port))
+    client = socket.socket()
+    if buffer is not None:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer)
+    client.connect((url.hostname, url.port))
     lines = ("POST /v1/completions HTTP/1.1", f"host: {url.netloc}", "content-type: application/json")
-    deaf.sendall("\r\n".join((*lines, f"content-length: {len(body)}", "", "")).encode() + body)
-    return deaf
+    client.sendall("\r\n".join((*lines, f"content-length: {len(body)}", "", "")).encode() + body)
+    return client
+
+
+@contextlib.contextmanager
+def unread_streams(line: LineRecord, count: int, max_tokens: int) -> Iterator[None]:
+    """Streams whose clients read nothing, for the length of a scope."""
+    with contextlib.ExitStack() as scope:
+        for _ in range(count):
+            scope.enter_context(open_stream(line, max_tokens, SMALL_BUFFER))
+        yield
+
+
+@contextlib.contextmanager
+def read_streams(line: LineRecord, count: int, max_tokens: int) -> Iterator[None]:
+    """Streams that a process of their own reads as fast as they come, for the length of a scope; they run when it
+    begins."""
+    before = num_tokens(line)
+    reader = multiprocessing.get_context("spawn").Process(target=_read_all, args=(line, count, max_tokens))
+    reader.start()
+    try:
+        while num_tokens(line) < before + count:
+            time.sleep(0.1)
+        yield
+    finally:
+        reader.terminate()
+        reader.join()
+
+
+def _read_all(line: LineRecord, count: int, max_tokens: int) -> None:
+    ready = selectors.DefaultSelector()
+    for _ in range(count):
+        ready.register(open_stream(line, max_tokens, None), selectors.EVENT_READ)
+    while True:
+        for key, _ in ready.select():
+            assert isinstance(key.fileobj, socket.socket)
+            key.fileobj.recv(1 << 18)
+
+
+def num_tokens(line: LineRecord) -> float:
+    """Tokens that the engine has computed."""
+    [address] = [stage.addresses["metrics"] for stage in line.stages if stage.name.startswith("engine")]
+    with urllib.request.urlopen(f"http://{address}/metrics") as response:
+        return sum(map(float, _TOKENS.findall(response.read().decode())))
+
+
+def wait_for_standstill(line: LineRecord) -> None:
+    """Raises `BadParameter` for streams that go on without a reader."""
+    before, end = -1.0, time.monotonic() + STANDSTILL_SECONDS
+    while (now := num_tokens(line)) != before:
+        if time.monotonic() > end:
+            raise typer.BadParameter("the streams do not stand still")
+        before = now
+        time.sleep(LOOK_SECONDS)
+
+
+def cpu_shares(line: LineRecord, seconds: float) -> dict[str, float]:
+    """Of a core, by stage; an engine's core process is a stage of its own."""
+    pids = {stage.name: stage.pid for stage in line.stages}
+    for stage in line.stages:
+        pids |= {f"{stage.name}'s {rank}": pid for rank, pid in enumerate(_children(stage.pid), 1)}
+    before = {name: cpu_seconds(pid) for name, pid in pids.items()}
+    time.sleep(seconds)
+    return {name: round((cpu_seconds(pid) - before[name]) / seconds, 3) for name, pid in pids.items()}
+
+
+def _children(pid: int) -> list[int]:
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    return [int(child) for task in tasks for child in (task / "children").read_text().split()]
 
 
 def percentiles(seconds: list[float]) -> dict[str, float]:
-    return {f"p{q}": round(float(np.percentile(seconds, q)), 4) for q in (50, 90, 100)}
+    return {f"p{q}": round(float(np.percentile(seconds, q)), 4) for q in (50, 90, 99, 100)}
 
 
 def main(
     streams: Annotated[int, typer.Option(help="whose clients do not read")] = 300,
     max_tokens: Annotated[int, typer.Option(help="of each of them")] = 4000,
     neighbours: Annotated[int, typer.Option(help="short chats beside them, one after another")] = 30,
+    seats: Annotated[int | None, typer.Option(help="of the engine (default: twice the streams)")] = None,
+    *,
+    read: Annotated[bool, typer.Option(help="measure beside as many streams that are read, too")] = True,
 ) -> None:
-    """Percentiles of the neighbour's first token alone and beside the streams; as JSON."""
-    os.environ["HEADWATER_MAX_NUM_SEQS"] = str(2 * streams)
+    """Percentiles of the neighbour's first token alone, beside streams that are read, beside streams that are not, from
+    their first moment on and once they stand still; and the stages' CPU time then. As JSON."""
+    os.environ["HEADWATER_MAX_NUM_SEQS"] = str(seats or 2 * streams)
     os.environ["HEADWATER_NUM_BLOCKS"] = str(2 * streams * max_tokens // 16)
+    found: dict[str, object] = {"streams": streams}
     with own_line(["--executor=simulated", "--replicas=1", "--log-level=error"]) as (line, _):
-        alone = asyncio.run(first_tokens(line, neighbours))
-        unread = [open_unread(line, max_tokens) for _ in range(streams)]
-        beside = asyncio.run(first_tokens(line, neighbours))
-        for each in unread:
-            each.close()
-    print(json.dumps({"streams": streams, "alone": percentiles(alone), "beside": percentiles(beside)}))
+
+        def measure(name: str) -> None:
+            found[name] = percentiles(asyncio.run(first_tokens(line, neighbours)))
+
+        measure("alone")
+        with unread_streams(line, streams, max_tokens):
+            measure("beside_unread")
+            wait_for_standstill(line)
+            found["cpu_at_standstill"] = cpu_shares(line, QUIET_SECONDS)
+            measure("at_standstill")
+        if read:
+            wait_for_standstill(line)
+            with read_streams(line, streams, max_tokens):
+                measure("beside_read")
+    print(json.dumps(found | {"load": round(os.getloadavg()[0], 1)}))
 
 
 if __name__ == "__main__":

@@ -111,6 +111,13 @@ class Engine:
             self._is_idle = False
             self._scheduler.add_credit(request, tokens)
 
+    def stall(self, key: int) -> None:
+        """Lets a request that has no credit, and gets none, make room for those that wait; a key that is not here has
+        ended already."""
+        if (request := self._requests.get(key)) is not None:
+            self._is_idle = False
+            self._scheduler.stall(request)
+
     def has_work(self) -> bool:
         """Whether a step would do anything. False also while every request waits for credit."""
         return not self._is_idle

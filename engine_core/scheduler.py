@@ -69,6 +69,7 @@ class Scheduler:
 
     def schedule(self) -> PlannedStep | None:
         """The next step, or none if nobody can compute: running requests first; when blocks are short nobody joins."""
+        self._unseat_stalled()
         if self.shares.are_several:
             self._yield()
         rows, full_rows, is_short = self._decode_rows()
@@ -150,10 +151,17 @@ class Scheduler:
             self._leave(request)
 
     def add_credit(self, request: RequestState, tokens: int) -> None:
+        self._victims.remove_stalled(request)
         if request.row == NO_ROW:
             self.waiting.add_credit(request, tokens)
         else:
             self.table.credit[request.row] += tokens
+
+    def stall(self, request: RequestState) -> None:
+        """Until it gets credit, a request whose reader takes nothing gives up its seat and blocks to whoever waits."""
+        if request.key in self.running and request.key not in self.prefilling and self.table.credit[request.row] <= 0:
+            self._victims.add_stalled(request)
+            self._too_large = None
 
     @property
     def has_leavers(self) -> bool:
@@ -298,7 +306,10 @@ class Scheduler:
             num_wanted = num_new + self.pool.count_unheld(hits) + len(self.running)
             if num_wanted > self.pool.num_free:
                 self._too_large, self._num_blocks_wanted = request, num_wanted
-                return
+                self._unseat_stalled()
+                if self._too_large is not None:
+                    return
+                continue
             if slots := self.host.find(request.chain, len(hits), max_hits):
                 self.waiting.await_blocks(request, self.host.load(request.chain, hits, slots))
                 continue
@@ -345,6 +356,21 @@ class Scheduler:
                 choice_index=request.choice_index,
             )
         )
+
+    def _unseat_stalled(self) -> None:
+        """No step that is planned or in flight has a part for them."""
+        while (stalled := self._victims.first_stalled()) is not None and self._lacks_room():
+            self._preempt(stalled, yields=True)
+
+    def _lacks_room(self) -> bool:
+        """Whether the request whose turn is next lacks blocks, or some ready request a seat. What is on its way back
+        counts."""
+        following = self.waiting.peek()
+        if following is None:
+            return False
+        if following is self._too_large:
+            return self._num_blocks_wanted > self.pool.num_free + self._leavers.num_returning_blocks()
+        return len(self.table.free_rows) + len(self._leavers) < self.waiting.num_ready
 
     # Fair shares: who is ahead yields to who is behind.
 
@@ -398,6 +424,7 @@ class Scheduler:
 
     def _leave(self, request: RequestState) -> None:
         del self.running[request.key]
+        self._victims.remove_stalled(request)
         self.shares.unseat(request.tenant)
         self._moved()
         # Seating took off what had been planned before.

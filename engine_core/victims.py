@@ -1,4 +1,5 @@
-"""Who of the running gives up seat and blocks: for a step that is short of them, or to a tenant that is behind.
+"""Who of the running gives up seat and blocks: for a step that is short of them, to a tenant that is behind, or because
+its reader takes nothing.
 
 Only says who; taking them away is the scheduler's.
 """
@@ -18,10 +19,23 @@ class Victims:
         self, running: Mapping[int, RequestState], shares: TenantShares, table: RequestTable, block_size: int
     ) -> None:
         self._running, self._shares, self._table, self._block_size = running, shares, table, block_size
+        self._stalled: dict[int, RequestState] = {}
+        """Running requests whose readers take nothing, by key, the one that stalled first first."""
+
+    def add_stalled(self, request: RequestState) -> None:
+        self._stalled[request.key] = request
+
+    def remove_stalled(self, request: RequestState) -> None:
+        """Its reader takes more, or it runs no longer."""
+        self._stalled.pop(request.key, None)
+
+    def first_stalled(self) -> RequestState | None:
+        return next(iter(self._stalled.values()), None)
 
     def last(self) -> RequestState:
-        """Of the lowest tier, of the tenant that is farthest ahead, the last."""
-        return max(self._running.values(), key=self._place)
+        """The one that stalled first, if any has; else of the lowest tier, of the tenant that is farthest ahead, the
+        last."""
+        return self.first_stalled() or max(self._running.values(), key=self._place)
 
     def held_blocks(self) -> Counter[str]:
         """Of each running tenant."""

@@ -25,7 +25,7 @@ class WaitingQueue:
     def __init__(self, num_shares: Callable[[RequestState], int] = lambda _: 0) -> None:
         """`num_shares` is asked of the first request of each tenant: what its tenant has already."""
         self.num_tokens = 0
-        """Uncached tokens of all members."""
+        """Uncached tokens of all members that have credit."""
         self.may_rise = False
         """There may be a member below the first tier."""
         self._members: dict[int, RequestState] = {}
@@ -46,11 +46,16 @@ class WaitingQueue:
     def push(self, request: RequestState) -> None:
         self._members[request.key] = request
         self.may_rise |= request.rank[0] > 0
-        self.num_tokens += request.num_uncached_tokens
         if request.credit > 0:
+            self.num_tokens += request.num_uncached_tokens
             self._make_ready(request)
         else:
             self._without_credit.add(request.key)
+
+    @property
+    def num_ready(self) -> int:
+        """At least as many as are ready."""
+        return sum(map(len, self._ready.values()))
 
     def peek(self) -> RequestState | None:
         """The ready request that is next."""
@@ -89,14 +94,17 @@ class WaitingQueue:
     def remove(self, request: RequestState) -> None:
         self._next = None
         del self._members[request.key]
-        self.num_tokens -= request.num_uncached_tokens
-        self._without_credit.discard(request.key)
+        if request.key in self._without_credit:
+            self._without_credit.remove(request.key)
+        else:
+            self.num_tokens -= request.num_uncached_tokens
         self._clear_top(request.tenant)
 
     def add_credit(self, request: RequestState, tokens: int) -> None:
         request.credit += tokens
         if request.credit > 0 and request.key in self._without_credit:
             self._without_credit.remove(request.key)
+            self.num_tokens += request.num_uncached_tokens
             self._make_ready(request)
 
     def follow(self, leader: RequestState, request: RequestState, num_blocks: int) -> None:

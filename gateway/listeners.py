@@ -47,6 +47,9 @@ HEAD_SECONDS = 60.0
 """That a connection may be open, a request begun without a whole head, or a body come that was answered already: nobody
 holds a socket for nothing."""
 SIZE_OPTIONS = (("grpc.max_metadata_size", MAX_HEAD_BYTES), ("grpc.absolute_max_metadata_size", MAX_HEAD_BYTES))
+UNSENT_BYTES = 16 * 1024
+"""Of an answer, that the system and the server each keep for a client that does not read. NOTE: without a limit the
+system takes megabytes, thousands of tokens that an engine computes for no reader."""
 SERVICE = inference_pb2.DESCRIPTOR.services_by_name["Inference"].full_name
 
 
@@ -69,6 +72,7 @@ class _BoundedHead(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)  # type: ignore[arg-type] # as its own caller does
+        self.transport.set_write_buffer_limits(UNSENT_BYTES)
         self._await_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -204,6 +208,8 @@ def _bound(host: str, port: int, reuse_port: bool) -> socket.socket:
         listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, SILENCE_SECONDS)
         listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, PATIENCE_SECONDS // 2)
         listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 2)
+    if hasattr(socket, "TCP_NOTSENT_LOWAT"):
+        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
     try:
         listening.bind(address)
     except OSError as fault:

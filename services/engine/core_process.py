@@ -38,6 +38,7 @@ from headwater.services.engine.messages import (
     Prepared,
     Progress,
     Ready,
+    Stall,
     Step,
     decode_command,
     encode,
@@ -99,6 +100,9 @@ def _apply(engine: Engine, command: Command) -> None:
         case Credit(keys, tokens):
             for key, more in zip(keys, tokens, strict=True):
                 engine.add_credit(key, more)
+        case Stall(keys):
+            for key in keys:
+                engine.stall(key)
         case MasksFilled(rows, tickets, output_indices):
             engine.masks_filled(rows, tickets, output_indices)
         case Fail(keys, errors):

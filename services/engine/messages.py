@@ -24,6 +24,12 @@ class Credit(msgspec.Struct, tag="credit", array_like=True):
     tokens: list[int]
 
 
+class Stall(msgspec.Struct, tag="stall", array_like=True):
+    """The readers of these have taken nothing for a while."""
+
+    keys: list[int]
+
+
 class MasksFilled(msgspec.Struct, tag="masks", array_like=True):
     """Row rows[i] of the mask table holds the mask for output output_indices[i] of whoever got tickets[i]."""
 
@@ -45,7 +51,7 @@ class Ask(msgspec.Struct, tag="ask", array_like=True):
     keys: list[int]
 
 
-Command = Add | Cancel | Credit | MasksFilled | Fail | Ask
+Command = Add | Cancel | Credit | Stall | MasksFilled | Fail | Ask
 
 
 class Progress(msgspec.Struct, tag="progress", array_like=True):

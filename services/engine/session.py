@@ -24,10 +24,19 @@ from headwater.services.engine.frames import (
     prompt_logprob_frames,
     step_frames,
 )
-from headwater.services.engine.messages import Ask, Cancel, Command, Credit
+from headwater.services.engine.messages import Ask, Cancel, Command, Credit, Stall
 from headwater.services.engine.outbox import Outbox
 from headwater.services.engine.requests import Limits, PendingAdd, requests_of
-from headwater.services.engine.stream import CAUSES, DRAINING, LIVE, MISSING, SUPERSEDED, Stream
+from headwater.services.engine.stream import (
+    CAUSES,
+    DRAINING,
+    LIVE,
+    MISSING,
+    SLOW_READER_SECONDS,
+    STALLED_SECONDS,
+    SUPERSEDED,
+    Stream,
+)
 from headwater.services.errors import BadRequest, HeadwaterError, Unavailable
 from headwater.services.runtime import owned_task
 from headwater.services.tracing import Tracing
@@ -138,10 +147,18 @@ class EngineSession:
         return True
 
     def cancel_starved(self, now: float) -> None:
-        """Cancels streams whose reader has granted nothing for too long. To be called about once a second."""
+        """Cancels streams whose reader has granted nothing for too long; before that, the core learns that they stand
+        still. To be called about once a second."""
+        stalled = []
         for stream_id, stream in self._streams.items():
-            if stream.is_starved(self._next_index[stream_id], now):
+            seconds = stream.starved_seconds(self._next_index[stream_id], now)
+            if seconds >= SLOW_READER_SECONDS:
                 self.cancel(stream_id, "slow_reader")
+            elif seconds >= STALLED_SECONDS and not stream.is_stalled:
+                stream.is_stalled = True
+                stalled.append(stream.key)
+        if stalled:
+            self._host.send(Stall(stalled))
 
     def hand_over(self, most_tokens: float) -> int:
         """Ends streams that may need more tokens than that to end by themselves; another replica goes on with them.

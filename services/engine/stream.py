@@ -20,6 +20,10 @@ from headwater.services.tracing import Span
 SLOW_READER_SECONDS = 30.0
 """A stream that has no credit for so long is cancelled: it holds blocks that others could use."""
 
+STALLED_SECONDS = 1.0
+"""A stream that has no credit for so long gives its seat and blocks to requests that wait for them. Longer than credit
+takes on a busy machine, since who loses them may have to compute its tokens again."""
+
 DRAINING, SUPERSEDED = "draining", "superseded"
 CAUSES = {
     DRAINING: common_pb2.LOSS_CAUSE_HANDED_OVER,
@@ -57,18 +61,21 @@ class Stream:
     started_at: float | None = None
     """When its first token came, on `time.perf_counter`."""
     starved_since: float | None = None
+    is_stalled: bool = False
+    """The core was told."""
 
     def num_left(self, next_index: int) -> int:
         """Tokens that it may still need after those before `next_index`."""
         return 0 if self.cancel_reason else max(1, self.max_tokens - next_index)
 
-    def is_starved(self, next_index: int, now: float) -> bool:
-        """Whether its reader has granted nothing for too long. To be asked about once a second."""
+    def starved_seconds(self, next_index: int, now: float) -> float:
+        """How long its reader has granted nothing. To be asked about once a second."""
         if self.granted > next_index:
-            self.starved_since = None
-        elif self.starved_since is None:
+            self.starved_since, self.is_stalled = None, False
+            return 0.0
+        if self.starved_since is None:
             self.starved_since = now
-        return self.starved_since is not None and now - self.starved_since >= SLOW_READER_SECONDS
+        return now - self.starved_since
 
     def start(self, started: Started) -> pb.Start:
         now = time.perf_counter()

@@ -294,6 +294,9 @@ class Driver:
         self.streams[key].granted += tokens
         self.engine.add_credit(key, tokens)
 
+    def stall(self, key: int) -> None:
+        self.engine.stall(key)
+
     def fill_masks(self, *, at_once: bool = False) -> None:
         """As the door would: also for requests that have ended, and again what is there."""
         filled = []

@@ -104,6 +104,7 @@ class Round:
     num_steps: int
     cancels: list[int]
     credits: list[tuple[int, int]]
+    stalls: list[int]
 
 
 def rounds(shortest_lead: int = 0, most_steps: int = 12) -> st.SearchStrategy[list[Round]]:
@@ -114,6 +115,7 @@ def rounds(shortest_lead: int = 0, most_steps: int = 12) -> st.SearchStrategy[li
         num_steps=st.integers(0, most_steps),
         cancels=st.lists(choice, max_size=2),
         credits=st.lists(st.tuples(choice, st.integers(1, 9)), max_size=3),
+        stalls=st.lists(choice, max_size=6),
     )
     return st.lists(one, min_size=2, max_size=7)
 
@@ -143,6 +145,8 @@ def check_rounds(
             driver.step()
         for choice in each.cancels:
             driver.cancel(choice % len(driver.streams))
+        for choice in each.stalls:
+            driver.stall(choice % len(driver.streams))
         for choice, tokens in each.credits:
             driver.add_credit(choice % len(driver.streams), tokens)
     driver.run()

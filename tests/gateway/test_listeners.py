@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 
 from headwater.gateway import listeners
-from headwater.gateway.listeners import RestListener
+from headwater.gateway.listeners import UNSENT_BYTES, RestListener
 
 WHOLE = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"
 
@@ -31,6 +32,44 @@ async def address(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[str, i
     host, _, port = listener.address.rpartition(":")
     yield host.removeprefix("http://"), int(port)
     await listener.stop(5.0)
+
+
+async def test_what_a_client_does_not_read_is_not_taken_from_who_answers() -> None:
+    num_sent, is_filled, has_left = 0, asyncio.Event(), asyncio.Event()
+
+    async def endless(scope: Any, receive: Any, send: Any) -> None:
+        nonlocal num_sent
+        if scope["path"] == "/hello":
+            await hello(scope, receive, send)
+            return
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        while num_sent < 100 * UNSENT_BYTES and not has_left.is_set():
+            await send({"type": "http.response.body", "body": b"x" * 200, "more_body": True})
+            num_sent += 200
+            if num_sent >= UNSENT_BYTES:
+                is_filled.set()
+
+    listener = RestListener(endless, "127.0.0.1", 0, reuse_port=False)
+    listener.start()
+    host, _, port = listener.address.removeprefix("http://").rpartition(":")
+    deaf = socket.socket()
+    try:
+        deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        deaf.connect((host, int(port)))
+        deaf.sendall(WHOLE)
+        async with asyncio.timeout(30):
+            await is_filled.wait()
+        # Others are answered, and nothing moves meanwhile but what was still on its way.
+        for _ in range(3):
+            reader, writer = await asyncio.open_connection(host, int(port))
+            writer.write(WHOLE.replace(b"/", b"/hello", 1))
+            assert (await reader.readuntil(b"hello")).startswith(b"HTTP/1.1 200")
+            writer.close()
+        assert num_sent < 4 * UNSENT_BYTES
+    finally:
+        has_left.set()
+        deaf.close()
+        await listener.stop(5.0)
 
 
 async def test_a_port_in_use_is_named_with_its_address(address: tuple[str, int]) -> None:

@@ -12,9 +12,10 @@ from typing import Any
 import grpc
 import pytest
 
+from headwater.gateway.tenancy.grant import LEASE_TOKENS
 from headwater.proto import common_pb2, inference_pb2, inference_pb2_grpc
 from tests.gateway.conftest import GatewayStarter
-from tests.gateway.stages import MODEL, Behind, Gateway, completion_body
+from tests.gateway.stages import MODEL, Behind, Gateway, completion_body, engine_stage, started
 from tests.gateway.test_session import used_blocks
 
 SAMPLING: dict[str, Any] = {"ignore_eos": True, "temperature": 1, "seed": 1}
@@ -24,6 +25,8 @@ PAST_CREDIT = SAMPLING | {"n": 2, "max_tokens": 1100}
 """Stands still without a reader."""
 JSON = "Content-Type: application/json"
 FORM = '--b\r\nContent-Disposition: form-data; name="file"; filename="f"\r\n\r\n'
+BLOCK_SIZE = 16
+"""Of the engines behind."""
 MAX_BYTES = 64 * 1024 * 1024
 
 
@@ -36,6 +39,16 @@ def impatient(behind: Behind, start_gateway: GatewayStarter) -> Iterator[Gateway
 @pytest.fixture(scope="module")
 def line_of_files(behind: Behind, start_gateway: GatewayStarter, nats_url: str) -> Iterator[Gateway]:
     with start_gateway(behind, "--slow-body-limit=0.3", f"--nats-url={nats_url}") as gateway:
+        yield gateway
+
+
+@pytest.fixture
+def with_two_seats(behind: Behind, start_gateway: GatewayStarter) -> Iterator[Gateway]:
+    engine = engine_stage("--max-num-seqs=2")
+    with (
+        started(engine),
+        start_gateway(Behind(behind.processor, behind.output_processor, (engine.address,))) as gateway,
+    ):
         yield gateway
 
 
@@ -107,8 +120,8 @@ def test_whose_request_fails_while_nothing_is_read_is_told_why_behind_what_was_s
 def deaf_over_rest(
     gateway: Gateway, is_resumable: bool, asked: dict[str, Any] = WITHIN_CREDIT, header: str = ""
 ) -> socket.socket:
-    more = {"stream": True, "stream_options": {"resumable": is_resumable}, "logprobs": 20}
-    body = json.dumps(completion_body(**asked) | more).encode()
+    more = {"stream": True, "stream_options": {"resumable": is_resumable}}
+    body = json.dumps({"logprobs": 20} | completion_body(**asked) | more).encode()
     host, _, port = gateway.rest.removeprefix("http://").partition(":")
     deaf = socket.socket()
     deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -116,6 +129,46 @@ def deaf_over_rest(
     head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n{JSON}\r\n{header}Content-Length: {len(body)}\r\n\r\n"
     deaf.sendall(head.encode() + body)
     return deaf
+
+
+def test_an_engine_stands_still_for_a_client_that_reads_nothing_once_its_first_credit_is_used(
+    gateway: Gateway, behind: Behind
+) -> None:
+    def num_used() -> int:
+        return sum(used_blocks(replica) for replica in behind.replicas)
+
+    gateway.wait_until(lambda: num_used() == 0)
+    prompt_tokens = gateway.complete(max_tokens=1)["usage"]["prompt_tokens"]
+    one_running_and_its_blocks = 1 + -(-(prompt_tokens + LEASE_TOKENS) // BLOCK_SIZE)
+    # Without log probabilities what a system takes in a client's place is many thousands of tokens.
+    with deaf_over_rest(gateway, is_resumable=False, asked=SAMPLING | {"max_tokens": 7000, "logprobs": None}):
+        gateway.wait_until(lambda: num_used() >= one_running_and_its_blocks)
+        for _ in range(3):
+            gateway.complete("Far away", max_tokens=64)
+        gateway.wait_until(lambda: num_used() == one_running_and_its_blocks)
+    gateway.wait_until(lambda: num_used() == 0)
+
+
+def test_clients_that_read_nothing_leave_an_engines_seats_to_others_and_get_the_same_answer_later(
+    with_two_seats: Gateway,
+) -> None:
+    gateway = with_two_seats
+    asked = SAMPLING | {"max_tokens": 1500, "logprobs": None}
+    whole = gateway.complete(**asked)["choices"][0]["text"]
+    with contextlib.ExitStack() as scope:
+        # More than there are seats.
+        deaf = [scope.enter_context(deaf_over_rest(gateway, is_resumable=False, asked=asked)) for _ in range(3)]
+        gateway.wait_until(lambda: gateway.metric("headwater_num_requests_running") == len(deaf))
+        assert gateway.complete("Far away", max_tokens=64)["choices"][0]["text"]
+        # None of them had to end for it.
+        assert gateway.metric("headwater_num_requests_running") == len(deaf)
+        for each in deaf:
+            each.settimeout(60)
+            received = b""
+            while not received.endswith(b"\r\n0\r\n\r\n"):
+                received += each.recv(1 << 20)
+            events = [line[6:] for line in received.split(b"\r\n") if line.startswith(b"data: {")]
+            assert "".join(json.loads(event)["choices"][0]["text"] for event in events) == whole
 
 
 @pytest.mark.parametrize("is_resumable", [False, True], ids=["plain", "resumable"])

@@ -11,7 +11,7 @@ from headwater.engine_core.step_output import Finished, StepOutput
 from headwater.proto import engine_pb2 as pb
 from headwater.proto.common_pb2 import LOSS_CAUSE_MISSING, LOSS_CAUSE_SUPERSEDED
 from headwater.services.engine.fence import Fence
-from headwater.services.engine.messages import Add, Ask, Cancel, Command, Credit
+from headwater.services.engine.messages import Add, Ask, Cancel, Command, Credit, Stall
 from headwater.services.engine.requests import Limits
 from headwater.services.engine.session import EngineSession
 from headwater.services.errors import Unavailable
@@ -54,14 +54,31 @@ async def test_a_stream_without_credit_for_thirty_seconds_is_cancelled() -> None
     session.deliver(tokens(2, 0, 4))
     for now in range(100, 130):
         session.cancel_starved(now)
-    assert all(isinstance(command, Add) for command in host.commands)
+    assert Cancel([1]) not in host.commands
     session.cancel_starved(130)
     session.cancel_starved(131)
-    assert host.commands[2:] == [Cancel([1])]
+    assert host.commands[2:] == [Stall([1]), Cancel([1])]
     session.deliver(StepOutput(step=2, finishes=[Finished(key=1, reason=FinishReason.CANCELLED, num_output_tokens=4)]))
     session.end()
     *_, last = [frame async for frame in session._outbox.sent()]
     assert (last.finishes[0].stream_id, last.finishes[0].error) == (1, "slow_reader")
+
+
+async def test_the_core_learns_once_of_a_stream_that_stands_still_for_a_second() -> None:
+    host = Recorder()
+    session = EngineSession(host)
+    session.take(pb.ClientFrame(adds=[add(1, [1, 2, 3], credit=4), add(2, [1, 2, 3], credit=5)]))
+    session.deliver(tokens(1, 0, 4))
+    session.deliver(tokens(2, 0, 4))
+    for now in (100, 101, 102, 103):
+        session.cancel_starved(now)
+    assert host.commands[2:] == [Stall([1])]
+    session.take(pb.ClientFrame(credits=[pb.Credit(stream_id=1, tokens=2)]))
+    session.cancel_starved(104)
+    session.deliver(tokens(1, 4, 2))
+    for now in (105, 106, 107):
+        session.cancel_starved(now)
+    assert host.commands[3:] == [Credit([1], [2]), Stall([1])]
 
 
 class Spans(NoTracing):
@@ -111,7 +128,7 @@ async def test_credit_in_time_saves_a_stream() -> None:
     session.deliver(tokens(1, 4, 2))
     session.cancel_starved(132)
     session.cancel_starved(161)
-    assert host.commands[1:] == [Credit([1], [2])]
+    assert host.commands[1:] == [Credit([1], [2]), Stall([1])]
 
 
 async def test_a_cancel_that_comes_with_its_own_add_still_cancels() -> None:
