@@ -67,14 +67,15 @@ class Engine:
         planned = self._schedule()
         for each in planned:
             self._in_flight.submit(each)
-        retired = self._retire(planned)
+        retired, is_told = self._retire(planned), False
         for step, result in retired:
             self._results.settle(step, result, self._output)
             self._close(step)
+            is_told |= not step.is_silent
         is_busy = bool(planned or retired or len(self._in_flight) or self._has_held_back)
         self._awaits_blocks = self._scheduler.host.is_loading and not is_busy
         self._is_idle = not (is_busy or self._awaits_blocks)
-        return self._take_output(is_told=any(not step.is_silent for step, _ in retired))
+        return self._take_output(is_told=is_told)
 
     def _promote_waiting(self) -> None:
         """Once a second at most."""
@@ -217,7 +218,7 @@ class Engine:
     def _retire(self, planned: list[PlannedStep]) -> list[tuple[PlannedStep, StepResult]]:
         """The oldest in flight, if it is due; a draw that was launched right behind a step that says nothing need not
         be said apart."""
-        if not self._is_retirement_due(has_step=any(not each.is_draw for each in planned)):
+        if not self._is_retirement_due(has_step=bool(planned) and not planned[-1].is_draw):
             return []
         retired = [self._in_flight.retire()]
         if not retired[0][0].sampled_rows.size and self._in_flight.is_oldest_draw:

@@ -69,8 +69,9 @@ class StepPlan:
     """[R] how many of the tokens that a row computes, the last ones, are drafted; None: none are. A token is sampled
     after each of them and after the one before them, with that position's own noise, as if the drafts before it stood;
     the row gains what was sampled up to the first token that differs from the draft in its place."""
-    draft_ids: Int32Array = field(default_factory=lambda: np.empty(0, np.int32))
-    """[sum of num_drafts] row by row; the executor writes them into its table before it computes."""
+    draft_ids: Int32Array | None = None
+    """[sum of num_drafts] row by row, where there are any; the executor writes them into its table before it
+    computes."""
     shares: bool = True
     """Whether rows may hold blocks in common; if not, nobody need look for them."""
     prompt_logprob_rows: list[int] = field(default_factory=list)

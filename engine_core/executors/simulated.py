@@ -205,7 +205,7 @@ class SimulatedExecutor:
             self._num_prompt_logprobs[row] = sampling.num_prompt_logprobs
 
     def _write_drafts(self, plan: StepPlan) -> None:
-        if plan.num_drafts is not None:
+        if plan.num_drafts is not None and plan.draft_ids is not None:
             first = np.repeat(plan.starts + plan.counts - plan.num_drafts, plan.num_drafts)
             self._token_ids[np.repeat(plan.rows, plan.num_drafts), first + _places(plan.num_drafts)] = plan.draft_ids
 

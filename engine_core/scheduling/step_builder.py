@@ -68,7 +68,7 @@ class StepBuilder:
     """Of decode rows, where they are planned several steps ahead."""
     num_drafts: Int32Array | None = None
     """Of decode rows, where they get any."""
-    draft_ids: Int32Array = field(default_factory=lambda: np.empty(0, np.int32))
+    draft_ids: Int32Array | None = None
     block_updates: list[tuple[Int32Array, Int32Array, Int32Array]] = field(default_factory=list)
     """Rows, indices and blocks of block-table entries."""
 
@@ -143,7 +143,7 @@ class StepBuilder:
         requests = [chunk.request for chunk, held in zip(self.chunks, holds[num_decodes:], strict=True) if held]
         rows = [request.row for request in requests]
         draft_ids: list[list[int]] = [[] for _ in requests]
-        if self.num_drafts is not None:
+        if self.num_drafts is not None and self.draft_ids is not None:
             parts = np.split(self.draft_ids, np.cumsum(self.num_drafts)[:-1])
             drafted = np.flatnonzero(holds[:num_decodes] & (self.num_drafts > 0)).tolist()
             rows += self.decode_rows[drafted].tolist()

@@ -112,8 +112,9 @@ class CheckedExecutor:
                     assert block in self._writable[row], "written, and not said"
                     assert all(step.get(block, set()) <= {row} for step in self._readers), "written while listed"
         if plan.num_drafts is None:
-            assert not plan.draft_ids.size
+            assert plan.draft_ids is None
         else:
+            assert plan.draft_ids is not None
             assert plan.num_drafts.sum() == plan.draft_ids.size > 0
         self._readers.append(readers)
         self._sampled.append(plan.rows[plan.samples].tolist())
@@ -167,9 +168,11 @@ class CheckedExecutor:
         for row in plan.released:
             assert row not in rows_in_flight
             del self._blocks[row]
-            assert row not in self._uncertain
             self._writable.pop(row, None)
-            self._held.pop(row, None)
+            if self._held.pop(row, None) is not None:
+                # What it held is never drawn.
+                self._uncertain.pop(row, None)
+            assert row not in self._uncertain
         for admitted in plan.admitted:
             assert admitted.row not in self._blocks, "the row is taken"
             self._blocks[admitted.row] = {}
