@@ -41,6 +41,8 @@ MAX_SIZES = {
 }
 """Several times those of any model."""
 REQUIRED_SIZES = MAX_SIZES.keys() - {"num_key_value_heads", "head_dim"}
+QUANTIZATIONS = ("quantization_config", "compression_config")
+"""Keys under which a checkpoint says how its weights are packed; the second is an older one of compressed-tensors."""
 ROPE_TYPES = ("default", "linear", "llama3")
 
 
@@ -88,6 +90,7 @@ class ModelConfig:
             raise ConfigError("architectures", architecture, ", ".join(FAMILIES))
         if (activation := config.get("hidden_act", "silu")) != "silu":
             raise ConfigError("hidden_act", activation, "silu")
+        _check_quantization(config)
         _check_sizes(config)
         num_heads, hidden_size = config["num_attention_heads"], config["hidden_size"]
         rope = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
@@ -108,6 +111,14 @@ class ModelConfig:
             tie_word_embeddings=bool(config.get("tie_word_embeddings", False)),
             qkv_bias=bool(config.get("attention_bias", FAMILIES[architecture].qkv_bias)),
         )
+
+
+def _check_quantization(config: Mapping[str, Any]) -> None:
+    """Such a checkpoint holds other tensors, or tensors that mean something else. Raises `ConfigError`."""
+    for key in QUANTIZATIONS:
+        if (quantization := config.get(key)) is not None:
+            method = quantization.get("quant_method") if isinstance(quantization, dict) else quantization
+            raise ConfigError(f"{key}.quant_method", method, "checkpoints of float32, bfloat16 or float16")
 
 
 def _check_sizes(config: Mapping[str, Any]) -> None:

@@ -64,11 +64,12 @@ def convert(source: Path, folder: Path, *, dtype: str, progress: Callable[[int, 
     """
     if source.is_dir():
         hf_config = json.loads((source / "config.json").read_text())
+        config = ModelConfig.from_hf(hf_config)
         names, tensors = _checkpoint(source)
     else:
         file = GgufFile(source)
         hf_config, names, tensors = file.hf_config(), len(file), file.tensors()
-    config = ModelConfig.from_hf(hf_config)
+        config = ModelConfig.from_hf(hf_config)
     weights: Weights = {}
     parts: dict[str, dict[int, torch.Tensor]] = {}
     for done, (name, tensor) in enumerate(tensors):
