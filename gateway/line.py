@@ -73,8 +73,9 @@ class Line:
     """None is carried any longer."""
     prompt_windows: PromptWindows = field(default_factory=PromptWindows)
     long_work: LongWork = field(default_factory=LongWork)
-    _running: dict[str, dict[Generation, None]] = field(default_factory=dict)
-    """The prompts of each request that have not ended, in their order: they wait, or they run."""
+    _running: dict[str, list[dict[Generation, None]]] = field(default_factory=dict)
+    """The prompts of each request that have not ended, in their order: they wait, or they run. A request that a client
+    resumes before the end of its first connection was noticed runs twice."""
 
     def __post_init__(self) -> None:
         self.metrics.queue.read = lambda: self.admission.queued_by_tier
@@ -98,7 +99,7 @@ class Line:
     def running(self, generations: Sequence[Generation]) -> Iterator[None]:
         """Scopes the life of a request's prompts, in which `cancel` finds it."""
         request_id = generations[0].job.caller.request_id
-        self._running.setdefault(request_id, {}).update(dict.fromkeys(generations))
+        self._running.setdefault(request_id, []).append(dict.fromkeys(generations))
         try:
             yield
         finally:
@@ -115,15 +116,19 @@ class Line:
     def ended(self, generation: Generation) -> None:
         """A prompt of a request that runs is over."""
         request_id = generation.job.caller.request_id
-        group = self._running.get(request_id, {})
-        group.pop(generation, None)
-        if not group:
-            self._running.pop(request_id, None)
+        runs = self._running.pop(request_id, [])
+        for run in runs:
+            run.pop(generation, None)
+        if left := [run for run in runs if run]:
+            self._running[request_id] = left
+
+    def _runs(self) -> list[dict[Generation, None]]:
+        return [run for runs in self._running.values() for run in runs]
 
     def _demand_by_model(self) -> dict[str, tuple[int, int]]:
         """Requests that are here, and of these those without a replica."""
         without = self.demand.waiting
-        here = Counter(each.job.model for group in self._running.values() for each in group)
+        here = Counter(each.job.model for run in self._runs() for each in run)
         names = {*self.processors.models(), *without, *here}
         return {name: (max(here[name], without.get(name, 0)), without.get(name, 0)) for name in names}
 
@@ -142,19 +147,20 @@ class Line:
 
         Raises `NotFound` for a request of another tenant, as for one that never was.
         """
-        group = self._running.get(request_id, {})
-        if any(generation.job.caller.tenant.key != caller.tenant.key for generation in group):
+        runs = self._running.get(request_id, [])
+        if any(generation.job.caller.tenant.key != caller.tenant.key for run in runs for generation in run):
             raise errors.NotFound("request", request_id)
-        _cancel(group, errors.ClientGone("the request was cancelled"))
-        return bool(group)
+        for run in runs:
+            _cancel(run, errors.ClientGone("the request was cancelled"))
+        return bool(runs)
 
     def end_revoked(self) -> None:
         """Ends the requests, waiting and running, whose key or tenant is gone."""
-        for group in self._running.values():
+        for run in self._runs():
             try:
-                self.tenants.check(next(iter(group)).job.caller.tenant)
+                self.tenants.check(next(iter(run)).job.caller.tenant)
             except errors.KeyRevoked as revoked:
-                _cancel(group, revoked)
+                _cancel(run, revoked)
 
     def traced(self, caller: Caller, name: str) -> Caller:
         """With the span that the request's own hang on; whatever is logged from here on says whose it is."""
@@ -168,7 +174,8 @@ class Line:
         """The road of a request of the caller's tenant, on whichever gateway it was. Raises `NotFound`."""
         tenant = caller.tenant.key
         known = self.roads.find(request_id, tenant)
-        group = [each for each in self._running.get(request_id, ()) if each.job.caller.tenant.key == tenant]
+        prompts = [each for run in self._running.get(request_id, []) for each in run]
+        group = [each for each in prompts if each.job.caller.tenant.key == tenant]
         if group:
             ended = known.prompts if known is not None else []
             running = [msgspec.Raw(msgspec.json.encode(each.explained())) for each in group]
@@ -185,8 +192,8 @@ class Line:
         await asyncio.wait((doors,), timeout=limit)
         self.is_cut_off = True
         self.demand.end(shutting_down())
-        for group in self._running.values():
-            _cancel(group, shutting_down())
+        for run in self._runs():
+            _cancel(run, shutting_down())
         await doors
 
     def follow(self, change: Change) -> None:
@@ -211,7 +218,7 @@ class Line:
 
 
 def _cancel(prompts: Iterable[Generation], error: errors.HeadwaterError) -> None:
-    """Ends a request by the first of its prompts that have not ended: the error of one ends the others."""
+    """Ends a run of a request by the first of its prompts that have not ended: the error of one ends the others."""
     for generation in prompts:
         generation.cancelled_by = error
     for generation in itertools.islice(prompts, 1):

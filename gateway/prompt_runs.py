@@ -17,9 +17,10 @@ async def prepare_all(generations: Sequence[Generation]) -> None:
 
 
 async def for_each_prompt(generations: Sequence[Generation], work: Callable[[Generation], Awaitable[None]]) -> None:
-    """Awaits `work` for the prompts of one request, a few of its tenant's at a time."""
+    """Awaits `work` for the prompts of one request, a few of its tenant's and model's at a time: those of a model whose
+    stages are being started hold up no others."""
     first = generations[0]
-    await first.line.prompt_windows.for_each(first.job.caller.tenant.key, generations, work)
+    await first.line.prompt_windows.for_each((first.job.caller.tenant.key, first.job.model), generations, work)
 
 
 async def run_all(generations: Sequence[Generation]) -> None:

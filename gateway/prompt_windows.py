@@ -1,4 +1,4 @@
-"""How many prompts each tenant has at the processors at once, of its requests that have several prompts.
+"""How many prompts each tenant has at a model's processors at once, of its requests that have several prompts.
 
 Others' prompts pass between them, however many such requests a tenant has. Knows nothing about what is done there.
 """
@@ -19,22 +19,22 @@ PromptT = TypeVar("PromptT")
 
 
 class PromptWindows:
-    """One window a tenant; prompts enter it in the order in which they come, whichever request they belong to."""
+    """One window a tenant and model; prompts enter it in the order in which they come, of whichever request."""
 
     def __init__(self) -> None:
-        self._windows: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
+        self._windows: WeakValueDictionary[tuple[str, str], asyncio.Semaphore] = WeakValueDictionary()
 
     async def for_each(
-        self, tenant: str, prompts: Sequence[PromptT], work: Callable[[PromptT], Awaitable[None]]
+        self, key: tuple[str, str], prompts: Sequence[PromptT], work: Callable[[PromptT], Awaitable[None]]
     ) -> None:
-        """Awaits `work` for every prompt of a request. The first error ends the others and is raised. A request's only
-        prompt waits for no other one."""
+        """Awaits `work` for every prompt of a request; the key names tenant and model. The first error ends the others
+        and is raised. A request's only prompt waits for no other one."""
         if len(prompts) == 1:
             await work(prompts[0])
             return
-        window = self._windows.get(tenant)
+        window = self._windows.get(key)
         if window is None:
-            window = self._windows[tenant] = asyncio.Semaphore(PROMPTS_AT_ONCE)
+            window = self._windows[key] = asyncio.Semaphore(PROMPTS_AT_ONCE)
 
         async def work_within(prompt: PromptT) -> None:
             async with window:

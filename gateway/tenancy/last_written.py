@@ -14,6 +14,7 @@ from pathlib import Path
 
 import msgspec
 import structlog
+from redis.exceptions import ResponseError
 
 from headwater.services.owner_file import write_owner_file
 from headwater.services.record_seal import RecordSeals
@@ -57,26 +58,36 @@ class LastWritten:
         """What is known and was not kept where it could be. A place that is out of reach is told at the next time."""
         if self._path is not None and any(self._newer_than(self._on_disk)):
             await asyncio.to_thread(self._save, self._path)
-        newer = self._newer_than(self._in_redis)
+        # As they are now: others are noted while Redis is asked.
+        newer = iter(list(self._newer_than(self._in_redis)))
         while page := list(islice(newer, _PAGE)):
             sealed = [(key, self._seals.seal(key, b"%d" % at)) for key, at in page]
             try:
                 await self._store.run(_SET, [HASH], [word for pair in sealed for word in pair])
             except StoreUnavailable:
                 return
+            except ResponseError as refusal:
+                self._warn("cannot be kept in Redis", refusal)
+                return
+            self._in_redis |= page
 
     def _newer_than(self, kept: Mapping[str, int]) -> Iterator[tuple[str, int]]:
         return ((key, at) for key, at in self._times.items() if at > kept.get(key, 0))
 
     async def _fetch(self) -> None:
-        """Nothing where Redis is away or has lost it: running gateways tell it again."""
+        """Nothing where Redis is away or has lost it, or holds what is none of ours: running gateways tell it again."""
+        if not self._seals.are_made:
+            return
         try:
             found = await self._store.command("HGETALL", HASH)
         except StoreUnavailable:
             return
+        except ResponseError as refusal:
+            self._warn("cannot be read from Redis", refusal)
+            return
         self._in_redis = {}
         for key, sealed in found.items():
-            if (opened := self._seals.open(name := key.decode(), sealed)) is not None:
+            if (opened := self._seals.open(name := key.decode(errors="replace"), sealed)) is not None:
                 self.note({name: int(opened.value)})
                 # What a token signed that is about to go is written once more.
                 self._in_redis |= {name: int(opened.value)} if opened.is_current else {}
@@ -87,7 +98,7 @@ class LastWritten:
         try:
             return _times.decode(self._path.read_bytes())
         except (OSError, msgspec.DecodeError) as failure:
-            structlog.get_logger().warning("the times of tenants' records cannot be read", error=str(failure))
+            self._warn("cannot be read", failure)
             return {}
 
     def _save(self, path: Path) -> None:
@@ -97,4 +108,8 @@ class LastWritten:
         try:
             write_owner_file(path, msgspec.json.encode(merged))
         except OSError as failure:
-            structlog.get_logger().warning("the times of tenants' records cannot be kept", error=str(failure))
+            self._warn("cannot be kept", failure)
+
+    @staticmethod
+    def _warn(what: str, failure: Exception) -> None:
+        structlog.get_logger().warning(f"the times of tenants' records {what}", error=str(failure))

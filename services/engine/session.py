@@ -266,6 +266,8 @@ class EngineSession:
             # Credit for a stream that just ended is late, not wrong.
             if (stream := self._streams.get(credit.stream_id)) is not None:
                 stream.granted += credit.tokens
+                # Its reader takes tokens, however soon these are used up.
+                stream.starved_since, stream.is_stalled = None, False
                 granted.append((stream.key, credit.tokens))
         if granted:
             self._host.send(Credit([key for key, _ in granted], [tokens for _, tokens in granted]))

@@ -216,6 +216,42 @@ async def test_times_that_a_stranger_writes_into_redis_lock_no_tenant_out(bus: B
         await first.cleared(await first.remove(ada.id))
 
 
+@pytest.mark.parametrize(
+    "written", [("HSET", HASH, b"\xff", b"x"), ("SET", HASH, b"x")], ids=["a name of no text", "another type"]
+)
+async def test_whatever_a_stranger_writes_into_redis_tenants_are_read_and_written(
+    written: tuple[str | bytes, ...], bus: Bus, redis_url: str
+) -> None:
+    async with Store.open(redis_url) as store:
+        await store.command("DEL", HASH)
+        await store.command(*written)
+        ada, bob = record()[0], record()[0]
+        first = book(bus, last_written(store=store))
+        await first.add(ada)
+        assert ada in await first.all()
+        await first.add(bob)
+        await first.cleared(await first.remove(bob.id))
+        assert ada in await book(bus, last_written(store=store)).all()
+        await store.command("DEL", HASH)
+        await first.cleared(await first.remove(ada.id))
+
+
+async def test_records_may_change_while_many_times_are_kept(redis_url: str) -> None:
+    async with Store.open(redis_url) as store:
+        await store.command("DEL", HASH)
+        many = last_written(store=store)
+        many.note({f"tenant-{i}": 1 + i for i in range(3000)})
+        keeping = asyncio.create_task(many.keep())
+        while not keeping.done():
+            many.note({f"new-{uuid.uuid4()}": 5})
+            await asyncio.sleep(0)
+        await keeping
+        await many.keep()
+        await (other := last_written(store=store)).read()
+        assert other._times == many._times
+        await store.command("DEL", HASH)
+
+
 async def test_gateways_of_one_machine_lose_none_of_each_other_s_times(tmp_path: Path) -> None:
     path = tmp_path / "tenants.json.times"
     first, second = last_written(path), last_written(path)

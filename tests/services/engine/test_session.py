@@ -81,6 +81,20 @@ async def test_the_core_learns_once_of_a_stream_that_stands_still_for_a_second()
     assert host.commands[3:] == [Credit([1], [2]), Stall([1])]
 
 
+async def test_a_reader_that_takes_a_little_at_a_time_is_none_that_takes_nothing() -> None:
+    """What it grants is used up before anybody looks."""
+    host = Recorder()
+    session = EngineSession(host)
+    session.take(pb.ClientFrame(adds=[add(1, [1, 2, 3], credit=4)]))
+    session.deliver(tokens(1, 0, 4))
+    for i in range(30):
+        session.cancel_starved(100 + 3 * i)
+        session.cancel_starved(102 + 3 * i)
+        session.take(pb.ClientFrame(credits=[pb.Credit(stream_id=1, tokens=1)]))
+        session.deliver(tokens(1, 4 + i, 1))
+    assert host.commands[1:] == [command for _ in range(30) for command in (Stall([1]), Credit([1], [1]))]
+
+
 class Spans(NoTracing):
     """Of which streams spans began, and with which errors they ended."""
 
