@@ -120,7 +120,7 @@ def wait_for_standstill(line: LineRecord) -> None:
 
 
 def cpu_shares(line: LineRecord, seconds: float) -> dict[str, float]:
-    """Of a core, by stage; an engine's core process is a stage of its own."""
+    """The share of a core that each stage uses; an engine's core process is a stage of its own."""
     pids = {stage.name: stage.pid for stage in line.stages}
     for stage in line.stages:
         pids |= {f"{stage.name}'s {rank}": pid for rank, pid in enumerate(_children(stage.pid), 1)}

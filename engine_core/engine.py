@@ -182,8 +182,8 @@ class Engine:
         """A draw, a step, both or neither, to be launched in this order."""
         is_computing = len(self._in_flight) > 0 and not self._in_flight.is_oldest_ready
         draw = self._plan_draw(is_computing=is_computing)
-        # Where the device had to wait for masks, whoever makes the next ones shall know the tokens before anything else
-        # is launched; where it did not, the next step is launched right behind.
+        # If the device waited for masks, the draw's tokens have to be known first: the next masks are made from them.
+        # If it did not wait, the next step is launched right behind the draw.
         step = self._plan_step(has_draw=draw is not None) if is_computing or draw is None else None
         return [planned for planned in (draw, step) if planned is not None]
 

@@ -85,7 +85,7 @@ class StepPlan:
 
     @property
     def num_tokens(self) -> int:
-        """That are computed."""
+        """The number of tokens that the plan computes."""
         return int(self.counts.sum())
 
     def written_blocks(self, block_size: int) -> Int32Array:

@@ -117,7 +117,7 @@ class RequestTable:
         return np.flatnonzero(is_decodable)
 
     def roll_back(self, rows: Rows, counts: Int32Array) -> None:
-        """Of the tokens that were scheduled for each row, so many did not come to stand."""
+        """Takes back counts[i] scheduled tokens of rows[i]: the result did not confirm them."""
         self.num_computed[rows] -= counts
         self.credit[rows] += counts
 

@@ -133,7 +133,7 @@ class Scheduler:
             self._too_large = None
 
     def roll_back(self, rows: Rows, counts: Int32Array) -> None:
-        """Of the tokens that were reserved for each row, so many did not come: blocks and credit return."""
+        """Gives back the blocks and the credit of counts[i] tokens that were reserved for rows[i] and not gained."""
         self.table.roll_back(rows, counts)
         for row in rows[self.table.has_spare_blocks(rows)].tolist():
             self.pool.release(self.table.take_spare_blocks(row))
@@ -158,7 +158,8 @@ class Scheduler:
             self.table.credit[request.row] += tokens
 
     def stall(self, request: RequestState) -> None:
-        """Until it gets credit, a request whose reader takes nothing gives up its seat and blocks to whoever waits."""
+        """Notes that a request's reader takes nothing. Until it gets credit, waiting requests may take its seat and
+        blocks."""
         if request.key in self.running and request.key not in self.prefilling and self.table.credit[request.row] <= 0:
             self._victims.add_stalled(request)
             self._too_large = None
@@ -358,7 +359,8 @@ class Scheduler:
         )
 
     def _unseat_stalled(self) -> None:
-        """No step that is planned or in flight has a part for them."""
+        """Preempts requests whose readers take nothing, while others lack room. No step, planned or in flight, computes
+        them."""
         while (stalled := self._victims.first_stalled()) is not None and self._lacks_room():
             self._preempt(stalled, yields=True)
 
@@ -375,8 +377,8 @@ class Scheduler:
     # Fair shares: who is ahead yields to who is behind.
 
     def _num_shares(self, request: RequestState) -> int:
-        """Of its tenant. One that yielded counts what it gave while its tenant has anything: it would take it back at
-        once from another tenant that has as many."""
+        """The shares that the request's tenant holds. A request that yielded its seat counts one more while its tenant
+        holds any: it would take the seat back at once from another tenant with as many shares."""
         num_shares = self.shares.num_shares(request.tenant)
         return num_shares + int(request.has_yielded and self.shares.level(request.tenant) > 0)
 

@@ -354,7 +354,7 @@ def expected_tokens(
 
 
 def _num_positions(num_drafts: Int32Array | None, num_rows: int) -> Int32Array:
-    """That are sampled or held, of each row."""
+    """The number of positions of each row that are sampled or held, int32 [R]."""
     return np.ones(num_rows, np.int32) if num_drafts is None else num_drafts + 1
 
 

@@ -16,7 +16,7 @@ class StepsInFlight:
         self._executor, self._depth = executor, depth
         self._queue: deque[tuple[int, PlannedStep]] = deque()
         self._num_steps = 0
-        """Of these, those that are no draws."""
+        """Plans in the queue that are steps; the others are draws."""
 
     def __len__(self) -> int:
         return len(self._queue)
@@ -42,7 +42,7 @@ class StepsInFlight:
         return bool(self._queue) and isinstance(self._queue[0][1].plan, DrawPlan)
 
     def submit(self, planned: PlannedStep) -> None:
-        """Launches it."""
+        """Launches the plan on the executor."""
         if isinstance(planned.plan, StepPlan):
             handle = self._executor.submit(planned.plan)
             self._num_steps += 1
@@ -51,7 +51,7 @@ class StepsInFlight:
         self._queue.append((handle, planned))
 
     def retire(self) -> tuple[PlannedStep, StepResult]:
-        """Waits for the oldest."""
+        """Waits for the oldest plan and takes it out of the queue."""
         handle, planned = self._queue.popleft()
         self._num_steps -= isinstance(planned.plan, StepPlan)
         return planned, self._executor.retire(handle)

@@ -16,7 +16,7 @@ from headwater.engine_core.executor import BoolArray, Int32Array
 Rows = npt.NDArray[np.intp]
 Int64Array = npt.NDArray[np.int64]
 PATIENCE_SECONDS = 0.001
-"""That masks may be late before a step does without their rows."""
+"""The time that a step waits for late masks before it goes without their rows."""
 NO_ROWS: Rows = np.empty(0, np.intp)
 NO_OUTPUT = -1
 

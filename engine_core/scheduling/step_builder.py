@@ -91,14 +91,7 @@ class StepBuilder:
         starts = table.num_computed[rows]
         table.num_computed[rows] = starts + advance
         table.credit[rows] -= advance
-        plan_rows, samples, num_drafts = rows, np.ones(rows.size, np.bool_), self.num_drafts
-        if self.chunks:
-            plan_rows = np.concatenate((rows, [chunk.row for chunk in self.chunks]), dtype=np.intp)
-            starts = np.concatenate((starts, [chunk.start for chunk in self.chunks]), dtype=np.int32)
-            counts = np.concatenate((counts, [chunk.count for chunk in self.chunks]), dtype=np.int32)
-            samples = np.concatenate((samples, [chunk.samples for chunk in self.chunks]))
-            if num_drafts is not None:
-                num_drafts = np.concatenate((num_drafts, np.zeros(len(self.chunks), np.int32)))
+        plan_rows, starts, counts, samples, num_drafts = self._with_chunks(starts, counts)
         output_indices = starts + counts - table.num_prompt[plan_rows]
         if num_drafts is not None:
             output_indices -= num_drafts
@@ -135,6 +128,23 @@ class StepBuilder:
             stored=self.stored,
             masks_wanted=self._masks_wanted(table, holds),
             reserved=None if num_drafts is None else (num_drafts + 1)[samples],
+        )
+
+    def _with_chunks(
+        self, starts: Int32Array, counts: Int32Array
+    ) -> tuple[Rows, Int32Array, Int32Array, BoolArray, Int32Array | None]:
+        """Rows, starts, counts, whether a token is sampled, and drafts: those of decode rows, then those of chunks."""
+        rows, samples, num_drafts = self.decode_rows, np.ones(self.decode_rows.size, np.bool_), self.num_drafts
+        if not self.chunks:
+            return rows, starts, counts, samples, num_drafts
+        if num_drafts is not None:
+            num_drafts = np.concatenate((num_drafts, np.zeros(len(self.chunks), np.int32)))
+        return (
+            np.concatenate((rows, [chunk.row for chunk in self.chunks]), dtype=np.intp),
+            np.concatenate((starts, [chunk.start for chunk in self.chunks]), dtype=np.int32),
+            np.concatenate((counts, [chunk.count for chunk in self.chunks]), dtype=np.int32),
+            np.concatenate((samples, [chunk.samples for chunk in self.chunks])),
+            num_drafts,
         )
 
     def _masks_wanted(self, table: RequestTable, holds: BoolArray) -> MasksWanted | None:
