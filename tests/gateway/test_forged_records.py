@@ -83,18 +83,22 @@ async def test_the_bus_brings_what_members_say_and_nothing_else(nats_url: str, m
         before = {why: refused("message", why) for why in ("unsigned", "forged", "replayed", "stale", "no_token_here")}
         await ours.publish(f"{word}.a", b"1")
         assert await next_of(heard) == b"1"
-        await stranger.publish(f"{word}.a", b"unsigned")
-        await other_cluster.publish(f"{word}.a", b"forged")
+        # NATS keeps the order of one sender only: the next sender waits until the stranger has caught this message.
         async with asyncio.timeout(30):
             sealed = await caught.get()
+        await stranger.publish(f"{word}.a", b"unsigned")
+        await other_cluster.publish(f"{word}.a", b"forged")
         # What was caught is said again, for another subject, and with another payload.
         await stranger.publish(f"{word}.a", sealed)
         await stranger.publish(f"{word}.b", sealed)
         await stranger.publish(f"{word}.a", sealed[:-1] + b"2")
         await stranger.publish(f"{word}.a", sealed[:20])
         await stranger.flush()
-        await ours.publish(f"{word}.a", b"3")
-        assert await next_of(heard) == b"3"
+        # The other cluster's message may come after this sender's first.
+        async with asyncio.timeout(30):
+            while refused("message", "forged") < before["forged"] + 3:
+                await ours.publish(f"{word}.a", b"3")
+                assert await next_of(heard) == b"3"
         async with reader.subscribe(f"{word}.>") as newcomer:
             now = freshness.now_ms()
             for module in (freshness, seal):
@@ -107,7 +111,6 @@ async def test_the_bus_brings_what_members_say_and_nothing_else(nats_url: str, m
         assert gained["replayed"] >= 1
         assert gained["stale"] >= 1
         assert gained["unsigned"] >= 2
-        assert gained["forged"] >= 3
         assert gained["no_token_here"] >= 1
         assert (await next_of(heard_without)) == b"unsigned"
     await stranger.close()
