@@ -28,7 +28,7 @@ from rich.table import Table
 
 from headwater.bench.program import run_program
 from headwater.bench.synthetic_publishers import BLOCKS_PER_BATCH, EPOCH, MODEL, SyntheticPublisher, publishers
-from headwater.engine_core.prefix_hash import block_hashes
+from headwater.engine_core.kv.prefix_hash import block_hashes
 from headwater.gateway.router.router import Router
 from headwater.proto.engine_pb2 import KvEventsRequest, KvSnapshotPart, KvSnapshotRequest
 from headwater.proto.events_pb2 import Incarnation, KvEventBatch

@@ -20,7 +20,7 @@ from rich.table import Table
 
 from headwater.bench.program import run_program
 from headwater.bench.text_folder import demo_text_folder
-from headwater.engine_core.prefix_hash import block_hashes
+from headwater.engine_core.kv.prefix_hash import block_hashes
 from headwater.proto.common_pb2 import ChatMessage
 from headwater.proto.processor_pb2 import Conversation, PrepareRequest, Prompt
 from headwater.services.models.manifest import ModelManifest

@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 from headwater.bench.program import run_program
-from headwater.engine_core.prefix_hash import block_hashes
+from headwater.engine_core.kv.prefix_hash import block_hashes
 from headwater.gateway.router.router import Router
 from headwater.services.bus import Bus
 from headwater.services.index.feed import IndexFeed

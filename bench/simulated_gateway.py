@@ -14,7 +14,7 @@ from headwater.bench.bus_twin import BusTwin
 from headwater.bench.replica_facts import EngineStub, ProberTwin
 from headwater.bench.simulated_engine import EngineLost, SimulatedEngine, Stream
 from headwater.bench.store_twin import StoreTwin
-from headwater.engine_core.prefix_hash import block_hashes
+from headwater.engine_core.kv.prefix_hash import block_hashes
 from headwater.engine_core.sampling_params import SamplingParams
 from headwater.gateway.router.router import Incarnation, Router
 from headwater.services.errors import Unavailable

@@ -13,10 +13,10 @@ import numpy as np
 from headwater.engine_core.config import EngineConfig
 from headwater.engine_core.executor import Executor, Int32Array, StepResult
 from headwater.engine_core.request import FinishReason, NewRequest
-from headwater.engine_core.request_state import RequestState
-from headwater.engine_core.scheduler import Scheduler
 from headwater.engine_core.scheduling.drafter import Drafter
 from headwater.engine_core.scheduling.in_flight import StepsInFlight
+from headwater.engine_core.scheduling.request_state import RequestState
+from headwater.engine_core.scheduling.scheduler import Scheduler
 from headwater.engine_core.scheduling.step_builder import PlannedStep
 from headwater.engine_core.scheduling.step_results import ResultHandler
 from headwater.engine_core.step_output import EngineLoad, Finished, StepOutput

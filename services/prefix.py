@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from headwater.engine_core.prefix_hash import block_hashes
+from headwater.engine_core.kv.prefix_hash import block_hashes
 
 
 def prefix_of(namespace: bytes, token_ids: Sequence[int], block_size: int) -> bytes:

@@ -7,22 +7,22 @@ from pathlib import Path
 
 import torch
 
-from headwater.engine_core import weights
 from headwater.engine_core.config import ConfigError, EngineConfig
 from headwater.engine_core.executor import Executor
 from headwater.engine_core.executors.options import ExecutorOptions, ModelFacts, Progress, engine_config
+from headwater.engine_core.executors.runner import Runner
 from headwater.engine_core.executors.single import SingleExecutor
 from headwater.engine_core.model_config import ModelConfig
 from headwater.engine_core.models.decoder import Decoder
 from headwater.engine_core.numerics_id import numerics_id
-from headwater.engine_core.packed_weights import with_packed_matrices
 from headwater.engine_core.platforms.cpu import CPU_DTYPES, CpuPlatform
-from headwater.engine_core.runner import Runner
+from headwater.engine_core.weights import checkpoint
+from headwater.engine_core.weights.packed import with_packed_matrices
 from headwater.kernels.environment import Environment
 
 CPU_KV_CACHE_BYTES = 512 << 20
 """KV cache on a CPU when neither its size nor its blocks are given."""
-KV_DTYPES = weights.DTYPES | {"fp8": torch.float8_e4m3fn}
+KV_DTYPES = checkpoint.DTYPES | {"fp8": torch.float8_e4m3fn}
 
 
 def build_executor(options: ExecutorOptions, progress: Progress) -> tuple[Executor, EngineConfig, ModelFacts]:
@@ -30,15 +30,15 @@ def build_executor(options: ExecutorOptions, progress: Progress) -> tuple[Execut
     if options.num_threads:
         torch.set_num_threads(options.num_threads)
     assert options.model_folder is not None
-    if options.load_format not in ("auto", *weights.DUMMIES):
-        raise ConfigError("load_format", options.load_format, " or ".join(("auto", *weights.DUMMIES)))
+    if options.load_format not in ("auto", *checkpoint.DUMMIES):
+        raise ConfigError("load_format", options.load_format, " or ".join(("auto", *checkpoint.DUMMIES)))
     model = ModelConfig.read(options.model_folder)
     device = _device(options.device)
     stored = _stored_dtype(options.model_folder) if options.load_format == "auto" else "bfloat16"
     dtype = stored if options.dtype == "auto" else options.dtype
     if options.load_format == "auto" and dtype != stored:
         raise ConfigError("dtype", dtype, f"{stored}, as the model folder was converted")
-    if device.type == "cpu" and weights.DTYPES[dtype] not in CPU_DTYPES:
+    if device.type == "cpu" and checkpoint.DTYPES[dtype] not in CPU_DTYPES:
         raise ConfigError("dtype", dtype, "float32 or bfloat16 on a CPU")
     if device.type == "cpu" and options.gemv:
         raise ConfigError("gemv", options.gemv, "False on a CPU")
@@ -48,11 +48,11 @@ def build_executor(options: ExecutorOptions, progress: Progress) -> tuple[Execut
     config = _engine_config(options, model, KV_DTYPES[kv_format], device)
     loading = partial(progress, "loading weights")
     if options.load_format != "auto":
-        uniform = weights.DUMMIES[options.load_format]
-        tensors = weights.dummy(model, weights.DTYPES[dtype], device, uniform=uniform)
+        uniform = checkpoint.DUMMIES[options.load_format]
+        tensors = checkpoint.dummy(model, checkpoint.DTYPES[dtype], device, uniform=uniform)
         loading(1, 1)
     else:
-        tensors = weights.load(options.model_folder, model, device, loading)
+        tensors = checkpoint.load(options.model_folder, model, device, loading)
     source = options.model_folder.name if options.load_format == "auto" else options.load_format
     facts = ModelFacts(
         dtype=dtype,
@@ -83,7 +83,7 @@ def build_executor(options: ExecutorOptions, progress: Progress) -> tuple[Execut
     tensors = with_packed_matrices(tensors, folder, partial(progress, "packing weights"))
     on_cpu = CpuPlatform(model, config.block_size)
     on_cpu.prepare(tensors, partial(progress, "loading kernels"))
-    runner = Runner(Decoder(model, tensors, on_cpu, config.max_model_len), config, weights.DTYPES[dtype])
+    runner = Runner(Decoder(model, tensors, on_cpu, config.max_model_len), config, checkpoint.DTYPES[dtype])
     return SingleExecutor(runner), config, facts
 
 
@@ -120,5 +120,5 @@ def _kv_format(kv_cache_dtype: str, dtype: str, device: torch.device) -> str:
 
 
 def _stored_dtype(folder: Path) -> str:
-    dtype = weights.stored_dtype(folder)
-    return next(name for name, known in weights.DTYPES.items() if known is dtype)
+    dtype = checkpoint.stored_dtype(folder)
+    return next(name for name, known in checkpoint.DTYPES.items() if known is dtype)

@@ -11,15 +11,15 @@ from functools import partial
 import numpy as np
 import torch
 
-from headwater.engine_core import weights
-from headwater.engine_core.batch import ForwardBatch
 from headwater.engine_core.config import ConfigError, EngineConfig
+from headwater.engine_core.executors.batch import ForwardBatch
 from headwater.engine_core.executors.cuda import SCORED_AT_ONCE, CudaExecutor
 from headwater.engine_core.executors.cuda_swapper import CudaSwapper, staged_blocks
+from headwater.engine_core.executors.step_shapes import probed_rows
 from headwater.engine_core.model_config import ModelConfig
 from headwater.engine_core.models.decoder import Decoder
 from headwater.engine_core.platforms.cuda import CudaPlatform
-from headwater.engine_core.step_shapes import probed_rows
+from headwater.engine_core.weights import checkpoint
 from headwater.kernels.compile_ahead import CompileAhead
 
 log = logging.getLogger(__name__)
@@ -51,7 +51,7 @@ class Memory:
 
 def build_cuda_executor(
     model: ModelConfig,
-    tensors: weights.Weights,
+    tensors: checkpoint.Weights,
     config: EngineConfig,
     device: torch.device,
     *,

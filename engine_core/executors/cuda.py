@@ -9,21 +9,21 @@ from functools import partial
 import numpy as np
 import torch
 
-from headwater.engine_core.batch import ForwardBatch
 from headwater.engine_core.config import EngineConfig
-from headwater.engine_core.cuda_graphs import Graphs
-from headwater.engine_core.device_sampler import DeviceSampler, Drawn, Scores, score
-from headwater.engine_core.device_table import DeviceTable, upload
-from headwater.engine_core.draw_inbox import DrawInbox
 from headwater.engine_core.executor import DrawPlan, Int32Array, StepPlan, StepResult
+from headwater.engine_core.executors.batch import ForwardBatch
+from headwater.engine_core.executors.cuda_graphs import Graphs
 from headwater.engine_core.executors.cuda_swapper import CudaSwapper
+from headwater.engine_core.executors.device_table import DeviceTable, upload
+from headwater.engine_core.executors.step_inbox import StepInbox
+from headwater.engine_core.executors.step_shapes import StepShape, StepShapes
 from headwater.engine_core.models.decoder import Decoder, Ends
 from headwater.engine_core.models.one_row import OneRow
 from headwater.engine_core.platforms.cuda import DEPENDENT_ROWS, AttentionPlan, CudaPlatform
-from headwater.engine_core.pooling import Pools
 from headwater.engine_core.request import TokenLogprobs
-from headwater.engine_core.step_inbox import StepInbox
-from headwater.engine_core.step_shapes import StepShape, StepShapes
+from headwater.engine_core.sampling.device_sampler import DeviceSampler, Drawn, Scores, score
+from headwater.engine_core.sampling.draw_inbox import DrawInbox
+from headwater.engine_core.sampling.pooling import Pools
 from headwater.kernels.step_rows import load_tokens, store_tokens, store_tokens_and_advance
 
 SCORED_AT_ONCE = 256

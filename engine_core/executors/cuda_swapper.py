@@ -18,8 +18,8 @@ import numpy as np
 import torch
 
 from headwater.engine_core.config import ConfigError
-from headwater.engine_core.device_table import upload
 from headwater.engine_core.executor import Int32Array, SwapPlan
+from headwater.engine_core.executors.device_table import upload
 from headwater.kernels.copy_blocks import as_planes, copy_blocks
 
 log = logging.getLogger(__name__)

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections import deque
 
 from headwater.engine_core.executor import DrawPlan, StepPlan, StepResult
-from headwater.engine_core.runner import Runner
+from headwater.engine_core.executors.runner import Runner
 
 
 class SingleExecutor:

@@ -10,17 +10,17 @@ from typing import Any
 
 import torch
 
-from headwater.engine_core.batch import ForwardBatch, last_tokens
 from headwater.engine_core.executor import BoolArray
+from headwater.engine_core.executors.batch import ForwardBatch, last_tokens
+from headwater.engine_core.layers.rope import cos_sin_table
 from headwater.engine_core.model_config import ModelConfig
 from headwater.engine_core.platforms.platform import Platform
-from headwater.engine_core.rope import cos_sin_table
-from headwater.engine_core.weights import Weights
+from headwater.engine_core.weights.checkpoint import Weights
 
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """Weights of one layer, as `weights.shapes` names them."""
+    """Weights of one layer, as `checkpoint.shapes` names them."""
 
     input_norm: torch.Tensor
     qkv: torch.Tensor

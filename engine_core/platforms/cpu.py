@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import torch
 
-from headwater.engine_core.batch import ForwardBatch
 from headwater.engine_core.config import ConfigError
+from headwater.engine_core.executors.batch import ForwardBatch
 from headwater.engine_core.model_config import ModelConfig
-from headwater.engine_core.weights import Weights
+from headwater.engine_core.weights.checkpoint import Weights
 from headwater.kernels.cpu import attention as attention_kernel
 from headwater.kernels.cpu import draw as draw_kernel
 from headwater.kernels.cpu import qk_norm_rope_store_kv as qk_kernel

@@ -12,11 +12,11 @@ from functools import partial
 import numpy as np
 import torch
 
-from headwater.engine_core.batch import ForwardBatch
 from headwater.engine_core.executor import Int32Array
+from headwater.engine_core.executors.batch import ForwardBatch
 from headwater.engine_core.model_config import ModelConfig
 from headwater.engine_core.platforms.product_verdicts import ProductVerdicts, own_products
-from headwater.engine_core.weights import Weights
+from headwater.engine_core.weights.checkpoint import Weights
 from headwater.kernels import product_probe
 from headwater.kernels.decode_attention import decode_attention
 from headwater.kernels.decode_plan import DecodePlan, plan_decode

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 import torch
 
-from headwater.engine_core.batch import ForwardBatch
+from headwater.engine_core.executors.batch import ForwardBatch
 
 
 class Platform(Protocol):

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Protocol
 
 from headwater.engine_core.executor import Int32Array
-from headwater.engine_core.request_state import RequestState
-from headwater.engine_core.request_table import RequestTable
 from headwater.engine_core.scheduling.masks import Rows
+from headwater.engine_core.scheduling.request_state import RequestState
+from headwater.engine_core.scheduling.request_table import RequestTable
 
 
 class Drafter(Protocol):

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from headwater.engine_core.executor import AdmittedRow, BoolArray, DrawPlan, Int32Array, StepPlan
-from headwater.engine_core.request_state import RequestState
-from headwater.engine_core.request_table import RequestTable
 from headwater.engine_core.scheduling.masks import Rows
+from headwater.engine_core.scheduling.request_state import RequestState
+from headwater.engine_core.scheduling.request_table import RequestTable
 from headwater.engine_core.step_output import MasksWanted, StoredChain
 
 

@@ -8,11 +8,11 @@ from typing import NamedTuple
 import numpy as np
 
 from headwater.engine_core.executor import Int32Array, StepResult
-from headwater.engine_core.prefix_hash import token_bytes
+from headwater.engine_core.kv.prefix_hash import token_bytes
 from headwater.engine_core.request import FinishReason, TokenLogprobs
-from headwater.engine_core.request_state import NO_ROW, RequestState
-from headwater.engine_core.scheduler import Scheduler
 from headwater.engine_core.scheduling.masks import Rows
+from headwater.engine_core.scheduling.request_state import NO_ROW, RequestState
+from headwater.engine_core.scheduling.scheduler import Scheduler
 from headwater.engine_core.scheduling.step_builder import Chunk, PlannedStep
 from headwater.engine_core.step_output import Finished, PromptLogprobsPart, Started, StepOutput
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from headwater.engine_core.prefix_hash import HASH_LEN
+from headwater.engine_core.kv.prefix_hash import HASH_LEN
 from headwater.engine_core.request import NewRequest
 from headwater.engine_core.sampling_params import SamplingParams
 from headwater.proto import common_pb2

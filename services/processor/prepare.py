@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headwater.engine_core.prefix_hash import HASH_LEN, block_hashes
+from headwater.engine_core.kv.prefix_hash import HASH_LEN, block_hashes
 from headwater.proto import common_pb2, processor_pb2
 from headwater.proto.common_pb2 import AnswerFormat
 from headwater.services.answers.format import answer_format

@@ -20,9 +20,9 @@ from headwater.engine_core.executors.simulated import (
     expected_tokens,
 )
 from headwater.engine_core.request import FinishReason, NewRequest
-from headwater.engine_core.request_state import RequestState
-from headwater.engine_core.request_table import RequestTable
 from headwater.engine_core.scheduling.masks import Rows
+from headwater.engine_core.scheduling.request_state import RequestState
+from headwater.engine_core.scheduling.request_table import RequestTable
 from headwater.engine_core.step_output import StepOutput
 
 BLOCK_SIZE = 16

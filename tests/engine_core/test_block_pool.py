@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from headwater.engine_core.block_pool import NULL_BLOCK, BlockPool
+from headwater.engine_core.kv.block_pool import NULL_BLOCK, BlockPool
 
 NUM_BLOCKS = 12
 

@@ -21,7 +21,6 @@ from triton.runtime.interpreter import InterpretedFunction
 from triton.runtime.jit import JITFunction, KernelParam
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from headwater.engine_core import weights
 from headwater.engine_core.config import EngineConfig
 from headwater.engine_core.engine import Engine
 from headwater.engine_core.executor import DrawPlan
@@ -31,6 +30,7 @@ from headwater.engine_core.models.decoder import Decoder
 from headwater.engine_core.platforms import cuda as cuda_platform
 from headwater.engine_core.request import NewRequest
 from headwater.engine_core.sampling_params import SamplingParams
+from headwater.engine_core.weights import checkpoint
 from headwater.kernels import gated_gemm, gemm, hopper_attention, product_probe, wide_gemm
 from headwater.kernels.compile_ahead import CompileAhead
 
@@ -144,12 +144,12 @@ def launches(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Launches:
     return found
 
 
-def prepared(config: EngineConfig) -> tuple[cuda_platform.CudaPlatform, weights.Weights]:
+def prepared(config: EngineConfig) -> tuple[cuda_platform.CudaPlatform, checkpoint.Weights]:
     cpu = torch.device("cpu")
     platform = cuda_platform.CudaPlatform(
         MODEL, config.block_size, max_num_seqs=config.max_num_seqs, max_model_len=config.max_model_len, device=cpu
     )
-    tensors = {name: torch.zeros(shape, dtype=torch.bfloat16) for name, shape in weights.shapes(MODEL).items()}
+    tensors = {name: torch.zeros(shape, dtype=torch.bfloat16) for name, shape in checkpoint.shapes(MODEL).items()}
     tensors["lm_head"] = tensors["embed"]
     platform.prepare(tensors, (17, config.max_num_batched_tokens), (17, 256))
     return platform, tensors

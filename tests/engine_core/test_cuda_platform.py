@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 import torch
 
-from headwater.engine_core import weights
-from headwater.engine_core.batch import ForwardBatch
+from headwater.engine_core.executors.batch import ForwardBatch
 from headwater.engine_core.model_config import ModelConfig
 from headwater.engine_core.models.decoder import Decoder
 from headwater.engine_core.platforms.cpu import CpuPlatform
+from headwater.engine_core.weights import checkpoint
 
 pytestmark = pytest.mark.gpu
 
@@ -55,7 +55,7 @@ class Line:
 
         config = model_config(architecture)
         self.config, cuda = config, torch.device("cuda")
-        self.tensors = weights.dummy(config, torch.bfloat16, torch.device("cpu"))
+        self.tensors = checkpoint.dummy(config, torch.bfloat16, torch.device("cpu"))
         on_device = {name: tensor.to(cuda) for name, tensor in self.tensors.items()}
         platform = CudaPlatform(config, BLOCK_SIZE, max_num_seqs=64, max_model_len=MAX_LEN, device=cuda)
         self.decoder = Decoder(config, on_device, platform, MAX_LEN)
@@ -102,7 +102,7 @@ def test_the_gpu_computes_what_the_cpu_computes(architecture: str) -> None:
     line = Line(architecture, 3)
     rows, counts = [0, 1, 2], [1, 200, 70]
     on_gpu = torch.cat(line.forward(rows, [0, 0, 0], counts)).cpu().double()
-    wide = cast("weights.Weights", {name: tensor.float() for name, tensor in line.tensors.items()})
+    wide = cast("checkpoint.Weights", {name: tensor.float() for name, tensor in line.tensors.items()})
     decoder = Decoder(line.config, wide, PlainCpu(line.config, BLOCK_SIZE), MAX_LEN)
     on_cpu = decoder.forward(line.batch(rows, [0, 0, 0], counts), torch.zeros(line.shape)).double()
     assert ((on_gpu - on_cpu).norm() / on_cpu.norm()).item() < 2e-2

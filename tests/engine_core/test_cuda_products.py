@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from headwater.engine_core.executors.step_shapes import probed_rows
 from headwater.engine_core.platforms.cuda import CudaPlatform
-from headwater.engine_core.step_shapes import probed_rows
-from headwater.engine_core.weights import Weights
+from headwater.engine_core.weights.checkpoint import Weights
 from headwater.kernels import product_probe
 from tests.engine_core.test_cuda_platform import BLOCK_SIZE, MAX_LEN, model_config
 

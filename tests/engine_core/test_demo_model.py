@@ -10,7 +10,7 @@ import pytest
 import torch
 import transformers
 
-from headwater.engine_core.gguf_file import GgufFile
+from headwater.engine_core.weights.gguf import GgufFile
 from headwater.services.models.demo_model import DEMO_NAME, demo_gguf
 from headwater.services.models.store import default_cache_dir, pull
 from headwater.services.progress import silent

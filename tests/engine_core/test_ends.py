@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from headwater.bench.workloads import TINY
-from headwater.engine_core import weights
-from headwater.engine_core.batch import make_batch
 from headwater.engine_core.executor import StepPlan
+from headwater.engine_core.executors.batch import make_batch
 from headwater.engine_core.model_config import ModelConfig
 from headwater.engine_core.models.decoder import Decoder
 from headwater.engine_core.platforms.cpu import CpuPlatform
+from headwater.engine_core.weights import checkpoint
 
 BLOCK_SIZE, MAX_LEN = 16, 128
 COUNTS = [1, 30, 17, 1, 64]
@@ -34,7 +34,7 @@ class Watched(CpuPlatform):
 def test_only_tokens_that_are_looked_at_pass_the_last_layer(samples: list[bool]) -> None:
     platform = Watched(MODEL, BLOCK_SIZE)
     platform.num_rows = []
-    tensors = weights.dummy(MODEL, torch.float32, torch.device("cpu"))
+    tensors = checkpoint.dummy(MODEL, torch.float32, torch.device("cpu"))
     decoder = Decoder(MODEL, tensors | {"lm_head": tensors["embed"]}, platform, MAX_LEN)
     rows, nothing = np.arange(len(COUNTS), dtype=np.int32), np.empty(0, np.int32)
     plan = StepPlan(

@@ -17,7 +17,7 @@ from headwater.engine_core.executors.simulated import (
     SimulatedTiming,
     expected_tokens,
 )
-from headwater.engine_core.prefix_hash import block_hashes
+from headwater.engine_core.kv.prefix_hash import block_hashes
 from headwater.engine_core.request import FinishReason, NewRequest
 from headwater.engine_core.sampling_params import SamplingParams
 from headwater.engine_core.step_output import Finished, StepOutput

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from headwater.engine_core.config import EngineConfig
 from headwater.engine_core.executors.simulated import expected_tokens
-from headwater.engine_core.prefix_hash import expected_cached_tokens
+from headwater.engine_core.kv.prefix_hash import expected_cached_tokens
 from headwater.engine_core.request import NewRequest
 from headwater.engine_core.sampling_params import SamplingParams
 from tests.engine_core.checked_engine import BLOCK_SIZE, MAX_MODEL_LEN, MODEL, Driver, HalfRightDrafter, grammar

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from headwater.bench.workloads import TINY
-from headwater.engine_core.block_pool import BlockPool
 from headwater.engine_core.config import ConfigError, EngineConfig
 from headwater.engine_core.engine import Engine
 from headwater.engine_core.executor import SwapPlan
@@ -23,8 +22,9 @@ from headwater.engine_core.executors.simulated import (
     SimulatedTiming,
     expected_tokens,
 )
-from headwater.engine_core.host_tier import HostTier
-from headwater.engine_core.prefix_cache import HashChain, PrefixCache
+from headwater.engine_core.kv.block_pool import BlockPool
+from headwater.engine_core.kv.host_tier import HostTier
+from headwater.engine_core.kv.prefix_cache import HashChain, PrefixCache
 from headwater.engine_core.request import NewRequest
 from headwater.engine_core.sampling_params import SamplingParams
 

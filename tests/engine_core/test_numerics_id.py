@@ -22,13 +22,21 @@ from headwater.kernels.environment import Environment
 H200 = Environment(device="H200", driver="570.124.06", libraries=(("torch", "2.9.0"), ("cublasLt", "12.8.4")))
 KINDS = {
     "kernels": ("kernels/gemm.py", "kernels/hopper_attention.py", "kernels/cpu/attention.py"),
-    "models": ("engine_core/models/decoder.py", "engine_core/model_config.py", "engine_core/rope.py"),
+    "models": ("engine_core/models/decoder.py", "engine_core/model_config.py", "engine_core/layers/rope.py"),
     "platforms": ("engine_core/platforms/cuda.py", "engine_core/platforms/cpu.py"),
-    "sampling": ("engine_core/sampler.py", "engine_core/device_sampler.py", "engine_core/pooling.py"),
-    "weights": ("engine_core/weights.py", "engine_core/packed_weights.py", "engine_core/gguf_file.py"),
-    "executors": ("engine_core/executors/cuda.py", "engine_core/executors/build.py", "engine_core/runner.py"),
-    "shapes": ("engine_core/step_shapes.py", "engine_core/batch.py", "engine_core/cuda_graphs.py"),
-    "host memory": ("engine_core/executors/cuda_swapper.py", "engine_core/host_tier.py"),
+    "sampling": (
+        "engine_core/sampling/sampler.py",
+        "engine_core/sampling/device_sampler.py",
+        "engine_core/sampling/pooling.py",
+    ),
+    "weights": ("engine_core/weights/checkpoint.py", "engine_core/weights/packed.py", "engine_core/weights/gguf.py"),
+    "executors": ("engine_core/executors/cuda.py", "engine_core/executors/build.py", "engine_core/executors/runner.py"),
+    "shapes": (
+        "engine_core/executors/step_shapes.py",
+        "engine_core/executors/batch.py",
+        "engine_core/executors/cuda_graphs.py",
+    ),
+    "host memory": ("engine_core/executors/cuda_swapper.py", "engine_core/kv/host_tier.py"),
 }
 
 
@@ -108,7 +116,7 @@ def test_the_environment_of_a_gpu_names_its_driver_and_the_libraries_of_products
 BUILD = """
 import json, sys
 from pathlib import Path
-from headwater.engine_core import sampler
+from headwater.engine_core.sampling import sampler
 from headwater.engine_core.executors.build import build_executor
 from headwater.engine_core.executors.options import ExecutorOptions
 

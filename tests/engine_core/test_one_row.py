@@ -18,15 +18,15 @@ import pytest
 import torch
 
 from headwater.bench.workloads import TINY
-from headwater.engine_core import weights
-from headwater.engine_core.batch import ForwardBatch
 from headwater.engine_core.config import ConfigError
+from headwater.engine_core.executors.batch import ForwardBatch
 from headwater.engine_core.executors.build import build_executor
 from headwater.engine_core.executors.options import ExecutorOptions
 from headwater.engine_core.model_config import ModelConfig
 from headwater.engine_core.models import one_row
 from headwater.engine_core.models.decoder import Decoder
 from headwater.engine_core.platforms.cpu import CpuPlatform
+from headwater.engine_core.weights import checkpoint
 from tests.kernels import interpreter
 
 BLOCK_SIZE, NUM_TOKENS = 16, 2
@@ -46,7 +46,7 @@ def test_tokens_one_by_one_have_the_hidden_states_of_the_decoder(
         monkeypatch.setattr(one_row, name, partial(one_after_another, getattr(one_row, name)))
     config, cpu = ModelConfig.from_hf(TINY | {"architectures": [architecture]}), torch.device("cpu")
     tensors = {
-        name: torch.randn(shape) * 0.3 + float(len(shape) == 1) for name, shape in weights.shapes(config).items()
+        name: torch.randn(shape) * 0.3 + float(len(shape) == 1) for name, shape in checkpoint.shapes(config).items()
     }
     decoder = Decoder(config, tensors | {"lm_head": tensors["embed"]}, CpuPlatform(config, BLOCK_SIZE), 64)
     kv_cache = torch.zeros(config.num_layers, 2, 5, config.num_kv_heads, BLOCK_SIZE, config.head_dim)

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from headwater.engine_core import weights
 from headwater.engine_core.model_config import ModelConfig
-from headwater.engine_core.packed_weights import with_packed_matrices
+from headwater.engine_core.weights import checkpoint
+from headwater.engine_core.weights.packed import with_packed_matrices
 from headwater.kernels.packed_linear import can_pack, linear
 from tests.engine_core.small_models import convert, random_checkpoint
 
@@ -22,8 +22,8 @@ def folder(tmp_path: Path) -> Path:
     return convert(tmp_path / "hf", tmp_path / "ours")
 
 
-def loaded(folder: Path) -> weights.Weights:
-    return weights.load(folder, ModelConfig.read(folder), torch.device("cpu"))
+def loaded(folder: Path) -> checkpoint.Weights:
+    return checkpoint.load(folder, ModelConfig.read(folder), torch.device("cpu"))
 
 
 def packed_files(folder: Path) -> list[Path]:

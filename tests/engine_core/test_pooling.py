@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from headwater.engine_core.pooling import POOLINGS
 from headwater.engine_core.request import FinishReason, NewRequest
+from headwater.engine_core.sampling.pooling import POOLINGS
 from headwater.engine_core.sampling_params import SamplingParams
 from tests.engine_core.small_models import SmallEngine, convert, random_checkpoint
 

@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headwater.engine_core.block_pool import BlockPool
-from headwater.engine_core.prefix_cache import HashChain, PrefixCache
-from headwater.engine_core.prefix_hash import block_hashes
+from headwater.engine_core.kv.block_pool import BlockPool
+from headwater.engine_core.kv.prefix_cache import HashChain, PrefixCache
+from headwater.engine_core.kv.prefix_hash import block_hashes
 from headwater.engine_core.step_output import StoredChain
 
 NAMESPACE = b"n" * 16

@@ -9,7 +9,7 @@ import pytest
 
 from headwater.engine_core.config import EngineConfig
 from headwater.engine_core.executor import StepPlan
-from headwater.engine_core.rehearsal import rehearsal
+from headwater.engine_core.executors.rehearsal import rehearsal
 from headwater.engine_core.sampling_params import SamplingParams
 from tests.engine_core.small_models import SmallEngine, convert, random_checkpoint
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from headwater.engine_core.executor import AdmittedRow
-from headwater.engine_core.sampler import Sampler
+from headwater.engine_core.sampling.sampler import Sampler
 from headwater.engine_core.sampling_params import SamplingParams
 from headwater.kernels.candidate_sample import candidate_sample
 from headwater.kernels.filtered_sample import Filters, filtered_sample_twin

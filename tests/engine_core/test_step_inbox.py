@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from headwater.engine_core.config import EngineConfig
 from headwater.engine_core.executor import StepPlan
-from headwater.engine_core.step_inbox import NUM_UPDATES, StepInbox
-from headwater.engine_core.step_shapes import FEW, NO_TILES, StepShapes
+from headwater.engine_core.executors.step_inbox import NUM_UPDATES, StepInbox
+from headwater.engine_core.executors.step_shapes import FEW, NO_TILES, StepShapes
 
 CONFIG = EngineConfig(num_blocks=600, max_model_len=4096, max_num_seqs=100, max_num_batched_tokens=4096)
 

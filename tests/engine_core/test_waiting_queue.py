@@ -4,10 +4,10 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headwater.engine_core.prefix_cache import HashChain
-from headwater.engine_core.request_state import Rank, RequestState
+from headwater.engine_core.kv.prefix_cache import HashChain
 from headwater.engine_core.sampling_params import SamplingParams
-from headwater.engine_core.waiting_queue import WaitingQueue
+from headwater.engine_core.scheduling.request_state import Rank, RequestState
+from headwater.engine_core.scheduling.waiting_queue import WaitingQueue
 
 
 def request(key: int, *, rank: Rank | None = None, credit: int = 1, num_uncached: int = 10) -> RequestState:

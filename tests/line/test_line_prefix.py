@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from headwater.engine_core.prefix_hash import expected_cached_tokens
+from headwater.engine_core.kv.prefix_hash import expected_cached_tokens
 from headwater.gateway.router.policy import SPREAD
 
 BLOCK_SIZE = 16

@@ -15,7 +15,7 @@ import grpc
 import pytest
 
 from headwater.engine_core.executors.simulated import expected_tokens
-from headwater.engine_core.prefix_hash import block_hashes, expected_cached_tokens
+from headwater.engine_core.kv.prefix_hash import block_hashes, expected_cached_tokens
 from headwater.engine_core.sampling_params import SamplingParams
 from headwater.proto import common_pb2
 from headwater.proto import engine_pb2 as pb

@@ -6,7 +6,7 @@ import asyncio
 import uuid
 from pathlib import Path
 
-from headwater.engine_core.prefix_hash import block_hashes
+from headwater.engine_core.kv.prefix_hash import block_hashes
 from headwater.proto.engine_pb2 import Credit
 from headwater.proto.events_pb2 import KvEventBatch, Load
 from headwater.services import subjects

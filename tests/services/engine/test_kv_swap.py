@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from headwater.engine_core.prefix_hash import block_hashes
+from headwater.engine_core.kv.prefix_hash import block_hashes
 from headwater.proto import engine_pb2 as pb
 from tests.services.engine.engine_process import EngineProcess, add, answer, client_of, engine_process, prompt
 

@@ -11,7 +11,7 @@ import pytest
 
 from headwater.engine_core.config import ConfigError
 from headwater.engine_core.model_config import ModelConfig
-from headwater.engine_core.weights import convert
+from headwater.engine_core.weights.checkpoint import convert
 from headwater.services.models.demo_model import demo_gguf
 from headwater.services.models.gguf_check import GgufFileError, check_gguf
 from headwater.services.models.store import ConversionFailed, default_cache_dir, pull

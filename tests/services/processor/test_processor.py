@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 import pytest
 
-from headwater.engine_core.prefix_hash import block_hashes
+from headwater.engine_core.kv.prefix_hash import block_hashes
 from headwater.proto import processor_pb2_grpc
 from headwater.proto.common_pb2 import ChatMessage, Sampling, StructuredOutput, Tool
 from headwater.proto.processor_pb2 import (

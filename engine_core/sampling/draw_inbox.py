@@ -9,7 +9,7 @@ from torch.cuda import check_error, cudart
 
 from headwater.engine_core.config import EngineConfig
 from headwater.engine_core.executor import DrawPlan, Int32Array
-from headwater.engine_core.step_shapes import aligned
+from headwater.engine_core.executors.step_shapes import aligned
 
 _HEAD = 4
 """Words before the rows; the first says where results go."""

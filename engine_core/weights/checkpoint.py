@@ -16,8 +16,8 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from headwater.engine_core.config import ConfigError
-from headwater.engine_core.gguf_file import GgufFile
 from headwater.engine_core.model_config import ModelConfig
+from headwater.engine_core.weights.gguf import GgufFile
 
 Weights = dict[str, torch.Tensor]
 WEIGHTS_NAME = "weights.safetensors"

@@ -10,7 +10,7 @@ import torch
 
 from headwater.engine_core.config import EngineConfig
 from headwater.engine_core.executor import Int32Array, StepPlan
-from headwater.engine_core.step_shapes import StepShape, aligned, num_decodes
+from headwater.engine_core.executors.step_shapes import StepShape, aligned, num_decodes
 
 NUM_UPDATES = 4096
 """Words of the request table that a step changes through here; more are copied by themselves."""

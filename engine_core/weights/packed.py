@@ -16,7 +16,7 @@ from tempfile import NamedTemporaryFile
 import torch
 
 from headwater.engine_core.model_config import ModelConfig
-from headwater.engine_core.weights import WEIGHTS_NAME, Weights, load
+from headwater.engine_core.weights.checkpoint import WEIGHTS_NAME, Weights, load
 from headwater.kernels.packed_linear import PackedLayout, can_pack, copy_packed, pack, packed_view
 
 ALIGNMENT = 4096

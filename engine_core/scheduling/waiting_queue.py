@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from heapq import heapify, heappop, heappush
 
-from headwater.engine_core.request_state import Rank, RequestState
+from headwater.engine_core.scheduling.request_state import Rank, RequestState
 
 RISE_SECONDS = 30.0
 """In a tier, before a request goes on in the one above."""

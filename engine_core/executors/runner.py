@@ -7,14 +7,14 @@ import time
 import numpy as np
 import torch
 
-from headwater.engine_core.batch import ForwardBatch, make_batch
 from headwater.engine_core.config import EngineConfig
 from headwater.engine_core.executor import DrawPlan, Int32Array, StepPlan, StepResult
+from headwater.engine_core.executors.batch import ForwardBatch, make_batch
+from headwater.engine_core.executors.rehearsal import rehearsal
 from headwater.engine_core.models.decoder import Decoder, Ends
-from headwater.engine_core.pooling import Pools
-from headwater.engine_core.rehearsal import rehearsal
 from headwater.engine_core.request import TokenLogprobs
-from headwater.engine_core.sampler import Sampler
+from headwater.engine_core.sampling.pooling import Pools
+from headwater.engine_core.sampling.sampler import Sampler
 
 SCORED_AT_ONCE = 256
 """Prompt positions whose logits exist at the same time."""

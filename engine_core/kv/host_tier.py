@@ -14,9 +14,9 @@ from itertools import islice
 
 import numpy as np
 
-from headwater.engine_core.block_pool import BlockPool
 from headwater.engine_core.executor import SwapPlan
-from headwater.engine_core.prefix_cache import HashChain
+from headwater.engine_core.kv.block_pool import BlockPool
+from headwater.engine_core.kv.prefix_cache import HashChain
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

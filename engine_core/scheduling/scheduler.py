@@ -10,21 +10,21 @@ from collections.abc import Callable
 
 import numpy as np
 
-from headwater.engine_core.block_pool import BlockPool
 from headwater.engine_core.config import EngineConfig
 from headwater.engine_core.executor import AdmittedRow, DrawPlan, Int32Array
-from headwater.engine_core.host_tier import HostTier
-from headwater.engine_core.leavers import Leavers
-from headwater.engine_core.prefix_cache import PrefixCache
-from headwater.engine_core.request_state import NO_ROW, Rank, RequestState
-from headwater.engine_core.request_table import RequestTable
+from headwater.engine_core.kv.block_pool import BlockPool
+from headwater.engine_core.kv.host_tier import HostTier
+from headwater.engine_core.kv.prefix_cache import PrefixCache
 from headwater.engine_core.scheduling.drafter import Drafter
 from headwater.engine_core.scheduling.masks import HeldRows, Rows
+from headwater.engine_core.scheduling.pending_release import Leavers
+from headwater.engine_core.scheduling.preemption import Victims
+from headwater.engine_core.scheduling.request_state import NO_ROW, Rank, RequestState
+from headwater.engine_core.scheduling.request_table import RequestTable
 from headwater.engine_core.scheduling.step_builder import Chunk, PlannedStep, StepBuilder
+from headwater.engine_core.scheduling.tenant_shares import TenantShares, split
+from headwater.engine_core.scheduling.waiting_queue import WaitingQueue
 from headwater.engine_core.step_output import StoredChain
-from headwater.engine_core.tenant_shares import TenantShares, split
-from headwater.engine_core.victims import Victims
-from headwater.engine_core.waiting_queue import WaitingQueue
 
 
 class Scheduler:

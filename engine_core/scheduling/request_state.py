@@ -8,7 +8,7 @@ import numpy as np
 
 from headwater.engine_core.config import EngineConfig
 from headwater.engine_core.executor import Int32Array
-from headwater.engine_core.prefix_cache import HashChain
+from headwater.engine_core.kv.prefix_cache import HashChain
 from headwater.engine_core.request import NewRequest
 from headwater.engine_core.sampling_params import SamplingParams
 from headwater.engine_core.step_output import Work
