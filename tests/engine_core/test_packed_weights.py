@@ -50,9 +50,10 @@ def test_a_second_replica_maps_the_file_of_the_first(folder: Path) -> None:
     pack_linears(loaded(folder), folder, ignore)
     (file,) = packed_files(folder)
     written = file.stat().st_mtime_ns
-    pack_linears(loaded(folder), folder, ignore)
+    second = pack_linears(loaded(folder), folder, ignore)
     assert packed_files(folder) == [file]
     assert file.stat().st_mtime_ns == written
+    assert second.linears["lm_head"].kind == "packed"
     assert str(file) in Path("/proc/self/maps").read_text()
 
 
