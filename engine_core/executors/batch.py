@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
-from headwater.engine_core.executor import BoolArray, Int32Array, StepPlan
+from headwater.engine_core.executor import Int32Array, StepPlan
+from headwater.engine_core.sampling.verification import places, positions_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +29,8 @@ class ForwardBatch:
     block_tables: torch.Tensor
     """int32 [R, blocks]; entries beyond a request's blocks name the scratch block 0."""
     sampled: torch.Tensor
-    """int64 [S] token rows after which a token is sampled, now or by a draw."""
+    """int64 [S] token rows after which a token is sampled, now or by a draw: of each request its last ones, as many as
+    it has drafts and one more."""
 
 
 def make_batch(plan: StepPlan, token_table: torch.Tensor, block_table: torch.Tensor, block_size: int) -> ForwardBatch:
@@ -44,21 +47,34 @@ def make_batch(plan: StepPlan, token_table: torch.Tensor, block_table: torch.Ten
         starts=plan.starts,
         counts=plan.counts,
         block_tables=block_table[torch.from_numpy(plan.rows).long(), :num_blocks],
-        sampled=torch.from_numpy(ends[plan.samples | plan.holds] - 1),
+        sampled=torch.from_numpy(_last(plan.counts, num_sampled(plan))),
     )
 
 
-def last_tokens(batch: ForwardBatch, is_kept: BoolArray) -> ForwardBatch:
-    """The last token of each request that is kept, bools [R], as requests of one token; `sampled` names them in the
-    batch that they are from."""
-    at = torch.from_numpy(np.cumsum(batch.counts)[is_kept] - 1).to(batch.token_ids.device)
+def num_sampled(plan: StepPlan) -> Int32Array:
+    """[R] positions of each row of a plan after which a token is sampled, now or by a draw."""
+    return positions_of(plan.num_drafts, len(plan.rows)) * (plan.samples | plan.holds)
+
+
+def last_tokens(batch: ForwardBatch, num_kept: Int32Array) -> ForwardBatch:
+    """The last num_kept[r] tokens of each request, each as a request of one token; `sampled` names them in the batch
+    that they are from."""
+    at = torch.from_numpy(_last(batch.counts, num_kept)).to(batch.token_ids.device)
+    first = batch.starts + batch.counts - num_kept
     return replace(
         batch,
         token_ids=batch.token_ids[at],
         positions=batch.positions[at],
         slots=batch.slots[at],
-        starts=(batch.starts + batch.counts - 1)[is_kept],
-        counts=np.ones_like(batch.counts[is_kept]),
-        block_tables=batch.block_tables[torch.from_numpy(is_kept).to(at.device)],
+        starts=np.repeat(first, num_kept) + places(num_kept),
+        counts=np.ones(len(at), np.int32),
+        block_tables=batch.block_tables.repeat_interleave(torch.from_numpy(num_kept).to(at.device), dim=0),
         sampled=at,
     )
+
+
+def _last(counts: Int32Array, num_kept: Int32Array) -> npt.NDArray[np.int64]:
+    """Where the last num_kept[r] tokens of each request lie in a batch, int64."""
+    ends = np.cumsum(counts, dtype=np.int64)
+    first: npt.NDArray[np.int64] = np.repeat(ends - num_kept, num_kept)
+    return first + places(num_kept)

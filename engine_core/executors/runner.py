@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 import numpy as np
 import torch
 
 from headwater.engine_core.config import EngineConfig
 from headwater.engine_core.executor import DrawPlan, Int32Array, StepPlan, StepResult
-from headwater.engine_core.executors.batch import ForwardBatch, make_batch
+from headwater.engine_core.executors.batch import ForwardBatch, make_batch, num_sampled
 from headwater.engine_core.executors.rehearsal import rehearsal
 from headwater.engine_core.models.model import Ends, Model
 from headwater.engine_core.request import TokenLogprobs
 from headwater.engine_core.sampling.pooling import Pools
 from headwater.engine_core.sampling.sampler import Sampler
+from headwater.engine_core.sampling.verification import gained, places, positions_of
 
 SCORED_AT_ONCE = 256
 """Prompt positions whose logits exist at the same time."""
-HeldRow = tuple[torch.Tensor, int]
-"""Logits [S, V] of a step, and which row of them."""
+HeldRow = tuple[torch.Tensor, range]
+"""Logits [P, V] of a step, and which of them are the row's."""
+NOTHING = StepResult(token_ids=np.empty((0, 1), np.int32), num_tokens=np.empty(0, np.int32))
+"""The result of a step that samples for no row."""
 
 
 class Runner:
@@ -60,66 +64,76 @@ class Runner:
 
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> StepResult:
-        assert plan.num_drafts is None, "drafts are not verified here"
         self._update_table(plan)
         batch = make_batch(plan, self._token_ids, self._block_ids, self._block_size)
         ends = self._ends(plan, batch)
         hidden = self._decoder.forward(batch, self._kv_cache, ends=ends)
         prompt_logprobs = {row: self._score_prompt(plan, hidden, row) for row in plan.prompt_logprob_rows}
         vectors = self._pools.take(plan, hidden)
-        tokens: Int32Array = np.empty(0, np.int32)
-        logprobs: dict[int, TokenLogprobs] = {}
+        result = NOTHING
         if len(batch.sampled):
             logits = self._decoder.logits(hidden[batch.sampled] if ends is None else hidden)
             if plan.holds.any():
                 logits = self._hold(plan, logits)
-        if plan.samples.any():
-            rows, lengths = plan.rows[plan.samples], (plan.starts + plan.counts)[plan.samples]
-            tokens, logprobs = self._sample(logits, rows, lengths, plan.output_indices[plan.samples])
+            if plan.samples.any():
+                num_positions = num_sampled(plan)[plan.samples]
+                first = (plan.starts + plan.counts)[plan.samples] - num_positions + 1
+                outputs = plan.output_indices[plan.samples]
+                result = self._sample(logits, plan.rows[plan.samples], first, num_positions, outputs)
         embeddings = {row: vector.numpy().tobytes() for row, vector in vectors.items()}
-        return StepResult(
-            token_ids=tokens[:, None],
-            num_tokens=np.ones_like(tokens),
-            logprobs=logprobs,
-            prompt_logprobs=prompt_logprobs,
-            embeddings=embeddings,
-        )
+        return replace(result, prompt_logprobs=prompt_logprobs, embeddings=embeddings)
 
     @torch.inference_mode()
     def draw(self, plan: DrawPlan) -> StepResult:
         logits = _joined([self._held.pop(row) for row in plan.rows.tolist()])
-        tokens, logprobs = self._sample(
-            logits, plan.rows, plan.positions, plan.output_indices, plan.masks[plan.rows, 0]
-        )
-        return StepResult(token_ids=tokens[:, None], num_tokens=np.ones_like(tokens), logprobs=logprobs)
+        num_positions = positions_of(plan.num_drafts, len(plan.rows))
+        masks = plan.masks[np.repeat(plan.rows, num_positions), places(num_positions)]
+        return self._sample(logits, plan.rows, plan.positions, num_positions, plan.output_indices, masks)
 
     def _ends(self, plan: StepPlan, batch: ForwardBatch) -> Ends | None:
         """Where nobody looks at every token of the plan."""
         if plan.looks_at_all or len(batch.sampled) == plan.num_tokens:
             return None
-        return self._decoder.ends(batch, plan.samples | plan.holds)
+        return self._decoder.ends(batch, num_sampled(plan))
 
     def _hold(self, plan: StepPlan, logits: torch.Tensor) -> torch.Tensor:
         """Keeps the logits that are drawn from later; returns those that are sampled now."""
-        is_held = plan.holds[plan.samples | plan.holds]
-        held = np.flatnonzero(is_held).tolist()
-        self._held |= zip(plan.rows[plan.holds].tolist(), ((logits, i) for i in held), strict=True)
-        return logits[torch.from_numpy(~is_held)]
+        num_positions = num_sampled(plan)
+        first = np.cumsum(num_positions) - num_positions
+        held = plan.rows[plan.holds].tolist(), first[plan.holds].tolist(), num_positions[plan.holds].tolist()
+        self._held |= {row: (logits, range(at, at + count)) for row, at, count in zip(*held, strict=True)}
+        return logits[torch.from_numpy(np.repeat(plan.samples, num_positions))]
 
     def _sample(
         self,
         logits: torch.Tensor,
         rows: Int32Array,
-        ends: Int32Array,
+        first: Int32Array,
+        num_positions: Int32Array,
         output_indices: Int32Array,
         masks: Int32Array | None = None,
-    ) -> tuple[Int32Array, dict[int, TokenLogprobs]]:
-        lengths = dict(zip(rows.tolist(), ends.tolist(), strict=True))
-        tokens, logprobs = self._sampler.sample(
-            logits, rows, output_indices, lambda row: self._known(row, lengths[row]), masks
+    ) -> StepResult:
+        """logits [P, V] and masks [P, words] of the num_positions of each row, whose first token goes to position
+        `first`."""
+        place, each = places(num_positions), np.repeat(rows, num_positions)
+        at = np.repeat(first, num_positions) + place
+        sampled, scores = self._sampler.sample(
+            logits,
+            each,
+            np.repeat(output_indices, num_positions) + place,
+            lambda i: self._known(int(each[i]), int(at[i])),
+            masks,
         )
-        self._token_ids[torch.from_numpy(rows).long(), torch.from_numpy(ends).long()] = torch.from_numpy(tokens)
-        return tokens, logprobs
+        drafts = self._token_ids[_index(each), _index(at)].numpy()
+        found = gained(sampled, drafts, num_positions)
+        i, column = found.places
+        self._token_ids[_index(rows[i]), _index(first[i] + column)] = torch.from_numpy(found.token_ids[i, column])
+        ends, most = np.cumsum(num_positions) - num_positions, found.token_ids.shape[1]
+        logprobs = {}
+        if scores:
+            flat = zip((ends[i] + column).tolist(), (i * most + column).tolist(), strict=True)
+            logprobs = {entry: scores[position] for position, entry in flat if position in scores}
+        return StepResult(token_ids=found.token_ids, num_tokens=found.num_tokens, logprobs=logprobs)
 
     def _update_table(self, plan: StepPlan) -> None:
         for row in plan.released:
@@ -132,6 +146,10 @@ class Runner:
             self._pools.admit(admitted)
         where = torch.from_numpy(plan.block_rows).long(), torch.from_numpy(plan.block_indices).long()
         self._block_ids[where] = torch.from_numpy(plan.block_ids)
+        if plan.num_drafts is not None and plan.draft_ids is not None:
+            count, ends = plan.num_drafts, plan.starts + plan.counts
+            rows, at = np.repeat(plan.rows, count), np.repeat(ends - count, count) + places(count)
+            self._token_ids[_index(rows), _index(at)] = torch.from_numpy(plan.draft_ids)
 
     def _known(self, row: int, length: int) -> tuple[torch.Tensor, torch.Tensor]:
         num_prompt = int(self._num_prompt[row])
@@ -151,9 +169,14 @@ class Runner:
         return entries
 
 
+def _index(values: Int32Array) -> torch.Tensor:
+    return torch.from_numpy(values).long()
+
+
 def _joined(held: list[HeldRow]) -> torch.Tensor:
-    """Logits [S, V]; as they were computed where all of a step are drawn together."""
+    """Logits [P, V] of all positions; as they were computed where all of a step are drawn together."""
     logits = held[0][0]
-    if [index for _, index in held] == list(range(len(logits))) and all(each is logits for each, _ in held):
+    wanted = [i for _, positions in held for i in positions]
+    if wanted == list(range(len(logits))) and all(each is logits for each, _ in held):
         return logits
-    return torch.stack([each[index] for each, index in held])
+    return torch.cat([each[positions.start : positions.stop] for each, positions in held])

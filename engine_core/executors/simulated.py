@@ -19,6 +19,7 @@ from headwater.engine_core.config import EngineConfig
 from headwater.engine_core.executor import AdmittedRow, DrawPlan, Int32Array, StepPlan, StepResult
 from headwater.engine_core.executors.simulated_swapper import SimulatedSwapper
 from headwater.engine_core.request import TokenLogprobs
+from headwater.engine_core.sampling.verification import NO_TOKEN, gained, places, positions_of
 from headwater.engine_core.sampling_params import SamplingParams
 
 UInt64Array = npt.NDArray[np.uint64]
@@ -104,7 +105,6 @@ class _InFlight:
     polls_left: int
 
 
-NO_TOKEN = -1
 MOST_LATE_POLLS = 3
 """Of a block that comes back: nobody waits for it by name."""
 
@@ -162,9 +162,9 @@ class SimulatedExecutor:
         return plan.step
 
     def draw(self, plan: DrawPlan) -> int:
-        num_positions = _num_positions(plan.num_drafts, len(plan.rows))
+        num_positions = positions_of(plan.num_drafts, len(plan.rows))
         entries = np.concatenate([self._held.pop(row) for row in plan.rows.tolist()])
-        rows, place = np.repeat(plan.rows, num_positions), _places(num_positions)
+        rows, place = np.repeat(plan.rows, num_positions), places(num_positions)
         outputs = np.repeat(plan.output_indices, num_positions) + place
         tokens = self._model.masked_tokens(entries, self._noise[rows], outputs, plan.masks[rows, place])
         result = self._verified(plan.rows, plan.positions, num_positions, tokens)
@@ -207,7 +207,7 @@ class SimulatedExecutor:
     def _write_drafts(self, plan: StepPlan) -> None:
         if plan.num_drafts is not None and plan.draft_ids is not None:
             first = np.repeat(plan.starts + plan.counts - plan.num_drafts, plan.num_drafts)
-            self._token_ids[np.repeat(plan.rows, plan.num_drafts), first + _places(plan.num_drafts)] = plan.draft_ids
+            self._token_ids[np.repeat(plan.rows, plan.num_drafts), first + places(plan.num_drafts)] = plan.draft_ids
 
     def _write_kv(self, plan: StepPlan) -> None:
         """Rows of one token at once, then the others in the plan's order: a row that joins with this plan may read what
@@ -237,13 +237,13 @@ class SimulatedExecutor:
         return slots
 
     def _sample(self, plan: StepPlan) -> StepResult:
-        num_positions = _num_positions(plan.num_drafts, len(plan.rows))
+        num_positions = positions_of(plan.num_drafts, len(plan.rows))
         first = plan.starts + plan.counts - num_positions
         for i in np.flatnonzero(plan.holds).tolist():
             positions = np.arange(first[i], first[i] + num_positions[i], dtype=np.int32)
             self._held[int(plan.rows[i])] = self._kv[self._slots(int(plan.rows[i]), positions)]
         first, num_positions = first[plan.samples], num_positions[plan.samples]
-        rows, place = np.repeat(plan.rows[plan.samples], num_positions), _places(num_positions)
+        rows, place = np.repeat(plan.rows[plan.samples], num_positions), places(num_positions)
         entries = self._kv[self._slots(rows, np.repeat(first, num_positions) + place)]
         outputs = np.repeat(plan.output_indices[plan.samples], num_positions) + place
         tokens = self._model.tokens(entries, self._noise[rows], outputs, self._eos_from[rows])
@@ -258,17 +258,11 @@ class SimulatedExecutor:
     ) -> StepResult:
         """Writes what each row gains, from `positions` on: of its sampled tokens, given row by row, those up to the
         first that differs from the draft in its place."""
-        most, ends = int(num_positions.max(initial=1)), np.cumsum(num_positions)
-        columns = np.full((len(rows), most), NO_TOKEN, np.int32)
-        columns[np.repeat(np.arange(len(rows)), num_positions), _places(num_positions)] = tokens
-        num_tokens = np.ones(len(rows), np.int32)
-        for i in np.flatnonzero(num_positions > 1).tolist():
-            row, first, count = int(rows[i]), int(positions[i]), int(num_positions[i])
-            stands = tokens[ends[i] - count : ends[i] - 1] == self._token_ids[row, first : first + count - 1]
-            num_tokens[i] += count - 1 if stands.all() else int(stands.argmin())
-        place = _places(num_tokens)
-        at = np.repeat(np.arange(len(rows)), num_tokens)
-        self._token_ids[rows[at], positions[at] + place] = columns[at, place]
+        at = np.repeat(positions, num_positions) + places(num_positions)
+        found = gained(tokens, self._token_ids[np.repeat(rows, num_positions), at], num_positions)
+        i, place = found.places
+        self._token_ids[rows[i], positions[i] + place] = found.token_ids[i, place]
+        columns, num_tokens = found
         return StepResult(token_ids=columns, num_tokens=num_tokens, logprobs=self._logprobs(rows, columns, num_tokens))
 
     def _sample_ahead(self, plan: StepPlan, row_steps: Int32Array) -> StepResult:
@@ -351,18 +345,6 @@ def expected_tokens(
         entry = entry + _hashes(token, np.array([len(prompt_ids) + len(answer)], np.int32))
         answer.append(int(token[0]))
     return answer
-
-
-def _num_positions(num_drafts: Int32Array | None, num_rows: int) -> Int32Array:
-    """The number of positions of each row that are sampled or held, int32 [R]."""
-    return np.ones(num_rows, np.int32) if num_drafts is None else num_drafts + 1
-
-
-def _places(counts: Int32Array) -> Int32Array:
-    """0 … counts[0] − 1, 0 … counts[1] − 1 and so on."""
-    ends = np.cumsum(counts)
-    places: Int32Array = np.arange(ends[-1] if ends.size else 0, dtype=np.int32) - np.repeat(ends - counts, counts)
-    return places.astype(np.int32)
 
 
 def _noise(sampling: SamplingParams, choice_index: int) -> int:

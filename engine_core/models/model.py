@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Protocol
 
 import torch
 
-from headwater.engine_core.executor import BoolArray
+from headwater.engine_core.executor import Int32Array
 from headwater.engine_core.executors.batch import ForwardBatch
 from headwater.engine_core.layers.kinds import Weights
 from headwater.engine_core.layers.lm_head import LMHead
@@ -57,8 +57,8 @@ class Model(Protocol):
         layers than there are, the first ones and the last: it launches what the whole model launches, and the result is
         of no use."""
 
-    def ends(self, batch: ForwardBatch, is_wanted: BoolArray) -> Ends:
-        """The last token of each request that is wanted, bools [R]."""
+    def ends(self, batch: ForwardBatch, num_wanted: Int32Array) -> Ends:
+        """The last num_wanted[r] tokens of each request, [R]."""
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """hidden [S, H] → [S, V] in the weights' dtype."""

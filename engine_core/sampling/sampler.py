@@ -24,7 +24,7 @@ from headwater.kernels.sample import Draws
 from headwater.kernels.token_mask import mask_tokens_twin
 
 Known = Callable[[int], tuple[torch.Tensor, torch.Tensor]]
-"""From a table row to the ids of its prompt and of its outputs so far, both int32 [n]."""
+"""From the index of what is sampled to the ids of the prompt and of the outputs before it, both int32 [n]."""
 
 
 class Sampler:
@@ -58,15 +58,14 @@ class Sampler:
         known: Known,
         masks: Int32Array | None = None,
     ) -> tuple[Int32Array, dict[int, TokenLogprobs]]:
-        """logits [S, V] after the last token of table rows [S], under masks [S, words] if given; returns int32 [S] and
-        log probabilities by index."""
+        """logits [S, V] after some token of table rows [S], under masks [S, words] if given; returns int32 [S] and log
+        probabilities by index."""
         raw = logits
         if self._is_edited[rows].any():
             logits = logits.float()
             logits = logits.clone() if logits is raw else logits
             for i in np.flatnonzero(self._is_edited[rows]).tolist():
-                row = int(rows[i])
-                edit(logits[i], self._params[row], int(output_indices[i]), *known(row))
+                edit(logits[i], self._params[rows[i]], int(output_indices[i]), *known(i))
         tokens = self._draw(logits, rows, output_indices, None if masks is None else torch.from_numpy(masks))
         wanted = np.flatnonzero(self._num_logprobs[rows] >= 0)
         if not wanted.size:

@@ -94,7 +94,7 @@ class Line:
         batch = replace(batch, **moved)
         hidden = self.decoder.forward(batch, self.cache)
         is_looked_at = np.array(counts) % 5 != 0
-        ends = self.decoder.forward(batch, self.cache, ends=self.decoder.ends(batch, is_looked_at))
+        ends = self.decoder.forward(batch, self.cache, ends=self.decoder.ends(batch, is_looked_at.astype(np.int32)))
         assert torch.equal(ends, hidden[batch.sampled[torch.from_numpy(is_looked_at).cuda()]])
         return list(hidden.split(counts))
 

@@ -67,7 +67,7 @@ def test_only_tokens_that_are_looked_at_pass_the_last_layer(samples: list[bool])
     whole = decoder.forward(batch, whole_cache)
     products = platform.num_rows.copy()
     platform.num_rows.clear()
-    ends = decoder.forward(batch, cache, ends=decoder.ends(batch, plan.samples))
+    ends = decoder.forward(batch, cache, ends=decoder.ends(batch, plan.samples.astype(np.int32)))
     assert torch.equal(ends, whole[batch.sampled])
     assert torch.equal(cache, whole_cache)
     # Of a layer's four products the first makes keys and values.

@@ -11,7 +11,7 @@ from typing import Any, Self
 
 import torch
 
-from headwater.engine_core.executor import BoolArray
+from headwater.engine_core.executor import Int32Array
 from headwater.engine_core.executors.batch import ForwardBatch, last_tokens
 from headwater.engine_core.layers import kinds
 from headwater.engine_core.layers.attention import Attention
@@ -134,8 +134,8 @@ class Toy:
             x = following.add(attended + mlp(x), residual)
         return x if ends is None else x[ends.tokens]
 
-    def ends(self, batch: ForwardBatch, is_wanted: BoolArray) -> Ends:
-        own = last_tokens(batch, is_wanted)
+    def ends(self, batch: ForwardBatch, num_wanted: Int32Array) -> Ends:
+        own = last_tokens(batch, num_wanted)
         return Ends(own.sampled, None)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:

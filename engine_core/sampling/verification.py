@@ -1,0 +1,57 @@
+"""Drafted tokens beside the tokens that were sampled in their places: how many of them stand.
+
+Every position is sampled as if the drafts before it stood, with its own noise, mask and penalties. Up to the first
+draft that differs from what was sampled in its place that is true, so what a row gains, the sampled tokens up to and
+with that place, is what it would have gained one token at a time. Nothing is accepted by chance, so the distribution is
+the plain one as well.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from headwater.engine_core.executor import Int32Array
+
+NO_TOKEN = -1
+
+
+class Gained(NamedTuple):
+    """What the rows of a step gained."""
+
+    token_ids: Int32Array
+    """[S, n]; of row j the first num_tokens[j] count."""
+    num_tokens: Int32Array
+    """[S]"""
+
+    @property
+    def places(self) -> tuple[Int32Array, Int32Array]:
+        """Row and column of every token that counts."""
+        rows = np.repeat(np.arange(len(self.num_tokens), dtype=np.int32), self.num_tokens)
+        return rows, places(self.num_tokens)
+
+
+def positions_of(num_drafts: Int32Array | None, num_rows: int) -> Int32Array:
+    """The number of positions that are sampled for each row, int32 [R]: one, and one for each draft."""
+    return np.ones(num_rows, np.int32) if num_drafts is None else num_drafts + 1
+
+
+def places(counts: Int32Array) -> Int32Array:
+    """0 … counts[0] − 1, 0 … counts[1] − 1 and so on, int32."""
+    ends = np.cumsum(counts)
+    starts = np.repeat(ends - counts, counts)
+    return (np.arange(ends[-1] if ends.size else 0, dtype=np.int32) - starts).astype(np.int32)
+
+
+def gained(sampled: Int32Array, drafts: Int32Array, num_positions: Int32Array) -> Gained:
+    """sampled and drafts are [sum of num_positions], row by row: a row's sampled tokens, and the draft in the place of
+    each; in the place of a row's last token there is none, whatever stands there."""
+    num_rows, most = len(num_positions), int(num_positions.max(initial=1))
+    rows, columns = np.repeat(np.arange(num_rows), num_positions), places(num_positions)
+    token_ids = np.full((num_rows, most), NO_TOKEN, np.int32)
+    token_ids[rows, columns] = sampled
+    ends = (sampled != drafts) | (columns + 1 == num_positions[rows])
+    is_end = np.zeros((num_rows, most), np.bool_)
+    is_end[rows, columns] = ends
+    return Gained(token_ids, is_end.argmax(axis=1).astype(np.int32) + 1)
