@@ -254,6 +254,33 @@ def shared(ours: list[int], theirs: list[int]) -> int:
     return int(differing[0]) if differing.size else shorter
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_a_stalled_request_whose_drafts_were_rejected_is_not_preempted_in_the_step_that_computes_it(seed: int) -> None:
+    """The drafts had taken all of its credit when it stalled, and give some back. The next request lacks blocks."""
+    config = EngineConfig(
+        block_size=BLOCK_SIZE, num_blocks=9, max_model_len=MAX_MODEL_LEN, max_num_seqs=2, max_num_batched_tokens=100
+    )
+    driver = Driver(config, late_polls=MANY, drafter=HalfRightDrafter(seed, max_drafts=8))
+
+    def add(key: int, prompt_len: int, credit: int) -> None:
+        sampling, namespace = SamplingParams(max_tokens=30, seed=key), bytes([key]) * 16
+        prompt_ids = list(range(prompt_len))
+        new = NewRequest(key=key, prompt_ids=prompt_ids, output_ids=[], sampling=sampling, namespace=namespace)
+        driver.add(replace(new, credit=credit))
+
+    add(1, 60, 6)
+    credit = driver.engine._scheduler.table.credit
+    while not driver.streams[1].tokens or credit[driver.engine._requests[1].row] > 0:
+        driver.step()
+    driver.stall(1)
+    driver.step()
+    add(2, 90, MANY)
+    driver.run()
+    driver.add_credit(1, MANY)
+    driver.run()
+    driver.check_ends()
+
+
 def test_who_yields_a_seat_does_not_take_it_back_before_the_one_it_yielded_to() -> None:
     """Two seats are held by answers that nobody reads. With one seat between them, two tenants once took it from each
     other at every step, and neither prompt was ever computed."""
