@@ -56,7 +56,7 @@ class BlockSource(Protocol):
     @property
     def held(self) -> Collection[bytes]:
         """Hashes that the engine tells the prefix index it has while this source holds them. Grows by `save` only.
-        Empty for blocks that are not this engine's, such as those of another replica."""
+        Always the same object; empty for blocks that are not this engine's, such as those of another replica."""
 
     def connect(self, on_lost: Callable[[bytes], None]) -> None:
         """Called once, before all else. `on_lost` is to be called, in the step loop, for each hash that has left

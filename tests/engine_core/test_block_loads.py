@@ -263,10 +263,10 @@ class Served:
     def _sleep(self, seconds: float) -> None:
         self.now += seconds
 
-    def add(self, key: int, first_token: int, max_tokens: int = 8) -> None:
+    def add(self, key: int, first_token: int, *, credit: int = 1 << 30) -> None:
         self.tokens[key] = []
-        sampling = SamplingParams(seed=key, max_tokens=max_tokens)
-        self.engine.add(NewRequest(key=key, prompt_ids=prompt(first_token), output_ids=[], sampling=sampling))
+        sampling, prompt_ids = SamplingParams(seed=key, max_tokens=8), prompt(first_token)
+        self.engine.add(NewRequest(key=key, prompt_ids=prompt_ids, output_ids=[], sampling=sampling, credit=credit))
 
     def step(self) -> None:
         if (output := self.engine.step()) is None:
@@ -417,6 +417,30 @@ def test_a_request_that_lacks_blocks_goes_on_when_a_load_that_was_given_up_ends(
         served.step()
     assert (served.source.cancelled, served.tokens[2]) == ([ticket], []), "the load still has 12 blocks of 16"
     served.source.end(ticket, Outcome.CANCELLED)
+    served.run()
+    served.check(2)
+
+
+def test_a_request_that_was_preempted_asks_a_source_again_that_failed_it() -> None:
+    served = Served()
+    served.add(2, FORGOTTEN, credit=4)
+    served.step()
+    served.source.end(served.source.open[0], Outcome.FAILED)
+    served.run()
+    assert len(served.tokens[2]) == 4
+    # Its reader takes nothing, and another prompt takes its blocks.
+    served.engine.stall(2)
+    served.add(3, 600)
+    for _ in range(3):
+        served.step()
+    # The source holds what the other prompt had before, too.
+    served.source.end(served.source.open[0])
+    served.run()
+    assert (len(served.tokens[3]), served.engine.load().num_preemptions, served.source.open) == (8, 1, [])
+    served.engine.add_credit(2, 100)
+    served.step()
+    (ticket,) = served.source.open
+    served.source.end(ticket)
     served.run()
     served.check(2)
 
