@@ -73,6 +73,7 @@ class TimedExecutor:
 
     swapper = None
     """None is asked for."""
+    prefill_seconds = 0.0
 
     def __init__(self, executor: SimulatedExecutor) -> None:
         self.seconds = 0.0

@@ -6,12 +6,14 @@ Owns the order of a step and the steps in flight. Knows nothing about text, sess
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
 from headwater.engine_core.config import EngineConfig
 from headwater.engine_core.executor import Executor, Int32Array, StepResult
+from headwater.engine_core.kv.block_source import BlockSource
+from headwater.engine_core.kv.host_blocks import HostBlocks
 from headwater.engine_core.request import FinishReason, NewRequest
 from headwater.engine_core.scheduling.drafter import Drafter
 from headwater.engine_core.scheduling.in_flight import StepsInFlight
@@ -36,13 +38,22 @@ class Engine:
         clock: Callable[[], float] = time.monotonic,
         masks: Int32Array = NO_MASKS,
         drafter: Drafter | None = None,
+        sources: Sequence[BlockSource] = (),
     ) -> None:
         """`masks`, int32 [max_num_seqs, positions, words], holds the masks of requests that have a grammar; others fill
-        it. Positions are one more than a drafter's drafts."""
+        it. Positions are one more than a drafter's drafts. `sources` are asked for blocks beside host memory, which
+        comes first."""
         self._config = config
-        self._swapper = executor.swapper
         self._clock = clock
-        self._scheduler = Scheduler(config, clock, masks, drafter)
+        self._host = _host_blocks(config, executor)
+        self._scheduler = Scheduler(
+            config,
+            clock,
+            masks,
+            drafter,
+            sources=[*([] if self._host is None else [self._host]), *sources],
+            prefill_seconds=executor.prefill_seconds,
+        )
         self._results = ResultHandler(self._scheduler, clock)
         self._requests: dict[int, RequestState] = {}
         self._in_flight = StepsInFlight(executor, config.async_depth)
@@ -51,7 +62,7 @@ class Engine:
         self._rise_at = 0.0
         # The last step had nothing to do, and nothing was said to the engine since.
         self._is_idle = True
-        # The last step had nothing to do until blocks are back from host memory.
+        # The last step had nothing to do until blocks are loaded from a source.
         self._awaits_blocks = False
         # The last step might have computed something, had it not been better to wait.
         self._has_held_back = False
@@ -63,7 +74,6 @@ class Engine:
         be or nothing can be planned before results are known.
         """
         self._promote_waiting()
-        self._note_loaded_blocks()
         planned = self._schedule()
         for each in planned:
             self._in_flight.submit(each)
@@ -72,8 +82,10 @@ class Engine:
             self._results.settle(step, result, self._output)
             self._close(step)
             is_told |= not step.is_silent
-        is_busy = bool(planned or retired or len(self._in_flight) or self._has_held_back)
-        self._awaits_blocks = self._scheduler.host.is_loading and not is_busy
+        has_settled_loads = self._scheduler.settle_loads()
+        self._scheduler.loads.launch()
+        is_busy = bool(planned or retired or len(self._in_flight) or self._has_held_back or has_settled_loads)
+        self._awaits_blocks = self._scheduler.loads.is_any_open and not is_busy
         self._is_idle = not (is_busy or self._awaits_blocks)
         return self._take_output(is_told=is_told)
 
@@ -82,10 +94,6 @@ class Engine:
         if self._scheduler.waiting.may_rise and (now := self._clock()) >= self._rise_at:
             self._rise_at = now + 1.0
             self._scheduler.waiting.rise(now)
-
-    def _note_loaded_blocks(self) -> None:
-        if self._swapper is not None:
-            self._scheduler.loaded(self._swapper.num_loaded)
 
     def add(self, new: NewRequest) -> None:
         """Takes a request. One that can never be served ends with ERROR, one whose resumed answer is whole with the
@@ -167,11 +175,16 @@ class Engine:
             prefix_queries=scheduler.cache.num_queried_tokens,
             prefix_hits=scheduler.cache.num_hit_tokens,
             num_generated_tokens=self._results.num_generated_tokens,
-            num_used_host_blocks=scheduler.host.num_used_slots,
-            num_total_host_blocks=scheduler.host.num_slots,
-            num_swapped_out=scheduler.host.num_saved * self._config.block_size,
-            num_swapped_in=scheduler.host.num_loaded * self._config.block_size,
+            num_used_host_blocks=0 if self._host is None else self._host.num_used_slots,
+            num_total_host_blocks=0 if self._host is None else self._host.num_slots,
+            num_swapped_out=0 if self._host is None else self._host.num_saved * self._config.block_size,
+            num_swapped_in=0 if self._host is None else self._host.num_loaded * self._config.block_size,
         )
+
+    def close(self) -> None:
+        """Ends loads that are open. To be called before the executor is closed, whose KV cache they fill; no step may
+        follow."""
+        self._scheduler.loads.close()
 
     def cached_block_hashes(self) -> list[bytes]:
         """What the events said so far add up to: blocks that wait for their step are not in it."""
@@ -201,16 +214,10 @@ class Engine:
             return None
         planned = self._scheduler.schedule()
         # What the step writes to may have to be copied first.
-        self._swap()
+        self._scheduler.loads.launch()
         if planned is not None:
             self._output.masks_wanted = planned.masks_wanted
         return planned
-
-    def _swap(self) -> None:
-        """Launches what the host tier wants copied."""
-        if (plan := self._scheduler.host.take_plan()) is not None:
-            assert self._swapper is not None
-            self._swapper.swap(plan)
 
     def _holds_back(self) -> bool:
         return self._scheduler.held.hold_back(is_in_flight=len(self._in_flight) > 0)
@@ -236,7 +243,6 @@ class Engine:
     def _close(self, planned: PlannedStep) -> None:
         """Gives back what was kept for a step that is settled."""
         self._scheduler.retire(planned.plan.step)
-        self._swap()
         self._output.step, self._output.is_drawn = planned.plan.step, planned.is_draw
 
     def _take_output(self, *, is_told: bool) -> StepOutput | None:
@@ -249,6 +255,13 @@ class Engine:
         output.load = self.load()
         self._output = StepOutput(step=output.step)
         return output
+
+
+def _host_blocks(config: EngineConfig, executor: Executor) -> HostBlocks | None:
+    if not config.num_host_blocks:
+        return None
+    assert executor.swapper is not None
+    return HostBlocks(executor.swapper, config.num_host_blocks)
 
 
 def _finished_at_once(new: NewRequest, request: RequestState, config: EngineConfig) -> Finished | None:

@@ -164,6 +164,10 @@ class Swapper(Protocol):
     def num_loaded(self) -> int:
         """Blocks that have come back, of all plans so far; they come in order."""
 
+    @property
+    def seconds_per_block(self) -> float:
+        """Time in which a block comes back, of many; 0 where it takes none."""
+
 
 class Executor(Protocol):
     """Computes plans in the order given. Up to `async_depth` steps, and as many draws, are submitted before the first
@@ -172,6 +176,10 @@ class Executor(Protocol):
     @property
     def swapper(self) -> Swapper | None:
         """There if the config has blocks in host memory."""
+
+    @property
+    def prefill_seconds(self) -> float:
+        """Time in which a prompt token is computed, where it is known beforehand; 0 where it is not."""
 
     def submit(self, plan: StepPlan) -> int:
         """Launches a plan and returns its handle without waiting for the result."""

@@ -128,7 +128,9 @@ def _swapper(kv_cache: torch.Tensor, num_slots: int) -> CudaSwapper:
     begin = time.perf_counter()
     swapper = CudaSwapper(kv_cache, num_slots)
     num_tokens, seconds = num_slots * kv_cache.shape[4], time.perf_counter() - begin
-    log.info("kv cache in host memory: %d blocks, %d tokens, locked in %.1f s", num_slots, num_tokens, seconds)
+    swapper.measure()
+    said = "kv cache in host memory: %d blocks, %d tokens, locked in %.1f s, a block comes back in %.0f µs"
+    log.info(said, num_slots, num_tokens, seconds, 1e6 * swapper.seconds_per_block)
     return swapper
 
 

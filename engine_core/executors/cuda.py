@@ -61,6 +61,9 @@ class CudaExecutor:
     Forward and sampling are launched apart, so that rows which need more than a plain draw gate the sampling alone.
     """
 
+    prefill_seconds = 0.0
+    """Depends on the model and the machine."""
+
     def __init__(
         self,
         decoder: Model,

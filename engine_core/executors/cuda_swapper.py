@@ -51,6 +51,8 @@ class CudaSwapper:
             stream.wait_stream(torch.cuda.current_stream(device))
         self._read, self._written, self._loads = _Pending(), _Pending(), deque[tuple[torch.cuda.Event, int]]()
         self._num_loaded = 0
+        self.seconds_per_block = 0.0
+        """Known once it is measured."""
 
     def rehearse(self) -> None:
         """Launches what copies launch: block 0, which is nobody's."""
@@ -80,6 +82,20 @@ class CudaSwapper:
     def close(self) -> None:
         """With nothing in flight."""
         _cudart().cudaHostUnregister(self._host.data_ptr())
+
+    def measure(self) -> None:
+        """Times the way of blocks from host memory to the buffer on the GPU, as many as cross together. To be called
+        before the first copy."""
+        num_blocks = min(len(self._order), len(self._host))
+        begin = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]  # torch ships it so
+        end = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]  # torch ships it so
+        with torch.cuda.stream(self._in):
+            # The first copy may wait for what is loaded when it is needed.
+            for event in (begin, end):
+                self._staged_in[:num_blocks].copy_(self._host[:num_blocks], non_blocking=True)
+                event.record()
+        end.synchronize()
+        self.seconds_per_block = float(begin.elapsed_time(end)) / 1e3 / num_blocks
 
     def _copy_out(self, blocks: Int32Array, slots: Int32Array) -> None:
         for part in self._parts(blocks.size):

@@ -129,6 +129,7 @@ class SimulatedExecutor:
         self._in_flight: deque[_InFlight] = deque()
         self._busy_until = 0.0
         self._kv: UInt64Array = np.zeros(config.num_blocks * config.block_size, np.uint64)
+        self.prefill_seconds = timing.seconds_per_prefill_token
         self.swapper = None
         if config.num_host_blocks:
             blocks, late_polls = self._kv.reshape(-1, config.block_size), min(timing.late_polls, MOST_LATE_POLLS)

@@ -21,6 +21,8 @@ class SimulatedSwapper:
         self._slots: UInt64Array = np.zeros((num_slots, kv_blocks.shape[1]), np.uint64)
         self._coming: deque[tuple[int, UInt64Array]] = deque()
         self._num_loaded = self._num_polls = 0
+        self.seconds_per_block = 0.0
+        """Blocks come after a number of looks, not after a time."""
 
     def swap(self, plan: SwapPlan) -> None:
         self._slots[plan.out_slots] = self._kv_blocks[plan.out_blocks]

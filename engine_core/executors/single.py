@@ -14,6 +14,8 @@ class SingleExecutor:
 
     swapper = None
     """The cache is in host memory."""
+    prefill_seconds = 0.0
+    """Depends on the model and the machine."""
 
     def __init__(self, runner: Runner) -> None:
         self._runner = runner

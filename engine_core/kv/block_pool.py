@@ -22,7 +22,7 @@ class BlockPool:
         self.num_shared = 0
         """Blocks held more than once."""
         self.elsewhere: Collection[bytes] = ()
-        """Hashes that another tier has too: cached as long as either has them."""
+        """Hashes that block sources of this engine have: cached as long as either has them."""
         # A ring through the free blocks; NULL_BLOCK's links are its two ends. Lists, because single elements are read
         # several times faster than from numpy arrays.
         self._next = [*range(1, num_blocks), NULL_BLOCK]
@@ -104,8 +104,8 @@ class BlockPool:
         return [*self._block_of, *(block_hash for block_hash in self.elsewhere if block_hash not in self._block_of)]
 
     def note_gone(self, block_hash: bytes) -> None:
-        """It is elsewhere no more."""
-        if block_hash not in self._block_of:
+        """Notes that a block source has lost a hash."""
+        if block_hash not in self._block_of and block_hash not in self.elsewhere:
             self._evicted.append(block_hash)
 
     def take_evicted(self) -> list[bytes]:

@@ -69,20 +69,14 @@ class PrefixCache:
 
         A block whose hash another block already has stays out: one copy is enough to hit.
         """
-        stored: list[StoredChain] = []
-        cache, start = self._pool.cache, chain.num_cached
-        run: list[bytes] | None = None
-        for idx, block in enumerate(blocks, start):
-            block_hash = chain.hashes[idx]
-            if not cache(block, block_hash):
-                run = None
-            elif run is not None:
-                run.append(block_hash)
-            else:
-                run = [block_hash]
-                stored.append(StoredChain(parent=chain.hashes[idx - 1] if idx else b"", hashes=run))
-        chain.num_cached = start + len(blocks)
-        return stored
+        start, end = chain.num_cached, chain.num_cached + len(blocks)
+        chain.num_cached = end
+        return self._cache_run(chain.hashes[start - 1] if start else b"", chain.hashes[start:end], blocks)
+
+    def adopt(self, parent: bytes, hashes: Sequence[bytes], blocks: Sequence[int]) -> None:
+        """Caches and announces loaded blocks that continue `parent` (a block hash, or empty). No block may be allocated
+        before the next `take_events`: an eviction would be told before them."""
+        self._stored += self._cache_run(parent, hashes, blocks)
 
     def append(self, chain: HashChain, data: bytes, block: int) -> None:
         """Hashes, caches and announces the next block of a sequence, which is computed; `data` are its tokens."""
@@ -96,6 +90,20 @@ class PrefixCache:
     def announce(self, stored: list[StoredChain]) -> None:
         """Lets chains that are computed now go out with the next events."""
         self._stored += stored
+
+    def _cache_run(self, parent: bytes, hashes: Sequence[bytes], blocks: Sequence[int]) -> list[StoredChain]:
+        stored: list[StoredChain] = []
+        cache, run = self._pool.cache, None
+        for block_hash, block in zip(hashes, blocks, strict=True):
+            if not cache(block, block_hash):
+                run = None
+            elif run is not None:
+                run.append(block_hash)
+            else:
+                run = [block_hash]
+                stored.append(StoredChain(parent=parent, hashes=run))
+            parent = block_hash
+        return stored
 
     def take_events(self) -> CacheEvents | None:
         """What changed since the last call; evictions come first, as they did."""

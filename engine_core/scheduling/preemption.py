@@ -30,7 +30,9 @@ class Victims:
         self._stalled.pop(request.key, None)
 
     def first_stalled(self) -> RequestState | None:
-        return next(iter(self._stalled.values()), None)
+        """The one that stalled first. One whose drafts were rejected has credit again, and a step may compute it."""
+        credit = self._table.credit
+        return next((request for request in self._stalled.values() if credit[request.row] <= 0), None)
 
     def last(self) -> RequestState:
         """The one that stalled first, if any has; else of the lowest tier, of the tenant that is farthest ahead, the

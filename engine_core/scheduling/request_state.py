@@ -8,6 +8,7 @@ import numpy as np
 
 from headwater.engine_core.config import EngineConfig
 from headwater.engine_core.executor import Int32Array
+from headwater.engine_core.kv.block_source import BlockSource
 from headwater.engine_core.kv.prefix_cache import HashChain
 from headwater.engine_core.request import NewRequest
 from headwater.engine_core.sampling_params import SamplingParams
@@ -54,6 +55,8 @@ class RequestState:
     has_finished: bool = False
     has_yielded: bool = False
     """Its seat went to another tenant: nobody need wait until it is back."""
+    failed_sources: tuple[BlockSource, ...] = ()
+    """Block sources that did not load what it waited for, since it last held a row; it asks them no more."""
     num_preemptions: int = 0
     num_steps: int = 0
     """Planned while it held a row, up to when it last gave it up."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from headwater.engine_core.executor import AdmittedRow, BoolArray, DrawPlan, Int32Array, StepPlan
+from headwater.engine_core.kv.block_pool import BlockPool
 from headwater.engine_core.scheduling.masks import Rows
 from headwater.engine_core.scheduling.request_state import RequestState
 from headwater.engine_core.scheduling.request_table import RequestTable
@@ -82,6 +83,25 @@ class StepBuilder:
 
     def set_blocks(self, rows: Rows, indices: Int32Array, blocks: list[int]) -> None:
         self.block_updates.append((rows.astype(np.int32), indices, np.array(blocks, np.int32)))
+
+    def admit(self, request: RequestState, blocks: list[int]) -> None:
+        """Gives the request, which has a row of the table, to the executor with its first blocks."""
+        self.set_blocks(np.full(len(blocks), request.row), np.arange(len(blocks), dtype=np.int32), blocks)
+        self.admitted.append(
+            AdmittedRow(
+                row=request.row,
+                token_ids=request.token_ids,
+                num_prompt_tokens=request.num_prompt_tokens,
+                sampling=request.sampling,
+                choice_index=request.choice_index,
+            )
+        )
+
+    def grow(self, rows: Rows, table: RequestTable, pool: BlockPool) -> None:
+        """Gives each row one more block."""
+        if rows.size:
+            blocks = pool.allocate(rows.size)
+            self.set_blocks(rows, table.append_block(rows, blocks), blocks)
 
     def compose(self, step: int, table: RequestTable, released: list[int], *, shares: bool) -> PlannedStep:
         """The plan; decode rows advance in the table by the tokens that they may get."""
@@ -175,6 +195,23 @@ class StepBuilder:
             return self.block_updates[0]
         rows, indices, blocks = zip(*self.block_updates, strict=True)
         return np.concatenate(rows), np.concatenate(indices), np.concatenate(blocks)
+
+
+def compose_draw(step: int, table: RequestTable) -> PlannedStep | None:
+    """The sampling of all that is held and has its masks, or none."""
+    rows, output_indices, num_positions = table.held.take_drawable()
+    if not rows.size:
+        return None
+    is_certain = bool((num_positions == 1).all())
+    plan = DrawPlan(
+        step=step,
+        rows=rows.astype(np.int32),
+        positions=output_indices + table.num_prompt[rows],
+        output_indices=output_indices,
+        masks=table.held.masks,
+        num_drafts=None if is_certain else num_positions - 1,
+    )
+    return PlannedStep(plan=plan, sampled_rows=rows, reserved=None if is_certain else num_positions)
 
 
 NO_UPDATES = (np.empty(0, np.int32), np.empty(0, np.int32), np.empty(0, np.int32))

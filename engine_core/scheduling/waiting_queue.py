@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from heapq import heapify, heappop, heappush
 
+from headwater.engine_core.kv.block_source import Ticket
 from headwater.engine_core.scheduling.request_state import Rank, RequestState
 
 RISE_SECONDS = 30.0
@@ -37,8 +38,8 @@ class WaitingQueue:
         """The ready request that is next, as long as nothing has changed since it was found."""
         # By leader: followers, each with the number of blocks the leader must have scheduled first.
         self._followers: dict[int, list[tuple[int, RequestState]]] = {}
-        self._awaiting_blocks: list[tuple[int, RequestState]] = []
-        """Each with the ticket that the blocks of its prefix come with."""
+        self._awaiting: dict[Ticket, list[RequestState]] = {}
+        """Requests held until the load of a part of their prefix has ended."""
 
     def __len__(self) -> int:
         return len(self._members)
@@ -128,19 +129,23 @@ class WaitingQueue:
             if request.key in self._members:
                 self._make_ready(request)
 
-    def await_blocks(self, request: RequestState, ticket: int) -> None:
-        """Holds the first of a tenant until the blocks that its prefix has elsewhere are there."""
+    def await_load(self, request: RequestState, ticket: Ticket) -> None:
+        """Holds the first of a tenant until a load of blocks of its prefix has ended."""
         self._unready(request)
-        self._awaiting_blocks.append((ticket, request))
+        self._awaiting.setdefault(ticket, []).append(request)
 
-    def blocks_came(self, ticket: int) -> None:
-        """Frees those that waited for this ticket or one before it."""
-        held, self._awaiting_blocks = self._awaiting_blocks, []
-        for needed, request in held:
-            if needed > ticket:
-                self._awaiting_blocks.append((needed, request))
-            elif request.key in self._members:
-                self._make_ready(request)
+    def load_ended(self, ticket: Ticket) -> list[RequestState]:
+        """Frees those that waited for this load, and returns them."""
+        freed = [request for request in self._awaiting.pop(ticket, ()) if request.key in self._members]
+        for request in freed:
+            self._make_ready(request)
+        return freed
+
+    def recount(self, request: RequestState, num_uncached_tokens: int) -> None:
+        """Notes that a member has another number of tokens to compute than was believed."""
+        if request.key not in self._without_credit:
+            self.num_tokens += num_uncached_tokens - request.num_uncached_tokens
+        request.num_uncached_tokens = num_uncached_tokens
 
     def _turn(self, request: RequestState) -> tuple[int, int, Rank]:
         return request.rank[0], self._num_shares(request), request.rank

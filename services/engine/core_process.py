@@ -135,12 +135,12 @@ def main() -> None:
     measured = MeasuredExecutor(executor)
     with contextlib.closing(measured):
         masks = map_masks(ends.masks, config.max_num_seqs, facts.vocab_size)
-        engine = Engine(replace(config, policy=settings.policy), measured, masks=masks)
-        # What stands now stands for good: a collection in a step need not look at it.
-        gc.collect()
-        gc.freeze()
-        reports.write(encode(_ready(engine, config, facts, longest_step)))
-        run(engine, measured, commands, reports, mask_reports)
+        with contextlib.closing(Engine(replace(config, policy=settings.policy), measured, masks=masks)) as engine:
+            # What stands now stands for good: a collection in a step need not look at it.
+            gc.collect()
+            gc.freeze()
+            reports.write(encode(_ready(engine, config, facts, longest_step)))
+            run(engine, measured, commands, reports, mask_reports)
 
 
 def _build(options: ExecutorOptions, progress: SpokenProgress) -> tuple[Executor, EngineConfig, ModelFacts]:

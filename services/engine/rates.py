@@ -31,6 +31,10 @@ class MeasuredExecutor:
     def swapper(self) -> Swapper | None:
         return self._executor.swapper
 
+    @property
+    def prefill_seconds(self) -> float:
+        return self._executor.prefill_seconds
+
     def submit(self, plan: StepPlan) -> int:
         decode_rows = int((plan.counts == 1).sum())
         self._launched.append((self._clock(), plan.num_tokens - decode_rows, decode_rows, plan.num_steps))

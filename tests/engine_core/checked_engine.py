@@ -4,7 +4,9 @@ against what each stream should be, what it holds against what its rows hold.
 
 from __future__ import annotations
 
+import time
 from collections import Counter, deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import repeat
 
@@ -17,8 +19,10 @@ from headwater.engine_core.executors.simulated import (
     SimulatedExecutor,
     SimulatedModel,
     SimulatedTiming,
+    UInt64Array,
     expected_tokens,
 )
+from headwater.engine_core.kv.block_source import BlockSource
 from headwater.engine_core.request import FinishReason, NewRequest
 from headwater.engine_core.scheduling.masks import Rows
 from headwater.engine_core.scheduling.request_state import RequestState
@@ -64,8 +68,17 @@ class CheckedExecutor:
         self._writable: dict[int, set[int]] = {}
 
     @property
+    def kv_blocks(self) -> UInt64Array:
+        """[num_blocks, block_size], for sources that read and write it."""
+        return self._executor._kv.reshape(-1, BLOCK_SIZE)
+
+    @property
     def swapper(self) -> Swapper | None:
         return self._executor.swapper
+
+    @property
+    def prefill_seconds(self) -> float:
+        return self._executor.prefill_seconds
 
     def submit(self, plan: StepPlan) -> int:
         self._take_rows(plan)
@@ -252,6 +265,10 @@ class Want:
     """Behind which masks are wanted too."""
 
 
+Sources = Callable[[UInt64Array], Sequence[BlockSource]]
+"""Block sources beside a KV cache [num_blocks, block_size]."""
+
+
 @dataclass
 class Driver:
     """Talks to an engine and compares all it says."""
@@ -263,17 +280,26 @@ class Driver:
     streams: dict[int, Stream] = field(default_factory=dict)
     cached: set[bytes] = field(default_factory=set)
     drafter: HalfRightDrafter | None = None
+    sources: Sources | None = None
+    """With them a step takes a second: some loads are given up."""
 
     def __post_init__(self) -> None:
         self.executor = CheckedExecutor(self.config, self.late_polls)
+        self.num_steps = 0
         num_positions = 1 if self.drafter is None else self.drafter.max_drafts + 1
         self.masks = np.zeros((self.config.max_num_seqs, num_positions, NUM_WORDS), np.int32)
         if self.drafter is not None:
             self.drafter.streams = self.streams
-        self.engine = Engine(self.config, self.executor, masks=self.masks, drafter=self.drafter)
+        self.engine = Engine(
+            self.config,
+            self.executor,
+            clock=time.monotonic if self.sources is None else lambda: float(self.num_steps),
+            masks=self.masks,
+            drafter=self.drafter,
+            sources=() if self.sources is None else self.sources(self.executor.kv_blocks),
+        )
         self.wanted: dict[int, Want] = {}
         """By row."""
-        self.num_steps = 0
 
     def add(self, new: NewRequest) -> None:
         answer = expected_tokens(
@@ -396,7 +422,7 @@ class Driver:
         for row, request in enumerate(scheduler.table.requests):
             if request is not None:
                 held.update(scheduler.table.blocks_of(row))
-        for load in scheduler.host._loads:
+        for load in scheduler.loads._open.values():
             held.update(load.held + load.blocks)
         assert [held[block] for block in range(self.config.num_blocks)] == scheduler.pool.ref_counts
 

@@ -118,3 +118,15 @@ def test_a_block_that_is_leaving_may_be_filled_by_the_same_plan(cache: torch.Ten
     wait(swapper, 19)
     assert torch.equal(cache[:, :, 1:20], before[:, :, list(range(19, 0, -1))])
     swapper.close()
+
+
+def test_the_time_of_a_block_is_that_of_the_bus(cache: torch.Tensor, swapper: CudaSwapper) -> None:
+    """A block of 24 kB takes longer than memory on the GPU would, and less than a disk."""
+    assert swapper.seconds_per_block == 0.0
+    swapper.measure()
+    assert cache[:, :, 0].nbytes / 4e12 < swapper.seconds_per_block < cache[:, :, 0].nbytes / 1e7
+    swapper.swap(out([4], [10]))
+    swapper.swap(back([10], [5]))
+    wait(swapper, 1)
+    assert torch.equal(cache[:, :, 5], cache[:, :, 4])
+    swapper.close()

@@ -6,7 +6,9 @@ when all is done nothing is held.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -14,11 +16,20 @@ from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
 from headwater.engine_core.config import EngineConfig
-from headwater.engine_core.executors.simulated import expected_tokens
+from headwater.engine_core.executors.simulated import UInt64Array, expected_tokens
 from headwater.engine_core.kv.prefix_hash import expected_cached_tokens
 from headwater.engine_core.request import NewRequest
 from headwater.engine_core.sampling_params import SamplingParams
-from tests.engine_core.checked_engine import BLOCK_SIZE, MAX_MODEL_LEN, MODEL, Driver, HalfRightDrafter, grammar
+from tests.engine_core.checked_engine import (
+    BLOCK_SIZE,
+    MAX_MODEL_LEN,
+    MODEL,
+    Driver,
+    HalfRightDrafter,
+    Sources,
+    grammar,
+)
+from tests.engine_core.lying_source import LyingSource
 
 MANY = 1 << 30
 LEADS = [list(range(start, start + 90)) for start in (0, 100)]
@@ -126,6 +137,25 @@ SCENARIOS_WITH_DRAFTS = given(
     configs() | swapping_configs(), st.sampled_from([0, 3, MANY]), st.sampled_from([0, 1, 4]), rounds(), DRAFTERS
 )
 SWAPS = given(swapping_configs(), st.sampled_from([0, 3, MANY]), st.sampled_from([0, 4]), rounds(80, 60))
+LIARS = st.lists(
+    st.builds(
+        partial,
+        st.just(LyingSource),
+        seed=st.integers(0, 1000),
+        most_polls=st.sampled_from([0, 3, 60]),
+        seconds_per_block=st.sampled_from([0.0, 1.0]),
+        is_local=st.booleans(),
+    ),
+    min_size=1,
+    max_size=3,
+)
+LIES = given(
+    st.builds(replace, swapping_configs(), num_host_blocks=st.sampled_from([0, 0, 5, 40])),
+    st.sampled_from([0, 3, MANY]),
+    st.sampled_from([0, 4]),
+    rounds(80, 60),
+    LIARS,
+)
 SOME = settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
 VERY_MANY = settings(SOME, max_examples=10_000)
 
@@ -136,8 +166,9 @@ def check_rounds(
     mask_delay: int,
     rounds: list[Round],
     drafter: HalfRightDrafter | None = None,
+    sources: Sources | None = None,
 ) -> Driver:
-    driver = Driver(config, late_polls, mask_delay, drafter=drafter)
+    driver = Driver(config, late_polls, mask_delay, drafter=drafter, sources=sources)
     for each in rounds:
         for new in each.adds:
             driver.add(replace(new, key=len(driver.streams)))
@@ -175,6 +206,38 @@ def test_nothing_changes_when_prefixes_leave_the_device_and_come_back(
     config: EngineConfig, late_polls: int, mask_delay: int, rounds: list[Round]
 ) -> None:
     check_rounds(config, late_polls, mask_delay, rounds)
+
+
+@SOME
+@LIES
+def test_nothing_changes_whatever_block_sources_claim_fail_or_mix_up(
+    config: EngineConfig,
+    late_polls: int,
+    mask_delay: int,
+    rounds: list[Round],
+    liars: list[Callable[[UInt64Array], LyingSource]],
+) -> None:
+    check_lies(config, late_polls, mask_delay, rounds, liars)
+
+
+def check_lies(
+    config: EngineConfig,
+    late_polls: int,
+    mask_delay: int,
+    rounds: list[Round],
+    liars: list[Callable[[UInt64Array], LyingSource]],
+) -> None:
+    sources: list[LyingSource] = []
+
+    def build(kv_blocks: UInt64Array) -> list[LyingSource]:
+        sources.extend(liar(kv_blocks) for liar in liars)
+        return sources
+
+    driver = check_rounds(config, late_polls, mask_delay, rounds, sources=build)
+    assert not any(source.open for source in sources)
+    driver.engine.close()
+    assert all(source.is_closed for source in sources)
+    event(f"given up: {any(source.cancelled for source in sources)}")
 
 
 @SOME
@@ -217,6 +280,20 @@ def test_nor_does_it_in_many_more_rounds(
     check_rounds(config, late_polls, mask_delay, rounds)
 
 
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+@VERY_MANY
+@LIES
+def test_nor_does_it_in_many_more_rounds_with_such_sources(
+    config: EngineConfig,
+    late_polls: int,
+    mask_delay: int,
+    rounds: list[Round],
+    liars: list[Callable[[UInt64Array], LyingSource]],
+) -> None:
+    check_lies(config, late_polls, mask_delay, rounds, liars)
+
+
 @settings(SOME, max_examples=60)
 @given(st.integers(1, 4), st.lists(st.tuples(requests(), st.booleans()), min_size=2, max_size=8))
 def test_one_after_another_hits_exactly_what_the_formula_says(depth: int, turns: list[tuple[NewRequest, bool]]) -> None:
@@ -252,6 +329,33 @@ def shared(ours: list[int], theirs: list[int]) -> int:
     shorter = min(len(ours), len(theirs))
     differing = np.flatnonzero(np.array(ours[:shorter]) != np.array(theirs[:shorter]))
     return int(differing[0]) if differing.size else shorter
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_stalled_request_whose_drafts_were_rejected_is_not_preempted_in_the_step_that_computes_it(seed: int) -> None:
+    """The drafts had taken all of its credit when it stalled, and give some back. The next request lacks blocks."""
+    config = EngineConfig(
+        block_size=BLOCK_SIZE, num_blocks=9, max_model_len=MAX_MODEL_LEN, max_num_seqs=2, max_num_batched_tokens=100
+    )
+    driver = Driver(config, late_polls=MANY, drafter=HalfRightDrafter(seed, max_drafts=8))
+
+    def add(key: int, prompt_len: int, credit: int) -> None:
+        sampling, namespace = SamplingParams(max_tokens=30, seed=key), bytes([key]) * 16
+        prompt_ids = list(range(prompt_len))
+        new = NewRequest(key=key, prompt_ids=prompt_ids, output_ids=[], sampling=sampling, namespace=namespace)
+        driver.add(replace(new, credit=credit))
+
+    add(1, 60, 6)
+    credit = driver.engine._scheduler.table.credit
+    while not driver.streams[1].tokens or credit[driver.engine._requests[1].row] > 0:
+        driver.step()
+    driver.stall(1)
+    driver.step()
+    add(2, 90, MANY)
+    driver.run()
+    driver.add_credit(1, MANY)
+    driver.run()
+    driver.check_ends()
 
 
 def test_who_yields_a_seat_does_not_take_it_back_before_the_one_it_yielded_to() -> None:

@@ -36,7 +36,7 @@ KINDS = {
         "engine_core/executors/batch.py",
         "engine_core/executors/cuda_graphs.py",
     ),
-    "host memory": ("engine_core/executors/cuda_swapper.py", "engine_core/kv/host_tier.py"),
+    "host memory": ("engine_core/executors/cuda_swapper.py", "engine_core/kv/host_blocks.py"),
 }
 
 

@@ -22,8 +22,10 @@ from headwater.engine_core.executors.simulated import (
     SimulatedTiming,
     expected_tokens,
 )
+from headwater.engine_core.kv.block_loads import BlockLoads, SettledLoad
 from headwater.engine_core.kv.block_pool import BlockPool
-from headwater.engine_core.kv.host_tier import HostTier
+from headwater.engine_core.kv.block_source import Ticket
+from headwater.engine_core.kv.host_blocks import HostBlocks
 from headwater.engine_core.kv.prefix_cache import HashChain, PrefixCache
 from headwater.engine_core.request import NewRequest
 from headwater.engine_core.sampling_params import SamplingParams
@@ -40,13 +42,28 @@ CONFIG = EngineConfig(
 )
 
 
-class Tier:
-    """A host tier beside a pool that sequences come and go in."""
+class RecordingSwapper:
+    """Says that blocks came when the test says so."""
+
+    seconds_per_block = 0.25
+
+    def __init__(self) -> None:
+        self.plans: list[SwapPlan] = []
+        self.num_loaded = 0
+
+    def swap(self, plan: SwapPlan) -> None:
+        self.plans.append(plan)
+
+
+class Blocks:
+    """Host memory beside a pool that sequences come and go in."""
 
     def __init__(self, num_blocks: int, num_slots: int) -> None:
         self.pool = BlockPool(num_blocks)
-        self.host = HostTier(self.pool, num_slots)
         self.cache = PrefixCache(self.pool)
+        self.swapper = RecordingSwapper()
+        self.host = HostBlocks(self.swapper, num_slots)
+        self.loads = BlockLoads(self.pool, self.cache, [self.host], lambda: 0.0)
 
     def compute(self, first_token: int, num_blocks: int) -> HashChain:
         """A sequence that comes, hits what the device has, computes the rest and leaves."""
@@ -56,13 +73,22 @@ class Tier:
         chain.num_cached = len(hits)
         blocks = self.pool.allocate(num_blocks - len(hits))
         self.cache.announce(self.cache.offer(chain, blocks))
-        self.host.release(hits + blocks)
+        self.loads.release(hits + blocks)
         return chain
 
-    def copies(self) -> SwapPlan:
-        plan = self.host.take_plan()
-        assert plan is not None
-        return plan
+    def load(self, chain: HashChain, hits: list[int], end: int) -> Ticket:
+        offer = self.loads.find(chain, len(hits), end)
+        assert offer is not None
+        return self.loads.load(offer, chain, hits)
+
+    def copies(self) -> SwapPlan | None:
+        """What was launched now."""
+        before = len(self.swapper.plans)
+        self.loads.launch()
+        return self.swapper.plans[-1] if len(self.swapper.plans) > before else None
+
+    def out_blocks(self) -> list[int]:
+        return [] if (plan := self.copies()) is None else plan.out_blocks.tolist()
 
 
 def chain_of(first_token: int, num_blocks: int) -> HashChain:
@@ -72,110 +98,157 @@ def chain_of(first_token: int, num_blocks: int) -> HashChain:
 
 
 def test_what_nobody_holds_is_copied_once_and_what_somebody_holds_is_not() -> None:
-    tier = Tier(9, 8)
+    blocks = Blocks(9, 8)
     chain = chain_of(0, 3)
-    blocks = tier.pool.allocate(3)
-    tier.cache.offer(chain, blocks)
-    tier.pool.share(blocks[:1])
-    tier.host.release(blocks)
-    plan = tier.copies()
-    assert (plan.out_blocks.tolist(), plan.out_slots.tolist()) == (blocks[1:], [0, 1])
-    tier.host.release(blocks[:1])
-    assert tier.copies().out_blocks.tolist() == blocks[:1]
-    tier.pool.share(blocks)
-    tier.host.release(blocks)
-    assert tier.host.take_plan() is None
+    held = blocks.pool.allocate(3)
+    blocks.cache.offer(chain, held)
+    blocks.pool.share(held[:1])
+    blocks.loads.release(held)
+    plan = blocks.copies()
+    assert plan is not None
+    assert (plan.out_blocks.tolist(), plan.out_slots.tolist()) == (held[1:], [0, 1])
+    blocks.loads.release(held[:1])
+    assert blocks.out_blocks() == held[:1]
+    blocks.pool.share(held)
+    blocks.loads.release(held)
+    assert blocks.copies() is None
 
 
 def test_where_slots_are_few_the_first_blocks_of_the_last_sequence_are_kept() -> None:
-    tier = Tier(17, 3)
-    old, new = tier.compute(0, 2), tier.compute(1000, 5)
-    assert tier.host.find(new, 0, 5) == [0, 1, 2]
-    assert tier.host.find(old, 0, 2) == []
+    blocks = Blocks(17, 3)
+    old, new = blocks.compute(0, 2), blocks.compute(1000, 5)
+    assert blocks.host.find(new.hashes) == 3
+    assert blocks.host.find(old.hashes) == 0
 
 
 def test_the_tail_of_what_was_used_least_recently_goes_first() -> None:
-    tier = Tier(17, 5)
-    first, second = tier.compute(0, 2), tier.compute(1000, 2)
-    held = tier.cache.match(first, 2)
-    tier.pool.share(held)
-    tier.host.release(held)
-    tier.compute(2000, 2)
-    assert len(tier.host.find(first, 0, 2)) == 2
-    assert len(tier.host.find(second, 0, 2)) == 1
+    blocks = Blocks(17, 5)
+    first, second = blocks.compute(0, 2), blocks.compute(1000, 2)
+    held = blocks.cache.match(first, 2)
+    blocks.pool.share(held)
+    blocks.loads.release(held)
+    blocks.compute(2000, 2)
+    assert blocks.host.find(first.hashes) == 2
+    assert blocks.host.find(second.hashes) == 1
 
 
 def test_a_hash_is_told_lost_when_neither_has_it_and_stored_when_neither_had() -> None:
-    tier = Tier(5, 4)
-    first = tier.compute(0, 4)
-    second = tier.compute(1000, 2)
-    events = tier.cache.take_events()
+    blocks = Blocks(5, 4)
+    first = blocks.compute(0, 4)
+    second = blocks.compute(1000, 2)
+    events = blocks.cache.take_events()
     assert events is not None
     assert [chain.hashes for chain in events.stored] == [first.hashes, second.hashes]
     # The device lost the two last of the first, and so did host memory, to the second.
     assert sorted(events.removed) == sorted(first.hashes[2:])
-    assert set(tier.pool.cached_hashes()) == {*first.hashes[:2], *second.hashes}
+    assert set(blocks.pool.cached_hashes()) == {*first.hashes[:2], *second.hashes}
     # The device forgets all of it and computes some anew, while host memory has it: nobody learns anything.
-    tier.pool.release(tier.pool.allocate(4))
-    assert tier.cache.match(second, 2) == []
-    tier.compute(1000, 2)
-    assert tier.cache.take_events() is None
+    blocks.pool.release(blocks.pool.allocate(4))
+    assert blocks.cache.match(second, 2) == []
+    blocks.compute(1000, 2)
+    assert blocks.cache.take_events() is None
 
 
 def test_blocks_on_their_way_back_are_held_and_then_hit_by_anyone() -> None:
-    tier = Tier(5, 8)
-    chain = tier.compute(0, 3)
-    slots = tier.host.find(chain, 0, 3)
-    tier.compute(1000, 4)
-    tier.copies()
-    assert tier.cache.match(chain, 3) == []
-    ticket = tier.host.load(chain, [], slots)
-    plan = tier.copies()
-    assert plan.in_slots.tolist() == slots
-    assert (tier.pool.num_free, tier.host.is_loading) == (1, True)
-    assert tier.host.ticket(chain.hashes[0]) == ticket
-    assert tier.host.find(chain, 0, 3) == [], "nobody fetches them twice"
-    assert not tier.host.finish_loads(ticket - 1)
-    assert tier.host.finish_loads(ticket)
-    assert tier.cache.match(chain, 3) == plan.in_blocks.tolist()
-    assert (tier.pool.num_free, tier.host.is_loading) == (4, False)
+    blocks = Blocks(5, 8)
+    chain = blocks.compute(0, 3)
+    blocks.compute(1000, 4)
+    blocks.copies()
+    assert blocks.cache.match(chain, 3) == []
+    ticket = blocks.load(chain, [], 3)
+    plan = blocks.copies()
+    assert plan is not None
+    assert plan.in_slots.tolist() == [0, 1, 2]
+    assert (blocks.pool.num_free, blocks.loads.is_any_open) == (1, True)
+    assert blocks.loads.ticket(chain.hashes[0]) is ticket
+    assert blocks.loads.find(chain, 0, 3) is None, "nobody fetches them twice"
+    blocks.swapper.num_loaded = 2
+    assert blocks.loads.poll() == []
+    blocks.swapper.num_loaded = 3
+    assert blocks.loads.poll() == [SettledLoad(ticket, None)]
+    assert blocks.cache.match(chain, 3) == plan.in_blocks.tolist()
+    assert (blocks.pool.num_free, blocks.loads.is_any_open) == (4, False)
+
+
+def test_neighbours_that_are_saved_and_loaded_are_one_plan_of_copies() -> None:
+    blocks = Blocks(9, 8)
+    chains = [blocks.compute(first_token, 2) for first_token in (0, 1000)]
+    plan = blocks.copies()
+    assert plan is not None
+    assert plan.out_slots.tolist() == [0, 1, 2, 3]
+    blocks.pool.release(blocks.pool.allocate(8))
+    for chain in chains:
+        blocks.load(chain, [], 2)
+    plan = blocks.copies()
+    assert plan is not None
+    assert (plan.in_slots.tolist(), len(blocks.swapper.plans)) == ([0, 1, 2, 3], 2)
 
 
 def test_slots_that_are_read_are_not_given_away() -> None:
-    tier = Tier(9, 3)
-    chain = tier.compute(0, 2)
-    first = tier.compute(500, 1)
-    slots = tier.host.find(chain, 0, 2)
-    tier.pool.allocate(5)
-    ticket = tier.host.load(chain, [], slots)
-    other = tier.compute(2000, 1)
-    assert (len(tier.host.find(other, 0, 1)), len(tier.host.find(first, 0, 1))) == (1, 0)
-    assert tier.host.finish_loads(ticket)
-    assert tier.host.find(chain, 0, 2) == slots
+    blocks = Blocks(9, 3)
+    chain = blocks.compute(0, 2)
+    first = blocks.compute(500, 1)
+    blocks.pool.release(blocks.pool.allocate(8))
+    blocks.pool.allocate(5)
+    ticket = blocks.load(chain, [], 2)
+    other = blocks.compute(2000, 1)
+    assert (blocks.host.find(other.hashes), blocks.host.find(first.hashes)) == (1, 0)
+    blocks.swapper.num_loaded = 2
+    assert blocks.loads.poll() == [SettledLoad(ticket, None)]
+    assert blocks.host.find(chain.hashes) == 2
 
 
 def test_a_sequence_that_is_longer_than_host_memory_keeps_its_beginning() -> None:
-    tier = Tier(17, 4)
+    blocks = Blocks(17, 4)
     for num_blocks in (4, 5, 8, 8):
-        chain = tier.compute(0, num_blocks)
-        assert tier.host.find(chain, 0, 8) == [0, 1, 2, 3]
+        chain = blocks.compute(0, num_blocks)
+        assert blocks.host.find(chain.hashes) == 4
 
 
 def test_what_a_load_holds_is_copied_when_it_alone_held_it() -> None:
-    tier = Tier(9, 8)
-    whole = tier.compute(0, 4)
-    tier.copies()
-    tier.pool.release(tier.pool.allocate(8))
+    blocks = Blocks(9, 8)
+    whole = blocks.compute(0, 4)
+    blocks.copies()
+    blocks.pool.release(blocks.pool.allocate(8))
     chain = chain_of(0, 4)
-    held = tier.pool.allocate(2)
-    tier.cache.offer(chain, held)
-    del tier.host._slot_of[chain.hashes[0]]
-    ticket = tier.host.load(chain, held, tier.host.find(chain, 2, 4))
-    tier.host.release(held)
-    assert tier.copies().out_blocks.size == 0
-    tier.host.finish_loads(ticket)
-    assert tier.copies().out_blocks.tolist() == held[:1]
-    assert len(tier.host.find(whole, 0, 4)) == 4
+    held = blocks.pool.allocate(2)
+    blocks.cache.offer(chain, held)
+    del blocks.host._slot_of[chain.hashes[0]]
+    blocks.load(chain, held, 4)
+    blocks.loads.release(held)
+    assert blocks.out_blocks() == []
+    blocks.swapper.num_loaded = 2
+    blocks.loads.poll()
+    assert blocks.out_blocks() == held[:1]
+    assert blocks.host.find(whole.hashes) == 4
+
+
+def test_a_load_costs_what_the_swapper_says_of_a_block_and_waits_for_those_before_it() -> None:
+    blocks = Blocks(9, 8)
+    chain = blocks.compute(0, 4)
+    blocks.pool.release(blocks.pool.allocate(8))
+    assert blocks.host.cost(2) == 0.5
+    blocks.load(chain, [], 3)
+    assert blocks.host.cost(2) == 1.25
+    blocks.swapper.num_loaded = 3
+    blocks.loads.poll()
+    assert blocks.host.cost(2) == 0.5
+
+
+def test_a_copy_that_is_cancelled_holds_slots_and_blocks_until_it_is_done() -> None:
+    blocks = Blocks(5, 2)
+    chain = blocks.compute(0, 2)
+    blocks.pool.release(blocks.pool.allocate(4))
+    blocks.load(chain, [], 2)
+    (ticket,) = blocks.loads._open
+    blocks.host.cancel(ticket)
+    blocks.compute(1000, 2)
+    assert (blocks.host.find(chain.hashes), blocks.loads.poll(), blocks.pool.num_free) == (2, [], 2)
+    blocks.swapper.num_loaded = 2
+    assert blocks.loads.poll() == [SettledLoad(ticket, blocks.host)]
+    assert (blocks.cache.match(chain, 2), blocks.pool.num_free) == ([], 4)
+    blocks.compute(2000, 2)
+    assert blocks.host.find(chain.hashes) == 0, "its slots are given away again"
 
 
 # Through an engine.

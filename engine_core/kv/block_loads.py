@@ -1,0 +1,197 @@
+"""Blocks between the prefix cache and block sources: picks a source for a prefix, and holds its blocks until they are
+loaded.
+
+Knows hash chains, the block pool and sources; knows nothing about requests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+from typing import NamedTuple
+
+from headwater.engine_core.kv.block_pool import BlockPool
+from headwater.engine_core.kv.block_source import BlockSource, LoadEnd, Ticket
+from headwater.engine_core.kv.prefix_cache import HashChain, PrefixCache
+
+MIN_PATIENCE_SECONDS = 30.0
+PATIENCE = 10
+"""A load is given up after so many times the seconds that its source said it would take."""
+
+
+class Offer(NamedTuple):
+    """What a source has of a chain."""
+
+    source: BlockSource
+    num_blocks: int
+    cost: float
+
+
+class SettledLoad(NamedTuple):
+    """A load for which requests need not wait any longer."""
+
+    ticket: Ticket
+    failed_source: BlockSource | None
+    """The source, where some of the blocks that were asked of it are not cached."""
+
+
+@dataclass(slots=True, kw_only=True)
+class _Load:
+    source: BlockSource
+    parent: bytes
+    """Hash of the block before the first one, or empty."""
+    held: list[int]
+    """The chain's cached blocks before them, which must not be evicted meanwhile."""
+    hashes: list[bytes]
+    blocks: list[int]
+    give_up_at: float
+    is_given_up: bool = False
+
+
+class BlockLoads:
+    """Sources in order of preference, and the loads that are on their way."""
+
+    def __init__(
+        self,
+        pool: BlockPool,
+        cache: PrefixCache,
+        sources: Sequence[BlockSource],
+        clock: Callable[[], float],
+        compute_seconds: float = 0.0,
+    ) -> None:
+        """`compute_seconds` is how long the tokens of a block take to compute; 0 where that is not known."""
+        self._pool, self._cache, self._clock, self._compute_seconds = pool, cache, clock, compute_seconds
+        self._sources = tuple(sources)
+        self._open: dict[Ticket, _Load] = {}
+        self._loading: dict[bytes, Ticket] = {}
+        """By hash of each block on its way that requests can wait for."""
+        if self._sources:
+            parts = [source.held for source in sources]
+            pool.elsewhere = parts[0] if len(parts) == 1 else _Union(parts)
+        for source in self._sources:
+            source.connect(pool.note_gone)
+
+    @property
+    def is_any_open(self) -> bool:
+        return bool(self._open)
+
+    def release(self, blocks: Sequence[int]) -> None:
+        """Lets go of a sequence's blocks, given from first to last; sources may copy those that no request uses now."""
+        self._pool.release(blocks)
+        if not self._sources:
+            return
+        ref_counts, hash_of = self._pool.ref_counts, self._pool.hash_of
+        hashes, unused = [], []
+        for block in blocks:
+            if ref_counts[block] == 0 and (block_hash := hash_of(block)) is not None:
+                hashes.append(block_hash)
+                unused.append(block)
+        for source in self._sources if hashes else ():
+            source.save(hashes, unused)
+
+    def find(self, chain: HashChain, start: int, end: int, excluded: Collection[BlockSource] = ()) -> Offer | None:
+        """The offer of the source that has the most of the chain's blocks from `start` on, up to `end` or the first
+        that is on its way already; of equals, the cheapest; of these, the first. None where no source has any, or where
+        computing them takes less time."""
+        hashes = chain.hashes[start:end] if self._sources else []
+        if self._loading:
+            hashes = list(takewhile(lambda block_hash: block_hash not in self._loading, hashes))
+        best = None
+        for source in self._sources if hashes else ():
+            if source in excluded or not (num_blocks := source.find(hashes)):
+                continue
+            cost = source.cost(num_blocks)
+            if self._compute_seconds and cost > num_blocks * self._compute_seconds:
+                continue
+            if best is None or (num_blocks, -cost) > (best.num_blocks, -best.cost):
+                best = Offer(source, num_blocks, cost)
+        return best
+
+    def load(self, offer: Offer, chain: HashChain, hits: list[int]) -> Ticket:
+        """Asks for the chain's blocks behind `hits`, which are the offer's. They come into the cache in blocks that are
+        taken from the pool now."""
+        start = len(hits)
+        hashes = chain.hashes[start : start + offer.num_blocks]
+        # Before others are taken: these may be free.
+        self._pool.share(hits)
+        blocks = self._pool.allocate(len(hashes))
+        ticket = offer.source.load(hashes, blocks)
+        self._loading |= dict.fromkeys(hashes, ticket)
+        self._open[ticket] = _Load(
+            source=offer.source,
+            parent=chain.hashes[start - 1] if start else b"",
+            held=hits,
+            hashes=hashes,
+            blocks=blocks,
+            give_up_at=self._clock() + max(MIN_PATIENCE_SECONDS, PATIENCE * offer.cost),
+        )
+        return ticket
+
+    def ticket(self, block_hash: bytes, excluded: Collection[BlockSource] = ()) -> Ticket | None:
+        """The load that brings this block, if one from a source that is not excluded does."""
+        ticket = self._loading.get(block_hash)
+        return ticket if ticket is not None and self._open[ticket].source not in excluded else None
+
+    def launch(self) -> None:
+        for source in self._sources:
+            source.launch()
+
+    def poll(self) -> list[SettledLoad]:
+        """Loads that ended or were given up since the last call; those that were given up are named again when they
+        end. What was loaded can be hit, and the other blocks of loads that ended are free."""
+        settled = list[SettledLoad]()
+        for source in self._sources:
+            for end in source.poll():
+                settled.append(self._end(end))
+        if self._open:
+            settled += self._give_up_late()
+        return settled
+
+    def close(self) -> None:
+        """Cancels what is on its way. No source touches the KV cache after this."""
+        for ticket, load in self._open.items():
+            load.source.cancel(ticket)
+        for source in self._sources:
+            source.close()
+
+    def _end(self, end: LoadEnd) -> SettledLoad:
+        load = self._open.pop(end.ticket)
+        num_usable = 0
+        if not load.is_given_up:
+            num_usable = end.num_usable
+            self._forget(load)
+            self._cache.adopt(load.parent, load.hashes[:num_usable], load.blocks[:num_usable])
+        self._pool.release(load.blocks)
+        self.release(load.held)
+        return SettledLoad(end.ticket, None if num_usable == len(load.hashes) else load.source)
+
+    def _give_up_late(self) -> Iterator[SettledLoad]:
+        """Cancels loads that take far longer than their source said. Their blocks stay held until they have ended."""
+        now = self._clock()
+        for ticket, load in self._open.items():
+            if now >= load.give_up_at and not load.is_given_up:
+                load.is_given_up = True
+                self._forget(load)
+                load.source.cancel(ticket)
+                yield SettledLoad(ticket, load.source)
+
+    def _forget(self, load: _Load) -> None:
+        for block_hash in load.hashes:
+            del self._loading[block_hash]
+
+
+class _Union:
+    """Hashes that any of several sources holds."""
+
+    def __init__(self, parts: Sequence[Collection[bytes]]) -> None:
+        self._parts = parts
+
+    def __contains__(self, block_hash: object) -> bool:
+        return any(block_hash in part for part in self._parts)
+
+    def __iter__(self) -> Iterator[bytes]:
+        return iter(set().union(*self._parts))
+
+    def __len__(self) -> int:
+        return len(set().union(*self._parts))

@@ -1,0 +1,90 @@
+"""The protocol of a block source: a place, other than the KV cache, from which blocks of a prefix can be loaded.
+
+Host memory is one; a disk, another replica or a prefill worker can be. Knows nothing about slots, devices or requests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Protocol
+
+
+class Outcome(Enum):
+    LOADED = "loaded"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Ticket:
+    """One load. Two loads of the same blocks have two tickets, which are not equal."""
+
+    hashes: Sequence[bytes]
+    blocks: Sequence[int]
+    """KV blocks that the load fills, one for each hash. The source may write to them until the ticket has ended."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LoadEnd:
+    """How a load ended. After it the source does not touch the ticket's blocks."""
+
+    ticket: Ticket
+    outcome: Outcome
+    hashes: Sequence[bytes] = ()
+    """Hashes of what the ticket's leading blocks contain now, as the source identified what it read, not as it was
+    asked; fewer than the ticket's where only leading blocks were loaded. Counts for `LOADED` only."""
+
+    @property
+    def num_usable(self) -> int:
+        """Leading blocks that may be cached. A load that ended with a hash other than the one asked for has failed as a
+        whole: the source mixed something up, so that its other claims are not believed either."""
+        asked = self.ticket.hashes
+        if self.outcome is not Outcome.LOADED or list(self.hashes) != list(asked[: len(self.hashes)]):
+            return 0
+        return len(self.hashes)
+
+
+class BlockSource(Protocol):
+    """Called by the step loop alone, between steps: no method waits for a device, a disk or a network.
+
+    The engine core does not see what is in a block. It believes a source about contents as far as `LoadEnd.hashes`
+    says: a source that stores blocks has to store their hashes with them, and to report those.
+    """
+
+    @property
+    def held(self) -> Collection[bytes]:
+        """Hashes that the engine tells the prefix index it has while this source holds them. Grows by `save` only.
+        Always the same object; empty for blocks that are not this engine's, such as those of another replica."""
+
+    def connect(self, on_lost: Callable[[bytes], None]) -> None:
+        """Called once, before all else. `on_lost` is to be called, in the step loop, for each hash that has left
+        `held`."""
+
+    def find(self, hashes: Sequence[bytes]) -> int:
+        """Leading blocks of `hashes` that could be loaded now. May be wrong: their load fails then."""
+
+    def cost(self, num_blocks: int) -> float:
+        """Estimated seconds until that many blocks were loaded, with what is on its way before them."""
+
+    def load(self, hashes: Sequence[bytes], blocks: Sequence[int]) -> Ticket:
+        """Asks for the contents of `hashes` in `blocks`, which no request uses until the ticket has ended."""
+
+    def save(self, hashes: Sequence[bytes], blocks: Sequence[int]) -> None:
+        """Offers blocks that no request uses at present, in the order of their sequence; the source may keep copies of
+        all, some or none. Blocks whose hashes it holds were just used."""
+
+    def launch(self) -> None:
+        """Begins what `load` and `save` asked for since the last call. Steps that are submitted later may write to
+        saved blocks: a source that has not read them by then has the executor's swapper hold up such a step."""
+
+    def cancel(self, ticket: Ticket) -> None:
+        """Asks for the early end of a load. Its ticket still ends, in whichever way, once the source has let go of its
+        blocks."""
+
+    def poll(self) -> Sequence[LoadEnd]:
+        """Loads that ended since the last call, in any order. Each ticket ends once."""
+
+    def close(self) -> None:
+        """The engine ends: nothing is called any more. The source does not touch the KV cache after this."""

@@ -1,0 +1,141 @@
+"""The block source in host memory: more room than on the device, and faster than computing.
+
+A block is copied when no request uses it any more; that is long before the cache evicts it, unless running requests
+have nearly all blocks. Knows hashes, blocks and slots; knows nothing about requests or how copies are made.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Sequence
+from itertools import islice
+
+import numpy as np
+
+from headwater.engine_core.executor import Swapper, SwapPlan
+from headwater.engine_core.kv.block_source import LoadEnd, Outcome, Ticket
+
+
+class HostBlocks:
+    """See `BlockSource`. Slots of host memory, each with a copy of a cached block; the least recently used goes first.
+
+    Loads end in the order in which they were asked for, and never fail.
+    """
+
+    def __init__(self, swapper: Swapper, num_slots: int) -> None:
+        self.num_slots = num_slots
+        self.num_saved = self.num_loaded = 0
+        """Blocks whose copies were launched, and those that came back, so far."""
+        self._swapper = swapper
+        self._slot_of: dict[bytes, int] = {}
+        """In order of use."""
+        self._free_slots = deque(range(num_slots))
+        self._loads: deque[tuple[int, Ticket]] = deque()
+        """Each with the number of blocks that will have come back, of all loads so far, when it is done."""
+        self._num_asked = 0
+        """Blocks that loads asked for so far."""
+        self._cancelled: set[Ticket] = set()
+        self._reading = Counter[bytes]()
+        """Loads that read a hash's slot, which stays."""
+        self._saves: list[tuple[int, int]] = []
+        self._fetches: list[tuple[int, int]] = []
+        self._on_lost: Callable[[bytes], None] = lambda _: None
+
+    @property
+    def num_used_slots(self) -> int:
+        return len(self._slot_of)
+
+    @property
+    def held(self) -> Collection[bytes]:
+        return self._slot_of
+
+    def connect(self, on_lost: Callable[[bytes], None]) -> None:
+        self._on_lost = on_lost
+
+    def find(self, hashes: Sequence[bytes]) -> int:
+        slot_of = self._slot_of
+        for num_found, block_hash in enumerate(hashes if slot_of else ()):
+            if block_hash not in slot_of:
+                return num_found
+        return len(hashes) if slot_of else 0
+
+    def cost(self, num_blocks: int) -> float:
+        """By the swapper's seconds a block; blocks on their way come first."""
+        return (self._num_asked - self.num_loaded + num_blocks) * self._swapper.seconds_per_block
+
+    def load(self, hashes: Sequence[bytes], blocks: Sequence[int]) -> Ticket:
+        ticket = Ticket(hashes, blocks)
+        self._fetches += zip((self._slot_of[block_hash] for block_hash in hashes), blocks, strict=True)
+        self._num_asked += len(hashes)
+        self._reading.update(hashes)
+        self._loads.append((self._num_asked, ticket))
+        return ticket
+
+    def save(self, hashes: Sequence[bytes], blocks: Sequence[int]) -> None:
+        slot_of = self._slot_of
+        known = [block_hash for block_hash in hashes if block_hash in slot_of]
+        self._touch(known)
+        hashed = zip(hashes, blocks, strict=True)
+        fresh = [(block_hash, block) for block_hash, block in hashed if block_hash not in slot_of]
+        # Where there are too few slots, the first blocks are worth most. In order, neighbours are one copy.
+        slots = sorted(self._take_slots(len(fresh), set(known)))
+        placed = [(block_hash, block, slot) for (block_hash, block), slot in zip(fresh, slots, strict=False)]
+        for block_hash, _, slot in reversed(placed):
+            slot_of[block_hash] = slot
+        self._saves += ((block, slot) for _, block, slot in placed)
+        self.num_saved += len(placed)
+
+    def launch(self) -> None:
+        if not (self._saves or self._fetches):
+            return
+        saves, self._saves = np.array(self._saves, np.int32).reshape(-1, 2), []
+        fetches, self._fetches = np.array(self._fetches, np.int32).reshape(-1, 2), []
+        self._swapper.swap(
+            SwapPlan(
+                out_blocks=saves[:, 0].copy(),
+                out_slots=saves[:, 1].copy(),
+                in_slots=fetches[:, 0].copy(),
+                in_blocks=fetches[:, 1].copy(),
+            )
+        )
+
+    def cancel(self, ticket: Ticket) -> None:
+        """A copy cannot be called back: the ticket ends when it is done."""
+        self._cancelled.add(ticket)
+
+    def poll(self) -> list[LoadEnd]:
+        self.num_loaded = self._swapper.num_loaded
+        ends = []
+        while self._loads and self._loads[0][0] <= self.num_loaded:
+            ticket = self._loads.popleft()[1]
+            self._stop_reading(ticket)
+            if ticket in self._cancelled:
+                self._cancelled.remove(ticket)
+                ends.append(LoadEnd(ticket, Outcome.CANCELLED))
+            else:
+                self._touch(ticket.hashes)
+                ends.append(LoadEnd(ticket, Outcome.LOADED, ticket.hashes))
+        return ends
+
+    def close(self) -> None:
+        """The memory is the swapper's: the executor waits for the last copies and gives it back."""
+
+    def _stop_reading(self, ticket: Ticket) -> None:
+        for block_hash in ticket.hashes:
+            self._reading[block_hash] -= 1
+            if not self._reading[block_hash]:
+                del self._reading[block_hash]
+
+    def _take_slots(self, count: int, kept: set[bytes]) -> list[int]:
+        """As many as can be had without those of hashes that are kept or read."""
+        if (missing := count - len(self._free_slots)) > 0:
+            stay = kept | self._reading.keys()
+            for block_hash in list(islice((each for each in self._slot_of if each not in stay), missing)):
+                self._free_slots.append(self._slot_of.pop(block_hash))
+                self._on_lost(block_hash)
+        return [self._free_slots.popleft() for _ in range(min(count, len(self._free_slots)))]
+
+    def _touch(self, hashes: Sequence[bytes]) -> None:
+        """Marks hashes as used, the first of a sequence last."""
+        for block_hash in reversed(hashes):
+            self._slot_of[block_hash] = self._slot_of.pop(block_hash)

@@ -1,0 +1,82 @@
+"""Which running requests make room for waiting ones: stalled ones, and those of tenants ahead of their fair share.
+
+Only names them, one at a time; the scheduler preempts each before it asks for the next. Rows and blocks of requests
+that are leaving count as free.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from headwater.engine_core.kv.block_pool import BlockPool
+from headwater.engine_core.scheduling.pending_release import Leavers
+from headwater.engine_core.scheduling.preemption import Victims
+from headwater.engine_core.scheduling.request_state import RequestState
+from headwater.engine_core.scheduling.request_table import RequestTable
+from headwater.engine_core.scheduling.waiting_queue import WaitingQueue
+
+
+class Yielding:
+    def __init__(
+        self, waiting: WaitingQueue, victims: Victims, leavers: Leavers, table: RequestTable, pool: BlockPool
+    ) -> None:
+        self.too_large: RequestState | None = None
+        """The waiting request that found too few blocks; it is not looked at again until some are released."""
+        self._num_blocks_wanted = 0
+        self._waiting, self._victims, self._leavers, self._table, self._pool = waiting, victims, leavers, table, pool
+        self._num_moves = 0
+        """Seats that were taken or left."""
+        self._unyielding: tuple[int, int] | None = None
+        """(request key, move count) of the last attempt that found no victim."""
+
+    def note_too_large(self, request: RequestState, num_blocks_wanted: int) -> None:
+        self.too_large, self._num_blocks_wanted = request, num_blocks_wanted
+
+    def note_released(self) -> None:
+        """Blocks were released."""
+        self.too_large = None
+
+    def note_move(self) -> None:
+        """A seat was taken or left."""
+        self._num_moves += 1
+
+    def stalled(self) -> Iterator[RequestState]:
+        """Requests whose readers take nothing, while others lack room. No step, planned or in flight, computes them."""
+        while (stalled := self._victims.first_stalled()) is not None and self._lacks_room():
+            yield stalled
+
+    def ahead(self) -> Iterator[RequestState]:
+        """Requests of tenants that are ahead of those that wait: for seats for the first of each waiting tenant, or
+        for the blocks of the request whose turn is next."""
+        following = self._following_without_room()
+        if following is None or self._unyielding == (following.key, self._num_moves):
+            return
+        held = self._victims.held_blocks()
+        if following is self.too_large:
+            while self._lacks_blocks() and (victim := self._victims.take_for(following, held)) is not None:
+                yield victim
+        else:
+            for behind in self._waiting.heads()[len(self._leavers) :]:
+                if (victim := self._victims.take_for(behind, held)) is None:
+                    break
+                yield victim
+        self._unyielding = (following.key, self._num_moves)
+
+    def _following_without_room(self) -> RequestState | None:
+        """The request whose turn is next, if it lacks a seat or blocks."""
+        if self._table.free_rows and self.too_large is None:
+            return None
+        following = self._waiting.peek()
+        return following if following is self.too_large or not self._table.free_rows else None
+
+    def _lacks_room(self) -> bool:
+        """Whether the request whose turn is next lacks blocks, or some ready request a seat."""
+        following = self._waiting.peek()
+        if following is None:
+            return False
+        if following is self.too_large:
+            return self._lacks_blocks()
+        return len(self._table.free_rows) + len(self._leavers) < self._waiting.num_ready
+
+    def _lacks_blocks(self) -> bool:
+        return self._num_blocks_wanted > self._pool.num_free + self._leavers.num_returning_blocks()

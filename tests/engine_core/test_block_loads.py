@@ -1,0 +1,464 @@
+"""Loads from block sources, one fact at a time: which source is asked, how a load ends, what is held meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from headwater.engine_core.config import EngineConfig
+from headwater.engine_core.engine import Engine
+from headwater.engine_core.executors.simulated import (
+    SimulatedExecutor,
+    SimulatedModel,
+    SimulatedTiming,
+    expected_tokens,
+)
+from headwater.engine_core.kv.block_loads import MIN_PATIENCE_SECONDS, BlockLoads, Offer, SettledLoad
+from headwater.engine_core.kv.block_pool import BlockPool
+from headwater.engine_core.kv.block_source import BlockSource, LoadEnd, Outcome, Ticket
+from headwater.engine_core.kv.prefix_cache import HashChain, PrefixCache
+from headwater.engine_core.request import NewRequest
+from headwater.engine_core.sampling_params import SamplingParams
+from headwater.engine_core.step_output import StoredChain
+from tests.engine_core.lying_source import ScriptedSource
+
+BLOCK_SIZE = 16
+NUM_BLOCKS = 17
+OTHER = b"o" * 16
+
+
+class Blocks:
+    """A pool with sources beside it."""
+
+    def __init__(self, *sources: ScriptedSource, compute_seconds: float = 0.0) -> None:
+        self.now = 0.0
+        self.pool = BlockPool(NUM_BLOCKS)
+        self.cache = PrefixCache(self.pool)
+        self.loads = BlockLoads(self.pool, self.cache, sources, lambda: self.now, compute_seconds)
+
+    def load(self, chain: HashChain, hits: Sequence[int] = ()) -> Ticket:
+        offer = self.loads.find(chain, len(hits), len(chain.hashes))
+        assert offer is not None
+        return self.loads.load(offer, chain, list(hits))
+
+    def match(self, chain: HashChain) -> int:
+        return len(self.cache.match(chain, len(chain.hashes)))
+
+
+def source_of(*chains: HashChain, seconds_per_block: float = 0.0, is_local: bool = True) -> ScriptedSource:
+    """Holds the blocks of these chains."""
+    kv_blocks = np.zeros((NUM_BLOCKS, 1), np.uint64)
+    source = ScriptedSource(kv_blocks, seconds_per_block=seconds_per_block, is_local=is_local)
+    for chain in chains:
+        source.save(chain.hashes, range(1, len(chain.hashes) + 1))
+    source.launch()
+    return source
+
+
+def chain_of(first_token: int, num_blocks: int) -> HashChain:
+    chain = HashChain(b"n" * 16)
+    chain.cover(np.arange(first_token, first_token + num_blocks * BLOCK_SIZE, dtype=np.int32), BLOCK_SIZE)
+    return chain
+
+
+LONG, SHORT = chain_of(0, 4), chain_of(0, 2)
+
+
+def test_the_source_that_holds_the_most_is_asked_and_of_equals_the_cheapest() -> None:
+    dear, cheap, small = (
+        source_of(LONG, seconds_per_block=2.0),
+        source_of(LONG, seconds_per_block=1.0),
+        source_of(SHORT, seconds_per_block=0.1),
+    )
+    loads = Blocks(dear, small, cheap).loads
+    assert loads.find(LONG, 0, 4) == Offer(cheap, 4, 4.0)
+    assert loads.find(LONG, 0, 2) == Offer(small, 2, 0.2)
+    assert loads.find(LONG, 0, 4, excluded=[cheap]) == Offer(dear, 4, 8.0)
+    assert loads.find(LONG, 0, 4, excluded=[cheap, dear, small]) is None
+    assert loads.find(LONG, 4, 4) is None
+
+
+def test_of_sources_that_are_equal_the_first_is_asked() -> None:
+    first, second = source_of(LONG), source_of(LONG)
+    assert Blocks(first, second).loads.find(LONG, 0, 4) == Offer(first, 4, 0.0)
+
+
+def test_what_is_computed_in_less_time_is_not_loaded() -> None:
+    slow, fast = source_of(LONG, seconds_per_block=2.0), source_of(SHORT, seconds_per_block=0.5)
+    loads = Blocks(slow, fast, compute_seconds=1.0).loads
+    assert loads.find(LONG, 0, 4) == Offer(fast, 2, 1.0)
+    assert loads.find(LONG, 2, 4) is None
+    assert Blocks(slow, fast).loads.find(LONG, 0, 4) == Offer(slow, 4, 8.0), "where it is not known, they are"
+
+
+def test_loads_end_in_any_order() -> None:
+    source = source_of(first := chain_of(0, 2), second := chain_of(900, 3))
+    blocks = Blocks(source)
+    tickets = blocks.load(first), blocks.load(second)
+    source.end(tickets[1])
+    assert blocks.loads.poll() == [SettledLoad(tickets[1], None)]
+    assert (blocks.match(first), blocks.match(second)) == (0, 3)
+    source.end(tickets[0])
+    assert blocks.loads.poll() == [SettledLoad(tickets[0], None)]
+    assert (blocks.match(first), blocks.pool.num_used) == (2, 0)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "reported", "num_cached"),
+    [
+        (Outcome.LOADED, LONG.hashes, 4),
+        (Outcome.LOADED, LONG.hashes[:3], 3),
+        (Outcome.LOADED, [], 0),
+        (Outcome.LOADED, [*LONG.hashes[:3], OTHER], 0),
+        (Outcome.LOADED, [OTHER, *LONG.hashes[1:]], 0),
+        (Outcome.LOADED, LONG.hashes[1:], 0),
+        (Outcome.LOADED, [*LONG.hashes, OTHER], 0),
+        (Outcome.FAILED, LONG.hashes, 0),
+        (Outcome.CANCELLED, LONG.hashes, 0),
+    ],
+    ids=["all", "leading", "none", "another last", "another first", "shifted", "too many", "failed", "cancelled"],
+)
+def test_leading_blocks_are_cached_that_are_what_was_asked_for(
+    outcome: Outcome, reported: list[bytes], num_cached: int
+) -> None:
+    blocks = Blocks(source := source_of(LONG))
+    ticket = blocks.load(LONG)
+    assert blocks.pool.num_used == 4
+    source.end(ticket, outcome, reported)
+    assert blocks.loads.poll() == [SettledLoad(ticket, None if num_cached == 4 else source)]
+    assert (blocks.match(LONG), blocks.pool.num_used, blocks.loads.is_any_open) == (num_cached, 0, False)
+    assert blocks.loads.find(LONG, num_cached, 4, excluded=[source]) is None
+
+
+def test_cached_blocks_before_those_that_are_loaded_stay_meanwhile() -> None:
+    blocks = Blocks(source := source_of(LONG))
+    hits = blocks.pool.allocate(2)
+    blocks.cache.offer(chain := chain_of(0, 2), hits)
+    blocks.pool.release(hits)
+    ticket = blocks.load(LONG, hits)
+    assert (ticket.hashes, blocks.pool.num_used) == (LONG.hashes[2:], 4)
+    blocks.pool.release(blocks.pool.allocate(blocks.pool.num_free))
+    source.end(ticket)
+    blocks.loads.poll()
+    assert (blocks.match(chain), blocks.match(LONG), blocks.pool.num_used) == (2, 4, 0)
+
+
+def test_a_load_that_takes_far_too_long_is_given_up_and_its_blocks_stay_held_until_it_ends() -> None:
+    blocks = Blocks(source := source_of(LONG, seconds_per_block=1.0))
+    ticket = blocks.load(LONG)
+    blocks.now = 39.9
+    assert (blocks.loads.poll(), source.cancelled) == ([], [])
+    blocks.now = 40.0
+    assert blocks.loads.poll() == [SettledLoad(ticket, source)]
+    assert (source.cancelled, blocks.loads.ticket(LONG.hashes[0]), blocks.pool.num_used) == ([ticket], None, 4)
+    assert blocks.loads.poll() == []
+    # Meanwhile another asks for the same, and its load is not mistaken for the late one.
+    again = blocks.load(LONG)
+    source.end(ticket)
+    assert blocks.loads.poll() == [SettledLoad(ticket, source)]
+    assert (blocks.match(LONG), blocks.pool.num_used) == (0, 4)
+    source.end(again)
+    assert blocks.loads.poll() == [SettledLoad(again, None)]
+    assert (blocks.match(LONG), blocks.pool.num_used) == (4, 0)
+
+
+def test_a_load_that_costs_nothing_has_its_time_too() -> None:
+    blocks = Blocks(source_of(LONG))
+    ticket = blocks.load(LONG)
+    blocks.now = MIN_PATIENCE_SECONDS - 0.1
+    assert blocks.loads.poll() == []
+    blocks.now = MIN_PATIENCE_SECONDS
+    assert [load.ticket for load in blocks.loads.poll()] == [ticket]
+
+
+def test_blocks_of_others_are_told_stored_when_loaded_and_removed_when_evicted() -> None:
+    """Those of this engine's own sources were told when they were computed."""
+    own, foreign = chain_of(0, 2), chain_of(900, 4)
+    blocks = Blocks(local := source_of(own), peer := source_of(foreign, is_local=False))
+    assert set(blocks.pool.cached_hashes()) == set(own.hashes)
+    tickets = blocks.load(own), blocks.load(foreign)
+    local.end(tickets[0])
+    peer.end(tickets[1], Outcome.LOADED, foreign.hashes[:3])
+    blocks.loads.poll()
+    events = blocks.cache.take_events()
+    assert events is not None
+    assert events.stored == [StoredChain(parent=b"", hashes=foreign.hashes[:3])]
+    # The peer's and the device's memory are two things.
+    peer.lose(foreign.hashes[0])
+    assert blocks.cache.take_events() is None
+    blocks.pool.release(blocks.pool.allocate(blocks.pool.num_free))
+    events = blocks.cache.take_events()
+    assert events is not None
+    assert (sorted(events.removed), events.stored) == (sorted(foreign.hashes[:3]), [])
+
+
+def test_a_hash_is_lost_when_the_last_source_loses_it() -> None:
+    first, second = source_of(LONG), source_of(LONG)
+    blocks = Blocks(first, second)
+    assert sorted(blocks.pool.cached_hashes()) == sorted(LONG.hashes)
+    assert len(blocks.pool.elsewhere) == 4
+    first.lose(LONG.hashes[0])
+    assert blocks.cache.take_events() is None
+    second.lose(LONG.hashes[0])
+    events = blocks.cache.take_events()
+    assert events is not None
+    assert events.removed == LONG.hashes[:1]
+
+
+def test_every_source_is_offered_what_nobody_uses() -> None:
+    first, second = source_of(), source_of()
+    blocks = Blocks(first, second)
+    held = blocks.pool.allocate(4)
+    blocks.cache.offer(chain := chain_of(0, 4), held)
+    blocks.loads.release(held)
+    assert (first.find(chain.hashes), second.find(chain.hashes)) == (4, 4)
+
+
+def test_closing_cancels_what_is_on_its_way() -> None:
+    blocks = Blocks(busy := source_of(LONG), idle := source_of())
+    ticket = blocks.load(LONG)
+    blocks.loads.close()
+    assert (busy.cancelled, busy.is_closed, idle.cancelled, idle.is_closed) == ([ticket], True, [], True)
+
+
+def test_a_ticket_that_ends_twice_is_a_defect_of_its_source() -> None:
+    blocks = Blocks(source := source_of(LONG))
+    ticket = blocks.load(LONG)
+    source.end(ticket)
+    blocks.loads.poll()
+    source._ends.append(LoadEnd(ticket, Outcome.FAILED))
+    with pytest.raises(KeyError):
+        blocks.loads.poll()
+
+
+# Through an engine.
+
+MODEL = SimulatedModel(vocab_size=1000)
+CONFIG = EngineConfig(
+    num_blocks=17, max_model_len=256, max_num_seqs=8, max_num_batched_tokens=64, block_size=BLOCK_SIZE
+)
+FORGOTTEN = 300
+"""First token of a prompt that the cache has forgotten and the source holds."""
+
+
+class Served:
+    """An engine whose source holds the blocks of a prompt that the cache has forgotten."""
+
+    def __init__(self, config: EngineConfig = CONFIG, *, prefill_seconds: float = 0.0) -> None:
+        self.now = 0.0
+        timing = SimulatedTiming(seconds_per_prefill_token=prefill_seconds)
+        executor = SimulatedExecutor(config, MODEL, timing, verify_every=1, clock=lambda: self.now, sleep=self._sleep)
+        self.source = ScriptedSource(executor._kv.reshape(-1, BLOCK_SIZE), seconds_per_block=0.5)
+        sources: list[BlockSource] = [self.source]
+        self.engine = Engine(config, executor, clock=lambda: self.now, sources=sources)
+        self.tokens: dict[int, list[int]] = {}
+        self.cached: dict[int, int] = {}
+        for key, first_token in ((0, FORGOTTEN), (100, 600), (101, 50)):
+            self.add(key, first_token)
+            self.run()
+
+    def _sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+    def add(self, key: int, first_token: int, *, credit: int = 1 << 30) -> None:
+        self.tokens[key] = []
+        sampling, prompt_ids = SamplingParams(seed=key, max_tokens=8), prompt(first_token)
+        self.engine.add(NewRequest(key=key, prompt_ids=prompt_ids, output_ids=[], sampling=sampling, credit=credit))
+
+    def step(self) -> None:
+        if (output := self.engine.step()) is None:
+            return
+        at = 0
+        for key, count in zip(output.keys, output.num_tokens, strict=True):
+            self.tokens[key] += output.token_ids[at : at + count]
+            at += count
+        self.cached |= {start.key: start.cached_tokens for start in output.starts}
+
+    def run(self) -> None:
+        for _ in range(1000):
+            if not self.engine.has_work():
+                return
+            self.step()
+        raise AssertionError("it does not end")
+
+    def load_of(self, key: int) -> Ticket:
+        """Adds a request for the forgotten prompt; the load that it waits for."""
+        self.add(key, FORGOTTEN)
+        self.step()
+        (ticket,) = self.source.open
+        return ticket
+
+    def check(self, *keys: int) -> None:
+        """All was answered as if there were no source, and nothing is held."""
+        for key in keys:
+            sampling = SamplingParams(seed=key, max_tokens=8)
+            assert self.tokens[key] == expected_tokens(MODEL, prompt(FORGOTTEN), sampling)
+        load = self.engine.load()
+        assert (load.num_used_blocks, load.num_waiting, load.num_running, load.num_prefill_tokens) == (0, 0, 0, 0)
+
+
+def prompt(first_token: int) -> list[int]:
+    return [(first_token + 7 * i) % 1000 for i in range(200)]
+
+
+def test_a_source_beside_host_memory_serves_a_prompt_that_the_cache_forgot() -> None:
+    served = Served()
+    served.source.end(served.load_of(2))
+    served.run()
+    served.check(2)
+    assert served.cached[2] == 192
+
+
+@pytest.mark.parametrize("outcome", [Outcome.FAILED, Outcome.CANCELLED])
+def test_what_a_source_does_not_load_is_computed_and_it_is_not_asked_again(outcome: Outcome) -> None:
+    served = Served()
+    served.source.end(served.load_of(2), outcome)
+    served.step()
+    assert served.engine.load().num_prefill_tokens == 200
+    served.run()
+    served.check(2)
+    assert (served.cached[2], served.source.open) == (0, [])
+
+
+def test_behind_blocks_that_were_loaded_the_rest_is_computed() -> None:
+    served = Served()
+    ticket = served.load_of(2)
+    served.source.end(ticket, Outcome.LOADED, ticket.hashes[:5])
+    served.run()
+    served.check(2)
+    assert (served.cached[2], served.source.open) == (80, [])
+
+
+def test_blocks_of_another_prompt_are_not_used() -> None:
+    served = Served()
+    ticket = served.load_of(2)
+    others = [block_hash for block_hash in served.source.held if block_hash not in ticket.hashes]
+    served.source.end(ticket, Outcome.LOADED, others[:12])
+    served.run()
+    served.check(2)
+    assert served.cached[2] == 0
+
+
+@pytest.mark.parametrize("outcome", list(Outcome))
+def test_a_request_that_comes_meanwhile_waits_for_the_same_load(outcome: Outcome) -> None:
+    served = Served()
+    ticket = served.load_of(2)
+    served.add(3, FORGOTTEN)
+    for _ in range(5):
+        served.step()
+    assert served.source.open == [ticket]
+    served.source.end(ticket, outcome)
+    served.run()
+    served.check(2, 3)
+    # Where it was not loaded, one computes it and the other follows.
+    assert served.cached == served.cached | {2: 192 if outcome is Outcome.LOADED else 0, 3: 192}
+
+
+@pytest.mark.parametrize("outcome", list(Outcome))
+def test_a_request_that_is_aborted_meanwhile_leaves_nothing_held(outcome: Outcome) -> None:
+    served = Served()
+    ticket = served.load_of(2)
+    served.engine.cancel(2)
+    served.step()
+    assert served.engine.has_work(), "the load has blocks until it ends"
+    assert (served.engine.load().num_used_blocks, served.source.cancelled) == (12, [])
+    served.source.end(ticket, outcome)
+    served.run()
+    served.check()
+    assert served.tokens[2] == []
+    # What came is there for the next.
+    served.add(3, FORGOTTEN)
+    served.step()
+    assert (served.source.open == []) is (outcome is Outcome.LOADED)
+
+
+def test_a_request_does_not_wait_for_a_source_that_never_answers() -> None:
+    served = Served(replace(CONFIG, num_blocks=40))
+    for first_token in (101, 900):
+        served.add(first_token, first_token)
+        served.run()
+    ticket = served.load_of(2)
+    for _ in range(20):
+        served.step()
+    assert (served.tokens[2], served.engine.holds_back) == ([], True)
+    served.now += 10 * 0.5 * 12
+    for _ in range(20):
+        served.step()
+    assert (served.source.cancelled, served.cached[2], len(served.tokens[2])) == ([ticket], 0, 8)
+    assert served.engine.load().num_used_blocks == 12, "the source may still write there"
+    served.source.end(ticket)
+    served.run()
+    served.check(2)
+
+
+def test_loads_under_way_neither_stop_nor_take_blocks_of_what_runs() -> None:
+    """The cache has 16 blocks, of which the load has 12: the other request has to wait for blocks, and gets them."""
+    served = Served()
+    ticket = served.load_of(2)
+    served.add(3, FORGOTTEN + 1)
+    for _ in range(5):
+        served.step()
+    assert (served.tokens[3], served.engine.load().num_preemptions) == ([], 0)
+    served.source.end(ticket, Outcome.FAILED)
+    served.run()
+    served.check(2)
+    assert len(served.tokens[3]) == 8
+
+
+def test_a_request_that_lacks_blocks_goes_on_when_a_load_that_was_given_up_ends() -> None:
+    """The engine once said that it had no work."""
+    served = Served()
+    ticket = served.load_of(2)
+    served.now += 10 * 0.5 * 12
+    for _ in range(5):
+        served.step()
+    assert (served.source.cancelled, served.tokens[2]) == ([ticket], []), "the load still has 12 blocks of 16"
+    served.source.end(ticket, Outcome.CANCELLED)
+    served.run()
+    served.check(2)
+
+
+def test_a_request_that_was_preempted_asks_a_source_again_that_failed_it() -> None:
+    served = Served()
+    served.add(2, FORGOTTEN, credit=4)
+    served.step()
+    served.source.end(served.source.open[0], Outcome.FAILED)
+    served.run()
+    assert len(served.tokens[2]) == 4
+    # Its reader takes nothing, and another prompt takes its blocks.
+    served.engine.stall(2)
+    served.add(3, 600)
+    for _ in range(3):
+        served.step()
+    # The source holds what the other prompt had before, too.
+    served.source.end(served.source.open[0])
+    served.run()
+    assert (len(served.tokens[3]), served.engine.load().num_preemptions, served.source.open) == (8, 1, [])
+    served.engine.add_credit(2, 100)
+    served.step()
+    (ticket,) = served.source.open
+    served.source.end(ticket)
+    served.run()
+    served.check(2)
+
+
+def test_an_executor_that_computes_faster_than_a_source_loads_is_not_kept_waiting() -> None:
+    served = Served(prefill_seconds=0.01)
+    served.add(2, FORGOTTEN)
+    served.run()
+    served.check(2)
+    assert served.cached[2] == 0
+    slow = Served(prefill_seconds=0.1)
+    slow.source.end(slow.load_of(2))
+    slow.run()
+    assert slow.cached[2] == 192
+
+
+def test_an_engine_that_is_closed_cancels_its_loads() -> None:
+    served = Served()
+    ticket = served.load_of(2)
+    served.engine.close()
+    assert (served.source.cancelled, served.source.is_closed) == ([ticket], True)
