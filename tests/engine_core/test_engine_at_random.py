@@ -126,7 +126,7 @@ SCENARIOS_WITH_DRAFTS = given(
     configs() | swapping_configs(), st.sampled_from([0, 3, MANY]), st.sampled_from([0, 1, 4]), rounds(), DRAFTERS
 )
 SWAPS = given(swapping_configs(), st.sampled_from([0, 3, MANY]), st.sampled_from([0, 4]), rounds(80, 60))
-SOME = settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
+SOME = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 VERY_MANY = settings(SOME, max_examples=10_000)
 
 
@@ -217,7 +217,7 @@ def test_nor_does_it_in_many_more_rounds(
     check_rounds(config, late_polls, mask_delay, rounds)
 
 
-@settings(SOME, max_examples=60)
+@settings(SOME, max_examples=30)
 @given(st.integers(1, 4), st.lists(st.tuples(requests(), st.booleans()), min_size=2, max_size=8))
 def test_one_after_another_hits_exactly_what_the_formula_says(depth: int, turns: list[tuple[NewRequest, bool]]) -> None:
     """Some are the next turn of the chat before them."""
