@@ -7,9 +7,12 @@ set -euo pipefail
 python=$1 layer=$2 torch=${3:-auto}
 cd "$(dirname "$0")/.."
 
-locked() { "$python" -m pip install --require-hashes --only-binary :all: "$@"; }
+# Byte code of all packages of `dev` is a minute of a core (2026-11-22), and what is imported is compiled then.
+compile=--compile
+[[ $layer != dev ]] || compile=--no-compile
+locked() { "$python" -m pip install --require-hashes --only-binary :all: $compile "$@"; }
 # CPU builds are in no lock, since default indexes do not serve them: an exact release, without dependencies.
-cpu_build() { "$python" -m pip install --no-deps --only-binary :all: "$@"; }
+cpu_build() { "$python" -m pip install --no-deps --only-binary :all: $compile "$@"; }
 has_gpu() { command -v nvidia-smi >/dev/null && nvidia-smi -L >/dev/null 2>&1; }
 release=torch==2.13.0
 

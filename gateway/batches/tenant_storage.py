@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
 from weakref import WeakValueDictionary
 
 from headwater.gateway.batches.buckets import last_headers, sizes
@@ -17,8 +19,22 @@ from headwater.services.errors import LimitExceeded, StorageLimitExceeded
 
 MAX_BACKGROUND = 1000
 """Responses in the background of a tenant, waiting, running or kept in NATS."""
+CACHE_SECONDS = 5.0
+"""Greatest age of a cached `_OtherStorage`."""
+MAX_CACHED_TENANTS = 4096
 NUM_BYTES = "Headwater-Bytes"
 """Header of a message of events: bytes of the events of that response so far, those in the message included."""
+
+
+@dataclass(frozen=True, slots=True)
+class _OtherStorage:
+    """What limits a tenant's events, except the events themselves, as read from NATS."""
+
+    num_bytes: int
+    """Bytes of files, batches, results and background records."""
+    stream_bound: int
+    """Bound in bytes of the stream of all tenants' events; 0 or less: none."""
+    read_at: float
 
 
 class TenantStorage:
@@ -27,10 +43,13 @@ class TenantStorage:
     One for a gateway. What several gateways add at the same moment may pass a limit, by one request of each.
     """
 
-    def __init__(self, durable: Durable, limits: StorageLimits) -> None:
-        self.durable, self._limits = durable, limits
+    def __init__(self, durable: Durable, limits: StorageLimits, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self.durable, self._limits, self._clock = durable, limits, clock
         self._files, self._batches = Files(durable), Ledger(durable)
         self._adding: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._reading: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._cached: dict[str, _OtherStorage] = {}
+        """By tenant, in the order in which they were read."""
 
     @contextlib.asynccontextmanager
     async def room(self, tenant: str, num_bytes: int) -> AsyncIterator[None]:
@@ -40,7 +59,10 @@ class TenantStorage:
             kept, limit = await self.of(tenant), self._limits.file_bytes(tenant)
             if kept + num_bytes > limit:
                 raise StorageLimitExceeded("file_bytes", kept, num_bytes, limit)
-            yield
+            try:
+                yield
+            finally:
+                self._cached.pop(tenant, None)
 
     @contextlib.asynccontextmanager
     async def room_in_background(self, tenant: str, num_bytes: int, *, num_event_bytes: int) -> AsyncIterator[None]:
@@ -56,15 +78,43 @@ class TenantStorage:
 
     async def check_events(self, tenant: str, num_bytes: int) -> None:
         """Raises `StorageLimitExceeded` where the tenant has no room for so many more bytes of events, and what NATS
-        raises. Half of their stream is for others': one that a tenant has filled would let nobody stream."""
-        kept, limit = await self.of(tenant), self._limits.file_bytes(tenant)
+        raises. Half of their stream is for others': one that a tenant has filled would let nobody stream.
+
+        Each background stream calls this every few seconds. Only events are counted at each call; the rest is cached.
+        """
+        events = await self.event_bytes(tenant)
+        try:
+            self._check_events(tenant, events, num_bytes, await self._cached_other(tenant))
+        except StorageLimitExceeded:
+            # Files may have been deleted since the cached value was read.
+            self._check_events(tenant, events, num_bytes, await self._read_other(tenant))
+
+    def _check_events(self, tenant: str, events: int, num_bytes: int, other: _OtherStorage) -> None:
+        kept, limit = other.num_bytes + events, self._limits.file_bytes(tenant)
         if kept + num_bytes > limit:
             raise StorageLimitExceeded("file_bytes", kept, num_bytes, limit)
-        rooms = await self.durable.rooms()
-        bound = (await rooms.js.stream_info(BACKGROUND_LOG)).config.max_bytes or 0
-        events = await self.event_bytes(tenant)
+        bound = other.stream_bound
         if 0 < bound < 2 * (events + num_bytes):
             raise StorageLimitExceeded("events of streams in the background", events, num_bytes, bound // 2)
+
+    async def _cached_other(self, tenant: str) -> _OtherStorage:
+        """At most `CACHE_SECONDS` old. Concurrent callers wait for one reading."""
+        lock = self._reading.setdefault(tenant, asyncio.Lock())
+        async with lock:
+            other = self._cached.get(tenant)
+            if other is None or self._clock() - other.read_at > CACHE_SECONDS:
+                other = await self._read_other(tenant)
+            return other
+
+    async def _read_other(self, tenant: str) -> _OtherStorage:
+        rooms, read_at = await self.durable.rooms(), self._clock()
+        bound = (await rooms.js.stream_info(BACKGROUND_LOG)).config.max_bytes or 0
+        other = _OtherStorage(await self._other_bytes(tenant), bound, read_at)
+        self._cached.pop(tenant, None)
+        self._cached[tenant] = other
+        if len(self._cached) > MAX_CACHED_TENANTS:
+            del self._cached[next(iter(self._cached))]
+        return other
 
     async def event_bytes(self, tenant: str) -> int:
         """Of the streams of responses in the background, as their writers have told with the last message of each."""
@@ -74,11 +124,14 @@ class TenantStorage:
 
     async def of(self, tenant: str, *, without: str = "") -> int:
         """Bytes that a tenant keeps; results of one batch may be left out. Raises what NATS raises."""
+        return await self._other_bytes(tenant, without=without) + await self.event_bytes(tenant)
+
+    async def _other_bytes(self, tenant: str, *, without: str = "") -> int:
         rooms, pattern = await self.durable.rooms(), f"{subjects.key_of(tenant)}.>"
         files = sum([file.bytes for file in await self._files.all(tenant)])
         results = sum(await self._batches.result_bytes(tenant, without=without))
         records = [*await sizes(rooms.js, BACKGROUND, pattern), *await sizes(rooms.js, BATCHES, pattern)]
-        return files + results + sum(records) + await self.event_bytes(tenant)
+        return files + results + sum(records)
 
     async def left(self, tenant: str, *, without: str) -> int:
         """Bytes that the results of one batch may take."""

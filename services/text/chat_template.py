@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 from typing import Any, NoReturn
 
@@ -21,7 +21,6 @@ from headwater.services.text.counted_environment import STEPS, CountedEnvironmen
 
 MAX_RENDERED_LEN = 32 << 20
 """Characters of a rendered conversation."""
-MAX_RENDER_SECONDS = 10.0
 
 
 class ChatTemplateError(Exception):
@@ -44,13 +43,17 @@ class GenerationBlock(Extension):
 class ChatTemplate:
     """A compiled template and the special tokens that it may name."""
 
-    def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
+    def __init__(
+        self, source: str, special_tokens: Mapping[str, str], *, clock: Callable[[], float] = time.thread_time
+    ) -> None:
+        """`clock` shows the processor time of the thread that renders."""
         environment = _environment()
         try:
             self._template = environment.from_string(source)
         except jinja2.TemplateSyntaxError as error:
             raise ChatTemplateError(error) from None
         self._special_tokens = dict(special_tokens)
+        self._clock = clock
         self.source = source
         self.reads_tools = "tools" in meta.find_undeclared_variables(environment.parse(source))
         """Whether it would show the assistant its tools."""
@@ -68,11 +71,12 @@ class ChatTemplate:
         variables: Mapping[str, Any] | None = None,
     ) -> str:
         """The prompt's text. Raises `BadRequest` naming `messages` where the template refuses or fails."""
+        steps = Steps(self._clock)
         context = {**self._special_tokens, "documents": None, **(variables or {})}
         context |= {"messages": messages, "tools": tools}
-        context |= {"add_generation_prompt": add_generation_prompt and not continue_final_message, STEPS: Steps()}
+        context |= {"add_generation_prompt": add_generation_prompt and not continue_final_message, STEPS: steps}
         try:
-            rendered = _collect(self._template.generate(context))
+            rendered = _collect(self._template.generate(context), steps)
         except (jinja2.TemplateError, TypeError, ValueError, KeyError, ArithmeticError, RecursionError) as error:
             raise BadRequest("messages", f"messages do not fit the model's chat template: {error}") from None
         return _cut_after_final_message(rendered, messages) if continue_final_message else rendered
@@ -101,16 +105,15 @@ def _raise_exception(message: str) -> NoReturn:
     raise jinja2.TemplateError(message)
 
 
-def _collect(pieces: Iterable[str]) -> str:
+def _collect(pieces: Iterable[str], steps: Steps) -> str:
     """Joins what a template yields, within the limits; the sandbox bounds `range` itself."""
-    collected, length, deadline = [], 0, time.monotonic() + MAX_RENDER_SECONDS
+    collected, length = [], 0
     for piece in pieces:
         collected.append(piece)
         length += len(piece)
         if length > MAX_RENDERED_LEN:
             raise jinja2.TemplateError(f"it makes more than {MAX_RENDERED_LEN} characters of them")
-        if time.monotonic() > deadline:
-            raise jinja2.TemplateError(f"it takes more than {MAX_RENDER_SECONDS:.0f} s over them")
+        steps.check_time()
     return "".join(collected)
 
 

@@ -1,4 +1,4 @@
-"""A sandbox whose templates come to an end: passes of loops and calls are counted, products of sizes are bounded.
+"""A sandbox whose templates come to an end: passes of loops and calls are counted and timed, products of sizes bounded.
 
 A template that writes nothing gives its caller no chance to look at a clock, and a render may run on an event loop.
 What takes time in a template takes it by loops, by calls (macros may call themselves twice) and by `*` and `**`.
@@ -7,7 +7,8 @@ What takes time in a template takes it by loops, by calls (macros may call thems
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import jinja2
@@ -17,6 +18,10 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 MAX_STEPS = 500_000
 """Passes of loops and calls in a render: thirty for each of 16,384 messages, and about a second (2026-11-22)."""
+MAX_CPU_SECONDS = 2.0
+"""Processor time of a render. A call of a recursive macro takes up to a hundred times as long as a pass of a loop."""
+STEPS_PER_CLOCK_READ = 16
+"""Reading a thread's processor time is a system call."""
 MAX_PRODUCT_LEN = 1 << 20
 """Of a text or list that is repeated."""
 MAX_POWER_BITS = 4096
@@ -27,18 +32,26 @@ _OPERATORS = {"*": operator.mul, "**": operator.pow}
 
 
 class Steps:
-    """The count of one render."""
+    """Steps and processor time that one render has left. A render stays on one thread."""
 
-    __slots__ = ("left",)
+    __slots__ = ("_clock", "_deadline", "left")
 
-    def __init__(self) -> None:
-        self.left = MAX_STEPS
+    def __init__(self, clock: Callable[[], float] = time.thread_time) -> None:
+        self.left, self._clock = MAX_STEPS, clock
+        self._deadline = clock() + MAX_CPU_SECONDS
 
     def take(self) -> None:
-        """Raises `TemplateError` when there are none left."""
+        """Raises `TemplateError` when no steps or no time are left."""
         self.left -= 1
         if self.left < 0:
             raise jinja2.TemplateError(f"it takes more than {MAX_STEPS} steps over them")
+        if self.left % STEPS_PER_CLOCK_READ == 0:
+            self.check_time()
+
+    def check_time(self) -> None:
+        """Raises `TemplateError` when no time is left."""
+        if self._clock() > self._deadline:
+            raise jinja2.TemplateError(f"it takes more than {MAX_CPU_SECONDS:g} s of processor time over them")
 
 
 class CountedEnvironment(ImmutableSandboxedEnvironment):

@@ -73,7 +73,7 @@ def test_computes():
 def test_aborts():
     os.abort()
 {COMES_LAST}"""
-UNUSED_PLUGINS = ("cacheprovider", "asyncio", "langsmith_plugin", "schemathesis", "anyio", "valkey")
+UNUSED_PLUGINS = ("cacheprovider", "asyncio", "hypothesispytest", "langsmith_plugin", "schemathesis", "anyio", "valkey")
 INI = f"[pytest]\nmarkers = gpu\naddopts = {' '.join(f'-p no:{name}' for name in UNUSED_PLUGINS)}\n"
 NAMES = (
     *("test_passes", "test_fails", "test_is_skipped", "test_leaves_something_behind", "test_wants_nothing_left_behind"),
@@ -166,8 +166,15 @@ def test_a_failure_that_was_not_run_again_stays_one() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("by_group", [False, True], ids=["load", "by group"])
-@pytest.mark.parametrize("num_workers", ["1", "2"])
+@pytest.mark.parametrize(
+    ("by_group", "num_workers"),
+    [
+        pytest.param(False, "1", id="load-1"),
+        pytest.param(False, "2", id="load-2", marks=pytest.mark.long),
+        pytest.param(True, "1", id="by group-1", marks=pytest.mark.long),
+        pytest.param(True, "2", id="by group-2"),
+    ],
+)
 def test_plain_pytest_loses_no_result_to_a_ruined_worker(folder: Path, by_group: bool, num_workers: str) -> None:
     """Two files, each with two tests that ruin their process and one that aborts it."""
     (folder / "conftest.py").write_text(CONFTEST + (BY_GROUP if by_group else ""))

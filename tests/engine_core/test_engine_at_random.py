@@ -156,7 +156,7 @@ LIES = given(
     rounds(80, 60),
     LIARS,
 )
-SOME = settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
+SOME = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 VERY_MANY = settings(SOME, max_examples=10_000)
 
 
@@ -294,7 +294,7 @@ def test_nor_does_it_in_many_more_rounds_with_such_sources(
     check_lies(config, late_polls, mask_delay, rounds, liars)
 
 
-@settings(SOME, max_examples=60)
+@settings(SOME, max_examples=30)
 @given(st.integers(1, 4), st.lists(st.tuples(requests(), st.booleans()), min_size=2, max_size=8))
 def test_one_after_another_hits_exactly_what_the_formula_says(depth: int, turns: list[tuple[NewRequest, bool]]) -> None:
     """Some are the next turn of the chat before them."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
@@ -20,6 +21,18 @@ POISON = 300.0
 
 
 GPU = pytest.mark.gpu
+LONG = pytest.mark.long
+IN_CI = {(16, True), (64, False)}
+"""(block size, fp8) that `make test` interprets; `make test-long` has the others, a GPU all."""
+
+
+def formats(*block_sizes: int) -> list[Any]:
+    """Parameters `block_size` and `fp8`: each size in bf16 and in fp8."""
+    return [
+        pytest.param(size, fp8, id=f"{size}-{'fp8' if fp8 else 'bf16'}", marks=() if (size, fp8) in IN_CI else LONG)
+        for size in block_sizes
+        for fp8 in (False, True)
+    ]
 
 
 def relative_error(out: torch.Tensor, reference: torch.Tensor) -> float:

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from headwater.kernels.decode_attention import decode_attention_twin
-from tests.kernels.paging import GPU, PagedBatch, decode, relative_error, same_bits
+from tests.kernels.paging import GPU, LONG, PagedBatch, decode, formats, relative_error, same_bits
 
 BOUND = 5e-3
 """Weights are rounded to bfloat16 before they meet the values, and so is the output: 2 to 4e-3."""
@@ -24,8 +24,7 @@ def lengths(device: torch.device) -> list[int]:
     return LARGE if device.type == "cuda" else SMALL
 
 
-@pytest.mark.parametrize("fp8", [False, True], ids=["bf16", "fp8"])
-@pytest.mark.parametrize("block_size", [16, 32, 64, 128])
+@pytest.mark.parametrize(("block_size", "fp8"), formats(16, 32, 64, 128))
 @pytest.mark.parametrize(("num_q", "num_kv", "head_dim"), [HEADS[0], *GPU_HEADS])
 def test_decode_attention_agrees_with_float64(
     num_q: int, num_kv: int, head_dim: int, block_size: int, fp8: bool, generator: torch.Generator
@@ -49,7 +48,7 @@ def test_a_sequence_has_the_same_bits_alone(num_q: int, num_kv: int, head_dim: i
         assert same_bits(decode(batch, q, [i])[0], together[i]), batch.seq_lens[i]
 
 
-@pytest.mark.parametrize("fp8", [False, True], ids=["bf16", "fp8"])
+@pytest.mark.parametrize("fp8", [False, pytest.param(True, marks=LONG)], ids=["bf16", "fp8"])
 @pytest.mark.parametrize(("num_q", "num_kv", "head_dim"), [HEADS[0], *GPU_HEADS])
 def test_programs_that_draw_many_items_give_the_bits_of_few_in_every_layer(
     num_q: int, num_kv: int, head_dim: int, fp8: bool, generator: torch.Generator

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from headwater.kernels.prefill_attention import prefill_attention_twin
-from tests.kernels.paging import GPU, PagedBatch, decode, prefill, relative_error, same_bits
+from tests.kernels.paging import GPU, LONG, PagedBatch, decode, formats, prefill, relative_error, same_bits
 
 CASES = [
     pytest.param([5, 512, 700, 530], [5, 3, 40, 70], 4, 2, 64, id="small"),
@@ -19,8 +19,7 @@ def bounds(counts: list[int]) -> torch.Tensor:
     return torch.tensor([0, *torch.tensor(counts).cumsum(0).tolist()])
 
 
-@pytest.mark.parametrize("fp8", [False, True], ids=["bf16", "fp8"])
-@pytest.mark.parametrize("block_size", [16, 64, 128])
+@pytest.mark.parametrize(("block_size", "fp8"), formats(16, 64, 128))
 @pytest.mark.parametrize(("seq_lens", "counts", "num_q", "num_kv", "head_dim"), CASES)
 def test_prefill_attention_agrees_with_float64(
     seq_lens: list[int],
@@ -43,7 +42,7 @@ def test_prefill_attention_agrees_with_float64(
         assert relative_error(out[first:end], twin[first:end]) < 5e-3
 
 
-@pytest.mark.parametrize("fp8", [False, True], ids=["bf16", "fp8"])
+@pytest.mark.parametrize("fp8", [False, pytest.param(True, marks=LONG)], ids=["bf16", "fp8"])
 @pytest.mark.parametrize(("seq_lens", "counts", "num_q", "num_kv", "head_dim"), CASES)
 def test_a_recomputed_row_has_the_bits_of_its_decode_step(
     seq_lens: list[int],

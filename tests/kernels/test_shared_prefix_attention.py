@@ -5,7 +5,7 @@ import torch
 
 from headwater.kernels.decode_attention import decode_attention_twin
 from headwater.kernels.decode_plan import DecodePlan, plan_decode
-from tests.kernels.paging import GPU, PagedBatch, decode, relative_error, same_bits
+from tests.kernels.paging import GPU, PagedBatch, decode, formats, relative_error, same_bits
 
 
 def batch_of(kind: str, block_size: int, generator: torch.Generator, *, fp8: bool = False) -> PagedBatch:
@@ -22,8 +22,7 @@ def batch_of(kind: str, block_size: int, generator: torch.Generator, *, fp8: boo
 KINDS = ["small", pytest.param("large", marks=GPU)]
 
 
-@pytest.mark.parametrize("fp8", [False, True], ids=["bf16", "fp8"])
-@pytest.mark.parametrize("block_size", [16, 64, 128])
+@pytest.mark.parametrize(("block_size", "fp8"), formats(16, 64, 128))
 @pytest.mark.parametrize("kind", KINDS)
 def test_sharing_changes_no_bit(kind: str, block_size: int, fp8: bool, generator: torch.Generator) -> None:
     batch = batch_of(kind, block_size, generator, fp8=fp8)

@@ -5,17 +5,25 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import pytest
+
 from headwater.gateway.background.records import OVER
 from headwater.gateway.batches.durable import BACKGROUND_LOG
 from headwater.gateway.storage_bounds import PERCENT
 from tests.gateway.stages import MODEL, Gateway
-from tests.gateway.tenancy.test_full_storage import STORAGE, small, small_nats
+from tests.gateway.tenancy.test_full_storage import small, small_nats
 from tests.gateway.tenancy.test_line_of_tenants import Customer, admin
 
 __all__ = ["small", "small_nats"]
 RESPONSES = "/v1/responses"
+STORAGE = 20_000_000
 SHARE = STORAGE * PERCENT[BACKGROUND_LOG] // 100 // 2
 """The half of the stream that is the most for one tenant."""
+
+
+@pytest.fixture
+def storage() -> int:
+    return STORAGE
 
 
 def stream(who: Customer, num_tokens: int) -> list[dict[str, Any]]:

@@ -46,10 +46,16 @@ FILLED_BY_TENANTS = {
 
 
 @pytest.fixture
-def small_nats(free_dir: Path, kept: dict[str, Any]) -> Iterator[str]:
-    """A server whose JetStream takes 60 MB."""
+def storage() -> int:
+    """Bytes that the JetStream of `small_nats` takes."""
+    return STORAGE
+
+
+@pytest.fixture
+def small_nats(storage: int, free_dir: Path, kept: dict[str, Any]) -> Iterator[str]:
+    """A server with a small JetStream."""
     config = free_dir / "nats.conf"
-    config.write_text(f'jetstream {{ store_dir: "{free_dir / "js"}", max_file_store: {STORAGE} }}\n')
+    config.write_text(f'jetstream {{ store_dir: "{free_dir / "js"}", max_file_store: {storage} }}\n')
     with asyncio.Runner() as runner:
         server = runner.run(start_nats(free_dir, config=config, **kept))
         yield server.url

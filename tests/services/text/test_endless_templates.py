@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from itertools import count
+
 import pytest
 
 from headwater.services.errors import BadRequest
@@ -41,6 +44,42 @@ def test_a_template_that_would_not_end_is_ended(name: str, monkeypatch: pytest.M
     with pytest.raises(BadRequest, match="messages do not fit the model's chat template: ") as raised:
         template.render(MESSAGES)
     assert raised.value.param == "messages"
+
+
+def ticking(seconds: float) -> Callable[[], float]:
+    """A clock that advances by so much at each reading."""
+    times = count()
+    return lambda: next(times) * seconds
+
+
+@pytest.mark.parametrize("name", [name for name in ENDLESS if "loop" in name or "macro" in name])
+def test_a_template_whose_steps_are_slow_is_ended_by_processor_time(name: str) -> None:
+    """A recursive template took 19 s for all its steps."""
+    template = ChatTemplate(ENDLESS[name], {}, clock=ticking(0.1))
+    with pytest.raises(BadRequest, match=r"it takes more than 2 s of processor time over them") as raised:
+        template.render(MESSAGES)
+    assert raised.value.param == "messages"
+
+
+def test_the_clock_is_read_at_every_sixteenth_step_and_at_every_piece() -> None:
+    reads = 0
+
+    def clock() -> float:
+        nonlocal reads
+        reads += 1
+        return 0.0
+
+    ChatTemplate("{% for a in range(1600) %}{% set x = a %}{% endfor %}", {}, clock=clock).render(MESSAGES)
+    # 1,600 passes and the call of `range`, after a reading for the deadline; one piece at most.
+    assert reads in (101, 102)
+    reads = 0
+    ChatTemplate("a{{ messages[0].role }}b{{ messages[0].content }}", {}, clock=clock).render(MESSAGES)
+    assert reads == 5
+
+
+def test_a_render_has_its_own_deadline() -> None:
+    template = ChatTemplate("{% for a in range(200) %}{{ a }}{% endfor %}", {}, clock=ticking(0.005))
+    assert [template.render(MESSAGES)[:3] for _ in range(5)] == ["012"] * 5
 
 
 def test_a_client_cannot_lift_the_bound() -> None:
