@@ -27,7 +27,7 @@ from rich.table import Table
 
 from headwater.bench import dummy_model
 from headwater.bench.isolated_tests import IsolatedTests
-from headwater.bench.part import Row, run_named, run_part
+from headwater.bench.part import FAILED, Row, run_named, run_part
 from headwater.bench.program import run_program
 from headwater.bench.source_version import source_version
 from headwater.bench.workloads import LINE_LOADS, MODELS, TINY, WORKLOADS
@@ -62,7 +62,7 @@ MOST_RESTARTS = 1000
 """Workers that end before xdist gives up; time is what limits the tests."""
 TESTS_AT_ONCE = max(1, (os.cpu_count() or 2) // 2)
 # Seconds that a part may take; together more than there are, since few parts need all of theirs.
-TESTS_LIMIT, MODEL_LIMIT, LINE_LIMIT, STRUCTURED_LIMIT = 240.0, 200.0, 120.0, 90.0
+TESTS_LIMIT, MODEL_LIMIT, LINE_LIMIT, STRUCTURED_LIMIT, COMBINATIONS_LIMIT = 240.0, 200.0, 120.0, 90.0, 400.0
 
 console = Console(stderr=True)
 
@@ -141,6 +141,16 @@ class Suite:
         else:
             self._missing["structured"] = outcome.why
 
+    def combine(self) -> None:
+        """Capabilities beside one another; the cells of the GPU."""
+        command = [sys.executable, "-m", "headwater.bench.combinations", "--platform=gpu"]
+        limit = self._left(COMBINATIONS_LIMIT)
+        outcome = run_part([*command, f"--limit={limit}", *(["--collect"] if self._dry_run else [])], limit + 10.0)
+        if outcome.rows:
+            self._found("combinations", outcome.rows[-1])
+        else:
+            self._missing["combinations"] = outcome.why
+
     def close(self) -> bool:
         """Prints the table and, last, everything; whether all is there and tests passed."""
         workloads = self.report.get("workloads", {})
@@ -159,7 +169,13 @@ class Suite:
         for name, error in (tests.get("failures", {}) | tests.get("failed_together", {})).items():
             console.print(f"failed: {name}: {error}", style="red", markup=False)
         print(json.dumps(self.report))
-        return not self._missing and bool(tests["green"])
+        combinations = self.report.get("combinations", {})
+        for name, seen in combinations.get("cells", {}).items():
+            if seen.startswith(FAILED):
+                console.print(f"{name}: {seen}", style="red", markup=False)
+        return (
+            not self._missing and bool(tests["green"]) and not (combinations.get("failed") or combinations.get("why"))
+        )
 
     def _named(self, group: str, key: str, ids: Sequence[str], command: list[str], limit: float) -> None:
         """A row for each of `ids`, which the program takes as its option `key`."""
@@ -190,7 +206,9 @@ class Suite:
 def main(
     runs: Annotated[int, typer.Option(help="measured runs of each workload, after one that is not")] = 2,
     limit: Annotated[float, typer.Option(help="seconds; what is left then is not measured")] = 470.0,
-    part: Annotated[list[str] | None, typer.Option(help="tests, compute, serve, structure, aside; repeatable")] = None,
+    part: Annotated[
+        list[str] | None, typer.Option(help="tests, compute, serve, structure, aside; by name alone: combinations")
+    ] = None,
     output: Annotated[Path | None, typer.Option(help="file that holds what is known so far")] = None,
     dry_run: Annotated[bool, typer.Option(help="every part once, tiny, on the CPU: no figure means anything")] = False,
     pytest: Annotated[list[str] | None, typer.Option(help="flag of pytest; repeatable: --pytest=-x")] = None,
@@ -208,6 +226,8 @@ def main(
         suite.serve(model)
     if "structure" in parts:
         suite.structure()
+    if "combinations" in parts:
+        suite.combine()
     if "aside" in parts:
         suite.aside()
     raise typer.Exit(0 if suite.close() else 1)

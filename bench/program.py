@@ -38,6 +38,7 @@ BENCHMARKS = {
     "fairness": ("fairness", "What ten tenants are given of a line when one of them asks for far too much."),
     "isolation": ("isolation", "Whether a tenant feels in its first tokens what another has cached."),
     "exactness": ("exactness", "Answers alone and in any company, to the bit, on many model shapes at once."),
+    "combinations": ("combinations", "Every capability beside every other: tokens as promised, or refused by name."),
     "unread": ("unread_streams", "A neighbour's first token beside streams whose clients do not read."),
     "kernels": ("gpu_kernels", "Time and check the kernels on a GPU."),
     "kv-swap": ("kv_swap", "Prompts that a GPU's cache has forgotten: computed again, or back from host memory."),

@@ -33,7 +33,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 class ResultsFile:
     """Lines: {"collected": ids}, {"broken": id of a file, "error"}, {"started": id}, or a phase of a test: {"id",
-    "phase", "outcome", "error", "worker", "poisoned"}."""
+    "phase", "outcome", "error", "worker", "poisoned", "properties"}; properties are what the test recorded."""
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("w", buffering=1)
@@ -63,6 +63,7 @@ class ResultsFile:
             error=first_line(report) if report.failed else "",
             worker=node.gateway.id if node is not None else "",
             poisoned=any(name == POISONED for name, _ in report.user_properties),
+            properties={name: value for name, value in report.user_properties if name != POISONED},
         )
 
     def pytest_unconfigure(self) -> None:

@@ -15,6 +15,7 @@ from headwater.gateway.output_session import OutputSession, Scores
 from headwater.proto import common_pb2, engine_pb2, output_processor_pb2
 from headwater.services import errors
 
+Started = Callable[[engine_pb2.Start], None]
 MakeOpen = Callable[[Sequence[int], common_pb2.Sampling], output_processor_pb2.Open]
 
 
@@ -30,12 +31,18 @@ class Beam:
 
 
 class BeamSearch:
-    """One search on one engine. `make_open` renders a request for a prompt's continuation."""
+    """One search on one engine. `make_open` renders a request for a prompt's continuation; `started` is called when a
+    prompt is computed, the client's first."""
 
     def __init__(
-        self, session: OutputSession, prompt_ids: Sequence[int], sampling: common_pb2.Sampling, make_open: MakeOpen
+        self,
+        session: OutputSession,
+        prompt_ids: Sequence[int],
+        sampling: common_pb2.Sampling,
+        make_open: MakeOpen,
+        started: Started,
     ) -> None:
-        self._session, self._prompt_ids, self._make_open = session, prompt_ids, make_open
+        self._session, self._prompt_ids, self._make_open, self._started = session, prompt_ids, make_open, started
         self._width = max(sampling.n, sampling.best_of)
         self._max_tokens, self._length_penalty = sampling.max_tokens, sampling.length_penalty
         self._step = common_pb2.Sampling()
@@ -61,7 +68,7 @@ class BeamSearch:
         return self._best([*ended, *live])
 
     async def _grow(self, beam: Beam) -> list[Beam]:
-        candidates = _Candidates()
+        candidates = _Candidates(self._started)
         opening = self._make_open([*self._prompt_ids, *beam.token_ids], self._step)
         [stream_id] = self._session.open(opening, [candidates])
         try:
@@ -82,7 +89,8 @@ class BeamSearch:
 class _Candidates:
     """Hears the likeliest next tokens of one beam; see `Receiver`."""
 
-    def __init__(self) -> None:
+    def __init__(self, started: Started) -> None:
+        self.started = started
         self.heard_at = time.perf_counter()
         self.scores: asyncio.Future[Sequence[common_pb2.TopLogprob]] = asyncio.get_running_loop().create_future()
 
@@ -99,7 +107,6 @@ class _Candidates:
         if logprobs and not self.scores.done():
             self.scores.set_result(list(logprobs[0].top))
 
-    def started(self, start: engine_pb2.Start) -> None: ...
     def prompt_scored(self, part: output_processor_pb2.OutputPromptLogprobs) -> None: ...
     def embedded(self, embedding: common_pb2.Embedding) -> None: ...
 

@@ -355,7 +355,8 @@ class Carriage:
         prepared = self._generation.prepared
         ends = frozenset([*prepared.sampling.stop_token_ids, *prepared.eos_token_ids])
         ends -= frozenset(prepared.eos_token_ids) if prepared.sampling.ignore_eos else frozenset()
-        beams = await BeamSearch(session, prepared.prompt_ids, prepared.sampling, make_open).run(ends)
+        search = BeamSearch(session, prepared.prompt_ids, prepared.sampling, make_open, self._generation.started)
+        beams = await search.run(ends)
         for choice, beam in zip(self._generation.choices, beams, strict=False):
             choice.resume(beam.token_ids)
 

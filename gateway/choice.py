@@ -52,6 +52,8 @@ class Choice:
         self.generation, self.number, self.sink = generation, number, sink
         self.index = generation.job.first_index + number
         self.output_ids: list[int] = []
+        self._has_untold_ids = False
+        """What was found before its stream began is told with its text."""
         self.num_output_tokens = 0
         self.finish_reason: str | None = None
         self.stop_reason: str | int | None = None
@@ -121,6 +123,9 @@ class Choice:
         parts: RowParts | None,
     ) -> None:
         """The token path: everything here runs once an engine step and stream."""
+        told_ids = token_ids
+        if self._has_untold_ids:
+            told_ids = [*self._known_ids(first), *token_ids]
         if first != len(self.output_ids):
             fault = f"tokens are missing: expected {len(self.output_ids)}, got {first}"
             self.generation.broke(StreamLost(fault, Cause.FAULT))
@@ -138,13 +143,18 @@ class Choice:
             self._doubted_to = _NEVER
             self.generation.carriage.got_further()
         self.generation.grant.received(self, len(token_ids))
-        if self.sink.piece(self, text, token_ids, logprobs, parts):
+        if self.sink.piece(self, text, told_ids, logprobs, parts):
             self.taken(len(token_ids))
 
     def resume(self, token_ids: Sequence[int]) -> None:
-        """Tokens that are known before its stream begins; their text comes with it."""
-        self.output_ids = list(token_ids)
-        self.sink.piece(self, "", self.output_ids, (), None)
+        """Tokens that are known before its stream begins; their text comes with it, and may end before they do."""
+        self.output_ids, self._has_untold_ids = list(token_ids), True
+
+    def _known_ids(self, num_tokens: int) -> list[int]:
+        """Of the tokens that were known, those that the text has: a stop string ends it."""
+        self._has_untold_ids = False
+        del self.output_ids[num_tokens:]
+        return list(self.output_ids)
 
     def taken(self, num_tokens: int) -> None:
         """The client's side has room again; credit goes back in batches."""
@@ -183,6 +193,8 @@ class Choice:
         if finish.reason in BROKEN:
             self.generation.broke(error_of(finish))
         else:
+            if self._has_untold_ids:
+                self.sink.piece(self, "", self._known_ids(finish.num_output_tokens), (), None)
             stop = finish.WhichOneof("stop_reason")
             stop_reason = getattr(finish, stop) if stop is not None else None
             self.num_reasoning_tokens = finish.num_reasoning_tokens

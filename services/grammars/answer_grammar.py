@@ -44,6 +44,8 @@ def answer_grammar(model: TextModel, request: PrepareRequest, reply: PrepareRepl
             raise _beside_structured_output("tools", "tools are held to schemas")
     else:
         calls = calls_due(conversation, tool_format)
+    if calls is not None and sampling.use_beam_search:
+        raise _beside_beam_search(conversation)
     if calls is not None:
         grammars = _or_calls(grammars, structural_tag_grammar("tools", {"format": calls}, special, with_whitespace))
     grammars = _behind_thoughts(model, reply.answer_format, sampling, grammars)
@@ -60,6 +62,12 @@ def _or_calls(content: Grammars, calls: Grammars) -> Grammars:
 
 def _beside_structured_output(param: str, what: str) -> BadRequest:
     return BadRequest(param, f"{what} beside structured output; allowed: one of them")
+
+
+def _beside_beam_search(conversation: Conversation) -> BadRequest:
+    """A beam goes on as the prompt does: nothing follows a grammar through it."""
+    param, what = ("tool_choice", "enforces calls") if _is_due(conversation) else ("tools", "are held to schemas")
+    return BadRequest(param, f"{param} {what} beside use_beam_search; allowed: one of them")
 
 
 def calls_due(conversation: Conversation, tool_format: str) -> Form | None:

@@ -151,3 +151,30 @@ def test_beams_are_distinct_answers_with_their_text(gateway: Gateway) -> None:
         assert "".join(each["text"] for each in told) == choice["text"]
         assert [token for each in told for token in each.get("token_ids", ())] == choice["token_ids"]
     gateway.wait_until(lambda: gateway.metric("headwater_num_streams") == 0)
+
+
+def test_the_usage_of_a_beam_search_tells_how_much_of_its_prompt_was_cached(gateway: Gateway) -> None:
+    text = "A long prompt that fills some blocks of the cache before a search begins with it, word for word. " * 3
+
+    def cached_tokens() -> int:
+        answer = gateway.complete(text, use_beam_search=True, n=2, max_tokens=3)
+        return int(answer["usage"]["prompt_tokens_details"]["cached_tokens"])
+
+    assert cached_tokens() == 0
+    assert cached_tokens() > 0
+
+
+def test_a_beam_ends_at_a_stop_string_as_other_answers_do(gateway: Gateway) -> None:
+    asked = {"use_beam_search": True, "n": 2, "max_tokens": 12, "return_token_ids": True}
+    whole = gateway.complete("A river", **asked)["choices"][0]
+    middle = len(whole["text"]) // 2
+    stop = whole["text"][middle : middle + 4]
+    beam = gateway.complete("A river", stop=stop, **asked)["choices"][0]
+    assert beam["text"] == whole["text"][: whole["text"].index(stop)]
+    assert (beam["finish_reason"], beam["stop_reason"]) == ("stop", stop)
+    assert beam["token_ids"] == whole["token_ids"][: len(beam["token_ids"])]
+    assert len(beam["token_ids"]) < 12
+    body = completion_body("A river", stop=stop, **asked)
+    told = [each["choices"][0] for each in gateway.events("/v1/completions", body) if each["choices"][0]["index"] == 0]
+    assert "".join(each["text"] for each in told) == beam["text"]
+    assert [token for each in told for token in each.get("token_ids", ())] == beam["token_ids"]

@@ -278,3 +278,21 @@ def test_arguments_that_a_function_does_not_name_are_not_invented(thinking: Text
     _, grammar = prepared(thinking, request(Tool(name="f"), choice="required", reasoning_effort="none"))
     assert not accepts(thinking, grammars, grammar, call)
     assert accepts(thinking, grammars, grammar, call.replace('"town": "Ulm"', ""))
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"choice": "required"}, "tool_choice enforces calls beside use_beam_search"),
+        ({"choice": "time"}, "tool_choice enforces calls beside use_beam_search"),
+        ({"choice": "auto"}, "tools are held to schemas beside use_beam_search"),
+    ],
+)
+def test_calls_that_a_grammar_holds_are_refused_with_a_beam_search(
+    thinking: TextModel, options: dict[str, Any], says: str
+) -> None:
+    sampling = Sampling(use_beam_search=True, best_of=2, max_tokens=8)
+    with pytest.raises(BadRequest, match=says):
+        prepared(thinking, request(WEATHER, TIME, sampling=sampling, **options))
+    _, grammar = prepared(thinking, request(TIME, choice="auto", sampling=sampling))
+    assert not grammar

@@ -1,0 +1,147 @@
+"""`headwater bench combinations`: every capability beside every other, and docs/combinations.md from what was seen.
+
+Runs `tests/combinations` on one platform, notes each cell with the commit and the day in docs/combinations.json, and
+renders the page from that file. Knows no capability: names and order are those of the cells that ran.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from headwater.bench.part import run_part
+from headwater.bench.program import run_program
+from headwater.bench.source_version import ROOT, source_version
+
+TESTS = "tests/combinations"
+RESULTS, PAGE = ROOT / "docs" / "combinations.json", ROOT / "docs" / "combinations.md"
+PLATFORMS = {
+    "cpu": ("not gpu and not long", "random weights on a CPU; the simulated executor where only a GPU serves it"),
+    "demo": ("long and not gpu", "the demo model on a CPU"),
+    "gpu": ("gpu", "random weights on an NVIDIA GPU"),
+}
+"""pytest's expression, and what a cell stands for."""
+FAILED, REFUSED, NOT_SEEN = "failed", "refused", "not run"
+MARKS = {FAILED: "✗", REFUSED: "–", NOT_SEEN: "·"}
+EQUAL = "="
+Cells = dict[str, dict[str, Any]]
+"""By name, `first × second`: `place` in the table, and what was `seen` by platform with its commit and date."""
+
+HEAD = """\
+# Combinations of capabilities
+
+Each capability of the engine and of the stages above it, beside each other one. A cell asks for both at once and
+compares tokens (and log probabilities, to the bit) with each alone, or checks the named error by which the pair is
+refused; a cell in which a capability did not take place fails. `headwater bench combinations --render` writes this page
+from [combinations.json](combinations.json): do not edit it. [CONTRIBUTING.md](../CONTRIBUTING.md#add-a-capability) says
+how a capability gets its row.
+
+`=` tokens as promised, `–` refused by name, `✗` failed, `·` not run there. A cell holds, in this order:
+"""
+
+
+def main(
+    platform: Annotated[str, typer.Option(help="cpu, demo or gpu")] = "cpu",
+    render: Annotated[bool, typer.Option("--render", help="run nothing: render the page from the results")] = False,
+    write: Annotated[bool, typer.Option(help="note what was seen in docs/combinations.json and on the page")] = False,
+    limit: Annotated[float, typer.Option(help="seconds")] = 1800.0,
+    collect: Annotated[bool, typer.Option(help="run nothing: count the cells that would run")] = False,
+) -> None:
+    """Run the cells of a platform; the last line is all of them as JSON."""
+    if platform not in PLATFORMS:
+        raise typer.BadParameter(f"--platform is {platform!r}; allowed: {', '.join(PLATFORMS)}")
+    if render:
+        PAGE.write_text(page(read_results()))
+        return
+    lines, why = _run(platform, limit, ["--collect-only"] if collect else [])
+    if collect:
+        collected = next((len(line["collected"]) for line in lines if "collected" in line), 0)
+        print(json.dumps({"collected": collected, "why": why}))
+        raise typer.Exit(0 if collected else 1)
+    seen = cells_seen(lines)
+    if write:
+        note(seen, platform)
+    states = {name: cell["seen"] for name, cell in seen.items()}
+    failed = sum(state.startswith(FAILED) for state in states.values())
+    print(json.dumps({"passed": len(states) - failed, "failed": failed, "why": why, "cells": states}))
+    raise typer.Exit(0 if states and not failed and not why else 1)
+
+
+def _run(platform: str, limit: float, more: Iterable[str]) -> tuple[list[dict[str, Any]], str]:
+    """Lines of `pytest_results`, and how pytest ended if not well."""
+    with tempfile.TemporaryDirectory(prefix="headwater-combinations-") as folder:
+        path = Path(folder) / "results"
+        command = [sys.executable, "-m", "pytest", "-q", "-p", "headwater.bench.pytest_results"]
+        command += [f"--results-file={path}", "-m", PLATFORMS[platform][0], TESTS, *more]
+        outcome = run_part(command, limit, cwd=ROOT)
+        return [json.loads(line) for line in path.read_text().splitlines()], outcome.why
+
+
+def cells_seen(lines: Iterable[Mapping[str, Any]]) -> Cells:
+    """What became of each cell: its own words, or the first line of its error."""
+    found: Cells = {}
+    for line in lines:
+        cell = line.get("properties", {}).get("cell")
+        if cell is None or line["phase"] == "teardown":
+            continue
+        state = cell.get("seen", "") if line["outcome"] == "passed" else f"{FAILED}: {line['error']}"
+        if line["phase"] == "call" or line["outcome"] == "failed":
+            found[cell["name"]] = {"place": cell["place"], "seen": state}
+    return found
+
+
+def note(seen: Cells, platform: str) -> None:
+    """Keeps what other platforms have shown of the same cells. Cells that are no more go with a run on a CPU."""
+    before, commit, today = read_results(), source_version(), time.strftime("%Y-%m-%d", time.gmtime())
+    kept = {name for name in before if platform != "cpu"} | set(seen)
+    results: Cells = {}
+    for name in sorted(kept, key=lambda each: (seen.get(each) or before[each])["place"]):
+        platforms = dict(before.get(name, {}).get("platforms", {}))
+        if name in seen:
+            platforms[platform] = {"seen": seen[name]["seen"], "commit": commit, "date": today}
+        results[name] = {"place": (seen.get(name) or before[name])["place"], "platforms": platforms}
+    RESULTS.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n")
+    PAGE.write_text(page(results))
+
+
+def read_results() -> Cells:
+    results: Cells = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    return results
+
+
+def page(results: Cells) -> str:
+    """The page, from nothing but the results."""
+    names = [name.split(" × ")[0] for name, cell in results.items() if cell["place"][0] == cell["place"][1]]
+    by_place = {tuple(cell["place"]): (name, cell["platforms"]) for name, cell in results.items()}
+    order = [f"{i}. `{name}`: {what}" for i, (name, (_, what)) in enumerate(PLATFORMS.items(), 1)]
+    rows = [f"| | {' | '.join(names)} |", f"|---|{'---|' * len(names)}"]
+    for i, name in enumerate(names):
+        marks = [_marks(by_place[min(i, j), max(i, j)][1]) for j in range(len(names))]
+        rows.append(f"| **{name}** | {' | '.join(marks)} |")
+    details = ["| cell | platform | seen | commit | date |", "|---|---|---|---|---|"]
+    for name, platforms in by_place.values():
+        for platform in PLATFORMS:
+            found = platforms.get(platform)
+            told = f"{found['seen']} | {found['commit']} | {found['date']}" if found else f"{NOT_SEEN} | |"
+            details.append(f"| {name} | {platform} | {told} |")
+    return "\n".join([HEAD, *order, "", *rows, "", "## Cell by cell", "", *details]) + "\n"
+
+
+def _marks(platforms: Mapping[str, Mapping[str, str]]) -> str:
+    seen = [platforms[name]["seen"] if name in platforms else NOT_SEEN for name in PLATFORMS]
+    return " ".join(map(_mark, seen))
+
+
+def _mark(state: str) -> str:
+    return next((mark for kind, mark in MARKS.items() if state.startswith(kind)), EQUAL)
+
+
+if __name__ == "__main__":
+    run_program(main)

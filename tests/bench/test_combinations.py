@@ -1,0 +1,57 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headwater.bench import combinations
+from headwater.bench.combinations import cells_seen, note, page, read_results
+
+
+def line(name: str, place: tuple[int, int], seen: str, outcome: str = "passed", phase: str = "call") -> dict[str, Any]:
+    cell = {"name": name, "place": list(place)} | ({"seen": seen} if outcome == "passed" else {})
+    return {"id": name, "phase": phase, "outcome": outcome, "error": seen, "properties": {"cell": cell}}
+
+
+LINES: list[dict[str, Any]] = [
+    {"collected": ["a", "b"]},
+    line("a × a", (0, 0), "same tokens"),
+    line("a × a", (0, 0), "same tokens", phase="teardown"),
+    line("a × b", (0, 1), "refused: `b`"),
+    line("b × b", (1, 1), "other tokens", outcome="failed"),
+]
+
+
+@pytest.fixture
+def docs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(combinations, "RESULTS", tmp_path / "combinations.json")
+    monkeypatch.setattr(combinations, "PAGE", tmp_path / "combinations.md")
+    return tmp_path
+
+
+def test_a_cell_shows_its_own_words_or_how_it_failed() -> None:
+    assert {name: cell["seen"] for name, cell in cells_seen(LINES).items()} == {
+        "a × a": "same tokens",
+        "a × b": "refused: `b`",
+        "b × b": "failed: other tokens",
+    }
+
+
+def test_the_page_marks_each_cell_by_platform_and_names_its_commit(docs: Path) -> None:
+    note(cells_seen(LINES), "cpu")
+    note(cells_seen(LINES[:2]), "gpu")
+    written = (docs / "combinations.md").read_text()
+    assert written == page(read_results())
+    assert "| **a** | = · = | – · · |" in written
+    assert "| **b** | – · · | ✗ · · |" in written
+    commit = read_results()["a × a"]["platforms"]["gpu"]["commit"]
+    assert f"| a × a | gpu | same tokens | {commit} | " in written
+
+
+def test_a_run_on_a_cpu_forgets_cells_that_are_no_more_and_other_platforms_add_to_what_is_there(docs: Path) -> None:
+    note(cells_seen(LINES), "cpu")
+    note(cells_seen([line("a × a", (0, 0), "same bits")]), "gpu")
+    assert set(read_results()) == {"a × a", "a × b", "b × b"}
+    note(cells_seen(LINES[:3]), "cpu")
+    assert {name: set(cell["platforms"]) for name, cell in read_results().items()} == {"a × a": {"cpu", "gpu"}}

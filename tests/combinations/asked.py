@@ -1,0 +1,39 @@
+"""What every cell asks: prompts, lengths, and the request in which capabilities meet. The same in both worlds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from tests.combinations.capability import Capability, Fields, Move
+
+BLOCK_SIZE = 16
+MAX_MODEL_LEN = 384
+NUM_BLOCKS = 128
+MAX_TOKENS = 44
+COMPANY_TOKENS = 140
+"""A longer answer, which ends after that of the request that it runs beside."""
+PLAIN: Fields = {"temperature": 0.0, "max_tokens": MAX_TOKENS}
+COMPANY: Fields = {"temperature": 0.0, "max_tokens": COMPANY_TOKENS}
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """One run."""
+
+    options: Fields
+    """Of the engine."""
+    fields: Fields
+    """Of the request."""
+    moves: frozenset[Move]
+
+
+def asked(capabilities: Iterable[Capability], needs: Fields, more: Fields, moves: frozenset[Move]) -> Asked:
+    """A request in which these capabilities meet; `more` are fields that depend on other answers."""
+    options: dict[str, object] = {}
+    fields: dict[str, object] = {**PLAIN, **needs}
+    for each in capabilities:
+        options |= each.options
+        fields |= each.asks
+        moves |= each.moves
+    return Asked(options, fields | dict(more), moves)

@@ -1,0 +1,194 @@
+"""The capabilities: each one an object, in the order of the table. Add one here and its row exists."""
+
+from __future__ import annotations
+
+import json
+import re
+
+from tests.combinations.capability import Answer, Aside, Capability, Fields, Move, Promise, Refused
+
+CHUNK = 16
+TIGHT_BLOCKS = 25
+"""Blocks of an engine whose cache holds one context of `MAX_MODEL_LEN` and no more."""
+DECODE_STEPS = 4
+WIDTH = 3
+TEMPERATURE = 0.25
+"""Low enough for penalties of logits to matter to random weights too."""
+PATTERN = "([a-e] ){32,36}"
+PLACES = ["Ulm", "Oulu", "Graz", "Lima", "Perth"]
+WEATHER = {
+    "type": "object",
+    "properties": {
+        "place": {"enum": PLACES},
+        "days": {"type": "array", "items": {"enum": PLACES}, "minItems": 6, "maxItems": 8},
+    },
+    "required": ["place", "days"],
+    "additionalProperties": False,
+}
+TOOL = {"type": "function", "function": {"name": "weather", "parameters": WEATHER}}
+NO_PLAN = "a row that is not drawn plainly is planned a step at a time"
+
+
+def _stops_before_the_end(without: Answer) -> Fields:
+    """A stop string out of the answer: some characters of its last part."""
+    begin = len(without.text) * 5 // 6
+    return {"stop": [without.text[begin : begin + 6]]}
+
+
+def _calls_the_tool(answer: Answer) -> bool:
+    """The call is whole, unless a stop string cut it."""
+    return bool(answer.calls) and all(
+        name == "weather" and (answer.stop_reason or json.loads(arguments)["place"] in PLACES)
+        for name, arguments in answer.calls
+    )
+
+
+CHUNKED_PREFILL = Capability(
+    name="chunked prefill",
+    promise=Promise.SAME,
+    options={"long_prefill_chunk": CHUNK},
+    settings=frozenset({"max_num_batched_tokens"}),
+    took_place=lambda answer: answer.num_prefill_steps > 1,
+)
+PREFIX_HIT = Capability(
+    name="prefix hit",
+    promise=Promise.SAME,
+    moves=frozenset({Move.WARM}),
+    took_place=lambda answer: answer.num_cached_tokens > 0,
+)
+PREEMPTION = Capability(
+    name="preemption",
+    promise=Promise.SAME,
+    options={"num_blocks": TIGHT_BLOCKS},
+    moves=frozenset({Move.CROWD}),
+    settings=frozenset({"kv_cache_memory", "gpu_memory_utilization"}),
+    took_place=lambda answer: answer.num_preemptions > 0,
+    beside={"beams": Aside(because="a search asks for one token at a time, whose blocks are free a step later")},
+)
+HOST_MEMORY = Capability(
+    name="host memory",
+    promise=Promise.SAME,
+    options={"num_blocks": TIGHT_BLOCKS, "kv_swap_memory": 64 << 20},
+    moves=frozenset({Move.WARM, Move.FLOOD}),
+    took_place=lambda answer: answer.num_swapped_in > 0 and answer.num_cached_tokens > 0,
+    refused_on_cpu=Refused(field="kv_swap_memory", says="allowed: 0 on a CPU, whose KV cache is in host memory"),
+)
+FP8_KV = Capability(
+    name="fp8 KV",
+    promise=Promise.OWN,
+    options={"kv_cache_dtype": "fp8"},
+    took_place=lambda answer: answer.kv_format == "fp8",
+    is_simulated=False,
+    refused_on_cpu=Refused(field="kv_cache_dtype", says="kv_cache_dtype is 'fp8'; allowed: auto on a CPU"),
+)
+SEEDS = Capability(
+    name="seeds",
+    promise=Promise.OWN,
+    asks={"temperature": TEMPERATURE, "seed": 5},
+    sampling=frozenset({"temperature", "seed", "top_k", "top_p", "min_p"}),
+    took_place=lambda answer: len(set(answer.token_ids)) > 1,
+    beside={"beams": Aside(because="a search draws nothing")},
+)
+PENALTIES = Capability(
+    name="penalties",
+    promise=Promise.OWN,
+    asks={"presence_penalty": -2.0, "frequency_penalty": 0.4, "repetition_penalty": 1.1},
+    sampling=frozenset({"repetition_penalty", "presence_penalty", "frequency_penalty"}),
+    is_simulated=False,
+    took_place=lambda answer: len(set(answer.token_ids)) > 1,
+    beside={"beams": Refused(field="presence_penalty", says="presence_penalty with use_beam_search; allowed: without")},
+)
+LOG_PROBABILITIES = Capability(
+    name="log probabilities",
+    promise=Promise.SAME,
+    asks={"logprobs": True, "top_logprobs": 3},
+    sampling=frozenset({"logprobs", "top_logprobs", "prompt_logprobs"}),
+    is_simulated=False,
+    took_place=lambda answer: len(answer.logprobs) == len(answer.token_ids) > 0,
+    beside={"beams": Refused(field="logprobs", says="logprobs with use_beam_search; allowed: without")},
+)
+CHOICES = Capability(
+    name="n > 1",
+    promise=Promise.SAME,
+    asks={"n": WIDTH},
+    needs={"temperature": TEMPERATURE, "seed": 6},
+    is_above_engine=True,
+    sampling=frozenset({"n", "best_of"}),
+    took_place=lambda answer: len({tuple(ids) for ids in (answer.token_ids, *answer.others)}) == WIDTH,
+)
+BEAMS = Capability(
+    name="beams",
+    promise=Promise.OWN,
+    asks={"use_beam_search": True, "best_of": WIDTH},
+    is_above_engine=True,
+    sampling=frozenset({"use_beam_search", "length_penalty"}),
+    took_place=lambda answer: answer.num_searches > len(answer.token_ids),
+)
+STOP_STRINGS = Capability(
+    name="stop strings",
+    promise=Promise.CUT,
+    asks_after=_stops_before_the_end,
+    is_above_engine=True,
+    sampling=frozenset({"stop", "include_stop_str_in_output"}),
+    took_place=lambda answer: answer.finish_reason in ("stop", "tool_calls") and bool(answer.stop_reason),
+)
+GRAMMAR = Capability(
+    name="grammar",
+    promise=Promise.OWN,
+    asks={"structured_outputs": {"regex": PATTERN}},
+    is_above_engine=True,
+    sampling=frozenset({"structured_output"}),
+    took_place=lambda answer: bool(re.fullmatch(f"{PATTERN}|[a-e ]*", answer.text)),
+    beside={
+        "beams": Refused(field="structured_output", says="structured_output with use_beam_search; allowed: without"),
+    },
+)
+TOOLS = Capability(
+    name="tools",
+    promise=Promise.OWN,
+    asks={"tools": [TOOL], "tool_choice": "required", "parallel_tool_calls": False, "max_tokens": 120},
+    is_above_engine=True,
+    took_place=_calls_the_tool,
+    beside={
+        "beams": Refused(
+            field="tool_choice",
+            says="tool_choice enforces calls beside use_beam_search; allowed: one of them",
+        ),
+        "grammar": Refused(
+            field="tool_choice",
+            says="tool_choice enforces calls beside structured output; allowed: one of them",
+        ),
+    },
+)
+RESUME = Capability(
+    name="resume on another replica",
+    promise=Promise.SAME,
+    moves=frozenset({Move.LOSS}),
+    took_place=lambda answer: answer.num_replicas > 1 and answer.num_tokens_before_loss > 0,
+)
+SEVERAL_STEPS = Capability(
+    name="several steps from one plan",
+    promise=Promise.SAME,
+    options={"decode_steps": DECODE_STEPS},
+    took_place=lambda answer: 0 < answer.num_steps < len(answer.token_ids),
+    refused_on_cpu=Refused(field="decode_steps", says="allowed: 1 on a CPU"),
+    beside={name: Aside(because=NO_PLAN) for name in ("penalties", "log probabilities", "beams", "grammar", "tools")},
+)
+
+CAPABILITIES = (
+    CHUNKED_PREFILL,
+    PREFIX_HIT,
+    PREEMPTION,
+    HOST_MEMORY,
+    FP8_KV,
+    SEEDS,
+    PENALTIES,
+    LOG_PROBABILITIES,
+    CHOICES,
+    BEAMS,
+    STOP_STRINGS,
+    GRAMMAR,
+    TOOLS,
+    RESUME,
+    SEVERAL_STEPS,
+)

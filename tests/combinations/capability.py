@@ -1,0 +1,116 @@
+"""What a capability declares about itself, and what an answer tells about those that took place in it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+Fields = Mapping[str, Any]
+"""Fields of a chat request, as a client sends them."""
+
+
+class Promise(Enum):
+    """What a capability promises about the tokens of an answer."""
+
+    SAME = "same tokens and log probabilities as without it"
+    CUT = "tokens as without it, up to the end that it sets"
+    OWN = "tokens of its own, which nothing else changes"
+
+
+class Move(Enum):
+    """What happens around a request in order that a capability takes place."""
+
+    WARM = "a prompt that begins as this one was answered before"
+    FLOOD = "other prompts took the device's blocks since"
+    CROWD = "a longer answer of a higher rank wants the same blocks"
+    COMPANY = "a longer plain answer runs beside it"
+    LOSS = "the replica is lost in the middle of the answer"
+
+
+@dataclass(slots=True, kw_only=True)
+class Answer:
+    """What a request was told, and what its engine and gateway say about how. Counts that a world cannot know are 0."""
+
+    token_ids: list[int]
+    text: str = ""
+    others: list[list[int]] = field(default_factory=list)
+    """Token ids of the choices behind the first."""
+    logprobs: list[tuple[float, ...]] = field(default_factory=list)
+    """A row a token: of the token, then of its alternatives."""
+    finish_reason: str = ""
+    stop_reason: object = None
+    calls: list[tuple[str, str]] = field(default_factory=list)
+    """Names and arguments of tool calls."""
+    num_prompt_tokens: int = 0
+    num_prefill_steps: int = 0
+    num_steps: int = 0
+    num_cached_tokens: int = 0
+    num_preemptions: int = 0
+    num_swapped_in: int = 0
+    num_tokens_before_loss: int = 0
+    """Tokens that a replica which was lost had computed."""
+    num_replicas: int = 1
+    num_searches: int = 0
+    """Requests that the engines computed for this one."""
+    kv_format: str = ""
+    company_ids: list[int] = field(default_factory=list)
+    num_company_steps: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refused:
+    """The pair, or the capability on a device, is refused: by the named field, with these words."""
+
+    field: str
+    says: str
+
+    @property
+    def promise(self) -> str:
+        return f"refused: `{self.field}`"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Aside:
+    """The capability does not apply to a request that has the other one: its tokens are those of the other alone."""
+
+    because: str
+
+    @property
+    def promise(self) -> str:
+        return f"as without it: {self.because}"
+
+
+Beside = Refused | Aside
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capability:
+    """A row and a column of the table."""
+
+    name: str
+    promise: Promise
+    took_place: Callable[[Answer], bool]
+    """Whether an answer shows that the capability was at work in it."""
+    options: Fields = field(default_factory=dict)
+    """How it changes the engine: fields of `ExecutorOptions`."""
+    asks: Fields = field(default_factory=dict)
+    """How it changes the request."""
+    asks_after: Callable[[Answer], Fields] | None = None
+    """As `asks`, where that depends on the answer without it."""
+    needs: Fields = field(default_factory=dict)
+    """What the request has beside, with it and without it."""
+    moves: frozenset[Move] = frozenset()
+    is_above_engine: bool = False
+    """It is made by gateway, processor and output processor: its cells run through all stages."""
+    is_simulated: bool = True
+    """The simulated executor does it."""
+    refused_on_cpu: Refused | None = None
+    """Where a CPU does not serve it: its cells run on the simulated executor if they can, else they are this."""
+    beside: Mapping[str, Beside] = field(default_factory=dict)
+    """By name of another capability: what is promised in place of `promise`."""
+    settings: frozenset[str] = frozenset()
+    """Fields of `ExecutorOptions` that belong to it, besides those of `options`."""
+    sampling: frozenset[str] = frozenset()
+    """Fields of the public sampling contract that belong to it."""

@@ -1,0 +1,164 @@
+"""The table: which cells there are, what each promises, and how a run is held to it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+import pytest
+
+from tests.combinations.asked import Asked, asked
+from tests.combinations.capabilities import CAPABILITIES, SEVERAL_STEPS
+from tests.combinations.capability import Answer, Aside, Capability, Fields, Move, Promise, Refused
+from tests.combinations.engine_world import Refusal
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """Two capabilities, or one and itself."""
+
+    first: Capability
+    second: Capability
+    place: tuple[int, int]
+    """Row and column; the first is never behind the second."""
+
+    @property
+    def name(self) -> str:
+        return f"{self.first.name} × {self.second.name}"
+
+    @property
+    def both(self) -> tuple[Capability, ...]:
+        return (self.first,) if self.first is self.second else (self.first, self.second)
+
+    @property
+    def needs(self) -> Fields:
+        return {**self.first.needs, **self.second.needs}
+
+    @property
+    def is_above_engine(self) -> bool:
+        return any(each.is_above_engine for each in self.both)
+
+    def aside(self, capability: Capability) -> Aside | None:
+        """Why the capability does not apply in this cell, if it does not."""
+        for other in self.both:
+            if isinstance(found := capability.beside.get(other.name), Aside):
+                return found
+        return None
+
+    @property
+    def refused(self) -> Refused | None:
+        """How every platform refuses the pair."""
+        for one, other in ((self.first, self.second), (self.second, self.first)):
+            if isinstance(found := one.beside.get(other.name), Refused):
+                return found
+        return None
+
+    @property
+    def refused_on_cpu(self) -> Refused | None:
+        """How a CPU refuses the pair, where the simulated executor cannot stand in for another device."""
+        refusals = [each.refused_on_cpu for each in self.both if each.refused_on_cpu is not None]
+        return refusals[0] if refusals and not all(each.is_simulated for each in self.both) else None
+
+    @property
+    def is_simulated_on_cpu(self) -> bool:
+        return any(each.refused_on_cpu for each in self.both) and self.refused_on_cpu is None
+
+
+def _cells() -> Iterator[Cell]:
+    for i, first in enumerate(CAPABILITIES):
+        for j, second in enumerate(CAPABILITIES[i:], i):
+            yield Cell(first, second, (i, j))
+
+
+CELLS = {cell.name: cell for cell in _cells()}
+
+
+class World(Protocol):
+    def run(self, asked: Asked) -> Answer:
+        """Raises `Refusal`."""
+
+
+class Ledger:
+    """Answers of one world: what several cells compare with is asked once."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._answers: dict[tuple[object, ...], Answer] = {}
+
+    def ask(self, capabilities: tuple[Capability, ...], needs: Fields, moves: frozenset[Move] = frozenset()) -> Answer:
+        """The answer to a request in which these meet."""
+        key = (frozenset(each.name for each in capabilities), *sorted(needs.items()), *sorted(m.name for m in moves))
+        if key not in self._answers:
+            more: dict[str, object] = {}
+            for each in capabilities:
+                if each.asks_after is not None:
+                    more |= each.asks_after(self.ask(_without(capabilities, each), needs))
+            self._answers[key] = self._world.run(asked(capabilities, needs, more, moves))
+        return self._answers[key]
+
+
+def check(cell: Cell, ledger: Ledger, refused: Refused | None) -> str:
+    """Holds a world to what the cell promises. Returns what was seen."""
+    if refused is not None:
+        return _check_refusal(cell, ledger, refused)
+    asides = {each.name: reason for each in cell.both if (reason := cell.aside(each)) is not None}
+    moves = frozenset({Move.COMPANY}) if SEVERAL_STEPS.name in asides else frozenset()
+    pair = ledger.ask(cell.both, cell.needs, moves)
+    for each in cell.both:
+        without = ledger.ask(_without(cell.both, each), cell.needs)
+        if each.name in asides:
+            _check_same(pair, without)
+        else:
+            assert each.took_place(pair), f"{each.name} did not take place: {pair}"
+            _check_promise(each, pair, without)
+    if SEVERAL_STEPS.name in asides:
+        _check_company(pair)
+    if all(each.promise is Promise.OWN for each in cell.both):
+        beside = ledger.ask(cell.both, cell.needs, frozenset({Move.COMPANY}))
+        _check_same(beside, pair)
+    return "; ".join(dict.fromkeys(_seen(each, asides.get(each.name)) for each in cell.both))
+
+
+def _seen(capability: Capability, aside: Aside | None) -> str:
+    return aside.promise if aside is not None else capability.promise.value
+
+
+def _check_refusal(cell: Cell, ledger: Ledger, refused: Refused) -> str:
+    with pytest.raises(Refusal) as caught:
+        ledger.ask(cell.both, cell.needs)
+    assert caught.value.field_name == refused.field, caught.value
+    assert refused.says in str(caught.value)
+    return refused.promise
+
+
+def _check_promise(capability: Capability, pair: Answer, without: Answer) -> None:
+    if capability.promise is Promise.SAME:
+        _check_same(pair, without)
+    elif capability.promise is Promise.CUT:
+        # The text of a call is that of its tokens: the last one completes the stop string.
+        end = len(pair.text) if pair.calls else without.text.index(str(pair.stop_reason))
+        assert pair.text == without.text[:end]
+        assert pair.token_ids == without.token_ids[: len(pair.token_ids)]
+        assert len(pair.token_ids) < len(without.token_ids)
+    else:
+        assert pair.token_ids != without.token_ids, f"{capability.name} changed nothing"
+
+
+def _check_same(pair: Answer, without: Answer) -> None:
+    assert pair.token_ids == without.token_ids
+    assert (pair.text, pair.calls) == (without.text, without.calls)
+    if pair.others and without.others:
+        assert pair.others == without.others
+    if pair.logprobs and without.logprobs:
+        assert pair.logprobs == without.logprobs
+
+
+def _check_company(pair: Answer) -> None:
+    """Several steps come from one plan for the rows that are left when the request has ended, and for it none do."""
+    assert not pair.num_steps or pair.num_steps >= len(pair.token_ids), "planned ahead for a row that needs its result"
+    assert 0 < pair.num_company_steps < len(pair.company_ids), f"{SEVERAL_STEPS.name} did not take place: {pair}"
+
+
+def _without(capabilities: tuple[Capability, ...], one: Capability) -> tuple[Capability, ...]:
+    return tuple(each for each in capabilities if each is not one)

@@ -1,0 +1,241 @@
+"""Cells that pass all stages: a gateway, a processor, an output processor, and an engine for each way to start one."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import re
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from tests.combinations.asked import BLOCK_SIZE, COMPANY, MAX_MODEL_LEN, NUM_BLOCKS, Asked
+from tests.combinations.capability import Answer, Capability, Fields, Move
+from tests.combinations.engine_world import Refusal
+from tests.combinations.loss_relay import LossRelays
+from tests.gateway.stages import Gateway, Stage, gateway_stage, started
+
+SYSTEM = (
+    "You are the keeper of a lighthouse at the mouth of a river. You know the tides, the weather, the birds and every "
+    "boat that has passed here in thirty years, and you tell of them at length, in plain words. "
+)
+QUESTION = "Tell me of the longest night."
+OTHER_QUESTION = "What do the birds eat in winter?"
+COMPANY_QUESTION = "Which boats came last spring?"
+CROWD: Fields = {"max_tokens": 44, "n": 5, "temperature": 1.0, "seed": 7}
+"""Several choices share their prompt's blocks and grow together: whichever of the two requests comes first, both begin,
+and blocks run out before the other one ends."""
+FLOODS = ("What lies up the river? " * 22, "Who lives on the island? " * 22, "When does the ferry leave? " * 22)
+LOST_AFTER_BYTES = 450
+"""Of frames, about a third of an answer."""
+MOST_ASKED = 4
+"""Times that a request is asked until another one, sent at the same time, has taken its blocks."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineKind:
+    """One way to start an engine, served under a name of its own."""
+
+    name: str
+    options: Fields
+    num_replicas: int = 1
+
+    def flags(self, folder: Path, common: Fields) -> list[str]:
+        sizes = {"block_size": BLOCK_SIZE, "num_blocks": NUM_BLOCKS, "max_model_len": MAX_MODEL_LEN}
+        sizes |= {"max_num_seqs": 16, "max_num_batched_tokens": MAX_MODEL_LEN, "threads": 1}
+        options = sizes | dict(common) | dict(self.options)
+        flags = [f"--{name.replace('_', '-')}={value}" for name, value in options.items()]
+        return [f"--served-model-name={self.name}", f"--model-folder={folder}", *flags]
+
+
+@dataclass(slots=True)
+class Replica:
+    """An engine of the cluster and its counters."""
+
+    stage: Stage
+    replica_id: str
+
+    def counters(self) -> dict[str, float]:
+        """Metrics by name; of histograms the counts by bucket as well."""
+        found: dict[str, float] = {}
+        for line in httpx.get(f"http://{self.stage.addresses['metrics']}/metrics").text.splitlines():
+            if line.startswith("headwater_"):
+                name, _, value = line.rpartition(" ")
+                bucket = re.search(r'le="([^"]*)"', name)
+                key = name.partition("{")[0].removeprefix("headwater_")
+                key = f"{key} {bucket.group(1)}" if bucket else key
+                found[key] = found.get(key, 0.0) + float(value)
+        return found
+
+    @property
+    def is_idle(self) -> bool:
+        counters = self.counters()
+        return counters["num_requests_running"] == counters["num_requests_waiting"] == 0
+
+
+class Cluster:
+    """All stages, for all cells."""
+
+    def __init__(self, gateway: Gateway, replicas: Mapping[str, list[Replica]], relays: LossRelays) -> None:
+        self.gateway, self.replicas, self.relays = gateway, replicas, relays
+        self.runs = itertools.count()
+
+
+@contextlib.contextmanager
+def running_cluster(folder: Path, kinds: Sequence[EngineKind], common: Mapping[str, Fields]) -> Iterator[Cluster]:
+    """`common`: options of all engines of a kind, by the first word of the kind's name."""
+    stages: dict[str, list[Stage]] = {}
+    for kind in kinds:
+        flags = kind.flags(folder, common[kind.name.split("-")[0]])
+        stages[kind.name] = [
+            Stage("headwater.services.engine", *flags, f"--replica-id={kind.name}-{i}", "--log-level=warning")
+            for i in range(kind.num_replicas)
+        ]
+    names = [flag for kind in kinds for flag in (f"--model-folder={folder}", f"--served-model-name={kind.name}")]
+    text = [
+        Stage(f"headwater.services.{each}", *names, "--metrics-port=-1", "--log-level=warning")
+        for each in ("processor", "output_processor")
+    ]
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(started(*itertools.chain(*stages.values())))
+        stack.enter_context(started(*text))
+        relays = LossRelays([stage.address for stage in stages[next(iter(stages))]])
+        stack.callback(relays.close)
+        seeds = [*relays.addresses, *(stage.address for name in list(stages)[1:] for stage in stages[name])]
+        front = [f"--processor={text[0].address}", f"--output-processor={text[1].address}"]
+        stage = gateway_stage(*front, *(f"--replica={address}" for address in seeds))
+        stack.enter_context(started(stage))
+        gateway = Gateway(stage)
+        stack.callback(gateway.client.close)
+        replicas = {
+            name: [Replica(each, f"{name}-{i}") for i, each in enumerate(of_kind)] for name, of_kind in stages.items()
+        }
+        gateway.wait_until(gateway.is_ready)
+        yield Cluster(gateway, replicas, relays)
+
+
+class ClusterWorld:
+    """The engines of one family, on a device or simulated: those whose kinds' names begin with `family`."""
+
+    def __init__(self, cluster: Cluster, kinds: Sequence[EngineKind], family: str) -> None:
+        self._cluster, self._gateway = cluster, cluster.gateway
+        self._family = [kind for kind in kinds if kind.name.split("-")[0] == family]
+
+    def run(self, asked: Asked) -> Answer:
+        """Raises `Refusal`."""
+        [kind] = [each for each in self._family if each.options == asked.options]
+        for _ in range(MOST_ASKED if Move.CROWD in asked.moves else 1):
+            answer = self._run(kind, asked)
+            if answer.num_preemptions:
+                break
+        return answer
+
+    def _run(self, kind: EngineKind, asked: Asked) -> Answer:
+        replicas, salt = self._cluster.replicas[kind.name], f"run-{next(self._cluster.runs)}"
+        self._prepare(kind, replicas, asked.moves, salt)
+        before = [replica.counters() for replica in replicas]
+        fields = dict(asked.fields) | {"cache_salt": salt}
+        with ThreadPoolExecutor(1) as pool:
+            company: Future[dict[str, Any]] | None = None
+            if asked.moves & {Move.CROWD, Move.COMPANY}:
+                crowd = CROWD if Move.CROWD in asked.moves else COMPANY
+                company = pool.submit(self._chat, kind, COMPANY_QUESTION, {**crowd, "cache_salt": f"{salt}-company"})
+                # What came later or counts less is the first to give its blocks up.
+                fields["priority"] = 1
+            if Move.LOSS in asked.moves:
+                self._cluster.relays.arm(LOST_AFTER_BYTES)
+            whole = self._chat(kind, QUESTION, fields)
+            beside = company.result() if company is not None else None
+        self._await_idle(replicas)
+        after = [replica.counters() for replica in replicas]
+        grown = [{key: now[key] - then.get(key, 0.0) for key in now} for then, now in zip(before, after, strict=True)]
+        return self._answer(whole, grown, replicas, beside)
+
+    def _prepare(self, kind: EngineKind, replicas: Sequence[Replica], moves: frozenset[Move], salt: str) -> None:
+        short = {"temperature": 0.0, "max_tokens": 1}
+        if Move.WARM in moves:
+            self._chat(kind, OTHER_QUESTION, {**short, "cache_salt": salt})
+        for i, flood in enumerate(FLOODS if Move.FLOOD in moves else ()):
+            self._chat(kind, flood, {**short, "cache_salt": f"{salt}-{i}"})
+        self._await_idle(replicas)
+
+    def _await_idle(self, replicas: Sequence[Replica]) -> None:
+        end = time.monotonic() + 30
+        while not all(replica.is_idle for replica in replicas):
+            assert time.monotonic() < end, "an engine does not come to rest"
+            time.sleep(0.01)
+
+    def _chat(self, kind: EngineKind, question: str, fields: Fields) -> dict[str, Any]:
+        messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": question}]
+        body = {"model": kind.name, "messages": messages, "return_token_ids": True, **fields}
+        reply = self._gateway.client.post("/v1/chat/completions", json=body)
+        told: dict[str, Any] = reply.json()
+        if reply.status_code == 400:
+            raise Refusal(told["error"]["param"], told["error"]["message"])
+        assert reply.status_code == 200, reply.text
+        return told
+
+    def _answer(
+        self,
+        whole: dict[str, Any],
+        grown: Sequence[Mapping[str, float]],
+        replicas: Sequence[Replica],
+        beside: dict[str, Any] | None,
+    ) -> Answer:
+        choice, *others = whole["choices"]
+        message = choice["message"]
+        [explained] = self._gateway.client.get(f"/v1/requests/{whole['id']}/explain").json()["prompts"]
+        served_by = [attempt["decision"]["replica_id"] for attempt in explained["attempts"]]
+        by_id = {replica.replica_id: each for replica, each in zip(replicas, grown, strict=True)}
+
+        def total(name: str) -> int:
+            return int(sum(each.get(name, 0.0) for each in grown))
+
+        steps = total("iteration_tokens_total_count")
+        return Answer(
+            token_ids=choice["token_ids"],
+            text=message["content"] or self._text(whole["model"], choice["token_ids"]),
+            others=[other["token_ids"] for other in others],
+            logprobs=_scores(choice),
+            finish_reason=choice["finish_reason"],
+            stop_reason=choice.get("stop_reason"),
+            calls=[
+                (call["function"]["name"], call["function"]["arguments"]) for call in message.get("tool_calls") or ()
+            ],
+            num_prompt_tokens=whole["usage"]["prompt_tokens"],
+            num_prefill_steps=steps - total("iteration_tokens_total_bucket 4.0"),
+            # An answer that a stop string ends has no last word from its engine, nor has a beam.
+            num_steps=explained["choices"][0].get("engine", {}).get("steps") or (0 if beside else steps),
+            num_cached_tokens=explained["cached_tokens"],
+            num_preemptions=total("num_preemptions_total"),
+            num_swapped_in=total("kv_swap_in_tokens_total"),
+            num_replicas=len(set(served_by)),
+            num_tokens_before_loss=int(by_id[served_by[0]]["generation_tokens_total"]) if len(served_by) > 1 else 0,
+            num_searches=total("generation_tokens_total"),
+            company_ids=beside["choices"][0]["token_ids"] if beside is not None else [],
+            # Draws under a mask are no steps.
+            num_company_steps=steps - total("mask_seconds_count"),
+        )
+
+    def _text(self, model: str, token_ids: list[int]) -> str:
+        return str(
+            self._gateway.client.post("/detokenize", json={"model": model, "tokens": token_ids}).json()["prompt"]
+        )
+
+
+def _scores(choice: dict[str, Any]) -> list[tuple[float, ...]]:
+    rows = (choice.get("logprobs") or {}).get("content") or ()
+    return [(row["logprob"], *(top["logprob"] for top in row["top_logprobs"])) for row in rows]
+
+
+def kinds_of(family: str, capabilities: Iterable[Capability]) -> list[EngineKind]:
+    """A plain engine, twice since one may be lost, and one for each capability that changes an engine."""
+    changed = [each for each in capabilities if each.options]
+    names = [f"{family}-{each.name.replace(' ', '-')}" for each in changed]
+    others = [EngineKind(name, each.options) for name, each in zip(names, changed, strict=True)]
+    return [EngineKind(f"{family}-plain", {}, num_replicas=2), *others]

@@ -1,0 +1,207 @@
+"""Cells of the engine alone: requests to engines in this process, on a device or on the simulated executor."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from headwater.engine_core.config import ConfigError
+from headwater.engine_core.engine import Engine
+from headwater.engine_core.executors.build import build_executor
+from headwater.engine_core.executors.build_simulated import build_simulated_executor
+from headwater.engine_core.executors.options import ExecutorOptions
+from headwater.engine_core.request import NewRequest, TokenLogprobs
+from headwater.engine_core.sampling_params import SamplingParams
+from headwater.engine_core.step_output import StepOutput
+from tests.combinations.asked import BLOCK_SIZE, COMPANY, MAX_MODEL_LEN, NUM_BLOCKS, Asked
+from tests.combinations.capability import Answer, Fields, Move
+
+PROMPT_LEN = 100
+SHARED_LEN = 52
+"""Tokens that the request's prompt and one that was answered before begin with."""
+COMPANY_LEN = 230
+LOST_AFTER = 16
+"""Tokens that the first of two replicas answers."""
+SAMPLING = ("temperature", "seed", "max_tokens", "presence_penalty", "frequency_penalty", "repetition_penalty")
+BUDGET = {"max_num_seqs": 16, "max_num_batched_tokens": MAX_MODEL_LEN, "num_threads": 1}
+
+
+def prompt(number: int, length: int = PROMPT_LEN) -> list[int]:
+    """Token ids that no other number's prompt begins with."""
+    return [300 + (number * 7919 + i * i * 31 + i * 97) % 701 for i in range(length)]
+
+
+def sampling_of(fields: Fields) -> SamplingParams:
+    known = {name: fields[name] for name in SAMPLING if name in fields}
+    return SamplingParams(**known, num_logprobs=fields["top_logprobs"] if fields.get("logprobs") else None)
+
+
+@dataclass(slots=True)
+class Heard:
+    """What one request was told."""
+
+    prompt_len: int
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    cached_tokens: int = 0
+    num_preemptions: int = 0
+    num_steps: int = 0
+    has_finished: bool = False
+
+
+class Replica:
+    """An engine and what its requests are told. Each run has a namespace of its own: it hits what it cached itself."""
+
+    def __init__(self, options: ExecutorOptions) -> None:
+        build = build_simulated_executor if options.executor == "simulated" else _build
+        self._executor, config, self.facts = build(options)
+        self.engine = Engine(config, self._executor)
+        self.heard: dict[int, Heard] = {}
+        self._keys = itertools.count()
+        self.prefills: list[int] = []
+        """Prompt tokens left after each step, while there were any."""
+
+    def add(
+        self, prompt_ids: list[int], fields: Fields, namespace: bytes, output_ids: Sequence[int] = ()
+    ) -> tuple[int, Heard]:
+        key = next(self._keys)
+        self.heard[key] = Heard(len(prompt_ids))
+        new = NewRequest(
+            key=key,
+            prompt_ids=prompt_ids,
+            output_ids=list(output_ids),
+            sampling=sampling_of(fields),
+            namespace=namespace,
+        )
+        self.engine.add(new)
+        return key, self.heard[key]
+
+    def run(self, *until: Heard, num_tokens: int = 1 << 30) -> None:
+        """To the end of these requests, or until each has so many tokens."""
+        while not all(each.has_finished or len(each.token_ids) >= num_tokens for each in until):
+            self.step()
+
+    def finish(self) -> None:
+        while self.engine.has_work():
+            self.step()
+
+    def step(self) -> None:
+        output = self.engine.step()
+        if left := self.engine.load().num_prefill_tokens:
+            self.prefills.append(left)
+        if output is not None:
+            self._hear(output)
+
+    def _hear(self, output: StepOutput) -> None:
+        at = 0
+        for key, count in zip(output.keys, output.num_tokens, strict=True):
+            heard = self.heard[key]
+            heard.token_ids += output.token_ids[at : at + count]
+            heard.logprobs += [output.logprobs[i] for i in range(at, at + count) if i in output.logprobs]
+            at += count
+        for started in output.starts:
+            self.heard[started.key].cached_tokens = started.cached_tokens
+        for finished in output.finishes:
+            heard = self.heard[finished.key]
+            heard.has_finished = True
+            if finished.work is not None:
+                heard.num_preemptions, heard.num_steps = finished.work.num_preemptions, finished.work.num_steps
+
+    def close(self) -> None:
+        self._executor.close()
+
+
+class Refusal(Exception):
+    """A cell that the product refused, by which field."""
+
+    def __init__(self, field_name: str, message: str) -> None:
+        super().__init__(message)
+        self.field_name = field_name
+
+
+class EngineWorld:
+    """Engines by their options, kept for all cells; two of each where one is lost."""
+
+    def __init__(self, folder: Path, *, executor: str = "single", **options: Any) -> None:
+        self._options = {"model_folder": folder, "executor": executor, "max_model_len": MAX_MODEL_LEN} | options
+        self._options |= {"block_size": BLOCK_SIZE, "num_blocks": NUM_BLOCKS} | BUDGET
+        self._replicas: dict[tuple[Any, ...], Replica] = {}
+        self._runs = itertools.count(1)
+
+    def run(self, asked: Asked) -> Answer:
+        """Raises `Refusal`."""
+        replica, namespace = self._replica(asked.options, 0), next(self._runs).to_bytes(16, "big")
+        if Move.LOSS not in asked.moves:
+            return self._answer(replica, asked, namespace, [], [])
+        _, begun = replica.add(prompt(0), asked.fields, namespace)
+        replica.run(begun, num_tokens=LOST_AFTER)
+        # The replica is gone with all that it had in flight.
+        self._drop(asked.options, 0)
+        said = begun.token_ids[:LOST_AFTER]
+        other = self._replica(asked.options, 1)
+        return self._answer(other, asked, namespace, said, begun.logprobs[:LOST_AFTER])
+
+    def close(self) -> None:
+        for replica in self._replicas.values():
+            replica.close()
+
+    def _answer(
+        self, replica: Replica, asked: Asked, namespace: bytes, said: list[int], scored: list[TokenLogprobs]
+    ) -> Answer:
+        before = replica.engine.load()
+        self._prepare(replica, asked.moves, namespace)
+        company = None
+        if asked.moves & {Move.CROWD, Move.COMPANY}:
+            _, company = replica.add(prompt(1, COMPANY_LEN), COMPANY, namespace)
+        replica.prefills.clear()
+        _, heard = replica.add(prompt(0), asked.fields, namespace, said)
+        replica.run(heard)
+        num_prefill_steps = len(set(replica.prefills))
+        replica.finish()
+        after = replica.engine.load()
+        assert after.num_used_blocks == 0, "a request left blocks behind"
+        return Answer(
+            token_ids=[*said, *heard.token_ids],
+            logprobs=[(each.logprob, *each.top_logprobs) for each in (*scored, *heard.logprobs)],
+            finish_reason="length",
+            num_prompt_tokens=PROMPT_LEN,
+            num_prefill_steps=num_prefill_steps,
+            num_steps=heard.num_steps,
+            num_cached_tokens=heard.cached_tokens,
+            num_preemptions=heard.num_preemptions,
+            num_swapped_in=after.num_swapped_in - before.num_swapped_in,
+            num_tokens_before_loss=len(said),
+            num_replicas=2 if said else 1,
+            kv_format=replica.facts.kv_format,
+            company_ids=company.token_ids if company is not None else [],
+            num_company_steps=company.num_steps if company is not None else 0,
+        )
+
+    def _prepare(self, replica: Replica, moves: frozenset[Move], namespace: bytes) -> None:
+        if Move.WARM in moves:
+            begun = [*prompt(0, SHARED_LEN), *prompt(4)]
+            replica.add(begun, {"temperature": 0.0, "max_tokens": 1}, namespace)
+            replica.finish()
+        if Move.FLOOD in moves:
+            for number in (2, 3, 5):
+                replica.add(prompt(number, 200), {"temperature": 0.0, "max_tokens": 1}, namespace)
+                replica.finish()
+
+    def _replica(self, options: Fields, number: int) -> Replica:
+        key = (number, *sorted(options.items()))
+        if key not in self._replicas:
+            try:
+                self._replicas[key] = Replica(ExecutorOptions(**self._options | dict(options)))
+            except ConfigError as error:
+                raise Refusal(error.name, str(error)) from error
+        return self._replicas[key]
+
+    def _drop(self, options: Fields, number: int) -> None:
+        self._replicas.pop((number, *sorted(options.items()))).close()
+
+
+def _build(options: ExecutorOptions) -> Any:
+    return build_executor(options, lambda phase, done, total: None)

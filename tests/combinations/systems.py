@@ -1,0 +1,105 @@
+"""What cells run on: an engine in this process and a cluster of processes, over one model, on one device."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from headwater.services.models.manifest import ModelManifest
+from tests.combinations.asked import MAX_MODEL_LEN
+from tests.combinations.capabilities import CAPABILITIES
+from tests.combinations.cells import Cell, Ledger, check
+from tests.combinations.cluster_world import ClusterWorld, kinds_of, running_cluster
+from tests.combinations.engine_world import EngineWorld
+
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "vocab_size": 49152,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 1024,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10_000.0,
+    "hidden_act": "silu",
+    "tie_word_embeddings": False,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+ENGINE_VOCAB_SIZE = 1024
+"""Of the model of an engine without text."""
+# Tools are left out of the prompt: it is as long with them as without.
+TEMPLATE = """{% if tools %}{% endif %}{% for message in messages %}<|im_start|>{{ message.role }}
+{{ message.content }}<|im_end|>
+{% endfor %}<|im_start|>assistant
+"""
+DEVICE, SIMULATED = "device", "simulated"
+"""Families of engines."""
+
+
+def write_config(folder: Path, **changes: Any) -> Path:
+    """A random model of two layers."""
+    (folder / "config.json").write_text(json.dumps(CONFIG | changes))
+    return folder
+
+
+def with_plain_template(model: Path, folder: Path) -> Path:
+    """A copy of a model folder, its weights linked, with a short chat template and a short context."""
+    shutil.copytree(model, folder, ignore=shutil.ignore_patterns("*.safetensors*"))
+    for weights in model.glob("*.safetensors*"):
+        (folder / weights.name).symlink_to(weights)
+    tokenizer = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(json.dumps(tokenizer | {"chat_template": TEMPLATE}))
+    replace(ModelManifest.read(folder), max_model_len=MAX_MODEL_LEN).write(folder)
+    return folder
+
+
+class Systems:
+    """Started when the first cell wants them; `options` are those of every engine that computes."""
+
+    def __init__(
+        self, stack: contextlib.ExitStack, engine_folder: Path, text_folder: Path, options: dict[str, Any]
+    ) -> None:
+        self._stack, self._engine_folder, self._text_folder = stack, engine_folder, text_folder
+        self._options = options
+        self._is_cpu = options["device"] == "cpu"
+        self._in_process: dict[str, Ledger] = {}
+        self._clusters: dict[str, Ledger] = {}
+
+    def check(self, cell: Cell) -> str:
+        """Runs a cell where it belongs. Returns what was seen."""
+        family = SIMULATED if self._is_cpu and cell.is_simulated_on_cpu else DEVICE
+        refused = cell.refused_on_cpu if self._is_cpu else None
+        if refused is None and cell.is_above_engine:
+            return check(cell, self._cluster(family), cell.refused)
+        # An engine that refuses to start does so before any stage above it is asked.
+        return check(cell, self._engine(family), refused or cell.refused)
+
+    def _engine(self, family: str) -> Ledger:
+        if family not in self._in_process:
+            given = self._options if family == DEVICE else {"executor": "simulated"}
+            world = EngineWorld(self._engine_folder, **given)
+            self._stack.callback(world.close)
+            self._in_process[family] = Ledger(world)
+        return self._in_process[family]
+
+    def _cluster(self, family: str) -> Ledger:
+        if not self._clusters:
+            on_device = [each for each in CAPABILITIES if not (self._is_cpu and each.refused_on_cpu)]
+            kinds, common = kinds_of(DEVICE, on_device), {DEVICE: self._options}
+            if self._is_cpu:
+                kinds += kinds_of(
+                    SIMULATED, [each for each in CAPABILITIES if each.refused_on_cpu and each.is_simulated]
+                )
+                common[SIMULATED] = {"executor": "simulated"}
+            cluster = self._stack.enter_context(running_cluster(self._text_folder, kinds, common))
+            self._clusters = {name: Ledger(ClusterWorld(cluster, kinds, name)) for name in common}
+        return self._clusters[family]

@@ -1,0 +1,34 @@
+"""Every capability beside every other, on random weights and a CPU; on the simulated executor what a CPU refuses."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.combinations.cells import CELLS, Cell
+from tests.combinations.conftest import CellRunner
+from tests.combinations.systems import ENGINE_VOCAB_SIZE, Systems, with_plain_template, write_config
+
+# Told first of a run's groups: it starts many processes.
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def systems(demo_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Systems]:
+    base = tmp_path_factory.mktemp("models")
+    text_folder = write_config(with_plain_template(demo_folder, base / "random"))
+    (base / "engine").mkdir()
+    engine_folder = write_config(base / "engine", vocab_size=ENGINE_VOCAB_SIZE)
+    with contextlib.ExitStack() as stack:
+        options = {"device": "cpu", "dtype": "float32", "load_format": "dummy"}
+        yield Systems(stack, engine_folder, text_folder, options)
+
+
+@pytest.mark.parametrize("cell", CELLS.values(), ids=CELLS)
+def test_tokens_are_as_promised_or_the_pair_is_refused_by_name(
+    cell: Cell, systems: Systems, run_cell: CellRunner
+) -> None:
+    run_cell(cell, systems)

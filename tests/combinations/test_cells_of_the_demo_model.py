@@ -1,0 +1,32 @@
+"""Every capability beside every other, on the demo model and a CPU."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import pytest
+
+from headwater.services.models.demo_model import DEMO_NAME
+from headwater.services.models.store import default_cache_dir, pull
+from headwater.services.progress import silent
+from tests.combinations.cells import CELLS, Cell
+from tests.combinations.conftest import CellRunner
+from tests.combinations.systems import Systems, with_plain_template
+
+pytestmark = pytest.mark.long
+
+
+@pytest.fixture(scope="module")
+def systems(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Systems]:
+    model = pull(DEMO_NAME, cache_dir=default_cache_dir(), progress=silent, dtype="float32")
+    folder = with_plain_template(model, tmp_path_factory.mktemp("models") / "demo")
+    with contextlib.ExitStack() as stack:
+        yield Systems(stack, folder, folder, {"device": "cpu"})
+
+
+@pytest.mark.parametrize("cell", CELLS.values(), ids=CELLS)
+def test_tokens_are_as_promised_or_the_pair_is_refused_by_name(
+    cell: Cell, systems: Systems, run_cell: CellRunner
+) -> None:
+    run_cell(cell, systems)
