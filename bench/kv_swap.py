@@ -18,7 +18,7 @@ from rich.table import Table
 from headwater.bench.offline import Bench
 from headwater.bench.program import run_program
 from headwater.bench.workloads import MODELS, uniform
-from headwater.engine_core.model_config import ModelConfig
+from headwater.engine_core.models import registry
 
 
 def main(
@@ -50,7 +50,7 @@ def main(
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "config.json").write_text(json.dumps(MODELS[model]))
-        token_bytes = 2 * ModelConfig.read(folder).kv_elements_per_token
+        token_bytes = 2 * registry.read_config(folder).kv_elements_per_token
         for swap_memory in (0, num_tokens * token_bytes):
             bench = Bench(folder, options | {"kv_swap_memory": swap_memory})
             rows.append(

@@ -24,7 +24,7 @@ from headwater.bench.workloads import MODELS, TINY, WORKLOADS, Workload, tried, 
 from headwater.engine_core.engine import Engine
 from headwater.engine_core.executors.build import build_executor
 from headwater.engine_core.executors.options import ExecutorOptions
-from headwater.engine_core.model_config import ModelConfig
+from headwater.engine_core.models import registry
 from headwater.engine_core.request import NewRequest
 from headwater.engine_core.sampling_params import SamplingParams
 
@@ -50,7 +50,7 @@ class Bench:
 
     def __init__(self, folder: Path, options: dict[str, object]) -> None:
         start = time.perf_counter()
-        self._model = ModelConfig.read(folder)
+        self._model = registry.read_config(folder)
         executor, config, _ = build_executor(
             ExecutorOptions(model_folder=folder, **options),  # type: ignore[arg-type]  # flags, checked by typer
             lambda phase, done, total: None,

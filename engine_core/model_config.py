@@ -1,34 +1,16 @@
 """What a model is made of, read from a Hugging Face `config.json`. Knows nothing about weights or devices.
 
-The families served here are one decoder with a few switches; a family that is told apart by these alone is one more
-row of `FAMILIES`.
+Which architectures there are, and which of these facts each has, is said in `models.registry`.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from headwater.engine_core.config import ConfigError
 
-
-@dataclass(frozen=True, slots=True)
-class Family:
-    """How an architecture departs from Llama."""
-
-    qkv_bias: bool = False
-    qk_norm: bool = False
-
-
-FAMILIES = {
-    "LlamaForCausalLM": Family(),
-    "MistralForCausalLM": Family(),
-    "Qwen2ForCausalLM": Family(qkv_bias=True),
-    "Qwen3ForCausalLM": Family(qk_norm=True),
-}
 MAX_SIZES = {
     "num_hidden_layers": 1024,
     "vocab_size": 1 << 22,
@@ -63,11 +45,8 @@ class ModelConfig:
     rope_theta: float
     rope_scaling: Mapping[str, Any] | None
     tie_word_embeddings: bool
-    qkv_bias: bool
-
-    @property
-    def qk_norm(self) -> bool:
-        return FAMILIES[self.architecture].qk_norm
+    qkv_bias: bool = False
+    qk_norm: bool = False
 
     @property
     def qkv_size(self) -> int:
@@ -79,15 +58,9 @@ class ModelConfig:
         return 2 * self.num_layers * self.num_kv_heads * self.head_dim
 
     @classmethod
-    def read(cls, folder: Path) -> ModelConfig:
-        return cls.from_hf(json.loads((folder / "config.json").read_text()))
-
-    @classmethod
-    def from_hf(cls, config: Mapping[str, Any]) -> ModelConfig:
-        """Raises `ConfigError` naming what is not served."""
-        architecture = (config.get("architectures") or [""])[0]
-        if architecture not in FAMILIES:
-            raise ConfigError("architectures", architecture, ", ".join(FAMILIES))
+    def from_hf(cls, config: Mapping[str, Any], *, qkv_bias: bool = False, qk_norm: bool = False) -> ModelConfig:
+        """Of an architecture like Llama, with what it has beside; `qkv_bias` where the config does not say. Raises
+        `ConfigError` naming what is not served."""
         if (activation := config.get("hidden_act", "silu")) != "silu":
             raise ConfigError("hidden_act", activation, "silu")
         _check_quantization(config)
@@ -96,7 +69,7 @@ class ModelConfig:
         rope = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
         rope_theta = config.get("rope_theta") or rope.pop("rope_theta", 10_000.0)
         return cls(
-            architecture=architecture,
+            architecture=config["architectures"][0],
             vocab_size=config["vocab_size"],
             hidden_size=hidden_size,
             intermediate_size=config["intermediate_size"],
@@ -109,7 +82,8 @@ class ModelConfig:
             rope_theta=float(rope_theta),
             rope_scaling=_checked_rope(rope),
             tie_word_embeddings=bool(config.get("tie_word_embeddings", False)),
-            qkv_bias=bool(config.get("attention_bias", FAMILIES[architecture].qkv_bias)),
+            qkv_bias=bool(config.get("attention_bias", qkv_bias)),
+            qk_norm=qk_norm,
         )
 
 

@@ -48,14 +48,8 @@ def pack(weight: torch.Tensor) -> torch.Tensor:
     return packed
 
 
-def is_packed(weight: torch.Tensor) -> bool:
-    return weight.is_mkldnn
-
-
 def linear(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """x [T, K], weight [N, K], packed or plain; returns [T, N]."""
-    if not weight.is_mkldnn:
-        return torch.nn.functional.linear(x, weight)
+    """x [T, K], weight [N, K] as `pack` made it; returns [T, N]."""
     product: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, None, "none", [], "")
     return product
 

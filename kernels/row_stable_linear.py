@@ -9,18 +9,32 @@ one number of rows.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
-from torch.nn.functional import pad
+from torch.nn.functional import linear, pad
 
-from headwater.kernels.packed_linear import is_packed, linear, pack
+from headwater.kernels import packed_linear
 
 CANDIDATES = (1, 2, 4, 8, 16, 32)
 PROBED_ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 15, 16, 17, 24, 31, 33, 48, 64, 100)
 NUM_ROWS, NUM_OUTPUTS = 128, 2048
 """Of a probe. Bits that differ rarely need many results to show."""
 FIXED_ROWS = 32
+
+
+class Library(NamedTuple):
+    """Multiplies weights that it may have prepared."""
+
+    multiply: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+    """x [T, K], prepared weight [N, K] → [T, N]"""
+    prepare: Callable[[torch.Tensor], torch.Tensor]
+    """Weight [N, K] → what `multiply` reads."""
+
+
+PLAIN = Library(linear, lambda weight: weight)
+PACKED = Library(packed_linear.linear, packed_linear.pack)
 
 
 class RowRule(NamedTuple):
@@ -30,31 +44,32 @@ class RowRule(NamedTuple):
     is_exact: bool = False
 
 
-def row_rule(weight: torch.Tensor) -> RowRule:
-    """What keeps a row's bits its own in products with weights like this one, [N, K], packed or plain."""
-    num_outputs, num_inputs = min(weight.shape[0], NUM_OUTPUTS), weight.shape[1]
+def row_rule(num_outputs: int, num_inputs: int, dtype: torch.dtype, library: Library = PLAIN) -> RowRule:
+    """The rule that keeps a row's bits its own in products with weights [num_outputs, num_inputs]."""
+    num_outputs = min(num_outputs, NUM_OUTPUTS)
     generator = torch.Generator().manual_seed(0)
-    x = torch.randn(NUM_ROWS, num_inputs, generator=generator).to(weight.dtype)
-    some = torch.randn(num_outputs, num_inputs, generator=generator).to(weight.dtype)
-    some = pack(some) if is_packed(weight) else some
-    expected = linear(x, some)
-    unstable = [rows for rows in PROBED_ROWS if not _agrees(x, some, rows, expected)]
+    x = torch.randn(NUM_ROWS, num_inputs, generator=generator).to(dtype)
+    weight = library.prepare(torch.randn(num_outputs, num_inputs, generator=generator).to(dtype))
+    expected = library.multiply(x, weight)
+    unstable = [rows for rows in PROBED_ROWS if not _agrees(x, weight, rows, expected, library)]
     least = max(unstable, default=0) + 1
     return next((RowRule(rows) for rows in CANDIDATES if rows >= least), RowRule(FIXED_ROWS, is_exact=True))
 
 
-def row_stable_linear(x: torch.Tensor, weight: torch.Tensor, rule: RowRule) -> torch.Tensor:
-    """x [T, K], weight [N, K]; returns [T, N]."""
+def row_stable_linear(x: torch.Tensor, weight: torch.Tensor, rule: RowRule, library: Library = PLAIN) -> torch.Tensor:
+    """x [T, K], weight [N, K] as the library prepared it; returns [T, N]."""
     if rule.is_exact:
-        return torch.cat([_padded(part, weight, rule.num_rows) for part in x.split(rule.num_rows)])
-    return linear(x, weight) if x.shape[0] >= rule.num_rows else _padded(x, weight, rule.num_rows)
+        return torch.cat([_padded(part, weight, rule.num_rows, library) for part in x.split(rule.num_rows)])
+    return library.multiply(x, weight) if x.shape[0] >= rule.num_rows else _padded(x, weight, rule.num_rows, library)
 
 
-def _padded(x: torch.Tensor, weight: torch.Tensor, num_rows: int) -> torch.Tensor:
-    return linear(pad(x, (0, 0, 0, num_rows - x.shape[0])), weight)[: x.shape[0]]
+def _padded(x: torch.Tensor, weight: torch.Tensor, num_rows: int, library: Library) -> torch.Tensor:
+    return library.multiply(pad(x, (0, 0, 0, num_rows - x.shape[0])), weight)[: x.shape[0]]
 
 
-def _agrees(x: torch.Tensor, weight: torch.Tensor, num_rows: int, expected: torch.Tensor) -> bool:
+def _agrees(x: torch.Tensor, weight: torch.Tensor, num_rows: int, expected: torch.Tensor, library: Library) -> bool:
     """Whether every window of `num_rows` rows gives the bits that all rows together give."""
     windows = zip(x.split(num_rows), expected.split(num_rows), strict=True)
-    return all(torch.equal(linear(window, weight), part) for window, part in windows if len(window) == num_rows)
+    return all(
+        torch.equal(library.multiply(window, weight), part) for window, part in windows if len(window) == num_rows
+    )

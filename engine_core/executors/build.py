@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import partial
-from pathlib import Path
 
 import torch
 
@@ -12,17 +11,20 @@ from headwater.engine_core.executor import Executor
 from headwater.engine_core.executors.options import ExecutorOptions, ModelFacts, Progress, engine_config
 from headwater.engine_core.executors.runner import Runner
 from headwater.engine_core.executors.single import SingleExecutor
+from headwater.engine_core.layers.kinds import load_weights
+from headwater.engine_core.layers.packed import pack_linears
 from headwater.engine_core.model_config import ModelConfig
-from headwater.engine_core.models.decoder import Decoder
+from headwater.engine_core.models import registry
 from headwater.engine_core.numerics_id import numerics_id
 from headwater.engine_core.platforms.cpu import CPU_DTYPES, CpuPlatform
-from headwater.engine_core.weights import checkpoint
-from headwater.engine_core.weights.packed import with_packed_matrices
+from headwater.engine_core.weights import model_file
+from headwater.engine_core.weights.dummy import DUMMIES, dummy
+from headwater.engine_core.weights.model_file import DTYPES
 from headwater.kernels.environment import Environment
 
 CPU_KV_CACHE_BYTES = 512 << 20
 """KV cache on a CPU when neither its size nor its blocks are given."""
-KV_DTYPES = checkpoint.DTYPES | {"fp8": torch.float8_e4m3fn}
+KV_DTYPES = DTYPES | {"fp8": torch.float8_e4m3fn}
 
 
 def build_executor(options: ExecutorOptions, progress: Progress) -> tuple[Executor, EngineConfig, ModelFacts]:
@@ -30,15 +32,15 @@ def build_executor(options: ExecutorOptions, progress: Progress) -> tuple[Execut
     if options.num_threads:
         torch.set_num_threads(options.num_threads)
     assert options.model_folder is not None
-    if options.load_format not in ("auto", *checkpoint.DUMMIES):
-        raise ConfigError("load_format", options.load_format, " or ".join(("auto", *checkpoint.DUMMIES)))
-    model = ModelConfig.read(options.model_folder)
+    if options.load_format not in ("auto", *DUMMIES):
+        raise ConfigError("load_format", options.load_format, " or ".join(("auto", *DUMMIES)))
+    model = registry.read_config(options.model_folder)
     device = _device(options.device)
-    stored = _stored_dtype(options.model_folder) if options.load_format == "auto" else "bfloat16"
+    stored = model_file.stored_dtype(options.model_folder) if options.load_format == "auto" else "bfloat16"
     dtype = stored if options.dtype == "auto" else options.dtype
     if options.load_format == "auto" and dtype != stored:
         raise ConfigError("dtype", dtype, f"{stored}, as the model folder was converted")
-    if device.type == "cpu" and checkpoint.DTYPES[dtype] not in CPU_DTYPES:
+    if device.type == "cpu" and DTYPES[dtype] not in CPU_DTYPES:
         raise ConfigError("dtype", dtype, "float32 or bfloat16 on a CPU")
     if device.type == "cpu" and options.gemv:
         raise ConfigError("gemv", options.gemv, "False on a CPU")
@@ -46,13 +48,14 @@ def build_executor(options: ExecutorOptions, progress: Progress) -> tuple[Execut
         raise ConfigError("kv_swap_memory", options.kv_swap_memory, "0 on a CPU, whose KV cache is in host memory")
     kv_format = _kv_format(options.kv_cache_dtype, dtype, device)
     config = _engine_config(options, model, KV_DTYPES[kv_format], device)
+    layout = registry.model_class(model).layout(model)
     loading = partial(progress, "loading weights")
     if options.load_format != "auto":
-        uniform = checkpoint.DUMMIES[options.load_format]
-        tensors = checkpoint.dummy(model, checkpoint.DTYPES[dtype], device, uniform=uniform)
+        tensors = dummy(layout, DTYPES[dtype], device, uniform=DUMMIES[options.load_format])
         loading(1, 1)
     else:
-        tensors = checkpoint.load(options.model_folder, model, device, loading)
+        tensors = model_file.load(options.model_folder, device, loading)
+    weights = load_weights(layout, tensors, DTYPES[dtype])
     source = options.model_folder.name if options.load_format == "auto" else options.load_format
     facts = ModelFacts(
         dtype=dtype,
@@ -67,7 +70,7 @@ def build_executor(options: ExecutorOptions, progress: Progress) -> tuple[Execut
 
         on_gpu, config = build_cuda_executor(
             model,
-            tensors,
+            weights,
             config,
             device,
             kv_dtype=KV_DTYPES[kv_format],
@@ -80,11 +83,11 @@ def build_executor(options: ExecutorOptions, progress: Progress) -> tuple[Execut
     if config.decode_steps > 1:
         raise ConfigError("decode_steps", config.decode_steps, "1 on a CPU")
     folder = options.model_folder if options.load_format == "auto" else None
-    tensors = with_packed_matrices(tensors, folder, partial(progress, "packing weights"))
+    weights = pack_linears(weights, folder, partial(progress, "packing weights"))
     on_cpu = CpuPlatform(model, config.block_size)
-    on_cpu.prepare(tensors, partial(progress, "loading kernels"))
-    runner = Runner(Decoder(model, tensors, on_cpu, config.max_model_len), config, checkpoint.DTYPES[dtype])
-    return SingleExecutor(runner), config, facts
+    on_cpu.prepare(weights, partial(progress, "loading kernels"))
+    decoder = registry.model_class(model)(model, weights, on_cpu, config.max_model_len)
+    return SingleExecutor(Runner(decoder, config, DTYPES[dtype])), config, facts
 
 
 def _engine_config(
@@ -117,8 +120,3 @@ def _kv_format(kv_cache_dtype: str, dtype: str, device: torch.device) -> str:
     if kv_cache_dtype == "fp8" and device.type != "cuda":
         raise ConfigError("kv_cache_dtype", kv_cache_dtype, "auto on a CPU")
     return dtype if kv_cache_dtype == "auto" else kv_cache_dtype
-
-
-def _stored_dtype(folder: Path) -> str:
-    dtype = checkpoint.stored_dtype(folder)
-    return next(name for name, known in checkpoint.DTYPES.items() if known is dtype)

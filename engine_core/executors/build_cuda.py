@@ -16,10 +16,12 @@ from headwater.engine_core.executors.batch import ForwardBatch
 from headwater.engine_core.executors.cuda import SCORED_AT_ONCE, CudaExecutor
 from headwater.engine_core.executors.cuda_swapper import CudaSwapper, staged_blocks
 from headwater.engine_core.executors.step_shapes import probed_rows
+from headwater.engine_core.layers.kinds import Weights
 from headwater.engine_core.model_config import ModelConfig
-from headwater.engine_core.models.decoder import Decoder
+from headwater.engine_core.models import registry
+from headwater.engine_core.models.model import Model
+from headwater.engine_core.models.one_row import OneRow, serves
 from headwater.engine_core.platforms.cuda import CudaPlatform
-from headwater.engine_core.weights import checkpoint
 from headwater.kernels.compile_ahead import CompileAhead
 
 log = logging.getLogger(__name__)
@@ -51,7 +53,7 @@ class Memory:
 
 def build_cuda_executor(
     model: ModelConfig,
-    tensors: checkpoint.Weights,
+    weights: Weights,
     config: EngineConfig,
     device: torch.device,
     *,
@@ -68,12 +70,14 @@ def build_cuda_executor(
     )
     most_rows = config.max_num_seqs
     step_rows = probed_rows(config.max_num_batched_tokens, most_rows)
-    platform.prepare(tensors, step_rows, probed_rows(max(most_rows, SCORED_AT_ONCE), most_rows))
-    decoder = Decoder(model, tensors, platform, config.max_model_len)
+    platform.prepare(weights, step_rows, probed_rows(max(most_rows, SCORED_AT_ONCE), most_rows))
+    decoder = registry.model_class(model)(model, weights, platform, config.max_model_len)
+    if gemv and not serves(decoder):
+        raise ConfigError("gemv", gemv, f"False for {model.architecture} with these weights")
     block_bytes = model.kv_elements_per_token * config.block_size * kv_dtype.itemsize
     with CompileAhead(device) as ahead:
         if platform.own_products:
-            ahead.note(partial(platform.launch_own_products, tensors))
+            ahead.note(partial(platform.launch_own_products, weights))
         memory = _measure(decoder, platform, config, kv_dtype, ahead)
         if config.num_host_blocks:
             memory = replace(memory, weights=memory.weights + 2 * staged_blocks(block_bytes) * block_bytes)
@@ -88,7 +92,8 @@ def build_cuda_executor(
         log.info("kv cache: %d blocks, %d tokens of %s, %.1f GB", num_blocks, num_tokens, kv_dtype, num_bytes / GB)
         kv_cache = _kv_cache(model, num_blocks, config.block_size, kv_dtype, device)
         swapper = _swapper(kv_cache, config.num_host_blocks) if config.num_host_blocks else None
-        executor = CudaExecutor(decoder, platform, config, kv_cache, gemv=gemv, swapper=swapper)
+        row = OneRow(decoder, device, platform.kv_scale(kv_cache)) if gemv and serves(decoder) else None
+        executor = CudaExecutor(decoder, platform, config, kv_cache, one_row=row, swapper=swapper)
         ahead.note(executor.launch_likely)
     executor.prepare_first()
     return executor, config
@@ -129,7 +134,7 @@ def _swapper(kv_cache: torch.Tensor, num_slots: int) -> CudaSwapper:
 
 @torch.inference_mode()
 def _measure(
-    decoder: Decoder, platform: CudaPlatform, config: EngineConfig, kv_dtype: torch.dtype, ahead: CompileAhead
+    decoder: Model, platform: CudaPlatform, config: EngineConfig, kv_dtype: torch.dtype, ahead: CompileAhead
 ) -> Memory:
     """Of the largest step, over a cache of one block; nothing is computed."""
     device, num_tokens = platform.device, min(config.max_num_batched_tokens, config.max_model_len)

@@ -8,7 +8,7 @@ from headwater.engine_core.config import EngineConfig
 from headwater.engine_core.executor import Executor
 from headwater.engine_core.executors.options import ExecutorOptions, ModelFacts, engine_config
 from headwater.engine_core.executors.simulated import SimulatedExecutor, SimulatedModel, SimulatedTiming
-from headwater.engine_core.model_config import ModelConfig
+from headwater.engine_core.models import registry
 
 ENTRY_BYTES = 8
 """That stand for a token's keys and values."""
@@ -17,7 +17,7 @@ ENTRY_BYTES = 8
 def build_simulated_executor(options: ExecutorOptions) -> tuple[Executor, EngineConfig, ModelFacts]:
     vocab_size, max_model_len = 49_152, options.max_model_len or 8_192
     if options.model_folder is not None:
-        model = ModelConfig.read(options.model_folder)
+        model = registry.read_config(options.model_folder)
         vocab_size = model.vocab_size
         max_model_len = options.max_model_len or model.max_position_embeddings
     options = replace(options, max_model_len=max_model_len, num_blocks=options.num_blocks or 4_096)

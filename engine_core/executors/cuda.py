@@ -17,7 +17,7 @@ from headwater.engine_core.executors.cuda_swapper import CudaSwapper
 from headwater.engine_core.executors.device_table import DeviceTable, upload
 from headwater.engine_core.executors.step_inbox import StepInbox
 from headwater.engine_core.executors.step_shapes import StepShape, StepShapes
-from headwater.engine_core.models.decoder import Decoder, Ends
+from headwater.engine_core.models.model import Ends, Model
 from headwater.engine_core.models.one_row import OneRow
 from headwater.engine_core.platforms.cuda import DEPENDENT_ROWS, AttentionPlan, CudaPlatform
 from headwater.engine_core.request import TokenLogprobs
@@ -62,21 +62,21 @@ class CudaExecutor:
 
     def __init__(
         self,
-        decoder: Decoder,
+        decoder: Model,
         platform: CudaPlatform,
         config: EngineConfig,
         kv_cache: torch.Tensor,
         *,
-        gemv: bool = False,
+        one_row: OneRow | None = None,
         swapper: CudaSwapper | None = None,
     ) -> None:
         self.swapper = swapper
         self._decoder, self._platform, self._config, self._kv_cache = decoder, platform, config, kv_cache
         device = self._device = platform.device
-        self._one_row = OneRow(decoder, device, platform.kv_scale(kv_cache)) if gemv else None
+        self._one_row = one_row
         num_rows = config.max_num_seqs
         self._table = DeviceTable(config, device)
-        self._sampler = DeviceSampler(decoder, num_rows, device)
+        self._sampler = DeviceSampler(decoder.lm_head, num_rows, decoder.dtype, device)
         self._pools = Pools()
         self._num_prompt = np.zeros(num_rows, np.int32)
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch ships it so

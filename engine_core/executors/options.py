@@ -22,7 +22,7 @@ class ExecutorOptions:
     device: str = "cpu"
     dtype: str = "auto"
     load_format: str = "auto"
-    """`auto`: the folder's weights; one of `checkpoint.DUMMIES`: random ones."""
+    """`auto`: the folder's weights; one of `dummy.DUMMIES`: random ones."""
     num_threads: int = 0
     block_size: int = 16
     num_blocks: int = 0

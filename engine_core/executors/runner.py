@@ -11,7 +11,7 @@ from headwater.engine_core.config import EngineConfig
 from headwater.engine_core.executor import DrawPlan, Int32Array, StepPlan, StepResult
 from headwater.engine_core.executors.batch import ForwardBatch, make_batch
 from headwater.engine_core.executors.rehearsal import rehearsal
-from headwater.engine_core.models.decoder import Decoder, Ends
+from headwater.engine_core.models.model import Ends, Model
 from headwater.engine_core.request import TokenLogprobs
 from headwater.engine_core.sampling.pooling import Pools
 from headwater.engine_core.sampling.sampler import Sampler
@@ -25,7 +25,7 @@ HeldRow = tuple[torch.Tensor, int]
 class Runner:
     """Plans are computed one after another; a sampled token is in the table before the next plan reads it."""
 
-    def __init__(self, decoder: Decoder, config: EngineConfig, dtype: torch.dtype) -> None:
+    def __init__(self, decoder: Model, config: EngineConfig, dtype: torch.dtype) -> None:
         model = decoder.config
         max_blocks = -(-config.max_model_len // config.block_size)
         self._decoder, self._config = decoder, config

@@ -1,7 +1,4 @@
-"""The decoder of Llama, Mistral, Qwen2 and Qwen3: token rows in, hidden states of the sampled rows and logits out.
-
-Knows nothing about devices (see `platforms`), requests or sampling.
-"""
+"""The decoder of Llama, Mistral, Qwen2 and Qwen3."""
 
 from __future__ import annotations
 
@@ -12,47 +9,87 @@ import torch
 
 from headwater.engine_core.executor import BoolArray
 from headwater.engine_core.executors.batch import ForwardBatch, last_tokens
+from headwater.engine_core.layers.attention import Attention
+from headwater.engine_core.layers.embedding import Embedding
+from headwater.engine_core.layers.kinds import Weights
+from headwater.engine_core.layers.lm_head import LMHead
+from headwater.engine_core.layers.mlp import Mlp
+from headwater.engine_core.layers.norm import RMSNorm
 from headwater.engine_core.layers.rope import cos_sin_table
 from headwater.engine_core.model_config import ModelConfig
+from headwater.engine_core.models.model import Ends
 from headwater.engine_core.platforms.platform import Platform
-from headwater.engine_core.weights.checkpoint import Weights
+from headwater.engine_core.weights.layout import Layout, linear, norm, table
+from headwater.engine_core.weights.names import CheckpointNames
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Layer:
-    """Weights of one layer, as `checkpoint.shapes` names them."""
-
-    input_norm: torch.Tensor
-    qkv: torch.Tensor
-    o: torch.Tensor
-    post_norm: torch.Tensor
-    gate_up: torch.Tensor
-    down: torch.Tensor
-    qkv_bias: torch.Tensor | None = None
-    q_norm: torch.Tensor | None = None
-    k_norm: torch.Tensor | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Ends:
-    """The tokens of a batch that somebody looks at. What the last layer makes of the others but keys and values is no
-    part of anything, so it is left out: a layer's share of every prompt."""
-
-    tokens: torch.Tensor
-    """Integers [E] into the batch."""
-    attention_plan: Any
-    """The platform's: each of them decodes."""
+    input_norm: RMSNorm
+    attention: Attention
+    post_norm: RMSNorm
+    mlp: Mlp
 
 
 class Decoder:
-    """Holds weights; the KV cache is the caller's."""
+    """See `Model`."""
+
+    names = CheckpointNames(
+        model={
+            "model.embed_tokens.weight": "embed",
+            "model.norm.weight": "final_norm",
+            "lm_head.weight": "lm_head",
+        },
+        layer={
+            "input_layernorm.weight": "input_norm",
+            "post_attention_layernorm.weight": "post_norm",
+            "self_attn.o_proj.weight": "o",
+            "self_attn.q_norm.weight": "q_norm",
+            "self_attn.k_norm.weight": "k_norm",
+            "mlp.down_proj.weight": "down",
+        },
+        fused={
+            "self_attn.q_proj.weight": ("qkv", 0),
+            "self_attn.k_proj.weight": ("qkv", 1),
+            "self_attn.v_proj.weight": ("qkv", 2),
+            "self_attn.q_proj.bias": ("qkv_bias", 0),
+            "self_attn.k_proj.bias": ("qkv_bias", 1),
+            "self_attn.v_proj.bias": ("qkv_bias", 2),
+            "mlp.gate_proj.weight": ("gate_up", 0),
+            "mlp.up_proj.weight": ("gate_up", 1),
+        },
+    )
 
     def __init__(self, config: ModelConfig, weights: Weights, platform: Platform, max_model_len: int) -> None:
-        self.config, self.dtype = config, weights["final_norm"].dtype
-        self._platform = platform
-        self.embed, self.final_norm, self.lm_head = weights["embed"], weights["final_norm"], weights["lm_head"]
-        self.layers = [_layer(weights, f"layers.{i}.") for i in range(config.num_layers)]
+        self.config, self._platform = config, platform
         self.cos_sin = cos_sin_table(config, max_model_len).to(platform.device)
+        self.embedding = Embedding(weights.tensors["embed"])
+        self.dtype = self.embedding.table.dtype
+        self.layers = [self._layer(weights, f"layers.{i}.") for i in range(config.num_layers)]
+        self.final_norm = RMSNorm(platform, weights.tensors["final_norm"], config.rms_norm_eps)
+        self.lm_head = LMHead(platform, weights.linears["lm_head"])
+
+    @staticmethod
+    def layout(config: ModelConfig) -> Layout:
+        hidden, q_size, head_dim = config.hidden_size, config.num_heads * config.head_dim, config.head_dim
+        layer = {
+            "input_norm": norm(hidden),
+            "qkv": linear(config.qkv_size, hidden),
+            "o": linear(hidden, q_size),
+            "post_norm": norm(hidden),
+            "gate_up": linear(2 * config.intermediate_size, hidden),
+            "down": linear(hidden, config.intermediate_size),
+        }
+        if config.qkv_bias:
+            layer["qkv_bias"] = table(config.qkv_size)
+        if config.qk_norm:
+            layer |= {"q_norm": norm(head_dim), "k_norm": norm(head_dim)}
+        return {
+            "embed": table(config.vocab_size, hidden),
+            "final_norm": norm(hidden),
+            "lm_head": linear(config.vocab_size, hidden, tied_to="embed" if config.tie_word_embeddings else ""),
+            **{f"layers.{i}.{name}": spec for i in range(config.num_layers) for name, spec in layer.items()},
+        }
 
     def forward(
         self,
@@ -63,51 +100,45 @@ class Decoder:
         ends: Ends | None = None,
         num_layers: int | None = None,
     ) -> torch.Tensor:
-        """Normed hidden states [T, H], or [E, H] of the ends. kv_cache [layers, 2, num_blocks, Hk, block_size, D] takes
-        the batch's keys and values. The attention plan is the platform's, made here when it is not given. With fewer
-        layers than there are, the first ones and the last, it launches what the whole does and computes nothing of
-        use."""
-        platform, eps, last = self._platform, self.config.rms_norm_eps, len(self.layers) - 1
-        attention_plan = attention_plan or platform.plan_attention(batch)
-        residual = self.embed[batch.token_ids]
-        x = platform.rms_norm(residual, self.layers[0].input_norm, eps)
+        last = len(self.layers) - 1
+        attention_plan = attention_plan or self._platform.plan_attention(batch)
+        residual = self.embedding(batch.token_ids)
+        x = self.layers[0].input_norm(residual)
         for i in [*range(last if num_layers is None else min(num_layers - 1, last)), last]:
             layer = self.layers[i]
-            q = self._queries(layer, x, batch, kv_cache[i])
+            queries = layer.attention.queries(x, batch, kv_cache[i])
             if i == last and ends is not None:
                 if not len(ends.tokens):
                     return residual[:0]
-                q, residual = q.index_select(0, ends.tokens), residual.index_select(0, ends.tokens)
+                queries, residual = queries.index_select(0, ends.tokens), residual.index_select(0, ends.tokens)
                 attention_plan = ends.attention_plan
-            x = platform.linear(platform.attention(q, kv_cache[i], attention_plan), layer.o)
-            x = platform.add_rms_norm(x, residual, layer.post_norm, eps)
-            x = platform.linear(platform.linear_silu_mul(x, layer.gate_up), layer.down)
-            x = platform.add_rms_norm(x, residual, self.final_norm if i == last else self.layers[i + 1].input_norm, eps)
+            x = layer.attention.attend(queries, kv_cache[i], attention_plan)
+            x = layer.mlp(layer.post_norm.add(x, residual))
+            x = (self.final_norm if i == last else self.layers[i + 1].input_norm).add(x, residual)
         return x
 
-    def ends(self, batch: ForwardBatch, is_looked_at: BoolArray) -> Ends:
-        """The last token of each request that is looked at, bools [R]."""
-        own = last_tokens(batch, is_looked_at)
+    def ends(self, batch: ForwardBatch, is_wanted: BoolArray) -> Ends:
+        own = last_tokens(batch, is_wanted)
         return Ends(own.sampled, self._platform.plan_attention(own, of_ends=True))
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """hidden [S, H] → [S, V] in the weights' dtype."""
-        return self._platform.linear(hidden, self.lm_head)
+        return self.lm_head(hidden)
 
-    def _queries(self, layer: Layer, x: torch.Tensor, batch: ForwardBatch, kv_cache: torch.Tensor) -> torch.Tensor:
-        """[T, Hq, D]; keys and values are in the layer's cache."""
-        return self._platform.qk_norm_rope_store_kv(
-            self._platform.linear(x, layer.qkv),
-            batch,
-            self.cos_sin,
-            kv_cache,
-            bias=layer.qkv_bias,
-            q_norm=layer.q_norm,
-            k_norm=layer.k_norm,
-            eps=self.config.rms_norm_eps,
+    def _layer(self, weights: Weights, prefix: str) -> Layer:
+        linears, tensors = weights.linears, weights.tensors
+        platform, eps = self._platform, self.config.rms_norm_eps
+        return Layer(
+            input_norm=RMSNorm(platform, tensors[prefix + "input_norm"], eps),
+            attention=Attention(
+                platform,
+                linears[prefix + "qkv"],
+                linears[prefix + "o"],
+                self.cos_sin,
+                qkv_bias=tensors.get(prefix + "qkv_bias"),
+                q_norm=tensors.get(prefix + "q_norm"),
+                k_norm=tensors.get(prefix + "k_norm"),
+                eps=eps,
+            ),
+            post_norm=RMSNorm(platform, tensors[prefix + "post_norm"], eps),
+            mlp=Mlp(platform, linears[prefix + "gate_up"], linears[prefix + "down"], "silu"),
         )
-
-
-def _layer(weights: Weights, prefix: str) -> Layer:
-    own = {name.removeprefix(prefix): tensor for name, tensor in weights.items() if name.startswith(prefix)}
-    return Layer(**own)

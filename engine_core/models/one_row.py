@@ -3,13 +3,30 @@ ends. Other bits than `Decoder.forward`, and its layers. Knows nothing about req
 
 from __future__ import annotations
 
+from typing import TypeGuard
+
 import torch
 
+from headwater.engine_core.layers.dense import DenseLinear
+from headwater.engine_core.layers.linear import Linear
 from headwater.engine_core.models.decoder import Decoder
+from headwater.engine_core.models.model import Model
 from headwater.kernels.rms_norm import rms_norm
 from headwater.kernels.row_attention import RowWorkspace, row_attention
 from headwater.kernels.row_embedding import row_embedding
 from headwater.kernels.row_gemv import gemv_add, norm_gemv, norm_gemv_silu_mul
+
+
+def serves(model: Model) -> TypeGuard[Decoder]:
+    """Whether `OneRow` computes this model."""
+    if not isinstance(model, Decoder):
+        return False
+    linears = [
+        linear
+        for layer in model.layers
+        for linear in (layer.attention.qkv, layer.attention.o, layer.mlp.gate_up, layer.mlp.down)
+    ]
+    return all(linear.kind == DenseLinear.kind for linear in linears)
 
 
 class OneRow:
@@ -47,9 +64,11 @@ class OneRow:
         decoder, eps = self._decoder, self._decoder.config.rms_norm_eps
         residual, qkv, attended, product = self._residual, self._qkv, self._attended, self._gated
         # The only launch that waits for all before it: what a step finds is there when the others begin, however early.
-        row_embedding(row, position, token_table, decoder.embed, residual, releases=True)
+        row_embedding(row, position, token_table, decoder.embedding.table, residual, releases=True)
         for layer, (k_cache, v_cache) in zip(decoder.layers[:num_layers], kv_cache, strict=False):
-            norm_gemv(residual, layer.input_norm, eps, layer.qkv, qkv, bias=layer.qkv_bias, dependent=True)
+            attention, mlp = layer.attention, layer.mlp
+            norm = layer.input_norm.weight
+            norm_gemv(residual, norm, eps, _matrix(attention.qkv), qkv, bias=attention.qkv_bias, dependent=True)
             row_attention(
                 qkv,
                 seq_len,
@@ -60,14 +79,20 @@ class OneRow:
                 v_cache,
                 self._workspace,
                 attended,
-                q_norm=layer.q_norm,
-                k_norm=layer.k_norm,
+                q_norm=attention.q_norm,
+                k_norm=attention.k_norm,
                 eps=eps,
                 k_scale=self._kv_scale,
                 v_scale=self._kv_scale,
                 dependent=True,
             )
-            gemv_add(attended, layer.o, residual, dependent=True)
-            norm_gemv_silu_mul(residual, layer.post_norm, eps, layer.gate_up, product, dependent=True)
-            gemv_add(product, layer.down, residual, dependent=True)
-        return rms_norm(residual[None], decoder.final_norm, eps, self._hidden[None], dependent=True)
+            gemv_add(attended, _matrix(attention.o), residual, dependent=True)
+            norm = layer.post_norm.weight
+            norm_gemv_silu_mul(residual, norm, eps, _matrix(mlp.gate_up), product, dependent=True)
+            gemv_add(product, _matrix(mlp.down), residual, dependent=True)
+        return rms_norm(residual[None], decoder.final_norm.weight, eps, self._hidden[None], dependent=True)
+
+
+def _matrix(linear: Linear) -> torch.Tensor:
+    assert isinstance(linear, DenseLinear)
+    return linear.weight

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 
 from headwater.engine_core.config import ConfigError
 from headwater.engine_core.executors.batch import ForwardBatch
+from headwater.engine_core.layers.dense import DenseLinear
+from headwater.engine_core.layers.kinds import Weights
+from headwater.engine_core.layers.linear import Linear, Product
+from headwater.engine_core.layers.packed import PackedLinear
 from headwater.engine_core.model_config import ModelConfig
-from headwater.engine_core.weights.checkpoint import Weights
 from headwater.kernels.cpu import attention as attention_kernel
 from headwater.kernels.cpu import draw as draw_kernel
 from headwater.kernels.cpu import qk_norm_rope_store_kv as qk_kernel
@@ -21,8 +25,7 @@ from headwater.kernels.cpu.lanes import NUM_LANES
 from headwater.kernels.cpu.qk_norm_rope_store_kv import MAX_HEAD_DIM, qk_norm_rope_store_kv
 from headwater.kernels.cpu.rms_norm import add_rms_norm, rms_norm
 from headwater.kernels.cpu.silu_mul import silu_mul
-from headwater.kernels.packed_linear import is_packed
-from headwater.kernels.row_stable_linear import RowRule, row_rule, row_stable_linear
+from headwater.kernels.row_stable_linear import PACKED, PLAIN, Library, RowRule, row_rule, row_stable_linear
 
 CPU_DTYPES = DTYPES
 """That a CPU serves."""
@@ -37,20 +40,31 @@ class CpuPlatform:
         _check(model, block_size)
         self._group = model.num_heads // model.num_kv_heads
         self._scale = model.head_dim**-0.5
-        self._row_rules: dict[tuple[torch.dtype, tuple[int, ...], bool], RowRule] = {}
+        self._libraries: dict[str, Library] = {DenseLinear.kind: PLAIN, PackedLinear.kind: PACKED}
+        self._row_rules: dict[tuple[str, torch.dtype, tuple[int, ...]], RowRule] = {}
 
     def prepare(self, weights: Weights, progress: Callable[[int, int], None]) -> None:
         """Does what the first step would otherwise wait for: kernels are loaded, products are probed."""
-        compile_kernels(weights["embed"].dtype, progress)
-        for name, weight in weights.items():
-            if weight.dim() == 2 and name != "embed":
-                self._row_rule(weight)
+        compile_kernels(weights.tensors["embed"].dtype, progress)
+        for linear in weights.linears.values():
+            self.linear(linear)
 
     def plan_attention(self, batch: ForwardBatch, *, of_ends: bool = False) -> AttentionPlan:
         return plan_attention(batch.starts, batch.counts, batch.block_tables, self._group)
 
-    def linear(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        return row_stable_linear(x, weight, self._row_rule(weight))
+    def linear(self, linear: Linear) -> Product:
+        library = self._libraries.get(linear.kind)
+        if library is None:
+            return linear.product
+        weight: torch.Tensor = linear.weight  # type: ignore[attr-defined]  # kinds of these libraries have one
+        return partial(row_stable_linear, weight=weight, rule=self._row_rule(linear.kind, weight), library=library)
+
+    def gated_linear(self, linear: Linear, activation: str) -> None:
+        """None: the product is long beside its gate."""
+
+    def gate(self, x: torch.Tensor, activation: str) -> torch.Tensor:
+        assert activation == "silu"
+        return silu_mul(x)
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         return rms_norm(x, weight, eps)
@@ -77,14 +91,11 @@ class CpuPlatform:
     def attention(self, q: torch.Tensor, kv_cache: torch.Tensor, attention_plan: AttentionPlan) -> torch.Tensor:
         return attention(q, kv_cache, attention_plan, self._scale).flatten(1)
 
-    def linear_silu_mul(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        return silu_mul(self.linear(x, weight))
-
-    def _row_rule(self, weight: torch.Tensor) -> RowRule:
-        kind = (weight.dtype, tuple(weight.shape), is_packed(weight))
-        if kind not in self._row_rules:
-            self._row_rules[kind] = row_rule(weight)
-        return self._row_rules[kind]
+    def _row_rule(self, kind: str, weight: torch.Tensor) -> RowRule:
+        key = (kind, weight.dtype, tuple(weight.shape))
+        if key not in self._row_rules:
+            self._row_rules[key] = row_rule(weight.shape[0], weight.shape[1], weight.dtype, self._libraries[kind])
+        return self._row_rules[key]
 
 
 def compile_kernels(dtype: torch.dtype, progress: Callable[[int, int], None]) -> None:

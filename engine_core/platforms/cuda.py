@@ -14,20 +14,23 @@ import torch
 
 from headwater.engine_core.executor import Int32Array
 from headwater.engine_core.executors.batch import ForwardBatch
+from headwater.engine_core.layers.dense import DenseLinear
+from headwater.engine_core.layers.kinds import Weights
+from headwater.engine_core.layers.linear import Linear, Product
 from headwater.engine_core.model_config import ModelConfig
 from headwater.engine_core.platforms.product_verdicts import ProductVerdicts, own_products
-from headwater.engine_core.weights.checkpoint import Weights
 from headwater.kernels import product_probe
 from headwater.kernels.decode_attention import decode_attention
 from headwater.kernels.decode_plan import DecodePlan, plan_decode
 from headwater.kernels.device import kernel_cache_dir
 from headwater.kernels.gemm import configure_blas, linear, linear_silu_mul
 from headwater.kernels.prefill_attention import list_tiles, prefill_attention, tokens_per_tile
-from headwater.kernels.product_probe import Product
+from headwater.kernels.product_probe import Product as ProbedProduct
 from headwater.kernels.qk_norm_rope_store_kv import qk_norm_rope_store_kv
 from headwater.kernels.reduce_splits import reduce_splits
 from headwater.kernels.rms_norm import add_rms_norm, rms_norm
 from headwater.kernels.shared_prefix_attention import shared_prefix_attention
+from headwater.kernels.silu_mul import silu_mul
 from headwater.kernels.wide_gemm import launch_all_tiles
 
 DEPENDENT_ROWS = 8
@@ -91,21 +94,24 @@ class CudaPlatform:
             for max_rows in sorted({1, max_num_seqs})
         ]
         self._ends_plan = self._decode_plans[-1].beside()
-        self.own_products: frozenset[Product] = frozenset()
+        self.own_products: frozenset[ProbedProduct] = frozenset()
         """Those that the library makes with other bits; see `prepare`."""
+        self._products = {DenseLinear.kind: self._dense}
+        self._gated_products = {(DenseLinear.kind, "silu"): self._dense_silu}
 
     def prepare(self, weights: Weights, row_counts: Sequence[int], head_row_counts: Sequence[int]) -> None:
         """Probes products of these weights with so many rows, where this machine has not done so before: what the
         library makes with other bits than our kernels is made by ours from now on."""
-        counts = {Product.of(weights["lm_head"]): head_row_counts}
-        counts |= {Product.of(weight): row_counts for weight in _layer_matrices(weights)}
+        products = {name: ProbedProduct.of(weight) for name, weight in _dense(weights).items()}
+        counts = {product: head_row_counts for name, product in products.items() if name == "lm_head"}
+        counts |= {product: row_counts for name, product in products.items() if name != "lm_head"}
         verdicts = ProductVerdicts(kernel_cache_dir() / "products", product_probe.facts(self.device))
         self.own_products = own_products(counts, verdicts, partial(product_probe.differing, device=self.device))
         torch.cuda.empty_cache()
 
     def launch_own_products(self, weights: Weights) -> None:
         """Once with all kernels that serve where the library does not, so that no step compiles them."""
-        own = {Product.of(weight): weight for weight in (weights["lm_head"], *_layer_matrices(weights))}
+        own = {ProbedProduct.of(weight): weight for weight in _dense(weights).values()}
         for product in self.own_products:
             launch_all_tiles(own[product])
 
@@ -179,8 +185,17 @@ class CudaPlatform:
                 share=plan.shares,
             )
 
-    def linear(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        return linear(x, weight, dependent=_is_early(x), is_own=self._is_own(weight))
+    def linear(self, linear: Linear) -> Product:
+        make = self._products.get(linear.kind)
+        return linear.product if make is None else make(linear)
+
+    def gated_linear(self, linear: Linear, activation: str) -> Product | None:
+        make = self._gated_products.get((linear.kind, activation))
+        return None if make is None else make(linear)
+
+    def gate(self, x: torch.Tensor, activation: str) -> torch.Tensor:
+        assert activation == "silu"
+        return silu_mul(x, dependent=_is_early(x))
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         return rms_norm(x, weight, eps, dependent=_is_early(x))
@@ -246,9 +261,6 @@ class CudaPlatform:
             )
         return out.flatten(1)
 
-    def linear_silu_mul(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        return linear_silu_mul(x, weight, dependent=_is_early(x), is_own=self._is_own(weight))
-
     def kv_scale(self, kv_cache: torch.Tensor) -> torch.Tensor | None:
         """float32 [Hk] of keys and of values; None: what is stored is the value."""
         return self._kv_scale if kv_cache.dtype == torch.float8_e4m3fn else None
@@ -257,8 +269,13 @@ class CudaPlatform:
         scale = self.kv_scale(kv_cache)
         return {} if scale is None else {"k_scale": scale, "v_scale": scale}
 
-    def _is_own(self, weight: torch.Tensor) -> bool:
-        return bool(self.own_products) and Product.of(weight) in self.own_products
+    def _dense(self, linear: Linear) -> Product:
+        weight = _matrix(linear)
+        return partial(_linear, weight=weight, is_own=ProbedProduct.of(weight) in self.own_products)
+
+    def _dense_silu(self, linear: Linear) -> Product:
+        weight = _matrix(linear)
+        return partial(_linear_silu_mul, weight=weight, is_own=ProbedProduct.of(weight) in self.own_products)
 
     def _to_device(self, values: np.ndarray[tuple[int, ...], np.dtype[np.integer]]) -> torch.Tensor:
         return torch.from_numpy(values.astype(np.int32)).pin_memory().to(self.device, non_blocking=True)
@@ -268,5 +285,18 @@ def _is_early(x: torch.Tensor) -> bool:
     return x.shape[0] <= EARLY_ROWS
 
 
-def _layer_matrices(weights: Weights) -> list[torch.Tensor]:
-    return [weight for name, weight in weights.items() if weight.dim() == 2 and name not in ("embed", "lm_head")]
+def _linear(x: torch.Tensor, weight: torch.Tensor, *, is_own: bool) -> torch.Tensor:
+    return linear(x, weight, dependent=_is_early(x), is_own=is_own)
+
+
+def _linear_silu_mul(x: torch.Tensor, weight: torch.Tensor, *, is_own: bool) -> torch.Tensor:
+    return linear_silu_mul(x, weight, dependent=_is_early(x), is_own=is_own)
+
+
+def _matrix(linear: Linear) -> torch.Tensor:
+    assert isinstance(linear, DenseLinear)
+    return linear.weight
+
+
+def _dense(weights: Weights) -> dict[str, torch.Tensor]:
+    return {name: _matrix(linear) for name, linear in weights.linears.items() if linear.kind == DenseLinear.kind}

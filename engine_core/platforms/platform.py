@@ -7,6 +7,7 @@ from typing import Any, Protocol
 import torch
 
 from headwater.engine_core.executors.batch import ForwardBatch
+from headwater.engine_core.layers.linear import Linear, Product
 
 
 class Platform(Protocol):
@@ -18,8 +19,15 @@ class Platform(Protocol):
         """What `attention` needs to know of a batch, made once for all layers; `of_ends`: for the last one alone, where
         some tokens of a batch that has a plan already decode."""
 
-    def linear(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        """x [T, K], weight [N, K] → [T, N]."""
+    def linear(self, linear: Linear) -> Product:
+        """The product with one weight: the platform's own for the weight's kind, else the kind's."""
+
+    def gated_linear(self, linear: Linear, activation: str) -> Product | None:
+        """x [T, K] → [T, I]: `gate` of the product with a weight [2 I, K], in one launch or nearly; None: the platform
+        has no such kernel for the weight's kind, or for the activation."""
+
+    def gate(self, x: torch.Tensor, activation: str) -> torch.Tensor:
+        """x [T, 2 I], gates first → [T, I]: activation(gates) * ups. Activations: silu."""
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         """x [T, H] → [T, H]."""
@@ -44,6 +52,3 @@ class Platform(Protocol):
 
     def attention(self, q: torch.Tensor, kv_cache: torch.Tensor, attention_plan: Any) -> torch.Tensor:
         """q [T, Hq, D] → [T, Hq D]; keys and values are read back from the cache, those of this step too."""
-
-    def linear_silu_mul(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        """x [T, K], weight [2 I, K], gates first → [T, I]."""

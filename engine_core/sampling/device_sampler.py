@@ -11,7 +11,8 @@ import torch
 
 from headwater.engine_core.executor import AdmittedRow, Int32Array
 from headwater.engine_core.executors.device_table import upload
-from headwater.engine_core.models.decoder import Decoder
+from headwater.engine_core.layers.dense import DenseLinear
+from headwater.engine_core.layers.lm_head import LMHead
 from headwater.engine_core.sampling.sampler import edit, edits_logits
 from headwater.engine_core.sampling_params import SamplingParams
 from headwater.kernels.filtered_sample import Filters, filtered_sample
@@ -52,9 +53,13 @@ Known = Callable[[int, int], tuple[torch.Tensor, torch.Tensor]]
 class DeviceSampler:
     """Holds the workspace of sampling and, on the host, what is special about each row of the request table."""
 
-    def __init__(self, decoder: Decoder, num_rows: int, device: torch.device) -> None:
-        self._decoder = decoder
-        self._candidates = Candidates.allocate(num_rows, decoder.config.vocab_size, device)
+    def __init__(self, lm_head: LMHead, num_rows: int, dtype: torch.dtype, device: torch.device) -> None:
+        """dtype is that of hidden states."""
+        self._lm_head, self._dtype, self._device = lm_head, dtype, device
+        head = lm_head.linear
+        self._dense_head = head.weight if isinstance(head, DenseLinear) else None
+        """[V, H], where one launch makes logits and samples."""
+        self._candidates = Candidates.allocate(num_rows, head.out_features, device)
         self.tokens = torch.zeros(num_rows, dtype=torch.int32, device=device)
         self._draws = Draws(
             temperatures=torch.zeros(num_rows, device=device),
@@ -97,10 +102,10 @@ class DeviceSampler:
         """One token for each row of hidden [S, H], int32 [S]; launches only, so that a graph can hold it."""
         draws, _ = self._load(table_params, rows, output_indices)
         tokens = self.tokens[: len(rows)]
-        if len(rows) <= MAX_ROWS:
-            lm_head_sample(hidden, self._decoder.lm_head, draws, self._candidates, tokens)
+        if len(rows) <= MAX_ROWS and self._dense_head is not None:
+            lm_head_sample(hidden, self._dense_head, draws, self._candidates, tokens)
         else:
-            sample(self._decoder.logits(hidden), draws, self._candidates, tokens)
+            sample(self._lm_head(hidden), draws, self._candidates, tokens)
         return tokens
 
     def draw_masked(
@@ -116,7 +121,7 @@ class DeviceSampler:
         """As `draw`, under masks int32 [S, words] and, if so, filters."""
         draws, filters = self._load(table_params, rows, output_indices)
         tokens = self.tokens[: len(rows)]
-        logits = self._decoder.logits(hidden)
+        logits = self._lm_head(hidden)
         masked = torch.empty_like(logits, dtype=torch.float32)
         mask_tokens(logits, masks, masked)
         sample(masked, draws, self._candidates, tokens)
@@ -136,7 +141,7 @@ class DeviceSampler:
         """As `draw`, under filters, edits and masks. Returns also the index of each scored row among the scores."""
         draws, filters = self._load(table_params, rows, output_indices)
         tokens = self.tokens[: len(rows)]
-        raw = self._decoder.logits(hidden)
+        raw = self._lm_head(hidden)
         logits = raw
         if self._is_edited[drawn.rows].any():
             logits = raw.float()
@@ -159,11 +164,12 @@ class DeviceSampler:
 
     def rehearse(self, table_params: torch.Tensor) -> None:
         """Launches once what `draw_special` does, for a row of padding, so that no step compiles it."""
-        head, nobody = self._decoder.lm_head, torch.full((1,), -1, dtype=torch.int32, device=table_params.device)
+        head, nobody = self._lm_head.linear, torch.full((1,), -1, dtype=torch.int32, device=table_params.device)
         draws, filters = self._load(table_params, nobody, torch.zeros_like(nobody))
         for num_rows in REHEARSED_ROWS:
-            raw = self._decoder.logits(head.new_zeros(num_rows, head.shape[1]))[:1]
-        masked, everything = raw.float(), nobody.expand(-(-len(head) // 32))[None, :].contiguous()
+            hidden = torch.zeros(num_rows, head.in_features, dtype=self._dtype, device=self._device)
+            raw = self._lm_head(hidden)[:1]
+        masked, everything = raw.float(), nobody.expand(-(-head.out_features // 32))[None, :].contiguous()
         mask_tokens(raw, everything, masked)
         mask_tokens(masked, everything, masked)
         for logits in (raw, masked):

@@ -15,9 +15,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from headwater.engine_core.models import conversion
 from headwater.engine_core.platforms.cpu import compile_kernels
-from headwater.engine_core.weights import checkpoint
-from headwater.engine_core.weights.packed import pack_folder
+from headwater.engine_core.weights.model_file import DTYPES
 from headwater.services.engine.kernel_cache import with_kernel_cache
 from headwater.services.models.gguf_check import check_gguf
 from headwater.services.models.manifest import LAYOUT, ModelManifest
@@ -54,11 +54,11 @@ def convert(settings: ConvertSettings) -> None:
         check_gguf(settings.source)
         write_tokenizer(settings.source, settings.folder)
     converting = partial(_report, f"converting {settings.name} to {settings.dtype}")
-    checkpoint.convert(settings.source, settings.folder, dtype=settings.dtype, progress=converting)
+    conversion.convert(settings.source, settings.folder, dtype=settings.dtype, progress=converting)
     if settings.device == "cpu":
-        pack_folder(settings.folder, partial(_report, f"packing {settings.name}"))
+        conversion.pack_folder(settings.folder, partial(_report, f"packing {settings.name}"))
         os.environ |= with_kernel_cache(os.environ)
-        compile_kernels(checkpoint.DTYPES[settings.dtype], partial(_report, "compiling kernels"))
+        compile_kernels(DTYPES[settings.dtype], partial(_report, "compiling kernels"))
     _manifest(settings).write(settings.folder)
     for path in settings.folder.iterdir():
         path.chmod(READ_ONLY)

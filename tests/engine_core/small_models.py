@@ -13,10 +13,10 @@ import transformers
 from headwater.engine_core.engine import Engine
 from headwater.engine_core.executors.build import build_executor
 from headwater.engine_core.executors.options import ExecutorOptions
+from headwater.engine_core.models import conversion
 from headwater.engine_core.request import NewRequest, TokenLogprobs
 from headwater.engine_core.sampling_params import SamplingParams
 from headwater.engine_core.step_output import StepOutput
-from headwater.engine_core.weights import checkpoint
 
 SHAPE = {
     "vocab_size": 512,
@@ -64,7 +64,7 @@ def random_checkpoint(family: str, folder: Path, *, max_shard_size: str = "5GB")
 
 def convert(source: Path, folder: Path, dtype: str = "float32") -> Path:
     folder.mkdir(exist_ok=True)
-    checkpoint.convert(source, folder, dtype=dtype, progress=lambda done, total: None)
+    conversion.convert(source, folder, dtype=dtype, progress=lambda done, total: None)
     return folder
 
 

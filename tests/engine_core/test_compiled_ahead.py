@@ -25,12 +25,13 @@ from headwater.engine_core.config import EngineConfig
 from headwater.engine_core.engine import Engine
 from headwater.engine_core.executor import DrawPlan
 from headwater.engine_core.executors.cuda import CudaExecutor
+from headwater.engine_core.layers.kinds import Weights, load_weights
 from headwater.engine_core.model_config import ModelConfig
 from headwater.engine_core.models.decoder import Decoder
+from headwater.engine_core.models.one_row import OneRow
 from headwater.engine_core.platforms import cuda as cuda_platform
 from headwater.engine_core.request import NewRequest
 from headwater.engine_core.sampling_params import SamplingParams
-from headwater.engine_core.weights import checkpoint
 from headwater.kernels import gated_gemm, gemm, hopper_attention, product_probe, wide_gemm
 from headwater.kernels.compile_ahead import CompileAhead
 
@@ -144,24 +145,27 @@ def launches(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Launches:
     return found
 
 
-def prepared(config: EngineConfig) -> tuple[cuda_platform.CudaPlatform, checkpoint.Weights]:
+def prepared(config: EngineConfig) -> tuple[cuda_platform.CudaPlatform, Weights]:
     cpu = torch.device("cpu")
     platform = cuda_platform.CudaPlatform(
         MODEL, config.block_size, max_num_seqs=config.max_num_seqs, max_model_len=config.max_model_len, device=cpu
     )
-    tensors = {name: torch.zeros(shape, dtype=torch.bfloat16) for name, shape in checkpoint.shapes(MODEL).items()}
-    tensors["lm_head"] = tensors["embed"]
-    platform.prepare(tensors, (17, config.max_num_batched_tokens), (17, 256))
-    return platform, tensors
+    layout = Decoder.layout(MODEL)
+    tensors = {name: torch.zeros(spec.shape, dtype=torch.bfloat16) for name, spec in layout.items() if not spec.tied_to}
+    weights = load_weights(layout, tensors, torch.bfloat16)
+    platform.prepare(weights, (17, config.max_num_batched_tokens), (17, 256))
+    return platform, weights
 
 
 def executor(config: EngineConfig, kv_dtype: torch.dtype, *, gemv: bool) -> CudaExecutor:
-    platform, tensors = prepared(config)
-    decoder = Decoder(MODEL, tensors, platform, config.max_model_len)
+    platform, weights = prepared(config)
+    decoder = Decoder(MODEL, weights, platform, config.max_model_len)
     shape = (MODEL.num_layers, 2, config.num_blocks, MODEL.num_kv_heads, config.block_size, MODEL.head_dim)
     with CompileAhead(platform.device) as ahead:
-        ahead.note(partial(platform.launch_own_products, tensors))
-        made = CudaExecutor(decoder, platform, config, torch.zeros(shape, dtype=kv_dtype), gemv=gemv)
+        ahead.note(partial(platform.launch_own_products, weights))
+        kv_cache = torch.zeros(shape, dtype=kv_dtype)
+        row = OneRow(decoder, platform.device, platform.kv_scale(kv_cache)) if gemv else None
+        made = CudaExecutor(decoder, platform, config, kv_cache, one_row=row)
         ahead.note(made.launch_likely)
     return made
 
@@ -231,12 +235,12 @@ def test_nothing_is_compiled_that_was_not_compiled_ahead(
 
 def test_every_number_of_rows_finds_the_kernels_that_take_the_place_of_the_library(launches: Launches) -> None:
     launches.library_differs = True
-    platform, tensors = prepared(CONFIG)
-    platform.launch_own_products(tensors)
+    platform, weights = prepared(CONFIG)
+    platform.launch_own_products(weights)
     ahead = set(launches.seen)
     for name in ("lm_head", "layers.0.down"):
-        weight = tensors[name]
-        x = torch.empty(5000, weight.shape[1], dtype=torch.bfloat16)
+        linear = weights.linears[name]
+        product, x = platform.linear(linear), torch.empty(5000, linear.in_features, dtype=torch.bfloat16)
         for num_rows in (*range(300, 5000, 37), *(range(33, 300) if name == "lm_head" else ())):
-            platform.linear(x[:num_rows], weight)
+            product(x[:num_rows])
     assert launches.seen == ahead

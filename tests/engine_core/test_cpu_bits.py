@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from headwater.engine_core.sampling_params import SamplingParams
-from headwater.kernels.packed_linear import can_pack, pack
-from headwater.kernels.row_stable_linear import RowRule, row_rule, row_stable_linear
+from headwater.kernels.packed_linear import can_pack
+from headwater.kernels.row_stable_linear import PACKED, PLAIN, Library, RowRule, row_rule, row_stable_linear
 from tests.engine_core.small_models import SmallEngine, convert, greedy, random_checkpoint
 
 RNG = np.random.default_rng(7)
@@ -69,22 +69,16 @@ def test_cached_prefixes_change_nothing(folder: Path) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("shape", [(96, 64), (512, 1536), (1000, 576)], ids=str)
-@pytest.mark.parametrize("is_packed", [False, True], ids=["plain", "packed"])
+@pytest.mark.parametrize("library", [PLAIN, PACKED], ids=["plain", "packed"])
 def test_a_product_gives_a_row_the_same_bits_in_any_company(
-    shape: tuple[int, int], dtype: torch.dtype, is_packed: bool
+    shape: tuple[int, int], dtype: torch.dtype, library: Library
 ) -> None:
-    weight, x = torch.randn(shape).to(dtype), torch.randn(300, shape[1]).to(dtype)
-    if is_packed:
-        if not can_pack(dtype):
-            pytest.skip("not on this CPU")
-        weight = pack(weight)
-    for rule in (row_rule(weight), RowRule(32, is_exact=True)):
-        _assert_rows_are_their_own(x, weight, rule)
-
-
-def _assert_rows_are_their_own(x: torch.Tensor, weight: torch.Tensor, rule: RowRule) -> None:
-    expected = row_stable_linear(x, weight, rule)
-    for num_rows in (1, 2, 3, 5, 11, 16, 33, 100, 255):
-        for start in range(0, 300 - num_rows, 37):
-            rows = slice(start, start + num_rows)
-            assert torch.equal(row_stable_linear(x[rows], weight, rule), expected[rows])
+    if library is PACKED and not can_pack(dtype):
+        pytest.skip("not on this CPU")
+    weight, x = library.prepare(torch.randn(shape).to(dtype)), torch.randn(300, shape[1]).to(dtype)
+    for rule in (row_rule(*shape, dtype, library), RowRule(32, is_exact=True)):
+        expected = row_stable_linear(x, weight, rule, library)
+        for num_rows in (1, 2, 3, 5, 11, 16, 33, 100, 255):
+            for start in range(0, 300 - num_rows, 37):
+                rows = slice(start, start + num_rows)
+                assert torch.equal(row_stable_linear(x[rows], weight, rule, library), expected[rows])

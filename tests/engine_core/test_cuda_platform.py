@@ -1,17 +1,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import cast
 
 import numpy as np
 import pytest
 import torch
 
 from headwater.engine_core.executors.batch import ForwardBatch
+from headwater.engine_core.layers.kinds import load_weights
+from headwater.engine_core.layers.linear import Linear, Product
 from headwater.engine_core.model_config import ModelConfig
 from headwater.engine_core.models.decoder import Decoder
 from headwater.engine_core.platforms.cpu import CpuPlatform
-from headwater.engine_core.weights import checkpoint
+from headwater.engine_core.weights.dummy import dummy
 
 pytestmark = pytest.mark.gpu
 
@@ -34,14 +35,15 @@ def model_config(architecture: str) -> ModelConfig:
         rope_scaling=None,
         tie_word_embeddings=False,
         qkv_bias=architecture == "Qwen2ForCausalLM",
+        qk_norm=architecture == "Qwen3ForCausalLM",
     )
 
 
 class PlainCpu(CpuPlatform):
     """Any machine's CPU, whether or not its library's products are stable by row."""
 
-    def linear(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        return x @ weight.t()
+    def linear(self, linear: Linear) -> Product:
+        return linear.product
 
 
 class Line:
@@ -55,10 +57,11 @@ class Line:
 
         config = model_config(architecture)
         self.config, cuda = config, torch.device("cuda")
-        self.tensors = checkpoint.dummy(config, torch.bfloat16, torch.device("cpu"))
+        layout = Decoder.layout(config)
+        self.tensors = dummy(layout, torch.bfloat16, torch.device("cpu"))
         on_device = {name: tensor.to(cuda) for name, tensor in self.tensors.items()}
         platform = CudaPlatform(config, BLOCK_SIZE, max_num_seqs=64, max_model_len=MAX_LEN, device=cuda)
-        self.decoder = Decoder(config, on_device, platform, MAX_LEN)
+        self.decoder = Decoder(config, load_weights(layout, on_device, torch.bfloat16), platform, MAX_LEN)
         self.shape = (config.num_layers, 2, NUM_BLOCKS, config.num_kv_heads, BLOCK_SIZE, config.head_dim)
         self.cache = torch.zeros(self.shape, dtype=kv_dtype, device=cuda)
         self.tokens = torch.randint(1000, (num_seqs, MAX_LEN))
@@ -102,8 +105,9 @@ def test_the_gpu_computes_what_the_cpu_computes(architecture: str) -> None:
     line = Line(architecture, 3)
     rows, counts = [0, 1, 2], [1, 200, 70]
     on_gpu = torch.cat(line.forward(rows, [0, 0, 0], counts)).cpu().double()
-    wide = cast("checkpoint.Weights", {name: tensor.float() for name, tensor in line.tensors.items()})
-    decoder = Decoder(line.config, wide, PlainCpu(line.config, BLOCK_SIZE), MAX_LEN)
+    wide = {name: tensor.float() for name, tensor in line.tensors.items()}
+    weights = load_weights(Decoder.layout(line.config), wide, torch.float32)
+    decoder = Decoder(line.config, weights, PlainCpu(line.config, BLOCK_SIZE), MAX_LEN)
     on_cpu = decoder.forward(line.batch(rows, [0, 0, 0], counts), torch.zeros(line.shape)).double()
     assert ((on_gpu - on_cpu).norm() / on_cpu.norm()).item() < 2e-2
 

@@ -8,8 +8,10 @@ import pytest
 import torch
 
 from headwater.engine_core.executors.step_shapes import probed_rows
+from headwater.engine_core.layers.dense import DenseLinear
+from headwater.engine_core.layers.kinds import Weights
+from headwater.engine_core.layers.linear import Product
 from headwater.engine_core.platforms.cuda import CudaPlatform
-from headwater.engine_core.weights.checkpoint import Weights
 from headwater.kernels import product_probe
 from tests.engine_core.test_cuda_platform import BLOCK_SIZE, MAX_LEN, model_config
 
@@ -29,12 +31,15 @@ def platform(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> CudaPlatform:
 def weights() -> Weights:
     """Neither gates in one launch nor `hopper_rows_gemm` serves their last columns."""
     shapes = {
-        "embed": (1000, 576),
         "lm_head": (1000, 576),
         "layers.0.gate_up": (3080, 576),
         "layers.0.down": (576, 1540),
     }
-    return {name: torch.randn(shape, device="cuda").bfloat16() * shape[1] ** -0.5 for name, shape in shapes.items()}
+    linears = {
+        name: DenseLinear(torch.randn(shape, device="cuda").bfloat16() * shape[1] ** -0.5)
+        for name, shape in shapes.items()
+    }
+    return Weights(linears=linears, tensors={})
 
 
 def test_a_library_that_splits_k_is_asked_no_more(
@@ -48,32 +53,34 @@ def test_a_library_that_splits_k_is_asked_no_more(
 
     monkeypatch.setattr(torch, "mm", halves)
     x = torch.randn(1000, 576, device="cuda").bfloat16()
-    weight, gates = weights["lm_head"], weights["layers.0.gate_up"]
+    rows = x[:20].split(1)
 
-    def rows_alone(num_rows: int = 20) -> tuple[torch.Tensor, torch.Tensor]:
-        alone = [(platform.linear(row, weight), platform.linear_silu_mul(row, gates)) for row in x[:num_rows].split(1)]
-        return torch.cat([product for product, _ in alone]), torch.cat([gated for _, gated in alone])
+    def products() -> tuple[Product, Product]:
+        gated = platform.gated_linear(weights.linears["layers.0.gate_up"], "silu")
+        assert gated is not None
+        return platform.linear(weights.linears["lm_head"]), gated
 
-    products, gated = rows_alone()
-    assert not torch.equal(platform.linear(x, weight)[:20], products)
-    assert not torch.equal(platform.linear_silu_mul(x, gates)[:20], gated)
+    before = products()
+    alone = [torch.cat([product(row) for row in rows]) for product in before]
+    for product, expected in zip(before, alone, strict=True):
+        assert not torch.equal(product(x)[:20], expected)
     platform.prepare(weights, ROWS, (64, 1000))
-    for num_rows in (33, 64, 100, 257, 1000):
-        assert torch.equal(platform.linear(x[:num_rows], weight)[:20], products), num_rows
-        assert torch.equal(platform.linear_silu_mul(x[:num_rows], gates)[:20], gated), num_rows
+    for product, expected in zip(products(), alone, strict=True):
+        for num_rows in (33, 64, 100, 257, 1000):
+            assert torch.equal(product(x[:num_rows])[:20], expected), num_rows
 
 
 def test_products_have_one_result_whatever_the_library_does(platform: CudaPlatform, weights: Weights) -> None:
     platform.prepare(weights, ROWS, (64, 1000))
-    for name in ("lm_head", "layers.0.gate_up", "layers.0.down"):
-        weight = weights[name]
-        x = torch.randn(1100, weight.shape[1], device="cuda").bfloat16()
-        alone = torch.cat([platform.linear(row, weight) for row in x[:64].split(1)])
+    for name, linear in weights.linears.items():
+        product = platform.linear(linear)
+        x = torch.randn(1100, linear.in_features, device="cuda").bfloat16()
+        alone = torch.cat([product(row) for row in x[:64].split(1)])
         for num_rows in ROWS:
             expected = alone[:num_rows]
-            assert torch.equal(platform.linear(x[:num_rows], weight)[:64], expected), (name, num_rows)
+            assert torch.equal(product(x[:num_rows])[:64], expected), (name, num_rows)
             moved = torch.cat((x[64 : 64 + num_rows // 2], x[:64]))
-            assert torch.equal(platform.linear(moved, weight)[-64:], alone), (name, num_rows)
+            assert torch.equal(product(moved)[-64:], alone), (name, num_rows)
 
 
 def test_the_next_engine_on_the_machine_probes_nothing(

@@ -9,14 +9,16 @@ import torch
 from headwater.bench.workloads import TINY
 from headwater.engine_core.executor import StepPlan
 from headwater.engine_core.executors.batch import make_batch
-from headwater.engine_core.model_config import ModelConfig
+from headwater.engine_core.layers.kinds import load_weights
+from headwater.engine_core.layers.linear import Linear, Product
+from headwater.engine_core.models import registry
 from headwater.engine_core.models.decoder import Decoder
 from headwater.engine_core.platforms.cpu import CpuPlatform
-from headwater.engine_core.weights import checkpoint
+from headwater.engine_core.weights.dummy import dummy
 
 BLOCK_SIZE, MAX_LEN = 16, 128
 COUNTS = [1, 30, 17, 1, 64]
-MODEL = ModelConfig.from_hf(TINY)
+MODEL = registry.config_of(TINY)
 
 
 class Watched(CpuPlatform):
@@ -24,9 +26,14 @@ class Watched(CpuPlatform):
 
     num_rows: list[int]
 
-    def linear(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        self.num_rows.append(len(x))
-        return super().linear(x, weight)
+    def linear(self, linear: Linear) -> Product:
+        product = super().linear(linear)
+
+        def noted(x: torch.Tensor) -> torch.Tensor:
+            self.num_rows.append(len(x))
+            return product(x)
+
+        return noted
 
 
 @pytest.mark.parametrize("samples", [[True] * 5, [True, False, True, False, False], [False] * 5])
@@ -34,8 +41,9 @@ class Watched(CpuPlatform):
 def test_only_tokens_that_are_looked_at_pass_the_last_layer(samples: list[bool]) -> None:
     platform = Watched(MODEL, BLOCK_SIZE)
     platform.num_rows = []
-    tensors = checkpoint.dummy(MODEL, torch.float32, torch.device("cpu"))
-    decoder = Decoder(MODEL, tensors | {"lm_head": tensors["embed"]}, platform, MAX_LEN)
+    layout = Decoder.layout(MODEL)
+    weights = load_weights(layout, dummy(layout, torch.float32, torch.device("cpu")), torch.float32)
+    decoder = Decoder(MODEL, weights, platform, MAX_LEN)
     rows, nothing = np.arange(len(COUNTS), dtype=np.int32), np.empty(0, np.int32)
     plan = StepPlan(
         step=0,

@@ -29,7 +29,7 @@ KINDS = {
         "engine_core/sampling/device_sampler.py",
         "engine_core/sampling/pooling.py",
     ),
-    "weights": ("engine_core/weights/checkpoint.py", "engine_core/weights/packed.py", "engine_core/weights/gguf.py"),
+    "weights": ("engine_core/weights/model_file.py", "engine_core/weights/packed.py", "engine_core/weights/gguf.py"),
     "executors": ("engine_core/executors/cuda.py", "engine_core/executors/build.py", "engine_core/executors/runner.py"),
     "shapes": (
         "engine_core/executors/step_shapes.py",

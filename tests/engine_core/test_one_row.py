@@ -22,11 +22,10 @@ from headwater.engine_core.config import ConfigError
 from headwater.engine_core.executors.batch import ForwardBatch
 from headwater.engine_core.executors.build import build_executor
 from headwater.engine_core.executors.options import ExecutorOptions
-from headwater.engine_core.model_config import ModelConfig
-from headwater.engine_core.models import one_row
+from headwater.engine_core.layers.kinds import load_weights
+from headwater.engine_core.models import one_row, registry
 from headwater.engine_core.models.decoder import Decoder
 from headwater.engine_core.platforms.cpu import CpuPlatform
-from headwater.engine_core.weights import checkpoint
 from tests.kernels import interpreter
 
 BLOCK_SIZE, NUM_TOKENS = 16, 2
@@ -44,11 +43,15 @@ def test_tokens_one_by_one_have_the_hidden_states_of_the_decoder(
     interpreter.mend()
     for name in ("row_embedding", "gemv_add", "norm_gemv", "norm_gemv_silu_mul", "rms_norm", "row_attention"):
         monkeypatch.setattr(one_row, name, partial(one_after_another, getattr(one_row, name)))
-    config, cpu = ModelConfig.from_hf(TINY | {"architectures": [architecture]}), torch.device("cpu")
+    config, cpu = registry.config_of(TINY | {"architectures": [architecture]}), torch.device("cpu")
+    layout = Decoder.layout(config)
     tensors = {
-        name: torch.randn(shape) * 0.3 + float(len(shape) == 1) for name, shape in checkpoint.shapes(config).items()
+        name: torch.randn(spec.shape) * 0.3 + float(len(spec.shape) == 1)
+        for name, spec in layout.items()
+        if not spec.tied_to
     }
-    decoder = Decoder(config, tensors | {"lm_head": tensors["embed"]}, CpuPlatform(config, BLOCK_SIZE), 64)
+    weights = load_weights(layout, tensors, torch.float32)
+    decoder = Decoder(config, weights, CpuPlatform(config, BLOCK_SIZE), 64)
     kv_cache = torch.zeros(config.num_layers, 2, 5, config.num_kv_heads, BLOCK_SIZE, config.head_dim)
     token_ids = torch.randint(0, config.vocab_size, (3, 64), dtype=torch.int32)
     table = torch.tensor([[1, 0], [4, 0], [2, 0]], dtype=torch.int32)

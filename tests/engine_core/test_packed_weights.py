@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from headwater.engine_core.model_config import ModelConfig
-from headwater.engine_core.weights import checkpoint
-from headwater.engine_core.weights.packed import with_packed_matrices
-from headwater.kernels.packed_linear import can_pack, linear
+from headwater.engine_core.layers.kinds import Weights, load_weights
+from headwater.engine_core.layers.packed import pack_linears
+from headwater.engine_core.models import registry
+from headwater.engine_core.weights import model_file
+from headwater.kernels.packed_linear import can_pack
 from tests.engine_core.small_models import convert, random_checkpoint
 
 pytestmark = pytest.mark.skipif(not can_pack(torch.float32), reason="not on this CPU")
@@ -22,8 +23,10 @@ def folder(tmp_path: Path) -> Path:
     return convert(tmp_path / "hf", tmp_path / "ours")
 
 
-def loaded(folder: Path) -> checkpoint.Weights:
-    return checkpoint.load(folder, ModelConfig.read(folder), torch.device("cpu"))
+def loaded(folder: Path) -> Weights:
+    config = registry.read_config(folder)
+    layout = registry.model_class(config).layout(config)
+    return load_weights(layout, model_file.load(folder, torch.device("cpu")), torch.float32)
 
 
 def packed_files(folder: Path) -> list[Path]:
@@ -36,46 +39,46 @@ def ignore(done: int, total: int) -> None:
 
 def test_packed_matrices_multiply_as_the_plain_ones(folder: Path) -> None:
     plain = loaded(folder)
-    packed = with_packed_matrices(plain, folder, ignore)
-    assert torch.equal(packed["embed"], plain["embed"])
-    for name, matrix in plain.items():
-        if matrix.dim() == 2 and name != "embed":
-            x = torch.randn(5, matrix.shape[1])
-            torch.testing.assert_close(linear(x, packed[name]), linear(x, matrix), rtol=1e-4, atol=1e-4)
+    packed = pack_linears(plain, folder, ignore)
+    assert packed.linears.keys() == plain.linears.keys()
+    for name, linear in plain.linears.items():
+        x = torch.randn(5, linear.in_features)
+        torch.testing.assert_close(packed.linears[name].product(x), linear.product(x), rtol=1e-4, atol=1e-4)
 
 
 def test_a_second_replica_maps_the_file_of_the_first(folder: Path) -> None:
-    with_packed_matrices(loaded(folder), folder, ignore)
+    pack_linears(loaded(folder), folder, ignore)
     (file,) = packed_files(folder)
     written = file.stat().st_mtime_ns
-    with_packed_matrices(loaded(folder), folder, ignore)
+    second = pack_linears(loaded(folder), folder, ignore)
     assert packed_files(folder) == [file]
     assert file.stat().st_mtime_ns == written
+    assert second.linears["lm_head"].kind == "packed"
     assert str(file) in Path("/proc/self/maps").read_text()
 
 
 def test_other_weights_in_the_same_folder_are_packed_anew(folder: Path) -> None:
-    first = with_packed_matrices(loaded(folder), folder, ignore)
+    first = pack_linears(loaded(folder), folder, ignore)
     random_checkpoint("smollm2", folder.parent / "hf")
     convert(folder.parent / "hf", folder)
-    with_packed_matrices(loaded(folder), folder, ignore)
+    pack_linears(loaded(folder), folder, ignore)
     assert len(packed_files(folder)) == 2
-    assert first["lm_head"].is_mkldnn
+    assert first.linears["lm_head"].kind == "packed"
 
 
 def test_weights_from_nowhere_are_packed_into_memory(folder: Path) -> None:
-    packed = with_packed_matrices(loaded(folder), None, ignore)
-    assert packed["lm_head"].is_mkldnn
+    packed = pack_linears(loaded(folder), None, ignore)
+    assert packed.linears["lm_head"].kind == "packed"
     assert packed_files(folder) == []
 
 
 def test_a_matrix_alone_keeps_its_memory(folder: Path) -> None:
-    matrix, x = with_packed_matrices(loaded(folder), None, ignore)["lm_head"], torch.randn(3, 64)
-    expected = linear(x, loaded(folder)["lm_head"])
-    torch.testing.assert_close(linear(x, matrix), expected, rtol=1e-4, atol=1e-4)
+    matrix, x = pack_linears(loaded(folder), None, ignore).linears["lm_head"], torch.randn(3, 64)
+    expected = loaded(folder).linears["lm_head"].product(x)
+    torch.testing.assert_close(matrix.product(x), expected, rtol=1e-4, atol=1e-4)
 
 
 def test_progress_counts_matrices(folder: Path) -> None:
     seen: list[tuple[int, int]] = []
-    with_packed_matrices(loaded(folder), folder, lambda done, total: seen.append((done, total)))
+    pack_linears(loaded(folder), folder, lambda done, total: seen.append((done, total)))
     assert seen[-1] == (13, 13)

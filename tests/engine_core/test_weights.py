@@ -12,9 +12,10 @@ import pytest
 import torch
 
 from headwater.engine_core.config import ConfigError
-from headwater.engine_core.model_config import ModelConfig
-from headwater.engine_core.weights import checkpoint
+from headwater.engine_core.models import registry
+from headwater.engine_core.weights import model_file
 from headwater.engine_core.weights.gguf import GgufFile
+from headwater.engine_core.weights.hugging_face import HuggingFaceFolder
 from tests.engine_core.small_models import SmallEngine, convert, greedy, random_checkpoint
 
 KINDS = {
@@ -39,7 +40,7 @@ def write_gguf(path: Path, source: Path, kind: gguf.GGMLQuantizationType) -> Non
     writer.add_head_count_kv(config["num_key_value_heads"])
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     writer.add_rope_freq_base(10_000.0)
-    _, tensors = checkpoint._checkpoint(source)
+    tensors = HuggingFaceFolder(source).tensors()
     names = {hf: ours for ours, hf in _names(config["num_hidden_layers"]).items()}
     for name, tensor in tensors:
         data = _interleaved(name, tensor, config).numpy()
@@ -83,8 +84,7 @@ def test_a_gguf_file_holds_the_checkpoint_up_to_its_precision(kind: str, tmp_pat
     random_checkpoint("llama2", tmp_path / "hf")
     write_gguf(tmp_path / "model.gguf", tmp_path / "hf", quantisation)
     hf, ours = convert(tmp_path / "hf", tmp_path / "a"), convert(tmp_path / "model.gguf", tmp_path / "b")
-    config = ModelConfig.read(ours)
-    expected, loaded = (checkpoint.load(folder, config, torch.device("cpu")) for folder in (hf, ours))
+    expected, loaded = (model_file.load(folder, torch.device("cpu")) for folder in (hf, ours))
     for name, tensor in expected.items():
         assert torch.dist(loaded[name], tensor) <= tolerance * tensor.norm(), name
     if kind == "F32":
@@ -151,7 +151,7 @@ def _q6_k(row: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 def test_an_architecture_that_is_not_served_is_refused_by_name() -> None:
     with pytest.raises(ConfigError, match="architectures is 'MambaForCausalLM'"):
-        ModelConfig.from_hf({"architectures": ["MambaForCausalLM"]})
+        registry.config_of({"architectures": ["MambaForCausalLM"]})
 
 
 @pytest.mark.parametrize("key", ["quantization_config", "compression_config"])
@@ -170,7 +170,7 @@ def test_packed_weights_are_refused_by_their_method_before_any_tensor_is_read(
 
 def test_a_checkpoint_without_a_tensor_is_refused_by_its_name(tmp_path: Path) -> None:
     random_checkpoint("llama2", tmp_path / "hf")
-    _, tensors = checkpoint._checkpoint(tmp_path / "hf")
+    tensors = HuggingFaceFolder(tmp_path / "hf").tensors()
     kept = {name: tensor for name, tensor in tensors if name != "model.layers.1.mlp.down_proj.weight"}
     from safetensors.torch import save_file  # noqa: PLC0415 (this test alone writes one)
 
@@ -183,7 +183,7 @@ def test_a_second_process_shares_the_pages_of_the_weights(tmp_path: Path) -> Non
     """Loaded tensors lie in the file's mapping, so that they cost a second replica nothing."""
     random_checkpoint("llama2", tmp_path / "hf")
     folder = convert(tmp_path / "hf", tmp_path / "ours")
-    loaded = checkpoint.load(folder, ModelConfig.read(folder), torch.device("cpu"))
+    loaded = model_file.load(folder, torch.device("cpu"))
     mapped = [line.split() for line in Path("/proc/self/maps").read_text().splitlines() if str(folder) in line]
     spans = [tuple(int(part, 16) for part in line[0].split("-")) for line in mapped]
     for name, tensor in loaded.items():

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from headwater.engine_core.config import ConfigError
-from headwater.engine_core.model_config import ModelConfig
-from headwater.engine_core.weights.checkpoint import convert
+from headwater.engine_core.models import registry
+from headwater.engine_core.models.conversion import convert
 from headwater.services.models.demo_model import demo_gguf
 from headwater.services.models.gguf_check import GgufFileError, check_gguf
 from headwater.services.models.store import ConversionFailed, default_cache_dir, pull
@@ -112,9 +112,9 @@ CONFIG: dict[str, Any] = {
     ],
 )
 def test_a_config_with_a_billion_of_anything_is_refused_before_anything_is_made_of_it(name: str, value: object) -> None:
-    assert ModelConfig.from_hf(CONFIG).num_layers == 2
+    assert registry.config_of(CONFIG).num_layers == 2
     with pytest.raises(ConfigError, match=f"{name} is {value!r}; allowed: a whole number, 1…"):
-        ModelConfig.from_hf(CONFIG | {name: value})
+        registry.config_of(CONFIG | {name: value})
 
 
 @pytest.mark.parametrize(

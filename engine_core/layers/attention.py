@@ -1,0 +1,52 @@
+"""Grouped-query attention over the KV cache, with rotary positions. Sources: Vaswani et al., 2017; Ainslie et al.,
+2023."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from headwater.engine_core.executors.batch import ForwardBatch
+from headwater.engine_core.layers.linear import Linear
+from headwater.engine_core.platforms.platform import Platform
+
+
+class Attention:
+    """In two parts, so that a model's last layer can leave out queries that are of no use."""
+
+    def __init__(
+        self,
+        platform: Platform,
+        qkv: Linear,
+        o: Linear,
+        cos_sin: torch.Tensor,
+        *,
+        qkv_bias: torch.Tensor | None,
+        q_norm: torch.Tensor | None,
+        k_norm: torch.Tensor | None,
+        eps: float,
+    ) -> None:
+        """qkv [(Hq + 2 Hk) D, H] makes queries, keys and values; o [H, Hq D]; cos_sin as `rope.cos_sin_table` makes it;
+        bias [(Hq + 2 Hk) D]; norms [D] of each query and key head."""
+        self.qkv, self.o = qkv, o
+        self.qkv_bias, self.q_norm, self.k_norm = qkv_bias, q_norm, k_norm
+        self._platform, self._cos_sin, self._eps = platform, cos_sin, eps
+        self._qkv, self._o = platform.linear(qkv), platform.linear(o)
+
+    def queries(self, x: torch.Tensor, batch: ForwardBatch, kv_cache: torch.Tensor) -> torch.Tensor:
+        """x [T, H] → [T, Hq, D]; keys and values go to the layer's kv_cache [2, num_blocks, Hk, block_size, D]."""
+        return self._platform.qk_norm_rope_store_kv(
+            self._qkv(x),
+            batch,
+            self._cos_sin,
+            kv_cache,
+            bias=self.qkv_bias,
+            q_norm=self.q_norm,
+            k_norm=self.k_norm,
+            eps=self._eps,
+        )
+
+    def attend(self, queries: torch.Tensor, kv_cache: torch.Tensor, attention_plan: Any) -> torch.Tensor:
+        """queries [E, Hq, D], those that the plan speaks of → [E, H]"""
+        return self._o(self._platform.attention(queries, kv_cache, attention_plan))

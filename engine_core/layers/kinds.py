@@ -1,0 +1,77 @@
+"""From the tensors of a model's file to its weights: each linear layer is of the kind that its tensors belong to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from headwater.engine_core.config import ConfigError
+from headwater.engine_core.layers.dense import DenseLinear
+from headwater.engine_core.layers.linear import Linear, StoredLinear
+from headwater.engine_core.weights.layout import Layout
+
+Tensors = Mapping[str, torch.Tensor]
+KINDS: dict[str, type[StoredLinear]] = {DenseLinear.kind: DenseLinear}
+"""Kinds that a model's file can hold, by name."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Weights:
+    """A model's weights by the names of its layout."""
+
+    linears: Mapping[str, Linear]
+    tensors: Mapping[str, torch.Tensor]
+    """Embeddings, norms, biases."""
+
+
+def register(kind: type[StoredLinear]) -> None:
+    """Adds a kind. Its suffixes must differ from those of every other kind."""
+    assert all(set(kind.suffixes) != set(known.suffixes) for known in KINDS.values())
+    KINDS[kind.kind] = kind
+
+
+def load_weights(layout: Layout, tensors: Tensors, dtype: torch.dtype) -> Weights:
+    """dtype is the one that the model computes in. Raises `ConfigError` for a tensor that is missing, has another shape
+    or dtype, or is not in the layout."""
+    linears: dict[str, Linear] = {}
+    plain: dict[str, torch.Tensor] = {}
+    used: set[str] = set()
+    for name, spec in layout.items():
+        source = spec.tied_to or name
+        if spec.is_linear:
+            kind = _kind_of(source, tensors)
+            parts = {part.suffix: part for part in kind.parameters(spec.shape[0], spec.shape[1], dtype)}
+            own = {suffix: _tensor(tensors, source + suffix, part.shape) for suffix, part in parts.items()}
+            for suffix, part in parts.items():
+                if own[suffix].dtype != part.dtype:
+                    raise ConfigError(f"dtype of tensor {source + suffix}", own[suffix].dtype, str(part.dtype))
+            linears[name] = kind.load(own)
+            used |= {source + suffix for suffix in own}
+        else:
+            plain[name] = _tensor(tensors, source, spec.shape)
+            used.add(source)
+    for name in tensors.keys() - used:
+        raise ConfigError("checkpoint tensor", name, "tensors that config.json announces")
+    return Weights(linears=linears, tensors=plain)
+
+
+def _kind_of(name: str, tensors: Tensors) -> type[StoredLinear]:
+    for kind in KINDS.values():
+        if all(name + suffix in tensors for suffix in kind.suffixes):
+            return kind
+    raise _missing(name)
+
+
+def _tensor(tensors: Tensors, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+    tensor = tensors.get(name)
+    if tensor is None:
+        raise _missing(name)
+    if tuple(tensor.shape) != shape:
+        raise ConfigError(f"checkpoint tensor {name}", tuple(tensor.shape), str(shape))
+    return tensor
+
+
+def _missing(name: str) -> ConfigError:
+    return ConfigError("checkpoint", f"without {name}", "every tensor of the architecture")

@@ -1,0 +1,63 @@
+"""A weight that multiplies, whatever its bits look like: x · Wᵀ.
+
+A kind is a file beside this one: the tensors that it is made of, how it is loaded, and its product in plain torch,
+which is its specification. A platform may have a faster product for a kind; see `Platform.linear`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import ClassVar, Self
+
+import torch
+
+Product = Callable[[torch.Tensor], torch.Tensor]
+"""The product with one weight: x [T, K] → [T, N]."""
+
+
+class Linear(ABC):
+    """x [T, K] → [T, N]. Kernels read the attributes that a kind adds."""
+
+    kind: ClassVar[str]
+    """Platforms choose a product by it."""
+    out_features: int
+    """N"""
+    in_features: int
+    """K"""
+
+    @abstractmethod
+    def product(self, x: torch.Tensor) -> torch.Tensor:
+        """x [T, K] → [T, N] in x's dtype, in plain torch."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parameter:
+    """A tensor that a stored linear layer is made of."""
+
+    suffix: str
+    """Follows the layer's name in a model's file; may be empty."""
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    out_axis: int | None
+    """Axis along which devices divide the outputs; None: each device has the whole tensor."""
+    in_axis: int | None
+    """As `out_axis`, for the inputs."""
+
+
+class StoredLinear(Linear):
+    """A kind that a model's file can hold."""
+
+    suffixes: ClassVar[tuple[str, ...]]
+    """Names of its tensors, behind the layer's name; a layer is of the kind whose suffixes its tensors have."""
+
+    @classmethod
+    @abstractmethod
+    def parameters(cls, out_features: int, in_features: int, dtype: torch.dtype) -> tuple[Parameter, ...]:
+        """The tensors of such a layer. dtype is the one that the model computes in."""
+
+    @classmethod
+    @abstractmethod
+    def load(cls, tensors: Mapping[str, torch.Tensor]) -> Self:
+        """The layer made of tensors by suffix."""

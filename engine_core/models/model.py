@@ -1,0 +1,64 @@
+"""What executors need of a model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol
+
+import torch
+
+from headwater.engine_core.executor import BoolArray
+from headwater.engine_core.executors.batch import ForwardBatch
+from headwater.engine_core.layers.kinds import Weights
+from headwater.engine_core.layers.lm_head import LMHead
+from headwater.engine_core.model_config import ModelConfig
+from headwater.engine_core.platforms.platform import Platform
+from headwater.engine_core.weights.layout import Layout
+from headwater.engine_core.weights.names import CheckpointNames
+
+
+@dataclass(frozen=True, slots=True)
+class Ends:
+    """The tokens of a batch whose hidden states are wanted. What the last layer makes of the others but keys and values
+    is no part of anything, so it is left out: a layer's share of every prompt."""
+
+    tokens: torch.Tensor
+    """Integers [E] into the batch."""
+    attention_plan: Any
+    """The platform's: each of them decodes."""
+
+
+class Model(Protocol):
+    """Token rows in, hidden states and logits out. Holds weights; the KV cache is the caller's."""
+
+    names: ClassVar[CheckpointNames]
+    config: ModelConfig
+    dtype: torch.dtype
+    lm_head: LMHead
+
+    def __init__(self, config: ModelConfig, weights: Weights, platform: Platform, max_model_len: int) -> None:
+        """The platform is prepared for these weights."""
+
+    @staticmethod
+    def layout(config: ModelConfig) -> Layout:
+        """Every weight of a model with this config."""
+
+    def forward(
+        self,
+        batch: ForwardBatch,
+        kv_cache: torch.Tensor,
+        attention_plan: Any = None,
+        *,
+        ends: Ends | None = None,
+        num_layers: int | None = None,
+    ) -> torch.Tensor:
+        """Normed hidden states [T, H], or [E, H] of the ends. kv_cache [layers, 2, num_blocks, Hk, block_size, D] takes
+        the batch's keys and values. The attention plan is the platform's, made here when it is not given. With fewer
+        layers than there are, the first ones and the last: it launches what the whole model launches, and the result is
+        of no use."""
+
+    def ends(self, batch: ForwardBatch, is_wanted: BoolArray) -> Ends:
+        """The last token of each request that is wanted, bools [R]."""
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """hidden [S, H] → [S, V] in the weights' dtype."""

@@ -1,0 +1,68 @@
+"""Which model class serves an architecture, by the name in `config.json`.
+
+A distribution of its own adds one through the entry-point group `headwater.models`: the entry's name is the
+architecture's, its value an `Architecture`. Imports no model before it is asked for, so that a process which needs a
+config alone starts without torch.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from importlib import import_module
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from headwater.engine_core.config import ConfigError
+from headwater.engine_core.model_config import ModelConfig
+
+if TYPE_CHECKING:
+    from headwater.engine_core.models.model import Model
+
+ENTRY_POINTS = "headwater.models"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Architecture:
+    model: str
+    """`module:Class`, see `Model`."""
+    read_config: Callable[[Mapping[str, Any]], ModelConfig]
+    """From what `config.json` says. Raises `ConfigError`."""
+
+
+_DECODER = "headwater.engine_core.models.decoder:Decoder"
+ARCHITECTURES = {
+    "LlamaForCausalLM": Architecture(model=_DECODER, read_config=ModelConfig.from_hf),
+    "MistralForCausalLM": Architecture(model=_DECODER, read_config=ModelConfig.from_hf),
+    "Qwen2ForCausalLM": Architecture(model=_DECODER, read_config=partial(ModelConfig.from_hf, qkv_bias=True)),
+    "Qwen3ForCausalLM": Architecture(model=_DECODER, read_config=partial(ModelConfig.from_hf, qk_norm=True)),
+}
+
+
+def read_config(folder: Path) -> ModelConfig:
+    """Raises `ConfigError` naming what is not served."""
+    return config_of(json.loads((folder / "config.json").read_text()))
+
+
+def config_of(hf_config: Mapping[str, Any]) -> ModelConfig:
+    """As `read_config`, from the file's content."""
+    return _find((hf_config.get("architectures") or [""])[0]).read_config(hf_config)
+
+
+def model_class(config: ModelConfig) -> type[Model]:
+    module, _, name = _find(config.architecture).model.partition(":")
+    found: type[Model] = getattr(import_module(module), name)
+    return found
+
+
+def _find(name: str) -> Architecture:
+    if name in ARCHITECTURES:
+        return ARCHITECTURES[name]
+    others = {entry.name: entry for entry in entry_points(group=ENTRY_POINTS)}
+    if name not in others:
+        raise ConfigError("architectures", name, ", ".join([*ARCHITECTURES, *sorted(others)]))
+    architecture: Architecture = others[name].load()
+    return architecture

@@ -1,0 +1,61 @@
+"""A folder in Hugging Face's layout: `config.json` and safetensors, in one file or several."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+
+from headwater.engine_core.config import ConfigError
+
+_SHARD = re.compile(r"[^/\\\0]+\.safetensors")
+
+
+class HuggingFaceFolder:
+    """Reads lazily: a tensor is read when it is asked for."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._files = path, _files_of(path)
+
+    def hf_config(self) -> dict[str, Any]:
+        config: dict[str, Any] = json.loads((self._path / "config.json").read_text())
+        return config
+
+    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """(name, tensor) of everything in the files."""
+        for name in self._files:
+            with safe_open(self._path / name, framework="pt") as file:
+                for key in file.keys():  # noqa: SIM118 (not a dict)
+                    yield key, file.get_tensor(key)
+
+    def __len__(self) -> int:
+        count = 0
+        for name in self._files:
+            with safe_open(self._path / name, framework="pt") as file:
+                count += len(file.keys())
+        return count
+
+
+def _files_of(folder: Path) -> list[str]:
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        return _listed_files(json.loads(index.read_text()))
+    if (folder / "model.safetensors").is_file():
+        return ["model.safetensors"]
+    raise ConfigError("checkpoint", str(folder), "a folder with model.safetensors or its sharded form")
+
+
+def _listed_files(index: Any) -> list[str]:
+    """Names in the index's own folder. Raises `ConfigError` for one that leads out of it."""
+    entries = index.get("weight_map") if isinstance(index, dict) else None
+    if not isinstance(entries, dict):
+        raise ConfigError("weight_map", entries, "names of files by names of tensors")
+    for name in entries.values():
+        if not (isinstance(name, str) and _SHARD.fullmatch(name)):
+            raise ConfigError("weight_map", name, "names of .safetensors files beside the index")
+    return sorted(set(entries.values()))
