@@ -47,6 +47,8 @@ class ModelConfig:
     tie_word_embeddings: bool
     qkv_bias: bool = False
     qk_norm: bool = False
+    sliding_window: int = 0
+    """Keys that a position sees in layers with a window, its own included; 0: no layer has one."""
 
     @property
     def qkv_size(self) -> int:
@@ -63,8 +65,8 @@ class ModelConfig:
         `ConfigError` naming what is not served."""
         if (activation := config.get("hidden_act", "silu")) != "silu":
             raise ConfigError("hidden_act", activation, "silu")
-        _check_quantization(config)
-        _check_sizes(config)
+        check_quantization(config)
+        check_sizes(config)
         num_heads, hidden_size = config["num_attention_heads"], config["hidden_size"]
         rope = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
         rope_theta = config.get("rope_theta") or rope.pop("rope_theta", 10_000.0)
@@ -80,14 +82,14 @@ class ModelConfig:
             max_position_embeddings=_served_positions(config),
             rms_norm_eps=config["rms_norm_eps"],
             rope_theta=float(rope_theta),
-            rope_scaling=_checked_rope(rope),
+            rope_scaling=checked_rope(rope),
             tie_word_embeddings=bool(config.get("tie_word_embeddings", False)),
             qkv_bias=bool(config.get("attention_bias", qkv_bias)),
             qk_norm=qk_norm,
         )
 
 
-def _check_quantization(config: Mapping[str, Any]) -> None:
+def check_quantization(config: Mapping[str, Any]) -> None:
     """Such a checkpoint holds other tensors, or tensors that mean something else. Raises `ConfigError`."""
     for key in QUANTIZATIONS:
         if (quantization := config.get(key)) is not None:
@@ -95,7 +97,7 @@ def _check_quantization(config: Mapping[str, Any]) -> None:
             raise ConfigError(f"{key}.quant_method", method, "checkpoints of float32, bfloat16 or float16")
 
 
-def _check_sizes(config: Mapping[str, Any]) -> None:
+def check_sizes(config: Mapping[str, Any]) -> None:
     """Before anything is made of them: a file may claim any number. Raises `ConfigError`."""
     for name, most in MAX_SIZES.items():
         size = config.get(name)
@@ -112,7 +114,8 @@ def _served_positions(config: Mapping[str, Any]) -> int:
     return min(positions, window) if window else positions
 
 
-def _checked_rope(rope: dict[str, Any]) -> Mapping[str, Any] | None:
+def checked_rope(rope: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """The scaling of rotary positions; None: there is none. Raises `ConfigError`."""
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind not in ROPE_TYPES:
         raise ConfigError("rope_scaling.rope_type", kind, ", ".join(ROPE_TYPES))

@@ -1,12 +1,14 @@
 """Attention of one new token a sequence over its paged keys and values: splits of 512 keys, merged first to last.
 
 The heads of a group share one read of their keys. Work items come from `decode_plan`; splits that several rows share
-are read by `shared_prefix_attention` into the same partial results, so sharing changes no bit.
+are read by `shared_prefix_attention` into the same partial results, so sharing changes no bit. With a sliding window,
+tiles before it are not read: they would leave a row's state as it is, to the bit.
 """
 
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 import triton
@@ -20,11 +22,12 @@ from headwater.kernels.hopper_decode_attention import hopper_decode_attention
 from headwater.kernels.hopper_decode_splits import hopper_decode_splits
 from headwater.kernels.online_softmax import (
     HALF,
-    LOG2_E,
     SPLIT,
     TILE,
     attend_tile,
+    base_2_scale,
     finish,
+    first_keys,
     fresh_state,
     joined,
     parts_of,
@@ -36,6 +39,8 @@ MAX_PROGRAMS = 8448
 """Of rows that find their splits by arithmetic; items beyond them are walked in strides."""
 NUM_STAGES, NUM_STAGES_FP8 = 2, 3
 MAX_REGISTERS = 168
+MAX_PIPELINED_HEAD_DIM = 128
+"""Heads of more dimensions leave no room in shared memory for a tile that comes while another is computed."""
 RESIDENT_PROGRAMS = 3
 """Of a multiprocessor, by registers and shared memory. No more are launched: they draw one item after another, so that
 all end at about the same time, and none is launched for nothing, however many splits rows might have."""
@@ -53,21 +58,23 @@ def decode_attention(
     *,
     k_scale: torch.Tensor | None = None,
     v_scale: torch.Tensor | None = None,
+    scale: float | None = None,
+    window: int = 0,
     dependent: bool = False,
 ) -> bool:
     """q [R, Hq, D] and out alike; caches [num_blocks, Hk, block_size, D]; the rest as `plan_decode` had it.
 
-    Scales float32 [Hk] for fp8 caches. Rows whose length is 0 are left alone. Returns
-    whether `reduce_splits` must follow.
+    k_scale and v_scale float32 [Hk] for fp8 caches. scale is that of the softmax, 1 / sqrt(D) by default; window as
+    `plan_decode` had it. Rows whose length is 0 are left alone. Returns whether `reduce_splits` must follow.
     """
     num_rows, num_q_heads, head_dim = q.shape
     num_kv_heads, block_size = k_cache.shape[1], k_cache.shape[2]
     assert SPLIT % block_size == 0
     assert q.is_contiguous()
     assert out.is_contiguous()
-    if k_scale is None and serves(q, k_cache) and (plan.is_direct or num_rows in FEW_ROWS):
+    if k_scale is None and not window and serves(q, k_cache) and (plan.is_direct or num_rows in FEW_ROWS):
         attend = hopper_decode_attention if plan.is_direct else hopper_decode_splits
-        attend(q, k_cache, v_cache, seq_lens, table_rows, block_tables, plan, out, dependent=dependent)
+        attend(q, k_cache, v_cache, seq_lens, table_rows, block_tables, plan, out, scale=scale, dependent=dependent)
         return not plan.is_direct
     is_fp8 = is_paired(k_cache)
     stride_block, stride_head, stride_slot, _ = as_pairs(k_cache).stride()
@@ -87,7 +94,7 @@ def decode_attention(
         out,
         seq_lens if k_scale is None else k_scale,
         seq_lens if v_scale is None else v_scale,
-        LOG2_E / math.sqrt(head_dim),
+        base_2_scale(scale, head_dim),
         stride_block,
         stride_head,
         block_tables.stride(0),
@@ -102,11 +109,12 @@ def decode_attention(
         HALF=HALF,
         FP8=is_fp8,
         MAX_SPLITS=plan.max_splits,
+        WINDOW=window,
         DIRECT=plan.is_direct,
         ON_GPU=q.is_cuda,
         DEPENDENT=dependent,
         num_warps=4,
-        num_stages=NUM_STAGES_FP8 if is_fp8 else NUM_STAGES,
+        num_stages=_num_stages(head_dim, is_fp8),
         maxnreg=MAX_REGISTERS,
         **launch_options(dependent),
     )
@@ -118,6 +126,12 @@ def _num_programs(plan: DecodePlan, num_rows: int, k_cache: torch.Tensor) -> int
     return min(num_rows * plan.max_splits * k_cache.shape[1], most)
 
 
+def _num_stages(head_dim: int, is_fp8: bool) -> int:
+    """As many tiles as shared memory holds."""
+    stages = NUM_STAGES_FP8 if is_fp8 else NUM_STAGES
+    return stages if head_dim <= MAX_PIPELINED_HEAD_DIM else stages - 1
+
+
 def decode_attention_twin(
     q: torch.Tensor,
     k_cache: torch.Tensor,
@@ -125,27 +139,34 @@ def decode_attention_twin(
     seq_lens: torch.Tensor,
     table_rows: torch.Tensor,
     block_tables: torch.Tensor,
+    **options: Any,
 ) -> torch.Tensor:
-    """Plain torch, one row after another, in q's precision or float32, whichever is higher; caches already unscaled."""
-    return torch.stack(
-        [
-            attention_of_rows(q[i : i + 1], k_cache, v_cache, block_tables[int(table_rows[i])], int(seq_lens[i]))[0]
-            for i in range(len(q))
-        ]
-    )
+    """Plain torch, one row after another, in q's precision or float32, whichever is higher; caches already unscaled.
+    Options as `attention_of_rows`."""
+    caches, tables = (k_cache, v_cache), [block_tables[int(row)] for row in table_rows]
+    rows = [attention_of_rows(q[i : i + 1], *caches, tables[i], int(seq_lens[i]), **options)[0] for i in range(len(q))]
+    return torch.stack(rows)
 
 
 def attention_of_rows(
-    q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, block_table: torch.Tensor, seq_len: int
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    block_table: torch.Tensor,
+    seq_len: int,
+    *,
+    scale: float | None = None,
+    window: int = 0,
 ) -> torch.Tensor:
-    """The last len(q) positions of one sequence of seq_len keys, each seeing the keys up to its own; [C, Hq, D]."""
+    """The last len(q) positions of one sequence of seq_len keys, each seeing the last `window` keys up to its own, or
+    all of them; [C, Hq, D]."""
     dtype = torch.promote_types(q.dtype, torch.float32)
     blocks = block_table[: triton.cdiv(seq_len, k_cache.shape[2])].long()
     k, v = (c[blocks].transpose(1, 2).flatten(0, 1)[:seq_len].to(dtype) for c in (k_cache, v_cache))
     grouped = q.to(dtype).unflatten(1, (k.shape[1], -1))
-    scores = torch.einsum("chgd,nhd->hgcn", grouped, k) / math.sqrt(q.shape[2])
-    positions = torch.arange(seq_len - len(q), seq_len, device=q.device)
-    hidden = torch.arange(seq_len, device=q.device)[None, :] > positions[:, None]
+    scores = torch.einsum("chgd,nhd->hgcn", grouped, k) * (scale or 1 / math.sqrt(q.shape[2]))
+    ages = torch.arange(seq_len - len(q), seq_len, device=q.device)[:, None] - torch.arange(seq_len, device=q.device)
+    hidden = (ages < 0) | (ages >= (window or seq_len))
     weights = scores.masked_fill(hidden, float("-inf")).softmax(dim=-1)
     return torch.einsum("hgcn,nhd->chgd", weights, v).flatten(1, 2)
 
@@ -182,6 +203,7 @@ def _decode_splits(
     HALF: tl.constexpr,
     FP8: tl.constexpr,
     MAX_SPLITS: tl.constexpr,
+    WINDOW: tl.constexpr,
     DIRECT: tl.constexpr,
     ON_GPU: tl.constexpr,
     DEPENDENT: tl.constexpr,
@@ -202,7 +224,8 @@ def _decode_splits(
     i_row, i_split = _split_of(lists, i_task // NUM_KV_HEADS, item, MAX_SPLITS, DIRECT)
     seq_len, table_row, first_partial = _facts(rows, i_row, MAX_SPLITS, DIRECT)
     p_row = p_table + table_row.to(tl.int64) * stride_table
-    pages = pages_of(p_row, i_split * SPLIT, tl.minimum(i_split * SPLIT + SPLIT, seq_len), PAGE, HALF)
+    first, oldest = first_keys(i_split * SPLIT, seq_len, WINDOW, TILE)
+    pages = pages_of(p_row, first, tl.minimum(i_split * SPLIT + SPLIT, seq_len), PAGE, HALF)
     # Lengths and lists are older than the kernel before this one, queries and the newest keys are not.
     wait_for_inputs(DEPENDENT)
     release_dependents(DEPENDENT)
@@ -211,8 +234,8 @@ def _decode_splits(
     while i_task < num_items * NUM_KV_HEADS:
         i_kv = i_task % NUM_KV_HEADS
         scale, v_scale = _scales(p_k_scale, p_v_scale, i_kv, qk_scale, FP8)
-        first = i_split * SPLIT
-        end = tl.minimum(first + SPLIT, seq_len)
+        first, oldest = first_keys(i_split * SPLIT, seq_len, WINDOW, TILE)
+        end = tl.minimum(i_split * SPLIT + SPLIT, seq_len)
         item = _ask_for_item(lists, i_next // NUM_KV_HEADS, DIRECT)
         b_parts = parts_of(b_q, FP8)
         b_m, b_l, b_acc = fresh_state(ROWS, HEAD_DIM, FP8)
@@ -237,8 +260,7 @@ def _decode_splits(
                 ON_GPU,
             )
             pages = pages_of(p_row, i_n + TILE, end, PAGE, HALF)
-            o_n = i_n + tl.arange(0, HALF)[None, :]
-            visible = (o_n < end, o_n + HALF < end)
+            visible = _visible(i_n, oldest, end, WINDOW, HALF)
             b_m, b_l, b_acc = attend_tile(
                 b_parts,
                 keys,
@@ -258,17 +280,28 @@ def _decode_splits(
         b_acc = joined(b_acc)
         # NOTE: the last condition always holds. Without it, and with one key head, nothing in the loop reads the task,
         # and a pass of Triton 3.6 (RemoveLayoutConversions) fails on a loop with fewer results than state.
-        is_stored = is_head & (first < seq_len) & (i_task >= 0)
-        b_sum = tl.where(first < seq_len, row_sums(b_l), 1.0)
+        is_stored = is_head & (first < end) & (i_task >= 0)
+        b_sum = tl.where(first < end, row_sums(b_l), 1.0)
         if seq_len <= SPLIT:
             tl.store(p_out + o_q, finish(b_sum, b_acc, v_scale).to(p_out.dtype.element_ty), mask=is_stored[:, None])
         else:
             o_partial = (first_partial + i_split).to(tl.int64) * (NUM_KV_HEADS * GROUP) + i_kv * GROUP + o_h
             _store_partial(p_partial_acc, p_partial_ml, o_partial, o_d, b_m, b_sum, b_acc, is_stored, HEAD_DIM)
         p_row = p_table + table_row.to(tl.int64) * stride_table
-        pages = pages_of(p_row, next_split * SPLIT, tl.minimum(next_split * SPLIT + SPLIT, next_len), PAGE, HALF)
+        first, oldest = first_keys(next_split * SPLIT, next_len, WINDOW, TILE)
+        pages = pages_of(p_row, first, tl.minimum(next_split * SPLIT + SPLIT, next_len), PAGE, HALF)
         i_split, seq_len, first_partial, o_q = next_split, next_len, next_partial, o_q_next
         i_task, i_next = i_next, _task_after(p_count, i_next, DIRECT)
+
+
+@triton.jit
+def _visible(first, oldest, end, WINDOW: tl.constexpr, HALF: tl.constexpr):
+    """Of the keys of both halves of a tile."""
+    o_n = first + tl.arange(0, HALF)[None, :]
+    left, right = o_n < end, o_n + HALF < end
+    if WINDOW:
+        left, right = left & (o_n >= oldest), right & (o_n + HALF >= oldest)
+    return left, right
 
 
 @triton.jit

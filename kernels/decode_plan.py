@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 from headwater.kernels.hopper_attention import ROWS, num_teams
-from headwater.kernels.online_softmax import SPLIT
+from headwater.kernels.online_softmax import SPLIT, first_keys
 
 DIRECT_ROWS = 4
 """Up to this many rows programs find their split by arithmetic and load no work list before the first key."""
@@ -107,11 +107,15 @@ def plan_decode(
     *,
     share: bool,
     min_sharers: int = 2,
+    window: int = 0,
 ) -> None:
     """seq_lens int32 [R], keys a row reads, its own included, 0 for a padding row; table_rows int32 [R], which row of
-    block_tables int32 [rows, max_blocks] is whose. With `share`, splits are compared for blocks in common."""
+    block_tables int32 [rows, max_blocks] is whose. With `share`, splits are compared for blocks in common. A row sees
+    the last `window` keys, or all: splits before the window get no item. Rows with windows share nothing, since a split
+    is seldom inside the windows of all of them."""
     num_rows = len(seq_lens)
     assert num_rows <= plan.max_rows
+    assert not (share and window)
     plan.counts.zero_()
     _plan_decode[(num_rows, _STRIPES)](
         seq_lens,
@@ -130,6 +134,7 @@ def plan_decode(
         SPLIT=SPLIT,
         ROWS_PER_TILE=plan.rows_per_tile,
         BLOCK_R=triton.next_power_of_2(max(num_rows, plan.rows_per_tile)),
+        WINDOW=window,
         SHARE=share and num_rows > 1,
         num_warps=4,
     )
@@ -168,6 +173,7 @@ def _plan_decode(
     SPLIT: tl.constexpr,
     ROWS_PER_TILE: tl.constexpr,
     BLOCK_R: tl.constexpr,
+    WINDOW: tl.constexpr,
     SHARE: tl.constexpr,
 ):
     i_row = tl.program_id(0)
@@ -186,7 +192,8 @@ def _plan_decode(
             tl.atomic_add(p_count + 1, 1)
     b_table_row = tl.load(p_table_row + o_r, mask=o_r < num_rows, other=0).to(tl.int64)
     own_row = tl.load(p_table_row + i_row).to(tl.int64)
-    for i_split in range(tl.program_id(1), num_whole, tl.num_programs(1)):
+    first, _ = first_keys(0, seq_len, WINDOW, SPLIT)
+    for i_split in range(first // SPLIT + tl.program_id(1), num_whole, tl.num_programs(1)):
         alone = True
         if SHARE:
             b_candidate = b_len >= (i_split + 1) * SPLIT

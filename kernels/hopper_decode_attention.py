@@ -6,8 +6,6 @@ at once; whichever program of a row and head ends last merges the splits.
 
 from __future__ import annotations
 
-import math
-
 import torch
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -17,7 +15,7 @@ from headwater.kernels import dependent_launch
 from headwater.kernels.decode_plan import DecodePlan
 from headwater.kernels.hopper_attention import finite, fold, hide, reference, spread, weigh
 from headwater.kernels.hopper_rings import as_ring_source, finish_reads
-from headwater.kernels.online_softmax import HALF, LOG2_E, SPLIT
+from headwater.kernels.online_softmax import HALF, SPLIT, base_2_scale
 
 NUM_STAGES = 3
 MAX_PROGRAMS = 128
@@ -36,6 +34,7 @@ def hopper_decode_attention(
     plan: DecodePlan,
     out: torch.Tensor,
     *,
+    scale: float | None = None,
     dependent: bool,
 ) -> None:
     """Arguments as `decode_attention`, without scales. With `dependent`, the kernel before this one is the one that
@@ -54,7 +53,7 @@ def hopper_decode_attention(
         plan.partial_acc,
         plan.partial_ml,
         out,
-        LOG2_E / math.sqrt(head_dim),
+        base_2_scale(scale, head_dim),
         block_tables.stride(0),
         num_rows,
         NUM_KV_HEADS=num_kv_heads,

@@ -6,8 +6,6 @@ while one ends, and the first before the kernel before this one has ended. That 
 
 from __future__ import annotations
 
-import math
-
 import torch
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -26,7 +24,7 @@ from headwater.kernels.hopper_decode_attention import (
     weighted,
 )
 from headwater.kernels.hopper_rings import as_ring_source, finish_reads
-from headwater.kernels.online_softmax import LOG2_E, SPLIT, TILE
+from headwater.kernels.online_softmax import SPLIT, TILE, base_2_scale
 
 PART = 32
 """Keys that are copied at once, a quarter of a tile: on average half as many are read past the end of a row."""
@@ -47,6 +45,7 @@ def hopper_decode_splits(
     plan: DecodePlan,
     out: torch.Tensor,
     *,
+    scale: float | None = None,
     dependent: bool,
 ) -> None:
     """Arguments as `decode_attention`, without scales; `reduce_splits` follows. With `dependent`, the kernel before
@@ -68,7 +67,7 @@ def hopper_decode_splits(
         plan.partial_acc,
         plan.partial_ml,
         out,
-        LOG2_E / math.sqrt(head_dim),
+        base_2_scale(scale, head_dim),
         block_tables.stride(0),
         NUM_KV_HEADS=num_kv_heads,
         GROUP=num_q_heads // num_kv_heads,

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -22,7 +20,7 @@ from headwater.kernels.hopper_attention import (
     spread,
 )
 from headwater.kernels.hopper_rings import as_ring_source, copy_tiles, make_pair_buffers, make_rings, widen_tiles
-from headwater.kernels.online_softmax import HALF, LOG2_E, SPLIT
+from headwater.kernels.online_softmax import HALF, SPLIT, base_2_scale
 from headwater.kernels.paged_cache import is_paired
 
 NUM_STAGES = 2
@@ -42,6 +40,7 @@ def hopper_prefill_attention(
     *,
     k_scale: torch.Tensor | None = None,
     v_scale: torch.Tensor | None = None,
+    scale: float | None = None,
 ) -> None:
     """Arguments as `prefill_attention`."""
     num_q_heads, head_dim = q.shape[1:]
@@ -60,7 +59,7 @@ def hopper_prefill_attention(
         out,
         seq_lens if k_scale is None else k_scale,
         seq_lens if v_scale is None else v_scale,
-        LOG2_E / math.sqrt(head_dim),
+        base_2_scale(scale, head_dim),
         block_tables.stride(0),
         NUM_KV_HEADS=num_kv_heads,
         GROUP=num_q_heads // num_kv_heads,

@@ -5,8 +5,6 @@ A program walks its work items with its rings full: the keys of the next item ar
 
 from __future__ import annotations
 
-import math
-
 import torch
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -14,7 +12,7 @@ from triton.experimental.gluon import language as gl
 from headwater.kernels.decode_plan import DecodePlan
 from headwater.kernels.hopper_attention import REGISTERS, ROWS, advance, begin, conclude, leave_out, row_sums, scaled
 from headwater.kernels.hopper_rings import as_ring_source, copy_tiles, make_rings
-from headwater.kernels.online_softmax import HALF, LOG2_E, SPLIT
+from headwater.kernels.online_softmax import HALF, SPLIT, base_2_scale
 
 NUM_STAGES = 3
 MAX_PROGRAMS = 132
@@ -30,6 +28,8 @@ def hopper_shared_prefix_attention(
     block_tables: torch.Tensor,
     plan: DecodePlan,
     out: torch.Tensor,
+    *,
+    scale: float | None = None,
 ) -> None:
     """Arguments as `shared_prefix_attention`, without scales."""
     num_q_heads, head_dim = q.shape[1:]
@@ -48,7 +48,7 @@ def hopper_shared_prefix_attention(
         plan.partial_acc,
         plan.partial_ml,
         out,
-        LOG2_E / math.sqrt(head_dim),
+        base_2_scale(scale, head_dim),
         block_tables.stride(0),
         NUM_KV_HEADS=num_kv_heads,
         GROUP=num_q_heads // num_kv_heads,

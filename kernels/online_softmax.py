@@ -8,9 +8,14 @@ is left.
 
 Weights are relative to the maximum rounded down to a multiple of eight powers of two: that costs no digit, seldom
 changes from tile to tile, and whoever sees that it did not need not scale anything: a factor of one leaves the bits.
+
+A sliding window hides the keys before it. Splits and tiles lie where they lie without one; those of which a row sees
+nothing leave its state as it is, to the bit, and may be left out.
 """
 
 from __future__ import annotations
+
+import math
 
 import triton
 import triton.language as tl
@@ -24,6 +29,22 @@ HALF = 64
 """Keys that are read at once."""
 GRAIN = tl.constexpr(8.0)
 """What weights are relative to is a maximum rounded down to a multiple of this, in powers of two."""
+
+
+def base_2_scale(scale: float | None, head_dim: int) -> float:
+    """What scores are multiplied by before base-2 exponentials; a scale of None is 1 / sqrt(head_dim)."""
+    return LOG2_E / math.sqrt(head_dim) if scale is None else LOG2_E * scale
+
+
+@triton.jit
+def first_keys(first, seq_len, WINDOW: tl.constexpr, TILE: tl.constexpr):
+    """Where a walk begins that would begin at `first`, at a multiple of TILE, and the oldest key that the last of
+    seq_len positions sees. WINDOW 0: it sees all."""
+    oldest = 0
+    if WINDOW:
+        oldest = tl.maximum(seq_len - WINDOW, 0)
+        first = tl.maximum(first, oldest // TILE * TILE)
+    return first, oldest
 
 
 @triton.jit

@@ -1,15 +1,16 @@
 """Attention of prompt chunks over paged keys and values, their own included: all is read back from the cache.
 
 A tile is 64 query rows (128 on Hopper), tokens times the heads of a group, of one sequence. Splits of 512 keys are
-merged as decode merges them, so a token that is computed again has the bits its decode step had. On Hopper
-`hopper_prefill_attention` computes the same bits faster wherever it can.
+merged as decode merges them, so a token that is computed again has the bits its decode step had. With a sliding window,
+tiles of keys before that of all rows are not read. On Hopper `hopper_prefill_attention` computes the same bits faster
+wherever it can.
 """
 
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,11 +22,12 @@ from headwater.kernels.hopper_attention import ROWS, num_teams, serves, widens
 from headwater.kernels.hopper_prefill_attention import hopper_prefill_attention
 from headwater.kernels.online_softmax import (
     HALF,
-    LOG2_E,
     SPLIT,
     TILE,
     attend_tile,
+    base_2_scale,
     finish,
+    first_keys,
     fresh_state,
     joined,
     merge_states,
@@ -73,11 +75,15 @@ def prefill_attention(
     *,
     k_scale: torch.Tensor | None = None,
     v_scale: torch.Tensor | None = None,
+    scale: float | None = None,
+    window: int = 0,
 ) -> None:
     """q [T, Hq, D] and out alike; sequence i has rows query_starts[i] … query_starts[i + 1] - 1, int32 [S + 1].
 
     seq_lens int32 [S]: keys in the cache, the chunk's own included; the chunk is the end of them. table_rows int32 [S]
-    into block_tables int32 [rows, max_blocks]; tiles from `prefill_tiles`; scales float32 [Hk] for fp8 caches.
+    into block_tables int32 [rows, max_blocks]; tiles from `prefill_tiles`; k_scale and v_scale float32 [Hk] for fp8
+    caches. scale is that of the softmax, 1 / sqrt(D) by default. A position sees the last `window` keys, its own
+    included, or all up to its own.
     """
     num_q_heads, head_dim = q.shape[1:]
     num_kv_heads, block_size = k_cache.shape[1], k_cache.shape[2]
@@ -86,9 +92,9 @@ def prefill_attention(
     assert SPLIT % block_size == 0
     if len(tiles) == 0:
         return
-    if serves(q, k_cache) or widens(q, k_cache):
+    if not window and (serves(q, k_cache) or widens(q, k_cache)):
         where = (query_starts, seq_lens, table_rows, block_tables, tiles)
-        hopper_prefill_attention(q, k_cache, v_cache, *where, out, k_scale=k_scale, v_scale=v_scale)
+        hopper_prefill_attention(q, k_cache, v_cache, *where, out, k_scale=k_scale, v_scale=v_scale, scale=scale)
         return
     teams, group = num_teams(q.device), num_q_heads // num_kv_heads
     _prefill_tiles[(len(tiles), num_kv_heads)](
@@ -103,7 +109,7 @@ def prefill_attention(
         out,
         seq_lens if k_scale is None else k_scale,
         seq_lens if v_scale is None else v_scale,
-        LOG2_E / math.sqrt(head_dim),
+        base_2_scale(scale, head_dim),
         *as_pairs(k_cache).stride()[:3],
         block_tables.stride(0),
         NUM_KV_HEADS=num_kv_heads,
@@ -115,6 +121,7 @@ def prefill_attention(
         HALF=HALF,
         ROWS=teams * ROWS,
         TOKENS=tokens_per_tile(group, q.device),
+        WINDOW=window,
         BULK=bulk_copied(k_cache),
         FP8=is_paired(k_cache),
         ON_GPU=q.is_cuda,
@@ -131,11 +138,13 @@ def prefill_attention_twin(
     seq_lens: torch.Tensor,
     table_rows: torch.Tensor,
     block_tables: torch.Tensor,
+    **options: Any,
 ) -> torch.Tensor:
-    """Plain torch, one sequence after another, in q's precision or float32, whichever is higher."""
-    bounds = query_starts.tolist()
+    """Plain torch, one sequence after another, in q's precision or float32, whichever is higher. Options as
+    `attention_of_rows`."""
+    bounds, caches = query_starts.tolist(), (k_cache, v_cache)
     chunks = [
-        attention_of_rows(q[first:end], k_cache, v_cache, block_tables[int(table_rows[i])], int(seq_lens[i]))
+        attention_of_rows(q[first:end], *caches, block_tables[int(table_rows[i])], int(seq_lens[i]), **options)
         for i, (first, end) in enumerate(itertools.pairwise(bounds))
     ]
     return torch.cat(chunks)
@@ -168,6 +177,7 @@ def _prefill_tiles(
     HALF: tl.constexpr,
     ROWS: tl.constexpr,
     TOKENS: tl.constexpr,
+    WINDOW: tl.constexpr,
     BULK: tl.constexpr,
     FP8: tl.constexpr,
     ON_GPU: tl.constexpr,
@@ -204,9 +214,11 @@ def _prefill_tiles(
     b_m, _, b_acc = fresh_state(ROWS, HEAD_DIM, False)
     b_acc = joined(b_acc)
     b_l = tl.zeros((ROWS,), tl.float32)
-    whole = clear // SPLIT * SPLIT
-    pages = pages_of(p_row, 0, end, PAGE, HALF)
-    for first in range(0, whole, SPLIT):
+    # With a window most splits have keys that some row does not see: all are masked.
+    begin, _ = first_keys(0, clear, WINDOW, SPLIT)
+    whole = begin if WINDOW else clear // SPLIT * SPLIT
+    pages = pages_of(p_row, first_keys(0, clear, WINDOW, TILE)[0], end, PAGE, HALF)
+    for first in range(begin, whole, SPLIT):
         b_m_split, b_l_split, b_acc_split = fresh_state(ROWS, HEAD_DIM, FP8)
         for i_in in range(0, SPLIT, TILE):
             i_n = first + i_in
@@ -244,7 +256,7 @@ def _prefill_tiles(
         b_m, b_l, b_acc = merge_states(b_m, b_l, b_acc, b_m_split, row_sums(b_l_split), joined(b_acc_split))
     for first in range(whole, end, SPLIT):
         b_m_split, b_l_split, b_acc_split = fresh_state(ROWS, HEAD_DIM, FP8)
-        for i_n in range(first, tl.minimum(first + SPLIT, end), TILE):
+        for i_n in range(first_keys(first, clear, WINDOW, TILE)[0], tl.minimum(first + SPLIT, end), TILE):
             keys, values = load_tile(
                 k,
                 v,
@@ -267,6 +279,9 @@ def _prefill_tiles(
             pages = pages_of(p_row, i_n + TILE, end, PAGE, HALF)
             o_n = i_n + tl.arange(0, HALF)[None, :]
             visible = (o_n <= b_position[:, None], o_n + HALF <= b_position[:, None])
+            if WINDOW:
+                b_before = b_position[:, None] - WINDOW
+                visible = (visible[0] & (o_n > b_before), visible[1] & (o_n + HALF > b_before))
             b_m_split, b_l_split, b_acc_split = attend_tile(
                 b_q,
                 keys,

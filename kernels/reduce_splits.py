@@ -8,7 +8,7 @@ import triton.language as tl
 
 from headwater.kernels.decode_plan import FEW_ROWS, DecodePlan
 from headwater.kernels.dependent_launch import launch_options, release_dependents, wait_for_inputs
-from headwater.kernels.online_softmax import SPLIT, finish, merge_states
+from headwater.kernels.online_softmax import SPLIT, finish, first_keys, merge_states
 
 
 def reduce_splits(
@@ -17,9 +17,11 @@ def reduce_splits(
     out: torch.Tensor,
     *,
     v_scale: torch.Tensor | None = None,
+    window: int = 0,
     dependent: bool = False,
 ) -> None:
-    """Merges the partial results of rows with more than one split into out [R, Hq, D]."""
+    """Merges the partial results of rows with more than one split into out [R, Hq, D]; those before a window of so many
+    keys were not computed."""
     num_rows, num_q_heads, head_dim = out.shape
     heads = 8 if num_rows * num_q_heads >= 4096 and num_q_heads % 8 == 0 else 1
     _reduce_splits[(num_rows, num_q_heads // heads)](
@@ -37,6 +39,7 @@ def reduce_splits(
         SPLIT=SPLIT,
         UNROLL=4 if heads > 1 else 16,
         MAX_SPLITS=plan.max_splits,
+        WINDOW=window,
         DIRECT=plan.is_direct,
         HAS_SCALE=v_scale is not None,
         DEPENDENT=dependent,
@@ -62,6 +65,7 @@ def _reduce_splits(
     SPLIT: tl.constexpr,
     UNROLL: tl.constexpr,
     MAX_SPLITS: tl.constexpr,
+    WINDOW: tl.constexpr,
     DIRECT: tl.constexpr,
     HAS_SCALE: tl.constexpr,
     DEPENDENT: tl.constexpr,
@@ -70,7 +74,9 @@ def _reduce_splits(
     i_row = tl.program_id(0)
     b_head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
     o_d = tl.arange(0, HEAD_DIM)
-    num_splits = (tl.load(p_seq_len + i_row) + SPLIT - 1) // SPLIT
+    seq_len = tl.load(p_seq_len + i_row)
+    num_splits = (seq_len + SPLIT - 1) // SPLIT
+    oldest_split = first_keys(0, seq_len, WINDOW, SPLIT)[0] // SPLIT
     first = (i_row * MAX_SPLITS if DIRECT else tl.load(p_first_partial + i_row)).to(tl.int64)
     if EARLY:
         # The product that follows has its weights in shared memory when the last programs of attention end.
@@ -85,7 +91,7 @@ def _reduce_splits(
         b_m = tl.full((HEADS,), float("-inf"), tl.float32)
         b_l = tl.zeros((HEADS,), tl.float32)
         b_acc = tl.zeros((HEADS, HEAD_DIM), tl.float32)
-        for i_first in range(0, num_splits, UNROLL):
+        for i_first in range(oldest_split, num_splits, UNROLL):
             for i_ahead in tl.static_range(UNROLL):
                 # Splits past the last are empty states, which a merge leaves out to the bit.
                 present = i_first + i_ahead < num_splits

@@ -7,8 +7,6 @@ in the same bits: the same tiles of keys, the same arithmetic, only more query r
 
 from __future__ import annotations
 
-import math
-
 import torch
 import triton
 import triton.language as tl
@@ -18,10 +16,10 @@ from headwater.kernels.hopper_attention import ROWS, num_teams, serves
 from headwater.kernels.hopper_shared_prefix_attention import hopper_shared_prefix_attention
 from headwater.kernels.online_softmax import (
     HALF,
-    LOG2_E,
     SPLIT,
     TILE,
     attend_tile,
+    base_2_scale,
     finish,
     fresh_state,
     joined,
@@ -46,12 +44,13 @@ def shared_prefix_attention(
     *,
     k_scale: torch.Tensor | None = None,
     v_scale: torch.Tensor | None = None,
+    scale: float | None = None,
 ) -> None:
     """Arguments as `decode_attention`; runs beside it (either order, or two streams), before `reduce_splits`."""
     num_rows, num_q_heads, head_dim = q.shape
     num_kv_heads, block_size = k_cache.shape[1], k_cache.shape[2]
     if k_scale is None and serves(q, k_cache):
-        hopper_shared_prefix_attention(q, k_cache, v_cache, seq_lens, table_rows, block_tables, plan, out)
+        hopper_shared_prefix_attention(q, k_cache, v_cache, seq_lens, table_rows, block_tables, plan, out, scale=scale)
         return
     most = triton.cdiv(num_rows, plan.rows_per_tile) * min(plan.max_splits, 64)
     num_programs = max(min(most, MAX_PROGRAMS // num_kv_heads), 1)
@@ -71,7 +70,7 @@ def shared_prefix_attention(
         out,
         seq_lens if k_scale is None else k_scale,
         seq_lens if v_scale is None else v_scale,
-        LOG2_E / math.sqrt(head_dim),
+        base_2_scale(scale, head_dim),
         *as_pairs(k_cache).stride()[:3],
         block_tables.stride(0),
         NUM_KV_HEADS=num_kv_heads,

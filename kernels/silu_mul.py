@@ -1,4 +1,4 @@
-"""SiLU of the gate times the up projection."""
+"""SiLU, or GELU in its approximation by tanh, of the gate times the up projection."""
 
 from __future__ import annotations
 
@@ -11,19 +11,33 @@ from headwater.kernels.dependent_launch import launch_options, release_dependent
 BLOCK = 1024
 
 
+GELU_LINEAR, GELU_CUBIC = tl.constexpr(1.5957691216057308), tl.constexpr(0.07135481282052724)
+"""2 sqrt(2 / pi), and 0.044715 times as much."""
+
+
 def silu_mul(gate_up: torch.Tensor, out: torch.Tensor | None = None, *, dependent: bool = False) -> torch.Tensor:
     """gate_up [T, 2 I], the gate in the first half of a row; returns out [T, I]."""
+    return _launch(gate_up, out, is_gelu=False, dependent=dependent)
+
+
+def gelu_tanh_mul(gate_up: torch.Tensor, out: torch.Tensor | None = None, *, dependent: bool = False) -> torch.Tensor:
+    """gate_up [T, 2 I], the gate in the first half of a row; returns out [T, I]."""
+    return _launch(gate_up, out, is_gelu=True, dependent=dependent)
+
+
+def _launch(gate_up: torch.Tensor, out: torch.Tensor | None, *, is_gelu: bool, dependent: bool) -> torch.Tensor:
     num_tokens, width = gate_up.shape[0], gate_up.shape[1] // 2
     assert gate_up.stride(1) == 1
     out = gate_up.new_empty(num_tokens, width) if out is None else out
     grid = (num_tokens, triton.cdiv(width, BLOCK))
-    _silu_mul[grid](
+    _activate_mul[grid](
         gate_up,
         out,
         gate_up.stride(0),
         out.stride(0),
         width,
         BLOCK=BLOCK,
+        GELU=is_gelu,
         DEPENDENT=dependent,
         num_warps=4,
         **launch_options(dependent),
@@ -37,13 +51,34 @@ def silu_mul_twin(gate_up: torch.Tensor) -> torch.Tensor:
     return torch.nn.functional.silu(gate) * up
 
 
+def gelu_tanh_mul_twin(gate_up: torch.Tensor) -> torch.Tensor:
+    """The same in plain torch, in float32 or better; not rounded."""
+    gate, up = gate_up.to(torch.promote_types(gate_up.dtype, torch.float32)).chunk(2, dim=-1)
+    return torch.nn.functional.gelu(gate, approximate="tanh") * up
+
+
 @triton.jit
 def gated(b_gate, b_up):
     return b_gate / (1.0 + tl.exp(-b_gate)) * b_up
 
 
 @triton.jit
-def _silu_mul(p_gate_up, p_out, stride_in, stride_out, width, BLOCK: tl.constexpr, DEPENDENT: tl.constexpr):
+def gelu_gated(b_gate, b_up):
+    """x (1 + tanh u) / 2 as x / (1 + exp(-2 u))."""
+    return b_gate / (1.0 + tl.exp(-b_gate * (GELU_LINEAR + GELU_CUBIC * b_gate * b_gate))) * b_up
+
+
+@triton.jit
+def _activate_mul(
+    p_gate_up,
+    p_out,
+    stride_in,
+    stride_out,
+    width,
+    BLOCK: tl.constexpr,
+    GELU: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):
     i_token = tl.program_id(0).to(tl.int64)
     o_i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = o_i < width
@@ -51,4 +86,5 @@ def _silu_mul(p_gate_up, p_out, stride_in, stride_out, width, BLOCK: tl.constexp
     b_gate = tl.load(p_gate_up + i_token * stride_in + o_i, mask=inside, other=0.0).to(tl.float32)
     b_up = tl.load(p_gate_up + i_token * stride_in + width + o_i, mask=inside, other=0.0).to(tl.float32)
     release_dependents(DEPENDENT)
-    tl.store(p_out + i_token * stride_out + o_i, gated(b_gate, b_up).to(p_out.dtype.element_ty), mask=inside)
+    b_y = gelu_gated(b_gate, b_up) if GELU else gated(b_gate, b_up)
+    tl.store(p_out + i_token * stride_out + o_i, b_y.to(p_out.dtype.element_ty), mask=inside)

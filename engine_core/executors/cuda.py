@@ -307,6 +307,7 @@ class CudaExecutor:
             table_rows=words.table_rows,
             block_tables=table.block_ids,
             decode=self._platform.decode_plan(shape.num_decodes),
+            windowed=self._platform.windowed_plan(shape.num_decodes),
             shares=shape.shares,
             chunk_lens=words.chunk_lens,
             chunk_rows=words.chunk_rows,

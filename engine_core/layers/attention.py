@@ -26,12 +26,15 @@ class Attention:
         q_norm: torch.Tensor | None,
         k_norm: torch.Tensor | None,
         eps: float,
+        scale: float | None = None,
+        window: int = 0,
     ) -> None:
         """qkv [(Hq + 2 Hk) D, H] makes queries, keys and values; o [H, Hq D]; cos_sin as `rope.cos_sin_table` makes it;
-        bias [(Hq + 2 Hk) D]; norms [D] of each query and key head."""
+        bias [(Hq + 2 Hk) D]; norms [D] of each query and key head; scale and window as in `Platform.attention`."""
         self.qkv, self.o = qkv, o
         self.qkv_bias, self.q_norm, self.k_norm = qkv_bias, q_norm, k_norm
         self._platform, self._cos_sin, self._eps = platform, cos_sin, eps
+        self._scale, self._window = scale, window
         self._qkv, self._o = platform.linear(qkv), platform.linear(o)
 
     def queries(self, x: torch.Tensor, batch: ForwardBatch, kv_cache: torch.Tensor) -> torch.Tensor:
@@ -49,4 +52,5 @@ class Attention:
 
     def attend(self, queries: torch.Tensor, kv_cache: torch.Tensor, attention_plan: Any) -> torch.Tensor:
         """queries [E, Hq, D], those that the plan speaks of → [E, H]"""
-        return self._o(self._platform.attention(queries, kv_cache, attention_plan))
+        attended = self._platform.attention(queries, kv_cache, attention_plan, scale=self._scale, window=self._window)
+        return self._o(attended)

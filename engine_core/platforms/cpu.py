@@ -24,11 +24,12 @@ from headwater.kernels.cpu.compiled import DTYPES
 from headwater.kernels.cpu.lanes import NUM_LANES
 from headwater.kernels.cpu.qk_norm_rope_store_kv import MAX_HEAD_DIM, qk_norm_rope_store_kv
 from headwater.kernels.cpu.rms_norm import add_rms_norm, rms_norm
-from headwater.kernels.cpu.silu_mul import silu_mul
+from headwater.kernels.cpu.silu_mul import gelu_tanh_mul, silu_mul
 from headwater.kernels.row_stable_linear import PACKED, PLAIN, Library, RowRule, row_rule, row_stable_linear
 
 CPU_DTYPES = DTYPES
 """That a CPU serves."""
+GATES = {"silu": silu_mul, "gelu_tanh": gelu_tanh_mul}
 
 
 class CpuPlatform:
@@ -39,7 +40,6 @@ class CpuPlatform:
     def __init__(self, model: ModelConfig, block_size: int) -> None:
         _check(model, block_size)
         self._group = model.num_heads // model.num_kv_heads
-        self._scale = model.head_dim**-0.5
         self._libraries: dict[str, Library] = {DenseLinear.kind: PLAIN, PackedLinear.kind: PACKED}
         self._row_rules: dict[tuple[str, torch.dtype, tuple[int, ...]], RowRule] = {}
 
@@ -63,8 +63,7 @@ class CpuPlatform:
         """None: the product is long beside its gate."""
 
     def gate(self, x: torch.Tensor, activation: str) -> torch.Tensor:
-        assert activation == "silu"
-        return silu_mul(x)
+        return GATES[activation](x)
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         return rms_norm(x, weight, eps)
@@ -88,8 +87,16 @@ class CpuPlatform:
             qkv, batch.positions, batch.slots, cos_sin, kv_cache, bias=bias, q_norm=q_norm, k_norm=k_norm, eps=eps
         )
 
-    def attention(self, q: torch.Tensor, kv_cache: torch.Tensor, attention_plan: AttentionPlan) -> torch.Tensor:
-        return attention(q, kv_cache, attention_plan, self._scale).flatten(1)
+    def attention(
+        self,
+        q: torch.Tensor,
+        kv_cache: torch.Tensor,
+        attention_plan: AttentionPlan,
+        *,
+        scale: float | None = None,
+        window: int = 0,
+    ) -> torch.Tensor:
+        return attention(q, kv_cache, attention_plan, scale or q.shape[2] ** -0.5, window=window).flatten(1)
 
     def _row_rule(self, kind: str, weight: torch.Tensor) -> RowRule:
         key = (kind, weight.dtype, tuple(weight.shape))
@@ -99,7 +106,8 @@ class CpuPlatform:
 
 
 def compile_kernels(dtype: torch.dtype, progress: Callable[[int, int], None]) -> None:
-    """Compiles what a model of this type needs, unless it was compiled before. float16 is served on GPUs only."""
+    """Compiles what most models of this type need, unless it was compiled before; the rest is compiled when an engine
+    warms up. float16 is served on GPUs only."""
     kernels = (attention_kernel, qk_kernel, norm_kernel, silu_kernel, draw_kernel)
     for done, kernel in enumerate(kernels, start=1):
         if dtype in DTYPES:

@@ -30,13 +30,14 @@ from headwater.kernels.qk_norm_rope_store_kv import qk_norm_rope_store_kv
 from headwater.kernels.reduce_splits import reduce_splits
 from headwater.kernels.rms_norm import add_rms_norm, rms_norm
 from headwater.kernels.shared_prefix_attention import shared_prefix_attention
-from headwater.kernels.silu_mul import silu_mul
+from headwater.kernels.silu_mul import gelu_tanh_mul, silu_mul
 from headwater.kernels.wide_gemm import launch_all_tiles
 
 DEPENDENT_ROWS = 8
 """Up to this many tokens attention of a few rows starts while the kernel before it ends."""
 EARLY_ROWS = 512
 """Up to this many tokens everything else does, but cuBLASLt's products; of more it is a loss."""
+GATES = {"silu": silu_mul, "gelu_tanh": gelu_tanh_mul}
 SHARING_ROWS = 8
 """From this many decoding rows on, plans look for blocks that rows share."""
 
@@ -57,6 +58,8 @@ class AttentionPlan:
     block_tables: torch.Tensor
     """int32 [rows, blocks]"""
     decode: DecodePlan
+    windowed: DecodePlan
+    """As `decode`, of layers with a sliding window."""
     shares: bool
     chunk_lens: torch.Tensor
     """int32 [chunks]: keys that the last token of each reads."""
@@ -94,6 +97,10 @@ class CudaPlatform:
             for max_rows in sorted({1, max_num_seqs})
         ]
         self._ends_plan = self._decode_plans[-1].beside()
+        self._window = model.sliding_window
+        # Without a window nobody asks for these.
+        self._windowed_plans = [plan.beside() if self._window else plan for plan in self._decode_plans]
+        self._windowed_ends_plan = self._ends_plan.beside() if self._window else self._ends_plan
         self.own_products: frozenset[ProbedProduct] = frozenset()
         """Those that the library makes with other bits; see `prepare`."""
         self._products = {DenseLinear.kind: self._dense}
@@ -119,6 +126,10 @@ class CudaPlatform:
         """The workspace for this many decoding rows: a single row has one of its own, which needs no work list."""
         return next(plan for plan in self._decode_plans if num_rows <= plan.max_rows)
 
+    def windowed_plan(self, num_rows: int) -> DecodePlan:
+        """As `decode_plan`, for layers with a sliding window."""
+        return next(plan for plan in self._windowed_plans if num_rows <= plan.max_rows)
+
     def plan_attention(self, batch: ForwardBatch, *, of_ends: bool = False) -> AttentionPlan:
         """Rows of one token at the front of the batch take the decode kernels; one elsewhere is a chunk of one."""
         if of_ends:
@@ -133,6 +144,7 @@ class CudaPlatform:
             table_rows=self._to_device(table_rows[:n]),
             block_tables=batch.block_tables,
             decode=self.decode_plan(n),
+            windowed=self.windowed_plan(n),
             shares=n >= SHARING_ROWS,
             chunk_lens=self._to_device(seq_lens[n:]),
             chunk_rows=self._to_device(table_rows[n:]),
@@ -154,6 +166,7 @@ class CudaPlatform:
             table_rows=table_rows,
             block_tables=block_tables,
             decode=self._ends_plan,
+            windowed=self._windowed_ends_plan,
             shares=shares,
             chunk_lens=nothing,
             chunk_rows=nothing,
@@ -176,14 +189,10 @@ class CudaPlatform:
         """Launches what follows a change of lengths or block tables; in a graph, it goes before the first layer."""
         n = plan.num_decodes
         if n and not plan.decode.is_direct:
-            plan_decode(
-                plan.decode,
-                plan.seq_lens,
-                plan.table_rows,
-                plan.block_tables,
-                self._block_size,
-                share=plan.shares,
-            )
+            where = plan.seq_lens, plan.table_rows, plan.block_tables, self._block_size
+            plan_decode(plan.decode, *where, share=plan.shares)
+            if self._window:
+                plan_decode(plan.windowed, *where, share=False, window=self._window)
 
     def linear(self, linear: Linear) -> Product:
         make = self._products.get(linear.kind)
@@ -194,8 +203,7 @@ class CudaPlatform:
         return None if make is None else make(linear)
 
     def gate(self, x: torch.Tensor, activation: str) -> torch.Tensor:
-        assert activation == "silu"
-        return silu_mul(x, dependent=_is_early(x))
+        return GATES[activation](x, dependent=_is_early(x))
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         return rms_norm(x, weight, eps, dependent=_is_early(x))
@@ -234,17 +242,28 @@ class CudaPlatform:
         )
         return q
 
-    def attention(self, q: torch.Tensor, kv_cache: torch.Tensor, attention_plan: AttentionPlan) -> torch.Tensor:
+    def attention(
+        self,
+        q: torch.Tensor,
+        kv_cache: torch.Tensor,
+        attention_plan: AttentionPlan,
+        *,
+        scale: float | None = None,
+        window: int = 0,
+    ) -> torch.Tensor:
+        assert window in (0, self._window)
         plan, n = attention_plan, attention_plan.num_decodes
         scales, out = self._scales(kv_cache), torch.empty_like(q)
-        k_scale, v_scale = scales.get("k_scale"), scales.get("v_scale")
+        options = {"k_scale": scales.get("k_scale"), "v_scale": scales.get("v_scale"), "scale": scale}
         if n:
-            where = kv_cache[0], kv_cache[1], plan.seq_lens, plan.table_rows, plan.block_tables, plan.decode, out[:n]
-            if plan.shares:
-                shared_prefix_attention(q[:n], *where, k_scale=k_scale, v_scale=v_scale)
-            dependent = plan.dependent or not plan.decode.is_direct
-            if decode_attention(q[:n], *where, k_scale=k_scale, v_scale=v_scale, dependent=dependent):
-                reduce_splits(plan.seq_lens, plan.decode, out[:n], v_scale=v_scale, dependent=dependent)
+            decode = plan.windowed if window else plan.decode
+            where = kv_cache[0], kv_cache[1], plan.seq_lens, plan.table_rows, plan.block_tables, decode, out[:n]
+            if plan.shares and not window:
+                shared_prefix_attention(q[:n], *where, **options)
+            dependent = plan.dependent or not decode.is_direct
+            if decode_attention(q[:n], *where, **options, window=window, dependent=dependent):
+                v_scale = scales.get("v_scale")
+                reduce_splits(plan.seq_lens, decode, out[:n], v_scale=v_scale, window=window, dependent=dependent)
         if len(plan.tiles):
             prefill_attention(
                 q,
@@ -256,8 +275,8 @@ class CudaPlatform:
                 plan.block_tables,
                 plan.tiles,
                 out,
-                k_scale=k_scale,
-                v_scale=v_scale,
+                **options,
+                window=window,
             )
         return out.flatten(1)
 

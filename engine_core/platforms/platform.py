@@ -27,10 +27,10 @@ class Platform(Protocol):
         has no such kernel for the weight's kind, or for the activation."""
 
     def gate(self, x: torch.Tensor, activation: str) -> torch.Tensor:
-        """x [T, 2 I], gates first → [T, I]: activation(gates) * ups. Activations: silu."""
+        """x [T, 2 I], gates first → [T, I]: activation(gates) * ups. Activations: silu, gelu_tanh."""
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-        """x [T, H] → [T, H]."""
+        """x [T, H] → [T, H]; weight [H] of x's dtype or float32, here and below."""
 
     def add_rms_norm(self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         """residual += x in place; the norm of the sum."""
@@ -50,5 +50,15 @@ class Platform(Protocol):
         """qkv [T, (Hq + 2 Hk) D] → q [T, Hq, D]; keys and values go to the layer's kv_cache
         [2, num_blocks, Hk, block_size, D]."""
 
-    def attention(self, q: torch.Tensor, kv_cache: torch.Tensor, attention_plan: Any) -> torch.Tensor:
-        """q [T, Hq, D] → [T, Hq D]; keys and values are read back from the cache, those of this step too."""
+    def attention(
+        self,
+        q: torch.Tensor,
+        kv_cache: torch.Tensor,
+        attention_plan: Any,
+        *,
+        scale: float | None = None,
+        window: int = 0,
+    ) -> torch.Tensor:
+        """q [T, Hq, D] → [T, Hq D]; keys and values are read back from the cache, those of this step too. scale is that
+        of the softmax, 1 / sqrt(D) by default. A position sees the last `window` keys, its own included, which is 0 for
+        all or the model's `sliding_window`."""

@@ -13,6 +13,7 @@ import torch
 from headwater.engine_core.config import ConfigError
 
 ARCHITECTURES = {
+    "gemma3": "Gemma3ForCausalLM",
     "llama": "LlamaForCausalLM",
     "mistral": "MistralForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
@@ -34,6 +35,13 @@ _LAYER_NAMES = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
+_GEMMA3_LAYER_NAMES = _LAYER_NAMES | {
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
+GEMMA3_27B_LAYERS = 62
+"""The one Gemma 3 whose scores are scaled by hidden size and heads; a file does not state it."""
 _MODEL_NAMES = {
     "token_embd.weight": "model.embed_tokens.weight",
     "output_norm.weight": "model.norm.weight",
@@ -65,7 +73,7 @@ class GgufFile:
             "num_hidden_layers": self._meta("block_count"),
             "num_attention_heads": num_heads,
             "num_key_value_heads": self._meta("attention.head_count_kv", num_heads),
-            "head_dim": self._meta("attention.key_length", hidden_size // num_heads),
+            "head_dim": self._meta("attention.key_length", _ratio(hidden_size, num_heads)),
             "max_position_embeddings": self._meta("context_length"),
             "rms_norm_eps": self._meta("attention.layer_norm_rms_epsilon"),
             "rope_theta": self._meta("rope.freq_base", 10_000.0),
@@ -74,6 +82,8 @@ class GgufFile:
             "hidden_act": "silu",
         }
         config["rope_scaling"] = self._rope_scaling(config)
+        if self._arch == "gemma3":
+            config |= self._gemma3_config(config)
         for name, key in (("bos_token_id", "bos_token_id"), ("eos_token_id", "eos_token_id")):
             config[name] = self._field(f"tokenizer.ggml.{key}", None)
         return config
@@ -96,15 +106,33 @@ class GgufFile:
             if ".attn_k." in name:
                 heads = self._meta("attention.head_count_kv", heads)
             return loaded.view(heads, -1, 2, loaded.shape[1]).transpose(1, 2).reshape(loaded.shape)
-        return loaded
+        # Hugging Face's norms multiply by 1 + weight, those of a file by its weight.
+        return loaded - 1 if self._arch == "gemma3" and name.endswith("_norm.weight") else loaded
 
     def _hf_name(self, name: str) -> str:
         if name in _MODEL_NAMES:
             return _MODEL_NAMES[name]
         _, layer, stem, kind = name.split(".")
-        if stem not in _LAYER_NAMES:
+        names = _GEMMA3_LAYER_NAMES if self._arch == "gemma3" else _LAYER_NAMES
+        if stem not in names:
             raise ConfigError("tensor", name, "tensors of a Llama-like decoder")
-        return f"model.layers.{layer}.{_LAYER_NAMES[stem]}.{kind}"
+        return f"model.layers.{layer}.{names[stem]}.{kind}"
+
+    def _gemma3_config(self, config: dict[str, Any]) -> dict[str, Any]:
+        """Beside what all have."""
+        scalar = config["head_dim"]
+        if config["num_hidden_layers"] == GEMMA3_27B_LAYERS:
+            scalar = _ratio(config["hidden_size"], config["num_attention_heads"])
+        return {
+            "hidden_activation": "gelu_pytorch_tanh",
+            "query_pre_attn_scalar": scalar,
+            "sliding_window": self._meta("attention.sliding_window"),
+            "sliding_window_pattern": self._meta("attention.sliding_window_pattern", 6),
+            "rope_theta": self._meta("rope.freq_base", 1_000_000.0),
+            "rope_local_base_freq": self._meta("rope.freq_base_swa", 10_000.0),
+            "attn_logit_softcapping": self._meta("attn_logit_softcapping", None),
+            "final_logit_softcapping": self._meta("final_logit_softcapping", None),
+        }
 
     def _rope_scaling(self, config: dict[str, Any]) -> dict[str, Any] | None:
         kind = self._meta("rope.scaling.type", "none")
@@ -134,3 +162,8 @@ class GgufFile:
         if default is ...:
             raise ConfigError(key, None, "a GGUF file that states it")
         return default
+
+
+def _ratio(size: Any, count: Any) -> int | None:
+    """None where a file claims what is refused later, by name."""
+    return size // count if isinstance(size, int) and isinstance(count, int) and count > 0 else None

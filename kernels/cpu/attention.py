@@ -2,7 +2,8 @@
 
 Four rows of queries that share a key head meet sixteen keys at once. A row sees its keys in the order of positions,
 `CHUNK` of them to a step of the running softmax, whatever rows are beside it: a position's result has the same bits
-decoded, as part of a chunk and in a whole prompt. Twin: `kernels.prefill_attention`.
+decoded, as part of a chunk and in a whole prompt. With a sliding window, keys before it are neither read nor weighed.
+Twin: `kernels.prefill_attention`.
 """
 
 from __future__ import annotations
@@ -44,7 +45,9 @@ from headwater.kernels.cpu.qk_norm_rope_store_kv import MAX_HEAD_DIM
 ROWS = 4
 CHUNK = 256
 _HIDDEN = -1e30
-"""Score of a key after the position; finite, so that differences of scores are numbers."""
+"""Score of a key that a row does not see; finite, so that differences of scores are numbers."""
+_NOTHING = -1e29
+"""Highest score of a row that has seen no key yet: far above `_HIDDEN`, so that hidden keys weigh exactly zero."""
 _COLUMNS = 5
 _SCORES_SIZE, _ROWS_SIZE = ROWS * CHUNK * 4, ROWS * MAX_HEAD_DIM * 4
 _SCRATCH = 2 * ROWS * MAX_HEAD_DIM + ROWS * CHUNK + 2 * ROWS
@@ -80,9 +83,12 @@ def plan_attention(starts: ArrayLike, counts: ArrayLike, block_tables: torch.Ten
     )
 
 
-def attention(q: torch.Tensor, kv_cache: torch.Tensor, plan: AttentionPlan, scale: float) -> torch.Tensor:
+def attention(
+    q: torch.Tensor, kv_cache: torch.Tensor, plan: AttentionPlan, scale: float, *, window: int = 0
+) -> torch.Tensor:
     """q [T, Hq, D] contiguous, kv_cache [2, num_blocks, Hk, block_size, D] of q's dtype, block_size and D divide by 16;
-    returns [T, Hq, D]. Keys and values after a position may hold any finite numbers."""
+    returns [T, Hq, D]. A position sees the last `window` keys, its own included; 0: all up to its own. Keys and values
+    that it does not see may hold any finite numbers."""
     _, num_blocks, num_kv_heads, block_size, head_dim = kv_cache.shape
     assert q.is_contiguous()
     assert block_size % NUM_LANES == head_dim % NUM_LANES == 0
@@ -98,6 +104,7 @@ def attention(q: torch.Tensor, kv_cache: torch.Tensor, plan: AttentionPlan, scal
         plan.tiles.ctypes.data,
         *sizes,
         float_bits(scale),
+        window,
     )
     return out
 
@@ -118,10 +125,13 @@ def _tile(arguments: int, i: int, p_scratch: int, element: Any) -> None:
         for d in range(0, head_dim, NUM_LANES):
             store(p_q + (j * head_dim + d) * 4, mul(load(p_row + d * size_of(element), element), scale), F32_ELEMENT)
             store(p_out + (j * head_dim + d) * 4, splat(F32(0)), F32_ELEMENT)
-        _put_state(p_scratch, j, F32(_HIDDEN), F32(0))
-    num_keys = start + last // group + 1
-    for key in range(0, num_keys, CHUNK):
-        count = min(CHUNK, num_keys - key)
+        _put_state(p_scratch, j, F32(_NOTHING), F32(0))
+    num_keys, window = start + last // group + 1, argument(arguments, 12)
+    # The first key that any row of the tile sees. Chunks lie where they lie without a window: what is skipped of them
+    # weighs zero, so a row's bits do not depend on the rows beside it.
+    oldest = max(start + first // group + 1 - window, 0) if window else 0
+    for key in range(oldest // CHUNK * CHUNK, num_keys, CHUNK):
+        begin, count = max(oldest - key, 0) // NUM_LANES * NUM_LANES, min(CHUNK, num_keys - key)
         # How many of the chunk's keys each row sees.
         seen = (
             start + first // group + 1 - key,
@@ -129,10 +139,10 @@ def _tile(arguments: int, i: int, p_scratch: int, element: Any) -> None:
             start + min(first + 2, last) // group + 1 - key,
             start + last // group + 1 - key,
         )
-        highest = _score(arguments, p_table, head, key, count, seen, p_q, p_scores, element)
+        highest = _score(arguments, p_table, head, key, begin, count, seen, p_q, p_scores, element)
         for j in range(ROWS):
-            _weigh(p_scratch, j, highest[j], count, head_dim)
-        _add_values(arguments, p_table, head, key, count, p_scores, p_out, element)
+            _weigh(p_scratch, j, highest[j], begin, count, head_dim)
+        _add_values(arguments, p_table, head, key, begin, count, p_scores, p_out, element)
     for j in range(last - first + 1):
         p_row = argument(arguments, 2)
         p_row += _row(first_token, first + j, head, num_kv_heads, group) * head_dim * size_of(element)
@@ -161,18 +171,19 @@ def _score(
     p_table: int,
     head: int,
     key: int,
+    begin: int,
     count: int,
     seen: tuple[int, int, int, int],
     p_q: int,
     p_scores: int,
     element: Any,
 ) -> Any:
-    """Scores of a chunk's keys [ROWS, CHUNK]; returns the highest of each row."""
-    head_dim, block_size = argument(arguments, 8), argument(arguments, 9)
+    """Scores of a chunk's keys [ROWS, CHUNK] from `begin` to `count`; returns the highest of each row."""
+    head_dim, block_size, window = argument(arguments, 8), argument(arguments, 9), argument(arguments, 12)
     width = head_dim * 4
     hidden, zero = splat(F32(_HIDDEN)), splat(F32(0))
     highest_0 = highest_1 = highest_2 = highest_3 = hidden
-    for at in range(0, count, NUM_LANES):
+    for at in range(begin, count, NUM_LANES):
         line = _line(arguments, p_table, head, key + at, 0)
         p_k = argument(arguments, 1) + (line * head_dim * block_size + (key + at) % block_size) * size_of(element)
         # Two sums a row, one of even and one of odd dimensions: a sum has to wait for itself.
@@ -194,6 +205,11 @@ def _score(
         a_1 = keep_first(add(a_1, b_1), seen[1] - at, hidden)
         a_2 = keep_first(add(a_2, b_2), seen[2] - at, hidden)
         a_3 = keep_first(add(a_3, b_3), seen[3] - at, hidden)
+        if window and at < seen[3] - window:
+            a_0 = keep_first(hidden, seen[0] - window - at, a_0)
+            a_1 = keep_first(hidden, seen[1] - window - at, a_1)
+            a_2 = keep_first(hidden, seen[2] - window - at, a_2)
+            a_3 = keep_first(hidden, seen[3] - window - at, a_3)
         p = p_scores + at * 4
         store(p, a_0, F32_ELEMENT)
         store(p + CHUNK * 4, a_1, F32_ELEMENT)
@@ -205,14 +221,14 @@ def _score(
 
 
 @njit
-def _weigh(p_scratch: int, j: int, highest: Any, count: int, head_dim: int) -> None:
+def _weigh(p_scratch: int, j: int, highest: Any, begin: int, count: int, head_dim: int) -> None:
     """Scores of a row to weights; what earlier chunks gave it is scaled to the new highest score."""
     p_scores = p_scratch + 2 * _ROWS_SIZE + j * CHUNK * 4
     p_out = p_scratch + _ROWS_SIZE + j * head_dim * 4
     before = _highest(p_scratch, j)
     highest = max(before, highest)
     total = splat(F32(0))
-    for at in range(0, count, NUM_LANES):
+    for at in range(begin, count, NUM_LANES):
         weight = exp(sub(load(p_scores + at * 4, F32_ELEMENT), splat(highest)))
         store(p_scores + at * 4, weight, F32_ELEMENT)
         total = add(total, weight)
@@ -224,7 +240,7 @@ def _weigh(p_scratch: int, j: int, highest: Any, count: int, head_dim: int) -> N
 
 @njit
 def _add_values(
-    arguments: int, p_table: int, head: int, key: int, count: int, p_weights: int, p_out: int, element: Any
+    arguments: int, p_table: int, head: int, key: int, begin: int, count: int, p_weights: int, p_out: int, element: Any
 ) -> None:
     head_dim, block_size = argument(arguments, 8), argument(arguments, 9)
     width, stride = head_dim * 4, head_dim * size_of(element)
@@ -234,7 +250,7 @@ def _add_values(
         a_0, a_1 = load(p_o, F32_ELEMENT), load(p_o + width, F32_ELEMENT)
         a_2, a_3 = load(p_o + 2 * width, F32_ELEMENT), load(p_o + 3 * width, F32_ELEMENT)
         b_0 = b_1 = b_2 = b_3 = zero
-        for at in range(0, count, NUM_LANES):
+        for at in range(begin, count, NUM_LANES):
             line = _line(arguments, p_table, head, key + at, 1)
             p_v = argument(arguments, 1) + (line * block_size + (key + at) % block_size) * stride + d * size_of(element)
             for lane in range(0, NUM_LANES, 2):

@@ -48,7 +48,8 @@ def qk_norm_rope_store_kv(
     eps: float = 0.0,
 ) -> torch.Tensor:
     """qkv [T, (Hq + 2 Hk) D] contiguous, positions and slots int64 [T], cos_sin float32 [positions, D], D divides by
-    16; kv_cache [2, num_blocks, Hk, block_size, D] takes keys and values. Returns the queries [T, Hq, D]."""
+    16; kv_cache [2, num_blocks, Hk, block_size, D] takes keys and values; q_norm and k_norm [D] are of qkv's dtype or
+    float32. Returns the queries [T, Hq, D]."""
     _, num_blocks, num_kv_heads, block_size, head_dim = kv_cache.shape
     num_tokens, num_heads = qkv.shape[0], qkv.shape[1] // head_dim
     num_q_heads = num_heads - 2 * num_kv_heads
@@ -57,16 +58,19 @@ def qk_norm_rope_store_kv(
     assert cos_sin.dtype == torch.float32
     assert head_dim % NUM_LANES == 0
     assert head_dim <= MAX_HEAD_DIM
+    for norm in (q_norm, k_norm):
+        assert norm is None or norm.dtype in (qkv.dtype, torch.float32)
     q = qkv.new_empty(num_tokens, num_q_heads, head_dim)
     tensors = (qkv, positions, slots, cos_sin, kv_cache, bias, q_norm, k_norm, q)
     addresses = [0 if tensor is None else tensor.data_ptr() for tensor in tensors]
     sizes = (num_q_heads, num_kv_heads, head_dim, block_size, num_blocks)
-    KERNEL(qkv.dtype, num_tokens, qkv.numel(), *addresses, *sizes, float_bits(eps))
+    kernel = KERNEL if q_norm is None or q_norm.dtype == qkv.dtype else WIDE_KERNEL
+    kernel(qkv.dtype, num_tokens, qkv.numel(), *addresses, *sizes, float_bits(eps))
     return q
 
 
 @njit
-def _token(arguments: int, i: int, p_scratch: int, element: Any) -> None:
+def _token(arguments: int, i: int, p_scratch: int, element: Any, norm_element: Any) -> None:
     num_q_heads, num_kv_heads, head_dim = argument(arguments, 9), argument(arguments, 10), argument(arguments, 11)
     size, num_heads = head_dim * size_of(element), num_q_heads + 2 * num_kv_heads
     p_qkv, p_bias = argument(arguments, 0) + i * num_heads * size, argument(arguments, 5)
@@ -75,7 +79,7 @@ def _token(arguments: int, i: int, p_scratch: int, element: Any) -> None:
         p_head_bias = p_bias + head * size if p_bias else 0
         _head(p_qkv + head * size, p_head_bias, p_scratch, head_dim, element)
         if head < num_q_heads:
-            _norm(arguments, argument(arguments, 6), p_scratch, head_dim, element)
+            _norm(arguments, argument(arguments, 6), p_scratch, head_dim, norm_element)
             _rotate(p_scratch, p_cos_sin, head_dim)
             p_q = argument(arguments, 8) + (i * num_q_heads + head) * size
             for d in range(0, head_dim, NUM_LANES):
@@ -83,7 +87,7 @@ def _token(arguments: int, i: int, p_scratch: int, element: Any) -> None:
         else:
             kv_head = head - num_q_heads
             if kv_head < num_kv_heads:
-                _norm(arguments, argument(arguments, 7), p_scratch, head_dim, element)
+                _norm(arguments, argument(arguments, 7), p_scratch, head_dim, norm_element)
                 _rotate(p_scratch, p_cos_sin, head_dim)
             _keep(arguments, i, kv_head, p_scratch, element)
 
@@ -145,13 +149,21 @@ def _keep(arguments: int, i: int, kv_head: int, p_scratch: int, element: Any) ->
 def _tokens_f32(arguments: int) -> None:
     scratch = np.empty(MAX_HEAD_DIM, np.float32)
     for i in items(arguments):
-        _token(arguments, i, scratch.ctypes.data, F32_ELEMENT)
+        _token(arguments, i, scratch.ctypes.data, F32_ELEMENT, F32_ELEMENT)
 
 
 def _tokens_bf16(arguments: int) -> None:
     scratch = np.empty(MAX_HEAD_DIM, np.float32)
     for i in items(arguments):
-        _token(arguments, i, scratch.ctypes.data, BF16_ELEMENT)
+        _token(arguments, i, scratch.ctypes.data, BF16_ELEMENT, BF16_ELEMENT)
+
+
+def _wide_tokens_bf16(arguments: int) -> None:
+    scratch = np.empty(MAX_HEAD_DIM, np.float32)
+    for i in items(arguments):
+        _token(arguments, i, scratch.ctypes.data, BF16_ELEMENT, F32_ELEMENT)
 
 
 KERNEL = Kernel(_tokens_f32, _tokens_bf16)
+WIDE_KERNEL = Kernel(_tokens_f32, _wide_tokens_bf16)
+"""For norms in float32."""

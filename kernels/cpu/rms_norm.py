@@ -27,7 +27,7 @@ from headwater.kernels.cpu.lanes import (
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """x [T, H] contiguous, weight [H]; H divides by 16. Returns [T, H] in x's dtype."""
+    """x [T, H] contiguous, weight [H] of x's dtype or float32; H divides by 16. Returns [T, H] in x's dtype."""
     return _run(x, 0, weight, eps)
 
 
@@ -40,14 +40,16 @@ def add_rms_norm(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, 
 def _run(x: torch.Tensor, residual: int, weight: torch.Tensor, eps: float) -> torch.Tensor:
     num_rows, hidden = x.shape
     assert x.is_contiguous()
+    assert weight.dtype in (x.dtype, torch.float32)
     out = torch.empty_like(x)
     addresses = (x.data_ptr(), residual, weight.data_ptr(), out.data_ptr())
-    KERNEL(x.dtype, num_rows, x.numel(), *addresses, hidden, float_bits(eps))
+    kernel = KERNEL if weight.dtype == x.dtype else WIDE_KERNEL
+    kernel(x.dtype, num_rows, x.numel(), *addresses, hidden, float_bits(eps))
     return out
 
 
 @njit
-def _norm_row(arguments: int, i: int, element: Any) -> None:
+def _norm_row(arguments: int, i: int, element: Any, weight_element: Any) -> None:
     hidden, row = argument(arguments, 4), i * argument(arguments, 4) * size_of(element)
     p_x, p_residual = argument(arguments, 0) + row, argument(arguments, 1)
     p_weight, p_out = argument(arguments, 2), argument(arguments, 3) + row
@@ -62,19 +64,27 @@ def _norm_row(arguments: int, i: int, element: Any) -> None:
         squares = fma(x, x, squares)
     eps = float32_at(address_of(arguments, 5))
     scale = splat(F32(1) / math.sqrt(sum_of(squares) / F32(hidden) + eps))
-    for at in range(0, hidden * size_of(element), NUM_LANES * size_of(element)):
-        x = mul(load(p_sum + at, element), scale)
-        store(p_out + at, mul(x, load(p_weight + at, element)), element)
+    for at in range(0, hidden, NUM_LANES):
+        x = mul(load(p_sum + at * size_of(element), element), scale)
+        weight = load(p_weight + at * size_of(weight_element), weight_element)
+        store(p_out + at * size_of(element), mul(x, weight), element)
 
 
 def _norm_f32(arguments: int) -> None:
     for i in items(arguments):
-        _norm_row(arguments, i, F32_ELEMENT)
+        _norm_row(arguments, i, F32_ELEMENT, F32_ELEMENT)
 
 
 def _norm_bf16(arguments: int) -> None:
     for i in items(arguments):
-        _norm_row(arguments, i, BF16_ELEMENT)
+        _norm_row(arguments, i, BF16_ELEMENT, BF16_ELEMENT)
+
+
+def _wide_norm_bf16(arguments: int) -> None:
+    for i in items(arguments):
+        _norm_row(arguments, i, BF16_ELEMENT, F32_ELEMENT)
 
 
 KERNEL = Kernel(_norm_f32, _norm_bf16)
+WIDE_KERNEL = Kernel(_norm_f32, _wide_norm_bf16)
+"""For weights in float32."""

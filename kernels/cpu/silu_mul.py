@@ -1,4 +1,4 @@
-"""SiLU of the gate times the up projection, on a CPU. Twin: `kernels.silu_mul`."""
+"""SiLU or GELU of the gate times the up projection, on a CPU. Twins: `kernels.silu_mul`."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from headwater.kernels.cpu.lanes import (
     add,
     div,
     exp,
+    fma,
     load,
     mul,
     size_of,
@@ -24,35 +25,69 @@ from headwater.kernels.cpu.lanes import (
     sub,
 )
 
+_GELU_LINEAR, _GELU_CUBIC = 1.5957691216057308, 0.07135481282052724
+"""2 sqrt(2 / pi), and 0.044715 times as much."""
+
 
 def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
     """gate_up [T, 2 I] contiguous, the gate in the first half of a row; I divides by 16. Returns [T, I]."""
+    return _run(KERNEL, gate_up)
+
+
+def gelu_tanh_mul(gate_up: torch.Tensor) -> torch.Tensor:
+    """The same with GELU in its approximation by tanh."""
+    return _run(GELU_KERNEL, gate_up)
+
+
+def _run(kernel: Kernel, gate_up: torch.Tensor) -> torch.Tensor:
     num_rows, width = gate_up.shape[0], gate_up.shape[1] // 2
     assert gate_up.is_contiguous()
     out = gate_up.new_empty(num_rows, width)
-    KERNEL(gate_up.dtype, num_rows, 4 * out.numel(), gate_up.data_ptr(), out.data_ptr(), width)
+    kernel(gate_up.dtype, num_rows, 4 * out.numel(), gate_up.data_ptr(), out.data_ptr(), width)
     return out
 
 
 @njit
-def _silu_row(arguments: int, i: int, element: Any) -> None:
+def _row(arguments: int, i: int, element: Any, exponent: Any) -> None:
     size = argument(arguments, 2) * size_of(element)
     p_gate, p_out = argument(arguments, 0) + i * 2 * size, argument(arguments, 1) + i * size
     one, zero = splat(F32(1)), splat(F32(0))
     for at in range(0, size, NUM_LANES * size_of(element)):
         gate = load(p_gate + at, element)
-        silu = div(gate, add(one, exp(sub(zero, gate))))
-        store(p_out + at, mul(silu, load(p_gate + size + at, element)), element)
+        activated = div(gate, add(one, exp(sub(zero, exponent(gate)))))
+        store(p_out + at, mul(activated, load(p_gate + size + at, element)), element)
+
+
+# Both activations are x / (1 + exp(-z)). Of SiLU z is x; GELU is x (1 + tanh u) / 2, and z is 2 u.
+@njit
+def _silu(x: Any) -> Any:
+    return x
+
+
+@njit
+def _gelu_tanh(x: Any) -> Any:
+    return mul(x, fma(mul(x, x), splat(F32(_GELU_CUBIC)), splat(F32(_GELU_LINEAR))))
 
 
 def _silu_f32(arguments: int) -> None:
     for i in items(arguments):
-        _silu_row(arguments, i, F32_ELEMENT)
+        _row(arguments, i, F32_ELEMENT, _silu)
 
 
 def _silu_bf16(arguments: int) -> None:
     for i in items(arguments):
-        _silu_row(arguments, i, BF16_ELEMENT)
+        _row(arguments, i, BF16_ELEMENT, _silu)
+
+
+def _gelu_f32(arguments: int) -> None:
+    for i in items(arguments):
+        _row(arguments, i, F32_ELEMENT, _gelu_tanh)
+
+
+def _gelu_bf16(arguments: int) -> None:
+    for i in items(arguments):
+        _row(arguments, i, BF16_ELEMENT, _gelu_tanh)
 
 
 KERNEL = Kernel(_silu_f32, _silu_bf16)
+GELU_KERNEL = Kernel(_gelu_f32, _gelu_bf16)

@@ -30,10 +30,11 @@ from headwater.services.cli.up import INTERRUPTED
 from headwater.services.cli.up import up as run_line
 from headwater.services.hardware import default_replicas
 from headwater.services.models import store as model_store
-from headwater.services.models.demo_model import DEMO_NAME, DemoModelError
+from headwater.services.models.demo_model import DEMO_NAME
 from headwater.services.models.hugging_face import HubError
 from headwater.services.models.manifest import ModelFolderError
 from headwater.services.models.store import ConversionFailed, ModelNotFound
+from headwater.services.models.wheel_model import WheelModelError
 from headwater.services.printable import LAYOUT, printable
 from headwater.services.progress import ProgressBars
 from headwater.services.settings import SettingError
@@ -48,7 +49,7 @@ from headwater.services.stack.settings import COLD_START_SECONDS, StackSettings
 from headwater.services.stack.stage_process import StageDied
 
 KNOWN_ERRORS: tuple[type[Exception], ...] = (
-    *(SettingError, ModelNotFound, ModelFolderError, ConversionFailed, HubError, DemoModelError),
+    *(SettingError, ModelNotFound, ModelFolderError, ConversionFailed, HubError, WheelModelError),
     *(StackError, StageDied, EmbeddedServerError, cluster.NobodyThere, ChatError, AdminError, ModelError),
     *(httpx.HTTPError, OSError),
 )

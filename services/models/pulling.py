@@ -11,10 +11,10 @@ from pathlib import Path
 
 import httpx
 
-from headwater.services.models.demo_model import DemoModelError
 from headwater.services.models.hugging_face import HubError
 from headwater.services.models.manifest import ModelFolderError
 from headwater.services.models.store import ConversionFailed, ModelNotFound, pull
+from headwater.services.models.wheel_model import WheelModelError
 
 
 def report(what: str, done: int, total: int) -> None:
@@ -25,7 +25,7 @@ def main() -> None:
     model, cache, dtype, device = sys.argv[1:]
     try:
         folder = pull(model, cache_dir=Path(cache), progress=report, dtype=dtype, device=device)
-    except (ModelNotFound, ModelFolderError, ConversionFailed, DemoModelError, HubError, httpx.HTTPError) as fault:
+    except (ModelNotFound, ModelFolderError, ConversionFailed, WheelModelError, HubError, httpx.HTTPError) as fault:
         sys.exit(str(fault))
     print(json.dumps({"folder": str(folder)}), flush=True)
 

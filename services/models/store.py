@@ -15,8 +15,9 @@ from pathlib import Path
 
 from headwater.services.hardware import resolve_device, resolve_dtype
 from headwater.services.kept_child import kept_child
-from headwater.services.models import demo_model, hugging_face
+from headwater.services.models import hugging_face
 from headwater.services.models.manifest import LAYOUT, MANIFEST_NAME, ModelManifest
+from headwater.services.models.named_models import NAMED_MODELS
 from headwater.services.progress import Report, word_of
 
 _WHOLE_FILE_BYTES = 64 << 20
@@ -27,7 +28,7 @@ class ModelNotFound(Exception):
     """What was named is nothing that can be served."""
 
     def __init__(self, model: str) -> None:
-        allowed = f"{demo_model.DEMO_NAME}, a Hugging Face id (owner/name), a model folder or a .gguf file"
+        allowed = ", ".join([*NAMED_MODELS, "a Hugging Face id (owner/name), a model folder or a .gguf file"])
         super().__init__(f"the model is {model!r}; allowed: {allowed}")
 
 
@@ -67,7 +68,7 @@ def pull(
 ) -> Path:
     """The folder `<cache>/<model>/<revision>-<dtype>-<layout>`, made on first use by whichever process comes first.
 
-    Raises `ModelNotFound`, `DemoModelError`, `HubError` or `ConversionFailed`.
+    Raises `ModelNotFound`, `WheelModelError`, `HubError` or `ConversionFailed`.
     """
     if (Path(model) / MANIFEST_NAME).is_file():
         return Path(model).resolve()
@@ -96,7 +97,7 @@ def name_of(model: str) -> str:
         return path.stem
     if (path / "config.json").is_file():
         return path.resolve().name
-    if model == demo_model.DEMO_NAME or _is_hub_id(model):
+    if model in NAMED_MODELS or _is_hub_id(model):
         return model
     raise ModelNotFound(model)
 
@@ -114,12 +115,11 @@ def _is_hub_id(model: str) -> bool:
 
 
 def find_source(model: str, *, revision: str | None, cache_dir: Path, progress: Report) -> Source:
-    """What `model` names: the demo model, something on this disk, or a repository of the Hub, in this order."""
+    """What `model` names: a model with a name here, a path on this disk, or a repository of the Hub, in this order."""
     path = _path_of(model)
-    if model == demo_model.DEMO_NAME:
-        origin = f"pip:{demo_model.WHEEL}"
-        obtain = partial(demo_model.demo_gguf, cache_dir)
-        return Source(name=model, revision=demo_model.DEMO_REVISION, origin=origin, obtain=obtain)
+    if (named := NAMED_MODELS.get(model)) is not None:
+        obtain = partial(named.gguf, cache_dir)
+        return Source(name=model, revision=named.revision, origin=named.origin, obtain=obtain)
     if path.suffix == ".gguf" and path.is_file():
         name, files = path.stem, [path]
     elif (path / "config.json").is_file():

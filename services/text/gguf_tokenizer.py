@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
@@ -100,6 +101,10 @@ class Metadata:
         self._values = values
         self.tokens: list[str] = self["tokens"]
         self.types = [TokenType(number) for number in self.get("token_type", [TokenType.NORMAL] * len(self.tokens))]
+        if self.is_sentencepiece:
+            # Converters spell the spaces of user-defined pieces as such; SentencePiece sees text whose spaces are ▁.
+            kinds = zip(self.tokens, self.types, strict=True)
+            self.tokens = [t.replace(" ", "▁") if kind == TokenType.USER_DEFINED else t for t, kind in kinds]
 
     @classmethod
     def read(cls, path: Path) -> Metadata:
@@ -210,8 +215,10 @@ def _sentencepiece(metadata: Metadata) -> Tokenizer:
 
 
 def _merges(metadata: Metadata) -> list[tuple[str, str]]:
-    """SentencePiece keeps a score a piece instead of merges: two pieces merge into the pair that scores best."""
-    scores = {metadata.tokens[i]: metadata["scores"][i] for i, _ in metadata.of_type(TokenType.NORMAL)}
+    """SentencePiece keeps a score a piece instead of merges: two pieces merge into the pair that scores best, and
+    before all others into a user-defined one."""
+    scores = {token: metadata["scores"][i] for i, token in metadata.of_type(TokenType.NORMAL)}
+    scores |= {token: math.inf for _, token in metadata.of_type(TokenType.USER_DEFINED)}
     merges = [
         (score, piece[:cut], piece[cut:])
         for piece, score in scores.items()

@@ -38,6 +38,17 @@ LLAMA3_ROPE = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 128,
 }
+GEMMA3 = SHAPE | {
+    "num_hidden_layers": 6,
+    "num_key_value_heads": 1,
+    "head_dim": 256,
+    "sliding_window": 40,
+    "tie_word_embeddings": True,
+    "rope_parameters": {
+        "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+    },
+}
 FAMILIES: dict[str, Any] = {
     "llama2": lambda: transformers.LlamaConfig(**SHAPE | {"num_key_value_heads": 4}),
     "llama3 with scaled rope": lambda: transformers.LlamaConfig(**SHAPE, rope_parameters=LLAMA3_ROPE),
@@ -48,6 +59,10 @@ FAMILIES: dict[str, Any] = {
     "qwen2": lambda: transformers.Qwen2Config(**SHAPE),
     "qwen3": lambda: transformers.Qwen3Config(**SHAPE, head_dim=32),
     "mistral": lambda: transformers.MistralConfig(**SHAPE, sliding_window=None),
+    "gemma3": lambda: transformers.Gemma3TextConfig(**GEMMA3),
+    "gemma3 whose last layer has a window": lambda: transformers.Gemma3TextConfig(
+        **GEMMA3 | {"num_hidden_layers": 3, "sliding_window_pattern": 2, "query_pre_attn_scalar": 168}
+    ),
 }
 
 

@@ -19,11 +19,16 @@ RNG = np.random.default_rng(7)
 PROMPTS = [RNG.integers(3, 512, int(n)).tolist() for n in RNG.integers(1, 400, 64)]
 
 
-@pytest.fixture(scope="module", params=["float32", "bfloat16"])
+@pytest.fixture(
+    scope="module",
+    params=[("qwen3", "float32"), ("qwen3", "bfloat16"), ("gemma3 whose last layer has a window", "bfloat16")],
+    ids=["qwen3-float32", "qwen3-bfloat16", "gemma3-bfloat16"],
+)
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    home = tmp_path_factory.mktemp(request.param)
-    random_checkpoint("qwen3", home / "hf")
-    return convert(home / "hf", home / "ours", request.param)
+    family, dtype = request.param
+    home = tmp_path_factory.mktemp(dtype)
+    random_checkpoint(family, home / "hf")
+    return convert(home / "hf", home / "ours", dtype)
 
 
 def any_kind(i: int) -> SamplingParams:

@@ -23,6 +23,7 @@ KINDS = {
     "F16": (gguf.GGMLQuantizationType.F16, 1e-3),
     "BF16": (gguf.GGMLQuantizationType.BF16, 1e-2),
     "Q8_0": (gguf.GGMLQuantizationType.Q8_0, 1e-2),
+    "Q5_0": (gguf.GGMLQuantizationType.Q5_0, 0.1),
     "Q4_0": (gguf.GGMLQuantizationType.Q4_0, 0.2),
     "Q4_1": (gguf.GGMLQuantizationType.Q4_1, 0.2),
 }

@@ -118,7 +118,14 @@ class PagedBatch:
 
 
 def decode(
-    batch: PagedBatch, q: torch.Tensor, rows: list[int] | None = None, *, share: bool = False, layers: int = 1
+    batch: PagedBatch,
+    q: torch.Tensor,
+    rows: list[int] | None = None,
+    *,
+    share: bool = False,
+    layers: int = 1,
+    window: int = 0,
+    scale: float | None = None,
 ) -> torch.Tensor:
     """Decode attention of these sequences of the batch (all by default), poisoned outputs first; of several layers that
     one plan serves, the last."""
@@ -135,18 +142,26 @@ def decode(
     plan.partial_acc.fill_(POISON)
     plan.partial_ml.fill_(POISON)
     q, out = q[chosen].contiguous(), torch.full_like(q[chosen], POISON)
-    plan_decode(plan, seq_lens, table_rows, batch.block_tables, batch.block_size, share=share)
+    plan_decode(plan, seq_lens, table_rows, batch.block_tables, batch.block_size, share=share, window=window)
     caches = (batch.k_cache, batch.v_cache, seq_lens, table_rows, batch.block_tables, plan, out)
     for _ in range(layers):
         out.fill_(POISON)
         if share:
-            shared_prefix_attention(q, *caches, **batch.scales())
-        if decode_attention(q, *caches, **batch.scales()):
-            reduce_splits(seq_lens, plan, out, v_scale=batch.v_scale)
+            shared_prefix_attention(q, *caches, **batch.scales(), scale=scale)
+        if decode_attention(q, *caches, **batch.scales(), scale=scale, window=window):
+            reduce_splits(seq_lens, plan, out, v_scale=batch.v_scale, window=window)
     return out
 
 
-def prefill(batch: PagedBatch, q: torch.Tensor, counts: list[int], seq_lens: list[int] | None = None) -> torch.Tensor:
+def prefill(
+    batch: PagedBatch,
+    q: torch.Tensor,
+    counts: list[int],
+    seq_lens: list[int] | None = None,
+    *,
+    window: int = 0,
+    scale: float | None = None,
+) -> torch.Tensor:
     """Prefill attention of the last `counts` tokens of each sequence, whose cached lengths may be cut short."""
     lengths = batch.seq_lens if seq_lens is None else seq_lens
     ints = {"dtype": torch.int32, "device": batch.device}
@@ -165,5 +180,7 @@ def prefill(batch: PagedBatch, q: torch.Tensor, counts: list[int], seq_lens: lis
         tiles,
         out,
         **batch.scales(),
+        scale=scale,
+        window=window,
     )
     return out

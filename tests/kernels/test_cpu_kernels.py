@@ -14,11 +14,11 @@ from headwater.kernels.cpu.attention import attention, plan_attention
 from headwater.kernels.cpu.draw import draw
 from headwater.kernels.cpu.qk_norm_rope_store_kv import qk_norm_rope_store_kv
 from headwater.kernels.cpu.rms_norm import add_rms_norm, rms_norm
-from headwater.kernels.cpu.silu_mul import silu_mul
+from headwater.kernels.cpu.silu_mul import gelu_tanh_mul, silu_mul
 from headwater.kernels.qk_norm_rope_store_kv import qk_norm_rope_twin
 from headwater.kernels.rms_norm import rms_norm_twin
 from headwater.kernels.sample import Draws, scores_twin
-from headwater.kernels.silu_mul import silu_mul_twin
+from headwater.kernels.silu_mul import gelu_tanh_mul_twin, silu_mul_twin
 from headwater.kernels.token_mask import mask_tokens_twin
 from tests.kernels.paging import relative_error
 
@@ -47,12 +47,14 @@ def test_rms_norm_is_its_twin_with_and_without_a_residual(num_rows: int, dtype: 
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_silu_mul_is_its_twin_at_gates_of_any_size(dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("kernel", [silu_mul, gelu_tanh_mul])
+def test_activations_are_their_twins_at_gates_of_any_size(kernel: Any, dtype: torch.dtype) -> None:
+    twin = {silu_mul: silu_mul_twin, gelu_tanh_mul: gelu_tanh_mul_twin}[kernel]
     gate_up = torch.randn(300, 192).to(dtype)
     gate_up[:, :96] *= torch.logspace(-3, 3, 96)
-    assert relative_error(silu_mul(gate_up), silu_mul_twin(gate_up.double())) < bound(dtype)
+    assert relative_error(kernel(gate_up), twin(gate_up.double())) < bound(dtype)
     extremes = torch.tensor([[-1e30, -100.0, -0.0, 0.0, 100.0, 1e30] + [1.0] * 10 + [1.0] * 16], dtype=dtype)
-    assert torch.equal(silu_mul(extremes)[0, :6].abs() > 1, torch.tensor([False] * 4 + [True] * 2))
+    assert torch.equal(kernel(extremes)[0, :6].abs() > 1, torch.tensor([False] * 4 + [True] * 2))
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -78,13 +80,45 @@ def test_queries_are_rotated_and_keys_and_values_stored(dtype: torch.dtype, has_
     assert int((kv_cache == 300).sum()) == 2 * (num_blocks * block_size - num_tokens) * num_kv_heads * head_dim
 
 
+def test_norms_take_weights_in_float32_to_the_bit_of_weights_that_are_rounded() -> None:
+    """Weights near one, as `1 + w` is, lose digits in bfloat16: kernels take them as they are."""
+    x, weight = torch.randn(37, 96).bfloat16(), torch.randn(96).bfloat16()
+    assert torch.equal(rms_norm(x, weight.float(), 1e-5), rms_norm(x, weight, 1e-5))
+    wide = 1 + torch.randn(96) * 2e-3
+    assert relative_error(rms_norm(x, wide, 1e-5), rms_norm_twin(x.double(), wide.double(), 1e-5)) < 4e-3
+    assert not torch.equal(rms_norm(x, wide, 1e-5), rms_norm(x, wide.bfloat16(), 1e-5))
+    residual, other = x.clone(), x.clone()
+    assert torch.equal(add_rms_norm(x, residual, weight.float(), 1e-5), add_rms_norm(x, other, weight, 1e-5))
+    qkv, positions, cos_sin = torch.randn(5, 4 * 64).bfloat16(), torch.arange(5), torch.randn(5, 64)
+    norms = [torch.randn(64).bfloat16() for _ in range(2)]
+    caches = torch.zeros(2, 2, 1, 1, 16, 64, dtype=torch.bfloat16).unbind()
+    narrow, widened = (
+        qk_norm_rope_store_kv(qkv, positions, positions, cos_sin, cache, q_norm=q_norm, k_norm=k_norm, eps=1e-6)
+        for cache, (q_norm, k_norm) in zip(caches, (norms, [norm.float() for norm in norms]), strict=True)
+    )
+    assert torch.equal(narrow, widened)
+    assert torch.equal(*caches)
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(
-    ("num_kv_heads", "group", "head_dim", "block_size"),
-    [(3, 3, 64, 16), (2, 4, 128, 64), (1, 9, 32, 32), (2, 1, 64, 128)],
+    ("num_kv_heads", "group", "head_dim", "block_size", "window"),
+    [
+        (3, 3, 64, 16, 0),
+        (2, 4, 128, 64, 0),
+        (1, 9, 32, 32, 0),
+        (2, 1, 64, 128, 0),
+        (1, 4, 256, 16, 0),
+        (1, 4, 256, 16, 512),
+        (3, 3, 64, 16, 100),
+        (1, 9, 32, 32, 1),
+        (2, 1, 64, 128, 17),
+        (2, 4, 64, 16, 256),
+        (2, 4, 64, 16, 701),
+    ],
 )
 def test_attention_gives_a_position_the_same_bits_in_any_chunk(
-    num_kv_heads: int, group: int, head_dim: int, block_size: int, dtype: torch.dtype
+    num_kv_heads: int, group: int, head_dim: int, block_size: int, window: int, dtype: torch.dtype
 ) -> None:
     length, num_blocks = 700, 700 // block_size + 4
     k_cache, v_cache = (torch.randn(num_blocks, num_kv_heads, block_size, head_dim).to(dtype) for _ in range(2))
@@ -94,7 +128,7 @@ def test_attention_gives_a_position_the_same_bits_in_any_chunk(
 
     def attend(starts: list[int], counts: list[int], rows: torch.Tensor) -> torch.Tensor:
         plan = plan_attention(starts, counts, table.expand(len(starts), -1), group)
-        return attention(rows, kv_cache, plan, head_dim**-0.5)
+        return attention(rows, kv_cache, plan, head_dim**-0.5, window=window)
 
     whole = attend([0], [length], q)
     for chunk in (1, 7, 128, 300):
@@ -107,9 +141,21 @@ def test_attention_gives_a_position_the_same_bits_in_any_chunk(
         q.double().transpose(0, 1),
         keys.repeat_interleave(group, 1).transpose(0, 1),
         values.repeat_interleave(group, 1).transpose(0, 1),
-        attn_mask=torch.ones(length, length, dtype=torch.bool).tril(),
+        attn_mask=torch.ones(length, length, dtype=torch.bool).tril().triu(1 - (window or length)),
     )
     assert relative_error(whole, expected.transpose(0, 1)) < bound(dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_window_reads_no_block_that_lies_wholly_before_it(dtype: torch.dtype) -> None:
+    """Not even infinities there are met, which would leave no number of a row."""
+    length, window, head_dim = 900, 200, 64
+    kv_cache = torch.randn(2, 60, 1, 16, head_dim).to(dtype)
+    q = torch.randn(length, 2, head_dim).to(dtype)
+    plan = plan_attention([length - 1], [1], torch.arange(1, 58).int()[None], 2)
+    expected = attention(q[-1:], kv_cache, plan, 0.125, window=window)
+    kv_cache[:, 1 : 1 + (length - window) // 16] = float("inf")
+    assert torch.equal(attention(q[-1:], kv_cache, plan, 0.125, window=window), expected)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

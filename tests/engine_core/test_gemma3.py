@@ -1,0 +1,173 @@
+"""What is read of a Gemma 3, from `config.json` and from GGUF files, and what is refused. Its tokens are compared with
+those of transformers in `test_families`."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import torch
+
+from headwater.engine_core.config import ConfigError
+from headwater.engine_core.models import registry
+from headwater.engine_core.models.gemma3_config import Gemma3Config
+from headwater.engine_core.weights.hugging_face import HuggingFaceFolder
+from tests.engine_core.small_models import SmallEngine, convert, greedy, random_checkpoint, reference_greedy
+
+LAYER_NAMES = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "attn_output": "self_attn.o_proj",
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
+CONFIG: dict[str, Any] = {
+    "architectures": ["Gemma3ForCausalLM"],
+    "vocab_size": 64,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 7,
+    "num_attention_heads": 2,
+    "max_position_embeddings": 256,
+    "rms_norm_eps": 1e-6,
+}
+
+
+def read(**values: object) -> Gemma3Config:
+    config = registry.config_of(CONFIG | values)
+    assert isinstance(config, Gemma3Config)
+    return config
+
+
+def test_a_config_that_says_little_is_that_of_the_paper() -> None:
+    config = read()
+    assert config.is_windowed == (True, True, True, True, True, False, True)
+    assert (config.sliding_window, config.attention_scale, config.head_dim) == (4096, 1 / 16, 256)
+    assert (config.rope_theta, config.local_rope_theta, config.rope_scaling) == (1e6, 1e4, None)
+    assert config.tie_word_embeddings
+
+
+def test_old_and_new_configs_say_the_same_of_rotary_positions() -> None:
+    scaling = {"rope_type": "linear", "factor": 8.0}
+    old = read(rope_theta=2e6, rope_local_base_freq=3e4, rope_scaling=scaling, sliding_window_pattern=2)
+    full, sliding = scaling | {"rope_theta": 2e6}, {"rope_type": "default", "rope_theta": 3e4}
+    kinds = ["sliding_attention", "full_attention"]
+    new = read(
+        rope_parameters={"full_attention": full, "sliding_attention": sliding}, layer_types=[*(kinds * 3), kinds[0]]
+    )
+    assert old == new
+    assert (old.rope_theta, old.local_rope_theta, old.rope_scaling) == (2e6, 3e4, scaling)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("num_hidden_layers", 10**9),
+        ("sliding_window", 0),
+        ("sliding_window", 2**60),
+        ("sliding_window", "512"),
+        ("sliding_window_pattern", 0),
+        ("query_pre_attn_scalar", 0),
+        ("query_pre_attn_scalar", float("nan")),
+        ("rope_theta", -1.0),
+        ("rope_theta", "1e6"),
+        ("rope_local_base_freq", float("inf")),
+        ("rope_parameters", [1]),
+        ("rope_scaling", "linear"),
+        ("layer_types", ["sliding_attention"] * 6),
+        ("layer_types", ["chunked_attention"] * 7),
+        ("layer_types", 7),
+        ("hidden_activation", "relu"),
+        ("use_bidirectional_attention", True),
+        ("attn_logit_softcapping", 50.0),
+        ("final_logit_softcapping", 30.0),
+        ("attention_bias", True),
+        ("quantization_config", {"quant_method": "gptq"}),
+    ],
+)
+def test_what_is_not_served_is_refused_by_name(name: str, value: object) -> None:
+    with pytest.raises(ConfigError, match=f"^{name}"):
+        read(**{name: value})
+
+
+def test_the_model_that_sees_images_is_refused_by_name() -> None:
+    with pytest.raises(ConfigError, match=r"architectures is 'Gemma3ForConditionalGeneration'; allowed: .*Gemma3ForC"):
+        read(architectures=["Gemma3ForConditionalGeneration"])
+
+
+def write_gguf(path: Path, source: Path, **more: int) -> None:
+    """A checkpoint in Hugging Face's layout as llama.cpp's converter writes it: norms with the one that they add."""
+    config = json.loads((source / "config.json").read_text())
+    writer = gguf.GGUFWriter(path, "gemma3")
+    writer.add_block_count(config["num_hidden_layers"])
+    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_embedding_length(config["hidden_size"])
+    writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_head_count(config["num_attention_heads"])
+    writer.add_head_count_kv(config["num_key_value_heads"])
+    writer.add_key_length(config["head_dim"])
+    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    writer.add_sliding_window(config["sliding_window"])
+    writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
+    writer.add_rope_scaling_factor(config["rope_parameters"]["full_attention"]["factor"])
+    for key, value in more.items():
+        writer.add_uint32(f"gemma3.attention.{key}", value)
+    names = {"model.embed_tokens.weight": "token_embd.weight", "model.norm.weight": "output_norm.weight"}
+    for i in range(config["num_hidden_layers"]):
+        names |= {f"model.layers.{i}.{hf}.weight": f"blk.{i}.{ours}.weight" for ours, hf in LAYER_NAMES.items()}
+    for name, tensor in HuggingFaceFolder(source).tensors():
+        writer.add_tensor(names[name], (tensor + 1 if "norm" in name else tensor).numpy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def test_a_gguf_file_is_the_checkpoint_that_it_was_made_of(tmp_path: Path) -> None:
+    model = random_checkpoint("gemma3", tmp_path / "hf")
+    write_gguf(tmp_path / "model.gguf", tmp_path / "hf")
+    folder = convert(tmp_path / "model.gguf", tmp_path / "ours")
+    # A file keeps it in float32.
+    same = replace(
+        registry.read_config(convert(tmp_path / "hf", tmp_path / "same")), rms_norm_eps=float(np.float32(1e-6))
+    )
+    assert registry.read_config(folder) == same
+    prompts = [list(range(3, 130)), [5, 6, 7]]
+    engine = SmallEngine(folder)
+    assert engine.tokens(prompts, greedy(8)) == [reference_greedy(model, prompt, 8) for prompt in prompts]
+
+
+@pytest.mark.parametrize(("key", "value"), [("head_count", 0), ("head_count", 2**31), ("sliding_window", 0)])
+def test_a_gguf_file_that_claims_nonsense_is_refused_by_name(key: str, value: int, tmp_path: Path) -> None:
+    random_checkpoint("gemma3", tmp_path / "hf")
+    config = json.loads((tmp_path / "hf" / "config.json").read_text())
+    named = {"head_count": "num_attention_heads", "sliding_window": "sliding_window"}[key]
+    (tmp_path / "hf" / "config.json").write_text(json.dumps(config | {named: value}))
+    write_gguf(tmp_path / "evil.gguf", tmp_path / "hf")
+    with pytest.raises(ConfigError, match=f"{named} is {value}; allowed: a whole number, 1…"):
+        convert(tmp_path / "evil.gguf", tmp_path / "ours")
+
+
+def test_norms_are_what_transformers_makes_of_them_in_bfloat16(tmp_path: Path) -> None:
+    """One plus a weight has more digits than bfloat16: hidden states agree to the last but rounding."""
+    model = random_checkpoint("gemma3", tmp_path / "hf").bfloat16()
+    model.save_pretrained(tmp_path / "narrow")
+    engine = SmallEngine(convert(tmp_path / "narrow", tmp_path / "ours", "bfloat16"))
+    ours = engine.executor._runner._decoder  # type: ignore[attr-defined]  # what an executor holds is its own
+    for i, layer in enumerate(model.model.layers):
+        assert torch.equal(ours.layers[i].mlp_norm.weight, 1 + layer.post_feedforward_layernorm.weight.float())
+    ids = torch.tensor([3, 99, 511])
+    assert torch.equal(ours.embedding(ids), model.model.embed_tokens(ids))
