@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from headwater.engine_core.executor import BoolArray
+from headwater.engine_core.executor import Int32Array
 from headwater.engine_core.executors.batch import ForwardBatch, last_tokens
 from headwater.engine_core.layers.attention import Attention
 from headwater.engine_core.layers.embedding import Embedding
@@ -113,8 +113,8 @@ class Gemma3:
             x = (self.final_norm if i == last else self.layers[i + 1].input_norm).add(x, residual)
         return x
 
-    def ends(self, batch: ForwardBatch, is_wanted: BoolArray) -> Ends:
-        own = last_tokens(batch, is_wanted)
+    def ends(self, batch: ForwardBatch, num_wanted: Int32Array) -> Ends:
+        own = last_tokens(batch, num_wanted)
         return Ends(own.sampled, self._platform.plan_attention(own, of_ends=True))
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:

@@ -93,6 +93,8 @@ def test_drafts_of_a_crowded_engine_change_nothing(folder: Path) -> None:
     samplings = [SamplingParams(max_tokens=60, **SAMPLINGS["seeded"])]
     plain = answers(folder, samplings, None)
     oracle = Oracle({i: answer.token_ids for i, answer in enumerate(plain)}, 0.3)
-    crowded = answers(folder, samplings, oracle, num_blocks=16, max_model_len=192, max_num_seqs=8, max_num_batched_tokens=24)
+    crowded = answers(
+        folder, samplings, oracle, num_blocks=16, max_model_len=192, max_num_seqs=8, max_num_batched_tokens=24
+    )
     assert [answer.token_ids for answer in crowded] == [answer.token_ids for answer in plain]
     assert oracle.num_proposed
