@@ -125,6 +125,8 @@ class LyingSource(ScriptedSource):
             self._polls_left[ticket] = min(self._polls_left[ticket], 2)
 
     def poll(self) -> list[LoadEnd]:
+        # What was saved in this step may be what a load brings.
+        self.launch()
         if self._contents and self._happens(0.1):
             self.lose(self._any_held())
         for ticket in self._polls_left:
