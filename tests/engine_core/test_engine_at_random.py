@@ -126,7 +126,7 @@ SCENARIOS_WITH_DRAFTS = given(
     configs() | swapping_configs(), st.sampled_from([0, 3, MANY]), st.sampled_from([0, 1, 4]), rounds(), DRAFTERS
 )
 SWAPS = given(swapping_configs(), st.sampled_from([0, 3, MANY]), st.sampled_from([0, 4]), rounds(80, 60))
-SOME = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+SOME = settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
 VERY_MANY = settings(SOME, max_examples=10_000)
 
 
