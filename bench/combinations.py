@@ -60,14 +60,18 @@ def main(
     if render:
         PAGE.write_text(page(read_results()))
         return
+    # What runs is the tree as it is now.
+    commit = source_version()
     lines, why = _run(platform, limit, ["--collect-only"] if collect else [])
+    collected = next((len(line["collected"]) for line in lines if "collected" in line), 0)
     if collect:
-        collected = next((len(line["collected"]) for line in lines if "collected" in line), 0)
         print(json.dumps({"collected": collected, "why": why}))
         raise typer.Exit(0 if collected else 1)
     seen = cells_seen(lines)
     if write:
-        note(seen, platform)
+        # Other tests of the folder are collected with the cells.
+        is_whole = platform == "cpu" and len({line["id"] for line in lines if "id" in line}) == collected
+        note(seen, platform, commit, forget=is_whole)
     states = {name: cell["seen"] for name, cell in seen.items()}
     failed = sum(state.startswith(FAILED) for state in states.values())
     print(json.dumps({"passed": len(states) - failed, "failed": failed, "why": why, "cells": states}))
@@ -97,10 +101,10 @@ def cells_seen(lines: Iterable[Mapping[str, Any]]) -> Cells:
     return found
 
 
-def note(seen: Cells, platform: str) -> None:
-    """Keeps what other platforms have shown of the same cells. Cells that are no more go with a run on a CPU."""
-    before, commit, today = read_results(), source_version(), time.strftime("%Y-%m-%d", time.gmtime())
-    kept = {name for name in before if platform != "cpu"} | set(seen)
+def note(seen: Cells, platform: str, commit: str, *, forget: bool) -> None:
+    """Keeps what other platforms have shown of the same cells. With `forget` cells that were not seen are no more."""
+    before, today = read_results(), time.strftime("%Y-%m-%d", time.gmtime())
+    kept = set(seen) if forget else before.keys() | seen.keys()
     results: Cells = {}
     for name in sorted(kept, key=lambda each: (seen.get(each) or before[each])["place"]):
         platforms = dict(before.get(name, {}).get("platforms", {}))

@@ -39,19 +39,19 @@ def test_a_cell_shows_its_own_words_or_how_it_failed() -> None:
 
 
 def test_the_page_marks_each_cell_by_platform_and_names_its_commit(docs: Path) -> None:
-    note(cells_seen(LINES), "cpu")
-    note(cells_seen(LINES[:2]), "gpu")
+    note(cells_seen(LINES), "cpu", "c0ffee1", forget=True)
+    note(cells_seen(LINES[:2]), "gpu", "c0ffee2", forget=False)
     written = (docs / "combinations.md").read_text()
     assert written == page(read_results())
     assert "| **a** | = · = | – · · |" in written
     assert "| **b** | – · · | ✗ · · |" in written
-    commit = read_results()["a × a"]["platforms"]["gpu"]["commit"]
-    assert f"| a × a | gpu | same tokens | {commit} | " in written
+    assert "| a × a | cpu | same tokens | c0ffee1 | " in written
+    assert "| a × a | gpu | same tokens | c0ffee2 | " in written
 
 
-def test_a_run_on_a_cpu_forgets_cells_that_are_no_more_and_other_platforms_add_to_what_is_there(docs: Path) -> None:
-    note(cells_seen(LINES), "cpu")
-    note(cells_seen([line("a × a", (0, 0), "same bits")]), "gpu")
+def test_a_whole_run_forgets_cells_that_are_no_more_and_others_add_to_what_is_there(docs: Path) -> None:
+    note(cells_seen(LINES), "cpu", "c0ffee1", forget=True)
+    note(cells_seen([line("a × a", (0, 0), "same bits")]), "gpu", "c0ffee2", forget=False)
     assert set(read_results()) == {"a × a", "a × b", "b × b"}
-    note(cells_seen(LINES[:3]), "cpu")
+    note(cells_seen(LINES[:3]), "cpu", "c0ffee1", forget=True)
     assert {name: set(cell["platforms"]) for name, cell in read_results().items()} == {"a × a": {"cpu", "gpu"}}

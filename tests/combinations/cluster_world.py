@@ -33,6 +33,7 @@ and blocks run out before the other one ends."""
 FLOODS = ("What lies up the river? " * 22, "Who lives on the island? " * 22, "When does the ferry leave? " * 22)
 LOST_AFTER_BYTES = 450
 """Of frames, about a third of an answer."""
+BUCKET = re.compile(r'le="([^"]*)"')
 MOST_ASKED = 4
 """Times that a request is asked until another one, sent at the same time, has taken its blocks."""
 
@@ -59,23 +60,27 @@ class Replica:
 
     stage: Stage
     replica_id: str
+    client: httpx.Client
 
     def counters(self) -> dict[str, float]:
         """Metrics by name; of histograms the counts by bucket as well."""
         found: dict[str, float] = {}
-        for line in httpx.get(f"http://{self.stage.addresses['metrics']}/metrics").text.splitlines():
+        for line in self.client.get(f"http://{self.stage.addresses['metrics']}/metrics").text.splitlines():
             if line.startswith("headwater_"):
                 name, _, value = line.rpartition(" ")
-                bucket = re.search(r'le="([^"]*)"', name)
+                bucket = BUCKET.search(name)
                 key = name.partition("{")[0].removeprefix("headwater_")
                 key = f"{key} {bucket.group(1)}" if bucket else key
                 found[key] = found.get(key, 0.0) + float(value)
         return found
 
-    @property
-    def is_idle(self) -> bool:
-        counters = self.counters()
-        return counters["num_requests_running"] == counters["num_requests_waiting"] == 0
+    def counters_at_rest(self) -> dict[str, float]:
+        """The same, once nothing runs or waits."""
+        end = time.monotonic() + 30
+        while (counters := self.counters())["num_requests_running"] or counters["num_requests_waiting"]:
+            assert time.monotonic() < end, "an engine does not come to rest"
+            time.sleep(0.02)
+        return counters
 
 
 class Cluster:
@@ -113,7 +118,8 @@ def running_cluster(folder: Path, kinds: Sequence[EngineKind], common: Mapping[s
         gateway = Gateway(stage)
         stack.callback(gateway.client.close)
         replicas = {
-            name: [Replica(each, f"{name}-{i}") for i, each in enumerate(of_kind)] for name, of_kind in stages.items()
+            name: [Replica(each, f"{name}-{i}", gateway.client) for i, each in enumerate(of_kind)]
+            for name, of_kind in stages.items()
         }
         gateway.wait_until(gateway.is_ready)
         yield Cluster(gateway, replicas, relays)
@@ -137,8 +143,8 @@ class ClusterWorld:
 
     def _run(self, kind: EngineKind, asked: Asked) -> Answer:
         replicas, salt = self._cluster.replicas[kind.name], f"run-{next(self._cluster.runs)}"
-        self._prepare(kind, replicas, asked.moves, salt)
-        before = [replica.counters() for replica in replicas]
+        self._prepare(kind, asked.moves, salt)
+        before = [replica.counters_at_rest() for replica in replicas]
         fields = dict(asked.fields) | {"cache_salt": salt}
         with ThreadPoolExecutor(1) as pool:
             company: Future[dict[str, Any]] | None = None
@@ -151,24 +157,16 @@ class ClusterWorld:
                 self._cluster.relays.arm(LOST_AFTER_BYTES)
             whole = self._chat(kind, QUESTION, fields)
             beside = company.result() if company is not None else None
-        self._await_idle(replicas)
-        after = [replica.counters() for replica in replicas]
+        after = [replica.counters_at_rest() for replica in replicas]
         grown = [{key: now[key] - then.get(key, 0.0) for key in now} for then, now in zip(before, after, strict=True)]
         return self._answer(whole, grown, replicas, beside)
 
-    def _prepare(self, kind: EngineKind, replicas: Sequence[Replica], moves: frozenset[Move], salt: str) -> None:
+    def _prepare(self, kind: EngineKind, moves: frozenset[Move], salt: str) -> None:
         short = {"temperature": 0.0, "max_tokens": 1}
         if Move.WARM in moves:
             self._chat(kind, OTHER_QUESTION, {**short, "cache_salt": salt})
         for i, flood in enumerate(FLOODS if Move.FLOOD in moves else ()):
             self._chat(kind, flood, {**short, "cache_salt": f"{salt}-{i}"})
-        self._await_idle(replicas)
-
-    def _await_idle(self, replicas: Sequence[Replica]) -> None:
-        end = time.monotonic() + 30
-        while not all(replica.is_idle for replica in replicas):
-            assert time.monotonic() < end, "an engine does not come to rest"
-            time.sleep(0.01)
 
     def _chat(self, kind: EngineKind, question: str, fields: Fields) -> dict[str, Any]:
         messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": question}]

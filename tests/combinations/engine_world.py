@@ -136,10 +136,11 @@ class EngineWorld:
         replica, namespace = self._replica(asked.options, 0), next(self._runs).to_bytes(16, "big")
         if Move.LOSS not in asked.moves:
             return self._answer(replica, asked, namespace, [], [])
-        _, begun = replica.add(prompt(0), asked.fields, namespace)
+        key, begun = replica.add(prompt(0), asked.fields, namespace)
         replica.run(begun, num_tokens=LOST_AFTER)
-        # The replica is gone with all that it had in flight.
-        self._drop(asked.options, 0)
+        # For the request it is gone, with all that it had in flight.
+        replica.engine.cancel(key)
+        replica.finish()
         said = begun.token_ids[:LOST_AFTER]
         other = self._replica(asked.options, 1)
         return self._answer(other, asked, namespace, said, begun.logprobs[:LOST_AFTER])
@@ -198,9 +199,6 @@ class EngineWorld:
             except ConfigError as error:
                 raise Refusal(error.name, str(error)) from error
         return self._replicas[key]
-
-    def _drop(self, options: Fields, number: int) -> None:
-        self._replicas.pop((number, *sorted(options.items()))).close()
 
 
 def _build(options: ExecutorOptions) -> Any:

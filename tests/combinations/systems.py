@@ -77,11 +77,12 @@ class Systems:
     def check(self, cell: Cell) -> str:
         """Runs a cell where it belongs. Returns what was seen."""
         family = SIMULATED if self._is_cpu and cell.is_simulated_on_cpu else DEVICE
+        note = " (simulated executor)" if family == SIMULATED else ""
         refused = cell.refused_on_cpu if self._is_cpu else None
         if refused is None and cell.is_above_engine:
-            return check(cell, self._cluster(family), cell.refused)
+            return check(cell, self._cluster(family), cell.refused) + note
         # An engine that refuses to start does so before any stage above it is asked.
-        return check(cell, self._engine(family), refused or cell.refused)
+        return check(cell, self._engine(family), refused or cell.refused) + note
 
     def _engine(self, family: str) -> Ledger:
         if family not in self._in_process:

@@ -13,14 +13,15 @@ from tests.combinations.conftest import CellRunner
 from tests.combinations.systems import ENGINE_VOCAB_SIZE, Systems, with_plain_template, write_config
 
 pytestmark = pytest.mark.gpu
+HEAD_DIM = 32
 
 
 @pytest.fixture(scope="module")
 def systems(demo_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Systems]:
     base = tmp_path_factory.mktemp("models")
-    text_folder = write_config(with_plain_template(demo_folder, base / "random"))
+    text_folder = write_config(with_plain_template(demo_folder, base / "random"), head_dim=HEAD_DIM)
     (base / "engine").mkdir()
-    engine_folder = write_config(base / "engine", vocab_size=ENGINE_VOCAB_SIZE)
+    engine_folder = write_config(base / "engine", vocab_size=ENGINE_VOCAB_SIZE, head_dim=HEAD_DIM)
     with contextlib.ExitStack() as stack:
         options = {"device": "cuda", "dtype": "bfloat16", "load_format": "dummy"}
         yield Systems(stack, engine_folder, text_folder, options)
