@@ -32,6 +32,7 @@ from headwater.kernels.online_softmax import (
     joined,
     parts_of,
     row_sums,
+    stages_of,
 )
 from headwater.kernels.paged_cache import as_pairs, is_paired, load_tile, pages_of
 
@@ -39,8 +40,6 @@ MAX_PROGRAMS = 8448
 """Of rows that find their splits by arithmetic; items beyond them are walked in strides."""
 NUM_STAGES, NUM_STAGES_FP8 = 2, 3
 MAX_REGISTERS = 168
-MAX_PIPELINED_HEAD_DIM = 128
-"""Heads of more dimensions leave no room in shared memory for a tile that comes while another is computed."""
 RESIDENT_PROGRAMS = 3
 """Of a multiprocessor, by registers and shared memory. No more are launched: they draw one item after another, so that
 all end at about the same time, and none is launched for nothing, however many splits rows might have."""
@@ -114,7 +113,7 @@ def decode_attention(
         ON_GPU=q.is_cuda,
         DEPENDENT=dependent,
         num_warps=4,
-        num_stages=_num_stages(head_dim, is_fp8),
+        num_stages=stages_of(NUM_STAGES_FP8 if is_fp8 else NUM_STAGES, head_dim),
         maxnreg=MAX_REGISTERS,
         **launch_options(dependent),
     )
@@ -124,12 +123,6 @@ def decode_attention(
 def _num_programs(plan: DecodePlan, num_rows: int, k_cache: torch.Tensor) -> int:
     most = MAX_PROGRAMS if plan.is_direct else RESIDENT_PROGRAMS * num_multiprocessors(k_cache.device)
     return min(num_rows * plan.max_splits * k_cache.shape[1], most)
-
-
-def _num_stages(head_dim: int, is_fp8: bool) -> int:
-    """As many tiles as shared memory holds."""
-    stages = NUM_STAGES_FP8 if is_fp8 else NUM_STAGES
-    return stages if head_dim <= MAX_PIPELINED_HEAD_DIM else stages - 1
 
 
 def decode_attention_twin(

@@ -27,8 +27,14 @@ TILE = 128
 """Keys whose maximum is taken at once; a multiple of `HALF`."""
 HALF = 64
 """Keys that are read at once."""
+MAX_PIPELINED_HEAD_DIM = 128
 GRAIN = tl.constexpr(8.0)
 """What weights are relative to is a maximum rounded down to a multiple of this, in powers of two."""
+
+
+def stages_of(most: int, head_dim: int) -> int:
+    """Tiles whose copies are under way at once: of large heads shared memory holds a single tile of both halves."""
+    return most if head_dim <= MAX_PIPELINED_HEAD_DIM else 1
 
 
 def base_2_scale(scale: float | None, head_dim: int) -> float:

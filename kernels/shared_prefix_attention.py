@@ -25,6 +25,7 @@ from headwater.kernels.online_softmax import (
     joined,
     parts_of,
     row_sums,
+    stages_of,
 )
 from headwater.kernels.paged_cache import as_operand, as_pairs, bulk_copied, is_paired, load_tile, pages_of
 
@@ -86,7 +87,7 @@ def shared_prefix_attention(
         FP8=is_paired(k_cache),
         ON_GPU=q.is_cuda,
         num_warps=4 * num_teams(q.device),
-        num_stages=NUM_STAGES,
+        num_stages=stages_of(NUM_STAGES, head_dim),
     )
 
 

@@ -60,12 +60,11 @@ class Gemma3:
     def __init__(self, config: Gemma3Config, weights: Weights, platform: Platform, max_model_len: int) -> None:
         self.config, self._platform = config, platform
         local = replace(config, rope_theta=config.local_rope_theta, rope_scaling=None)
-        self._cos_sin, self._local_cos_sin = (
-            cos_sin_table(own, max_model_len).to(platform.device) for own in (config, local)
-        )
+        tables = [cos_sin_table(own, max_model_len).to(platform.device) for own in (config, local)]
+        self._cos_sin, self._local_cos_sin = tables
         self.embedding = Embedding(weights.tensors["embed"], scale=config.hidden_size**0.5)
         self.dtype = self.embedding.table.dtype
-        self.layers = [self._layer(weights, i) for i in range(config.num_layers)]
+        self.layers = [self._layer(weights, f"layers.{i}.", kind) for i, kind in enumerate(config.is_windowed)]
         self.final_norm = self._norm(weights, "final_norm")
         self.lm_head = LMHead(platform, weights.linears["lm_head"])
 
@@ -125,8 +124,7 @@ class Gemma3:
         is_windowed = self.config.is_windowed
         return sorted({is_windowed.index(kind) for kind in is_windowed} | {len(is_windowed) - 1})
 
-    def _layer(self, weights: Weights, i: int) -> Layer:
-        prefix, config, is_windowed = f"layers.{i}.", self.config, self.config.is_windowed[i]
+    def _layer(self, weights: Weights, prefix: str, is_windowed: bool) -> Layer:
         own = {name: weights.linears[prefix + name] for name in ("qkv", "o", "gate_up", "down")}
         return Layer(
             input_norm=self._norm(weights, prefix + "input_norm"),
@@ -135,12 +133,11 @@ class Gemma3:
                 own["qkv"],
                 own["o"],
                 self._local_cos_sin if is_windowed else self._cos_sin,
-                qkv_bias=None,
                 q_norm=self._norm(weights, prefix + "q_norm").weight,
                 k_norm=self._norm(weights, prefix + "k_norm").weight,
-                eps=config.rms_norm_eps,
-                scale=config.attention_scale,
-                window=config.sliding_window if is_windowed else 0,
+                eps=self.config.rms_norm_eps,
+                scale=self.config.attention_scale,
+                window=self.config.sliding_window if is_windowed else 0,
             ),
             attention_norm=self._norm(weights, prefix + "attention_norm"),
             mlp_input_norm=self._norm(weights, prefix + "mlp_input_norm"),

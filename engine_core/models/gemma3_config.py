@@ -30,37 +30,37 @@ class Gemma3Config(ModelConfig):
     is_windowed: tuple[bool, ...]
     """By layer."""
 
-    @classmethod
-    def from_hf(cls, config: Mapping[str, Any]) -> Gemma3Config:
-        """Raises `ConfigError` naming what is not served."""
-        check_quantization(config)
-        check_sizes(config)
-        if (activation := config.get("hidden_activation", ACTIVATION)) != ACTIVATION:
-            raise ConfigError("hidden_activation", activation, ACTIVATION)
-        for name in UNSERVED:
-            if config.get(name):
-                raise ConfigError(name, config[name], "none")
-        rope, local = _rope(config)
-        return cls(
-            architecture=config["architectures"][0],
-            vocab_size=config["vocab_size"],
-            hidden_size=config["hidden_size"],
-            intermediate_size=config["intermediate_size"],
-            num_layers=config["num_hidden_layers"],
-            num_heads=config["num_attention_heads"],
-            num_kv_heads=config.get("num_key_value_heads") or config["num_attention_heads"],
-            head_dim=config.get("head_dim") or 256,
-            max_position_embeddings=config["max_position_embeddings"],
-            rms_norm_eps=config["rms_norm_eps"],
-            rope_theta=_positive(rope, "rope_theta", GLOBAL_THETA),
-            rope_scaling=checked_rope({key: value for key, value in rope.items() if key != "rope_theta"}),
-            tie_word_embeddings=bool(config.get("tie_word_embeddings", True)),
-            qk_norm=True,
-            sliding_window=_whole(config, "sliding_window", 4096),
-            attention_scale=_positive(config, "query_pre_attn_scalar", 256) ** -0.5,
-            local_rope_theta=_positive(local, "rope_theta", LOCAL_THETA),
-            is_windowed=_is_windowed(config),
-        )
+
+def read_config(config: Mapping[str, Any]) -> Gemma3Config:
+    """Raises `ConfigError` naming what is not served."""
+    check_quantization(config)
+    check_sizes(config)
+    if (activation := config.get("hidden_activation", ACTIVATION)) != ACTIVATION:
+        raise ConfigError("hidden_activation", activation, ACTIVATION)
+    for name in UNSERVED:
+        if config.get(name):
+            raise ConfigError(name, config[name], "none")
+    rope, local = _rope(config)
+    return Gemma3Config(
+        architecture=config["architectures"][0],
+        vocab_size=config["vocab_size"],
+        hidden_size=config["hidden_size"],
+        intermediate_size=config["intermediate_size"],
+        num_layers=config["num_hidden_layers"],
+        num_heads=config["num_attention_heads"],
+        num_kv_heads=config.get("num_key_value_heads") or config["num_attention_heads"],
+        head_dim=config.get("head_dim") or 256,
+        max_position_embeddings=config["max_position_embeddings"],
+        rms_norm_eps=config["rms_norm_eps"],
+        rope_theta=_positive(rope, "rope_theta", GLOBAL_THETA),
+        rope_scaling=checked_rope({key: value for key, value in rope.items() if key != "rope_theta"}),
+        tie_word_embeddings=bool(config.get("tie_word_embeddings", True)),
+        qk_norm=True,
+        sliding_window=_whole(config, "sliding_window", 4096),
+        attention_scale=_positive(config, "query_pre_attn_scalar", 256) ** -0.5,
+        local_rope_theta=_positive(local, "rope_theta", LOCAL_THETA),
+        is_windowed=_is_windowed(config),
+    )
 
 
 def _rope(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], Mapping[str, Any]]:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from headwater.engine_core.config import ConfigError
 from headwater.engine_core.model_config import ModelConfig
-from headwater.engine_core.models.gemma3_config import Gemma3Config
+from headwater.engine_core.models import gemma3_config
 
 if TYPE_CHECKING:
     from headwater.engine_core.models.model import Model
@@ -37,7 +37,7 @@ class Architecture:
 _DECODER = "headwater.engine_core.models.decoder:Decoder"
 _GEMMA3 = "headwater.engine_core.models.gemma3:Gemma3"
 ARCHITECTURES = {
-    "Gemma3ForCausalLM": Architecture(model=_GEMMA3, read_config=Gemma3Config.from_hf),
+    "Gemma3ForCausalLM": Architecture(model=_GEMMA3, read_config=gemma3_config.read_config),
     "LlamaForCausalLM": Architecture(model=_DECODER, read_config=ModelConfig.from_hf),
     "MistralForCausalLM": Architecture(model=_DECODER, read_config=ModelConfig.from_hf),
     "Qwen2ForCausalLM": Architecture(model=_DECODER, read_config=partial(ModelConfig.from_hf, qkv_bias=True)),

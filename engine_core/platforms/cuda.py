@@ -254,15 +254,22 @@ class CudaPlatform:
         assert window in (0, self._window)
         plan, n = attention_plan, attention_plan.num_decodes
         scales, out = self._scales(kv_cache), torch.empty_like(q)
-        options = {"k_scale": scales.get("k_scale"), "v_scale": scales.get("v_scale"), "scale": scale}
+        k_scale, v_scale = scales.get("k_scale"), scales.get("v_scale")
         if n:
             decode = plan.windowed if window else plan.decode
             where = kv_cache[0], kv_cache[1], plan.seq_lens, plan.table_rows, plan.block_tables, decode, out[:n]
             if plan.shares and not window:
-                shared_prefix_attention(q[:n], *where, **options)
+                shared_prefix_attention(q[:n], *where, k_scale=k_scale, v_scale=v_scale, scale=scale)
             dependent = plan.dependent or not decode.is_direct
-            if decode_attention(q[:n], *where, **options, window=window, dependent=dependent):
-                v_scale = scales.get("v_scale")
+            if decode_attention(
+                q[:n],
+                *where,
+                k_scale=k_scale,
+                v_scale=v_scale,
+                scale=scale,
+                window=window,
+                dependent=dependent,
+            ):
                 reduce_splits(plan.seq_lens, decode, out[:n], v_scale=v_scale, window=window, dependent=dependent)
         if len(plan.tiles):
             prefill_attention(
@@ -275,7 +282,9 @@ class CudaPlatform:
                 plan.block_tables,
                 plan.tiles,
                 out,
-                **options,
+                k_scale=k_scale,
+                v_scale=v_scale,
+                scale=scale,
                 window=window,
             )
         return out.flatten(1)

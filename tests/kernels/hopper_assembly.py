@@ -52,7 +52,7 @@ def any_gpu(num_kv_heads: int, head_dim: int) -> str:
     unused = dict.fromkeys(("p_k_scale", "p_v_scale"), "*i32")
     caches = dict.fromkeys(("p_k", "p_v"), "*bf16") | dict.fromkeys(("stride_block", "stride_head"), "i32")
     values = SHAPE | {"NUM_KV_HEADS": num_kv_heads, "HEAD_DIM": head_dim, "stride_slot": head_dim}
-    values |= {"TILE": TILE, "HALF": HALF, "FP8": False, "MAX_SPLITS": 8, "DIRECT": False, "ON_GPU": True}
+    values |= {"TILE": TILE, "HALF": HALF, "FP8": False, "MAX_SPLITS": 8, "WINDOW": 0, "DIRECT": False, "ON_GPU": True}
     registers = decode_attention.MAX_REGISTERS
     return compiled(
         decode_attention._decode_splits, TYPES | unused | caches, values, ASTSource, num_stages=2, maxnreg=registers

@@ -80,7 +80,7 @@ def test_queries_are_rotated_and_keys_and_values_stored(dtype: torch.dtype, has_
     assert int((kv_cache == 300).sum()) == 2 * (num_blocks * block_size - num_tokens) * num_kv_heads * head_dim
 
 
-def test_norms_take_weights_in_float32_to_the_bit_of_weights_that_are_rounded() -> None:
+def test_norms_take_weights_in_float32() -> None:
     """Weights near one, as `1 + w` is, lose digits in bfloat16: kernels take them as they are."""
     x, weight = torch.randn(37, 96).bfloat16(), torch.randn(96).bfloat16()
     assert torch.equal(rms_norm(x, weight.float(), 1e-5), rms_norm(x, weight, 1e-5))
