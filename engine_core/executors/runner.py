@@ -1,4 +1,4 @@
-"""Computes plans on a CPU: keeps the request table and the KV cache, runs the model, samples."""
+"""Computes plans one after another on a platform: keeps the request table and the KV cache, runs the model, samples."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from headwater.engine_core.executor import DrawPlan, Int32Array, StepPlan, StepR
 from headwater.engine_core.executors.batch import ForwardBatch, make_batch
 from headwater.engine_core.executors.rehearsal import rehearsal
 from headwater.engine_core.models.decoder import Decoder, Ends
+from headwater.engine_core.platforms.platform import Platform
 from headwater.engine_core.request import TokenLogprobs
 from headwater.engine_core.sampling.pooling import Pools
 from headwater.engine_core.sampling.sampler import Sampler
@@ -25,12 +26,13 @@ HeldRow = tuple[torch.Tensor, int]
 class Runner:
     """Plans are computed one after another; a sampled token is in the table before the next plan reads it."""
 
-    def __init__(self, decoder: Decoder, config: EngineConfig, dtype: torch.dtype) -> None:
+    def __init__(self, decoder: Decoder, config: EngineConfig, kv_dtype: torch.dtype, platform: Platform) -> None:
         model = decoder.config
         max_blocks = -(-config.max_model_len // config.block_size)
         self._decoder, self._config = decoder, config
         self._block_size = config.block_size
-        self._sampler = Sampler(config.max_num_seqs)
+        self._device = platform.device
+        self._sampler = Sampler(config.max_num_seqs, platform.sampling, platform.device)
         self._pools = Pools()
         # One position more than a request has: a sampled token is written even when it is the last.
         self._token_ids = torch.zeros(config.max_num_seqs, config.max_model_len + 1, dtype=torch.int32)
@@ -38,9 +40,8 @@ class Runner:
         self._num_prompt = np.zeros(config.max_num_seqs, np.int32)
         self._held: dict[int, HeldRow] = {}
         """By table row, for a draw."""
-        self._kv_cache = torch.zeros(
-            model.num_layers, 2, config.num_blocks, model.num_kv_heads, config.block_size, model.head_dim, dtype=dtype
-        )
+        shape = (model.num_layers, 2, config.num_blocks, model.num_kv_heads, config.block_size, model.head_dim)
+        self._kv_cache = torch.zeros(shape, dtype=kv_dtype, device=self._device)
 
     def rehearse(self) -> float:
         """Computes a few plans for what they touch, and forgets them. Returns the seconds of a step of the whole budget
@@ -62,7 +63,7 @@ class Runner:
     def run(self, plan: StepPlan) -> StepResult:
         assert plan.num_drafts is None, "drafts are not verified here"
         self._update_table(plan)
-        batch = make_batch(plan, self._token_ids, self._block_ids, self._block_size)
+        batch = make_batch(plan, self._token_ids, self._block_ids, self._block_size).to(self._device)
         ends = self._ends(plan, batch)
         hidden = self._decoder.forward(batch, self._kv_cache, ends=ends)
         prompt_logprobs = {row: self._score_prompt(plan, hidden, row) for row in plan.prompt_logprob_rows}
@@ -76,7 +77,7 @@ class Runner:
         if plan.samples.any():
             rows, lengths = plan.rows[plan.samples], (plan.starts + plan.counts)[plan.samples]
             tokens, logprobs = self._sample(logits, rows, lengths, plan.output_indices[plan.samples])
-        embeddings = {row: vector.numpy().tobytes() for row, vector in vectors.items()}
+        embeddings = {row: vector.cpu().numpy().tobytes() for row, vector in vectors.items()}
         return StepResult(
             token_ids=tokens[:, None],
             num_tokens=np.ones_like(tokens),
@@ -104,7 +105,7 @@ class Runner:
         is_held = plan.holds[plan.samples | plan.holds]
         held = np.flatnonzero(is_held).tolist()
         self._held |= zip(plan.rows[plan.holds].tolist(), ((logits, i) for i in held), strict=True)
-        return logits[torch.from_numpy(~is_held)]
+        return logits[torch.from_numpy(~is_held).to(self._device)]
 
     def _sample(
         self,
@@ -135,14 +136,15 @@ class Runner:
 
     def _known(self, row: int, length: int) -> tuple[torch.Tensor, torch.Tensor]:
         num_prompt = int(self._num_prompt[row])
-        return self._token_ids[row, :num_prompt], self._token_ids[row, num_prompt:length]
+        token_ids = self._token_ids[row, :length].to(self._device)
+        return token_ids[:num_prompt], token_ids[num_prompt:]
 
     def _score_prompt(self, plan: StepPlan, hidden: torch.Tensor, row: int) -> list[TokenLogprobs]:
         """Of the prompt tokens after the positions that the row computes."""
         i = int(np.flatnonzero(plan.rows == row)[0])
         start, first = int(plan.starts[i]), int(plan.counts[:i].sum())
         count = min(int(plan.counts[i]), int(self._num_prompt[row]) - 1 - start)
-        next_ids = self._token_ids[row, start + 1 : start + 1 + count]
+        next_ids = self._token_ids[row, start + 1 : start + 1 + count].to(self._device)
         entries: list[TokenLogprobs] = []
         for at in range(0, count, SCORED_AT_ONCE):
             end = min(at + SCORED_AT_ONCE, count)

@@ -105,7 +105,9 @@ Model = Annotated[
 ]
 Revision = Annotated[str | None, typer.Option(envvar="HEADWATER_REVISION", help="Branch, tag or commit on the Hub.")]
 Dtype = Annotated[str, typer.Option(envvar="HEADWATER_DTYPE", help="auto, float32, bfloat16 or float16.")]
-Device = Annotated[str, typer.Option(envvar="HEADWATER_DEVICE", help="auto, cpu or cuda.")]
+Device = Annotated[
+    str, typer.Option(envvar="HEADWATER_DEVICE", help="auto, cpu, cuda, or an installed platform (`platform list`).")
+]
 KvCacheDtype = Annotated[
     str, typer.Option(envvar="HEADWATER_KV_CACHE_DTYPE", help="auto, or fp8: twice the cache, faster, less exact; GPU.")
 ]
