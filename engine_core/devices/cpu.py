@@ -23,6 +23,7 @@ capabilities = Capabilities(
     dtypes=tuple(name for name, dtype in DTYPES.items() if dtype in CPU_DTYPES),
     max_head_dim=MAX_HEAD_DIM,
     size_multiple=NUM_LANES,
+    linear_kinds=("dense", "packed"),
 )
 KV_CACHE_BYTES = 512 << 20
 

@@ -3,7 +3,7 @@ without a GPU may lack what they need."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -21,6 +21,7 @@ name = "cuda"
 capabilities = Capabilities(
     dtypes=tuple(DTYPES),
     max_head_dim=256,
+    size_multiple=8,
     fp8_kv=True,
     host_blocks=True,
     graphs=True,
@@ -48,6 +49,11 @@ def environment() -> Environment:
 def kv_cache_memory(options: ExecutorOptions) -> int:
     """What weights and the largest step leave is known when they are in memory."""
     return 0
+
+
+def prepare_products(platform: Any, weight: torch.Tensor, row_counts: Sequence[int]) -> None:
+    """Compares the library's product of a weight with that of Headwater's kernels, as an engine does at its start."""
+    platform.prepare({"lm_head": weight}, row_counts, row_counts)
 
 
 def capture(launch: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:

@@ -18,6 +18,8 @@ class Capabilities:
     """The largest head size of attention."""
     size_multiple: int = 1
     """Divides head, hidden and intermediate sizes."""
+    linear_kinds: tuple[str, ...] = ("dense",)
+    """Kinds of weights that the platform has a product for."""
     block_sizes: tuple[int, ...] = BLOCK_SIZES
     """Tokens a KV block."""
     fp8_kv: bool = False

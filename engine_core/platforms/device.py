@@ -41,6 +41,9 @@ class Device(Protocol):
 
 
 REQUIRED = ("name", "capabilities", "Platform", "is_available", "environment", "kv_cache_memory", "build_executor")
+OPTIONAL = ("prepare_products",)
+"""`prepare_products(platform, weight, row_counts)`: what an engine does at its start so that products of a weight with
+so many rows keep bits. The conformance suite calls it before it multiplies."""
 BY_FLAG = {"graphs": "capture", "host_blocks": "copy_blocks"}
 """Hooks that a module has to offer where the flag is set.
 
