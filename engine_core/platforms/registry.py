@@ -16,6 +16,7 @@ from types import ModuleType
 from typing import Any, cast
 
 from headwater.engine_core.config import ConfigError
+from headwater.engine_core.platforms.capabilities import Capabilities
 from headwater.engine_core.platforms.device import API, BY_FLAG, REQUIRED, Device
 
 GROUP = "headwater.platforms"
@@ -97,6 +98,8 @@ def check_contract(name: str, module: Any) -> Device:
     missing = [attribute for attribute in REQUIRED if not hasattr(module, attribute)]
     if not missing:
         flags = module.capabilities
+        if not isinstance(flags, Capabilities):
+            raise ConfigError(f"capabilities of the platform {name!r}", flags, "a `Capabilities`")
         missing = [hook for flag, hook in BY_FLAG.items() if getattr(flags, flag) and not hasattr(module, hook)]
     if missing:
         needed = ", ".join((*REQUIRED, *(f"{hook} with the flag {flag}" for flag, hook in BY_FLAG.items())))

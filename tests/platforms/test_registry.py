@@ -80,6 +80,10 @@ def test_auto_is_never_a_platform_of_another_distribution(site: Path) -> None:
             WHOLE + "from dataclasses import replace\nname, capabilities = 'odd', replace(capabilities, graphs=True)\n",
             "platform 'odd' is 'without capture'; allowed: a module that offers name",
         ),
+        (
+            WHOLE + "name, capabilities = 'odd', {'dtypes': ('float32',)}\n",
+            "capabilities of the platform 'odd' is {'dtypes': ('float32',)}; allowed: a `Capabilities`",
+        ),
         (WHOLE + "name = 'even'\n", "name of the platform 'odd' is 'even'; allowed: odd, as its entry point says"),
         (
             WHOLE + "name = 'odd'\ndef is_available(): return False\n",
