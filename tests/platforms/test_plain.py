@@ -177,13 +177,13 @@ def test_the_installed_platform_passes_the_whole_check(plain_site: Path) -> None
 
 @pytest.mark.long
 def test_a_line_serves_the_demo_model_on_the_installed_platform(plain_site: Path, tmp_path: Path) -> None:
-    flags = "--device=plain", "--replicas=1", "--dtype=float32"
+    flags = "--replicas=1", "--dtype=float32"
     question = [{"role": "user", "content": "Name three rivers."}]
     answers = []
     for device in ("plain", "cpu"):
         state = tmp_path / device
         state.mkdir()
-        line = Line(state, f"--device={device}", *flags[1:], env=with_path(plain_site))
+        line = Line(state, f"--device={device}", *flags, env=with_path(plain_site))
         try:
             answers.append(line.chat(question)["choices"][0]["message"]["content"])
         finally:

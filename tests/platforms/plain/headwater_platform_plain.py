@@ -39,7 +39,7 @@ def environment() -> Environment:
 
 
 def kv_cache_memory(options: ExecutorOptions) -> int:
-    return 256 << 20
+    return 512 << 20
 
 
 def build_executor(request: BuildRequest, progress: Progress) -> tuple[Executor, EngineConfig]:
