@@ -165,7 +165,7 @@ def run(
     prompt_len: Annotated[int, typer.Option(help="tokens")] = 128,
     output_len: Annotated[int, typer.Option(help="tokens")] = 128,
     rounds: Annotated[int, typer.Option(help="pairs that count, after one that does not")] = 3,
-    device: Annotated[str, typer.Option(help="cpu, cuda or auto")] = "auto",
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, or an installed platform")] = "auto",
     executor: Annotated[str, typer.Option(help="single, or simulated")] = "single",
     threads: Annotated[int, typer.Option(help="of a CPU; 0: one a core")] = 0,
     block_size: Annotated[int, typer.Option(help="tokens a KV block")] = 16,

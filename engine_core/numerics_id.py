@@ -14,7 +14,7 @@ from headwater.kernels import environment
 from headwater.kernels.environment import Environment
 
 ROOMS = (Path(__file__).parent, Path(environment.__file__).parent)
-"""The engine core and the kernels."""
+"""The engine core and the kernels. The files of another distribution's platform join them."""
 DIGEST_BYTES = 8
 
 
@@ -26,7 +26,7 @@ def numerics_id(surroundings: Environment, *what: object, rooms: Iterable[Path] 
 
 
 def source_digest(folders: Iterable[Path]) -> bytes:
-    """Hash of all files in some folders: their names and their bytes."""
+    """Hash of all files in some folders, or of single files: their names and their bytes."""
     digest = hashlib.blake2b(digest_size=DIGEST_BYTES)
     for folder in folders:
         for path in sorted(source_files(folder)):
@@ -37,7 +37,10 @@ def source_digest(folders: Iterable[Path]) -> bytes:
 
 
 def source_files(folder: Path) -> Iterator[Path]:
-    """Every file below a folder but hidden ones and compiled code."""
+    """Every file below a folder but hidden ones and compiled code; of a file itself."""
+    if folder.is_file():
+        yield folder
+        return
     for path in folder.iterdir():
         if path.name.startswith(".") or path.name == "__pycache__":
             continue

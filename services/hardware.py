@@ -9,7 +9,6 @@ from functools import cache
 from pathlib import Path
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
-DEVICES = ("auto", "cpu", "cuda")
 FAST_BF16_FLAGS = {"amx_bf16", "avx512_bf16"}
 
 

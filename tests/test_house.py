@@ -40,7 +40,11 @@ ROOMS_SEEN = {
     "kernels": {"kernels"},
     "bench": {"bench", "proto", "gateway", "engine_core", "services", "kernels"},
 }
-TORCH_FREE_CORE = {"headwater.engine_core.kv.prefix_hash", "headwater.engine_core.sampling_params"}
+TORCH_FREE_CORE = {
+    "headwater.engine_core.kv.prefix_hash",
+    "headwater.engine_core.sampling_params",
+    "headwater.engine_core.platforms.registry",
+}
 
 
 def files_of(room: str) -> list[Path]:

@@ -32,6 +32,19 @@ class ForwardBatch:
     """int64 [S] token rows after which a token is sampled, now or by a draw: of each request its last ones, as many as
     it has drafts and one more."""
 
+    def to(self, device: torch.device) -> ForwardBatch:
+        """The same with its tensors on a device."""
+        if device.type == "cpu":
+            return self
+        return replace(
+            self,
+            token_ids=self.token_ids.to(device),
+            positions=self.positions.to(device),
+            slots=self.slots.to(device),
+            block_tables=self.block_tables.to(device),
+            sampled=self.sampled.to(device),
+        )
+
 
 def make_batch(plan: StepPlan, token_table: torch.Tensor, block_table: torch.Tensor, block_size: int) -> ForwardBatch:
     """token_table int32 [rows, max_model_len] and block_table int32 [rows, max blocks] are the request table's."""

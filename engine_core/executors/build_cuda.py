@@ -65,9 +65,7 @@ def build_cuda_executor(
 ) -> tuple[CudaExecutor, EngineConfig]:
     """With `is_sized` the config's number of blocks stands; otherwise memory decides. Raises `ConfigError` with what
     would fit."""
-    platform = CudaPlatform(
-        model, config.block_size, max_num_seqs=config.max_num_seqs, max_model_len=config.max_model_len, device=device
-    )
+    platform = CudaPlatform.of(model, config)
     most_rows = config.max_num_seqs
     step_rows = probed_rows(config.max_num_batched_tokens, most_rows)
     platform.prepare(weights, step_rows, probed_rows(max(most_rows, SCORED_AT_ONCE), most_rows))

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from headwater.engine_core.config import EngineConfig
 from headwater.engine_core.executor import Executor
-from headwater.engine_core.executors.options import ExecutorOptions, ModelFacts, engine_config
+from headwater.engine_core.executors.options import ExecutorOptions, ModelFacts, Progress, engine_config
 from headwater.engine_core.executors.simulated import SimulatedExecutor, SimulatedModel, SimulatedTiming
 from headwater.engine_core.models import registry
 
@@ -14,7 +14,7 @@ ENTRY_BYTES = 8
 """That stand for a token's keys and values."""
 
 
-def build_simulated_executor(options: ExecutorOptions) -> tuple[Executor, EngineConfig, ModelFacts]:
+def build_executor(options: ExecutorOptions, progress: Progress) -> tuple[Executor, EngineConfig, ModelFacts]:
     vocab_size, max_model_len = 49_152, options.max_model_len or 8_192
     if options.model_folder is not None:
         model = registry.read_config(options.model_folder)

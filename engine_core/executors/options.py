@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from headwater.engine_core.config import ConfigError, EngineConfig
+from headwater.engine_core.model_config import ModelConfig
 
 Progress = Callable[[str, int, int], None]
 """(phase, done, total)"""
@@ -49,6 +50,18 @@ class ExecutorOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BuildRequest:
+    """Options that a platform's flags allow, and the model that they name."""
+
+    options: ExecutorOptions
+    model: ModelConfig
+    dtype: str
+    """Of weights and activations."""
+    kv_format: str
+    """Of keys and values: `dtype`, or fp8."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFacts:
     """What is served, as it was found."""
 
@@ -57,6 +70,8 @@ class ModelFacts:
     vocab_size: int
     numerics_id: str
     """Equal ids give equal bits; empty: nothing of the kind is promised."""
+    prompt_logprobs: bool = True
+    """Whether log probabilities of prompts are served."""
 
 
 def engine_config(options: ExecutorOptions, max_model_len: int, num_blocks: int, *, block_bytes: int) -> EngineConfig:

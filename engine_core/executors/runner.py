@@ -1,4 +1,4 @@
-"""Computes plans on a CPU: keeps the request table and the KV cache, runs the model, samples."""
+"""Computes plans one after another on a platform: keeps the request table and the KV cache, runs the model, samples."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from headwater.engine_core.executor import DrawPlan, Int32Array, StepPlan, StepR
 from headwater.engine_core.executors.batch import ForwardBatch, make_batch, num_sampled
 from headwater.engine_core.executors.rehearsal import rehearsal
 from headwater.engine_core.models.model import Ends, Model
+from headwater.engine_core.platforms.platform import Platform
 from headwater.engine_core.request import TokenLogprobs
 from headwater.engine_core.sampling.pooling import Pools
 from headwater.engine_core.sampling.sampler import Sampler
@@ -29,12 +30,13 @@ NOTHING = StepResult(token_ids=np.empty((0, 1), np.int32), num_tokens=np.empty(0
 class Runner:
     """Plans are computed one after another; a sampled token is in the table before the next plan reads it."""
 
-    def __init__(self, decoder: Model, config: EngineConfig, dtype: torch.dtype) -> None:
+    def __init__(self, decoder: Model, config: EngineConfig, kv_dtype: torch.dtype, platform: Platform) -> None:
         model = decoder.config
         max_blocks = -(-config.max_model_len // config.block_size)
         self._decoder, self._config = decoder, config
         self._block_size = config.block_size
-        self._sampler = Sampler(config.max_num_seqs)
+        self._device = platform.device
+        self._sampler = Sampler(config.max_num_seqs, platform.sampling, platform.device)
         self._pools = Pools()
         # One position more than a request has: a sampled token is written even when it is the last.
         self._token_ids = torch.zeros(config.max_num_seqs, config.max_model_len + 1, dtype=torch.int32)
@@ -42,9 +44,8 @@ class Runner:
         self._num_prompt = np.zeros(config.max_num_seqs, np.int32)
         self._held: dict[int, HeldRow] = {}
         """By table row, for a draw."""
-        self._kv_cache = torch.zeros(
-            model.num_layers, 2, config.num_blocks, model.num_kv_heads, config.block_size, model.head_dim, dtype=dtype
-        )
+        shape = (model.num_layers, 2, config.num_blocks, model.num_kv_heads, config.block_size, model.head_dim)
+        self._kv_cache = torch.zeros(shape, dtype=kv_dtype, device=self._device)
 
     def rehearse(self) -> float:
         """Computes a few plans for what they touch, and forgets them. Returns the seconds of a step of the whole budget
@@ -65,7 +66,7 @@ class Runner:
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> StepResult:
         self._update_table(plan)
-        batch = make_batch(plan, self._token_ids, self._block_ids, self._block_size)
+        batch = make_batch(plan, self._token_ids, self._block_ids, self._block_size).to(self._device)
         ends = self._ends(plan, batch)
         hidden = self._decoder.forward(batch, self._kv_cache, ends=ends)
         prompt_logprobs = {row: self._score_prompt(plan, hidden, row) for row in plan.prompt_logprob_rows}
@@ -80,7 +81,7 @@ class Runner:
                 first = (plan.starts + plan.counts)[plan.samples] - num_positions + 1
                 outputs = plan.output_indices[plan.samples]
                 result = self._sample(logits, plan.rows[plan.samples], first, num_positions, outputs)
-        embeddings = {row: vector.numpy().tobytes() for row, vector in vectors.items()}
+        embeddings = {row: vector.cpu().numpy().tobytes() for row, vector in vectors.items()}
         return replace(result, prompt_logprobs=prompt_logprobs, embeddings=embeddings)
 
     @torch.inference_mode()
@@ -102,7 +103,7 @@ class Runner:
         first = np.cumsum(num_positions) - num_positions
         held = plan.rows[plan.holds].tolist(), first[plan.holds].tolist(), num_positions[plan.holds].tolist()
         self._held |= {row: (logits, range(at, at + count)) for row, at, count in zip(*held, strict=True)}
-        return logits[torch.from_numpy(np.repeat(plan.samples, num_positions))]
+        return logits[torch.from_numpy(np.repeat(plan.samples, num_positions)).to(self._device)]
 
     def _sample(
         self,
@@ -153,14 +154,15 @@ class Runner:
 
     def _known(self, row: int, length: int) -> tuple[torch.Tensor, torch.Tensor]:
         num_prompt = int(self._num_prompt[row])
-        return self._token_ids[row, :num_prompt], self._token_ids[row, num_prompt:length]
+        token_ids = self._token_ids[row, :length].to(self._device)
+        return token_ids[:num_prompt], token_ids[num_prompt:]
 
     def _score_prompt(self, plan: StepPlan, hidden: torch.Tensor, row: int) -> list[TokenLogprobs]:
         """Of the prompt tokens after the positions that the row computes."""
         i = int(np.flatnonzero(plan.rows == row)[0])
         start, first = int(plan.starts[i]), int(plan.counts[:i].sum())
         count = min(int(plan.counts[i]), int(self._num_prompt[row]) - 1 - start)
-        next_ids = self._token_ids[row, start + 1 : start + 1 + count]
+        next_ids = self._token_ids[row, start + 1 : start + 1 + count].to(self._device)
         entries: list[TokenLogprobs] = []
         for at in range(0, count, SCORED_AT_ONCE):
             end = min(at + SCORED_AT_ONCE, count)

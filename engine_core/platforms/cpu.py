@@ -7,13 +7,15 @@ from functools import partial
 
 import torch
 
-from headwater.engine_core.config import ConfigError
+from headwater.engine_core.config import EngineConfig
 from headwater.engine_core.executors.batch import ForwardBatch
 from headwater.engine_core.layers.dense import DenseLinear
 from headwater.engine_core.layers.kinds import Weights
 from headwater.engine_core.layers.linear import Linear, Product
 from headwater.engine_core.layers.packed import PackedLinear
 from headwater.engine_core.model_config import ModelConfig
+from headwater.engine_core.platforms.cpu_sampling import CpuSampling
+from headwater.engine_core.sampling.operations import SamplingOperations
 from headwater.kernels.cpu import attention as attention_kernel
 from headwater.kernels.cpu import draw as draw_kernel
 from headwater.kernels.cpu import qk_norm_rope_store_kv as qk_kernel
@@ -21,8 +23,7 @@ from headwater.kernels.cpu import rms_norm as norm_kernel
 from headwater.kernels.cpu import silu_mul as silu_kernel
 from headwater.kernels.cpu.attention import AttentionPlan, attention, plan_attention
 from headwater.kernels.cpu.compiled import DTYPES
-from headwater.kernels.cpu.lanes import NUM_LANES
-from headwater.kernels.cpu.qk_norm_rope_store_kv import MAX_HEAD_DIM, qk_norm_rope_store_kv
+from headwater.kernels.cpu.qk_norm_rope_store_kv import qk_norm_rope_store_kv
 from headwater.kernels.cpu.rms_norm import add_rms_norm, rms_norm
 from headwater.kernels.cpu.silu_mul import gelu_tanh_mul, silu_mul
 from headwater.kernels.row_stable_linear import PACKED, PLAIN, Library, RowRule, row_rule, row_stable_linear
@@ -36,12 +37,16 @@ class CpuPlatform:
     """See `Platform`."""
 
     device = torch.device("cpu")
+    sampling: SamplingOperations = CpuSampling()
 
     def __init__(self, model: ModelConfig, block_size: int) -> None:
-        _check(model, block_size)
         self._group = model.num_heads // model.num_kv_heads
         self._libraries: dict[str, Library] = {DenseLinear.kind: PLAIN, PackedLinear.kind: PACKED}
         self._row_rules: dict[tuple[str, torch.dtype, tuple[int, ...]], RowRule] = {}
+
+    @classmethod
+    def of(cls, model: ModelConfig, config: EngineConfig) -> CpuPlatform:
+        return cls(model, config.block_size)
 
     def prepare(self, weights: Weights, progress: Callable[[int, int], None]) -> None:
         """Does what the first step would otherwise wait for: kernels are loaded, products are probed."""
@@ -113,14 +118,3 @@ def compile_kernels(dtype: torch.dtype, progress: Callable[[int, int], None]) ->
         if dtype in DTYPES:
             kernel.KERNEL.compile(dtype)
         progress(done, len(kernels))
-
-
-def _check(model: ModelConfig, block_size: int) -> None:
-    """Kernels compute with sixteen numbers at once and have no remainders."""
-    for name in ("head_dim", "hidden_size", "intermediate_size"):
-        if getattr(model, name) % NUM_LANES:
-            raise ConfigError(name, getattr(model, name), f"multiples of {NUM_LANES} on a CPU")
-    if model.head_dim > MAX_HEAD_DIM:
-        raise ConfigError("head_dim", model.head_dim, f"at most {MAX_HEAD_DIM} on a CPU")
-    if block_size % NUM_LANES:
-        raise ConfigError("block_size", block_size, f"multiples of {NUM_LANES} on a CPU")

@@ -12,13 +12,16 @@ from functools import partial
 import numpy as np
 import torch
 
+from headwater.engine_core.config import EngineConfig
 from headwater.engine_core.executor import Int32Array
 from headwater.engine_core.executors.batch import ForwardBatch
 from headwater.engine_core.layers.dense import DenseLinear
 from headwater.engine_core.layers.kinds import Weights
 from headwater.engine_core.layers.linear import Linear, Product
 from headwater.engine_core.model_config import ModelConfig
+from headwater.engine_core.platforms.cuda_sampling import CudaSampling
 from headwater.engine_core.platforms.product_verdicts import ProductVerdicts, own_products
+from headwater.engine_core.sampling.operations import SamplingOperations
 from headwater.kernels import product_probe
 from headwater.kernels.decode_attention import decode_attention
 from headwater.kernels.decode_plan import DecodePlan, plan_decode
@@ -80,6 +83,7 @@ class CudaPlatform:
     ) -> None:
         configure_blas()
         self.device = device
+        self.sampling: SamplingOperations = CudaSampling()
         self._block_size = block_size
         # Of an fp8 cache, for each head: what is stored is value / scale. Keys and values of the models served lie well
         # within the range of e4m3, whose precision is the same at every scale.
@@ -105,6 +109,16 @@ class CudaPlatform:
         """Those that the library makes with other bits; see `prepare`."""
         self._products = {DenseLinear.kind: self._dense}
         self._gated_products = {(DenseLinear.kind, "silu"): self._dense_silu}
+
+    @classmethod
+    def of(cls, model: ModelConfig, config: EngineConfig) -> CudaPlatform:
+        return cls(
+            model,
+            config.block_size,
+            max_num_seqs=config.max_num_seqs,
+            max_model_len=config.max_model_len,
+            device=torch.device("cuda"),
+        )
 
     def prepare(self, weights: Weights, row_counts: Sequence[int], head_row_counts: Sequence[int]) -> None:
         """Probes products of these weights with so many rows, where this machine has not done so before: what the

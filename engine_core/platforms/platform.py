@@ -8,12 +8,14 @@ import torch
 
 from headwater.engine_core.executors.batch import ForwardBatch
 from headwater.engine_core.layers.linear import Linear, Product
+from headwater.engine_core.sampling.operations import SamplingOperations
 
 
 class Platform(Protocol):
     """Shapes as in `kernels`: T tokens, H hidden, Hq and Hk query and key heads, D head size."""
 
     device: torch.device
+    sampling: SamplingOperations
 
     def plan_attention(self, batch: ForwardBatch, *, of_ends: bool = False) -> Any:
         """What `attention` needs to know of a batch, made once for all layers; `of_ends`: for the last one alone, where

@@ -1,4 +1,5 @@
-"""From logits to tokens under each row's sampling contract, on a CPU. Knows nothing about scheduling or the model.
+"""From logits to tokens under each row's sampling contract, by a platform's operations. Knows nothing about scheduling
+or the model.
 
 Order: log probabilities from raw logits; then allowed ids, bad words, minimum length, bias, penalties; the mask of a
 grammar; then greedy, or temperature, min-p, top-k, top-p and Gumbel noise that is a pure function of seed, choice,
@@ -8,20 +9,18 @@ output index and token.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
 
 from headwater.engine_core.executor import AdmittedRow, Int32Array
 from headwater.engine_core.request import TokenLogprobs
+from headwater.engine_core.sampling.operations import SamplingOperations
 from headwater.engine_core.sampling_params import SamplingParams
-from headwater.kernels.candidate_sample import candidate_sample
-from headwater.kernels.cpu.draw import draw
 from headwater.kernels.filtered_sample import Filters
-from headwater.kernels.logprobs import logprobs_twin
 from headwater.kernels.penalties import penalize_twin
 from headwater.kernels.sample import Draws
-from headwater.kernels.token_mask import mask_tokens_twin
 
 Known = Callable[[int], tuple[torch.Tensor, torch.Tensor]]
 """From the index of what is sampled to the ids of the prompt and of the outputs before it, both int32 [n]."""
@@ -30,7 +29,8 @@ Known = Callable[[int], tuple[torch.Tensor, torch.Tensor]]
 class Sampler:
     """Keeps the contract of each row of the request table."""
 
-    def __init__(self, num_rows: int) -> None:
+    def __init__(self, num_rows: int, operations: SamplingOperations, device: torch.device) -> None:
+        self._operations, self._device = operations, device
         self._params = [SamplingParams()] * num_rows
         self._seeds = np.zeros(num_rows, np.int64)
         self._choices = np.zeros(num_rows, np.int32)
@@ -66,18 +66,18 @@ class Sampler:
             logits = logits.clone() if logits is raw else logits
             for i in np.flatnonzero(self._is_edited[rows]).tolist():
                 edit(logits[i], self._params[rows[i]], int(output_indices[i]), *known(i))
-        tokens = self._draw(logits, rows, output_indices, None if masks is None else torch.from_numpy(masks))
+        tokens = self._draw(logits, rows, output_indices, None if masks is None else self._on_device(masks))
         wanted = np.flatnonzero(self._num_logprobs[rows] >= 0)
         if not wanted.size:
             return tokens, {}
-        chosen = torch.from_numpy(tokens[wanted])
-        entries = score(raw[torch.from_numpy(wanted)], chosen, self._num_logprobs[rows[wanted]].tolist())
+        chosen = self._on_device(tokens[wanted])
+        entries = self._score(raw[self._on_device(wanted)], chosen, self._num_logprobs[rows[wanted]].tolist())
         return tokens, dict(zip(wanted.tolist(), entries, strict=True))
 
     def score_prompt(self, logits: torch.Tensor, token_ids: torch.Tensor, row: int) -> list[TokenLogprobs]:
         """Of prompt tokens int32 [N] under the logits [N, V] before each."""
         num_top = self._params[row].num_prompt_logprobs or 0
-        return score(logits, token_ids, [num_top] * len(token_ids))
+        return self._score(logits, token_ids, [num_top] * len(token_ids))
 
     def _draw(
         self, logits: torch.Tensor, rows: Int32Array, output_indices: Int32Array, masks: torch.Tensor | None
@@ -85,43 +85,49 @@ class Sampler:
         is_filtered = (self._top_ks[rows] > 0) | (self._top_ps[rows] < 1) | (self._min_ps[rows] > 0)
         is_filtered &= self._temperatures[rows] > 0
         if not is_filtered.any():
-            return draw(logits, self._draws(rows, output_indices), masks).numpy()
+            return self._on_host(self._operations.draw(logits, self._draws(rows, output_indices), masks))
         tokens = np.empty(len(rows), np.int32)
         plain, filtered = np.flatnonzero(~is_filtered), np.flatnonzero(is_filtered)
         if plain.size:
-            some, draws = logits[torch.from_numpy(plain)], self._draws(rows[plain], output_indices[plain])
-            tokens[plain] = draw(some, draws, None if masks is None else masks[torch.from_numpy(plain)]).numpy()
-        some = logits[torch.from_numpy(filtered)]
-        some = some.float() if masks is None else mask_tokens_twin(some, masks[torch.from_numpy(filtered)])
-        draws = self._draws(rows[filtered], output_indices[filtered])
-        tokens[filtered] = self._draw_filtered(some, draws, rows[filtered]).numpy()
+            at, draws = self._on_device(plain), self._draws(rows[plain], output_indices[plain])
+            tokens[plain] = self._on_host(
+                self._operations.draw(logits[at], draws, None if masks is None else masks[at])
+            )
+        at, draws = self._on_device(filtered), self._draws(rows[filtered], output_indices[filtered])
+        some = logits[at].float() if masks is None else self._operations.mask_tokens(logits[at], masks[at])
+        tokens[filtered] = self._on_host(self._operations.draw_filtered(some, draws, self._filters(rows[filtered])))
         return tokens
 
-    def _draw_filtered(self, logits: torch.Tensor, draws: Draws, rows: Int32Array) -> torch.Tensor:
-        filters = Filters(
-            top_ks=torch.from_numpy(self._top_ks[rows]),
-            top_ps=torch.from_numpy(self._top_ps[rows]),
-            min_ps=torch.from_numpy(self._min_ps[rows]),
+    def _score(self, logits: torch.Tensor, token_ids: torch.Tensor, num_tops: list[int]) -> list[TokenLogprobs]:
+        """Of token_ids int32 [R] and of the likeliest num_tops[i] ids of each row of logits [R, V]."""
+        chosen, top_ids, top_logprobs = self._operations.logprobs(logits, token_ids, max(num_tops))
+        columns = (chosen.tolist(), top_ids.tolist(), top_logprobs.tolist())
+        return [
+            TokenLogprobs(logprob=logprob, top_ids=ids[:num_top], top_logprobs=values[:num_top])
+            for logprob, ids, values, num_top in zip(*columns, num_tops, strict=True)
+        ]
+
+    def _filters(self, rows: Int32Array) -> Filters:
+        return Filters(
+            top_ks=self._on_device(self._top_ks[rows]),
+            top_ps=self._on_device(self._top_ps[rows]),
+            min_ps=self._on_device(self._min_ps[rows]),
         )
-        return candidate_sample(logits, draws, filters)
 
     def _draws(self, rows: Int32Array, output_indices: Int32Array) -> Draws:
         return Draws(
-            temperatures=torch.from_numpy(self._temperatures[rows]),
-            seeds=torch.from_numpy(self._seeds[rows]),
-            choice_indices=torch.from_numpy(self._choices[rows]),
-            output_indices=torch.from_numpy(output_indices),
+            temperatures=self._on_device(self._temperatures[rows]),
+            seeds=self._on_device(self._seeds[rows]),
+            choice_indices=self._on_device(self._choices[rows]),
+            output_indices=self._on_device(output_indices),
         )
 
+    def _on_device(self, values: np.ndarray[Any, Any]) -> torch.Tensor:
+        return torch.from_numpy(values).to(self._device)
 
-def score(logits: torch.Tensor, token_ids: torch.Tensor, num_tops: list[int]) -> list[TokenLogprobs]:
-    """Log probabilities of token_ids int32 [R] and of the likeliest num_tops[i] ids of each row of logits [R, V]."""
-    chosen, top_ids, top_logprobs = logprobs_twin(logits, token_ids, max(num_tops))
-    columns = (chosen.tolist(), top_ids.tolist(), top_logprobs.tolist())
-    return [
-        TokenLogprobs(logprob=logprob, top_ids=ids[:num_top], top_logprobs=values[:num_top])
-        for logprob, ids, values, num_top in zip(*columns, num_tops, strict=True)
-    ]
+    def _on_host(self, tokens: torch.Tensor) -> Int32Array:
+        array: Int32Array = tokens.cpu().numpy()
+        return array
 
 
 def edits_logits(params: SamplingParams) -> bool:

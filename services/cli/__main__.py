@@ -25,6 +25,7 @@ from headwater.services.cli.admin_client import AdminError, AsJson
 from headwater.services.cli.answer_stream import ChatError
 from headwater.services.cli.model_commands import ModelError
 from headwater.services.cli.model_commands import make_commands as make_model_commands
+from headwater.services.cli.platform_commands import app as platform_commands
 from headwater.services.cli.tenant_commands import make_commands
 from headwater.services.cli.up import INTERRUPTED
 from headwater.services.cli.up import up as run_line
@@ -91,6 +92,7 @@ StateDir = Annotated[
 ]
 app.add_typer(make_commands(default_state_dir), name="tenant")
 app.add_typer(make_model_commands(default_state_dir), name="models")
+app.add_typer(platform_commands, name="platform")
 app.command()(access)
 CacheDir = Annotated[
     Path,
@@ -106,7 +108,9 @@ Model = Annotated[
 ]
 Revision = Annotated[str | None, typer.Option(envvar="HEADWATER_REVISION", help="Branch, tag or commit on the Hub.")]
 Dtype = Annotated[str, typer.Option(envvar="HEADWATER_DTYPE", help="auto, float32, bfloat16 or float16.")]
-Device = Annotated[str, typer.Option(envvar="HEADWATER_DEVICE", help="auto, cpu or cuda.")]
+Device = Annotated[
+    str, typer.Option(envvar="HEADWATER_DEVICE", help="auto, cpu, cuda, or an installed platform (`platform list`).")
+]
 KvCacheDtype = Annotated[
     str, typer.Option(envvar="HEADWATER_KV_CACHE_DTYPE", help="auto, or fp8: twice the cache, faster, less exact; GPU.")
 ]

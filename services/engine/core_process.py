@@ -20,9 +20,8 @@ import msgspec
 
 from headwater.engine_core.config import ConfigError, EngineConfig
 from headwater.engine_core.engine import Engine
-from headwater.engine_core.executor import Executor
-from headwater.engine_core.executors.build_simulated import build_simulated_executor
 from headwater.engine_core.executors.options import ExecutorOptions, ModelFacts
+from headwater.engine_core.executors.registry import build_executor
 from headwater.services.engine.mask_table import map_masks
 from headwater.services.engine.messages import (
     Add,
@@ -125,7 +124,7 @@ def main() -> None:
     logging.basicConfig(level=settings.log_level.upper(), format="%(message)s")
     try:
         progress = SpokenProgress(reports)
-        executor, config, facts = _build(executor_options(settings), progress)
+        executor, config, facts = build_executor(executor_options(settings), progress)
     except ConfigError as error:
         reports.write(encode(Failed(str(error))))
         sys.exit(1)
@@ -141,15 +140,6 @@ def main() -> None:
             gc.freeze()
             reports.write(encode(_ready(engine, config, facts, longest_step)))
             run(engine, measured, commands, reports, mask_reports)
-
-
-def _build(options: ExecutorOptions, progress: SpokenProgress) -> tuple[Executor, EngineConfig, ModelFacts]:
-    if options.executor == "simulated":
-        return build_simulated_executor(options)
-    # Imported here: it brings torch, which takes longer to load than a simulated engine to start.
-    from headwater.engine_core.executors.build import build_executor  # noqa: PLC0415
-
-    return build_executor(options, progress)
 
 
 class SpokenProgress:
@@ -203,6 +193,7 @@ def _ready(engine: Engine, config: EngineConfig, facts: ModelFacts, longest_step
         max_model_len=config.max_model_len,
         max_num_seqs=config.max_num_seqs,
         longest_step=longest_step,
+        prompt_logprobs=facts.prompt_logprobs,
     )
 
 

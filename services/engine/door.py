@@ -56,7 +56,9 @@ class Door:
         tracing: Tracing = NO_TRACING,
     ) -> None:
         self.tracing = tracing
-        self.limits = Limits(vocab_size=ready.vocab_size, max_model_len=ready.max_model_len)
+        self.limits = Limits(
+            vocab_size=ready.vocab_size, max_model_len=ready.max_model_len, prompt_logprobs=ready.prompt_logprobs
+        )
         self.keys: Iterator[int] = itertools.count(1)
         self.fence = Fence()
         self.events = events

@@ -75,6 +75,8 @@ class Ready(msgspec.Struct, tag="ready", array_like=True):
     max_num_seqs: int
     longest_step: float
     """Seconds that a step of the whole budget may take, as far as one can tell beforehand; 0: no word."""
+    prompt_logprobs: bool = True
+    """Whether log probabilities of prompts are served."""
 
 
 class Failed(msgspec.Struct, tag="failed", array_like=True):

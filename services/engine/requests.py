@@ -35,6 +35,8 @@ class Limits:
 
     vocab_size: int
     max_model_len: int
+    prompt_logprobs: bool = True
+    """Whether the platform serves log probabilities of prompts."""
 
 
 class PendingAdd:
@@ -125,6 +127,8 @@ def _check(pending: PendingAdd, limits: Limits) -> None:
         raise BadRequest.of("choice_indices", list(add.choice_indices), "one a stream")
     if add.pooling not in POOLINGS or (add.pooling and (max_tokens or len(add.stream_ids) > 1)):
         raise BadRequest.of("pooling", add.pooling, "last, mean or cls, with max_tokens 0 and one stream")
+    if add.sampling.HasField("prompt_logprobs") and not limits.prompt_logprobs:
+        raise UnsupportedField("prompt_logprobs", "the platform of this engine has no log probabilities of prompts")
     if add.lora:
         raise UnsupportedField("lora", "this engine has no adapters")
     _check_ids("prompt_ids", pending.prompt_ids, limits)

@@ -29,7 +29,7 @@ class EngineSettings(StageSecuritySettings):
     otlp_endpoint: str = setting("", "OpenTelemetry collector that gets spans, http://host:port (gRPC); none: no spans")
     log_level: str = setting("info", "debug, info, warning or error")
     executor: str = setting("single", "what computes: single, or simulated (no weights)")
-    device: str = setting("auto", "cpu, cuda, or auto")
+    device: str = setting("auto", "cpu, cuda, the name of an installed platform, or auto (the GPU where there is one)")
     dtype: str = setting("auto", "float32, bfloat16, float16, or auto (the folder's)")
     load_format: str = setting(
         "auto", "auto (the folder's weights), dummy (random weights) or dummy-uniform (small ones, as vLLM makes them)"

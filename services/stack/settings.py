@@ -7,16 +7,16 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from headwater.engine_core.platforms.registry import device_names, is_registered
 from headwater.services.advertise import is_loopback
 from headwater.services.engine.settings import KV_CACHE_DTYPES, LOAD_FORMATS
-from headwater.services.hardware import DEVICES, DTYPES
+from headwater.services.hardware import DTYPES
 from headwater.services.settings import SettingError
 from headwater.services.stack.scaling import IDLE_SECONDS, TARGET_REQUESTS, ScaleRules
 
 COLD_START_SECONDS = 120.0
 CHOICES = {
     "dtype": DTYPES,
-    "device": DEVICES,
     "executor": ("single", "simulated"),
     "load_format": LOAD_FORMATS,
     "kv_cache_dtype": KV_CACHE_DTYPES,
@@ -83,6 +83,8 @@ class StackSettings:
         for name, allowed in CHOICES.items():
             if getattr(self, name) not in allowed:
                 raise SettingError(name, getattr(self, name), ", ".join(allowed))
+        if not is_registered(self.device):
+            raise SettingError("device", self.device, ", ".join(device_names()))
         if (self.tls_cert_file is None) != (self.tls_key_file is None):
             raise SettingError("tls_key_file", self.tls_key_file, "a file, together with --tls-cert-file, or neither")
         if self.tls_client_ca_file is not None and self.tls_cert_file is None:

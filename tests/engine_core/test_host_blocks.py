@@ -366,7 +366,7 @@ def test_an_engine_that_only_waits_for_blocks_says_so() -> None:
 def test_a_cpu_has_no_other_memory(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(TINY))
     options = ExecutorOptions(model_folder=tmp_path, device="cpu", load_format="dummy", kv_swap_memory=1 << 20)
-    with pytest.raises(ConfigError, match="kv_swap_memory is 1048576; allowed: 0 on a CPU"):
+    with pytest.raises(ConfigError, match="kv_swap_memory is 1048576; allowed: 0 on the platform cpu"):
         build_executor(options, lambda phase, done, total: None)
 
 

@@ -83,5 +83,5 @@ def test_tokens_one_by_one_have_the_hidden_states_of_the_decoder(
 def test_a_cpu_has_no_such_path(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(TINY))
     options = ExecutorOptions(model_folder=tmp_path, device="cpu", load_format="dummy", gemv=True)
-    with pytest.raises(ConfigError, match="gemv is True; allowed: False on a CPU"):
+    with pytest.raises(ConfigError, match="gemv is True; allowed: False on the platform cpu"):
         build_executor(options, lambda phase, done, total: None)

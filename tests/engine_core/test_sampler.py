@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from headwater.engine_core.executor import AdmittedRow
+from headwater.engine_core.platforms.cpu_sampling import CpuSampling
 from headwater.engine_core.sampling.sampler import Sampler
 from headwater.engine_core.sampling_params import SamplingParams
 from headwater.kernels.candidate_sample import candidate_sample
@@ -22,7 +23,7 @@ def choose(
     logits: list[float], *, outputs: list[int] | None = None, prompt: list[int] | None = None, **rules: Any
 ) -> int:
     """The token that one row chooses."""
-    sampler, outputs = Sampler(1), outputs or []
+    sampler, outputs = Sampler(1, CpuSampling(), torch.device("cpu")), outputs or []
     params = SamplingParams(**{"temperature": 0.0} | rules)
     sampler.admit(
         AdmittedRow(row=0, token_ids=np.empty(0, np.int32), num_prompt_tokens=1, sampling=params, choice_index=0)
@@ -80,7 +81,7 @@ def test_a_seed_gives_the_same_token_and_another_seed_other_ones() -> None:
 
 def test_samples_are_distributed_as_the_softmax() -> None:
     logits, count = torch.tensor([2.0, 1.0, 0.0, -1.0]), 20_000
-    sampler = Sampler(1)
+    sampler = Sampler(1, CpuSampling(), torch.device("cpu"))
     params = SamplingParams(temperature=0.7, seed=5)
     sampler.admit(
         AdmittedRow(row=0, token_ids=np.empty(0, np.int32), num_prompt_tokens=1, sampling=params, choice_index=0)

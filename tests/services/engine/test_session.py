@@ -163,6 +163,19 @@ async def test_only_the_first_choice_scores_the_prompt() -> None:
     assert [request.sampling.num_prompt_logprobs for request in requests] == [2, None, None]
 
 
+async def test_an_engine_whose_platform_scores_no_prompts_refuses_to_by_name() -> None:
+    host = Recorder()
+    host.limits = Limits(vocab_size=1000, max_model_len=100, prompt_logprobs=False)
+    session = EngineSession(host)
+    request = add(1, [1, 2, 3])
+    request.sampling.prompt_logprobs = 2
+    session.take(pb.ClientFrame(adds=[request, add(2, [1, 2, 3])]))
+    assert [command.request.prompt_ids for command in host.commands if isinstance(command, Add)] == [[1, 2, 3]]
+    session.end()
+    (refused,) = [each async for frame in session._outbox.sent() for each in frame.finishes]
+    assert "prompt_logprobs is not supported: the platform of this engine" in str(refused)
+
+
 async def test_ends_of_sequence_stop_unless_ignored_and_wait_for_min_tokens() -> None:
     host = Recorder()
     session = EngineSession(host)

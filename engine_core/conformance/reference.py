@@ -1,0 +1,101 @@
+"""A platform whose every operation is its twin: slow, on a CPU, for a decoder that others are compared with."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from headwater.engine_core.config import EngineConfig
+from headwater.engine_core.executors.batch import ForwardBatch
+from headwater.engine_core.layers.dense import DenseLinear
+from headwater.engine_core.layers.linear import Linear, Product
+from headwater.engine_core.model_config import ModelConfig
+from headwater.engine_core.platforms import specification
+from headwater.engine_core.sampling.operations import SamplingOperations
+from headwater.kernels.filtered_sample import Filters
+from headwater.kernels.sample import Draws
+
+
+class ReferenceSampling:
+    """See `SamplingOperations`."""
+
+    def draw(self, logits: Tensor, draws: Draws, masks: Tensor | None = None) -> Tensor:
+        logits = logits if masks is None else specification.mask_tokens(logits, masks)
+        return specification.scores(logits, draws).argmax(1).int()
+
+    def draw_filtered(self, logits: Tensor, draws: Draws, filters: Filters) -> Tensor:
+        kept = specification.filtered(logits, draws, filters)
+        return specification.scores(logits, draws).masked_fill(~kept, float("-inf")).argmax(1).int()
+
+    def mask_tokens(self, logits: Tensor, masks: Tensor) -> Tensor:
+        return specification.mask_tokens(logits, masks).float()
+
+    def logprobs(self, logits: Tensor, token_ids: Tensor, num_top: int) -> tuple[Tensor, Tensor, Tensor]:
+        every = specification.logprobs(logits)
+        best = every.sort(dim=1, descending=True, stable=True)
+        chosen = every.gather(1, token_ids.long()[:, None])[:, 0]
+        return chosen.float(), best.indices[:, :num_top].int(), best.values[:, :num_top].float()
+
+
+class ReferencePlatform:
+    """See `Platform`. A result has the type of the operation's input."""
+
+    device = torch.device("cpu")
+    sampling: SamplingOperations = ReferenceSampling()
+
+    @classmethod
+    def of(cls, model: ModelConfig, config: EngineConfig) -> ReferencePlatform:
+        return cls()
+
+    def plan_attention(self, batch: ForwardBatch, *, of_ends: bool = False) -> ForwardBatch:
+        return batch
+
+    def linear(self, linear: Linear) -> Product:
+        assert isinstance(linear, DenseLinear)
+        return lambda x: specification.linear(x, linear.weight).to(x.dtype)
+
+    def gated_linear(self, linear: Linear, activation: str) -> Product | None:
+        assert isinstance(linear, DenseLinear)
+        return lambda x: specification.gated_linear(x, linear.weight, activation).to(x.dtype)
+
+    def gate(self, x: Tensor, activation: str) -> Tensor:
+        return specification.gate(x, activation).to(x.dtype)
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        return specification.rms_norm(x, weight, eps).to(x.dtype)
+
+    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
+        norm, total = specification.add_rms_norm(x, residual, weight, eps)
+        residual.copy_(total)
+        return norm.to(x.dtype)
+
+    def qk_norm_rope_store_kv(
+        self,
+        qkv: Tensor,
+        batch: ForwardBatch,
+        cos_sin: Tensor,
+        kv_cache: Tensor,
+        *,
+        bias: Tensor | None,
+        q_norm: Tensor | None,
+        k_norm: Tensor | None,
+        eps: float,
+    ) -> Tensor:
+        q, k, v = specification.qk_norm_rope(
+            qkv, batch.positions, cos_sin, kv_cache.shape[2], bias=bias, q_norm=q_norm, k_norm=k_norm, eps=eps
+        )
+        specification.store_kv(k, v, batch.slots, kv_cache)
+        return q.to(qkv.dtype)
+
+    def attention(
+        self,
+        q: Tensor,
+        kv_cache: Tensor,
+        attention_plan: ForwardBatch,
+        *,
+        scale: float | None = None,
+        window: int = 0,
+    ) -> Tensor:
+        starts, counts = attention_plan.starts.tolist(), attention_plan.counts.tolist()
+        tables = attention_plan.block_tables
+        return specification.attention(q, kv_cache, starts, counts, tables, scale=scale, window=window).to(q.dtype)

@@ -1,0 +1,118 @@
+"""The platform under examination in one type of weights: its inputs, and the adapter to how it takes weights."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from headwater.engine_core.config import EngineConfig
+from headwater.engine_core.conformance.case import ALLOWED
+from headwater.engine_core.layers.dense import DenseLinear
+from headwater.engine_core.layers.kinds import Weights
+from headwater.engine_core.layers.linear import Linear, Product
+from headwater.engine_core.layers.packed import pack_linears
+from headwater.engine_core.model_config import ModelConfig
+from headwater.engine_core.platforms.device import Device
+from headwater.engine_core.weights.model_file import DTYPES
+from headwater.kernels.packed_linear import can_pack
+
+MAX_MODEL_LEN = 512
+EPS = 1e-5
+NEEDED = (
+    *("device", "sampling", "plan_attention", "attention", "rms_norm", "add_rms_norm", "qk_norm_rope_store_kv"),
+    *("linear", "gated_linear", "gate"),
+)
+"""What a platform has to offer."""
+
+
+class Subject:
+    """Inputs are random, from one seed, the same on every machine."""
+
+    def __init__(self, device: Device, dtype: str) -> None:
+        self.device, self.flags, self.dtype_name, self.dtype = device, device.capabilities, dtype, DTYPES[dtype]
+        self.allowed = ALLOWED[dtype]
+        self._generator = torch.Generator().manual_seed(1)
+
+    def size(self, least: int) -> int:
+        """The smallest size of at least so many that the platform serves."""
+        multiple = self.flags.size_multiple
+        return -(-least // multiple) * multiple
+
+    def randn(self, *shape: int, scale: float = 1.0) -> Tensor:
+        """On the host, in the type of the weights."""
+        return (torch.randn(shape, generator=self._generator) * scale).to(self.dtype)
+
+    def integers(self, high: int, *shape: int) -> Tensor:
+        return torch.randint(high, shape, generator=self._generator)
+
+    def permutation(self, count: int) -> Tensor:
+        return torch.randperm(count, generator=self._generator)
+
+    def platform(
+        self,
+        *,
+        heads: int = 2,
+        kv_heads: int = 1,
+        head_dim: int = 64,
+        hidden: int = 64,
+        block_size: int = 0,
+        window: int = 0,
+    ) -> Any:
+        """The platform for a model of these sizes."""
+        model = ModelConfig(
+            architecture="Qwen3ForCausalLM",
+            vocab_size=997,
+            hidden_size=hidden,
+            intermediate_size=hidden,
+            num_layers=1,
+            num_heads=heads,
+            num_kv_heads=kv_heads,
+            head_dim=head_dim,
+            max_position_embeddings=MAX_MODEL_LEN,
+            rms_norm_eps=EPS,
+            rope_theta=10_000.0,
+            rope_scaling=None,
+            tie_word_embeddings=False,
+            sliding_window=window,
+        )
+        config = EngineConfig(
+            block_size=block_size or self.flags.block_sizes[0],
+            num_blocks=1024,
+            max_model_len=MAX_MODEL_LEN,
+            max_num_seqs=64,
+        )
+        return self.device.Platform.of(model, config)
+
+    def linear_kinds(self) -> tuple[str, ...]:
+        """Of those that the platform has a product for, the kinds that this machine can make weights of."""
+        return tuple(kind for kind in self.flags.linear_kinds if kind != "packed" or can_pack(self.dtype))
+
+    def linear(self, platform: Any, weight: Tensor, kind: str = "dense") -> Product:
+        """The platform's product with a weight [N, K]."""
+        product: Product = platform.linear(self._of_kind(platform, weight, kind))
+        return product
+
+    def gated_linear(self, platform: Any, weight: Tensor, activation: str, kind: str = "dense") -> Product:
+        """As `linear`, of a weight [2 I, K] and gated: in one launch where the platform has one, as `layers.Mlp`."""
+        linear = self._of_kind(platform, weight, kind)
+        fused: Product | None = platform.gated_linear(linear, activation)
+        product = platform.linear(linear)
+        return fused or (lambda x: platform.gate(product(x), activation))
+
+    def _of_kind(self, platform: Any, weight: Tensor, kind: str) -> Linear:
+        """The weight as a linear layer; how each kind is made of a dense matrix is known here."""
+        linear: Linear = DenseLinear(weight.to(platform.device))
+        if kind == "packed":
+            dense = Weights(linears={"weight": linear}, tensors={})
+            linear = pack_linears(dense, None, lambda done, total: None).linears["weight"]
+        if hasattr(self.device, "prepare_products"):
+            self.device.prepare_products(platform, linear, (1, 2, 64))
+        return linear
+
+
+def rows_of(x: Tensor, items: Sequence[int], platform: Any) -> Tensor:
+    """Some rows of an input on the host, on the platform's device."""
+    return x[list(items)].to(platform.device)

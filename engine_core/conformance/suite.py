@@ -1,0 +1,113 @@
+"""The conformance suite: every operation of a platform beside its twin, in every type of weights that it serves."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Container, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from headwater.engine_core.conformance.attention import attention_cases
+from headwater.engine_core.conformance.case import NUM_ITEMS, Case, Line, examine
+from headwater.engine_core.conformance.rows import row_cases
+from headwater.engine_core.conformance.sampling import sampling_cases
+from headwater.engine_core.conformance.subject import EPS, NEEDED, Subject, rows_of
+from headwater.engine_core.platforms import specification
+from headwater.engine_core.platforms.device import Device
+
+PARTS = ("rows", "attention", "sampling", "hooks")
+NEEDED_OF_SAMPLING = ("draw", "draw_filtered", "mask_tokens", "logprobs")
+
+
+@torch.inference_mode()
+def operation_lines(device: Device, dtype: str, parts: Container[str] = PARTS) -> Iterator[Line]:
+    """A line a case of some parts, as soon as it is examined."""
+    subject = Subject(device, dtype)
+    lacking = _lacking(subject.platform())
+    yield from (_failed(operation, "the platform lacks it") for operation in lacking)
+    for part, cases in _CASES.items():
+        if part in parts:
+            yield from _lines_of(part, cases, subject)
+
+
+def _lines_of(part: str, cases: Callable[[Subject], Iterator[Case]], subject: Subject) -> Iterator[Line]:
+    """What is raised while a case is made, by an operation that a platform lacks say, is a line of the table too."""
+    made = cases(subject)
+    while True:
+        try:
+            case = next(made, None)
+        except Exception as raised:
+            problem = f"{type(raised).__name__}: {raised}".splitlines()[0]
+            yield _failed(f"the rest of {part}", problem)
+            return
+        if case is None:
+            return
+        yield examine(case)
+
+
+def _lacking(platform: Any) -> list[str]:
+    lacking = [name for name in NEEDED if not hasattr(platform, name)]
+    if hasattr(platform, "sampling"):
+        lacking += [f"sampling.{name}" for name in NEEDED_OF_SAMPLING if not hasattr(platform.sampling, name)]
+    return lacking
+
+
+def _failed(operation: str, problem: str) -> Line:
+    return Line(operation=operation, shapes="", error=math.inf, allowed=0.0, bits="", problem=problem)
+
+
+def _hook_cases(subject: Subject) -> Iterator[Case]:
+    if subject.flags.host_blocks:
+        yield _block_copy(subject)
+    if subject.flags.graphs:
+        yield _replay(subject)
+
+
+def _block_copy(subject: Subject) -> Case:
+    device: Any = subject.device
+    platform = subject.platform()
+    source = subject.integers(1 << 30, 6, 2 * NUM_ITEMS, 77).int()
+    sources, targets = (subject.permutation(2 * NUM_ITEMS)[:NUM_ITEMS].int() for _ in range(2))
+    twin = torch.zeros_like(source)
+    specification.copy_blocks(source, twin, sources, targets)
+
+    def run(items: list[int]) -> list[Tensor]:
+        target = torch.zeros_like(source).to(platform.device)
+        places = rows_of(targets, items, platform)
+        device.copy_blocks(source.to(platform.device), target, rows_of(sources, items, platform), places)
+        return list(target[:, places.long()].transpose(0, 1))
+
+    return Case(
+        operation="copy_blocks",
+        shapes=f"{NUM_ITEMS} of {2 * NUM_ITEMS} blocks x{source.shape[2]}",
+        run=run,
+        expected=list(twin[:, targets.long()].transpose(0, 1)),
+        allowed=0.0,
+    )
+
+
+def _replay(subject: Subject) -> Case:
+    """A launch that is captured reads its inputs anew when it is replayed."""
+    device: Any = subject.device
+    width = subject.size(131)
+    platform, x, weight = subject.platform(hidden=width), subject.randn(NUM_ITEMS, width), subject.randn(width)
+    on_device = weight.to(platform.device)
+
+    def run(items: list[int]) -> list[Tensor]:
+        given = torch.zeros(len(items), width, dtype=subject.dtype, device=platform.device)
+        replay = device.capture(lambda: platform.rms_norm(given, on_device, EPS))
+        given.copy_(x[items])
+        return list(replay())
+
+    return Case(
+        operation="capture_and_replay",
+        shapes=f"{NUM_ITEMS}x{width}",
+        run=run,
+        expected=list(specification.rms_norm(x, weight, EPS)),
+        allowed=subject.allowed,
+    )
+
+
+_CASES = dict(zip(PARTS, (row_cases, attention_cases, sampling_cases, _hook_cases), strict=True))

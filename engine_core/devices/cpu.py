@@ -1,0 +1,51 @@
+"""The CPU as a device: kernels compiled by numba, matrices packed as the CPU's library reads them."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from headwater.engine_core.config import EngineConfig
+from headwater.engine_core.executor import Executor
+from headwater.engine_core.executors.build_single import engine_config_of, load_weights, single_executor
+from headwater.engine_core.executors.options import BuildRequest, ExecutorOptions, Progress
+from headwater.engine_core.layers.packed import pack_linears
+from headwater.engine_core.platforms.capabilities import Capabilities
+from headwater.engine_core.platforms.cpu import CPU_DTYPES, CpuPlatform
+from headwater.engine_core.weights.model_file import DTYPES
+from headwater.kernels.cpu.lanes import NUM_LANES
+from headwater.kernels.cpu.qk_norm_rope_store_kv import MAX_HEAD_DIM
+from headwater.kernels.environment import Environment
+
+api = 1
+name = "cpu"
+Platform = CpuPlatform
+capabilities = Capabilities(
+    dtypes=tuple(name for name, dtype in DTYPES.items() if dtype in CPU_DTYPES),
+    max_head_dim=MAX_HEAD_DIM,
+    size_multiple=NUM_LANES,
+    linear_kinds=("dense", "packed"),
+    windows=True,
+)
+KV_CACHE_BYTES = 512 << 20
+
+
+def is_available() -> bool:
+    return True
+
+
+def environment() -> Environment:
+    return Environment.of(CpuPlatform.device)
+
+
+def kv_cache_memory(options: ExecutorOptions) -> int:
+    return KV_CACHE_BYTES
+
+
+def build_executor(request: BuildRequest, progress: Progress) -> tuple[Executor, EngineConfig]:
+    config = engine_config_of(request, kv_cache_memory(request.options))
+    weights = load_weights(request, CpuPlatform.device, progress)
+    folder = request.options.model_folder if request.options.load_format == "auto" else None
+    weights = pack_linears(weights, folder, partial(progress, "packing weights"))
+    platform = CpuPlatform.of(request.model, config)
+    platform.prepare(weights, partial(progress, "loading kernels"))
+    return single_executor(request, config, platform, weights), config

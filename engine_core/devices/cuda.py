@@ -1,0 +1,102 @@
+"""An NVIDIA GPU as a device. Triton and CUDA libraries are imported when an executor or a platform is made: a machine
+without a GPU may lack what they need."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from headwater.engine_core.config import EngineConfig
+from headwater.engine_core.executor import Executor
+from headwater.engine_core.executors.build_single import KV_DTYPES, engine_config_of, load_weights
+from headwater.engine_core.executors.options import BuildRequest, ExecutorOptions, Progress
+from headwater.engine_core.layers.kinds import Weights
+from headwater.engine_core.layers.linear import Linear
+from headwater.engine_core.platforms.capabilities import Capabilities
+from headwater.engine_core.weights.model_file import DTYPES
+from headwater.kernels.environment import Environment
+
+api = 1
+name = "cuda"
+capabilities = Capabilities(
+    dtypes=tuple(DTYPES),
+    max_head_dim=256,
+    size_multiple=8,
+    windows=True,
+    fp8_kv=True,
+    host_blocks=True,
+    graphs=True,
+    decode_steps=16,
+    single_row_kernels=True,
+)
+
+
+def __getattr__(attribute: str) -> Any:
+    if attribute == "Platform":
+        from headwater.engine_core.platforms.cuda import CudaPlatform  # noqa: PLC0415
+
+        return CudaPlatform
+    raise AttributeError(f"module {__name__!r} has no attribute {attribute!r}")
+
+
+def is_available() -> bool:
+    return torch.cuda.is_available()
+
+
+def environment() -> Environment:
+    return Environment.of(torch.device("cuda"))
+
+
+def kv_cache_memory(options: ExecutorOptions) -> int:
+    """What weights and the largest step leave is known when they are in memory."""
+    return 0
+
+
+def prepare_products(platform: Any, linear: Linear, row_counts: Sequence[int]) -> None:
+    """Compares the library's product of a weight with that of Headwater's kernels, as an engine does at its start."""
+    platform.prepare(Weights(linears={"lm_head": linear}, tensors={}), row_counts, row_counts)
+
+
+def capture(launch: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
+    """The launch once, then as a CUDA graph; a replay writes its result anew, in the same place."""
+    from headwater.engine_core.executors.cuda_graphs import Graphs  # noqa: PLC0415
+
+    graphs = Graphs()
+    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch ships it so
+
+    def replay() -> torch.Tensor:
+        with torch.cuda.stream(stream):
+            result = graphs.replay("launch", launch, launch)
+        torch.cuda.synchronize()
+        return result
+
+    replay()
+    return replay
+
+
+def copy_blocks(
+    source: torch.Tensor, target: torch.Tensor, source_blocks: torch.Tensor, target_blocks: torch.Tensor
+) -> None:
+    from headwater.kernels import copy_blocks as kernel  # noqa: PLC0415
+
+    kernel.copy_blocks(source, target, source_blocks, target_blocks)
+
+
+def build_executor(request: BuildRequest, progress: Progress) -> tuple[Executor, EngineConfig]:
+    from headwater.engine_core.executors.build_cuda import build_cuda_executor  # noqa: PLC0415
+
+    device, options = torch.device("cuda"), request.options
+    config = engine_config_of(request, kv_cache_memory(options))
+    return build_cuda_executor(
+        request.model,
+        load_weights(request, device, progress),
+        config,
+        device,
+        kv_dtype=KV_DTYPES[request.kv_format],
+        kv_cache_memory=options.kv_cache_memory,
+        gpu_memory_utilization=options.gpu_memory_utilization,
+        is_sized=bool(options.num_blocks),
+        gemv=options.gemv,
+    )

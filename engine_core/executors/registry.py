@@ -1,0 +1,26 @@
+"""Executors by name: what computes the steps of an engine. A module is imported when its executor is asked for, since a
+simulated engine starts before torch is loaded."""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+from headwater.engine_core.config import ConfigError, EngineConfig
+from headwater.engine_core.executor import Executor
+from headwater.engine_core.executors.options import ExecutorOptions, ModelFacts, Progress
+
+EXECUTORS = {
+    "single": "headwater.engine_core.executors.build",
+    "simulated": "headwater.engine_core.executors.build_simulated",
+}
+"""Modules that offer `build_executor(options, progress)`. The first computes a model on one of the platforms."""
+
+
+def build_executor(options: ExecutorOptions, progress: Progress) -> tuple[Executor, EngineConfig, ModelFacts]:
+    """Raises `ConfigError` naming what cannot be served."""
+    if options.executor not in EXECUTORS:
+        raise ConfigError("executor", options.executor, " or ".join(EXECUTORS))
+    built: tuple[Executor, EngineConfig, ModelFacts] = import_module(EXECUTORS[options.executor]).build_executor(
+        options, progress
+    )
+    return built

@@ -1,0 +1,38 @@
+"""What a platform serves beyond the operations that every platform has. The flags are compared with an engine's options
+before any weight is read; a model or an option that they exclude is refused by name."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from headwater.engine_core.config import BLOCK_SIZES
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capabilities:
+    """Flags of one platform. The defaults are the least that a platform may serve."""
+
+    dtypes: tuple[str, ...]
+    """Of weights and activations: some of float32, bfloat16 and float16."""
+    max_head_dim: int
+    """The largest head size of attention."""
+    size_multiple: int = 1
+    """Divides head, hidden and intermediate sizes."""
+    linear_kinds: tuple[str, ...] = ("dense",)
+    """Kinds of weights that the platform has a product for."""
+    block_sizes: tuple[int, ...] = BLOCK_SIZES
+    """Tokens a KV block."""
+    windows: bool = False
+    """Attention over a window of the last keys."""
+    fp8_kv: bool = False
+    """Keys and values in float8_e4m3fn (`--kv-cache-dtype fp8`)."""
+    host_blocks: bool = False
+    """KV blocks in host memory (`--kv-swap-memory`); needs `copy_blocks`."""
+    graphs: bool = False
+    """Launches can be captured and replayed; needs `capture`."""
+    decode_steps: int = 1
+    """The most decode steps of one plan."""
+    single_row_kernels: bool = False
+    """Kernels of their own for steps of one row (`--gemv`)."""
+    prompt_logprobs: bool = True
+    """Log probabilities of prompts."""

@@ -1,0 +1,30 @@
+"""Sampling on a CPU: kernels compiled by numba, and torch."""
+
+from __future__ import annotations
+
+import torch
+
+from headwater.kernels.candidate_sample import candidate_sample
+from headwater.kernels.cpu.draw import draw
+from headwater.kernels.filtered_sample import Filters
+from headwater.kernels.logprobs import logprobs_twin
+from headwater.kernels.sample import Draws
+from headwater.kernels.token_mask import mask_tokens_twin
+
+
+class CpuSampling:
+    """See `SamplingOperations`."""
+
+    def draw(self, logits: torch.Tensor, draws: Draws, masks: torch.Tensor | None = None) -> torch.Tensor:
+        return draw(logits, draws, masks)
+
+    def draw_filtered(self, logits: torch.Tensor, draws: Draws, filters: Filters) -> torch.Tensor:
+        return candidate_sample(logits, draws, filters)
+
+    def mask_tokens(self, logits: torch.Tensor, masks: torch.Tensor) -> torch.Tensor:
+        return mask_tokens_twin(logits, masks)
+
+    def logprobs(
+        self, logits: torch.Tensor, token_ids: torch.Tensor, num_top: int
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        return logprobs_twin(logits, token_ids, num_top)

@@ -1,0 +1,40 @@
+"""Sampling on an NVIDIA GPU, a launch or two an operation: the kernels that `DeviceSampler` launches in its graphs."""
+
+from __future__ import annotations
+
+import torch
+
+from headwater.kernels.filtered_sample import Filters, filtered_sample
+from headwater.kernels.logprobs import logprobs
+from headwater.kernels.sample import Candidates, Draws, sample
+from headwater.kernels.token_mask import mask_tokens
+
+
+class CudaSampling:
+    """See `SamplingOperations`."""
+
+    def draw(self, logits: torch.Tensor, draws: Draws, masks: torch.Tensor | None = None) -> torch.Tensor:
+        logits = logits if masks is None else self.mask_tokens(logits, masks)
+        tokens = torch.empty(logits.shape[0], dtype=torch.int32, device=logits.device)
+        sample(logits, draws, Candidates.allocate(logits.shape[0], logits.shape[1], logits.device), tokens)
+        return tokens
+
+    def draw_filtered(self, logits: torch.Tensor, draws: Draws, filters: Filters) -> torch.Tensor:
+        tokens = self.draw(logits, draws)
+        filtered_sample(logits, draws, filters, tokens)
+        return tokens
+
+    def mask_tokens(self, logits: torch.Tensor, masks: torch.Tensor) -> torch.Tensor:
+        masked = torch.empty_like(logits, dtype=torch.float32)
+        mask_tokens(logits, masks, masked)
+        return masked
+
+    def logprobs(
+        self, logits: torch.Tensor, token_ids: torch.Tensor, num_top: int
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        num_rows, device = logits.shape[0], logits.device
+        chosen = torch.empty(num_rows, device=device)
+        top_ids = torch.empty(num_rows, num_top, dtype=torch.int32, device=device)
+        top_logprobs = torch.empty(num_rows, num_top, device=device)
+        logprobs(logits, token_ids, chosen, top_ids, top_logprobs)
+        return chosen, top_ids, top_logprobs

@@ -1,0 +1,141 @@
+"""Devices by name: those built in, and those of installed distributions that register an entry point.
+
+Loads a module only when its device is asked for by name, so an installed package changes nothing for other devices.
+Imports no torch, so that the command line can list devices.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from types import ModuleType
+from typing import Any, cast
+
+from headwater.engine_core.config import ConfigError
+from headwater.engine_core.platforms.capabilities import Capabilities
+from headwater.engine_core.platforms.device import API, BY_FLAG, REQUIRED, Device
+
+GROUP = "headwater.platforms"
+AUTO = "auto"
+BUILT_IN = {"cuda": "headwater.engine_core.devices.cuda", "cpu": "headwater.engine_core.devices.cpu"}
+"""Known without an installed distribution. `auto` takes the first of them that is available, in this order, and never a
+device of another distribution: a package that is installed must not change what an engine computes on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Registration:
+    """A device's name and where its module comes from. Nothing of it is imported yet."""
+
+    name: str
+    module: str
+    distribution: str = ""
+    """Empty: built in."""
+    version: str = ""
+    others: tuple[str, ...] = ()
+    """Further distributions that register the same name."""
+
+    @property
+    def is_built_in(self) -> bool:
+        return not self.distribution
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedDevice:
+    """A device that keeps the contract."""
+
+    registration: Registration
+    device: Device
+    sources: tuple[Path, ...]
+    """Files or folders outside the engine core that its results depend on."""
+
+
+def registrations() -> dict[str, Registration]:
+    """Every registered device by name, built-in ones first. A name of a built-in device stays with it."""
+    found = {name: Registration(name, module) for name, module in BUILT_IN.items()}
+    for point in sorted(entry_points(group=GROUP), key=lambda point: (point.name, _distribution(point))):
+        if point.name in BUILT_IN or point.name == AUTO:
+            continue
+        known = found.get(point.name)
+        others = (*known.others, _distribution(point)) if known is not None else ()
+        origin = known or Registration(point.name, point.value, _distribution(point), _version(point))
+        found[point.name] = Registration(origin.name, origin.module, origin.distribution, origin.version, others)
+    return found
+
+
+def device_names() -> tuple[str, ...]:
+    """What `--device` may be."""
+    return (AUTO, *registrations())
+
+
+def is_registered(name: str) -> bool:
+    """Whether `--device` may be this. Asks the installed distributions only for a name that is not built in."""
+    return name == AUTO or name in BUILT_IN or name in registrations()
+
+
+def load(name: str) -> LoadedDevice:
+    """The device of this name, or the first available one for `auto`. Raises `ConfigError` for a name that nobody
+    registered, another version of the contract, a module that lacks something, and a device that is not here."""
+    known = registrations()
+    if name == AUTO:
+        return next(_loaded(known[each]) for each in BUILT_IN if import_module(BUILT_IN[each]).is_available())
+    if name not in known:
+        raise ConfigError("device", name, " or ".join((AUTO, *known)))
+    return _loaded(known[name])
+
+
+def check_contract(name: str, module: Any) -> Device:
+    """The module as a device that is here. Raises `ConfigError` that names what it lacks."""
+    api = getattr(module, "api", None)
+    if api != API:
+        raise ConfigError(f"api of the platform {name!r}", api, f"{API}, the version of this Headwater")
+    # Looked for before the rest: what a module offers may need libraries of its device.
+    if hasattr(module, "is_available") and not module.is_available():
+        raise ConfigError("device", name, f"a device that is available on this machine, or {AUTO}")
+    missing = [attribute for attribute in REQUIRED if not hasattr(module, attribute)]
+    if not missing:
+        flags = module.capabilities
+        if not isinstance(flags, Capabilities):
+            raise ConfigError(f"capabilities of the platform {name!r}", flags, "a `Capabilities`")
+        missing = [hook for flag, hook in BY_FLAG.items() if getattr(flags, flag) and not hasattr(module, hook)]
+    if missing:
+        needed = ", ".join((*REQUIRED, *(f"{hook} with the flag {flag}" for flag, hook in BY_FLAG.items())))
+        raise ConfigError(f"platform {name!r}", f"without {', '.join(missing)}", f"a module that offers {needed}")
+    if module.name != name:
+        raise ConfigError(f"name of the platform {name!r}", module.name, f"{name}, as its entry point says")
+    return cast("Device", module)
+
+
+def _loaded(registration: Registration) -> LoadedDevice:
+    name, origin = registration.name, registration.distribution or "headwater"
+    if registration.others:
+        rivals = ", ".join((origin, *registration.others))
+        raise ConfigError("device", name, f"a name that one distribution registers, not {rivals}")
+    try:
+        module = import_module(registration.module)
+    except ImportError as error:
+        raise ConfigError("device", name, f"a platform whose module can be imported; {origin}: {error}") from error
+    device = check_contract(name, module)
+    return LoadedDevice(registration, device, () if registration.is_built_in else (_source(module, sys.modules),))
+
+
+def _source(module: ModuleType, modules: Mapping[str, ModuleType]) -> Path:
+    """The outermost package of a module that has files of its own, or the module's file where it is in none."""
+    parts = module.__name__.split(".")
+    for end in range(1, len(parts) + 1):
+        package = modules[".".join(parts[:end])]
+        if package.__file__ is not None:
+            path = Path(package.__file__)
+            return path.parent if hasattr(package, "__path__") else path
+    raise ConfigError(f"platform {module.__name__!r}", "without a file", "a module that is a file")
+
+
+def _distribution(point: EntryPoint) -> str:
+    return point.dist.name if point.dist is not None else "an unnamed distribution"
+
+
+def _version(point: EntryPoint) -> str:
+    return point.dist.version if point.dist is not None else ""

@@ -1,0 +1,185 @@
+"""What each operation of a platform computes: its twin in plain torch, on a CPU, in float64, one obvious line after
+another. No twin rounds where a platform may not: keys and values are rounded to the cache's type and the residual to
+its own, everything else is compared within a tolerance.
+
+Shapes as in `kernels`: T tokens, H hidden, Hq and Hk query and key heads, D head size, R rows, V tokens of a
+vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from headwater.kernels.filtered_sample import Filters
+from headwater.kernels.gumbel import gumbel_noise, noise_keys
+from headwater.kernels.sample import Draws
+from headwater.kernels.token_mask import LOWEST
+
+
+def embedding(token_ids: Tensor, weight: Tensor) -> Tensor:
+    """token_ids [T], weight [V, H] → [T, H]."""
+    return torch.stack([weight[token_id] for token_id in token_ids.tolist()])
+
+
+def linear(x: Tensor, weight: Tensor) -> Tensor:
+    """x [T, K], weight [N, K] → [T, N]."""
+    return x.double() @ weight.double().T
+
+
+def gate(x: Tensor, activation: str) -> Tensor:
+    """x [T, 2 I], gates first → [T, I]: activation(gate) * up. gelu_tanh is Hendrycks and Gimpel's approximation."""
+    gates, ups = x.double().chunk(2, dim=1)
+    if activation == "silu":
+        return gates / (1 + torch.exp(-gates)) * ups
+    inner = math.sqrt(2 / math.pi) * (gates + 0.044715 * gates**3)
+    return gates * (1 + torch.tanh(inner)) / 2 * ups
+
+
+def gated_linear(x: Tensor, weight: Tensor, activation: str) -> Tensor:
+    """x [T, K], weight [2 I, K], gates first → [T, I]."""
+    return gate(linear(x, weight), activation)
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """x [T, H] → x / √(mean of x² + eps) * weight, [T, H]."""
+    wide = x.double()
+    return wide / torch.sqrt(wide.square().mean(1, keepdim=True) + eps) * weight.double()
+
+
+def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """The norm of the sum, and the sum, rounded to the residual's type, that takes the residual's place."""
+    total = (x.double() + residual.double()).to(residual.dtype)
+    return rms_norm(total, weight, eps), total
+
+
+def qk_norm_rope(
+    qkv: Tensor,
+    positions: Tensor,
+    cos_sin: Tensor,
+    num_kv_heads: int,
+    *,
+    bias: Tensor | None,
+    q_norm: Tensor | None,
+    k_norm: Tensor | None,
+    eps: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """qkv [T, (Hq + 2 Hk) D], cos_sin [positions, D] → q [T, Hq, D], k and v [T, Hk, D]: bias, norm of each head of
+    queries and keys, rotation of their halves."""
+    wide = qkv.double() if bias is None else qkv.double() + bias.double()
+    heads = wide.reshape(len(wide), -1, cos_sin.shape[1])
+    q, k, v = heads[:, : -2 * num_kv_heads], heads[:, -2 * num_kv_heads : -num_kv_heads], heads[:, -num_kv_heads:]
+    if q_norm is not None:
+        q = rms_norm(q.flatten(0, 1), q_norm, eps).view_as(q)
+    if k_norm is not None:
+        k = rms_norm(k.flatten(0, 1), k_norm, eps).view_as(k)
+    cos, sin = cos_sin[positions.long()].double()[:, None].chunk(2, dim=2)
+    return _rotate(q, cos, sin), _rotate(k, cos, sin), v
+
+
+def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    low, high = x.chunk(2, dim=2)
+    return torch.cat((low * cos - high * sin, high * cos + low * sin), dim=2)
+
+
+def store_kv(k: Tensor, v: Tensor, slots: Tensor, kv_cache: Tensor) -> None:
+    """k and v [T, Hk, D] to the slots [T] of kv_cache [2, num_blocks, Hk, block_size, D], rounded to its type."""
+    block_size = kv_cache.shape[3]
+    for i, slot in enumerate(slots.tolist()):
+        kv_cache[0, slot // block_size, :, slot % block_size] = k[i].to(kv_cache.dtype)
+        kv_cache[1, slot // block_size, :, slot % block_size] = v[i].to(kv_cache.dtype)
+
+
+def attention(
+    q: Tensor,
+    kv_cache: Tensor,
+    starts: Sequence[int],
+    counts: Sequence[int],
+    block_tables: Tensor,
+    *,
+    scale: float | None = None,
+    window: int = 0,
+) -> Tensor:
+    """q [T, Hq, D] → [T, Hq D]. Request i computes positions starts[i] … starts[i] + counts[i] − 1, a decode one, a
+    chunk of a prompt several; each position reads the keys and values up to its own through block_tables[i], with a
+    window the last so many of them."""
+    rows, first = [], 0
+    scale = 1 / math.sqrt(q.shape[2]) if scale is None else scale
+    for i, (start, count) in enumerate(zip(starts, counts, strict=True)):
+        blocks = block_tables[i].long()
+        # [Hk, keys, D]
+        keys, values = (side[blocks].double().transpose(0, 1).flatten(1, 2) for side in kv_cache)
+        for j in range(count):
+            seen = slice(max(0, start + j + 1 - window) if window else 0, start + j + 1)
+            heads = q[first + j].double().reshape(keys.shape[0], -1, q.shape[2])
+            scores = heads @ keys[:, seen].transpose(1, 2) * scale
+            rows.append((scores.softmax(2) @ values[:, seen]).flatten())
+        first += count
+    return torch.stack(rows)
+
+
+def gather(hidden: Tensor, rows: Tensor) -> Tensor:
+    """hidden [T, H], rows [S] → the hidden states that are sampled from, [S, H]."""
+    return torch.stack([hidden[row] for row in rows.tolist()])
+
+
+def penalties(
+    logits: Tensor, prompt_ids: Tensor, output_ids: Tensor, repetition: float, presence: float, frequency: float
+) -> Tensor:
+    """One row [V]: repetition for tokens of the prompt or the output, presence and frequency for the output's."""
+    out, counts = logits.double().clone(), torch.bincount(output_ids.long(), minlength=len(logits))
+    for token in {*prompt_ids.tolist(), *output_ids.tolist()}:
+        out[token] = out[token] / repetition if out[token] > 0 else out[token] * repetition
+    return out - frequency * counts - presence * (counts > 0)
+
+
+def mask_tokens(logits: Tensor, masks: Tensor) -> Tensor:
+    """logits [R, V], masks int32 [R, words], bit i of word w for token 32 w + i → [R, V]."""
+    tokens = torch.arange(logits.shape[1])
+    is_allowed = (masks[:, tokens // 32] >> (tokens % 32)) & 1 != 0
+    return logits.double().clamp(min=LOWEST).masked_fill(~is_allowed, -math.inf)
+
+
+def scores(logits: Tensor, draws: Draws) -> Tensor:
+    """[R, V]; the drawn token has the highest: logits of a greedy row, else logits / temperature + Gumbel noise, which
+    is a function of seed, choice, output index and token."""
+    keys = noise_keys(draws.seeds, draws.choice_indices, draws.output_indices)
+    noise = gumbel_noise(keys, torch.arange(logits.shape[1], dtype=torch.int32)).double()
+    is_greedy, temperatures = draws.temperatures[:, None] == 0, draws.temperatures[:, None].double()
+    return torch.where(is_greedy, logits.double(), logits.double() / torch.where(is_greedy, 1, temperatures) + noise)
+
+
+def filtered(logits: Tensor, draws: Draws, filters: Filters) -> Tensor:
+    """Bools [R, V], which tokens the filters leave: p ≥ min_p * the highest p, then the top_k likeliest, then the
+    fewest of these, likeliest first, whose mass reaches top_p; equals stay together."""
+    kept = torch.zeros(logits.shape, dtype=torch.bool)
+    for i, row in enumerate(logits.double() / draws.temperatures[:, None].double()):
+        p = row.softmax(0)
+        stays = p >= float(filters.min_ps[i]) * p.max()
+        if top_k := int(filters.top_ks[i]):
+            stays &= p >= p.sort(descending=True).values[min(top_k, len(p)) - 1]
+        if float(filters.top_ps[i]) < 1:
+            ranked = (p * stays / (p * stays).sum()).sort(descending=True).values
+            least = ranked[(ranked.cumsum(0) - ranked) < filters.top_ps[i].double()].min()
+            stays &= p * stays / (p * stays).sum() >= least
+        kept[i] = stays
+    return kept
+
+
+def logprobs(logits: Tensor) -> Tensor:
+    """[R, V]"""
+    return logits.double() - torch.logsumexp(logits.double(), dim=1, keepdim=True)
+
+
+def pool(hidden: Tensor, pooling: str) -> Tensor:
+    """hidden [T, H] of a whole prompt → [H]: the last token's, the first one's (cls), or the mean."""
+    return {"last": hidden[-1], "cls": hidden[0], "mean": hidden.double().mean(0)}[pooling].double()
+
+
+def copy_blocks(source: Tensor, target: Tensor, source_blocks: Tensor, target_blocks: Tensor) -> None:
+    """Block source_blocks[i] of every plane of source [planes, blocks, words] to target_blocks[i] of target."""
+    for i, j in zip(source_blocks.tolist(), target_blocks.tolist(), strict=True):
+        target[:, j] = source[:, i]
