@@ -127,7 +127,8 @@ class LyingSource(ScriptedSource):
     def poll(self) -> list[LoadEnd]:
         # What was saved in this step may be what a load brings.
         self.launch()
-        if self._contents and self._happens(0.1):
+        # An engine that has nothing to do has nothing to say either.
+        if self._polls_left and self._contents and self._happens(0.2):
             self.lose(self._any_held())
         for ticket in self._polls_left:
             self._polls_left[ticket] -= 1
