@@ -6,7 +6,7 @@ import torch
 from headwater.kernels.gemm import TILES as SKINNY_TILES
 from headwater.kernels.gemm import linear_twin, skinny_gemm
 from headwater.kernels.wide_gemm import SHARED_BYTES, TILES, WideTiles, choose_wide, fitting_tiles, wide_gemm
-from tests.kernels.paging import GPU, POISON, relative_error
+from tests.kernels.paging import GPU, LONG, POISON, relative_error
 
 ODD_SHAPES = [(33, 576, 576), (64, 960, 576), (100, 576, 1536), (129, 640, 640), (300, 896, 1152), (515, 1152, 2112)]
 """[M, N, K] that divide by nothing convenient."""
@@ -35,7 +35,13 @@ def product(x: torch.Tensor, weight: torch.Tensor, tiles: WideTiles | None = Non
 
 @pytest.mark.parametrize("tiles", TILES, ids=str)
 @pytest.mark.parametrize(
-    ("m", "n", "k"), [(33, 72, 136), (200, 264, 576), (131, 648, 200), pytest.param(8192, 6144, 4096, marks=GPU)]
+    ("m", "n", "k"),
+    [
+        (33, 72, 136),
+        pytest.param(200, 264, 576, marks=LONG),
+        (131, 648, 200),
+        pytest.param(8192, 6144, 4096, marks=GPU),
+    ],
 )
 def test_wide_gemm_agrees_with_float64(m: int, n: int, k: int, tiles: WideTiles, generator: torch.Generator) -> None:
     x, weight = random(generator, m, k), random(generator, n, k)
