@@ -35,7 +35,7 @@ LOST_AFTER_BYTES = 450
 """Of frames, about a third of an answer."""
 BUCKET = re.compile(r'le="([^"]*)"')
 MOST_ASKED = 4
-"""Times that a request is asked until another one, sent at the same time, has taken its blocks."""
+"""Times that a request is asked until another one has taken its blocks, or its engine is lost between its tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,9 +135,9 @@ class ClusterWorld:
     def run(self, asked: Asked) -> Answer:
         """Raises `Refusal`."""
         [kind] = [each for each in self._family if each.options == asked.options]
-        for _ in range(MOST_ASKED if Move.CROWD in asked.moves else 1):
+        for _ in range(MOST_ASKED if asked.moves & {Move.CROWD, Move.LOSS} else 1):
             answer = self._run(kind, asked)
-            if answer.num_preemptions:
+            if answer.num_preemptions or answer.num_tokens_before_loss:
                 break
         return answer
 
