@@ -6,6 +6,8 @@ import ctypes
 import functools
 from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
 import torch
 import triton
 
@@ -14,6 +16,12 @@ import triton
 def num_multiprocessors(device: torch.device) -> int:
     """Of a GPU; as many as show that programs share the work where there is none."""
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 2
+
+
+def upload(values: npt.NDArray[np.int32], device: torch.device) -> torch.Tensor:
+    """The values on a device, through pinned memory and without waiting; the allocator of pinned memory keeps it until
+    the copy is done."""
+    return torch.from_numpy(values).pin_memory().to(device, non_blocking=True)
 
 
 def driver_version() -> str:

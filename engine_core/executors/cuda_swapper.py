@@ -19,8 +19,8 @@ import torch
 
 from headwater.engine_core.config import ConfigError
 from headwater.engine_core.executor import Int32Array, SwapPlan
-from headwater.engine_core.executors.device_table import upload
 from headwater.kernels.copy_blocks import as_planes, copy_blocks
+from headwater.kernels.device import upload
 
 log = logging.getLogger(__name__)
 STAGING_BYTES = 128 << 20

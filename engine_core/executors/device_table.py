@@ -56,11 +56,6 @@ class DeviceTable:
 NO_CHANGES: Int32Array = np.empty((2, 0), np.int32)
 
 
-def upload(values: Int32Array, device: torch.device) -> torch.Tensor:
-    """Through pinned memory, without waiting; the allocator of pinned memory keeps it until the copy is done."""
-    return torch.from_numpy(values).pin_memory().to(device, non_blocking=True)
-
-
 def _param_words(admitted: AdmittedRow, max_model_len: int) -> Int32Array:
     params = admitted.sampling
     words = np.zeros(PARAM_WORDS, np.int32)

@@ -10,11 +10,11 @@ import numpy as np
 import torch
 
 from headwater.engine_core.executor import AdmittedRow, Int32Array
-from headwater.engine_core.executors.device_table import upload
 from headwater.engine_core.layers.dense import DenseLinear
 from headwater.engine_core.layers.lm_head import LMHead
 from headwater.engine_core.sampling.sampler import edit, edits_logits
 from headwater.engine_core.sampling_params import SamplingParams
+from headwater.kernels.device import upload
 from headwater.kernels.filtered_sample import Filters, filtered_sample
 from headwater.kernels.lm_head_sample import MAX_ROWS, lm_head_sample
 from headwater.kernels.logprobs import logprobs
