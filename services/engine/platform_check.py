@@ -21,8 +21,9 @@ from headwater.engine_core.conformance.suite import PARTS, operation_lines
 from headwater.engine_core.platforms import registry
 from headwater.engine_core.platforms.registry import LoadedDevice
 from headwater.services.hardware import resolve_dtype
-from headwater.services.models.demo_model import DEMO_NAME, DemoModelError
+from headwater.services.models.demo_model import DEMO_NAME
 from headwater.services.models.store import ConversionFailed, default_cache_dir, pull
+from headwater.services.models.wheel_model import WheelModelError
 from headwater.services.printable import shown
 from headwater.services.progress import ProgressBars, Report
 from headwater.services.settings import SettingError, read_settings, setting
@@ -138,7 +139,7 @@ def main() -> None:
         settings = read_settings(CheckSettings, sys.argv[1:], env={}, prog="headwater platform check")
         with ProgressBars(console) as bars:
             loaded, rows = check(settings, bars.report)
-    except (ConfigError, SettingError, DemoModelError, ConversionFailed) as error:
+    except (ConfigError, SettingError, WheelModelError, ConversionFailed) as error:
         console.print(f"[red]headwater:[/] {shown(str(error))}", soft_wrap=True)
         sys.exit(1)
     failed = [row.line.operation for row in rows if not row.line.passed]
