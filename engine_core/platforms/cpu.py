@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 
 import torch
 
@@ -62,7 +61,13 @@ class CpuPlatform:
         if library is None:
             return linear.product
         weight: torch.Tensor = linear.weight  # type: ignore[attr-defined]  # kinds of these libraries have one
-        return partial(row_stable_linear, weight=weight, rule=self._row_rule(linear.kind, weight), library=library)
+        rule = self._row_rule(linear.kind, weight)
+
+        def product(x: torch.Tensor) -> torch.Tensor:
+            # The layer, not its weight: a packed one holds the memory that its weight is a view of.
+            return row_stable_linear(x, linear.weight, rule, library)  # type: ignore[attr-defined]
+
+        return product
 
     def gated_linear(self, linear: Linear, activation: str) -> None:
         """None: the product is long beside its gate."""
