@@ -27,7 +27,7 @@ from headwater.bench.part import Row
 from headwater.bench.program import run_program
 from headwater.bench.stress import Stress
 from headwater.engine_core.executors.build import build_executor
-from headwater.engine_core.executors.options import ExecutorOptions
+from headwater.engine_core.options import ExecutorOptions
 
 OPTIONS: tuple[dict[str, Any], ...] = (
     {"max_num_batched_tokens": 512, "block_size": 64},

@@ -23,8 +23,8 @@ from headwater.bench.program import run_program
 from headwater.bench.workloads import MODELS, TINY, WORKLOADS, Workload, tried, uniform
 from headwater.engine_core.engine import Engine
 from headwater.engine_core.executors.build import build_executor
-from headwater.engine_core.executors.options import ExecutorOptions
 from headwater.engine_core.models import registry
+from headwater.engine_core.options import ExecutorOptions
 from headwater.engine_core.request import NewRequest
 from headwater.engine_core.sampling_params import SamplingParams
 

@@ -40,6 +40,20 @@ ROOMS_SEEN = {
     "kernels": {"kernels"},
     "bench": {"bench", "proto", "gateway", "engine_core", "services", "kernels"},
 }
+CORE_ROOMS_SEEN = {
+    "engine.py": {"scheduling", "kv"},
+    "scheduling": {"kv"},
+    "kv": set[str](),
+    "conformance": {"executors", "models", "platforms", "layers", "sampling", "weights"},
+    "devices": {"executors", "platforms", "layers", "weights"},
+    "executors": {"models", "platforms", "layers", "sampling", "weights"},
+    "models": {"layers", "weights"},
+    "platforms": {"layers", "sampling"},
+    "layers": {"sampling", "weights"},
+    "sampling": set[str](),
+    "weights": set[str](),
+}
+"""Rooms of the engine core; its other files are contracts, which every room sees and which see no room."""
 TORCH_FREE_CORE = {
     "headwater.engine_core.kv.prefix_hash",
     "headwater.engine_core.sampling_params",
@@ -83,6 +97,21 @@ def test_a_room_imports_only_the_rooms_it_may_see(room: str) -> None:
         if name.startswith("headwater.") and name.split(".")[1] not in ROOMS_SEEN[room]
     }
     assert breaches == set()
+
+
+def test_a_room_of_the_engine_core_imports_only_the_rooms_below_it() -> None:
+    core = ROOT / "engine_core"
+    breaches = {
+        f"{path.relative_to(core)}: {name}"
+        for path in files_of("engine_core")
+        for name in imports_of(path)
+        if name.startswith("headwater.engine_core.")
+        and (room := name.split(".")[2]) != (own := path.relative_to(core).parts[0])
+        and (core / room).is_dir()
+        and room not in CORE_ROOMS_SEEN.get(own, set())
+    }
+    assert breaches == set()
+    assert CORE_ROOMS_SEEN.keys() >= {path.name for path in core.iterdir() if any(path.glob("*.py"))}
 
 
 def test_only_the_engine_service_sees_the_engine_core() -> None:

@@ -13,12 +13,12 @@ from torch import Tensor
 from headwater.engine_core.conformance.case import Line
 from headwater.engine_core.conformance.reference import ReferencePlatform
 from headwater.engine_core.engine import Engine
-from headwater.engine_core.executors.batch import ForwardBatch
 from headwater.engine_core.executors.build import build_executor
-from headwater.engine_core.executors.options import ExecutorOptions, Progress
+from headwater.engine_core.layers.batch import ForwardBatch
 from headwater.engine_core.layers.kinds import load_weights
 from headwater.engine_core.model_config import ModelConfig
 from headwater.engine_core.models import registry
+from headwater.engine_core.options import ExecutorOptions, Progress
 from headwater.engine_core.platforms.capabilities import Capabilities
 from headwater.engine_core.request import NewRequest
 from headwater.engine_core.sampling_params import SamplingParams

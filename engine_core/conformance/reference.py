@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from headwater.engine_core.config import EngineConfig
-from headwater.engine_core.executors.batch import ForwardBatch
+from headwater.engine_core.layers.batch import ForwardBatch
 from headwater.engine_core.layers.dense import DenseLinear
 from headwater.engine_core.layers.linear import Linear, Product
 from headwater.engine_core.model_config import ModelConfig

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from headwater.engine_core.conformance.case import NUM_ITEMS, Case
 from headwater.engine_core.conformance.subject import EPS, Subject, rows_of
-from headwater.engine_core.executors.batch import ForwardBatch
+from headwater.engine_core.layers.batch import ForwardBatch
 from headwater.engine_core.platforms import specification
 
 VOCAB_SIZE = 997

@@ -7,8 +7,8 @@ from functools import partial
 from headwater.engine_core.config import EngineConfig
 from headwater.engine_core.executor import Executor
 from headwater.engine_core.executors.build_single import engine_config_of, load_weights, single_executor
-from headwater.engine_core.executors.options import BuildRequest, ExecutorOptions, Progress
 from headwater.engine_core.layers.packed import pack_linears
+from headwater.engine_core.options import BuildRequest, ExecutorOptions, Progress
 from headwater.engine_core.platforms.capabilities import Capabilities
 from headwater.engine_core.platforms.cpu import CPU_DTYPES, CpuPlatform
 from headwater.engine_core.weights.model_file import DTYPES

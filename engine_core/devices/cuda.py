@@ -11,9 +11,9 @@ import torch
 from headwater.engine_core.config import EngineConfig
 from headwater.engine_core.executor import Executor
 from headwater.engine_core.executors.build_single import KV_DTYPES, engine_config_of, load_weights
-from headwater.engine_core.executors.options import BuildRequest, ExecutorOptions, Progress
 from headwater.engine_core.layers.kinds import Weights
 from headwater.engine_core.layers.linear import Linear
+from headwater.engine_core.options import BuildRequest, ExecutorOptions, Progress
 from headwater.engine_core.platforms.capabilities import Capabilities
 from headwater.engine_core.weights.model_file import DTYPES
 from headwater.kernels.environment import Environment

@@ -7,10 +7,10 @@ import torch
 
 from headwater.engine_core.config import ConfigError, EngineConfig
 from headwater.engine_core.executor import Executor
-from headwater.engine_core.executors.options import BuildRequest, ExecutorOptions, ModelFacts, Progress
 from headwater.engine_core.model_config import ModelConfig
 from headwater.engine_core.models import registry as models
 from headwater.engine_core.numerics_id import ROOMS, numerics_id
+from headwater.engine_core.options import BuildRequest, ExecutorOptions, ModelFacts, Progress
 from headwater.engine_core.platforms import registry as platforms
 from headwater.engine_core.platforms.capabilities import Capabilities
 from headwater.engine_core.platforms.registry import LoadedDevice

@@ -12,10 +12,10 @@ import numpy as np
 import torch
 
 from headwater.engine_core.config import ConfigError, EngineConfig
-from headwater.engine_core.executors.batch import ForwardBatch
 from headwater.engine_core.executors.cuda import SCORED_AT_ONCE, CudaExecutor
 from headwater.engine_core.executors.cuda_swapper import CudaSwapper, staged_blocks
 from headwater.engine_core.executors.step_shapes import probed_rows
+from headwater.engine_core.layers.batch import ForwardBatch
 from headwater.engine_core.layers.kinds import Weights
 from headwater.engine_core.model_config import ModelConfig
 from headwater.engine_core.models import registry

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 from headwater.engine_core.config import EngineConfig
 from headwater.engine_core.executor import Executor
-from headwater.engine_core.executors.options import ExecutorOptions, ModelFacts, Progress, engine_config
 from headwater.engine_core.executors.simulated import SimulatedExecutor, SimulatedModel, SimulatedTiming
 from headwater.engine_core.models import registry
+from headwater.engine_core.options import ExecutorOptions, ModelFacts, Progress, engine_config
 
 ENTRY_BYTES = 8
 """That stand for a token's keys and values."""

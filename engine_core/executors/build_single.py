@@ -9,13 +9,13 @@ import torch
 
 from headwater.engine_core.config import EngineConfig
 from headwater.engine_core.executor import Executor
-from headwater.engine_core.executors.options import BuildRequest, Progress, engine_config
 from headwater.engine_core.executors.runner import Runner
 from headwater.engine_core.executors.single import SingleExecutor
 from headwater.engine_core.layers import kinds
 from headwater.engine_core.layers.kinds import Weights
+from headwater.engine_core.layers.platform import Platform
 from headwater.engine_core.models import registry
-from headwater.engine_core.platforms.platform import Platform
+from headwater.engine_core.options import BuildRequest, Progress, engine_config
 from headwater.engine_core.weights import model_file
 from headwater.engine_core.weights.dummy import DUMMIES, dummy
 from headwater.engine_core.weights.model_file import DTYPES

@@ -11,18 +11,18 @@ import torch
 
 from headwater.engine_core.config import EngineConfig
 from headwater.engine_core.executor import DrawPlan, Int32Array, StepPlan, StepResult
-from headwater.engine_core.executors.batch import ForwardBatch
 from headwater.engine_core.executors.cuda_graphs import Graphs
 from headwater.engine_core.executors.cuda_swapper import CudaSwapper
+from headwater.engine_core.executors.device_sampler import DeviceSampler, Drawn, Scores, score
 from headwater.engine_core.executors.device_table import DeviceTable
 from headwater.engine_core.executors.draw_inbox import DrawInbox
 from headwater.engine_core.executors.step_inbox import StepInbox
 from headwater.engine_core.executors.step_shapes import StepShape, StepShapes
+from headwater.engine_core.layers.batch import ForwardBatch
 from headwater.engine_core.models.model import Ends, Model
 from headwater.engine_core.models.one_row import OneRow
 from headwater.engine_core.platforms.cuda import DEPENDENT_ROWS, AttentionPlan, CudaPlatform
 from headwater.engine_core.request import TokenLogprobs
-from headwater.engine_core.sampling.device_sampler import DeviceSampler, Drawn, Scores, score
 from headwater.engine_core.sampling.pooling import Pools
 from headwater.kernels.device import upload
 from headwater.kernels.step_rows import load_tokens, store_tokens, store_tokens_and_advance

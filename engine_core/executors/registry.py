@@ -7,7 +7,7 @@ from importlib import import_module
 
 from headwater.engine_core.config import ConfigError, EngineConfig
 from headwater.engine_core.executor import Executor
-from headwater.engine_core.executors.options import ExecutorOptions, ModelFacts, Progress
+from headwater.engine_core.options import ExecutorOptions, ModelFacts, Progress
 
 EXECUTORS = {
     "single": "headwater.engine_core.executors.build",

@@ -10,14 +10,16 @@ import torch
 
 from headwater.engine_core.config import EngineConfig
 from headwater.engine_core.executor import DrawPlan, Int32Array, StepPlan, StepResult
-from headwater.engine_core.executors.batch import ForwardBatch, make_batch, num_sampled
+from headwater.engine_core.executors.batch import make_batch, num_sampled
 from headwater.engine_core.executors.rehearsal import rehearsal
+from headwater.engine_core.layers.batch import ForwardBatch
+from headwater.engine_core.layers.platform import Platform
 from headwater.engine_core.models.model import Ends, Model
-from headwater.engine_core.platforms.platform import Platform
+from headwater.engine_core.ragged import places
 from headwater.engine_core.request import TokenLogprobs
 from headwater.engine_core.sampling.pooling import Pools
 from headwater.engine_core.sampling.sampler import Sampler
-from headwater.engine_core.sampling.verification import gained, places, positions_of
+from headwater.engine_core.sampling.verification import gained, positions_of
 
 SCORED_AT_ONCE = 256
 """Prompt positions whose logits exist at the same time."""

@@ -18,8 +18,9 @@ import numpy.typing as npt
 from headwater.engine_core.config import EngineConfig
 from headwater.engine_core.executor import AdmittedRow, DrawPlan, Int32Array, StepPlan, StepResult
 from headwater.engine_core.executors.simulated_swapper import SimulatedSwapper
+from headwater.engine_core.ragged import places
 from headwater.engine_core.request import TokenLogprobs
-from headwater.engine_core.sampling.verification import NO_TOKEN, gained, places, positions_of
+from headwater.engine_core.sampling.verification import NO_TOKEN, gained, positions_of
 from headwater.engine_core.sampling_params import SamplingParams
 
 UInt64Array = npt.NDArray[np.uint64]

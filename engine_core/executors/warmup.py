@@ -7,7 +7,7 @@ from itertools import count
 
 from headwater.engine_core.engine import Engine
 from headwater.engine_core.executors.build import build_executor
-from headwater.engine_core.executors.options import ExecutorOptions
+from headwater.engine_core.options import ExecutorOptions
 from headwater.engine_core.request import NewRequest
 from headwater.engine_core.sampling_params import SamplingParams
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from headwater.engine_core.executors.batch import ForwardBatch
+from headwater.engine_core.layers.batch import ForwardBatch
 from headwater.engine_core.layers.linear import Linear
-from headwater.engine_core.platforms.platform import Platform
+from headwater.engine_core.layers.platform import Platform
 
 
 class Attention:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from headwater.engine_core.layers.linear import Linear
-from headwater.engine_core.platforms.platform import Platform
+from headwater.engine_core.layers.platform import Platform
 
 
 class Mlp:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from headwater.engine_core.platforms.platform import Platform
+from headwater.engine_core.layers.platform import Platform
 
 
 class RMSNorm:

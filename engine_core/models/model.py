@@ -8,11 +8,11 @@ from typing import Any, ClassVar, Protocol
 import torch
 
 from headwater.engine_core.executor import Int32Array
-from headwater.engine_core.executors.batch import ForwardBatch
+from headwater.engine_core.layers.batch import ForwardBatch
 from headwater.engine_core.layers.kinds import Weights
 from headwater.engine_core.layers.lm_head import LMHead
+from headwater.engine_core.layers.platform import Platform
 from headwater.engine_core.model_config import ModelConfig
-from headwater.engine_core.platforms.platform import Platform
 from headwater.engine_core.weights.layout import Layout
 from headwater.engine_core.weights.names import CheckpointNames
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 
 from headwater.engine_core.config import EngineConfig
-from headwater.engine_core.executors.batch import ForwardBatch
+from headwater.engine_core.layers.batch import ForwardBatch
 from headwater.engine_core.layers.dense import DenseLinear
 from headwater.engine_core.layers.kinds import Weights
 from headwater.engine_core.layers.linear import Linear, Product

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 from headwater.engine_core.config import EngineConfig
 from headwater.engine_core.executor import Executor
-from headwater.engine_core.executors.options import BuildRequest, ExecutorOptions, Progress
+from headwater.engine_core.options import BuildRequest, ExecutorOptions, Progress
 from headwater.engine_core.platforms.capabilities import Capabilities
 
 API = 1
@@ -22,7 +22,7 @@ class Device(Protocol):
     """As `--device` and the entry point spell it."""
     capabilities: Capabilities
     Platform: Any
-    """A class of `platforms.platform.Platform`, with `Platform.of(model, config) -> Platform` to make one for an
+    """A class of `layers.platform.Platform`, with `Platform.of(model, config) -> Platform` to make one for an
     engine."""
 
     def is_available(self) -> bool:

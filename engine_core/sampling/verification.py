@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from headwater.engine_core.executor import Int32Array
+from headwater.engine_core.ragged import places
 
 NO_TOKEN = -1
 
@@ -35,13 +36,6 @@ class Gained(NamedTuple):
 def positions_of(num_drafts: Int32Array | None, num_rows: int) -> Int32Array:
     """The number of positions that are sampled for each row, int32 [R]: one, and one for each draft."""
     return np.ones(num_rows, np.int32) if num_drafts is None else num_drafts + 1
-
-
-def places(counts: Int32Array) -> Int32Array:
-    """0 … counts[0] − 1, 0 … counts[1] − 1 and so on, int32."""
-    ends = np.cumsum(counts)
-    starts = np.repeat(ends - counts, counts)
-    return (np.arange(ends[-1] if ends.size else 0, dtype=np.int32) - starts).astype(np.int32)
 
 
 def gained(sampled: Int32Array, drafts: Int32Array, num_positions: Int32Array) -> Gained:

@@ -20,8 +20,8 @@ import msgspec
 
 from headwater.engine_core.config import ConfigError, EngineConfig
 from headwater.engine_core.engine import Engine
-from headwater.engine_core.executors.options import ExecutorOptions, ModelFacts
 from headwater.engine_core.executors.registry import build_executor
+from headwater.engine_core.options import ExecutorOptions, ModelFacts
 from headwater.services.engine.mask_table import map_masks
 from headwater.services.engine.messages import (
     Add,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from headwater.bench.combinations import FAILED, PAGE, PLATFORMS, page, read_results
-from headwater.engine_core.executors.options import ExecutorOptions
+from headwater.engine_core.options import ExecutorOptions
 from headwater.proto import common_pb2
 from tests.combinations.capabilities import CAPABILITIES
 from tests.combinations.cells import CELLS

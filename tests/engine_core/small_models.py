@@ -12,8 +12,8 @@ import transformers
 
 from headwater.engine_core.engine import Engine
 from headwater.engine_core.executors.build import build_executor
-from headwater.engine_core.executors.options import ExecutorOptions
 from headwater.engine_core.models import conversion
+from headwater.engine_core.options import ExecutorOptions
 from headwater.engine_core.request import NewRequest, TokenLogprobs
 from headwater.engine_core.sampling_params import SamplingParams
 from headwater.engine_core.step_output import StepOutput

@@ -15,7 +15,6 @@ from headwater.engine_core.config import ConfigError, EngineConfig
 from headwater.engine_core.engine import Engine
 from headwater.engine_core.executor import SwapPlan
 from headwater.engine_core.executors.build import build_executor
-from headwater.engine_core.executors.options import ExecutorOptions
 from headwater.engine_core.executors.simulated import (
     SimulatedExecutor,
     SimulatedModel,
@@ -27,6 +26,7 @@ from headwater.engine_core.kv.block_pool import BlockPool
 from headwater.engine_core.kv.block_source import Ticket
 from headwater.engine_core.kv.host_blocks import HostBlocks
 from headwater.engine_core.kv.prefix_cache import HashChain, PrefixCache
+from headwater.engine_core.options import ExecutorOptions
 from headwater.engine_core.request import NewRequest
 from headwater.engine_core.sampling_params import SamplingParams
 

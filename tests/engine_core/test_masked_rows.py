@@ -10,7 +10,7 @@ import pytest
 
 from headwater.engine_core.engine import Engine
 from headwater.engine_core.executors.build import build_executor
-from headwater.engine_core.executors.options import ExecutorOptions
+from headwater.engine_core.options import ExecutorOptions
 from headwater.engine_core.request import NewRequest
 from headwater.engine_core.sampling_params import SamplingParams
 from tests.engine_core.small_models import SHAPE, convert, random_checkpoint

@@ -26,7 +26,7 @@ KINDS = {
     "platforms": ("engine_core/platforms/cuda.py", "engine_core/platforms/cpu.py"),
     "sampling": (
         "engine_core/sampling/sampler.py",
-        "engine_core/sampling/device_sampler.py",
+        "engine_core/executors/device_sampler.py",
         "engine_core/sampling/pooling.py",
     ),
     "weights": ("engine_core/weights/model_file.py", "engine_core/weights/packed.py", "engine_core/weights/gguf.py"),
@@ -118,7 +118,7 @@ import json, sys
 from pathlib import Path
 from headwater.engine_core.sampling import sampler
 from headwater.engine_core.executors.build import build_executor
-from headwater.engine_core.executors.options import ExecutorOptions
+from headwater.engine_core.options import ExecutorOptions
 
 def announced():
     options = ExecutorOptions(model_folder=Path(sys.argv[1]), load_format="dummy", num_blocks=64, max_model_len=64)

@@ -19,12 +19,12 @@ import torch
 
 from headwater.bench.workloads import TINY
 from headwater.engine_core.config import ConfigError
-from headwater.engine_core.executors.batch import ForwardBatch
 from headwater.engine_core.executors.build import build_executor
-from headwater.engine_core.executors.options import ExecutorOptions
+from headwater.engine_core.layers.batch import ForwardBatch
 from headwater.engine_core.layers.kinds import load_weights
 from headwater.engine_core.models import one_row, registry
 from headwater.engine_core.models.decoder import Decoder
+from headwater.engine_core.options import ExecutorOptions
 from headwater.engine_core.platforms.cpu import CpuPlatform
 from tests.kernels import interpreter
 

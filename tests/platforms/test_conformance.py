@@ -14,7 +14,7 @@ from headwater.engine_core.conformance.case import Line
 from headwater.engine_core.conformance.reference import ReferencePlatform, ReferenceSampling
 from headwater.engine_core.conformance.suite import operation_lines
 from headwater.engine_core.devices import cpu
-from headwater.engine_core.executors.batch import ForwardBatch
+from headwater.engine_core.layers.batch import ForwardBatch
 from headwater.engine_core.layers.dense import DenseLinear
 from headwater.engine_core.layers.linear import Linear, Product
 from headwater.engine_core.platforms.capabilities import Capabilities

@@ -12,8 +12,8 @@ from headwater.bench.workloads import TINY
 from headwater.engine_core.config import ConfigError
 from headwater.engine_core.devices import cpu
 from headwater.engine_core.executors.build import build_executor, checked
-from headwater.engine_core.executors.options import ExecutorOptions
 from headwater.engine_core.executors.registry import build_executor as build_by_name
+from headwater.engine_core.options import ExecutorOptions
 from headwater.engine_core.platforms import registry
 from headwater.services.settings import SettingError
 from tests.platforms.installed import WHOLE, install

@@ -14,12 +14,12 @@ from torch.nn import functional
 
 from headwater.engine_core.config import EngineConfig
 from headwater.engine_core.executor import Executor
-from headwater.engine_core.executors.batch import ForwardBatch
 from headwater.engine_core.executors.build_single import engine_config_of, load_weights, single_executor
-from headwater.engine_core.executors.options import BuildRequest, ExecutorOptions, Progress
+from headwater.engine_core.layers.batch import ForwardBatch
 from headwater.engine_core.layers.dense import DenseLinear
 from headwater.engine_core.layers.linear import Linear, Product
 from headwater.engine_core.model_config import ModelConfig
+from headwater.engine_core.options import BuildRequest, ExecutorOptions, Progress
 from headwater.engine_core.platforms.capabilities import Capabilities
 from headwater.kernels.environment import Environment
 from headwater.kernels.filtered_sample import Filters
@@ -98,7 +98,7 @@ def _scores(logits: Tensor, draws: Draws) -> Tensor:
 
 
 class Platform:
-    """See `headwater.engine_core.platforms.platform.Platform`."""
+    """See `headwater.engine_core.layers.platform.Platform`."""
 
     device = DEVICE
     sampling = Sampling()

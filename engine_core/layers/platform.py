@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 import torch
 
-from headwater.engine_core.executors.batch import ForwardBatch
+from headwater.engine_core.layers.batch import ForwardBatch
 from headwater.engine_core.layers.linear import Linear, Product
 from headwater.engine_core.sampling.operations import SamplingOperations
 

@@ -1,0 +1,62 @@
+"""What one forward pass reads: token rows, their places in the KV cache, and which of them are sampled."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+
+from headwater.engine_core.executor import Int32Array
+from headwater.engine_core.ragged import last_elements, places
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForwardBatch:
+    """T tokens of R requests, requests one after another."""
+
+    token_ids: torch.Tensor
+    """int64 [T]"""
+    positions: torch.Tensor
+    """int64 [T]"""
+    slots: torch.Tensor
+    """int64 [T]: block id x block_size + offset in the block."""
+    starts: Int32Array
+    """[R] first position of each request."""
+    counts: Int32Array
+    """[R] positions of each request."""
+    block_tables: torch.Tensor
+    """int32 [R, blocks]; entries beyond a request's blocks name the scratch block 0."""
+    sampled: torch.Tensor
+    """int64 [S] token rows after which a token is sampled, now or by a draw: of each request its last ones, as many as
+    it has drafts and one more."""
+
+    def to(self, device: torch.device) -> ForwardBatch:
+        """The same with its tensors on a device."""
+        if device.type == "cpu":
+            return self
+        return replace(
+            self,
+            token_ids=self.token_ids.to(device),
+            positions=self.positions.to(device),
+            slots=self.slots.to(device),
+            block_tables=self.block_tables.to(device),
+            sampled=self.sampled.to(device),
+        )
+
+
+def last_tokens(batch: ForwardBatch, num_kept: Int32Array) -> ForwardBatch:
+    """The last num_kept[r] tokens of each request, each as a request of one token; `sampled` names them in the batch
+    that they are from."""
+    at = torch.from_numpy(last_elements(batch.counts, num_kept)).to(batch.token_ids.device)
+    first = batch.starts + batch.counts - num_kept
+    return replace(
+        batch,
+        token_ids=batch.token_ids[at],
+        positions=batch.positions[at],
+        slots=batch.slots[at],
+        starts=np.repeat(first, num_kept) + places(num_kept),
+        counts=np.ones(len(at), np.int32),
+        block_tables=batch.block_tables.repeat_interleave(torch.from_numpy(num_kept).to(at.device), dim=0),
+        sampled=at,
+    )
