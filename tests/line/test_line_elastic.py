@@ -197,7 +197,7 @@ def test_a_model_may_read_special_tokens_as_text_where_its_line_does_not(elastic
             "",
             {"model": "/no/such/folder"},
             400,
-            "model is '/no/such/folder'; allowed: smollm2-135m-instruct, a",
+            "model is '/no/such/folder'; allowed: smollm2-135m-instruct, gemma3-270m, a",
         ),
         ("POST", "", {"model": MODEL}, 400, "the model 'smollm2-135m-instruct' is serving already"),
         (
