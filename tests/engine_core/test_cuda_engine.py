@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from headwater.engine_core.config import ConfigError
 from headwater.engine_core.executors.cuda import CudaExecutor
 from headwater.engine_core.request import NewRequest
 from headwater.engine_core.sampling_params import SamplingParams
@@ -16,6 +17,7 @@ from tests.engine_core.small_models import FAMILIES, SHAPE, SmallEngine, convert
 pytestmark = pytest.mark.gpu
 
 ROOMY = {"num_blocks": 400, "max_num_batched_tokens": 1024}
+FAMILIES_OF_GEMV = [family for family in FAMILIES if not family.startswith("gemma3")]
 SEEDED = [SamplingParams(temperature=0.9, seed=i, max_tokens=40) for i in range(24)]
 
 
@@ -52,8 +54,9 @@ def behind_the_likeliest(model: Any, prompt: list[int], answer: list[int]) -> to
     return (logits.amax(1) - chosen) / logits.std(1)
 
 
-@pytest.mark.parametrize("gemv", [False, True], ids=["together", "alone, by gemv"])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    ("family", "gemv"), [*((family, False) for family in FAMILIES), *((family, True) for family in FAMILIES_OF_GEMV)]
+)
 def test_greedy_answers_follow_the_likeliest_tokens_of_transformers(family: str, gemv: bool, tmp_path: Path) -> None:
     (source := tmp_path / "source").mkdir()
     # The reference has the weights that are served.
@@ -195,3 +198,32 @@ def test_with_gemv_a_request_goes_on_where_others_join_and_leave(
     gaps = torch.cat([behind_the_likeliest(model, *each) for each in zip(asked, answers, strict=True)])
     assert gaps.max() < 0.3
     assert (gaps == 0).double().mean() > 0.85
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"max_num_batched_tokens": 67}, {"decode_steps": 5}, {"kv_cache_dtype": "fp8"}, {"block_size": 16}],
+)
+@pytest.mark.parametrize("family", ["gemma3", "gemma3 whose last layer has a window"])
+def test_windows_and_heads_of_256_give_an_answer_the_same_bits_in_any_company(
+    family: str, options: dict[str, Any], tmp_path: Path
+) -> None:
+    random_checkpoint(family, tmp_path / "hf")
+    folder = convert(tmp_path / "hf", tmp_path / "ours", "bfloat16")
+    kept = {name: value for name, value in options.items() if name in ("kv_cache_dtype", "block_size")}
+    # Prompts with a beginning in common, so that layers without a window share its reads.
+    asked = prompts(24, shared=600)
+    together, one = (engine(folder, **{"num_blocks": 2000} | given) for given in (options, kept))
+    first = together.tokens([asked[0]], SEEDED[0])[0]
+    answers = together.tokens(asked, *SEEDED)
+    expected = [one.tokens([prompt], sampling)[0] for prompt, sampling in zip(asked, SEEDED, strict=True)]
+    together.close()
+    one.close()
+    assert answers == expected
+    assert first == expected[0]
+
+
+def test_gemv_is_refused_for_models_that_it_does_not_compute(tmp_path: Path) -> None:
+    random_checkpoint("gemma3", tmp_path / "hf")
+    with pytest.raises(ConfigError, match="gemv is True; allowed: False for Gemma3ForCausalLM"):
+        engine(convert(tmp_path / "hf", tmp_path / "ours", "bfloat16"), gemv=True)
