@@ -71,7 +71,7 @@ HOST_MEMORY = Capability(
     options={"num_blocks": TIGHT_BLOCKS, "kv_swap_memory": 64 << 20},
     moves=frozenset({Move.WARM, Move.FLOOD}),
     took_place=lambda answer: answer.num_swapped_in > 0 and answer.num_cached_tokens > 0,
-    refused_on_cpu=Refused(field="kv_swap_memory", says="allowed: 0 on a CPU, whose KV cache is in host memory"),
+    refused_on_cpu=Refused(field="kv_swap_memory", says="allowed: 0 on the platform cpu"),
 )
 FP8_KV = Capability(
     name="fp8 KV",
@@ -79,7 +79,7 @@ FP8_KV = Capability(
     options={"kv_cache_dtype": "fp8"},
     took_place=lambda answer: answer.kv_format == "fp8",
     is_simulated=False,
-    refused_on_cpu=Refused(field="kv_cache_dtype", says="kv_cache_dtype is 'fp8'; allowed: auto on a CPU"),
+    refused_on_cpu=Refused(field="kv_cache_dtype", says="kv_cache_dtype is 'fp8'; allowed: auto on the platform cpu"),
 )
 SEEDS = Capability(
     name="seeds",
@@ -171,7 +171,7 @@ SEVERAL_STEPS = Capability(
     promise=Promise.SAME,
     options={"decode_steps": DECODE_STEPS},
     took_place=lambda answer: 0 < answer.num_steps < len(answer.token_ids),
-    refused_on_cpu=Refused(field="decode_steps", says="allowed: 1 on a CPU"),
+    refused_on_cpu=Refused(field="decode_steps", says="allowed: 1 on the platform cpu"),
     beside={name: Aside(because=NO_PLAN) for name in ("penalties", "log probabilities", "beams", "grammar", "tools")},
 )
 

@@ -10,8 +10,7 @@ from typing import Any
 
 from headwater.engine_core.config import ConfigError
 from headwater.engine_core.engine import Engine
-from headwater.engine_core.executors.build import build_executor
-from headwater.engine_core.executors.build_simulated import build_simulated_executor
+from headwater.engine_core.executors.registry import build_executor
 from headwater.engine_core.options import ExecutorOptions
 from headwater.engine_core.request import NewRequest, TokenLogprobs
 from headwater.engine_core.sampling_params import SamplingParams
@@ -56,8 +55,7 @@ class Replica:
     """An engine and what its requests are told. Each run has a namespace of its own: it hits what it cached itself."""
 
     def __init__(self, options: ExecutorOptions) -> None:
-        build = build_simulated_executor if options.executor == "simulated" else _build
-        self._executor, config, self.facts = build(options)
+        self._executor, config, self.facts = build_executor(options, lambda phase, done, total: None)
         self.engine = Engine(config, self._executor)
         self.heard: dict[int, Heard] = {}
         self._keys = itertools.count()
@@ -199,7 +197,3 @@ class EngineWorld:
             except ConfigError as error:
                 raise Refusal(error.name, str(error)) from error
         return self._replicas[key]
-
-
-def _build(options: ExecutorOptions) -> Any:
-    return build_executor(options, lambda phase, done, total: None)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import copy
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -70,31 +71,37 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return convert(path / "hf", path / "ours")
 
 
-def answers(folder: Path, samplings: Sequence[SamplingParams], drafter: Oracle | None, **options: Any) -> list[Answer]:
-    engine = SmallEngine(folder, **options)
-    engine.engine = Engine(engine.config, engine.executor, drafter=drafter)
-    found = engine.answer(PROMPTS, *samplings)
+@pytest.fixture(scope="module")
+def small(folder: Path) -> Iterator[SmallEngine]:
+    engine = SmallEngine(folder)
+    yield engine
     engine.close()
-    return found
 
 
-@pytest.mark.parametrize("wrong", [0.0, 0.4, 1.0], ids=["right", "half right", "wrong"])
+def answers(small: SmallEngine, samplings: Sequence[SamplingParams], drafter: Oracle | None) -> list[Answer]:
+    """Those of a new engine, whose requests begin with key 0, on the executor of `small`."""
+    fresh = copy.copy(small)
+    fresh.engine, fresh._num_asked = Engine(small.config, small.executor, drafter=drafter), 0
+    return fresh.answer(PROMPTS, *samplings)
+
+
 @pytest.mark.parametrize("kind", SAMPLINGS)
-def test_answers_and_log_probabilities_are_those_without_drafts(folder: Path, kind: str, wrong: float) -> None:
+def test_answers_and_log_probabilities_are_those_without_drafts(small: SmallEngine, kind: str) -> None:
     samplings = [SamplingParams(max_tokens=n, **SAMPLINGS[kind]) for n in (24, 23, 1, 30, 17, 2)]
-    plain = answers(folder, samplings, None)
-    oracle = Oracle({i: answer.token_ids for i, answer in enumerate(plain)}, wrong)
-    assert answers(folder, samplings, oracle) == plain
-    assert oracle.num_proposed
+    plain = answers(small, samplings, None)
+    for wrong in (0.0, 0.4, 1.0):
+        oracle = Oracle({i: answer.token_ids for i, answer in enumerate(plain)}, wrong)
+        assert answers(small, samplings, oracle) == plain, wrong
+        assert oracle.num_proposed
 
 
-def test_drafts_of_a_crowded_engine_change_nothing(folder: Path) -> None:
+def test_drafts_of_a_crowded_engine_change_nothing(small: SmallEngine, folder: Path) -> None:
     """Too few blocks for all: requests are preempted between draft and verification."""
     samplings = [SamplingParams(max_tokens=60, **SAMPLINGS["seeded"])]
-    plain = answers(folder, samplings, None)
+    plain = answers(small, samplings, None)
     oracle = Oracle({i: answer.token_ids for i, answer in enumerate(plain)}, 0.3)
-    crowded = answers(
-        folder, samplings, oracle, num_blocks=16, max_model_len=192, max_num_seqs=8, max_num_batched_tokens=24
-    )
+    narrow = SmallEngine(folder, num_blocks=16, max_model_len=192, max_num_seqs=8, max_num_batched_tokens=24)
+    crowded = answers(narrow, samplings, oracle)
+    narrow.close()
     assert [answer.token_ids for answer in crowded] == [answer.token_ids for answer in plain]
     assert oracle.num_proposed
