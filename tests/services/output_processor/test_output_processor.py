@@ -314,6 +314,8 @@ async def test_a_resumed_stream_goes_on_where_the_text_ended(line: Line, num_res
         await line.gateway.send(opening)
         await line.gateway.send(parts=[AddPart(stream_id=2, output_ids=resumed)])
         number = (await line.engine.add(1)).stream_ids[0]
+        # An engine says nothing before it has the whole request.
+        await line.engine.hears(lambda: len(line.engine.parts) == 1)
     else:
         output = {"num_output_tokens": num_resumed, "output_ids": resumed}
         [number] = await line.open(2, sampling=sampling, delivered=delivered, **output)
