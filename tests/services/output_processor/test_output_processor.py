@@ -339,7 +339,9 @@ async def test_text_of_any_length_goes_in_frames_below_the_limit(line: Line) -> 
     ids = line.ids(" hello") * 15000
     await line.gateway.send(line.gateway.opening(1, num_output_tokens=30000, output_ids=ids))
     await line.gateway.send(parts=[AddPart(stream_id=1, output_ids=ids)])
-    line.engine.say_finish((await line.engine.add()).stream_ids[0])
+    number = (await line.engine.add()).stream_ids[0]
+    await line.engine.hears(lambda: len(line.engine.parts) == 1)
+    line.engine.say_finish(number)
     await line.gateway.finish(1)
     assert line.gateway.heard[1].text == " hello" * 30000
     assert max(len(text) for frame in line.gateway.frames for text in frame.texts) == 8192
