@@ -22,9 +22,8 @@ help: ## list the verbs
 up: $(VENV)/.run ## install what is missing and run the whole line on this machine (PORT, GRPC_PORT, REPLICAS, MODEL)
 	$(BIN)/headwater up --model $(MODEL) --replicas $(REPLICAS) --port $(PORT) --grpc-port $(GRPC_PORT)
 
-# Three workers for two cores: tests wait for processes and timers for a third of their time.
 test: $(VENV)/.dev types ## run the tests (those marked `long` excepted)
-	$(BIN)/python -m pytest -n 3 -m "not long and not gpu" -q
+	$(BIN)/python -m pytest -n 2 -m "not long and not gpu" -q
 
 test-long: $(VENV)/.dev types ## run the tests that take minutes
 	$(BIN)/python -m pytest -m "long and not gpu" -q
