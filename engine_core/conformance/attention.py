@@ -160,7 +160,7 @@ def _case(platform: Any, operation: str, shapes: str, sequences: Sequences, allo
 
 
 def _ends(platform: Any, operation: str, shapes: str, sequences: Sequences, allowed: float) -> Case:
-    """Of each sequence its last token, in a plan beside that of the whole batch."""
+    """The last token of each sequence, in a plan beside that of the whole batch."""
 
     def run(items: list[int]) -> list[Tensor]:
         q, batch = sequences.batch(sequences.whole(items))
@@ -207,7 +207,7 @@ def _sequences(
 
 
 def _tables(subject: Subject, lengths: Sequence[int], block_size: int, num_shared: int) -> Tensor:
-    """Block ids in no order; block 0 is nobody's."""
+    """Block ids in random order; block 0 belongs to no sequence."""
     num_blocks = [-(-length // block_size) for length in lengths]
     ids = subject.permutation(sum(num_blocks)).int() + 1
     tables = torch.zeros(len(lengths), max(num_blocks), dtype=torch.int32)

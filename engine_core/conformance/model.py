@@ -80,7 +80,7 @@ def _answers(engine: Engine, prompts: Sequence[Sequence[int]]) -> list[list[int]
 def _gaps(
     folder: Path, prompts: Sequence[Sequence[int]], answers: Sequence[Sequence[int]], progress: Progress
 ) -> list[float]:
-    """Of every token that was chosen, under the reference's logits after the prompt and the tokens before it."""
+    """How far each chosen token lies below the likeliest, by the reference's logits after the tokens before it."""
     progress("computing the reference", 0, 1)
     model = registry.read_config(folder)
     decoder_class = registry.model_class(model)

@@ -87,7 +87,7 @@ class Subject:
         return self.device.Platform.of(model, config)
 
     def linear_kinds(self) -> tuple[str, ...]:
-        """Of those that the platform has a product for, the kinds that this machine can make weights of."""
+        """Kinds that the platform has a product for and that this machine can make weights of."""
         return tuple(kind for kind in self.flags.linear_kinds if kind != "packed" or can_pack(self.dtype))
 
     def linear(self, platform: Any, weight: Tensor, kind: str = "dense") -> Product:
