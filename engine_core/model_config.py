@@ -61,8 +61,8 @@ class ModelConfig:
 
     @classmethod
     def from_hf(cls, config: Mapping[str, Any], *, qkv_bias: bool = False, qk_norm: bool = False) -> ModelConfig:
-        """Of an architecture like Llama, with what it has beside; `qkv_bias` where the config does not say. Raises
-        `ConfigError` naming what is not served."""
+        """Reads the config of an architecture like Llama. `qk_norm` and `qkv_bias` are what the architecture adds; a
+        config may say otherwise of the bias. Raises `ConfigError` naming what is not served."""
         if (activation := config.get("hidden_act", "silu")) != "silu":
             raise ConfigError("hidden_act", activation, "silu")
         check_quantization(config)

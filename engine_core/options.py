@@ -56,9 +56,9 @@ class BuildRequest:
     options: ExecutorOptions
     model: ModelConfig
     dtype: str
-    """Of weights and activations."""
+    """Type of weights and activations."""
     kv_format: str
-    """Of keys and values: `dtype`, or fp8."""
+    """Type of keys and values: `dtype`, or fp8."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 NUM_ITEMS = 64
-"""Of most cases: one item and 63 others."""
+"""Items of most cases: one and 63 others."""
 SHIFTS = (1, 7)
 ALLOWED = {"float32": 2e-5, "bfloat16": 1e-2, "float16": 2e-3, "fp8": 6e-2}
 """The largest error, as a share of the twin's largest magnitude, by the type of the inputs; fp8: of keys and values."""

@@ -200,7 +200,7 @@ def _filtered_draw(
 
 
 def _logprobs(subject: Subject, platform: Any, operation: str, logits: Tensor, num_top: int) -> Case:
-    """Of chosen tokens and of the likeliest, with the logits of the ids that are told."""
+    """The log probabilities of chosen tokens and of the likeliest, with the logits of the ids that come out."""
     chosen = subject.integers(VOCAB_SIZE, len(logits)).int()
 
     def run(items: list[int]) -> list[Tensor]:

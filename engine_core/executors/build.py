@@ -78,7 +78,7 @@ def _check_sizes(options: ExecutorOptions, model: ModelConfig, flags: Capabiliti
 
 
 def _dtype(options: ExecutorOptions) -> str:
-    """That of the folder's weights, which was chosen when they were converted, or of random weights."""
+    """The dtype of the folder's weights, which was chosen when they were converted, or that of random weights."""
     if options.load_format != "auto":
         return "bfloat16" if options.dtype == "auto" else options.dtype
     assert options.model_folder is not None
@@ -89,8 +89,8 @@ def _dtype(options: ExecutorOptions) -> str:
 
 
 def _numerics_id(request: BuildRequest, loaded: LoadedDevice) -> str:
-    """Empty with `--gemv`: a token's bits then depend on whether its request was alone, which nobody can repeat
-    elsewhere. Files and version of another distribution's platform count as Headwater's own do."""
+    """The id of what computes. Empty with `--gemv`: a token's bits then depend on whether its request was alone, which
+    another engine cannot repeat. Files and version of another distribution's platform count as Headwater's do."""
     options, origin = request.options, loaded.registration
     if options.gemv:
         return ""

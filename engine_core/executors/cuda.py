@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import numpy as np
@@ -396,6 +396,4 @@ def _entries(scores: Scores) -> list[TokenLogprobs]:
 
 
 def _cut(entry: TokenLogprobs, num_top: int) -> TokenLogprobs:
-    return TokenLogprobs(
-        logprob=entry.logprob, top_ids=entry.top_ids[:num_top], top_logprobs=entry.top_logprobs[:num_top]
-    )
+    return replace(entry, top_ids=entry.top_ids[:num_top], top_logprobs=entry.top_logprobs[:num_top])

@@ -164,12 +164,12 @@ class DeviceSampler:
 
     def rehearse(self, table_params: torch.Tensor) -> None:
         """Launches once what `draw_special` does, for a row of padding, so that no step compiles it."""
-        head, nobody = self._lm_head.linear, torch.full((1,), -1, dtype=torch.int32, device=table_params.device)
-        draws, filters = self._load(table_params, nobody, torch.zeros_like(nobody))
+        head, no_row = self._lm_head.linear, torch.full((1,), -1, dtype=torch.int32, device=table_params.device)
+        draws, filters = self._load(table_params, no_row, torch.zeros_like(no_row))
         for num_rows in REHEARSED_ROWS:
             hidden = torch.zeros(num_rows, head.in_features, dtype=self._dtype, device=self._device)
             raw = self._lm_head(hidden)[:1]
-        masked, everything = raw.float(), nobody.expand(-(-head.out_features // 32))[None, :].contiguous()
+        masked, everything = raw.float(), no_row.expand(-(-head.out_features // 32))[None, :].contiguous()
         mask_tokens(raw, everything, masked)
         mask_tokens(masked, everything, masked)
         for logits in (raw, masked):

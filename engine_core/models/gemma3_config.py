@@ -26,7 +26,7 @@ class Gemma3Config(ModelConfig):
 
     attention_scale: float
     local_rope_theta: float
-    """Of layers with a window, which scale nothing."""
+    """Rotary base of layers with a window; their positions are not scaled."""
     is_windowed: tuple[bool, ...]
     """By layer."""
 

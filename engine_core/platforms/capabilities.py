@@ -13,7 +13,7 @@ class Capabilities:
     """Flags of one platform. The defaults are the least that a platform may serve."""
 
     dtypes: tuple[str, ...]
-    """Of weights and activations: some of float32, bfloat16 and float16."""
+    """Types of weights and activations: some of float32, bfloat16 and float16."""
     max_head_dim: int
     """The largest head size of attention."""
     size_multiple: int = 1
