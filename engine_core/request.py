@@ -22,6 +22,17 @@ class FinishReason(Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Speculation:
+    """Whether a request's tokens may be drafted. It changes no token, only the time they take."""
+
+    is_on: bool = True
+    drafter: str = ""
+    """The only drafter that is asked; empty: the one that promises most."""
+    max_tokens: int = 0
+    """Drafted tokens of a step at most; 0: as many as the engine allows."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NewRequest:
     """One choice to compute, as it enters the engine. Crosses from door to core, so it holds plain data only."""
 
@@ -44,6 +55,7 @@ class NewRequest:
     """Order within a tier."""
     tenant: str = ""
     weight: float = 1.0
+    speculation: Speculation = Speculation()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -105,6 +105,15 @@ class EngineLoad:
     """Tokens whose keys and values were copied to host memory."""
     num_swapped_in: int = 0
     """Tokens whose keys and values came back."""
+    num_drafts: int = 0
+    """Drafts that were verified, each of one request in one step."""
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+    """Drafted tokens that stand."""
+    num_accepted_by_position: list[int] = field(default_factory=list)
+    """Drafts whose i-th token stands; adds up to the accepted tokens."""
+    num_drafter_bytes: int = 0
+    """Memory that drafters hold, now."""
 
 
 @dataclass(slots=True, kw_only=True)

@@ -41,9 +41,10 @@ ROOMS_SEEN = {
     "bench": {"bench", "proto", "gateway", "engine_core", "services", "kernels"},
 }
 CORE_ROOMS_SEEN = {
-    "engine.py": {"scheduling", "kv"},
-    "scheduling": {"kv"},
+    "engine.py": {"scheduling", "kv", "drafting"},
+    "scheduling": {"kv", "drafting"},
     "kv": set[str](),
+    "drafting": set[str](),
     "conformance": {"executors", "models", "platforms", "layers", "sampling", "weights"},
     "devices": {"executors", "platforms", "layers", "weights"},
     "executors": {"models", "platforms", "layers", "sampling", "weights"},

@@ -1,0 +1,44 @@
+"""What a drafter is: it guesses the tokens that follow those which are known. A guess costs time only.
+
+Rows are those of the request table. Knows nothing about requests, steps or how guesses are verified.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+from headwater.engine_core.executor import Int32Array
+
+
+class Proposal(NamedTuple):
+    """What may follow the known tokens of rows, one entry a row."""
+
+    draft_ids: Int32Array
+    """[R, K]; of row i the first num_drafts[i] count."""
+    num_drafts: Int32Array
+    """[R]"""
+    match_lens: Int32Array
+    """[R] last known tokens that were found before what is proposed; 0 where nothing is."""
+
+
+class Drafter(Protocol):
+    """Called between steps, for all rows at once: together at most 10 µs a row."""
+
+    name: str
+    """As settings, requests and metrics name it."""
+
+    def seat(self, row: int, namespace: bytes, num_prompt: int) -> None:
+        """A request takes the row; its first `num_prompt` tokens are the prompt. Whatever outlives the row is shared
+        within its namespace alone: what a request is answered faster tells of what is shared."""
+
+    def vacate(self, row: int, token_ids: Int32Array) -> None:
+        """The request leaves the row with these known tokens."""
+
+    def propose(self, rows: Int32Array, token_ids: Int32Array, num_known: Int32Array, most: Int32Array) -> Proposal:
+        """What may follow the known tokens, token_ids[rows[i], : num_known[i]], of each of `rows` [R]: up to most[i]
+        tokens, all of them from the vocabulary of the known ones. token_ids is int32 [rows of the table, length];
+        known tokens of a row do not change, more are added."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory that it holds at present."""
