@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 BLOCK_SIZES = (16, 32, 64, 128)
+MOST_DRAFTS = 31
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +29,8 @@ class EngineConfig:
     """Steps in flight, 1…4."""
     decode_steps: int = 1
     """The most decode steps of one plan: an executor goes on by itself while nothing changes. 1…16."""
+    max_draft_tokens: int = 0
+    """Drafted tokens of one row and step at most; 0: none are drafted."""
     enable_prefix_caching: bool = True
     policy: str = "fcfs"
     """Order of waiting requests: `fcfs`, or `priority` (tier, then virtual time, then arrival)."""
@@ -39,6 +42,9 @@ class EngineConfig:
             raise ConfigError("async_depth", self.async_depth, "1…4")
         if not 1 <= self.decode_steps <= min(BLOCK_SIZES):
             raise ConfigError("decode_steps", self.decode_steps, f"1…{min(BLOCK_SIZES)}")
+        if not 0 <= self.max_draft_tokens < min(MOST_DRAFTS + 1, self.block_size):
+            allowed = f"0…{min(MOST_DRAFTS, self.block_size - 1)}, less than block_size ({self.block_size})"
+            raise ConfigError("max_draft_tokens", self.max_draft_tokens, allowed)
         if self.policy not in ("fcfs", "priority"):
             raise ConfigError("policy", self.policy, "fcfs or priority")
         if self.num_host_blocks < 0:
@@ -54,6 +60,11 @@ class EngineConfig:
             raise ConfigError(
                 "num_blocks", self.num_blocks, f"at least {needed} for max_model_len {self.max_model_len}"
             )
+
+    @property
+    def max_positions(self) -> int:
+        """Positions after which one step samples, at most: one of each request, and those of drafts."""
+        return self.max_num_seqs + self.max_draft_tokens
 
 
 class ConfigError(ValueError):

@@ -15,10 +15,10 @@ from headwater.engine_core.executor import Executor, Int32Array, StepResult
 from headwater.engine_core.kv.block_source import BlockSource
 from headwater.engine_core.kv.host_blocks import HostBlocks
 from headwater.engine_core.request import FinishReason, NewRequest
-from headwater.engine_core.scheduling.drafter import Drafter
 from headwater.engine_core.scheduling.in_flight import StepsInFlight
 from headwater.engine_core.scheduling.request_state import RequestState
 from headwater.engine_core.scheduling.scheduler import Scheduler
+from headwater.engine_core.scheduling.speculator import Speculator
 from headwater.engine_core.scheduling.step_builder import PlannedStep
 from headwater.engine_core.scheduling.step_results import ResultHandler
 from headwater.engine_core.step_output import EngineLoad, Finished, StepOutput
@@ -37,11 +37,11 @@ class Engine:
         *,
         clock: Callable[[], float] = time.monotonic,
         masks: Int32Array = NO_MASKS,
-        drafter: Drafter | None = None,
+        speculator: Speculator | None = None,
         sources: Sequence[BlockSource] = (),
     ) -> None:
         """`masks`, int32 [max_num_seqs, positions, words], holds the masks of requests that have a grammar; others fill
-        it. Positions are one more than a drafter's drafts. `sources` are asked for blocks beside host memory, which
+        it. Positions are one more than a row's drafts. `sources` are asked for blocks beside host memory, which
         comes first."""
         self._config = config
         self._clock = clock
@@ -50,7 +50,7 @@ class Engine:
             config,
             clock,
             masks,
-            drafter,
+            speculator,
             sources=[*([] if self._host is None else [self._host]), *sources],
             prefill_seconds=executor.prefill_seconds,
         )
@@ -164,7 +164,7 @@ class Engine:
         return not self._in_flight.is_oldest_ready
 
     def load(self) -> EngineLoad:
-        scheduler = self._scheduler
+        scheduler, drafts = self._scheduler, self._results.drafts
         return EngineLoad(
             num_running=len(scheduler.running),
             num_waiting=scheduler.num_waiting,
@@ -175,6 +175,11 @@ class Engine:
             prefix_queries=scheduler.cache.num_queried_tokens,
             prefix_hits=scheduler.cache.num_hit_tokens,
             num_generated_tokens=self._results.num_generated_tokens,
+            num_drafts=drafts.num_drafts,
+            num_draft_tokens=drafts.num_tokens,
+            num_accepted_tokens=drafts.num_accepted,
+            num_accepted_by_position=drafts.by_position,
+            num_drafter_bytes=0 if scheduler.speculator is None else scheduler.speculator.num_bytes,
             num_used_host_blocks=0 if self._host is None else self._host.num_used_slots,
             num_total_host_blocks=0 if self._host is None else self._host.num_slots,
             num_swapped_out=0 if self._host is None else self._host.num_saved * self._config.block_size,

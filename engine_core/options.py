@@ -37,6 +37,8 @@ class ExecutorOptions:
     long_prefill_chunk: int = 0
     async_depth: int = 2
     decode_steps: int = 1
+    max_draft_tokens: int = 0
+    """Drafted tokens of one row and step at most; 0: none are drafted."""
     gemv: bool = False
     """Steps of one row take kernels of their own: faster, other bits, on a GPU."""
     gpu_memory_utilization: float = 0.9
@@ -87,5 +89,6 @@ def engine_config(options: ExecutorOptions, max_model_len: int, num_blocks: int,
         max_num_batched_tokens=options.max_num_batched_tokens,
         long_prefill_chunk=options.long_prefill_chunk,
         async_depth=options.async_depth,
+        max_draft_tokens=options.max_draft_tokens,
         decode_steps=options.decode_steps,
     )

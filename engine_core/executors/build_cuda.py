@@ -66,7 +66,7 @@ def build_cuda_executor(
     """With `is_sized` the config's number of blocks stands; otherwise memory decides. Raises `ConfigError` with what
     would fit."""
     platform = CudaPlatform.of(model, config)
-    most_rows = config.max_num_seqs
+    most_rows = config.max_positions
     step_rows = probed_rows(config.max_num_batched_tokens, most_rows)
     platform.prepare(weights, step_rows, probed_rows(max(most_rows, SCORED_AT_ONCE), most_rows))
     decoder = registry.model_class(model)(model, weights, platform, config.max_model_len)
@@ -155,7 +155,7 @@ def _measure(
     def most_allocated() -> int:
         torch.cuda.reset_peak_memory_stats(device)
         hidden = decoder.forward(batch, cache, attention_plan)
-        decoder.logits(hidden[: config.max_num_seqs]).float()
+        decoder.logits(hidden[: config.max_positions]).float()
         return torch.cuda.max_memory_allocated(device)
 
     step = ahead.note(most_allocated) - before

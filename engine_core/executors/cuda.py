@@ -16,6 +16,7 @@ from headwater.engine_core.executors.cuda_swapper import CudaSwapper
 from headwater.engine_core.executors.device_sampler import DeviceSampler, Drawn, Scores, score
 from headwater.engine_core.executors.device_table import DeviceTable
 from headwater.engine_core.executors.draw_inbox import DrawInbox
+from headwater.engine_core.executors.spread import spread_drafts
 from headwater.engine_core.executors.step_inbox import StepInbox
 from headwater.engine_core.executors.step_shapes import StepShape, StepShapes
 from headwater.engine_core.layers.batch import ForwardBatch
@@ -24,6 +25,7 @@ from headwater.engine_core.models.one_row import OneRow
 from headwater.engine_core.platforms.cuda import DEPENDENT_ROWS, AttentionPlan, CudaPlatform
 from headwater.engine_core.request import TokenLogprobs
 from headwater.engine_core.sampling.pooling import Pools
+from headwater.engine_core.sampling.verification import Gained, by_entry, drafts_in_place, gained
 from headwater.kernels.device import upload
 from headwater.kernels.step_rows import load_tokens, store_tokens, store_tokens_and_advance
 
@@ -44,6 +46,10 @@ class Flight:
     """[S, n] in which step of `tokens` each sampled row's are."""
     row_steps: Int32Array | None
     """[S] of them that count; None: one each."""
+    num_drafts: Int32Array | None = None
+    """Of each row that is sampled; None: none. Then S counts positions, a draft's after the one before it."""
+    drafts: Int32Array = field(default_factory=lambda: np.empty(0, np.int32))
+    """[S] see `drafts_in_place`."""
     done: torch.cuda.Event
     scored: dict[int, int] = field(default_factory=dict)
     """From the index of a sampled row to its row of `scores`."""
@@ -78,9 +84,9 @@ class CudaExecutor:
         self._decoder, self._platform, self._config, self._kv_cache = decoder, platform, config, kv_cache
         device = self._device = platform.device
         self._one_row = one_row
-        num_rows = config.max_num_seqs
+        num_rows, num_positions = config.max_num_seqs, config.max_positions
         self._table = DeviceTable(config, device)
-        self._sampler = DeviceSampler(decoder.lm_head, num_rows, decoder.dtype, device)
+        self._sampler = DeviceSampler(decoder.lm_head, num_rows, num_positions, decoder.dtype, device)
         self._pools = Pools()
         self._num_prompt = np.zeros(num_rows, np.int32)
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch ships it so
@@ -90,13 +96,13 @@ class CudaExecutor:
         self._draw_inbox = DrawInbox(config, decoder.config.vocab_size, device)
         # Written by the device; one part for each step and draw that may be in flight.
         num_parts = 2 * config.async_depth + 1
-        self._results = torch.zeros(num_parts, config.decode_steps, num_rows, dtype=torch.int32, pin_memory=True)
+        self._results = torch.zeros(num_parts, config.decode_steps, num_positions, dtype=torch.int32, pin_memory=True)
         # A thread that waits for a step sleeps: the next step is in flight, so the device need not wait for it.
         self._done = [torch.cuda.Event(blocking=True) for _ in range(num_parts)]  # type: ignore[no-untyped-call]  # torch ships it so
         # Hidden states after which a step samples, where they are not all of them.
-        self._chosen = torch.zeros(num_rows, decoder.config.hidden_size, dtype=decoder.dtype, device=device)
+        self._chosen = torch.zeros(num_positions, decoder.config.hidden_size, dtype=decoder.dtype, device=device)
         # By table row: those that wait for a mask.
-        self._held = torch.zeros_like(self._chosen)
+        self._held = torch.zeros_like(self._chosen[:num_rows])
         self._graphs = Graphs()
         # Weights, cache, tables and workspaces are made on the stream that is current here.
         self._stream.wait_stream(torch.cuda.current_stream(device))
@@ -125,18 +131,22 @@ class CudaExecutor:
 
     @torch.inference_mode()
     def submit(self, plan: StepPlan) -> int:
-        assert plan.num_drafts is None, "drafts are not verified here"
         with torch.cuda.stream(self._stream):
             if self.swapper is not None:
                 self.swapper.protect(self._stream, plan.written_blocks(self._config.block_size))
-            shape, hidden = self._launch(plan)
+            spread = spread_drafts(plan)
+            shape, hidden = self._launch(spread, self._table.changes(plan))
             # The device is at work: what layers do not read is noted meanwhile.
             for admitted in plan.admitted:
                 self._sampler.admit(admitted)
                 self._pools.admit(admitted)
                 self._num_prompt[admitted.row] = admitted.num_prompt_tokens
-            flight = self._flight(plan.step, plan.output_indices[plan.samples], plan.row_steps)
-            self._take(plan, flight, shape, hidden)
+            flight = self._flight(plan.step, spread.output_indices[spread.samples], plan.row_steps)
+            if plan.num_drafts is not None and plan.draft_ids is not None:
+                assert not plan.holds[plan.num_drafts > 0].any(), "one position of a row is held here"
+                flight.num_drafts = plan.num_drafts[plan.samples]
+                flight.drafts = drafts_in_place(flight.num_drafts, plan.draft_ids)
+            self._take(spread, flight, shape, hidden)
             flight.done.record(self._stream)
             self._graphs.capture_due()
         self._flights.append(flight)
@@ -199,10 +209,10 @@ class CudaExecutor:
             row: [_cut(entry, num_top) for scores in parts for entry in _entries(scores)]
             for row, (parts, num_top) in flight.prompt_scores.items()
         }
-        tokens = flight.tokens.numpy()[flight.steps, np.arange(len(flight.steps))[:, None]]
+        found, logprobs = _gained(flight, logprobs)
         return StepResult(
-            token_ids=tokens,
-            num_tokens=np.ones(len(tokens), np.int32) if flight.row_steps is None else flight.row_steps,
+            token_ids=found.token_ids,
+            num_tokens=found.num_tokens,
             logprobs=logprobs,
             prompt_logprobs=prompt_logprobs,
             embeddings={row: vector.cpu().numpy().tobytes() for row, vector in flight.vectors.items()},
@@ -241,12 +251,11 @@ class CudaExecutor:
             self._draw_inbox.clear(num_draws)
             self._graphs.run_once((num_draws, "masked"), partial(self._draw_masked, num_draws, is_filtered=False))
 
-    def _launch(self, plan: StepPlan) -> tuple[StepShape, torch.Tensor]:
-        """Tells the device the step and has it compute the hidden states."""
+    def _launch(self, plan: StepPlan, changes: Int32Array) -> tuple[StepShape, torch.Tensor]:
+        """Tells the device the step, and what it changes in the table, and has it compute the hidden states."""
         shape, tiles = self._shapes.of(plan)
         num_draws = int(plan.samples.sum())
         padded_draws = self._shapes.num_rows(num_draws) if num_draws else 0
-        changes = self._table.changes(plan)
         sent = self._inbox.send(plan, shape, tiles, padded_draws, changes, self._first_result(plan.step))
         if changes.size:
             self._table.apply(upload(changes, self._device) if sent is None else sent)
@@ -385,6 +394,17 @@ class CudaExecutor:
             end = min(at + SCORED_AT_ONCE, count)
             parts.append(score(self._decoder.logits(hidden[first + at : first + end]), next_ids[at:end], num_top))
         flight.prompt_scores[row] = parts, num_top
+
+
+def _gained(flight: Flight, logprobs: dict[int, TokenLogprobs]) -> tuple[Gained, dict[int, TokenLogprobs]]:
+    """What a step's rows gained, and of log probabilities by position those of tokens that count."""
+    tokens: Int32Array = flight.tokens.numpy()[flight.steps, np.arange(len(flight.steps))[:, None]]
+    if flight.num_drafts is None:
+        num_tokens = np.ones(len(tokens), np.int32) if flight.row_steps is None else flight.row_steps
+        return Gained(tokens, num_tokens), logprobs
+    num_positions = flight.num_drafts + 1
+    found = gained(tokens[:, 0], flight.drafts, num_positions)
+    return found, by_entry(found, num_positions, logprobs)
 
 
 def _entries(scores: Scores) -> list[TokenLogprobs]:

@@ -53,24 +53,27 @@ Known = Callable[[int, int], tuple[torch.Tensor, torch.Tensor]]
 class DeviceSampler:
     """Holds the workspace of sampling and, on the host, what is special about each row of the request table."""
 
-    def __init__(self, lm_head: LMHead, num_rows: int, dtype: torch.dtype, device: torch.device) -> None:
-        """dtype is that of hidden states."""
+    def __init__(
+        self, lm_head: LMHead, num_rows: int, num_positions: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        """For a table of `num_rows` rows, and up to `num_positions` that are sampled at once; dtype is that of hidden
+        states."""
         self._lm_head, self._dtype, self._device = lm_head, dtype, device
         head = lm_head.linear
         self._dense_head = head.weight if isinstance(head, DenseLinear) else None
         """[V, H], where one launch makes logits and samples."""
-        self._candidates = Candidates.allocate(num_rows, head.out_features, device)
-        self.tokens = torch.zeros(num_rows, dtype=torch.int32, device=device)
+        self._candidates = Candidates.allocate(num_positions, head.out_features, device)
+        self.tokens = torch.zeros(num_positions, dtype=torch.int32, device=device)
         self._draws = Draws(
-            temperatures=torch.zeros(num_rows, device=device),
-            seeds=torch.zeros(num_rows, dtype=torch.int64, device=device),
-            choice_indices=torch.zeros(num_rows, dtype=torch.int32, device=device),
-            output_indices=torch.zeros(num_rows, dtype=torch.int32, device=device),
+            temperatures=torch.zeros(num_positions, device=device),
+            seeds=torch.zeros(num_positions, dtype=torch.int64, device=device),
+            choice_indices=torch.zeros(num_positions, dtype=torch.int32, device=device),
+            output_indices=torch.zeros(num_positions, dtype=torch.int32, device=device),
         )
         self._filters = Filters(
-            top_ks=torch.zeros(num_rows, dtype=torch.int32, device=device),
-            top_ps=torch.ones(num_rows, device=device),
-            min_ps=torch.zeros(num_rows, device=device),
+            top_ks=torch.zeros(num_positions, dtype=torch.int32, device=device),
+            top_ps=torch.ones(num_positions, device=device),
+            min_ps=torch.zeros(num_positions, device=device),
         )
         self.params = [SamplingParams()] * num_rows
         self._is_filtered = np.zeros(num_rows, np.bool_)

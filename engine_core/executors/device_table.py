@@ -7,6 +7,7 @@ import torch
 
 from headwater.engine_core.config import EngineConfig
 from headwater.engine_core.executor import AdmittedRow, Int32Array, StepPlan
+from headwater.engine_core.ragged import places
 from headwater.kernels.step_rows import NUM_STOPS, PARAM_WORDS, scatter_words
 
 
@@ -41,6 +42,10 @@ class DeviceTable:
         if plan.block_rows.size:
             indices.append(self._first_block + plan.block_rows * self._block_stride + plan.block_indices)
             values.append(plan.block_ids)
+        if plan.num_drafts is not None and plan.draft_ids is not None:
+            first_drafts = plan.rows * self._token_stride + plan.starts + plan.counts - plan.num_drafts
+            indices.append(np.repeat(first_drafts, plan.num_drafts) + places(plan.num_drafts))
+            values.append(plan.draft_ids)
         if not indices:
             return NO_CHANGES
         changes = np.empty((2, sum(map(len, indices))), np.int32)

@@ -19,7 +19,7 @@ from headwater.engine_core.ragged import places
 from headwater.engine_core.request import TokenLogprobs
 from headwater.engine_core.sampling.pooling import Pools
 from headwater.engine_core.sampling.sampler import Sampler
-from headwater.engine_core.sampling.verification import gained, positions_of
+from headwater.engine_core.sampling.verification import by_entry, gained, positions_of
 
 SCORED_AT_ONCE = 256
 """Prompt positions whose logits exist at the same time."""
@@ -131,11 +131,7 @@ class Runner:
         found = gained(sampled, drafts, num_positions)
         i, column = found.places
         self._token_ids[_index(rows[i]), _index(first[i] + column)] = torch.from_numpy(found.token_ids[i, column])
-        ends, most = np.cumsum(num_positions) - num_positions, found.token_ids.shape[1]
-        logprobs = {}
-        if scores:
-            flat = zip((ends[i] + column).tolist(), (i * most + column).tolist(), strict=True)
-            logprobs = {entry: scores[position] for position, entry in flat if position in scores}
+        logprobs = by_entry(found, num_positions, scores)
         return StepResult(token_ids=found.token_ids, num_tokens=found.num_tokens, logprobs=logprobs)
 
     def _update_table(self, plan: StepPlan) -> None:

@@ -50,14 +50,14 @@ class StepInbox:
     """One buffer on the device, and a pinned one for each step in flight."""
 
     def __init__(self, config: EngineConfig, max_tiles: int, device: torch.device) -> None:
-        self._draw_stride = aligned(config.max_num_seqs)
-        num_tokens = max(config.max_num_batched_tokens, config.max_num_seqs)
+        self._draw_stride = aligned(config.max_positions)
+        num_tokens = max(config.max_num_batched_tokens, config.max_positions)
         most = StepShape(
             num_tokens=num_tokens,
-            num_decodes=config.max_num_seqs,
-            num_chunks=config.max_num_seqs,
+            num_decodes=config.max_positions,
+            num_chunks=config.max_positions,
             num_tiles=max_tiles,
-            num_ends=config.max_num_seqs,
+            num_ends=config.max_positions,
         )
         self._first_word = _HEAD + 4 * self._draw_stride
         size = self._first_word + most.num_words + 2 * NUM_UPDATES

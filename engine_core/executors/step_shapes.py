@@ -67,7 +67,7 @@ class StepShapes:
 
     def __init__(self, config: EngineConfig, platform: CudaPlatform) -> None:
         self._platform = platform
-        self._most_rows, self._most_tokens = config.max_num_seqs, config.max_num_batched_tokens
+        self._most_rows, self._most_tokens = config.max_positions, config.max_num_batched_tokens
         self._rows = sorted({size for size in ROWS if size < self._most_rows} | {self._most_rows})
         self._num_rows_for = np.array([next(r for r in self._rows if r >= n) for n in range(self._most_rows + 1)])
         self.max_tiles = platform.max_tiles(self._most_tokens, self._most_rows)

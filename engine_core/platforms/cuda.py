@@ -79,7 +79,7 @@ class CudaPlatform:
     """See `Platform`. Holds the workspace of decode attention, so one platform serves one stream of launches."""
 
     def __init__(
-        self, model: ModelConfig, block_size: int, *, max_num_seqs: int, max_model_len: int, device: torch.device
+        self, model: ModelConfig, block_size: int, *, max_decodes: int, max_model_len: int, device: torch.device
     ) -> None:
         configure_blas()
         self.device = device
@@ -98,7 +98,7 @@ class CudaPlatform:
                 head_dim=model.head_dim,
                 device=device,
             )
-            for max_rows in sorted({1, max_num_seqs})
+            for max_rows in sorted({1, max_decodes})
         ]
         self._ends_plan = self._decode_plans[-1].beside()
         self._window = model.sliding_window
@@ -115,7 +115,7 @@ class CudaPlatform:
         return cls(
             model,
             config.block_size,
-            max_num_seqs=config.max_num_seqs,
+            max_decodes=config.max_positions,
             max_model_len=config.max_model_len,
             device=torch.device("cuda"),
         )

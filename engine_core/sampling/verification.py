@@ -8,12 +8,14 @@ the plain one as well.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
 
 from headwater.engine_core.executor import Int32Array
 from headwater.engine_core.ragged import places
+from headwater.engine_core.request import TokenLogprobs
 
 NO_TOKEN = -1
 
@@ -38,6 +40,15 @@ def positions_of(num_drafts: Int32Array | None, num_rows: int) -> Int32Array:
     return np.ones(num_rows, np.int32) if num_drafts is None else num_drafts + 1
 
 
+def drafts_in_place(num_drafts: Int32Array, draft_ids: Int32Array) -> Int32Array:
+    """The draft in the place of each sampled token, int32 [sum of num_drafts + 1], of draft_ids [sum of num_drafts]; in
+    the place of a row's last token there is none."""
+    num_positions = num_drafts + 1
+    drafts = np.full(num_positions.sum(), NO_TOKEN, np.int32)
+    drafts[places(num_positions) < np.repeat(num_drafts, num_positions)] = draft_ids
+    return drafts
+
+
 def gained(sampled: Int32Array, drafts: Int32Array, num_positions: Int32Array) -> Gained:
     """sampled and drafts are [sum of num_positions], row by row: a row's sampled tokens, and the draft in the place of
     each; in the place of a row's last token there is none, whatever stands there."""
@@ -49,3 +60,15 @@ def gained(sampled: Int32Array, drafts: Int32Array, num_positions: Int32Array) -
     is_end = np.zeros((num_rows, most), np.bool_)
     is_end[rows, columns] = ends
     return Gained(token_ids, is_end.argmax(axis=1).astype(np.int32) + 1)
+
+
+def by_entry(
+    found: Gained, num_positions: Int32Array, logprobs: Mapping[int, TokenLogprobs]
+) -> dict[int, TokenLogprobs]:
+    """Log probabilities of tokens that count, as `StepResult` has them, of those by position, row by row."""
+    if not logprobs:
+        return {}
+    rows, columns = found.places
+    first, most = np.cumsum(num_positions) - num_positions, found.token_ids.shape[1]
+    flat = zip((first[rows] + columns).tolist(), (rows * most + columns).tolist(), strict=True)
+    return {entry: logprobs[position] for position, entry in flat if position in logprobs}

@@ -7,20 +7,19 @@ from __future__ import annotations
 
 import numpy as np
 
+from headwater.engine_core.config import EngineConfig
 from headwater.engine_core.kv.block_pool import BlockPool
-from headwater.engine_core.scheduling.drafter import Drafter
-from headwater.engine_core.scheduling.request_state import RequestState
 from headwater.engine_core.scheduling.request_table import RequestTable
+from headwater.engine_core.scheduling.speculator import Speculator
 from headwater.engine_core.scheduling.step_builder import StepBuilder
 
 
 class DecodeAhead:
-    def __init__(self, table: RequestTable, pool: BlockPool, drafter: Drafter | None, decode_steps: int) -> None:
-        """`decode_steps`: the most decode steps of one plan."""
-        self._table, self._pool, self._drafter, self._decode_steps = table, pool, drafter, decode_steps
-
-    def drafts_for(self, request: RequestState) -> bool:
-        return self._drafter is not None and self._drafter.serves(request)
+    def __init__(
+        self, table: RequestTable, pool: BlockPool, speculator: Speculator | None, config: EngineConfig
+    ) -> None:
+        self._table, self._pool, self._speculator = table, pool, speculator
+        self._decode_steps, self._max_positions = config.decode_steps, config.max_positions
 
     def plan_steps(self, step: StepBuilder) -> None:
         """Several steps at once, if all rows decode plainly and their blocks are there. Nobody may wait."""
@@ -35,16 +34,19 @@ class DecodeAhead:
 
     def add_drafts(self, step: StepBuilder, num_running: int) -> None:
         """Guesses for rows that decode, with the budget that is left and blocks that no other row can need."""
-        table, rows = self._table, step.decode_rows
-        if self._drafter is None or not rows.size:
+        table, rows, speculator = self._table, step.decode_rows, self._speculator
+        if speculator is None or not table.needs_result[rows].any():
             return
+        total = min(step.budget, self._max_positions - step.num_requests)
         most = np.minimum(table.compute_end[rows] - table.num_computed[rows], table.credit[rows]) - 1
-        most = np.minimum(most, min(self._drafter.max_drafts, step.budget // rows.size)) * table.needs_result[rows]
+        most = np.minimum(most, min(speculator.max_drafts, total)) * table.needs_result[rows]
         room = table.capacity[rows] - table.num_computed[rows] - 1
         if np.count_nonzero(most > room) + num_running > self._pool.num_free:
             most = np.minimum(most, room)
-        num_drafts, draft_ids = self._drafter.draft(table, rows, most.astype(np.int32))
+        num_drafts, draft_ids = speculator.draft(table, rows, most.astype(np.int32), total)
+        num_drafts = np.clip(total - (np.cumsum(num_drafts) - num_drafts), 0, num_drafts).astype(np.int32)
         if num_drafts.any():
             step.grow(rows[num_drafts > room], table, self._pool)
             step.budget -= int(num_drafts.sum())
-            step.num_drafts, step.draft_ids = num_drafts, draft_ids
+            is_drafted = np.arange(draft_ids.shape[1]) < num_drafts[:, None]
+            step.num_drafts, step.draft_ids = num_drafts, draft_ids[is_drafted]

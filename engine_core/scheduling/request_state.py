@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -10,7 +10,7 @@ from headwater.engine_core.config import EngineConfig
 from headwater.engine_core.executor import Int32Array
 from headwater.engine_core.kv.block_source import BlockSource
 from headwater.engine_core.kv.prefix_cache import HashChain
-from headwater.engine_core.request import NewRequest
+from headwater.engine_core.request import NewRequest, Speculation
 from headwater.engine_core.sampling_params import SamplingParams
 from headwater.engine_core.step_output import Work
 
@@ -62,6 +62,10 @@ class RequestState:
     """Planned while it held a row, up to when it last gave it up."""
     num_step_rows: int = 0
     """Requests in these steps, itself included."""
+    speculation: Speculation = field(default_factory=Speculation)
+    num_draft_tokens: int = 0
+    """Drafted tokens that were verified, as of when it last gave up a row."""
+    num_accepted_tokens: int = 0
 
     @classmethod
     def enter(cls, new: NewRequest, config: EngineConfig, *, arrival: int, now: float) -> RequestState:
@@ -80,6 +84,7 @@ class RequestState:
             added_at=now,
             tenant=new.tenant if is_ranked else "",
             weight=new.weight,
+            speculation=new.speculation,
         )
 
     @property

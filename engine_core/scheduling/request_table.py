@@ -21,11 +21,15 @@ NUM_STOP_COLUMNS = 8
 class RequestTable:
     """Rows are taken by `seat` and given back by `vacate`."""
 
-    def __init__(self, config: EngineConfig, held: HeldRows, *, has_drafter: bool) -> None:
+    def __init__(self, config: EngineConfig, held: HeldRows, needs_result: BoolArray | None) -> None:
+        """`needs_result` [rows]: whether the row's next plan needs the result of the last one, so that it decodes with
+        nothing of it in flight; None: no row's does. Another's, who may change it between steps."""
         num_rows = config.max_num_seqs
         max_blocks = -(-config.max_model_len // config.block_size)
         self.block_size = config.block_size
-        self.held, self._has_drafter = held, has_drafter
+        self.held = held
+        self._has_speculator = needs_result is not None
+        self.needs_result: BoolArray = np.zeros(num_rows, np.bool_) if needs_result is None else needs_result
         self._hashes_blocks = config.enable_prefix_caching
         self.requests: list[RequestState | None] = [None] * num_rows
         self.free_rows = list(reversed(range(num_rows)))
@@ -42,8 +46,10 @@ class RequestTable:
         """Tokens that the row's blocks hold."""
         self.credit: npt.NDArray[np.int64] = np.zeros(num_rows, np.int64)
         """Tokens that may yet be scheduled; those in flight are taken off, as many as they may come to."""
-        self.needs_result: BoolArray = np.zeros(num_rows, np.bool_)
-        """Whether the row's next plan needs the result of the last one: it decodes with nothing of it in flight."""
+        self.num_drafted: Int32Array = np.zeros(num_rows, np.int32)
+        """Drafted tokens of the row that were verified; see `count_drafts`."""
+        self.num_accepted: Int32Array = np.zeros(num_rows, np.int32)
+        """Those that stand."""
         self.is_alive: BoolArray = np.zeros(num_rows, np.bool_)
         """Whether what is sampled for the row counts; false after its request finished."""
         self.max_len: Int32Array = np.zeros(num_rows, np.int32)
@@ -88,12 +94,19 @@ class RequestTable:
         request = self.requests[row]
         assert request is not None
         self.requests[row], request.row = None, NO_ROW
-        self.is_alive[row] = self.needs_result[row] = False
+        self.is_alive[row] = False
         self.stop_decoding(row)
         self.held.vacate(row)
         self.hash_due[row] = NEVER
         self.many_stop_ids.pop(row, None)
         self.free_rows.append(row)
+
+    def count_drafts(self, request: RequestState) -> None:
+        """Adds to the request what became of its drafts since this was last done."""
+        row = request.row
+        request.num_draft_tokens += int(self.num_drafted[row])
+        request.num_accepted_tokens += int(self.num_accepted[row])
+        self.num_drafted[row] = self.num_accepted[row] = 0
 
     def start_decoding(self, request: RequestState) -> None:
         """All known tokens are scheduled, and with them the sample that follows if the answer has room for one."""
@@ -112,7 +125,7 @@ class RequestTable:
 
     def decodable_rows(self) -> Rows:
         is_decodable = (self.num_computed < self.compute_end) & (self.credit > 0) & (self.held.num_held == 0)
-        if self._has_drafter:
+        if self._has_speculator:
             is_decodable &= (self.num_known > self.num_computed) | ~self.needs_result
         return np.flatnonzero(is_decodable)
 

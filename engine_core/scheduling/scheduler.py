@@ -17,12 +17,12 @@ from headwater.engine_core.kv.block_pool import BlockPool
 from headwater.engine_core.kv.block_source import BlockSource
 from headwater.engine_core.kv.prefix_cache import PrefixCache
 from headwater.engine_core.scheduling.decode_ahead import DecodeAhead
-from headwater.engine_core.scheduling.drafter import Drafter
 from headwater.engine_core.scheduling.masks import HeldRows, Rows
 from headwater.engine_core.scheduling.pending_release import Leavers
 from headwater.engine_core.scheduling.preemption import Victims
 from headwater.engine_core.scheduling.request_state import NO_ROW, Rank, RequestState
 from headwater.engine_core.scheduling.request_table import RequestTable
+from headwater.engine_core.scheduling.speculator import Speculator
 from headwater.engine_core.scheduling.step_builder import Chunk, PlannedStep, StepBuilder, compose_draw
 from headwater.engine_core.scheduling.tenant_shares import TenantShares, split
 from headwater.engine_core.scheduling.waiting_queue import WaitingQueue
@@ -42,19 +42,20 @@ class Scheduler:
         config: EngineConfig,
         clock: Callable[[], float],
         masks: Int32Array,
-        drafter: Drafter | None = None,
+        speculator: Speculator | None = None,
         *,
         sources: Sequence[BlockSource] = (),
         prefill_seconds: float = 0.0,
     ) -> None:
         """`masks` is int32 [rows, positions, words]; `prefill_seconds` the time in which a prompt token is computed, 0
         where it is not known."""
-        assert drafter is None or drafter.max_drafts < config.block_size
+        assert speculator is None or speculator.max_drafts <= config.max_draft_tokens
         self.pool = BlockPool(config.num_blocks)
         self.cache = PrefixCache(self.pool)
         self.loads = BlockLoads(self.pool, self.cache, sources, clock, prefill_seconds * config.block_size)
         self.held = HeldRows(config.max_num_seqs, masks, clock)
-        self.table = RequestTable(config, self.held, has_drafter=drafter is not None)
+        self.speculator = speculator
+        self.table = RequestTable(config, self.held, None if speculator is None else speculator.needs_result)
         self.shares = TenantShares(config.max_num_seqs, self.pool.num_usable, clock)
         self.waiting = WaitingQueue(self._num_shares)
         self.running: dict[int, RequestState] = {}
@@ -69,7 +70,7 @@ class Scheduler:
         self._leavers = Leavers(self.table, self.pool)
         self._victims = Victims(self.running, self.shares, self.table, config.block_size)
         self._yielding = Yielding(self.waiting, self._victims, self._leavers, self.table, self.pool)
-        self._ahead = DecodeAhead(self.table, self.pool, drafter, config.decode_steps)
+        self._ahead = DecodeAhead(self.table, self.pool, speculator, config)
         self._released_rows: list[int] = []
 
     def schedule(self) -> PlannedStep | None:
@@ -316,8 +317,9 @@ class Scheduler:
             self.cache.count(request.num_prompt_tokens, request.num_cached_tokens)
         request.num_steps -= self._planned_step
         request.num_step_rows -= self._num_planned_rows
-        row = self.table.seat(request, blocks)
-        self.table.needs_result[row] = self._ahead.drafts_for(request)
+        self.table.seat(request, blocks)
+        if self.speculator is not None:
+            self.speculator.seat(request)
         request.has_yielded = False
         request.failed_sources = ()
         self.shares.seat(request.tenant)
@@ -364,6 +366,7 @@ class Scheduler:
         # Seating took off what had been planned before.
         request.num_steps += self._planned_step
         request.num_step_rows += self._num_planned_rows
+        self.table.count_drafts(request)
         if self.prefilling.pop(request.key, None) is not None:
             self.waiting.leader_left(request)
         self.table.stop_decoding(request.row)
@@ -376,6 +379,9 @@ class Scheduler:
             row = request.row
             self.loads.release(self.table.blocks_of(row))
             known_ids, credit = self.table.known_ids(row).copy(), int(self.table.credit[row])
+            if self.speculator is not None:
+                self.table.count_drafts(request)
+                self.speculator.vacate(row, known_ids)
             self.table.vacate(row)
             self._released_rows.append(row)
             self._yielding.note_released()

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from headwater.engine_core.config import MOST_DRAFTS
 from headwater.engine_core.executor import Int32Array, StepResult
 from headwater.engine_core.kv.prefix_hash import token_bytes
 from headwater.engine_core.request import FinishReason, TokenLogprobs
@@ -31,11 +32,33 @@ class Sampled(NamedTuple):
     """By place in `tokens`."""
 
 
+class DraftCounts:
+    """What became of drafts so far."""
+
+    def __init__(self) -> None:
+        self.num_drafts = self.num_tokens = self.num_accepted = 0
+        self._by_position = np.zeros(MOST_DRAFTS, np.int64)
+
+    def note(self, num_drafts: Int32Array, num_accepted: Int32Array) -> None:
+        """Of rows of a step."""
+        self.num_drafts += int(np.count_nonzero(num_drafts))
+        self.num_tokens += int(num_drafts.sum())
+        self.num_accepted += int(num_accepted.sum())
+        self._by_position += np.bincount(num_accepted, minlength=MOST_DRAFTS + 1)[:0:-1].cumsum()[::-1]
+
+    @property
+    def by_position(self) -> list[int]:
+        """Drafts whose i-th token stood, up to the last that ever did."""
+        counts: list[int] = self._by_position.tolist()
+        return counts[: int(np.count_nonzero(self._by_position))]
+
+
 class ResultHandler:
     """Writes known tokens into the table and speaks through a StepOutput."""
 
     def __init__(self, scheduler: Scheduler, clock: Callable[[], float]) -> None:
         self.num_generated_tokens = 0
+        self.drafts = DraftCounts()
         self._scheduler = scheduler
         self._table = scheduler.table
         self._cache = scheduler.cache
@@ -53,6 +76,9 @@ class ResultHandler:
         if not sampled.rows.size:
             return
         if sampled.reserved is not None:
+            self.drafts.note(sampled.reserved - 1, sampled.num_tokens - 1)
+            self._table.num_drafted[sampled.rows] += sampled.reserved - 1
+            self._table.num_accepted[sampled.rows] += sampled.num_tokens - 1
             self._scheduler.roll_back(sampled.rows, sampled.reserved - sampled.num_tokens)
         if sampled.tokens.shape[1] == 1:
             self._settle_tokens(sampled.rows, sampled.tokens[:, 0], sampled.logprobs, output)
@@ -102,6 +128,8 @@ class ResultHandler:
         table.num_known[rows] = positions + 1
         self.num_generated_tokens += rows.size
         self._say(rows, positions, [1] * rows.size, tokens, logprobs, output)
+        if self._scheduler.speculator is not None:
+            self._scheduler.speculator.settle(table, rows, positions)
         if (full_rows := rows[table.hash_due[rows] <= positions]).size:
             self._cache_full_blocks(full_rows)
         is_stop = table.are_stops(rows, positions, tokens)
@@ -130,6 +158,8 @@ class ResultHandler:
             place = np.cumsum(counted) - 1
             logprobs = {int(place[at]): entry for at, entry in logprobs.items() if counted.flat[at]}
         self._say(rows, first, counts.tolist(), known, logprobs, output)
+        if self._scheduler.speculator is not None:
+            self._scheduler.speculator.settle(table, rows, first)
         if (full_rows := rows[table.hash_due[rows] < first + counts]).size:
             self._cache_full_blocks(full_rows)
         for i in np.flatnonzero(is_done).tolist():

@@ -7,7 +7,7 @@ from __future__ import annotations
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import repeat
 
 import numpy as np
@@ -28,6 +28,7 @@ from headwater.engine_core.scheduling.masks import Rows
 from headwater.engine_core.scheduling.request_state import RequestState
 from headwater.engine_core.scheduling.request_table import RequestTable
 from headwater.engine_core.step_output import StepOutput
+from tests.engine_core.fixed_speculator import FixedSpeculator
 
 BLOCK_SIZE = 16
 MAX_MODEL_LEN = 128
@@ -223,19 +224,19 @@ class Stream:
     """Prompt positions whose log probabilities came."""
 
 
-class HalfRightDrafter:
+class HalfRightSpeculator(FixedSpeculator):
     """Knows the answers, and guesses by lot: so many tokens, of which each may be wrong. Serves some requests only."""
 
     def __init__(self, seed: int, max_drafts: int) -> None:
-        self.max_drafts = max_drafts
+        super().__init__(max_drafts)
         self.streams: dict[int, Stream] = {}
         self._rng = np.random.default_rng(seed)
 
     def serves(self, request: RequestState) -> bool:
         return request.key % 3 != 0
 
-    def draft(self, table: RequestTable, rows: Rows, most: Int32Array) -> tuple[Int32Array, Int32Array]:
-        num_drafts, draft_ids = np.zeros(len(rows), np.int32), list[int]()
+    def draft(self, table: RequestTable, rows: Rows, most: Int32Array, total: int) -> tuple[Int32Array, Int32Array]:
+        num_drafts, draft_ids = np.zeros(len(rows), np.int32), np.zeros((len(rows), self.max_drafts), np.int32)
         for i, row in enumerate(rows.tolist()):
             assert most[i] >= 0
             if not most[i]:
@@ -249,8 +250,8 @@ class HalfRightDrafter:
             answer = stream.answer[len(known) - request.num_prompt_tokens :][: self._rng.integers(0, most[i] + 1)]
             guesses = [token if self._rng.random() < 0.8 else int(self._rng.integers(3, 40)) for token in answer]
             num_drafts[i] = len(guesses)
-            draft_ids += guesses
-        return num_drafts, np.array(draft_ids, np.int32)
+            draft_ids[i, : len(guesses)] = guesses
+        return num_drafts, draft_ids
 
 
 @dataclass
@@ -279,23 +280,24 @@ class Driver:
     """Steps that a mask takes, at most."""
     streams: dict[int, Stream] = field(default_factory=dict)
     cached: set[bytes] = field(default_factory=set)
-    drafter: HalfRightDrafter | None = None
+    speculator: HalfRightSpeculator | None = None
     sources: Sources | None = None
     """With them a step takes a second: some loads are given up."""
 
     def __post_init__(self) -> None:
         self.executor = CheckedExecutor(self.config, self.late_polls)
         self.num_steps = 0
-        num_positions = 1 if self.drafter is None else self.drafter.max_drafts + 1
+        num_positions = 1 if self.speculator is None else self.speculator.max_drafts + 1
         self.masks = np.zeros((self.config.max_num_seqs, num_positions, NUM_WORDS), np.int32)
-        if self.drafter is not None:
-            self.drafter.streams = self.streams
+        if self.speculator is not None:
+            self.config = replace(self.config, max_draft_tokens=self.speculator.max_drafts)
+            self.speculator.beside(self.config).streams = self.streams
         self.engine = Engine(
             self.config,
             self.executor,
             clock=time.monotonic if self.sources is None else lambda: float(self.num_steps),
             masks=self.masks,
-            drafter=self.drafter,
+            speculator=self.speculator,
             sources=() if self.sources is None else self.sources(self.executor.kv_blocks),
         )
         self.wanted: dict[int, Want] = {}

@@ -148,7 +148,7 @@ def launches(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Launches:
 def prepared(config: EngineConfig) -> tuple[cuda_platform.CudaPlatform, Weights]:
     cpu = torch.device("cpu")
     platform = cuda_platform.CudaPlatform(
-        MODEL, config.block_size, max_num_seqs=config.max_num_seqs, max_model_len=config.max_model_len, device=cpu
+        MODEL, config.block_size, max_decodes=config.max_positions, max_model_len=config.max_model_len, device=cpu
     )
     layout = Decoder.layout(MODEL)
     tensors = {name: torch.zeros(spec.shape, dtype=torch.bfloat16) for name, spec in layout.items() if not spec.tied_to}

@@ -60,7 +60,7 @@ class Line:
         layout = Decoder.layout(config)
         self.tensors = dummy(layout, torch.bfloat16, torch.device("cpu"))
         on_device = {name: tensor.to(cuda) for name, tensor in self.tensors.items()}
-        platform = CudaPlatform(config, BLOCK_SIZE, max_num_seqs=64, max_model_len=MAX_LEN, device=cuda)
+        platform = CudaPlatform(config, BLOCK_SIZE, max_decodes=64, max_model_len=MAX_LEN, device=cuda)
         self.decoder = Decoder(config, load_weights(layout, on_device, torch.bfloat16), platform, MAX_LEN)
         self.shape = (config.num_layers, 2, NUM_BLOCKS, config.num_kv_heads, BLOCK_SIZE, config.head_dim)
         self.cache = torch.zeros(self.shape, dtype=kv_dtype, device=cuda)

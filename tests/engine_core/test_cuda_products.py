@@ -24,7 +24,7 @@ def platform(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> CudaPlatform:
     """A platform that finds no verdicts of other tests."""
     monkeypatch.setattr("headwater.engine_core.platforms.cuda.kernel_cache_dir", lambda: tmp_path)
     config, device = model_config("Qwen3ForCausalLM"), torch.device("cuda")
-    return CudaPlatform(config, BLOCK_SIZE, max_num_seqs=64, max_model_len=MAX_LEN, device=device)
+    return CudaPlatform(config, BLOCK_SIZE, max_decodes=64, max_model_len=MAX_LEN, device=device)
 
 
 @pytest.fixture

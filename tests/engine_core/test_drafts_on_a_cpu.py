@@ -14,8 +14,8 @@ from headwater.engine_core.engine import Engine
 from headwater.engine_core.executor import Int32Array
 from headwater.engine_core.sampling_params import SamplingParams
 from headwater.engine_core.scheduling.masks import Rows
-from headwater.engine_core.scheduling.request_state import RequestState
 from headwater.engine_core.scheduling.request_table import RequestTable
+from tests.engine_core.fixed_speculator import FixedSpeculator
 from tests.engine_core.small_models import Answer, SmallEngine, convert, random_checkpoint
 
 RNG = np.random.default_rng(3)
@@ -38,20 +38,16 @@ SAMPLINGS: dict[str, dict[str, Any]] = {
 }
 
 
-class Oracle:
+class Oracle(FixedSpeculator):
     """Knows the answers, and spoils a share of what it proposes."""
 
-    max_drafts = 5
-
     def __init__(self, answers: dict[int, list[int]], wrong: float) -> None:
+        super().__init__(max_drafts=5)
         self.num_proposed = 0
         self._answers, self._wrong, self._rng = answers, wrong, np.random.default_rng(0)
 
-    def serves(self, request: RequestState) -> bool:
-        return True
-
-    def draft(self, table: RequestTable, rows: Rows, most: Int32Array) -> tuple[Int32Array, Int32Array]:
-        num_drafts, draft_ids = np.zeros(len(rows), np.int32), list[int]()
+    def draft(self, table: RequestTable, rows: Rows, most: Int32Array, total: int) -> tuple[Int32Array, Int32Array]:
+        num_drafts, draft_ids = np.zeros(len(rows), np.int32), np.zeros((len(rows), self.max_drafts), np.int32)
         for i, row in enumerate(rows.tolist()):
             request = table.requests[row]
             assert request is not None
@@ -59,9 +55,9 @@ class Oracle:
             right = self._answers[request.key][at : at + int(most[i])]
             ids = [t if self._rng.random() >= self._wrong else int(self._rng.integers(3, 512)) for t in right]
             num_drafts[i] = len(ids)
-            draft_ids += ids
-        self.num_proposed += len(draft_ids)
-        return num_drafts, np.array(draft_ids, np.int32)
+            draft_ids[i, : len(ids)] = ids
+        self.num_proposed += int(num_drafts.sum())
+        return num_drafts, draft_ids
 
 
 @pytest.fixture(scope="module")
@@ -73,15 +69,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def small(folder: Path) -> Iterator[SmallEngine]:
-    engine = SmallEngine(folder)
+    engine = SmallEngine(folder, max_draft_tokens=5)
     yield engine
     engine.close()
 
 
-def answers(small: SmallEngine, samplings: Sequence[SamplingParams], drafter: Oracle | None) -> list[Answer]:
+def answers(small: SmallEngine, samplings: Sequence[SamplingParams], speculator: Oracle | None) -> list[Answer]:
     """Those of a new engine, whose requests begin with key 0, on the executor of `small`."""
     fresh = copy.copy(small)
-    fresh.engine, fresh._num_asked = Engine(small.config, small.executor, drafter=drafter), 0
+    beside = None if speculator is None else speculator.beside(small.config)
+    fresh.engine, fresh._num_asked = Engine(small.config, small.executor, speculator=beside), 0
     return fresh.answer(PROMPTS, *samplings)
 
 
@@ -100,7 +97,8 @@ def test_drafts_of_a_crowded_engine_change_nothing(small: SmallEngine, folder: P
     samplings = [SamplingParams(max_tokens=60, **SAMPLINGS["seeded"])]
     plain = answers(small, samplings, None)
     oracle = Oracle({i: answer.token_ids for i, answer in enumerate(plain)}, 0.3)
-    narrow = SmallEngine(folder, num_blocks=16, max_model_len=192, max_num_seqs=8, max_num_batched_tokens=24)
+    few = {"num_blocks": 16, "max_model_len": 192, "max_num_seqs": 8, "max_num_batched_tokens": 24}
+    narrow = SmallEngine(folder, **few, max_draft_tokens=5)
     crowded = answers(narrow, samplings, oracle)
     narrow.close()
     assert [answer.token_ids for answer in crowded] == [answer.token_ids for answer in plain]

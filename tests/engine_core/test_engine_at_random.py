@@ -25,7 +25,7 @@ from tests.engine_core.checked_engine import (
     MAX_MODEL_LEN,
     MODEL,
     Driver,
-    HalfRightDrafter,
+    HalfRightSpeculator,
     Sources,
     grammar,
 )
@@ -132,7 +132,7 @@ def rounds(shortest_lead: int = 0, most_steps: int = 12) -> st.SearchStrategy[li
 
 
 SCENARIOS = given(configs(), st.sampled_from([0, 3, MANY]), st.sampled_from([0, 1, 4]), rounds())
-DRAFTERS = st.builds(HalfRightDrafter, seed=st.integers(0, 1000), max_drafts=st.sampled_from([1, 4, BLOCK_SIZE - 1]))
+DRAFTERS = st.builds(HalfRightSpeculator, seed=st.integers(0, 1000), max_drafts=st.sampled_from([1, 4, BLOCK_SIZE - 1]))
 SCENARIOS_WITH_DRAFTS = given(
     configs() | swapping_configs(), st.sampled_from([0, 3, MANY]), st.sampled_from([0, 1, 4]), rounds(), DRAFTERS
 )
@@ -165,10 +165,10 @@ def check_rounds(
     late_polls: int,
     mask_delay: int,
     rounds: list[Round],
-    drafter: HalfRightDrafter | None = None,
+    speculator: HalfRightSpeculator | None = None,
     sources: Sources | None = None,
 ) -> Driver:
-    driver = Driver(config, late_polls, mask_delay, drafter=drafter, sources=sources)
+    driver = Driver(config, late_polls, mask_delay, speculator=speculator, sources=sources)
     for each in rounds:
         for new in each.adds:
             driver.add(replace(new, key=len(driver.streams)))
@@ -243,9 +243,9 @@ def check_lies(
 @SOME
 @SCENARIOS_WITH_DRAFTS
 def test_a_step_that_brings_a_row_more_or_fewer_tokens_changes_no_stream(
-    config: EngineConfig, late_polls: int, mask_delay: int, rounds: list[Round], drafter: HalfRightDrafter
+    config: EngineConfig, late_polls: int, mask_delay: int, rounds: list[Round], speculator: HalfRightSpeculator
 ) -> None:
-    driver = check_rounds(config, late_polls, mask_delay, rounds, drafter)
+    driver = check_rounds(config, late_polls, mask_delay, rounds, speculator)
     counts = driver.executor.num_tokens_of_drafts
     event(f"tokens of a row with drafts: {min(max(counts, default=0), 3)}, rolled back: {counts[1] > 0}")
 
@@ -255,9 +255,9 @@ def test_a_step_that_brings_a_row_more_or_fewer_tokens_changes_no_stream(
 @VERY_MANY
 @SCENARIOS_WITH_DRAFTS
 def test_nor_does_it_in_many_more_rounds_with_drafts(
-    config: EngineConfig, late_polls: int, mask_delay: int, rounds: list[Round], drafter: HalfRightDrafter
+    config: EngineConfig, late_polls: int, mask_delay: int, rounds: list[Round], speculator: HalfRightSpeculator
 ) -> None:
-    check_rounds(config, late_polls, mask_delay, rounds, drafter)
+    check_rounds(config, late_polls, mask_delay, rounds, speculator)
 
 
 @pytest.mark.long
@@ -337,7 +337,7 @@ def test_a_stalled_request_whose_drafts_were_rejected_is_not_preempted_in_the_st
     config = EngineConfig(
         block_size=BLOCK_SIZE, num_blocks=9, max_model_len=MAX_MODEL_LEN, max_num_seqs=2, max_num_batched_tokens=100
     )
-    driver = Driver(config, late_polls=MANY, drafter=HalfRightDrafter(seed, max_drafts=8))
+    driver = Driver(config, late_polls=MANY, speculator=HalfRightSpeculator(seed, max_drafts=8))
 
     def add(key: int, prompt_len: int, credit: int) -> None:
         sampling, namespace = SamplingParams(max_tokens=30, seed=key), bytes([key]) * 16

@@ -1,0 +1,66 @@
+"""Which share of a row's drafted tokens turns out right, from what became of those before.
+
+A draft counts whether or not a step verified it: what is sampled without it says as well whether it was right.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from headwater.engine_core.executor import Int32Array
+
+Float64Array = npt.NDArray[np.float64]
+MEMORY = 0.9
+"""Weight of a draft's tokens when the next draft ends."""
+PRIOR_WEIGHT = 2.0
+"""Tokens that what is known of other rows is worth for a row."""
+LONGEST_MATCH = 16
+"""Matches of more tokens count as this long."""
+FIRST_GUESS = 0.2, 0.85
+"""Acceptance after matches of one token and of `LONGEST_MATCH`, before anything was seen; linear between them."""
+SHARED_MEMORY = 0.998
+"""As `MEMORY`, of what all rows share."""
+SHARED_WEIGHT = 32.0
+"""Tokens that the first guess is worth."""
+
+
+class Acceptance:
+    """By row, with what all rows have in common by the length of the match."""
+
+    def __init__(self, num_rows: int) -> None:
+        self._right, self._tried = np.zeros(num_rows), np.zeros(num_rows)
+        guess = np.linspace(*FIRST_GUESS, LONGEST_MATCH)
+        self._all_right, self._all_tried = SHARED_WEIGHT * guess, np.full(LONGEST_MATCH, SHARED_WEIGHT)
+
+    def reset(self, row: int) -> None:
+        self._right[row] = self._tried[row] = 0.0
+
+    def of(self, rows: npt.NDArray[np.integer], match_lens: Int32Array) -> Float64Array:
+        """The probability that a row's next draft is right, if it continues a match of so many tokens."""
+        kind = _kind(match_lens)
+        prior = self._all_right[kind] / self._all_tried[kind]
+        right = self._right[rows] + PRIOR_WEIGHT * prior
+        return np.asarray(right / (self._tried[rows] + PRIOR_WEIGHT))
+
+    def note(
+        self,
+        rows: npt.NDArray[np.integer],
+        match_lens: Int32Array,
+        num_right: Int32Array,
+        is_over: npt.NDArray[np.bool_],
+    ) -> None:
+        """Each row's draft had so many right tokens; where it is over, one behind them was wrong."""
+        tried = num_right + is_over
+        self._right[rows] = MEMORY * self._right[rows] + num_right
+        self._tried[rows] = MEMORY * self._tried[rows] + tried
+        kind = _kind(match_lens)
+        kinds = np.unique(kind)
+        self._all_right[kinds] *= SHARED_MEMORY
+        self._all_tried[kinds] *= SHARED_MEMORY
+        np.add.at(self._all_right, kind, num_right)
+        np.add.at(self._all_tried, kind, tried)
+
+
+def _kind(match_lens: Int32Array) -> npt.NDArray[np.integer]:
+    return np.clip(match_lens, 1, LONGEST_MATCH) - 1

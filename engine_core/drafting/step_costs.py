@@ -1,0 +1,38 @@
+"""How long a decode step takes by the number of positions that it computes, as measured."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from headwater.engine_core.executor import Int32Array
+
+Float64Array = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class StepCosts:
+    """Between two measured numbers of positions the larger counts: an executor pads to sizes of its own."""
+
+    sizes: Int32Array
+    """Numbers of positions, ascending."""
+    seconds: Float64Array
+    """Of a step of so many, with the next one launched behind it; not descending."""
+    gap: float = 0.0
+    """Seconds that a step takes longer when the next one is planned from its result."""
+
+    @classmethod
+    def measured(cls, sizes: Sequence[int], seconds: Sequence[float], gap: float = 0.0) -> StepCosts:
+        """Of more positions than were measured a step takes longer in proportion."""
+        smooth = np.maximum.accumulate(np.array(seconds, np.float64))
+        return cls(np.array(sizes, np.int32), smooth, max(gap, 0.0))
+
+    def of(self, num_positions: npt.ArrayLike) -> Float64Array:
+        """Seconds of steps of so many positions."""
+        counts = np.asarray(num_positions)
+        i = np.minimum(np.searchsorted(self.sizes, counts), len(self.sizes) - 1)
+        excess = np.maximum(counts / self.sizes[-1], 1.0)
+        return np.asarray(self.seconds[i] * excess)

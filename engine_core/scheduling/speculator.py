@@ -1,0 +1,38 @@
+"""What decides over drafts: which rows wait for their results, and which tokens are guessed for them."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from headwater.engine_core.executor import BoolArray, Int32Array
+from headwater.engine_core.scheduling.masks import Rows
+from headwater.engine_core.scheduling.request_state import RequestState
+from headwater.engine_core.scheduling.request_table import RequestTable
+
+
+class Speculator(Protocol):
+    """Drafts cost time only: an executor verifies them, and the answer is what it would be without."""
+
+    max_drafts: int
+    """Tokens for one row and step at most, less than a block holds."""
+    needs_result: BoolArray
+    """[rows of the table] whether the row's next plan needs the result of the last one: it is planned with nothing of
+    it in flight. Only such rows get drafts. May change from step to step."""
+
+    def seat(self, request: RequestState) -> None:
+        """A request has taken a row."""
+
+    def vacate(self, row: int, token_ids: Int32Array) -> None:
+        """The request leaves the row, with these known tokens."""
+
+    def settle(self, table: RequestTable, rows: Rows, first: Int32Array) -> None:
+        """The tokens of `rows` from position first[i] on have become known, at least one each."""
+
+    def draft(self, table: RequestTable, rows: Rows, most: Int32Array, total: int) -> tuple[Int32Array, Int32Array]:
+        """What may follow the known tokens of `rows`, all that decode in a step: how many tokens for each, int32 [R],
+        up to most[i], which is 0 where the row does not wait for results; and which, int32 [R, K]. What is more than
+        `total` tokens in all is left away."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory that drafters hold at present."""

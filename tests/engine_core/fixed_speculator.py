@@ -1,0 +1,40 @@
+"""A speculator whose rows wait for their results from their first token to their last, whatever that costs."""
+
+from __future__ import annotations
+
+from typing import Self
+
+import numpy as np
+
+from headwater.engine_core.config import EngineConfig
+from headwater.engine_core.executor import BoolArray, Int32Array
+from headwater.engine_core.scheduling.masks import Rows
+from headwater.engine_core.scheduling.request_state import RequestState
+from headwater.engine_core.scheduling.request_table import RequestTable
+
+
+class FixedSpeculator:
+    """What it drafts, `draft` of a subclass says."""
+
+    num_bytes = 0
+
+    def __init__(self, max_drafts: int) -> None:
+        self.max_drafts = max_drafts
+        self.needs_result: BoolArray = np.zeros(0, np.bool_)
+
+    def beside(self, config: EngineConfig) -> Self:
+        """The same, for the engine of this config."""
+        self.needs_result = np.zeros(config.max_num_seqs, np.bool_)
+        return self
+
+    def serves(self, request: RequestState) -> bool:
+        return True
+
+    def seat(self, request: RequestState) -> None:
+        self.needs_result[request.row] = self.serves(request)
+
+    def vacate(self, row: int, token_ids: Int32Array) -> None:
+        self.needs_result[row] = False
+
+    def settle(self, table: RequestTable, rows: Rows, first: Int32Array) -> None:
+        pass
