@@ -98,6 +98,13 @@ def _team() -> Any:
     return team
 
 
+def compile_function(function: Callable[..., None], signature: Any) -> Callable[..., None]:
+    """`function` in machine code, called from Python with arrays. It holds no interpreter lock and checks no bounds."""
+    with _compiling() as is_kept:
+        compiled: Callable[..., None] = njit(signature, cache=is_kept, nogil=True)(function)
+    return compiled
+
+
 @contextmanager
 def _compiling() -> Iterator[bool]:
     """Whether machine code is kept: then one process compiles at a time, and others that wait for it load its code."""

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba import njit, types
+from numba import carray, njit, types
 from numba.extending import intrinsic, models, register_model
 
 NUM_LANES = 16
@@ -253,6 +253,18 @@ def int32_at(typing: Any, address: Any) -> Any:
 @intrinsic
 def int64_at(typing: Any, address: Any) -> Any:
     return I64(I64), lambda _, builder, __, a: builder.load(_at(builder, a[0], _LONG))
+
+
+@intrinsic
+def _int32_pointer(typing: Any, address: Any) -> Any:
+    kind = types.CPointer(types.int32)
+    return kind(I64), lambda _, builder, __, a: _at(builder, a[0], _INT)
+
+
+@njit
+def int32_array_at(address: int, length: int) -> Any:
+    """The `length` numbers at an address, as an array."""
+    return carray(_int32_pointer(address), (length,))
 
 
 @intrinsic

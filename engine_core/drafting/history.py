@@ -1,0 +1,63 @@
+"""Answers of one namespace: a ring of their tokens, each answer with a separator behind it, and its index."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from headwater.engine_core.executor import Int32Array
+from headwater.kernels.cpu.suffix_match import SEPARATOR, indexer
+
+NUM_FIELDS = 6
+"""int64 numbers by which `history_drafter` finds a history."""
+TOKENS_PER_BUCKET = 2
+LAST_POSITION = np.iinfo(np.int32).max
+"""Positions grow for ever, of which an index keeps 32 bits."""
+
+
+class History:
+    """Tokens stand at positions that grow for ever; the last `capacity` of them, a power of two, are kept.
+
+    Position 0 is a separator, since it stands for none in the index.
+    """
+
+    __slots__ = ("_head", "_previous", "_tokens", "end")
+
+    def __init__(self, capacity: int) -> None:
+        self._tokens: Int32Array = np.full(capacity, SEPARATOR, np.int32)
+        self._previous: Int32Array = np.zeros(capacity, np.int32)
+        self._head: Int32Array = np.zeros(max(capacity // TOKENS_PER_BUCKET, 1), np.int32)
+        self.end = 1
+
+    @property
+    def capacity(self) -> int:
+        return len(self._tokens)
+
+    @property
+    def num_bytes(self) -> int:
+        return self._tokens.nbytes + self._previous.nbytes + self._head.nbytes
+
+    @property
+    def fields(self) -> tuple[int, int, int, int, int, int]:
+        """What `history_drafter` knows of it; true until it learns."""
+        tokens, head, previous = (array.ctypes.data for array in (self._tokens, self._head, self._previous))
+        return tokens, head, previous, self.capacity, len(self._head), self.end
+
+    def learn(self, answer: Int32Array) -> None:
+        """Adds an answer, of which the last capacity − 1 tokens are kept."""
+        self._append(np.append(answer[1 - self.capacity :], np.int32(SEPARATOR)))
+
+    def grown(self, capacity: int) -> History:
+        """A larger history with the same tokens; this one has forgotten none so far."""
+        assert self.end <= self.capacity < capacity
+        larger = History(capacity)
+        larger._append(self._tokens[1 : self.end])
+        return larger
+
+    def _append(self, tokens: Int32Array) -> None:
+        if self.end + len(tokens) > LAST_POSITION:
+            # Once in two thousand million tokens a namespace starts anew.
+            self._head[:], self.end = 0, 1
+            self._tokens[:] = SEPARATOR
+        start, self.end, mask = self.end, self.end + len(tokens), self.capacity - 1
+        self._tokens[np.arange(start, self.end) & mask] = tokens
+        indexer()(self._tokens, self._head, self._previous, mask, start, self.end)

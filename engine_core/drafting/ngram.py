@@ -1,0 +1,64 @@
+"""Drafts what followed the last tokens of a row when they stood earlier in the same row, in its prompt or its answer.
+
+Also called prompt look-up: edits, quotations and calls that repeat what was read are mostly copies.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from headwater.engine_core.drafting.drafter import Proposal
+from headwater.engine_core.executor import Int32Array
+from headwater.kernels.cpu.suffix_match import row_drafter
+
+MIN_BUCKETS, MAX_BUCKETS = 1 << 8, 1 << 13
+"""Of a row's index, at least and at most. Few enough to be cleared when a request takes the row."""
+
+
+class NGramDrafter:
+    """Each row has an index of its known tokens, which grows as they do; nothing of it outlives the row."""
+
+    name = "ngram"
+
+    def __init__(self, num_rows: int, max_len: int, max_drafts: int) -> None:
+        """max_len: known tokens of a row at most; max_drafts: drafted tokens of a row and step at most."""
+        num_buckets = min(max(1 << (max_len // 4).bit_length(), MIN_BUCKETS), MAX_BUCKETS)
+        # Untouched pages of these two cost nothing.
+        self._heads: Int32Array = np.zeros((num_rows, num_buckets), np.int32)
+        self._previous: Int32Array = np.zeros((num_rows, max_len), np.int32)
+        self._num_indexed: Int32Array = np.zeros(num_rows, np.int32)
+        self._most_indexed: Int32Array = np.zeros(num_rows, np.int32)
+        """Of any request that the row has had."""
+        self._max_drafts = max_drafts
+        self._draft = row_drafter()
+        # The first call of machine code takes milliseconds, which no step has.
+        none = np.zeros(0, np.int32)
+        self.propose(none, self._previous, none, none)
+
+    def seat(self, row: int, namespace: bytes, num_prompt: int) -> None:
+        """The row's tokens are others from now on."""
+        self._forget(row)
+
+    def vacate(self, row: int, token_ids: Int32Array) -> None:
+        self._forget(row)
+
+    def propose(self, rows: Int32Array, token_ids: Int32Array, num_known: Int32Array, most: Int32Array) -> Proposal:
+        """See `Drafter`. The first call after `seat` indexes the whole prompt, 3 ns a token."""
+        drafts = np.zeros((len(rows), self._max_drafts), np.int32)
+        num_drafts, match_lens = np.zeros((2, len(rows)), np.int32)
+        index = self._heads, self._previous, self._num_indexed
+        self._draft(token_ids, *index, rows, num_known, most, drafts, num_drafts, match_lens)
+        return Proposal(drafts, num_drafts, match_lens)
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory that requests have touched so far; a row keeps it for the next one."""
+        most = np.maximum(self._most_indexed, self._num_indexed)
+        num_bytes = 4 * int(most.sum()) + self._heads[0].nbytes * int((most > 0).sum())
+        return int(num_bytes + self._num_indexed.nbytes + self._most_indexed.nbytes)
+
+    def _forget(self, row: int) -> None:
+        if self._num_indexed[row]:
+            self._most_indexed[row] = max(self._most_indexed[row], self._num_indexed[row])
+            self._num_indexed[row] = 0
+            self._heads[row] = 0

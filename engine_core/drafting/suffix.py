@@ -1,0 +1,116 @@
+"""Drafts what followed the last tokens of a row in earlier answers of its namespace.
+
+The method is SuffixDecoding (Oliaro et al., 2024), which keeps those answers in suffix trees. This keeps them in rings
+with hash chains, which find the same: of the places that match longest, how often each token follows. A ring forgets
+its oldest tokens by itself, and its memory is known to the byte.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+import numpy as np
+import numpy.typing as npt
+
+from headwater.engine_core.drafting.drafter import Proposal
+from headwater.engine_core.drafting.history import NUM_FIELDS, History
+from headwater.engine_core.executor import Int32Array
+from headwater.kernels.cpu.suffix_match import MIN_MATCH, history_drafter
+
+SMALLEST_HISTORY = 1 << 8
+"""Tokens. A history is twice as large each time that it is full."""
+NO_HISTORY = -1
+
+
+class SuffixDrafter:
+    """One history a namespace. The histories hold `max_tokens` together: where one grows, those of the namespaces that
+    were not used for longest are dropped; one alone holds half of them at most, and then forgets its oldest tokens, so
+    that no namespace takes everything from all others."""
+
+    name = "suffix"
+
+    def __init__(self, num_rows: int, max_drafts: int, max_tokens: int = 1 << 20) -> None:
+        """max_drafts: drafted tokens of a row and step at most."""
+        assert max_tokens >= 4, max_tokens
+        self._max_drafts, self._max_tokens = max_drafts, max_tokens
+        self._largest = 1 << (max_tokens // 2).bit_length() - 1
+        self._smallest = min(SMALLEST_HISTORY, self._largest)
+        self._histories: OrderedDict[bytes, tuple[int, History]] = OrderedDict()
+        """By namespace, the one used last at the end: its index in `_fields`, and the history."""
+        num_histories = max_tokens // self._smallest
+        self._fields: npt.NDArray[np.int64] = np.zeros((num_histories, NUM_FIELDS), np.int64)
+        self._free = list(reversed(range(num_histories)))
+        self._num_tokens = 0
+        """Capacities of all histories."""
+        self._namespaces: list[bytes | None] = [None] * num_rows
+        self._num_prompt = [0] * num_rows
+        self._history_of_row: Int32Array = np.full(num_rows, NO_HISTORY, np.int32)
+        self._draft = history_drafter()
+        # The first call of machine code takes milliseconds, which no step has.
+        none = np.zeros(0, np.int32)
+        self.propose(none, np.zeros((1, 1), np.int32), none, none)
+        History(2).learn(none)
+
+    def seat(self, row: int, namespace: bytes, num_prompt: int) -> None:
+        """The row drafts from what is learned in its namespace, now or later."""
+        self._namespaces[row], self._num_prompt[row] = namespace, num_prompt
+        found = self._histories.get(namespace)
+        self._history_of_row[row] = NO_HISTORY if found is None else found[0]
+        if found is not None:
+            self._histories.move_to_end(namespace)
+
+    def vacate(self, row: int, token_ids: Int32Array) -> None:
+        """Learns the answer, the tokens behind the prompt. One that was preempted is learned up to there, too."""
+        namespace, answer = self._namespaces[row], token_ids[self._num_prompt[row] :]
+        self._namespaces[row], self._history_of_row[row] = None, NO_HISTORY
+        if namespace is not None and len(answer) > MIN_MATCH:
+            self._learn(namespace, answer)
+
+    def propose(self, rows: Int32Array, token_ids: Int32Array, num_known: Int32Array, most: Int32Array) -> Proposal:
+        """See `Drafter`."""
+        drafts = np.zeros((len(rows), self._max_drafts), np.int32)
+        num_drafts, match_lens = np.zeros((2, len(rows)), np.int32)
+        histories = self._fields, self._history_of_row
+        self._draft(token_ids, *histories, rows, num_known, most, drafts, num_drafts, match_lens)
+        return Proposal(drafts, num_drafts, match_lens)
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of all histories and of the tables that find them."""
+        histories = sum(history.num_bytes for _, history in self._histories.values())
+        return histories + self._fields.nbytes + self._history_of_row.nbytes
+
+    def _learn(self, namespace: bytes, answer: Int32Array) -> None:
+        if namespace not in self._histories:
+            self._add(namespace)
+        self._histories.move_to_end(namespace)
+        index, history = self._histories[namespace]
+        capacity = history.capacity
+        while capacity < self._largest and history.end + len(answer) + 1 > capacity:
+            capacity *= 2
+        if capacity > history.capacity:
+            self._make_room(capacity - history.capacity)
+            history = history.grown(capacity)
+            self._histories[namespace] = index, history
+        history.learn(answer)
+        self._fields[index] = history.fields
+
+    def _add(self, namespace: bytes) -> None:
+        self._make_room(self._smallest)
+        index = self._free.pop()
+        self._histories[namespace] = index, History(self._smallest)
+        self._point_rows(namespace, index)
+
+    def _make_room(self, num_tokens: int) -> None:
+        """Takes so many tokens for the namespace that was used last, and drops histories of others for them."""
+        while self._num_tokens + num_tokens > self._max_tokens:
+            namespace, (index, history) = self._histories.popitem(last=False)
+            self._num_tokens -= history.capacity
+            self._free.append(index)
+            self._point_rows(namespace, NO_HISTORY)
+        self._num_tokens += num_tokens
+
+    def _point_rows(self, namespace: bytes, index: int) -> None:
+        for row, other in enumerate(self._namespaces):
+            if other == namespace:
+                self._history_of_row[row] = index

@@ -1,0 +1,287 @@
+"""Finds the last tokens of a sequence earlier in the sequence, or in a history of other sequences.
+
+An index is a hash chain as in LZ77: `head[bucket]` is the last position whose key, the token there and the one before
+it, has that bucket, and `previous[position]` the one before it. Position 0 ends no key, so 0 stands for none. Indexing
+costs the same for every token, and matching looks at no more than NUM_CANDIDATES positions.
+
+A sequence is an array, or a ring: position p lies at p & mask, where mask is −1 for an array and the length − 1 for a
+ring, whose length is a power of two.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from functools import cache
+from operator import itemgetter
+from typing import Any
+
+import numpy as np
+from numba import njit, types
+
+from headwater.kernels.cpu.compiled import compile_function
+from headwater.kernels.cpu.lanes import int32_array_at
+
+MIN_MATCH = 2
+"""Tokens of a key, the shortest match. One token alone says too little: it has been seen in most texts, and what
+followed it then seldom follows it now. After a token that broke a match, a match of two is found one token later."""
+MAX_MATCH = 32
+"""Tokens that are compared at most: of places that agree in as many, the most recent is as good as any."""
+NUM_CANDIDATES = 64
+"""Positions of the same bucket that are looked at, the most recent ones."""
+MIN_PROBABILITY = 0.2
+"""Of a drafted token, as the places that match have it: their share that goes on with the drafted tokens up to it."""
+DRAFTS_PER_MATCH = 2
+"""Tokens that a match in a history drafts for each of its own: what agrees longer goes on agreeing longer."""
+SEPARATOR = -1
+"""Stands behind every sequence of a history; no token matches it, and it is never drafted."""
+
+
+@njit
+def _bucket(before: int, last: int, num_buckets: int) -> int:
+    """The bucket of a key; num_buckets is a power of two up to 2 ** 24."""
+    mixed = (before * 0x9E3779B1 + last * 0x85EBCA77) & 0xFFFFFFFF
+    return (mixed >> 8) & (num_buckets - 1)
+
+
+def _index(tokens: Any, head: Any, previous: Any, mask: int, start: int, stop: int) -> None:
+    """Adds positions start … stop − 1 to the index; a key has no separator in it."""
+    for position in range(max(start, MIN_MATCH - 1), stop):
+        before, last = tokens[(position - 1) & mask], tokens[position & mask]
+        if min(before, last) > SEPARATOR:
+            bucket = _bucket(before, last, len(head))
+            previous[position & mask] = head[bucket]
+            head[bucket] = position
+
+
+_compiled_index = njit(_index)
+
+
+@njit
+def _match_len(tokens: Any, mask: int, first: int, position: int, known: Any) -> int:
+    """How many of the tokens `first` … `position` are the last of `known`, MAX_MATCH at most."""
+    most, last, length = min(position - first + 1, len(known), MAX_MATCH), len(known) - 1, 0
+    while length < most and tokens[(position - length) & mask] == known[last - length]:
+        length += 1
+    return length
+
+
+@njit
+def _longest_match(tokens: Any, previous: Any, last: int) -> Any:
+    """The position whose tokens up to it are the most of those up to `last`, and their number; the most recent one of
+    several. The number is 0 where there are fewer than MIN_MATCH."""
+    best, best_len, position = 0, MIN_MATCH - 1, previous[last]
+    for _ in range(NUM_CANDIDATES):
+        if position == 0 or best_len == MAX_MATCH:
+            break
+        length = _match_len(tokens, -1, 0, position, tokens[: last + 1])
+        if length > best_len:
+            best, best_len = position, length
+        position = previous[position]
+    return best, best_len if best else 0
+
+
+@njit
+def _longest_matches(tokens: Any, head: Any, previous: Any, first: int, known: Any, places: Any) -> Any:
+    """Writes the positions of a ring from `first` on that match the most of the last known tokens to `places`, the most
+    recent first; returns their number and that of the tokens."""
+    mask, last = len(tokens) - 1, len(known) - 1
+    num_places, longest = 0, MIN_MATCH
+    position = head[_bucket(known[last - 1], known[last], len(head))]
+    for _ in range(NUM_CANDIDATES):
+        if position == 0 or position < first:
+            break
+        length = _match_len(tokens, mask, first, position, known)
+        if length > longest:
+            num_places, longest = 0, length
+        if length == longest:
+            places[num_places] = position
+            num_places += 1
+        position = previous[position & mask]
+    return num_places, longest if num_places else 0
+
+
+@njit
+def _likeliest(next_tokens: Any) -> Any:
+    """The token that is there most often, the first one of several, and how often. SEPARATOR is none."""
+    best, best_count = SEPARATOR, 0
+    for i in range(len(next_tokens)):
+        # No other token is there more often than what is left.
+        if best_count >= len(next_tokens) - i:
+            break
+        if next_tokens[i] == SEPARATOR:
+            continue
+        count = 0
+        for j in range(i, len(next_tokens)):
+            count += next_tokens[j] == next_tokens[i]
+        if count > best_count:
+            best, best_count = next_tokens[i], count
+    return best, best_count
+
+
+@njit
+def _follow(tokens: Any, places: Any, num_places: int, next_tokens: Any, draft: Any) -> int:
+    """Writes to `draft` what most often follows the places, token after token, of those places that agree with what is
+    drafted already, while the product of its shares is MIN_PROBABILITY or more. Returns the number of tokens."""
+    mask, probability = len(tokens) - 1, 1.0
+    for k in range(len(draft)):
+        for i in range(num_places):
+            next_tokens[i] = tokens[(places[i] + 1 + k) & mask]
+        token, count = _likeliest(next_tokens[:num_places])
+        probability *= count / num_places
+        if probability < MIN_PROBABILITY:
+            return k
+        draft[k], kept = token, 0
+        for i in range(num_places):
+            if next_tokens[i] == token:
+                places[kept] = places[i]
+                kept += 1
+        num_places = kept
+    return len(draft)
+
+
+def _draft_rows(
+    tokens: Any,
+    heads: Any,
+    previous: Any,
+    num_indexed: Any,
+    rows: Any,
+    num_known: Any,
+    most: Any,
+    drafts: Any,
+    num_drafts: Any,
+    match_lens: Any,
+) -> None:
+    for i in range(len(rows)):
+        row, known = rows[i], num_known[i]
+        _compiled_index(tokens[row], heads[row], previous[row], -1, num_indexed[row], known)
+        num_indexed[row] = max(num_indexed[row], known)
+        limit = min(most[i], drafts.shape[1])
+        if limit <= 0 or known <= MIN_MATCH:
+            continue
+        position, length = _longest_match(tokens[row], previous[row], known - 1)
+        if length == 0:
+            continue
+        # A copy that reaches the end of what is known goes on with what it has written.
+        for k in range(limit):
+            source = position + 1 + k
+            drafts[i, k] = tokens[row, source] if source < known else drafts[i, source - known]
+        num_drafts[i], match_lens[i] = limit, length
+
+
+def _draft_from_histories(
+    tokens: Any,
+    histories: Any,
+    history_of_row: Any,
+    rows: Any,
+    num_known: Any,
+    most: Any,
+    drafts: Any,
+    num_drafts: Any,
+    match_lens: Any,
+) -> None:
+    places, next_tokens = np.empty(NUM_CANDIDATES, np.int32), np.empty(NUM_CANDIDATES, np.int32)
+    for i in range(len(rows)):
+        limit, history = min(most[i], drafts.shape[1]), history_of_row[rows[i]]
+        if limit <= 0 or history < 0 or num_known[i] < MIN_MATCH:
+            continue
+        of = histories[history]
+        capacity, num_buckets, first = of[3], of[4], max(of[5] - of[3], 0)
+        learned, previous = int32_array_at(of[0], capacity), int32_array_at(of[2], capacity)
+        head = int32_array_at(of[1], num_buckets)
+        known = tokens[rows[i], : num_known[i]]
+        num_places, length = _longest_matches(learned, head, previous, first, known, places)
+        if num_places:
+            limit = min(limit, DRAFTS_PER_MATCH * length)
+            num_drafts[i] = _follow(learned, places, num_places, next_tokens, drafts[i, :limit])
+            match_lens[i] = length if num_drafts[i] else 0
+
+
+@cache
+def row_drafter() -> Callable[..., None]:
+    """The compiled function that drafts for rows of a table from their own tokens.
+
+    Its arguments are int32 and contiguous: tokens [T, length], of which a row's first num_known ones count; the index,
+    heads [T, buckets], previous [T, length] and num_indexed [T], zeros in the beginning and where a row gets other
+    tokens; rows, num_known and most [R]; and the results, zeros before: drafts [R, K], num_drafts and match_lens [R].
+    """
+    table, column = types.int32[:, ::1], types.int32[::1]
+    return compile_function(
+        _draft_rows,
+        types.void(table, table, table, column, column, column, column, table, column, column),
+    )
+
+
+@cache
+def history_drafter() -> Callable[..., None]:
+    """The compiled function that drafts for rows of a table from histories, which are rings of tokens.
+
+    Its arguments are as those of `row_drafter`: tokens; histories, int64 [H, 6], and history_of_row [T], −1 for none;
+    rows, num_known, most; the results. A history is the addresses of its tokens, head and previous, its capacity in
+    tokens, its number of buckets, and the position after its last token, which is a separator.
+    """
+    table, column = types.int32[:, ::1], types.int32[::1]
+    return compile_function(
+        _draft_from_histories,
+        types.void(table, types.int64[:, ::1], column, column, column, column, table, column, column),
+    )
+
+
+@cache
+def indexer() -> Callable[..., None]:
+    """The compiled function that adds positions to the index of a sequence. Its arguments: tokens, head and previous,
+    int32 and contiguous; mask, and the positions' start and stop."""
+    column = types.int32[::1]
+    return compile_function(_index, types.void(column, column, column, types.int64, types.int64, types.int64))
+
+
+def draft_twin(tokens: Sequence[int], most: int, num_buckets: int) -> tuple[list[int], int]:
+    """What `row_drafter` drafts for one row of known tokens, and the length of the match, without an index."""
+    places = places_twin(tokens, tokens[:-1], num_buckets)
+    if not places or most <= 0:
+        return [], 0
+    longest = max(length for _, length in places)
+    position = next(position for position, length in places if length == longest)
+    written = list(tokens)
+    for k in range(most):
+        written.append(written[position + 1 + k])
+    return written[len(tokens) :], longest
+
+
+def history_draft_twin(
+    tokens: Sequence[int], learned: Sequence[int], most: int, num_buckets: int
+) -> tuple[list[int], int]:
+    """What `history_drafter` drafts for one row of known tokens from what a history still holds, and the length of the
+    match, without an index."""
+    found = places_twin(tokens, learned, num_buckets)
+    longest = max((length for _, length in found), default=0)
+    places = [position for position, length in found if length == longest]
+    draft: list[int] = []
+    probability = 1.0
+    while places and len(draft) < min(most, DRAFTS_PER_MATCH * longest):
+        next_tokens = [learned[position + 1 + len(draft)] for position in places]
+        counts = Counter(token for token in next_tokens if token != SEPARATOR)
+        token, count = max(counts.items(), key=itemgetter(1), default=(SEPARATOR, 0))
+        probability *= count / len(places)
+        if probability < MIN_PROBABILITY:
+            break
+        places = [place for place, follows in zip(places, next_tokens, strict=True) if follows == token]
+        draft.append(token)
+    return draft, longest if draft else 0
+
+
+def places_twin(tokens: Sequence[int], searched: Sequence[int], num_buckets: int) -> list[tuple[int, int]]:
+    """Positions in `searched`, the most recent first, whose tokens up to there are the last of `tokens`, and how many
+    of them are; of those positions alone that an index looks at."""
+    if len(tokens) < MIN_MATCH:
+        return []
+    bucket = _bucket.py_func(*tokens[-MIN_MATCH:], num_buckets)
+    keys = [(end, searched[end - 1 : end + 1]) for end in range(len(searched) - 1, MIN_MATCH - 2, -1)]
+    seen = [end for end, key in keys if SEPARATOR not in key and _bucket.py_func(*key, num_buckets) == bucket]
+    found = []
+    for end in seen[:NUM_CANDIDATES]:
+        most = min(end + 1, len(tokens), MAX_MATCH)
+        length = next((n for n in range(most) if searched[end - n] != tokens[-1 - n]), most)
+        if length >= MIN_MATCH:
+            found.append((end, length))
+    return found
