@@ -25,6 +25,10 @@ class Work:
     num_steps: int
     mean_batch: float
     """Requests computed in one of these steps."""
+    num_draft_tokens: int = 0
+    """Drafted tokens that were verified."""
+    num_accepted_tokens: int = 0
+    """Drafted tokens that stand."""
 
 
 @dataclass(slots=True, kw_only=True)

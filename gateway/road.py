@@ -7,6 +7,7 @@ Times are seconds of `time.perf_counter`.
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -118,13 +119,25 @@ class Road:
 def _choice(choice: Any) -> dict[str, Any]:
     """What became of a choice; `engine` is missing for one that a stop string ended: its engine has no last word."""
     told: dict[str, Any] = {"index": choice.index, "finish_reason": choice.finish_reason}
-    if (work := choice.work) is not None:
-        told["engine"] = {
-            "steps": work.steps,
-            "mean_batch_size": round(work.mean_batch, 2),
-            "preemptions": work.preemptions,
-        }
+    if (work := told_work([choice.work])) is not None:
+        told["engine"] = work
     return told
+
+
+def told_work(works: Iterable[engine_pb2.Work | None]) -> dict[str, Any] | None:
+    """Plain data: what the last engine of each choice did, of those that said it, together."""
+    done = [work for work in works if work is not None]
+    if not done:
+        return None
+    steps = sum(work.steps for work in done)
+    return {
+        "steps": steps,
+        "tokens_per_step": round(sum(work.output_tokens for work in done) / max(steps, 1), 2),
+        "draft_tokens": sum(work.draft_tokens for work in done),
+        "accepted_tokens": sum(work.accepted_tokens for work in done),
+        "mean_batch_size": round(sum(work.mean_batch * work.steps for work in done) / max(steps, 1), 2),
+        "preemptions": sum(work.preemptions for work in done),
+    }
 
 
 def _plain(attempt: Attempt) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from headwater.gateway.choice import Choice, ScoredChoice, Sink
 from headwater.gateway.job import Job
 from headwater.gateway.line import Line
 from headwater.gateway.prompt_turns import Part, Place, PromptTurns
-from headwater.gateway.road import Road
+from headwater.gateway.road import Road, told_work
 from headwater.gateway.roads import Explanation
 from headwater.gateway.router.decision import Decision
 from headwater.gateway.tenancy.grant import LEASE_TOKENS, Grant
@@ -281,6 +281,7 @@ class Generation:
             "engine_queue_seconds": start.queue_seconds,
             "prefill_seconds": start.prefill_seconds,
             "ttft_seconds": self.road.ttft,
+            "engine": told_work(choice.work for choice in self.choices),
         }
 
     def dissolve(self) -> None:

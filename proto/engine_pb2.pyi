@@ -523,22 +523,34 @@ class Work(_message.Message):
     PREEMPTIONS_FIELD_NUMBER: _builtins.int
     STEPS_FIELD_NUMBER: _builtins.int
     MEAN_BATCH_FIELD_NUMBER: _builtins.int
+    DRAFT_TOKENS_FIELD_NUMBER: _builtins.int
+    ACCEPTED_TOKENS_FIELD_NUMBER: _builtins.int
+    OUTPUT_TOKENS_FIELD_NUMBER: _builtins.int
     preemptions: _builtins.int
     """times it gave up its blocks and began again"""
     steps: _builtins.int
     """engine steps while it held a row"""
     mean_batch: _builtins.float
     """requests that were computed in one of these, on average"""
+    draft_tokens: _builtins.int
+    """guessed and verified"""
+    accepted_tokens: _builtins.int
+    """of these, part of the answer"""
+    output_tokens: _builtins.int
+    """answered in these steps; without those of an earlier engine"""
     def __init__(
         self,
         *,
         preemptions: _builtins.int = ...,
         steps: _builtins.int = ...,
         mean_batch: _builtins.float = ...,
+        draft_tokens: _builtins.int = ...,
+        accepted_tokens: _builtins.int = ...,
+        output_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["mean_batch", b"mean_batch", "preemptions", b"preemptions", "steps", b"steps"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_tokens", b"accepted_tokens", "draft_tokens", b"draft_tokens", "mean_batch", b"mean_batch", "output_tokens", b"output_tokens", "preemptions", b"preemptions", "steps", b"steps"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,4 +1,5 @@
 // A chat page over /v1/chat/completions: streams, stops, and shows what each answer cost.
+import { facts } from "./facts.js";
 import { answer as answered, refusal } from "./stream.js";
 
 const find = (id) => document.getElementById(id);
@@ -38,19 +39,6 @@ function note(article, text, failed = false) {
   facts.className = failed ? "facts failed" : "facts";
   facts.textContent = text;
   facts.scrollIntoView({ block: "end" });
-}
-
-function facts({ usage, receipt }, first, began) {
-  const seconds = (performance.now() - first) / 1000;
-  const cached = usage.prompt_tokens_details?.cached_tokens ?? 0;
-  const parts = [
-    `${usage.completion_tokens} tokens`,
-    usage.completion_tokens > 1 ? `${((usage.completion_tokens - 1) / seconds).toFixed(1)} tokens/s` : null,
-    `first after ${Math.round(first - began)} ms`,
-    `${cached} of ${usage.prompt_tokens} prompt tokens cached`,
-    receipt?.decision?.replica_id ? `served by ${receipt.decision.replica_id}` : null,
-  ];
-  return parts.filter(Boolean).join(" · ");
 }
 
 async function answer(article, turns) {

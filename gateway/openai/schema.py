@@ -8,6 +8,7 @@ from msgspec import Meta, Struct
 
 from headwater.gateway.openai.body import Body
 from headwater.services.request_limits import MAX_BIASES, MAX_MESSAGE_PARTS, MAX_TEXTS, MAX_TOOLS
+from headwater.services.speculation import DRAFTERS, MAX_DRAFT_TOKENS
 
 U32 = 2**32 - 1
 
@@ -16,6 +17,14 @@ Whole = Annotated[int, Meta(ge=0, le=U32)]
 Flag = Annotated[bool, Meta(description="true or false")]
 TokenId = Annotated[Whole, Meta(description="a token id")]
 Truncation = Annotated[int, Meta(ge=-1, le=U32, description="a whole number, at least 1, or −1: what fits")]
+
+
+class Speculative(Struct, kw_only=True, forbid_unknown_fields=True):
+    """How the tokens of an answer may be drafted."""
+
+    mode: Annotated[Literal["auto", "off"], Meta(description="auto or off")] | None = None
+    drafter: Annotated[str, Meta(description=" or ".join(DRAFTERS))] | None = None
+    max_tokens: Annotated[Whole, Meta(description=f"a whole number, 1…{MAX_DRAFT_TOKENS}")] | None = None
 
 
 class Sampling(Body, kw_only=True):
@@ -55,6 +64,13 @@ class Sampling(Body, kw_only=True):
     truncation_side: Annotated[Literal["left", "right"], Meta(description="left or right")] | None = None
     thinking_token_budget: (
         Annotated[int, Meta(ge=-1, le=U32, description="a whole number of tokens, or −1: no limit")] | None
+    ) = None
+    speculative: (
+        Annotated[
+            Literal["auto", "off"] | Speculative,
+            Meta(description="auto, off, or an object with mode, drafter and max_tokens"),
+        ]
+        | None
     ) = None
 
 

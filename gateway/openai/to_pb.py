@@ -19,6 +19,7 @@ from headwater.gateway.openai.schema import (
     Message,
     NamedTool,
     Sampling,
+    Speculative,
     StreamOptions,
     TextGrammar,
     TokenizeRequest,
@@ -31,7 +32,7 @@ from headwater.proto import common_pb2, processor_pb2
 from headwater.services.errors import BadRequest, UnsupportedField
 from headwater.services.request_limits import MAX_MESSAGE_PARTS, bounded_tools, check_count
 
-_OTHERS = ("stop", "logit_bias", "truncate_prompt_tokens", "thinking_token_budget")
+_OTHERS = ("stop", "logit_bias", "truncate_prompt_tokens", "thinking_token_budget", "speculative")
 _SCALARS = tuple(name for name in Sampling.__struct_fields__ if name not in _OTHERS)
 MAX_TOKEN_ID = 2**32 - 1
 WHAT_FITS = 2**32 - 1
@@ -51,6 +52,8 @@ def sampling_to_pb(asked: Sampling) -> common_pb2.Sampling:
         sampling.truncate_prompt_tokens = truncation_to_pb(asked.truncate_prompt_tokens)
     if asked.thinking_token_budget not in (None, UNLIMITED):
         sampling.thinking_token_budget = asked.thinking_token_budget
+    if asked.speculative is not None:
+        sampling.speculative.CopyFrom(_speculative_to_pb(asked.speculative))
     if isinstance(asked, Answering) and asked.no_stop_trim:
         sampling.include_stop_str_in_output = True
     for key, bias in (asked.logit_bias or {}).items():
@@ -58,6 +61,12 @@ def sampling_to_pb(asked: Sampling) -> common_pb2.Sampling:
             raise BadRequest.of("logit_bias", key, "numbers by token id")
         sampling.logit_bias[int(key)] = bias
     return sampling
+
+
+def _speculative_to_pb(asked: str | Speculative) -> common_pb2.Speculative:
+    if isinstance(asked, str):
+        return common_pb2.Speculative(mode=asked)
+    return common_pb2.Speculative(mode=asked.mode, drafter=asked.drafter, max_tokens=asked.max_tokens)
 
 
 def truncation_to_pb(given: int) -> int:

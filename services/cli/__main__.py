@@ -168,6 +168,14 @@ def up(
     gemv: Annotated[
         bool, typer.Option(envvar="HEADWATER_GEMV", help="Kernels of their own for steps of one request, on a GPU.")
     ] = False,
+    speculation: Annotated[
+        str,
+        typer.Option(
+            envvar="HEADWATER_SPECULATION",
+            show_default="auto; off with --gemv",
+            help="auto: engines draft tokens where that pays, which changes none; off.",
+        ),
+    ] = "",
     kv_swap_memory: Annotated[
         int, typer.Option(envvar="HEADWATER_KV_SWAP_MEMORY", help="Bytes of host memory for prefixes, each engine.")
     ] = 0,

@@ -19,6 +19,8 @@ PATIENCE_SECONDS = 20.0
 PAUSE_SECONDS = 0.25
 LEAVING = "draining"
 """The code of a gateway that ends what it carries; another one goes on."""
+WANTS_RECEIPT = {"x-headwater-receipt": "1"}
+"""Other servers pass over it."""
 Chunk = dict[str, Any]
 
 
@@ -42,7 +44,7 @@ class AnswerStream:
     def chunks(self) -> Iterator[Chunk]:
         """Raises `ChatError`, or what the connection raised that cannot be mended. Leaving early ends the answer."""
         has_ended = False
-        opening = self._client.stream("POST", "chat/completions", json=self._body)
+        opening = self._client.stream("POST", "chat/completions", json=self._body, headers=WANTS_RECEIPT)
         try:
             while not has_ended:
                 try:

@@ -22,6 +22,8 @@ class Chat:
         self.messages: list[dict[str, str]] = []
         self.usage: dict[str, Any] = {}
         """Of the last answer."""
+        self.engine: dict[str, Any] = {}
+        """What the engine did for it; empty where the server does not say."""
         self._client, self._options = client, options
         self._is_resumable = True
         """As far as the server has not said otherwise."""
@@ -34,10 +36,11 @@ class Chat:
         """Pieces of the answer; what came of it joins the history even when the reader leaves early."""
         messages = [*self.messages, {"role": "user", "content": question}]
         body = {"model": self.model, "messages": messages, "stream": True, **self._options}
-        answer = ""
+        answer, self.engine = "", {}
         try:
             for chunk in self._chunks(body):
                 self.usage = chunk.get("usage") or self.usage
+                self.engine = (chunk.get("receipt") or {}).get("engine") or self.engine
                 for choice in chunk.get("choices", ()):
                     if piece := choice["delta"].get("content"):
                         answer += piece
@@ -107,4 +110,13 @@ def _answer(chat: Chat, question: str, console: Console) -> None:
     details = chat.usage.get("prompt_tokens_details") or {}
     if chat.usage:
         counts = f"{chat.usage['prompt_tokens']} prompt tokens ({details.get('cached_tokens', 0)} cached)"
-        console.print(f"[dim]{counts}, {chat.usage['completion_tokens']} answered[/]")
+        console.print(f"[dim]{counts}, {chat.usage['completion_tokens']} answered{_steps(chat.engine)}[/]")
+
+
+def _steps(engine: dict[str, Any]) -> str:
+    """How many tokens a step of the engine brought, and how many of them were drafted."""
+    if not engine:
+        return ""
+    drafted, accepted = engine["draft_tokens"], engine["accepted_tokens"]
+    drafts = f" ({accepted} of {drafted} drafted accepted)" if drafted else ""
+    return f", {engine['tokens_per_step']:.1f} tokens a step{drafts}"

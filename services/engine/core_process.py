@@ -45,6 +45,7 @@ from headwater.services.engine.messages import (
 from headwater.services.engine.rates import MeasuredExecutor
 from headwater.services.engine.ring import PeerGone, RingReader, RingWriter
 from headwater.services.engine.settings import EngineSettings
+from headwater.services.engine.speculation import build_speculator, drafters_of
 from headwater.services.settings import read_settings
 
 PATIENCE_SECONDS = 0.0002
@@ -134,11 +135,13 @@ def main() -> None:
     measured = MeasuredExecutor(executor)
     with contextlib.closing(measured):
         masks = map_masks(ends.masks, config.max_num_seqs, facts.vocab_size)
-        with contextlib.closing(Engine(replace(config, policy=settings.policy), measured, masks=masks)) as engine:
+        config = replace(config, policy=settings.policy)
+        drafter = build_speculator(settings, config, measured)
+        with contextlib.closing(Engine(config, measured, masks=masks, drafter=drafter)) as engine:
             # What stands now stands for good: a collection in a step need not look at it.
             gc.collect()
             gc.freeze()
-            reports.write(encode(_ready(engine, config, facts, longest_step)))
+            reports.write(encode(_ready(engine, config, facts, longest_step, drafters_of(settings))))
             run(engine, measured, commands, reports, mask_reports)
 
 
@@ -182,7 +185,9 @@ def executor_options(settings: EngineSettings) -> ExecutorOptions:
     )
 
 
-def _ready(engine: Engine, config: EngineConfig, facts: ModelFacts, longest_step: float) -> Ready:
+def _ready(
+    engine: Engine, config: EngineConfig, facts: ModelFacts, longest_step: float, drafters: tuple[str, ...]
+) -> Ready:
     return Ready(
         dtype=facts.dtype,
         kv_format=facts.kv_format,
@@ -194,6 +199,7 @@ def _ready(engine: Engine, config: EngineConfig, facts: ModelFacts, longest_step
         max_num_seqs=config.max_num_seqs,
         longest_step=longest_step,
         prompt_logprobs=facts.prompt_logprobs,
+        drafters=drafters,
     )
 
 

@@ -57,7 +57,10 @@ class Door:
     ) -> None:
         self.tracing = tracing
         self.limits = Limits(
-            vocab_size=ready.vocab_size, max_model_len=ready.max_model_len, prompt_logprobs=ready.prompt_logprobs
+            vocab_size=ready.vocab_size,
+            max_model_len=ready.max_model_len,
+            prompt_logprobs=ready.prompt_logprobs,
+            drafters=ready.drafters,
         )
         self.keys: Iterator[int] = itertools.count(1)
         self.fence = Fence()

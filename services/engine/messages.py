@@ -77,6 +77,8 @@ class Ready(msgspec.Struct, tag="ready", array_like=True):
     """Seconds that a step of the whole budget may take, as far as one can tell beforehand; 0: no word."""
     prompt_logprobs: bool = True
     """Whether log probabilities of prompts are served."""
+    drafters: tuple[str, ...] = ()
+    """Those that requests may ask for."""
 
 
 class Failed(msgspec.Struct, tag="failed", array_like=True):

@@ -77,6 +77,7 @@ class EngineCollector(Collector):
         yield self._counter("prefix_cache_hits", "Prompt tokens found in the prefix cache", load.prefix_hits)
         yield self._counter("kv_swap_out_tokens", "Tokens copied to host memory", load.num_swapped_out)
         yield self._counter("kv_swap_in_tokens", "Tokens that came back from host memory", load.num_swapped_in)
+        yield from self._speculation(load)
         yield self._counter("num_preemptions", "Requests that gave up their blocks", load.num_preemptions)
         yield self._counter("prompt_tokens", "Prompt tokens of requests taken", self._door.num_prompt_tokens)
         yield self._counter("generation_tokens", "Tokens generated", load.num_generated_tokens)
@@ -86,6 +87,20 @@ class EngineCollector(Collector):
         for reason, count in self._door.num_finished.items():
             finished.add_metric([self._model_name, reason], count)
         yield finished
+
+    def _speculation(self, load: EngineLoad) -> Iterator[Metric]:
+        yield self._counter("spec_decode_num_drafts", "Drafts verified, of one request in one step", load.num_drafts)
+        yield self._counter("spec_decode_num_draft_tokens", "Drafted tokens verified", load.num_draft_tokens)
+        yield self._counter("spec_decode_num_accepted_tokens", "Drafted tokens accepted", load.num_accepted_tokens)
+        accepted = CounterMetricFamily(
+            "headwater_spec_decode_num_accepted_tokens_per_pos",
+            "Drafted tokens accepted, by position in their draft",
+            labels=["model_name", "position"],
+        )
+        for position, count in enumerate(load.num_accepted_by_position):
+            accepted.add_metric([self._model_name, str(position)], count)
+        yield accepted
+        yield self._gauge("spec_decode_drafter_bytes", "Memory that drafters hold", load.num_drafter_bytes)
 
     def _gauge(self, name: str, text: str, value: float) -> Metric:
         family = GaugeMetricFamily(f"headwater_{name}", text, labels=["model_name"])

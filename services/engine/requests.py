@@ -10,12 +10,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from headwater.engine_core.kv.prefix_hash import HASH_LEN
-from headwater.engine_core.request import NewRequest
+from headwater.engine_core.request import NewRequest, Speculation
 from headwater.engine_core.sampling_params import SamplingParams
 from headwater.proto import common_pb2
-from headwater.proto.common_pb2 import Sampling
+from headwater.proto.common_pb2 import Sampling, Speculative
 from headwater.proto.engine_pb2 import Add, AddPart
 from headwater.services.errors import BadRequest, ContextTooLong, UnsupportedField
+from headwater.services.speculation import DRAFTERS
 
 POOLINGS = {
     common_pb2.POOLING_UNSPECIFIED: "",
@@ -37,6 +38,8 @@ class Limits:
     max_model_len: int
     prompt_logprobs: bool = True
     """Whether the platform serves log probabilities of prompts."""
+    drafters: tuple[str, ...] = DRAFTERS
+    """Those that the engine has."""
 
 
 class PendingAdd:
@@ -86,7 +89,7 @@ def requests_of(pending: PendingAdd, limits: Limits, keys: Iterable[int]) -> lis
     """One request a choice, under the keys in turn. Raises `BadRequest` for what the core could not run."""
     add = pending.add
     _check(pending, limits)
-    sampling = _sampling_of(add)
+    sampling, speculation = _sampling_of(add), _speculation_of(add.sampling.speculative, limits)
     requests = []
     for i, (_, key) in enumerate(zip(add.stream_ids, keys, strict=False)):
         if i == 1:
@@ -106,6 +109,7 @@ def requests_of(pending: PendingAdd, limits: Limits, keys: Iterable[int]) -> lis
                 virtual_time=add.virtual_time,
                 tenant=add.tenant,
                 weight=add.weight or 1.0,
+                speculation=speculation,
             )
         )
     return requests
@@ -173,3 +177,9 @@ def _sampling_of(add: Add) -> SamplingParams:
         num_prompt_logprobs=wire.prompt_logprobs if wire.HasField("prompt_logprobs") else None,
         pooling=POOLINGS[add.pooling],
     )
+
+
+def _speculation_of(wire: Speculative, limits: Limits) -> Speculation:
+    """A drafter that this engine lacks drafts nothing: engines of one model may differ in theirs, and tokens do not."""
+    has_drafter = not wire.drafter or wire.drafter in limits.drafters
+    return Speculation(is_on=wire.mode != "off" and has_drafter, drafter=wire.drafter, max_tokens=wire.max_tokens)

@@ -253,7 +253,7 @@ class EngineSession:
         first_index, granted = len(request.output_ids), len(request.output_ids) + request.credit
         prompt, max_tokens = _prompt_of(add), request.sampling.max_tokens
         self._streams[stream_id] = Stream(
-            stream_id, request.key, prompt, max_tokens, granted, request.prompt_ids, deadline, span
+            stream_id, request.key, prompt, max_tokens, first_index, granted, request.prompt_ids, deadline, span
         )
         self._stream_ids[request.key] = stream_id
         self._next_index[stream_id] = first_index

@@ -5,12 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from headwater.engine_core.config import BLOCK_SIZES
 from headwater.services.settings import SettingError, setting
+from headwater.services.speculation import DRAFTERS, MAX_DRAFT_TOKENS, MODES
 from headwater.services.stage_security import StageSecuritySettings
 
 LOAD_FORMATS = ("auto", "dummy", "dummy-uniform")
 KV_CACHE_DTYPES = ("auto", "fp8")
 CHOICES = {"executor": ("single", "simulated"), "load_format": LOAD_FORMATS, "kv_cache_dtype": KV_CACHE_DTYPES}
+BESIDE_GEMV = "off with --gemv, whose bits depend on the step that computes a token"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +50,11 @@ class EngineSettings(StageSecuritySettings):
     async_depth: int = setting(2, "steps in flight, 1…4")
     decode_steps: int = setting(1, "decode steps that a GPU goes on by itself while nothing changes, 1…16")
     gemv: bool = setting(False, "kernels of their own for steps of one request: faster, other bits (GPUs)")
+    speculation: str = setting(
+        "", "auto (drafts tokens where that pays; changes no token) or off; empty: auto, but off with --gemv"
+    )
+    drafters: tuple[str, ...] = setting(DRAFTERS, f"what drafts: {' and '.join(DRAFTERS)}, or one of them")
+    max_draft_tokens: int = setting(15, "drafted tokens of a request in a step, 1…31 and fewer than a block has")
     policy: str = setting("priority", "order of waiting requests: priority (tier, fair order, arrival) or fcfs")
     threads: int = setting(0, "threads that compute on a CPU; 0: one a core")
     simulated_step_seconds: float = setting(0.0, "time of a step of the simulated executor")
@@ -74,3 +82,20 @@ class EngineSettings(StageSecuritySettings):
         for name, allowed in CHOICES.items():
             if getattr(self, name) not in allowed:
                 raise SettingError(name, getattr(self, name), " or ".join(allowed))
+        self._check_speculation()
+
+    @property
+    def speculates(self) -> bool:
+        return (self.speculation or ("off" if self.gemv else "auto")) == "auto"
+
+    def _check_speculation(self) -> None:
+        if self.speculation not in ("", *MODES):
+            raise SettingError("speculation", self.speculation, " or ".join(MODES))
+        if self.gemv and self.speculation == "auto":
+            raise SettingError("speculation", self.speculation, BESIDE_GEMV)
+        if not self.drafters or not set(self.drafters) <= set(DRAFTERS) or len(set(self.drafters)) < len(self.drafters):
+            raise SettingError("drafters", self.drafters, f"{' or '.join(DRAFTERS)}, each at most once")
+        # Another size of blocks than these is refused with the rest of the cache's settings.
+        most = min(MAX_DRAFT_TOKENS, max(self.block_size, min(BLOCK_SIZES)) - 1)
+        if not 1 <= self.max_draft_tokens <= most:
+            raise SettingError("max_draft_tokens", self.max_draft_tokens, f"1…{most}")

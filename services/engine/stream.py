@@ -52,6 +52,8 @@ class Stream:
     """What the core calls it."""
     prompt: Prompt
     max_tokens: int
+    num_resumed: int
+    """Output tokens that an earlier engine computed."""
     granted: int
     """Output index up to which the reader has room."""
     prompt_ids: list[int]
@@ -106,7 +108,7 @@ class Stream:
             error=error[:MAX_ERROR_CHARS],
             retriable=cause not in FINAL,
             cause=cause,
-            work=_work_of(finished.work) if finished.work is not None else None,
+            work=self._work(finished.work, finished.num_output_tokens) if finished.work is not None else None,
         )
 
     def _end_span(self, finished: Finished) -> None:
@@ -116,8 +118,16 @@ class Stream:
         if work is None:
             self.span.end(finished.error)
         else:
-            self.span.end(finished.error, steps=work.num_steps, batch=work.mean_batch, preemptions=work.num_preemptions)
+            told = {"steps": work.num_steps, "batch": work.mean_batch, "preemptions": work.num_preemptions}
+            told |= {"draft_tokens": work.num_draft_tokens, "accepted_tokens": work.num_accepted_tokens}
+            self.span.end(finished.error, **told)
 
-
-def _work_of(work: Work) -> pb.Work:
-    return pb.Work(preemptions=work.num_preemptions, steps=work.num_steps, mean_batch=work.mean_batch)
+    def _work(self, work: Work, num_output_tokens: int) -> pb.Work:
+        return pb.Work(
+            preemptions=work.num_preemptions,
+            steps=work.num_steps,
+            mean_batch=work.mean_batch,
+            draft_tokens=work.num_draft_tokens,
+            accepted_tokens=work.num_accepted_tokens,
+            output_tokens=num_output_tokens - self.num_resumed,
+        )

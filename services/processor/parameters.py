@@ -14,6 +14,7 @@ from headwater.engine_core.sampling_params import GREEDY_TEMPERATURE
 from headwater.proto import common_pb2
 from headwater.services.errors import BadRequest, ContextTooLong
 from headwater.services.request_limits import check_sampling_sizes
+from headwater.services.speculation import DRAFTERS, MAX_DRAFT_TOKENS, MODES
 from headwater.services.text.model_limits import ModelLimits
 
 MAX_CHOICES = 128
@@ -89,6 +90,7 @@ def check_sampling(asked: common_pb2.Sampling, limits: ModelLimits, *, stream: b
     _check_combinations(checked, stream)
     _check_strings(checked)
     _check_ids(checked, limits.vocab_size)
+    _check_speculative(checked.speculative)
     checked.top_k = min(max(checked.top_k, 0), limits.vocab_size)
     return checked
 
@@ -158,6 +160,15 @@ def _check_ids(checked: common_pb2.Sampling, vocab_size: int) -> None:
         if not math.isfinite(bias):
             raise BadRequest.of(f"logit_bias[{token_id}]", bias, "a finite number")
         checked.logit_bias[token_id] = max(-MAX_LOGIT_BIAS, min(MAX_LOGIT_BIAS, bias))
+
+
+def _check_speculative(asked: common_pb2.Speculative) -> None:
+    if asked.HasField("mode") and asked.mode not in MODES:
+        raise BadRequest.of("speculative.mode", asked.mode, " or ".join(MODES))
+    if asked.HasField("drafter") and asked.drafter not in DRAFTERS:
+        raise BadRequest.of("speculative.drafter", asked.drafter, " or ".join(DRAFTERS))
+    if asked.HasField("max_tokens") and not 1 <= asked.max_tokens <= MAX_DRAFT_TOKENS:
+        raise BadRequest.of("speculative.max_tokens", asked.max_tokens, f"1…{MAX_DRAFT_TOKENS}")
 
 
 def check_vocabulary(name: str, token_ids: Iterable[int], vocab_size: int) -> None:

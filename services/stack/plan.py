@@ -90,6 +90,7 @@ class StackPlan:
         flags += [f"--kv-cache-dtype={settings.kv_cache_dtype}", f"--kv-swap-memory={settings.kv_swap_memory}"]
         flags += [f"--gpu-memory-utilization={settings.gpu_memory_utilization}"]
         flags += ["--gemv"] if settings.gemv else []
+        flags += [f"--speculation={settings.speculation}"] if settings.speculation else []
         flags += gpu_flags(os.environ) if self.device == "cuda" else []
         flags += Profile.read(settings.profile).engine_flags(os.environ) if settings.profile else []
         return flags + self._length()

@@ -9,9 +9,10 @@ from pathlib import Path
 
 from headwater.engine_core.platforms.registry import device_names, is_registered
 from headwater.services.advertise import is_loopback
-from headwater.services.engine.settings import KV_CACHE_DTYPES, LOAD_FORMATS
+from headwater.services.engine.settings import BESIDE_GEMV, KV_CACHE_DTYPES, LOAD_FORMATS
 from headwater.services.hardware import DTYPES
 from headwater.services.settings import SettingError
+from headwater.services.speculation import MODES
 from headwater.services.stack.scaling import IDLE_SECONDS, TARGET_REQUESTS, ScaleRules
 
 COLD_START_SECONDS = 120.0
@@ -20,6 +21,7 @@ CHOICES = {
     "executor": ("single", "simulated"),
     "load_format": LOAD_FORMATS,
     "kv_cache_dtype": KV_CACHE_DTYPES,
+    "speculation": ("", *MODES),
 }
 
 LEAST = dict.fromkeys(("replicas", "gateways", "processors", "output_processors"), 1)
@@ -67,6 +69,7 @@ class StackSettings:
     cold_start_timeout: float = COLD_START_SECONDS
     escape_special_tokens: bool = False
     gemv: bool = False
+    speculation: str = ""
     kv_swap_memory: int = 0
     tls_cert_file: Path | None = None
     tls_key_file: Path | None = None
@@ -80,9 +83,7 @@ class StackSettings:
         for name in ("port", "grpc_port"):
             if not 0 <= getattr(self, name) <= 65535:
                 raise SettingError(name, getattr(self, name), "0…65535")
-        for name, allowed in CHOICES.items():
-            if getattr(self, name) not in allowed:
-                raise SettingError(name, getattr(self, name), ", ".join(allowed))
+        self._check_words()
         if not is_registered(self.device):
             raise SettingError("device", self.device, ", ".join(device_names()))
         if (self.tls_cert_file is None) != (self.tls_key_file is None):
@@ -96,6 +97,13 @@ class StackSettings:
         if self.api_key_file is None and self.admin_key_file is None and not is_loopback(self.host):
             who = "a loopback address, unless --api-key-file or --admin-key-file says who may call"
             raise SettingError("host", self.host, who)
+
+    def _check_words(self) -> None:
+        for name, allowed in CHOICES.items():
+            if getattr(self, name) not in allowed:
+                raise SettingError(name, getattr(self, name), ", ".join(filter(None, allowed)))
+        if self.gemv and self.speculation == "auto":
+            raise SettingError("speculation", self.speculation, BESIDE_GEMV)
 
     @property
     def rules(self) -> ScaleRules:

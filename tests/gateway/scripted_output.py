@@ -12,7 +12,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from headwater.proto import engine_pb2_grpc, events_pb2, output_processor_pb2_grpc, processor_pb2, processor_pb2_grpc
 from headwater.proto.common_pb2 import FINISH_REASON_ERROR, FINISH_REASON_LENGTH, LossCause
-from headwater.proto.engine_pb2 import KvSnapshotPart, Start
+from headwater.proto.engine_pb2 import KvSnapshotPart, Start, Work
 from headwater.proto.events_pb2 import Incarnation, KvEventBatch, Member
 from headwater.proto.output_processor_pb2 import GatewayFrame, Open, OutputFinish, OutputFrame
 from headwater.services.member import Kind
@@ -73,8 +73,10 @@ class ScriptedOutputProcessor(output_processor_pb2_grpc.OutputProcessorServicer)
         """Ends the session; the gateway comes again as if to another one."""
         self._outgoing.put_nowait(None)
 
-    def end(self, stream_id: int, num_output_tokens: int) -> None:
-        finish = OutputFinish(stream_id=stream_id, reason=FINISH_REASON_LENGTH, num_output_tokens=num_output_tokens)
+    def end(self, stream_id: int, num_output_tokens: int, work: Work | None = None) -> None:
+        finish = OutputFinish(
+            stream_id=stream_id, reason=FINISH_REASON_LENGTH, num_output_tokens=num_output_tokens, work=work
+        )
         self._outgoing.put_nowait(OutputFrame(finishes=[finish]))
 
     def lose(self, stream_id: int, cause: LossCause.ValueType) -> None:

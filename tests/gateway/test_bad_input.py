@@ -55,6 +55,11 @@ SAMPLING: list[tuple[str, Any, str]] = [
     ("truncate_prompt_tokens", 0, "truncate_prompt_tokens"),
     ("truncate_prompt_tokens", 8193, "truncate_prompt_tokens"),
     ("top_logprobs", 2, "top_logprobs"),
+    ("speculative", {"max_tokens": 0}, "speculative.max_tokens"),
+    ("speculative", {"max_tokens": 32}, "speculative.max_tokens"),
+    ("speculative", {"mode": "on"}, "speculative.mode"),
+    ("speculative", {"drafter": "eagle"}, "speculative.drafter"),
+    ("speculative", {"mode": "off", "drafter": ""}, "speculative.drafter"),
 ]
 SAMPLING_IDS = [f"{name}={str(value)[:12]}" for name, value, _ in SAMPLING]
 
@@ -77,6 +82,10 @@ ACCEPTED: list[dict[str, Any]] = [
     {"truncate_prompt_tokens": 1},
     {"logprobs": True, "top_logprobs": 20},
     {"prompt_logprobs": 20},
+    {"speculative": "auto"},
+    {"speculative": {}},
+    {"speculative": {"mode": "auto", "drafter": "suffix", "max_tokens": 31}},
+    {"speculative": {"mode": None, "drafter": "ngram", "max_tokens": 1}},
 ]
 
 ALLOWED = {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [{"function": {"name": "g"}}]}}
@@ -147,6 +156,17 @@ JSON_ROWS: list[tuple[str, dict[str, Any], int, str | None]] = [
     (CHAT, {"thinking_token_budget": 8}, 400, "thinking_token_budget"),
     (CHAT, {"thinking_token_budget": -2}, 400, "thinking_token_budget"),
     (CHAT, {"truncation_side": "middle"}, 400, "truncation_side"),
+    (CHAT, {"speculative": "on"}, 400, "speculative"),
+    (CHAT, {"speculative": True}, 400, "speculative"),
+    (CHAT, {"speculative": ["off"]}, 400, "speculative"),
+    (CHAT, {"speculative": {"mode": 1}}, 400, "speculative.mode"),
+    (CHAT, {"speculative": {"drafter": ["ngram"]}}, 400, "speculative.drafter"),
+    (CHAT, {"speculative": {"max_tokens": "4"}}, 400, "speculative.max_tokens"),
+    (CHAT, {"speculative": {"max_tokens": 1.5}}, 400, "speculative.max_tokens"),
+    (CHAT, {"speculative": {"max_tokens": -1}}, 400, "speculative.max_tokens"),
+    (CHAT, {"speculative": {"num_speculative_tokens": 5}}, 400, "speculative.num_speculative_tokens"),
+    (COMPLETIONS, {"speculative": {"draft": "ngram"}}, 400, "speculative.draft"),
+    (COMPLETIONS, {"speculative": {"max_tokens": 32}}, 400, "speculative.max_tokens"),
     (CHAT, {"documents": [{"title": "t", "text": "x"}]}, 400, "documents"),
     (CHAT, {"suffix": "x"}, 400, "suffix"),
     (CHAT, {"modalities": ["text", "audio"]}, 400, "modalities"),

@@ -27,6 +27,8 @@ def test_an_answers_id_leads_to_where_it_was_and_why(gateway: Gateway) -> None:
     assert [choice["engine"]["preemptions"] for choice in prompt["choices"]] == [0, 0]
     assert all(choice["engine"]["steps"] >= 8 for choice in prompt["choices"])
     assert all(choice["engine"]["mean_batch_size"] >= 1 for choice in prompt["choices"])
+    assert all(0 < choice["engine"]["tokens_per_step"] <= 1 for choice in prompt["choices"])
+    assert all(choice["engine"]["draft_tokens"] == 0 for choice in prompt["choices"])
     seconds = prompt["seconds"]
     assert all(seconds[name] >= 0 for name in seconds)
     assert seconds["prepare"] + seconds["queue"] + seconds["route"] <= seconds["to_first_token"] <= seconds["total"]

@@ -224,6 +224,7 @@ FIELDS: dict[str, tuple[str, dict[str, Any], dict[str, Any], Effect]] = {
     "echo alone": (STORY, GREEDY, {"echo": True, "max_tokens": 0}, lambda a, b: b.one.text == STORY and b.completion_tokens == 0),
     "truncate_prompt_tokens": (STORY, GREEDY, {"truncate_prompt_tokens": 4}, lambda a, b: b.prompt_ids == a.prompt_ids[-4:]),
     "truncation_side": (STORY, GREEDY | {"truncate_prompt_tokens": 4}, {"truncation_side": "right"}, lambda a, b: b.prompt_ids != a.prompt_ids and len(b.prompt_ids) == 4),
+    "speculative": (STORY, GREEDY, {"speculative": {"mode": "off"}}, lambda a, b: b.one.token_ids == a.one.token_ids),
     "cache_salt": (STORY * 4, GREEDY, {"cache_salt": "s"}, lambda a, b: b.cached_tokens == 0),
     "no cache_salt": (STORY * 5, GREEDY, {}, lambda a, b: b.cached_tokens >= 48),
     "request_id": (STORY, GREEDY, {"request_id": "mine"}, lambda a, b: b.id == "mine" != a.id),

@@ -288,6 +288,12 @@ async def test_metrics_have_the_engines_figures(engine: EngineProcess) -> None:
     text = await asyncio.to_thread(lambda: urllib.request.urlopen(url, timeout=5).read().decode())
     for name in ("num_requests_running", "kv_cache_usage_perc", "generation_tokens_total", "prefix_cache_hits_total"):
         assert f'headwater_{name}{{model_name="simulated"}}' in text
+    for name in (
+        "spec_decode_num_draft_tokens_total",
+        "spec_decode_num_accepted_tokens_total",
+        "spec_decode_drafter_bytes",
+    ):
+        assert f'headwater_{name}{{model_name="simulated"}}' in text
     assert 'headwater_request_success_total{finished_reason="length",model_name="simulated"}' in text
 
 

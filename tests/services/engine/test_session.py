@@ -6,10 +6,10 @@ import itertools
 from collections.abc import Iterator
 from typing import Any
 
-from headwater.engine_core.request import FinishReason, NewRequest
-from headwater.engine_core.step_output import Finished, StepOutput
+from headwater.engine_core.request import FinishReason, NewRequest, Speculation
+from headwater.engine_core.step_output import Finished, StepOutput, Work
 from headwater.proto import engine_pb2 as pb
-from headwater.proto.common_pb2 import LOSS_CAUSE_MISSING, LOSS_CAUSE_SUPERSEDED
+from headwater.proto.common_pb2 import LOSS_CAUSE_MISSING, LOSS_CAUSE_SUPERSEDED, Speculative
 from headwater.services.engine.fence import Fence
 from headwater.services.engine.messages import Add, Ask, Cancel, Command, Credit, Stall
 from headwater.services.engine.requests import Limits
@@ -174,6 +174,41 @@ async def test_an_engine_whose_platform_scores_no_prompts_refuses_to_by_name() -
     session.end()
     (refused,) = [each async for frame in session._outbox.sent() for each in frame.finishes]
     assert "prompt_logprobs is not supported: the platform of this engine" in str(refused)
+
+
+async def test_a_request_says_whether_and_how_its_tokens_may_be_drafted() -> None:
+    host = Recorder()
+    host.limits = Limits(vocab_size=1000, max_model_len=100, drafters=("ngram",))
+    session = EngineSession(host)
+    asked = [
+        (None, Speculation()),
+        (Speculative(), Speculation()),
+        (Speculative(mode="auto", max_tokens=4), Speculation(max_tokens=4)),
+        (Speculative(mode="off"), Speculation(is_on=False)),
+        (Speculative(drafter="ngram", max_tokens=31), Speculation(drafter="ngram", max_tokens=31)),
+        # Which this engine lacks.
+        (Speculative(drafter="suffix"), Speculation(is_on=False, drafter="suffix")),
+    ]
+    for stream_id, (speculative, _) in enumerate(asked):
+        request = add(2 * stream_id, [1, 2, 3], stream_ids=[2 * stream_id, 2 * stream_id + 1], choice_indices=[0, 1])
+        if speculative is not None:
+            request.sampling.speculative.CopyFrom(speculative)
+        session.take(pb.ClientFrame(adds=[request]))
+    heard = [command.request.speculation for command in host.commands if isinstance(command, Add)]
+    assert heard == [each for _, each in asked for _ in range(2)]
+
+
+async def test_the_end_of_a_stream_says_what_was_drafted_and_answered_here() -> None:
+    host = Recorder()
+    session = EngineSession(host)
+    session.take(pb.ClientFrame(adds=[add(1, [1, 2, 3], 16, output_ids=[4, 5, 6], num_output_tokens=3)]))
+    work = Work(num_preemptions=0, num_steps=4, mean_batch=1.0, num_draft_tokens=9, num_accepted_tokens=6)
+    end = Finished(key=1, reason=FinishReason.LENGTH, num_output_tokens=16, work=work)
+    session.deliver(StepOutput(step=9, finishes=[end]))
+    session.end()
+    (finish,) = [each async for frame in session._outbox.sent() for each in frame.finishes]
+    told = finish.work
+    assert (told.steps, told.draft_tokens, told.accepted_tokens, told.output_tokens) == (4, 9, 6, 13)
 
 
 async def test_ends_of_sequence_stop_unless_ignored_and_wait_for_min_tokens() -> None:

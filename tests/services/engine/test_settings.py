@@ -17,6 +17,7 @@ def test_a_new_knob_is_a_decision() -> None:
         "metrics_port", "otlp_endpoint", "log_level", "executor", "device", "dtype", "load_format", "block_size",
         "num_blocks", "kv_cache_memory", "kv_swap_memory", "kv_cache_dtype", "gpu_memory_utilization", "max_model_len",
         "max_num_seqs", "max_num_batched_tokens", "long_prefill_chunk", "async_depth", "decode_steps", "gemv",
+        "speculation", "drafters", "max_draft_tokens",
         "policy", "threads", "simulated_step_seconds", "simulated_prefill_seconds", "hang_limit", "drain_limit",
     ]  # fmt: skip
 
@@ -43,9 +44,46 @@ def test_the_core_reads_the_doors_settings_from_flags() -> None:
         ),
         (["--executor=simulated", "--port=70000"], "--port is 70000; allowed: 0…65535"),
         (["--executor=simulated", "--drain-limit=-1"], "--drain-limit is -1.0; allowed: 0 or more seconds"),
+        (["--executor=simulated", "--speculation=on"], "--speculation is 'on'; allowed: auto or off"),
+        (
+            ["--executor=simulated", "--gemv", "--speculation=auto"],
+            "--speculation is 'auto'; allowed: off with --gemv, whose bits depend on the step that computes a token",
+        ),
+        (
+            ["--executor=simulated", "--drafters=ngram", "--drafters=eagle"],
+            "--drafters is ('ngram', 'eagle'); allowed: ngram or suffix, each at most once",
+        ),
+        (
+            ["--executor=simulated", "--drafters=ngram", "--drafters=ngram"],
+            "--drafters is ('ngram', 'ngram'); allowed: ngram or suffix, each at most once",
+        ),
+        (["--executor=simulated", "--max-draft-tokens=0"], "--max-draft-tokens is 0; allowed: 1…15"),
+        (["--executor=simulated", "--max-draft-tokens=16"], "--max-draft-tokens is 16; allowed: 1…15"),
+        (
+            ["--executor=simulated", "--max-draft-tokens=32", "--block-size=64"],
+            "--max-draft-tokens is 32; allowed: 1…31",
+        ),
     ],
 )
 def test_settings_that_cannot_be_served_are_refused_by_name(flags: list[str], sentence: str) -> None:
     with pytest.raises(SettingError) as refused:
         read_settings(EngineSettings, flags, env={})
     assert str(refused.value) == sentence
+
+
+def test_an_engine_speculates_unless_it_is_told_not_to_or_its_bits_depend_on_the_step() -> None:
+    usual = EngineSettings(executor="simulated")
+    assert (usual.speculates, usual.drafters, usual.max_draft_tokens) == (True, ("ngram", "suffix"), 15)
+    assert EngineSettings(executor="simulated", speculation="auto", max_draft_tokens=31, block_size=32).speculates
+    assert not EngineSettings(executor="simulated", speculation="off").speculates
+    assert not EngineSettings(executor="simulated", gemv=True).speculates
+    assert not EngineSettings(executor="simulated", gemv=True, speculation="off").speculates
+
+
+def test_drafters_are_flags_that_repeat_or_a_list_in_the_environment() -> None:
+    one = read_settings(EngineSettings, ["--executor=simulated", "--drafters=suffix"], env={})
+    assert one.drafters == ("suffix",)
+    assert read_settings(EngineSettings, to_argv(one), env={}) == one
+    env = {"HEADWATER_EXECUTOR": "simulated", "HEADWATER_DRAFTERS": "suffix,ngram", "HEADWATER_MAX_DRAFT_TOKENS": "4"}
+    told = read_settings(EngineSettings, [], env=env)
+    assert (told.drafters, told.max_draft_tokens) == (("suffix", "ngram"), 4)

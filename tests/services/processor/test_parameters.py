@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from headwater.proto.common_pb2 import Sampling
+from headwater.proto.common_pb2 import Sampling, Speculative
 from headwater.services.errors import BadRequest, ContextTooLong
 from headwater.services.processor.parameters import (
     bad_word_sequences,
@@ -69,6 +69,9 @@ ACCEPTED: list[dict[str, Any]] = [
     {"truncate_prompt_tokens": 100},
     {"skip_special_tokens": False},
     {"include_stop_str_in_output": True},
+    {"speculative": Speculative()},
+    {"speculative": Speculative(mode="off", drafter="ngram", max_tokens=1)},
+    {"speculative": Speculative(mode="auto", drafter="suffix", max_tokens=31)},
 ]
 
 REFUSED: list[tuple[dict[str, Any], str, str]] = [
@@ -121,6 +124,22 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"best_of": 2, "temperature": 0}, "best_of", "best_of is 2 with temperature 0; allowed: 1, greedy is one answer"),
     ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens", "truncate_prompt_tokens is 0; allowed: at least 1"),
     ({"truncate_prompt_tokens": 101}, "truncate_prompt_tokens", "truncate_prompt_tokens is 101; allowed: 1…100"),
+    ({"speculative": Speculative(mode="on")}, "speculative.mode", "speculative.mode is 'on'; allowed: auto or off"),
+    (
+        {"speculative": Speculative(drafter="eagle")},
+        "speculative.drafter",
+        "speculative.drafter is 'eagle'; allowed: ngram or suffix",
+    ),
+    (
+        {"speculative": Speculative(max_tokens=0)},
+        "speculative.max_tokens",
+        "speculative.max_tokens is 0; allowed: 1…31",
+    ),
+    (
+        {"speculative": Speculative(max_tokens=32)},
+        "speculative.max_tokens",
+        "speculative.max_tokens is 32; allowed: 1…31",
+    ),
 ]
 
 

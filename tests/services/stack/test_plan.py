@@ -64,6 +64,17 @@ def test_the_settings_of_a_gpu_reach_its_engine_and_who_hashes_for_it() -> None:
     assert processor.kv_format == "fp8"
 
 
+def test_speculation_is_the_engines_to_decide_unless_the_line_is_told() -> None:
+    assert engine_of(plan()).speculates
+    assert not engine_of(plan(device="cuda", gemv=True)).speculates
+    assert not engine_of(plan(speculation="off")).speculates
+    assert engine_of(plan(speculation="auto")).speculation == "auto"
+    with pytest.raises(SettingError, match="--speculation is 'auto'; allowed: off with --gemv"):
+        plan(device="cuda", gemv=True, speculation="auto")
+    with pytest.raises(SettingError, match="--speculation is 'on'; allowed: auto, off"):
+        plan(speculation="on")
+
+
 def test_special_tokens_are_text_to_processors_where_the_line_is_told_so() -> None:
     assert processor_of(plan(escape_special_tokens=True)).escape_special_tokens
     assert not processor_of(plan()).escape_special_tokens

@@ -1,0 +1,8 @@
+"""What may be said about speculation: by operators in an engine's settings, by clients in a request."""
+
+from __future__ import annotations
+
+MODES = ("auto", "off")
+DRAFTERS = ("ngram", "suffix")
+MAX_DRAFT_TOKENS = 31
+"""Of one request in one step."""
