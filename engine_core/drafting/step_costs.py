@@ -15,7 +15,7 @@ Float64Array = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class StepCosts:
-    """Between two measured numbers of positions the larger counts: an executor pads to sizes of its own."""
+    """Between two measured numbers of positions costs lie on a line."""
 
     sizes: Int32Array
     """Numbers of positions, ascending."""
@@ -33,6 +33,4 @@ class StepCosts:
     def of(self, num_positions: npt.ArrayLike) -> Float64Array:
         """Seconds of steps of so many positions."""
         counts = np.asarray(num_positions)
-        i = np.minimum(np.searchsorted(self.sizes, counts), len(self.sizes) - 1)
-        excess = np.maximum(counts / self.sizes[-1], 1.0)
-        return np.asarray(self.seconds[i] * excess)
+        return np.interp(counts, self.sizes, self.seconds) * np.maximum(counts / self.sizes[-1], 1.0)

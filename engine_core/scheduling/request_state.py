@@ -99,7 +99,13 @@ class RequestState:
     @property
     def work(self) -> Work:
         mean = self.num_step_rows / self.num_steps if self.num_steps else 0.0
-        return Work(num_preemptions=self.num_preemptions, num_steps=self.num_steps, mean_batch=mean)
+        return Work(
+            num_preemptions=self.num_preemptions,
+            num_steps=self.num_steps,
+            mean_batch=mean,
+            num_draft_tokens=self.num_draft_tokens,
+            num_accepted_tokens=self.num_accepted_tokens,
+        )
 
     @property
     def wants_prompt_logprobs(self) -> bool:

@@ -136,8 +136,8 @@ def main() -> None:
     with contextlib.closing(measured):
         masks = map_masks(ends.masks, config.max_num_seqs, facts.vocab_size)
         config = replace(config, policy=settings.policy)
-        drafter = build_speculator(settings, config, measured)
-        with contextlib.closing(Engine(config, measured, masks=masks, drafter=drafter)) as engine:
+        speculator = build_speculator(settings, config, executor, facts.vocab_size)
+        with contextlib.closing(Engine(config, measured, masks=masks, speculator=speculator)) as engine:
             # What stands now stands for good: a collection in a step need not look at it.
             gc.collect()
             gc.freeze()
@@ -179,6 +179,7 @@ def executor_options(settings: EngineSettings) -> ExecutorOptions:
         long_prefill_chunk=settings.long_prefill_chunk,
         async_depth=settings.async_depth,
         decode_steps=settings.decode_steps,
+        max_draft_tokens=settings.max_draft_tokens if settings.speculates else 0,
         gemv=settings.gemv,
         simulated_step_seconds=settings.simulated_step_seconds,
         simulated_prefill_seconds=settings.simulated_prefill_seconds,

@@ -36,7 +36,8 @@ class MeasuredExecutor:
         return self._executor.prefill_seconds
 
     def submit(self, plan: StepPlan) -> int:
-        decode_rows = int((plan.counts == 1).sum())
+        own = plan.counts if plan.num_drafts is None else plan.counts - plan.num_drafts
+        decode_rows = int(plan.counts[own == 1].sum())
         self._launched.append((self._clock(), plan.num_tokens - decode_rows, decode_rows, plan.num_steps))
         return self._executor.submit(plan)
 

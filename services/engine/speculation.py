@@ -5,8 +5,13 @@ from __future__ import annotations
 import logging
 
 from headwater.engine_core.config import EngineConfig
+from headwater.engine_core.drafting.drafter import Drafter
+from headwater.engine_core.drafting.measured_costs import measured_costs
+from headwater.engine_core.drafting.ngram import NGramDrafter
+from headwater.engine_core.drafting.suffix import SuffixDrafter
 from headwater.engine_core.executor import Executor
-from headwater.engine_core.scheduling.drafter import Drafter
+from headwater.engine_core.scheduling.adaptive_speculator import AdaptiveSpeculator
+from headwater.engine_core.scheduling.speculator import Speculator
 from headwater.services.engine.settings import EngineSettings
 
 logger = logging.getLogger(__name__)
@@ -17,9 +22,30 @@ def drafters_of(settings: EngineSettings) -> tuple[str, ...]:
     return settings.drafters if settings.speculates else ()
 
 
-def build_speculator(settings: EngineSettings, config: EngineConfig, executor: Executor) -> Drafter | None:
-    """What drafts for the scheduler: by `drafters_of(settings)`, up to settings.max_draft_tokens a row and step. None:
-    nothing is drafted."""
+def build_speculator(
+    settings: EngineSettings, config: EngineConfig, executor: Executor, vocab_size: int
+) -> Speculator | None:
+    """What drafts for the scheduler: by `drafters_of(settings)`, up to config.max_draft_tokens a row and step. None:
+    nothing is drafted. Measures steps of the executor, with nothing in flight."""
     if settings.gemv and not settings.speculation:
         logger.info("speculation is off: with --gemv a token's bits depend on the step that computes it")
-    return None
+    names = drafters_of(settings)
+    if not names:
+        return None
+    costs = measured_costs(executor, config)
+    for size, seconds in zip(costs.sizes.tolist(), costs.seconds.tolist(), strict=True):
+        logger.debug("a decode step of %d positions: %.2f ms", size, 1000 * seconds)
+    return AdaptiveSpeculator(
+        [_drafter(name, config) for name in names],
+        costs,
+        num_rows=config.max_num_seqs,
+        max_drafts=config.max_draft_tokens,
+        vocab_size=vocab_size,
+    )
+
+
+def _drafter(name: str, config: EngineConfig) -> Drafter:
+    if name == NGramDrafter.name:
+        return NGramDrafter(config.max_num_seqs, config.max_model_len, config.max_draft_tokens)
+    assert name == SuffixDrafter.name
+    return SuffixDrafter(config.max_num_seqs, config.max_draft_tokens)

@@ -28,7 +28,7 @@ def test_an_engine_that_drafts_nothing_unasked_says_why_once(
     settings = EngineSettings(executor="simulated", **asked)
     executor = SimulatedExecutor(CONFIG, SimulatedModel(vocab_size=1000), SimulatedTiming())
     with caplog.at_level(logging.INFO):
-        assert build_speculator(settings, CONFIG, executor) is None
+        assert build_speculator(settings, CONFIG, executor, 1000) is None
     assert caplog.messages == sentences
 
 

@@ -1,0 +1,122 @@
+"""Measures what decode steps cost on an executor before it serves: steps of several sizes, of rows of no request.
+
+Keys and values go to the scratch block, so nothing of them is left.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import numpy as np
+
+from headwater.engine_core.config import EngineConfig
+from headwater.engine_core.drafting.step_costs import StepCosts
+from headwater.engine_core.executor import AdmittedRow, Executor, Int32Array, StepPlan
+from headwater.engine_core.sampling_params import SamplingParams
+
+SIZES = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 192, 256, 384, 512)
+"""Numbers of positions; an executor pads to such sizes, or takes longer by the position."""
+QUICK_SECONDS = 0.01
+"""A step that takes less is repeated."""
+REPEATS = 3
+MOST_SECONDS = 0.5
+"""After which no other size is measured."""
+HOST_SECONDS = 100e-6
+"""From a result to the plan that needs it."""
+
+
+def measured_costs(
+    executor: Executor, config: EngineConfig, clock: Callable[[], float] = time.perf_counter
+) -> StepCosts:
+    """To be called with nothing in flight. One position and a whole draft are measured in any case, which takes a few
+    steps; other sizes in half a second."""
+    trial = _Trial(executor, clock)
+    most = min(config.max_num_seqs, config.max_num_batched_tokens)
+    whole = min(config.max_draft_tokens + 1, most)
+    seconds = {1: trial.behind_one_another(1)}
+    gap = max(trial.one_by_one(1) - seconds[1], 0.0) + HOST_SECONDS
+    for size in (whole, *(each for each in SIZES if each < most), most):
+        if size not in seconds and (size == whole or trial.seconds < MOST_SECONDS):
+            seconds[size] = trial.behind_one_another(size)
+    trial.end()
+    sizes = sorted(seconds)
+    return StepCosts.measured(sizes, [seconds[size] for size in sizes], gap)
+
+
+class _Trial:
+    def __init__(self, executor: Executor, clock: Callable[[], float]) -> None:
+        self._executor, self._clock = executor, clock
+        self._plans, self._began = _Plans(), clock()
+
+    @property
+    def seconds(self) -> float:
+        return self._clock() - self._began
+
+    def behind_one_another(self, size: int) -> float:
+        """Seconds of a step while another is in flight. The first one finds memory and kernels for the others."""
+        in_flight = [self._submit(size), self._submit(size)]
+        self._executor.retire(in_flight.pop(0))
+        start, num_steps = self._clock(), 1
+        while num_steps < REPEATS and self._clock() - start < QUICK_SECONDS:
+            in_flight.append(self._submit(size))
+            self._executor.retire(in_flight.pop(0))
+            num_steps += 1
+        self._executor.retire(in_flight.pop(0))
+        return (self._clock() - start) / num_steps
+
+    def one_by_one(self, size: int) -> float:
+        start, num_steps = self._clock(), 0
+        while num_steps < REPEATS and self._clock() - start < QUICK_SECONDS:
+            self._executor.retire(self._submit(size))
+            num_steps += 1
+        return (self._clock() - start) / num_steps
+
+    def end(self) -> None:
+        self._executor.retire(self._executor.submit(self._plans.last()))
+
+    def _submit(self, size: int) -> int:
+        return self._executor.submit(self._plans.next(size))
+
+
+class _Plans:
+    """Steps of rows that decode behind a prompt of one token, whose keys nobody computed: any will do."""
+
+    def __init__(self) -> None:
+        self._step, self._num_admitted = 0, 0
+        self._released: list[int] = []
+
+    def next(self, size: int) -> StepPlan:
+        admitted = [_admitted(row) for row in range(self._num_admitted, size)]
+        self._num_admitted = max(self._num_admitted, size)
+        self._step += 1
+        return _plan(self._step, np.arange(size, dtype=np.int32), admitted, [])
+
+    def last(self) -> StepPlan:
+        """Gives the rows back."""
+        self._step += 1
+        return _plan(self._step, np.zeros(1, np.int32), [], list(range(1, self._num_admitted)))
+
+
+def _admitted(row: int) -> AdmittedRow:
+    greedy = SamplingParams(temperature=0.0)
+    return AdmittedRow(row=row, token_ids=np.ones(1, np.int32), num_prompt_tokens=1, sampling=greedy, choice_index=0)
+
+
+def _plan(step: int, rows: Int32Array, admitted: list[AdmittedRow], released: list[int]) -> StepPlan:
+    nothing, zeros, ones = np.empty(0, np.int32), np.zeros_like(rows), np.ones_like(rows)
+    return StepPlan(
+        step=step,
+        released=released,
+        admitted=admitted,
+        block_rows=nothing,
+        block_indices=nothing,
+        block_ids=nothing,
+        rows=rows,
+        starts=zeros,
+        counts=ones,
+        samples=ones.astype(np.bool_),
+        output_indices=zeros,
+        holds=zeros.astype(np.bool_),
+        shares=False,
+    )
