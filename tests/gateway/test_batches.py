@@ -68,16 +68,17 @@ def results(client: openai.OpenAI, file_id: str | None) -> list[dict[str, Any]]:
 def test_the_official_client_runs_a_batch_from_upload_to_results(client: openai.OpenAI, batching: Gateway) -> None:
     lines = [line(f"request-{i}") for i in range(20)]
     lines += [line("too hot", temperature=9.0), line("streamed", stream=True), line("nobody", model="nobody")]
-    lines += [line("later", background=True)]
+    lines += [line("later", background=True), line("drafted", speculative={"drafter": "ngram", "max_tokens": 4})]
+    lines += [line("drafted far", speculative={"max_tokens": 32})]
     batch = started_batch(client, as_jsonl(lines), metadata={"for": "test"})
     assert (batch.object, batch.metadata, batch.completion_window) == ("batch", {"for": "test"}, "24h")
     batch = over(client, batch.id)
     assert (batch.status, batch.errors) == ("completed", None)
     counts = batch.request_counts
-    assert (counts.total, counts.completed, counts.failed) == (24, 20, 4)
+    assert (counts.total, counts.completed, counts.failed) == (26, 21, 5)
     assert batch.created_at <= batch.in_progress_at <= batch.finalizing_at <= batch.completed_at < batch.expires_at
     answers = {each["custom_id"]: each for each in results(client, batch.output_file_id)}
-    assert answers.keys() == {f"request-{i}" for i in range(20)}
+    assert answers.keys() == {"drafted", *(f"request-{i}" for i in range(20))}
     alone = batching.complete("Story request-7", max_tokens=4)
     response = answers["request-7"]["response"]
     assert (response["status_code"], answers["request-7"]["error"]) == (200, None)
@@ -86,6 +87,7 @@ def test_the_official_client_runs_a_batch_from_upload_to_results(client: openai.
     errors = {each["custom_id"]: each for each in results(client, batch.error_file_id)}
     assert errors["too hot"]["response"]["status_code"] == 400
     assert errors["too hot"]["response"]["body"]["error"]["param"] == "temperature"
+    assert errors["drafted far"]["response"]["body"]["error"]["param"] == "speculative.max_tokens"
     assert errors["nobody"]["response"]["status_code"] == 404
     for name in ("streamed", "later"):
         assert (errors[name]["response"], errors[name]["error"]["code"]) == (None, "invalid_value")
