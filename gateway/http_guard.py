@@ -25,7 +25,7 @@ UNIQUE = (b"authorization", b"host")
 """A proxy and a gateway that read different ones of two would disagree about the caller."""
 ANY = "*"
 LOOPBACK = {"localhost", "127.0.0.1", "::1"}
-"""The usual names of this machine. NOTE: to read another address takes longer than all other checks."""
+"""Usual names of this machine. To parse any other name as an address takes longer than all other checks."""
 DEFAULT_PORTS = {"http": 80, "https": 443}
 _HOST = re.compile(r"(?P<name>\[[0-9A-Fa-f:.]+\]|[^\s:@/?#\[\]]+)(?::(?P<port>\d{0,5}))?")
 

@@ -19,7 +19,7 @@ async def prepare_all(generations: Sequence[Generation]) -> None:
 
 async def for_each_prompt(generations: Sequence[Generation], work: Callable[[Generation], Awaitable[None]]) -> None:
     """Awaits `work` for the prompts of one request, a few of its tenant's and model's at a time: those of a model whose
-    stages are being started hold up no others."""
+    stages are being started hold up no others. A request's only prompt waits for no other one."""
     first = generations[0]
     if len(generations) == 1:
         await work(first)

@@ -7,6 +7,7 @@ Knows the queue and the shares of tenants; knows nothing about what a choice com
 from __future__ import annotations
 
 import asyncio
+import itertools
 import sys
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
@@ -31,11 +32,11 @@ class Entrance:
         self._door = asyncio.Lock() if num_prompts > 1 else None
         """None where a prompt has the entrance for itself."""
         self._room: asyncio.Future[None] | None = None
-        """For the one that stands in the door until others have left."""
+        """Pending while the prompt in the door waits for others to leave."""
 
     async def enter(self, num_choices: int) -> None:
-        """Waits for the way into the queue of choices that begin together. Call `let_next` once they are through, and
-        `left` for each of them in the end."""
+        """Returns when `num_choices` that begin together may go to the queue. Call `let_next` when they are past it,
+        and `left` when they have ended."""
         if self._door is not None:
             await self._door.acquire()
         try:
@@ -48,7 +49,7 @@ class Entrance:
         self._num_inside += num_choices
 
     def let_next(self) -> None:
-        """The way into the queue is free again."""
+        """Lets the next prompt enter."""
         if self._door is not None:
             # In the next pass of the event loop: a thousand prompts in one pass would hold up all other requests.
             asyncio.get_running_loop().call_soon(self._door.release)
@@ -164,11 +165,11 @@ class PromptTurns(Generic[ChoiceT]):
         for choice in list(self._held):
             self.ended(choice)
 
-    async def _begin(self, num_waiting: int, num_choices: int) -> list[ChoiceT]:
-        """Brings the next choices through the entrance and the queue, where they count as `num_choices`."""
+    async def _begin(self, count: int, num_choices: int) -> list[ChoiceT]:
+        """Brings the next `count` choices through the entrance and the queue, where they count as `num_choices`."""
         place, entrance = self._place, self._entrance
         await entrance.enter(num_choices)
-        choices = [self._waiting[i] for i in range(num_waiting)]
+        choices = list(itertools.islice(self._waiting, count))
         share = self._share(choices)
         num_tokens = 0 if self._has_first else place.num_prompt_tokens
         try:

@@ -55,8 +55,8 @@ return cmsgpack.pack(found)
 
 
 class Share:
-    """One prompt's part: its place in the queue, and what it costs once that is known. A context manager that ends the
-    prompt's life."""
+    """One prompt's part: its place in the queue, and what it costs once that is known. A context manager that releases
+    it."""
 
     def __init__(self, clock: VirtualTime, tenant: Tenant, virtual_time: float, charged: float) -> None:
         self.virtual_time = virtual_time
@@ -80,7 +80,7 @@ class Share:
         self._clock.learn(self._tenant, output)
 
     def release(self) -> None:
-        """The prompt is not here any longer. To be called once."""
+        """The prompt has left. To be called once."""
         self._clock.left(self._tenant)
 
 
@@ -105,7 +105,7 @@ class VirtualTime:
             yield self
 
     def request(self, tenant: Tenant, num_prompt_tokens: int, max_tokens: int) -> Share:
-        """A prompt comes. It is charged at once for what it will probably cost: many at once stand in line."""
+        """The share of a new prompt, charged at once for what it will probably cost: many at once stand in line."""
         self._lift(tenant.key)
         begin = self._times[tenant.key]
         output = min(max_tokens, self._answer_lens.get(tenant.key, FIRST_GUESS))
@@ -115,7 +115,7 @@ class VirtualTime:
         return Share(self, tenant, begin, charged)
 
     def left(self, tenant: Tenant) -> None:
-        """One of the tenant's prompts is not here any longer."""
+        """A prompt of the tenant has left."""
         self._here[tenant.key] -= 1
 
     def advance(self, tenant: Tenant, cost: float) -> None:
