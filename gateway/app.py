@@ -7,7 +7,6 @@ from collections.abc import Awaitable, Callable, Mapping
 
 import structlog
 from starlette.middleware.cors import CORSMiddleware
-from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from headwater.gateway.administration import Administration
@@ -38,6 +37,7 @@ from headwater.gateway.openai.schema import (
     TokenizeRequest,
 )
 from headwater.gateway.own_pages import OwnPages
+from headwater.gateway.paths import Paths
 from headwater.gateway.pieces import Gathered
 from headwater.gateway.replica_admin import ReplicaSurface
 from headwater.gateway.responses import Responses
@@ -137,10 +137,9 @@ def make_app(
     handlers: dict[str, dict[str, Handler]] = {}
     for method, path, handler in routes:
         handlers.setdefault(path, {})[method] = handler
-    app: ASGIApp = Router(
-        [Route(path, _Endpoint(line, path, methods, settings)) for path, methods in handlers.items()],
-        default=_Endpoint(line, "other", {}, settings, surface.unknown_path),
-        redirect_slashes=False,
+    app: ASGIApp = Paths(
+        {path: _Endpoint(line, path, methods, settings) for path, methods in handlers.items()},
+        otherwise=_Endpoint(line, "other", {}, settings, surface.unknown_path),
     )
     if settings.allowed_origins:
         app = CORSMiddleware(

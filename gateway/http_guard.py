@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import urllib.parse
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Iterable
 from typing import Any
 
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -24,6 +24,8 @@ from headwater.services.advertise import is_loopback
 UNIQUE = (b"authorization", b"host")
 """A proxy and a gateway that read different ones of two would disagree about the caller."""
 ANY = "*"
+LOOPBACK = {"localhost", "127.0.0.1", "::1"}
+"""Usual names of this machine. To parse any other name as an address takes longer than all other checks."""
 DEFAULT_PORTS = {"http": 80, "https": 443}
 _HOST = re.compile(r"(?P<name>\[[0-9A-Fa-f:.]+\]|[^\s:@/?#\[\]]+)(?::(?P<port>\d{0,5}))?")
 
@@ -49,13 +51,13 @@ class OriginNotAllowed(errors.PermissionDenied):
         self.param = header
 
 
-@dataclass(frozen=True, slots=True)
 class HttpGuard:
     """The application behind these checks."""
 
-    app: ASGIApp
-    settings: GatewaySettings
-    metrics: Metrics
+    def __init__(self, app: ASGIApp, settings: GatewaySettings, metrics: Metrics) -> None:
+        self._app, self._settings, self._metrics = app, settings, metrics
+        self._has_keys = settings.has_keys
+        self._own_names = {name.lower().strip("[]") for name in (settings.host, *settings.allowed_hosts)} | LOOPBACK
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -63,32 +65,32 @@ class HttpGuard:
         except errors.HeadwaterError as error:
             await self._refuse(error, scope, receive, send)
         else:
-            await self.app(scope, receive, send)
+            await self._app(scope, receive, send)
 
     def _check(self, scope: Scope) -> None:
-        counts = Counter(name for name, _ in scope["headers"] if name in UNIQUE)
-        for name in UNIQUE:
-            if counts[name] > 1:
-                raise errors.BadRequest(name.decode(), f"{name.decode()} is given {counts[name]} times; allowed: once")
-        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
-        parts = _HOST.fullmatch(headers.get("host", ""))
+        headers: dict[bytes, bytes] = dict(scope["headers"])
+        if len(headers) < len(scope["headers"]):
+            _check_unique(scope["headers"])
+        host = headers.get(b"host", b"").decode("latin-1")
+        parts = _HOST.fullmatch(host)
         if parts is None:
-            raise errors.BadRequest.of("host", headers.get("host", ""), "host or host:port")
-        if not self.settings.has_keys:
+            raise errors.BadRequest.of("host", host, "host or host:port")
+        if not self._has_keys:
             self._check_host(parts["name"])
-        self._check_site(scope["method"], headers, parts)
+        if b"origin" in headers or b"sec-fetch-site" in headers:
+            self._check_site(scope["method"], headers, parts)
 
     def _check_host(self, name: str) -> None:
         """Raises `HostNotAllowed`."""
         name = name.lower().strip("[]").removesuffix(".")
-        allowed = {each.lower().strip("[]") for each in (self.settings.host, *self.settings.allowed_hosts)}
-        if not (is_loopback(name) or name in allowed or ANY in allowed):
+        if not (name in self._own_names or is_loopback(name) or ANY in self._own_names):
             raise HostNotAllowed(name)
 
-    def _check_site(self, method: str, headers: dict[str, str], host: re.Match[str]) -> None:
+    def _check_site(self, method: str, raw_headers: dict[bytes, bytes], host: re.Match[str]) -> None:
         """Raises `OriginNotAllowed`."""
+        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in raw_headers.items()}
         site, origin = headers.get("sec-fetch-site", ""), headers.get("origin")
-        allowed = self.settings.allowed_origins
+        allowed = self._settings.allowed_origins
         if ANY in allowed or origin in allowed or site in ("same-origin", "none"):
             return
         if origin is not None and not _is_same(origin, host):
@@ -100,13 +102,21 @@ class HttpGuard:
 
     async def _refuse(self, error: errors.HeadwaterError, scope: Scope, receive: Receive, send: Send) -> None:
         limits: dict[str, Any] = {
-            "slow_reader_limit": self.settings.slow_reader_limit,
-            "slow_body_limit": self.settings.slow_body_limit,
+            "slow_reader_limit": self._settings.slow_reader_limit,
+            "slow_body_limit": self._settings.slow_body_limit,
         }
         exchange = Exchange(scope, receive, send, **limits)
-        self.metrics.refused.add(error.code)
+        self._metrics.refused.add(error.code)
         await exchange.refuse(error)
-        self.metrics.responses.add("other", str(exchange.status))
+        self._metrics.responses.add("other", str(exchange.status))
+
+
+def _check_unique(headers: Iterable[tuple[bytes, bytes]]) -> None:
+    """Raises `BadRequest`."""
+    counts = Counter(name for name, _ in headers)
+    for name in UNIQUE:
+        if counts[name] > 1:
+            raise errors.BadRequest(name.decode(), f"{name.decode()} is given {counts[name]} times; allowed: once")
 
 
 def _is_same(origin: str, host: re.Match[str]) -> bool:

@@ -4,6 +4,7 @@ at their tenant's expense, with one line in the log.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable, Callable, Sequence
 
 from headwater.gateway.session import Generation
@@ -18,8 +19,11 @@ async def prepare_all(generations: Sequence[Generation]) -> None:
 
 async def for_each_prompt(generations: Sequence[Generation], work: Callable[[Generation], Awaitable[None]]) -> None:
     """Awaits `work` for the prompts of one request, a few of its tenant's and model's at a time: those of a model whose
-    stages are being started hold up no others."""
+    stages are being started hold up no others. A request's only prompt waits for no other one."""
     first = generations[0]
+    if len(generations) == 1:
+        await work(first)
+        return
     await first.line.prompt_windows.for_each((first.job.caller.tenant.key, first.job.model), generations, work)
 
 
@@ -40,6 +44,8 @@ async def run_all(generations: Sequence[Generation]) -> None:
 
 def log_request(generations: Sequence[Generation]) -> None:
     """One line, however many prompts and choices it has."""
+    if not generations[0].line.log.is_enabled_for(logging.INFO):
+        return
     first, roads = generations[0], [each.road for each in generations]
     outcomes = {road.outcome for road in roads}
     first_tokens = [road.ttft for road in roads if road.ttft is not None]

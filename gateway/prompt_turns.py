@@ -7,12 +7,12 @@ Knows the queue and the shares of tenants; knows nothing about what a choice com
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import itertools
 import sys
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from headwater.gateway.admission import Admission, Turn
 from headwater.gateway.tenancy.virtual_time import Share, VirtualTime
@@ -26,27 +26,31 @@ class Entrance:
     """Where the prompts of one request stand in line for the gateway's queue: one of them is let in at a time, and no
     more than `most` choices of the request run at once."""
 
-    def __init__(self, most: int = NO_BOUND) -> None:
+    def __init__(self, most: int = NO_BOUND, num_prompts: int = 1) -> None:
         self.most = most
         self._num_inside = 0
-        self._door = asyncio.Lock()
-        self._room = asyncio.Event()
+        self._door = asyncio.Lock() if num_prompts > 1 else None
+        """None where a prompt has the entrance for itself."""
+        self._room: asyncio.Future[None] | None = None
+        """Pending while the prompt in the door waits for others to leave."""
 
-    @contextlib.asynccontextmanager
-    async def next(self, num_choices: int) -> AsyncIterator[None]:
-        """Scopes the way through the queue of choices that begin together; call `left` for each of them in the end."""
-        await self._door.acquire()
+    async def enter(self, num_choices: int) -> None:
+        """Returns when `num_choices` that begin together may go to the queue. Call `let_next` when they are past it,
+        and `left` when they have ended."""
+        if self._door is not None:
+            await self._door.acquire()
         try:
             while not self.has_room(num_choices):
-                self._room.clear()
-                await self._room.wait()
-            self._num_inside += num_choices
-            try:
-                yield
-            except BaseException:
-                self.left(num_choices)
-                raise
-        finally:
+                self._room = asyncio.get_running_loop().create_future()
+                await self._room
+        except BaseException:
+            self.let_next()
+            raise
+        self._num_inside += num_choices
+
+    def let_next(self) -> None:
+        """Lets the next prompt enter."""
+        if self._door is not None:
             # In the next pass of the event loop: a thousand prompts in one pass would hold up all other requests.
             asyncio.get_running_loop().call_soon(self._door.release)
 
@@ -60,20 +64,19 @@ class Entrance:
     def left(self, num_choices: int) -> None:
         """So many choices have ended."""
         self._num_inside -= num_choices
-        self._room.set()
+        if self._room is not None and not self._room.done():
+            self._room.set_result(None)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class Part(NamedTuple):
     """Tokens that choices are given. The first choice of a prompt is given the prompt as well."""
 
     uncached: int
-    cached: int = 0
     output: int
+    cached: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class Place(NamedTuple):
     """Where the choices of a prompt stand in the queue."""
 
     tenant: Tenant
@@ -87,12 +90,11 @@ class _Held(Generic[ChoiceT]):
     """What choices that began together hold until the last of them has ended."""
 
     choices: Sequence[ChoiceT]
-    running: set[ChoiceT]
+    num_running: int
     has_prompt: bool
     num_choices: int
     turn: Turn
     share: Share
-    scope: contextlib.ExitStack
 
 
 class PromptTurns(Generic[ChoiceT]):
@@ -128,21 +130,15 @@ class PromptTurns(Generic[ChoiceT]):
 
     async def next(self) -> list[ChoiceT]:
         """Waits for the turn of the next choice. Those behind it that need not wait at all come along."""
-        async with self._entrance.next(1):
-            given = [self._waiting[0]]
-            self._give(given, 1, await self._turn(given, 1))
+        given = await self._begin(1, 1)
         while self._waiting and (turn := self._along()) is not None:
             given.append(self._waiting[0])
-            scope, share = self._share(given[-1:])
-            self._give(given[-1:], 1, (turn, share, scope))
+            self._give(given[-1:], 1, turn, self._share(given[-1:]))
         return given
 
     async def together(self, num_choices: int) -> list[ChoiceT]:
         """Waits for a turn of all choices, which count as `num_choices`."""
-        async with self._entrance.next(num_choices):
-            given = list(self._waiting)
-            self._give(given, num_choices, await self._turn(given, num_choices))
-        return given
+        return await self._begin(len(self._waiting), num_choices)
 
     def sent(self) -> None:
         """The prompt is on its way to a replica."""
@@ -160,8 +156,8 @@ class PromptTurns(Generic[ChoiceT]):
         """The choice does not run any longer; the turn goes to another one."""
         held = self._held.pop(choice, None)
         if held is not None:
-            held.running.discard(choice)
-            if not held.running:
+            held.num_running -= 1
+            if not held.num_running:
                 self._release(held)
 
     def release(self) -> None:
@@ -169,9 +165,12 @@ class PromptTurns(Generic[ChoiceT]):
         for choice in list(self._held):
             self.ended(choice)
 
-    async def _turn(self, choices: Sequence[ChoiceT], num_choices: int) -> tuple[Turn, Share, contextlib.ExitStack]:
-        place = self._place
-        scope, share = self._share(choices)
+    async def _begin(self, count: int, num_choices: int) -> list[ChoiceT]:
+        """Brings the next `count` choices through the entrance and the queue, where they count as `num_choices`."""
+        place, entrance = self._place, self._entrance
+        await entrance.enter(num_choices)
+        choices = list(itertools.islice(self._waiting, count))
+        share = self._share(choices)
         num_tokens = 0 if self._has_first else place.num_prompt_tokens
         try:
             turn = await self._admission.take(
@@ -179,9 +178,13 @@ class PromptTurns(Generic[ChoiceT]):
             )
         except BaseException:
             share.ended(uncached=0, cached=0, output=0)
-            scope.close()
+            share.release()
+            entrance.left(num_choices)
             raise
-        return turn, share, scope
+        finally:
+            entrance.let_next()
+        self._give(choices, num_choices, turn, share)
+        return choices
 
     def _along(self) -> Turn | None:
         if not self._entrance.has_room(1):
@@ -191,13 +194,12 @@ class PromptTurns(Generic[ChoiceT]):
             self._entrance.come_along()
         return turn
 
-    def _share(self, choices: Sequence[ChoiceT]) -> tuple[contextlib.ExitStack, Share]:
-        scope, part = contextlib.ExitStack(), self._guess(choices, not self._has_first)
-        return scope, scope.enter_context(self._fair.request(self._place.tenant, part.uncached, part.output))
+    def _share(self, choices: Sequence[ChoiceT]) -> Share:
+        part = self._guess(choices, not self._has_first)
+        return self._fair.request(self._place.tenant, part.uncached, part.output)
 
-    def _give(self, choices: list[ChoiceT], num_choices: int, got: tuple[Turn, Share, contextlib.ExitStack]) -> None:
-        turn, share, scope = got
-        held = _Held(choices, set(choices), not self._has_first, num_choices, turn, share, scope)
+    def _give(self, choices: list[ChoiceT], num_choices: int, turn: Turn, share: Share) -> None:
+        held = _Held(choices, len(choices), not self._has_first, num_choices, turn, share)
         if self._has_first:
             # It waits for a seat, not for its prompt.
             turn.started()
@@ -211,6 +213,6 @@ class PromptTurns(Generic[ChoiceT]):
     def _release(self, held: _Held[ChoiceT]) -> None:
         part = self._cost(held.choices, held.has_prompt)
         held.share.ended(uncached=part.uncached, cached=part.cached, output=part.output)
-        held.scope.close()
+        held.share.release()
         held.turn.release()
         self._entrance.left(held.num_choices)

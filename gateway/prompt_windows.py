@@ -28,10 +28,7 @@ class PromptWindows:
         self, key: tuple[str, str], prompts: Sequence[PromptT], work: Callable[[PromptT], Awaitable[None]]
     ) -> None:
         """Awaits `work` for every prompt of a request; the key names tenant and model. The first error ends the others
-        and is raised. A request's only prompt waits for no other one."""
-        if len(prompts) == 1:
-            await work(prompts[0])
-            return
+        and is raised."""
         window = self._windows.get(key)
         if window is None:
             window = self._windows[key] = asyncio.Semaphore(PROMPTS_AT_ONCE)

@@ -36,6 +36,7 @@ class Generation:
     job: Job
     sink: Sink
     prepared: processor_pb2.PrepareReply = field(default_factory=processor_pb2.PrepareReply)
+    num_prompt_tokens: int = 0
     choices: list[Choice] = field(default_factory=list)
     prompt_logprobs: list[common_pb2.TokenLogprob] = field(default_factory=list)
     """Of the prompt's tokens from the second on, when asked."""
@@ -45,7 +46,7 @@ class Generation:
     cached_tokens: int = 0
     decision: Decision | None = None
     grant: Grant = field(init=False)
-    """Before it is charged, and where nobody is: as much as it wants."""
+    """Set before it runs."""
     turns: PromptTurns[Choice] | None = None
     """Of its choices among those of its tenant's and others' requests, once it runs."""
     model: ServedModel = field(init=False)
@@ -59,8 +60,6 @@ class Generation:
     cancelled_by: errors.HeadwaterError | None = None
 
     def __post_init__(self) -> None:
-        caller = self.job.caller
-        self.grant = Grant(tenant=caller.tenant, request_id=caller.request_id, scopes=[])
         self.carriage = Carriage(self)
 
     @property
@@ -84,10 +83,6 @@ class Generation:
         sampling = self.prepared.sampling
         each = sampling.max_tokens if sampling.use_beam_search else min(sampling.max_tokens, LEASE_TOKENS)
         return each * len(self.choices) if self.is_answered else 0
-
-    @property
-    def num_prompt_tokens(self) -> int:
-        return len(self.prepared.prompt_ids)
 
     @property
     def awaits_scores(self) -> bool:
@@ -121,6 +116,7 @@ class Generation:
             escape_special_tokens=self.line.tenants.escapes_special_tokens(job.caller.tenant),
         )
         self.prepared = await self.line.processors.prepare(request, job.caller.span)
+        self.num_prompt_tokens = len(self.prepared.prompt_ids)
         self.road.prepared_at = time.perf_counter()
         sampling = self.prepared.sampling
         if not sampling.HasField("seed"):

@@ -41,10 +41,14 @@ class Tenant:
     shared_cache: bool = False
     """It hits the cached prefixes of all tenants that share theirs, and they its."""
 
-    @property
-    def key(self) -> str:
-        """What everything of the tenant is kept and counted under; a name that is given again has another one."""
-        return self.uid or self.id
+    key: str = field(init=False, repr=False, compare=False)
+    """What everything of the tenant is kept and counted under; a name that is given again has another one."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "key", self.uid or self.id)
+
+
+_OPEN = Tenant(id=OPEN_TENANT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +58,7 @@ class OpenTenants:
     def identify(self, authorization: str, tenant_name: str) -> Tenant:
         if tenant_name == ADMIN_TENANT:
             raise errors.BadRequest.of("x-tenant", tenant_name, "a name that is not reserved")
-        return Tenant(id=checked_name(tenant_name) if tenant_name else OPEN_TENANT)
+        return Tenant(id=checked_name(tenant_name)) if tenant_name else _OPEN
 
     def check(self, tenant: Tenant) -> None:
         """Any name is good."""

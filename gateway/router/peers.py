@@ -79,6 +79,8 @@ class Peers:
         """A request leaves from here; its number for what follows."""
         number = next(self._numbers)
         self._live[number] = None
+        if not self._bus.connected:
+            return number
         replica = Incarnation(replica_id=member.replica_id, epoch=member.epoch)
         self._update.added.append(
             InFlightEntry(
@@ -93,13 +95,15 @@ class Peers:
         return number
 
     def started(self, number: int) -> None:
-        self._update.started.append(number)
-        self._is_told.set()
+        if self._bus.connected:
+            self._update.started.append(number)
+            self._is_told.set()
 
     def ended(self, number: int) -> None:
         self._live.pop(number, None)
-        self._update.ended.append(number)
-        self._is_told.set()
+        if self._bus.connected:
+            self._update.ended.append(number)
+            self._is_told.set()
 
     async def _tell(self) -> None:
         while True:

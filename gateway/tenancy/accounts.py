@@ -77,6 +77,8 @@ class Accounts:
     async def resumed(self, generation: Generation, found: Found) -> AsyncIterator[None]:
         """What is left of a request that another connection began; what was charged for it is not charged again."""
         if found.is_charged:
+            caller = generation.job.caller
+            generation.grant = Grant(tenant=caller.tenant, request_id=caller.request_id, scopes=[])
             yield
             return
         async with self._charged([generation], self._take_over(generation, found)):
@@ -85,7 +87,6 @@ class Accounts:
     @contextlib.asynccontextmanager
     async def _charged(self, generations: Sequence[Generation], granted: Awaitable[Grant]) -> AsyncIterator[None]:
         grant, began = await granted, time.time()
-        grant.num_prompts = len(generations)
         for generation in generations:
             generation.grant = grant
         outcome = "error"
@@ -153,7 +154,13 @@ class Accounts:
         tenant, request_id = job.caller.tenant, job.caller.request_id
         scopes = self._scopes_of(tenant, job.model)
         num_requests = 0 if job.caller.is_counted else 1
-        grant = Grant(tenant=tenant, request_id=request_id, scopes=scopes, num_requests=num_requests)
+        grant = Grant(
+            tenant=tenant,
+            request_id=request_id,
+            scopes=scopes,
+            num_requests=num_requests,
+            num_prompts=len(generations),
+        )
         if not scopes:
             return grant
         num_choices = sum(len(generation.choices) for generation in generations if generation.is_answered)

@@ -79,13 +79,16 @@ class Grant:
     """By gateways that carried the request before; as with the next."""
     charged_output_tokens: int = 0
     num_prompts: int = 1
-    entrance: Entrance = field(default_factory=Entrance)
+    entrance: Entrance = field(init=False)
     """Its choices' way to the queue; no more of them run at once than its tenant's limits let."""
     counted_by: set[Counts] = field(default_factory=set)
     refusal: errors.LimitExceeded | None = None
     """Since no more is given."""
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
     _ends: list[asyncio.TimerHandle] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.entrance = Entrance(num_prompts=self.num_prompts)
 
     @property
     def used(self) -> int:

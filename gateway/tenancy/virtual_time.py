@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter, defaultdict
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Mapping
 
 import msgspec
 
@@ -55,12 +55,19 @@ return cmsgpack.pack(found)
 
 
 class Share:
-    """One prompt's part: its place in the queue, and what it costs once that is known."""
+    """One prompt's part: its place in the queue, and what it costs once that is known. A context manager that releases
+    it."""
 
     def __init__(self, clock: VirtualTime, tenant: Tenant, virtual_time: float, charged: float) -> None:
         self.virtual_time = virtual_time
         """When it begins: smaller goes first."""
         self._clock, self._tenant, self._charged = clock, tenant, charged
+
+    def __enter__(self) -> Share:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
 
     def started(self) -> None:
         """Its turn has come."""
@@ -71,6 +78,10 @@ class Share:
         cost = COST_UNCACHED * uncached + COST_CACHED * cached + COST_OUTPUT * output
         self._clock.advance(self._tenant, cost - self._charged)
         self._clock.learn(self._tenant, output)
+
+    def release(self) -> None:
+        """The prompt has left. To be called once."""
+        self._clock.left(self._tenant)
 
 
 class VirtualTime:
@@ -93,19 +104,19 @@ class VirtualTime:
         async with owned_task(self._share()):
             yield self
 
-    @contextlib.contextmanager
-    def request(self, tenant: Tenant, num_prompt_tokens: int, max_tokens: int) -> Iterator[Share]:
-        """Scopes a prompt's life. It is charged at once for what it will probably cost: many at once stand in line."""
+    def request(self, tenant: Tenant, num_prompt_tokens: int, max_tokens: int) -> Share:
+        """The share of a new prompt, charged at once for what it will probably cost: many at once stand in line."""
         self._lift(tenant.key)
         begin = self._times[tenant.key]
         output = min(max_tokens, self._answer_lens.get(tenant.key, FIRST_GUESS))
         charged = COST_UNCACHED * num_prompt_tokens + COST_OUTPUT * output
         self.advance(tenant, charged)
         self._here[tenant.key] += 1
-        try:
-            yield Share(self, tenant, begin, charged)
-        finally:
-            self._here[tenant.key] -= 1
+        return Share(self, tenant, begin, charged)
+
+    def left(self, tenant: Tenant) -> None:
+        """A prompt of the tenant has left."""
+        self._here[tenant.key] -= 1
 
     def advance(self, tenant: Tenant, cost: float) -> None:
         self._times[tenant.key] += cost / tenant.weight

@@ -55,7 +55,7 @@ class Gateway:
 
     def request(self, tenant: str, prompts: int, choices: int, entrance: Entrance | None = None) -> asyncio.Task[None]:
         """Names its choices `tenant-prompt-choice`."""
-        door = entrance or Entrance()
+        door = entrance or Entrance(num_prompts=prompts)
         each = [[f"{tenant}-{p}-{c}" for c in range(choices)] for p in range(prompts)]
 
         async def run() -> None:
@@ -136,7 +136,7 @@ async def test_choices_that_need_not_wait_come_along_with_the_first_of_their_pro
 @pytest.mark.parametrize("prompts", [1, 6])
 async def test_no_more_choices_of_a_request_run_at_once_than_its_limits_let(prompts: int) -> None:
     gateway = Gateway(max_running=100)
-    request = gateway.request("ada", prompts, 24 // prompts, Entrance(most=4))
+    request = gateway.request("ada", prompts, 24 // prompts, Entrance(4, prompts))
     await settle()
     assert len(gateway.begun) == 4
     while len(gateway.begun) < 24:

@@ -72,6 +72,31 @@ def test_a_gateway_that_fell_silent_counts_three_seconds_longer(served_model: Se
     run_virtually(main(), 0)
 
 
+def test_a_gateway_whose_bus_comes_back_tells_what_it_sends_from_then_on(served_model: ServedModel) -> None:
+    async def main() -> None:
+        air, replica = Air(), replica_of(served_model)
+        async with (
+            BusTwin.on(air) as here,
+            BusTwin.on(air) as there,
+            gateway(here, replica) as one,
+            gateway(there, replica) as other,
+        ):
+            here.lose()
+            unheard = one.dispatched(one.choose(served_model.key, b"", 4000, 16), "unheard")
+            await asyncio.sleep(0.1)
+            here.find()
+            heard = one.dispatched(one.choose(served_model.key, b"", 4000, 16), "heard")
+            one.started(unheard, 0)
+            one.finished(unheard)
+            await asyncio.sleep(0.1)
+            assert waiting(other, served_model)[0] == 1
+            one.finished(heard)
+            await asyncio.sleep(0.1)
+            assert waiting(other, served_model) == (0, 0)
+
+    run_virtually(main(), 0)
+
+
 def test_words_that_are_lost_doubled_and_turned_round_are_put_right_by_the_next_beats(
     served_model: ServedModel,
 ) -> None:
