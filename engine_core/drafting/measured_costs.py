@@ -5,6 +5,7 @@ Keys and values go to the scratch block, so nothing of them is left.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 
@@ -17,9 +18,9 @@ from headwater.engine_core.sampling_params import SamplingParams
 
 SIZES = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 """Numbers of positions; an executor pads to such sizes, or takes longer by the position."""
-QUICK_SECONDS = 0.01
-"""A step that takes less is repeated."""
-REPEATS = 3
+REPEATS = 5
+QUICK_SECONDS = 0.05
+"""After which a size is not measured again."""
 MOST_SECONDS = 0.5
 """After which no other size is measured."""
 HOST_SECONDS = 100e-6
@@ -35,7 +36,7 @@ def measured_costs(
     most = min(config.max_num_seqs, config.max_num_batched_tokens)
     whole = min(config.max_draft_tokens + 1, most)
     seconds = {1: trial.behind_one_another(1)}
-    gap = max(trial.one_by_one(1) - seconds[1], 0.0) + HOST_SECONDS
+    gap = min(max(trial.one_by_one(1) - seconds[1], 0.0), seconds[1]) + HOST_SECONDS
     for size in (whole, *(each for each in SIZES if each < most), most):
         if size not in seconds and (size == whole or trial.seconds < MOST_SECONDS):
             seconds[size] = trial.behind_one_another(size)
@@ -57,20 +58,29 @@ class _Trial:
         """Seconds of a step while another is in flight. The first one finds memory and kernels for the others."""
         in_flight = [self._submit(size), self._submit(size)]
         self._executor.retire(in_flight.pop(0))
-        start, num_steps = self._clock(), 1
-        while num_steps < REPEATS and self._clock() - start < QUICK_SECONDS:
+
+        def step() -> None:
             in_flight.append(self._submit(size))
             self._executor.retire(in_flight.pop(0))
-            num_steps += 1
+
+        seconds = self._quickest(step)
         self._executor.retire(in_flight.pop(0))
-        return (self._clock() - start) / num_steps
+        return seconds
 
     def one_by_one(self, size: int) -> float:
-        start, num_steps = self._clock(), 0
-        while num_steps < REPEATS and self._clock() - start < QUICK_SECONDS:
-            self._executor.retire(self._submit(size))
-            num_steps += 1
-        return (self._clock() - start) / num_steps
+        """Seconds of a step that is launched when the one before it has ended."""
+        return self._quickest(lambda: self._executor.retire(self._submit(size)))
+
+    def _quickest(self, step: Callable[[], object]) -> float:
+        """Other processes take time too, which says nothing about this one."""
+        quickest, started = math.inf, self._clock()
+        for _ in range(REPEATS):
+            start = self._clock()
+            step()
+            quickest = min(quickest, self._clock() - start)
+            if self._clock() - started > QUICK_SECONDS:
+                break
+        return quickest
 
     def end(self) -> None:
         self._executor.retire(self._executor.submit(self._plans.last()))

@@ -33,4 +33,5 @@ class StepCosts:
     def of(self, num_positions: npt.ArrayLike) -> Float64Array:
         """Seconds of steps of so many positions."""
         counts = np.asarray(num_positions)
-        return np.interp(counts, self.sizes, self.seconds) * np.maximum(counts / self.sizes[-1], 1.0)
+        seconds: Float64Array = np.interp(counts, self.sizes, self.seconds) * np.maximum(counts / self.sizes[-1], 1.0)
+        return seconds
