@@ -26,7 +26,7 @@ KEY_LENS = 2, 6
 places, however often the last two tokens alone have been seen since."""
 MIN_MATCH = KEY_LENS[0]
 """One token has been seen in most texts, and what followed it then seldom follows it now. With three for two, answers
-that repeat an edited file take 5 % more steps (60 edits of this repository, 15 drafts)."""
+that repeat an edited file take 6 % more steps (60 edits of this repository, 15 drafts)."""
 MAX_MATCH = 32
 """Tokens that are compared at most: of places that agree in as many, the most recent is as good as any."""
 NUM_CANDIDATES = 16
