@@ -20,6 +20,7 @@ BENCHMARKS = {
     "start": ("line_start", "Seconds from `headwater up` to the first token, and of each stage to be ready."),
     "structured": ("structured", "Throughput of answers that are held to a JSON schema against free ones."),
     "scheduler": ("scheduler_steps", "Host time of an engine step with the simulated executor."),
+    "drafters": ("drafters", "Host time of the drafters that look tokens up, a row and step."),
     "routing": ("routing_decision", "Time of a routing decision."),
     "index-events": ("index_events", "What it costs a gateway to know the caches of a thousand replicas."),
     "policies": ("policy_replay", "Replay traces through routing policies: hit rate and time to first token."),
