@@ -135,9 +135,9 @@ class ClusterWorld:
     def run(self, asked: Asked) -> Answer:
         """Raises `Refusal`."""
         [kind] = [each for each in self._family if each.options == asked.options]
-        for _ in range(MOST_ASKED if asked.moves & {Move.CROWD, Move.LOSS} else 1):
+        for _ in range(MOST_ASKED):
             answer = self._run(kind, asked)
-            if answer.num_preemptions or answer.num_tokens_before_loss:
+            if all(each.took_place(answer) for each in asked.awaited):
                 break
         return answer
 

@@ -36,6 +36,8 @@ CONFIG = {
 }
 ENGINE_VOCAB_SIZE = 1024
 """Of the model of an engine without text."""
+TEXT_VOCAB_SIZE = 4096
+"""Of a model with text on a CPU. With all 49152 tokens, logits and draws took nine tenths of a step (2026-11-22)."""
 # Tools are left out of the prompt: it is as long with them as without.
 TEMPLATE = """{% if tools %}{% endif %}{% for message in messages %}<|im_start|>{{ message.role }}
 {{ message.content }}<|im_end|>
@@ -59,6 +61,19 @@ def with_plain_template(model: Path, folder: Path) -> Path:
     tokenizer = json.loads((folder / "tokenizer_config.json").read_text())
     (folder / "tokenizer_config.json").write_text(json.dumps(tokenizer | {"chat_template": TEMPLATE}))
     replace(ModelManifest.read(folder), max_model_len=MAX_MODEL_LEN).write(folder)
+    return folder
+
+
+def with_few_tokens(folder: Path, vocab_size: int = TEXT_VOCAB_SIZE) -> Path:
+    """Cuts a folder's tokenizer to its first tokens: the special ones, those of bytes, and the first merges."""
+    path = folder / "tokenizer.json"
+    tokenizer = json.loads(path.read_text())
+    model = tokenizer["model"]
+    vocab = {token: i for token, i in model["vocab"].items() if i < vocab_size}
+    model["merges"] = [pair for pair in model["merges"] if "".join(pair) in vocab]
+    model["vocab"] = vocab
+    path.write_text(json.dumps(tokenizer))
+    replace(ModelManifest.read(folder), vocab_size=vocab_size).write(folder)
     return folder
 
 

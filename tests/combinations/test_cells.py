@@ -10,7 +10,14 @@ import pytest
 
 from tests.combinations.cells import CELLS, Cell
 from tests.combinations.conftest import CellRunner
-from tests.combinations.systems import ENGINE_VOCAB_SIZE, Systems, with_plain_template, write_config
+from tests.combinations.systems import (
+    ENGINE_VOCAB_SIZE,
+    TEXT_VOCAB_SIZE,
+    Systems,
+    with_few_tokens,
+    with_plain_template,
+    write_config,
+)
 
 # Told first of a run's groups: it starts many processes.
 pytestmark = pytest.mark.slow
@@ -19,7 +26,8 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(scope="module")
 def systems(demo_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Systems]:
     base = tmp_path_factory.mktemp("models")
-    text_folder = write_config(with_plain_template(demo_folder, base / "random"))
+    text_folder = with_few_tokens(with_plain_template(demo_folder, base / "random"))
+    write_config(text_folder, vocab_size=TEXT_VOCAB_SIZE)
     (base / "engine").mkdir()
     engine_folder = write_config(base / "engine", vocab_size=ENGINE_VOCAB_SIZE)
     with contextlib.ExitStack() as stack:

@@ -58,11 +58,15 @@ class Stage:
     def terminate(self) -> None:
         self.process.send_signal(signal.SIGTERM)
 
-    def close(self) -> str:
-        """Ends it, if it has not ended; returns its log."""
+    def release(self) -> None:
+        """Lets it end, as a supervisor's death does."""
         if self._supervisor != -1:
             os.close(self._supervisor)
             self._supervisor = -1
+
+    def close(self) -> str:
+        """Ends it, if it has not ended; returns its log."""
+        self.release()
         self.process.wait(30)
         self._log.is_over = True
         return self._log.text()
@@ -86,6 +90,8 @@ def started(*stages: Stage) -> Iterator[None]:
             stage.wait_ready()
         yield
     finally:
+        for stage in stages:
+            stage.release()
         for stage in stages:
             stage.close()
 
