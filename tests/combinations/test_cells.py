@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from operator import attrgetter
 from pathlib import Path
 
 import pytest
@@ -32,10 +33,13 @@ def systems(demo_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
     engine_folder = write_config(base / "engine", vocab_size=ENGINE_VOCAB_SIZE)
     with contextlib.ExitStack() as stack:
         options = {"device": "cpu", "dtype": "float32", "load_format": "dummy"}
-        yield Systems(stack, engine_folder, text_folder, options)
+        systems = Systems(stack, engine_folder, text_folder, options)
+        systems.start_cluster()
+        yield systems
 
 
-@pytest.mark.parametrize("cell", CELLS.values(), ids=CELLS)
+# Those in this process first, while the stages of the others start.
+@pytest.mark.parametrize("cell", sorted(CELLS.values(), key=attrgetter("is_above_engine")), ids=attrgetter("name"))
 def test_tokens_are_as_promised_or_the_pair_is_refused_by_name(
     cell: Cell, systems: Systems, run_cell: CellRunner
 ) -> None:
