@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tests.combinations.capability import Capability, Fields, Move
@@ -14,6 +14,7 @@ MAX_TOKENS = 44
 COMPANY_TOKENS = 140
 """A longer answer, which ends after that of the request that it runs beside."""
 PLAIN: Fields = {"temperature": 0.0, "max_tokens": MAX_TOKENS}
+RACES = frozenset({Move.CROWD, Move.LOSS})
 COMPANY: Fields = {"temperature": 0.0, "max_tokens": COMPANY_TOKENS}
 
 
@@ -26,9 +27,11 @@ class Asked:
     fields: Fields
     """Of the request."""
     moves: frozenset[Move]
+    awaited: tuple[Capability, ...] = ()
+    """Capabilities that take place by a race of this request with another one or with a loss, which it may win."""
 
 
-def asked(capabilities: Iterable[Capability], needs: Fields, more: Fields, moves: frozenset[Move]) -> Asked:
+def asked(capabilities: Sequence[Capability], needs: Fields, more: Fields, moves: frozenset[Move]) -> Asked:
     """A request in which these capabilities meet; `more` are fields that depend on other answers."""
     options: dict[str, object] = {}
     fields: dict[str, object] = {**PLAIN, **needs}
@@ -36,4 +39,5 @@ def asked(capabilities: Iterable[Capability], needs: Fields, more: Fields, moves
         options |= each.options
         fields |= each.asks
         moves |= each.moves
-    return Asked(options, fields | dict(more), moves)
+    awaited = tuple(each for each in capabilities if each.moves & RACES and each.aside(capabilities) is None)
+    return Asked(options, fields | dict(more), moves, awaited)

@@ -20,7 +20,7 @@ WEATHER = {
     "type": "object",
     "properties": {
         "place": {"enum": PLACES},
-        "days": {"type": "array", "items": {"enum": PLACES}, "minItems": 6, "maxItems": 8},
+        "days": {"type": "array", "items": {"enum": PLACES}, "minItems": 4, "maxItems": 6},
     },
     "required": ["place", "days"],
     "additionalProperties": False,
