@@ -133,7 +133,7 @@ def launches(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Launches:
     monkeypatch.setattr(torch, "mm", lambda x, weight, out: found.note_library())
     monkeypatch.setattr(product_probe, "facts", lambda device: {})
     monkeypatch.setattr(
-        product_probe, "differing", lambda counts, device: set(counts) if found.library_differs else set()
+        product_probe, "differing", lambda counts, device, weights: set(counts) if found.library_differs else set()
     )
     monkeypatch.setattr(wide_gemm, "num_multiprocessors", lambda device: 132)
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
