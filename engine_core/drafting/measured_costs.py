@@ -13,7 +13,7 @@ import numpy as np
 
 from headwater.engine_core.config import EngineConfig
 from headwater.engine_core.drafting.step_costs import StepCosts
-from headwater.engine_core.executor import AdmittedRow, Executor, Int32Array, StepPlan
+from headwater.engine_core.executor import AdmittedRow, Executor, StepPlan
 from headwater.engine_core.sampling_params import SamplingParams
 
 SIZES = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 192, 256, 384, 512)
@@ -32,8 +32,8 @@ def measured_costs(
 ) -> StepCosts:
     """To be called with nothing in flight. One position and a whole draft are measured in any case, which takes a few
     steps; other sizes in half a second."""
-    trial = _Trial(executor, clock)
-    most = min(config.max_num_seqs, config.max_num_batched_tokens)
+    trial = _Trial(executor, config.max_num_seqs, clock)
+    most = min(config.max_positions, config.max_num_batched_tokens)
     whole = min(config.max_draft_tokens + 1, most)
     seconds = {1: trial.behind_one_another(1)}
     gap = min(max(trial.one_by_one(1) - seconds[1], 0.0), seconds[1]) + HOST_SECONDS
@@ -46,9 +46,9 @@ def measured_costs(
 
 
 class _Trial:
-    def __init__(self, executor: Executor, clock: Callable[[], float]) -> None:
+    def __init__(self, executor: Executor, max_rows: int, clock: Callable[[], float]) -> None:
         self._executor, self._clock = executor, clock
-        self._plans, self._began = _Plans(), clock()
+        self._plans, self._began = _Plans(max_rows), clock()
 
     @property
     def seconds(self) -> float:
@@ -90,22 +90,23 @@ class _Trial:
 
 
 class _Plans:
-    """Steps of rows that decode behind a prompt of one token, whose keys nobody computed: any will do."""
+    """Steps of rows that decode behind a prompt of one token, whose keys nobody computed: any will do. Where there are
+    fewer rows than positions, the first one has drafts."""
 
-    def __init__(self) -> None:
-        self._step, self._num_admitted = 0, 0
-        self._released: list[int] = []
+    def __init__(self, max_rows: int) -> None:
+        self._max_rows, self._step, self._num_admitted = max_rows, 0, 0
 
     def next(self, size: int) -> StepPlan:
-        admitted = [_admitted(row) for row in range(self._num_admitted, size)]
-        self._num_admitted = max(self._num_admitted, size)
+        num_rows = min(size, self._max_rows)
+        admitted = [_admitted(row) for row in range(self._num_admitted, num_rows)]
+        self._num_admitted = max(self._num_admitted, num_rows)
         self._step += 1
-        return _plan(self._step, np.arange(size, dtype=np.int32), admitted, [])
+        return _plan(self._step, num_rows, size - num_rows, admitted, [])
 
     def last(self) -> StepPlan:
         """Gives the rows back."""
         self._step += 1
-        return _plan(self._step, np.zeros(1, np.int32), [], list(range(1, self._num_admitted)))
+        return _plan(self._step, 1, 0, [], list(range(1, self._num_admitted)))
 
 
 def _admitted(row: int) -> AdmittedRow:
@@ -113,8 +114,10 @@ def _admitted(row: int) -> AdmittedRow:
     return AdmittedRow(row=row, token_ids=np.ones(1, np.int32), num_prompt_tokens=1, sampling=greedy, choice_index=0)
 
 
-def _plan(step: int, rows: Int32Array, admitted: list[AdmittedRow], released: list[int]) -> StepPlan:
-    nothing, zeros, ones = np.empty(0, np.int32), np.zeros_like(rows), np.ones_like(rows)
+def _plan(step: int, num_rows: int, num_drafts: int, admitted: list[AdmittedRow], released: list[int]) -> StepPlan:
+    nothing, zeros, ones = np.empty(0, np.int32), np.zeros(num_rows, np.int32), np.ones(num_rows, np.int32)
+    drafts = zeros.copy()
+    drafts[0] = num_drafts
     return StepPlan(
         step=step,
         released=released,
@@ -122,11 +125,13 @@ def _plan(step: int, rows: Int32Array, admitted: list[AdmittedRow], released: li
         block_rows=nothing,
         block_indices=nothing,
         block_ids=nothing,
-        rows=rows,
+        rows=np.arange(num_rows, dtype=np.int32),
         starts=zeros,
-        counts=ones,
+        counts=ones + drafts,
         samples=ones.astype(np.bool_),
         output_indices=zeros,
         holds=zeros.astype(np.bool_),
+        num_drafts=drafts if num_drafts else None,
+        draft_ids=np.ones(num_drafts, np.int32) if num_drafts else None,
         shares=False,
     )

@@ -1,0 +1,105 @@
+"""What steps cost is measured on an executor whose time is known."""
+
+from __future__ import annotations
+
+from collections import deque
+
+import numpy as np
+import pytest
+
+from headwater.engine_core.config import EngineConfig
+from headwater.engine_core.drafting.measured_costs import HOST_SECONDS, MOST_SECONDS, measured_costs
+from headwater.engine_core.drafting.step_costs import StepCosts
+from headwater.engine_core.executor import StepPlan, StepResult
+from headwater.engine_core.executors.simulated import SimulatedExecutor, SimulatedModel
+
+
+class TimedExecutor(SimulatedExecutor):
+    """Takes some seconds a step and more for each position, and at times a lot longer, on a clock of its own; a result
+    is there some seconds after the device is done."""
+
+    def __init__(
+        self, config: EngineConfig, *, step: float, position: float, result: float = 0.0, hiccup_every: int = 1 << 30
+    ) -> None:
+        super().__init__(config, SimulatedModel(vocab_size=100))
+        self.now = 0.0
+        self.plans: list[StepPlan] = []
+        self._costs, self._late, self._hiccup_every = (step, position), result, hiccup_every
+        self._device_ends, self._ends = 0.0, deque[float]()
+
+    def submit(self, plan: StepPlan) -> int:
+        step, position = self._costs
+        self.plans.append(plan)
+        seconds = step + position * plan.num_tokens
+        if len(self.plans) % self._hiccup_every == 0:
+            seconds *= 7
+        self._device_ends = max(self._device_ends, self.now) + seconds
+        self._ends.append(self._device_ends + self._late)
+        return super().submit(plan)
+
+    def retire(self, handle: int) -> StepResult:
+        self.now = max(self.now, self._ends.popleft())
+        return super().retire(handle)
+
+    def measure(self, config: EngineConfig) -> StepCosts:
+        costs = measured_costs(self, config, lambda: self.now)
+        assert not self._ends, "a step is left in flight"
+        return costs
+
+
+def config(max_num_seqs: int = 64, max_draft_tokens: int = 15, max_num_batched_tokens: int = 128) -> EngineConfig:
+    return EngineConfig(
+        num_blocks=40,
+        max_model_len=256,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens,
+        max_draft_tokens=max_draft_tokens,
+    )
+
+
+@pytest.mark.parametrize("hiccup_every", [1 << 30, 4])
+def test_a_step_costs_what_it_took_however_often_another_process_came_between(hiccup_every: int) -> None:
+    executor = TimedExecutor(config(), step=1e-3, position=1e-5, hiccup_every=hiccup_every)
+    costs = executor.measure(config())
+    assert {1, 16, 64} <= set(costs.sizes.tolist())
+    np.testing.assert_allclose(costs.seconds, 1e-3 + 1e-5 * costs.sizes)
+    np.testing.assert_allclose(costs.of([3, 50]), [1.03e-3, 1.5e-3])
+
+
+def test_a_result_that_comes_late_is_the_gap_of_a_plan_that_needs_it() -> None:
+    costs = TimedExecutor(config(), step=1e-3, position=0.0, result=2e-4).measure(config())
+    np.testing.assert_allclose(costs.seconds, 1e-3)
+    assert costs.gap == pytest.approx(2e-4 + HOST_SECONDS)
+
+
+def test_a_slow_engine_measures_one_position_and_a_whole_draft_and_no_more() -> None:
+    executor = TimedExecutor(config(), step=3.0, position=0.1)
+    assert executor.measure(config()).sizes.tolist() == [1, 16]
+    assert len(executor.plans) < 12
+    quick = TimedExecutor(config(), step=1e-3, position=1e-5)
+    quick.measure(config())
+    assert quick.now < 2 * MOST_SECONDS
+
+
+@pytest.mark.parametrize("max_num_seqs", [1, 3, 16])
+def test_a_whole_draft_is_measured_however_few_requests_an_engine_serves_at_once(max_num_seqs: int) -> None:
+    few = config(max_num_seqs)
+    costs = TimedExecutor(few, step=1e-3, position=1e-6).measure(few)
+    assert 16 in costs.sizes.tolist()
+    assert float(costs.of(16)) == pytest.approx(1.016e-3)
+
+
+def test_steps_are_of_rows_that_an_engine_has_and_of_no_request() -> None:
+    limits = config(max_num_seqs=20, max_draft_tokens=7, max_num_batched_tokens=24)
+    executor = TimedExecutor(limits, step=1e-3, position=1e-5)
+    executor.measure(limits)
+    assert [plan.step for plan in executor.plans] == list(range(1, len(executor.plans) + 1))
+    for plan in executor.plans:
+        assert plan.num_tokens <= 24
+        assert plan.rows.max() < 20
+        # Of no block but the scratch block.
+        assert not plan.block_ids.size
+    seated = {admitted.row for plan in executor.plans for admitted in plan.admitted}
+    given_back = {row for plan in executor.plans for row in plan.released}
+    # The row that the last plan computes is taken by whoever is admitted to it.
+    assert seated - given_back == {0}
