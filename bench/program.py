@@ -41,6 +41,7 @@ BENCHMARKS = {
     "exactness": ("exactness", "Answers alone and in any company, to the bit, on many model shapes at once."),
     "combinations": ("combinations", "Every capability beside every other: tokens as promised, or refused by name."),
     "unread": ("unread_streams", "A neighbour's first token beside streams whose clients do not read."),
+    "speculation": ("speculation", "Replays of recorded answers with speculation off and on: speed and acceptance."),
     "kernels": ("gpu_kernels", "Time and check the kernels on a GPU."),
     "kv-swap": ("kv_swap", "Prompts that a GPU's cache has forgotten: computed again, or back from host memory."),
     "attention": ("attention_library", "Attention on a GPU beside libraries', at the limit of power."),
