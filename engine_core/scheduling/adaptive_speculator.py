@@ -22,6 +22,8 @@ from headwater.engine_core.scheduling.request_table import RequestTable
 
 WORTHWHILE = 1.05
 """Gain from which on rows wait for results."""
+MOST_IDLE = 3
+"""Steps in which no row is drafted, one after another, while rows wait that may gain fewer tokens than they ask for."""
 ANY = -1
 
 
@@ -36,7 +38,7 @@ class AdaptiveSpeculator:
         self.needs_result: BoolArray = np.zeros(num_rows, np.bool_)
         self._drafters, self._costs, self._vocab_size = tuple(drafters), costs, vocab_size
         self._acceptance = Acceptance(num_rows)
-        self._is_waiting = False
+        self._is_waiting, self._num_idle = False, 0
         self._may_wait: BoolArray = np.zeros(num_rows, np.bool_)
         """Rows that wait when rows wait: a row with a grammar waits for its masks."""
         self._most: Int32Array = np.zeros(num_rows, np.int32)
@@ -60,14 +62,15 @@ class AdaptiveSpeculator:
         self._wanted[row] = names.index(asked.drafter) if is_served and asked.drafter else ANY
         self._may_wait[row] = not request.has_grammar
         self.needs_result[row] = self._is_waiting and self._may_wait[row]
-        self._num_guesses[row] = 0
         self._acceptance.reset(row)
         for drafter in self._drafters:
             drafter.seat(row, request.chain.namespace, request.num_prompt_tokens)
 
     def vacate(self, row: int, token_ids: Int32Array) -> None:
         self.needs_result[row] = self._may_wait[row] = False
-        self._most[row] = self._num_guesses[row] = 0
+        self._most[row] = 0
+        # What was right so far is noted before the row is another request's.
+        self._end_guesses(np.array([row]), is_wrong=np.zeros(1, np.bool_))
         for drafter in self._drafters:
             drafter.vacate(row, token_ids)
 
@@ -93,7 +96,9 @@ class AdaptiveSpeculator:
             self._guess(table, rows[drafted], most[drafted])
             num_guesses = self._num_guesses[rows[drafted]]
             num_drafts[drafted] = self._choose(rows[drafted], num_guesses, rows.size, total).num_drafts
-        if self._is_waiting and not num_drafts.any() and (most == self._most[rows]).all():
+        # Rows that may gain few tokens now, near an end or for want of credit, do not tell what drafts of others bring.
+        self._num_idle = 0 if num_drafts.any() else self._num_idle + 1
+        if self._num_idle > MOST_IDLE or (self._num_idle and (most == self._most[rows]).any()):
             self._wait(is_waiting=False)
         return num_drafts, self._guesses[rows]
 
@@ -102,7 +107,7 @@ class AdaptiveSpeculator:
         return sum(drafter.num_bytes for drafter in self._drafters)
 
     def _wait(self, *, is_waiting: bool) -> None:
-        self._is_waiting = is_waiting
+        self._is_waiting, self._num_idle = is_waiting, 0
         self.needs_result[:] = self._may_wait & is_waiting
 
     def _choose(self, rows: Rows, num_offered: Int32Array, num_rows: int, total: int) -> Choice:
@@ -122,8 +127,8 @@ class AdaptiveSpeculator:
             found = drafter.propose(some.astype(np.int32), table.token_ids, table.num_known, most[asked])
             num_found = self._legal(found.draft_ids, np.minimum(found.num_drafts, most[asked]))
             is_better = (num_found > 0) & (found.match_lens > self._match_lens[some])
-            better, width = some[is_better], found.draft_ids.shape[1]
-            self._guesses[better, :width] = found.draft_ids[is_better]
+            better, width = some[is_better], min(found.draft_ids.shape[1], self.max_drafts)
+            self._guesses[better, :width] = found.draft_ids[is_better, :width]
             self._num_guesses[better] = num_found[is_better]
             self._match_lens[better] = found.match_lens[is_better]
 

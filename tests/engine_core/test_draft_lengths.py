@@ -57,7 +57,7 @@ def test_no_other_lengths_of_a_compared_total_bring_more_tokens_a_second(
     most_useful = min(sum(useful), most_drafts)
     totals = {size - num_rows for size in costs.sizes.tolist() if 0 < size - num_rows < most_useful} | {most_useful}
     every = [
-        each for each in itertools.product(*(range(n + 1) for n in useful)) if 0 < sum(each) and sum(each) in totals
+        each for each in itertools.product(*(range(n + 1) for n in useful)) if sum(each) > 0 and sum(each) in totals
     ]
     # Without drafts no row waits for a result, so that there is no gap.
     plain = num_rows / float(costs.of(num_rows))
