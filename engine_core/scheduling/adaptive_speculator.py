@@ -124,7 +124,7 @@ class AdaptiveSpeculator:
             if not asked.any():
                 continue
             some = rows[asked]
-            found = drafter.propose(some.astype(np.int32), table.token_ids, table.num_known, most[asked])
+            found = drafter.propose(some.astype(np.int32), table.token_ids, table.num_known[some], most[asked])
             num_found = self._legal(found.draft_ids, np.minimum(found.num_drafts, most[asked]))
             is_better = (num_found > 0) & (found.match_lens > self._match_lens[some])
             better, width = some[is_better], min(found.draft_ids.shape[1], self.max_drafts)

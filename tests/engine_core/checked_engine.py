@@ -24,6 +24,7 @@ from headwater.engine_core.executors.simulated import (
 )
 from headwater.engine_core.kv.block_source import BlockSource
 from headwater.engine_core.request import FinishReason, NewRequest
+from headwater.engine_core.scheduling.adaptive_speculator import AdaptiveSpeculator
 from headwater.engine_core.scheduling.masks import Rows
 from headwater.engine_core.scheduling.request_state import RequestState
 from headwater.engine_core.scheduling.request_table import RequestTable
@@ -222,6 +223,8 @@ class Stream:
     reason: FinishReason | None = None
     num_scored: int = 0
     """Prompt positions whose log probabilities came."""
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
 
 
 class HalfRightSpeculator(FixedSpeculator):
@@ -280,7 +283,7 @@ class Driver:
     """Steps that a mask takes, at most."""
     streams: dict[int, Stream] = field(default_factory=dict)
     cached: set[bytes] = field(default_factory=set)
-    speculator: HalfRightSpeculator | None = None
+    speculator: HalfRightSpeculator | AdaptiveSpeculator | None = None
     sources: Sources | None = None
     """With them a step takes a second: some loads are given up."""
 
@@ -291,6 +294,7 @@ class Driver:
         self.masks = np.zeros((self.config.max_num_seqs, num_positions, NUM_WORDS), np.int32)
         if self.speculator is not None:
             self.config = replace(self.config, max_draft_tokens=self.speculator.max_drafts)
+        if isinstance(self.speculator, HalfRightSpeculator):
             self.speculator.beside(self.config).streams = self.streams
         self.engine = Engine(
             self.config,
@@ -389,6 +393,9 @@ class Driver:
             # A cancel may come too late.
             stream.is_cancelled &= finish.reason is FinishReason.CANCELLED
             assert finish.num_output_tokens == len(stream.tokens)
+            if finish.work is not None:
+                stream.num_draft_tokens = finish.work.num_draft_tokens
+                stream.num_accepted_tokens = finish.work.num_accepted_tokens
         if (wanted := output.masks_wanted) is not None:
             columns = (wanted.keys, wanted.rows, wanted.tickets, wanted.output_indices, wanted.draft_ids)
             for key, row, ticket, index, draft_ids in zip(*columns, strict=True):

@@ -56,9 +56,10 @@ class Oracle:
         pass
 
     def propose(self, rows: Int32Array, token_ids: Int32Array, num_known: Int32Array, most: Int32Array) -> Proposal:
+        assert rows.shape == num_known.shape == most.shape, "one entry a row that is asked about"
         drafts, num_drafts = np.zeros((len(rows), MAX_DRAFTS), np.int32), np.zeros(len(rows), np.int32)
         for i, row in enumerate(rows.tolist()):
-            key, first = int(token_ids[row, 0]), int(num_known[row]) - self.num_prompt[row]
+            key, first = int(token_ids[row, 0]), int(num_known[i]) - self.num_prompt[row]
             self.asked.add(key)
             right = self.answers[key][first : first + int(most[i])]
             ids = [t if self.is_right(key, first + j) else (t + 1) % 50 for j, t in enumerate(right)]

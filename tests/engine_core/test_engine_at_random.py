@@ -20,6 +20,7 @@ from headwater.engine_core.executors.simulated import UInt64Array, expected_toke
 from headwater.engine_core.kv.prefix_hash import expected_cached_tokens
 from headwater.engine_core.request import NewRequest
 from headwater.engine_core.sampling_params import SamplingParams
+from headwater.engine_core.scheduling.adaptive_speculator import AdaptiveSpeculator
 from tests.engine_core.checked_engine import (
     BLOCK_SIZE,
     MAX_MODEL_LEN,
@@ -165,7 +166,7 @@ def check_rounds(
     late_polls: int,
     mask_delay: int,
     rounds: list[Round],
-    speculator: HalfRightSpeculator | None = None,
+    speculator: HalfRightSpeculator | AdaptiveSpeculator | None = None,
     sources: Sources | None = None,
 ) -> Driver:
     driver = Driver(config, late_polls, mask_delay, speculator=speculator, sources=sources)
