@@ -197,9 +197,9 @@ class StepBuilder:
         return np.concatenate(rows), np.concatenate(indices), np.concatenate(blocks)
 
 
-def compose_draw(step: int, table: RequestTable) -> PlannedStep | None:
-    """The sampling of all that is held and has its masks, or none."""
-    rows, output_indices, num_positions = table.held.take_drawable()
+def compose_draw(step: int, table: RequestTable, max_positions: int) -> PlannedStep | None:
+    """The sampling of what is held and has its masks, of up to so many positions; or none."""
+    rows, output_indices, num_positions = table.held.take_drawable(max_positions)
     if not rows.size:
         return None
     is_certain = bool((num_positions == 1).all())

@@ -27,7 +27,7 @@ def report(output: StepOutput) -> bytes:
 async def test_masks_come_while_the_event_loop_stands_still(demo_folder: Path) -> None:
     writer_end, reader_end = create_ring()
     reports, said = RingWriter(writer_end), queue.Queue[Command]()
-    table = np.zeros((2, VOCAB_SIZE // 32), np.int32)
+    table = np.zeros((1, 2, VOCAB_SIZE // 32), np.int32)
     compiler, writer = GrammarCompiler(demo_folder), MaskWriter(table, said.put, lambda seconds: None)
     writer.follow(7, *await compiler.member(schema_grammar({"type": "boolean"}).encode()), [])
     async with owned_task(writer.run(RingReader(reader_end))):
@@ -36,11 +36,11 @@ async def test_masks_come_while_the_event_loop_stands_still(demo_folder: Path) -
             report(StepOutput(step=1, masks_wanted=MasksWanted(keys=[7], rows=[1], tickets=[3], output_indices=[0])))
         )
         # Waits in this thread, so nothing runs in the loop.
-        assert said.get(timeout=20) == MasksFilled([1], [3], [0])
-        assert table[1].any()
-        token_id = int(np.flatnonzero(np.unpackbits(table[1].view(np.uint8), bitorder="little"))[0])
+        assert said.get(timeout=20) == MasksFilled([1], [3], [0], [1])
+        assert table[0, 1].any()
+        token_id = int(np.flatnonzero(np.unpackbits(table[0, 1].view(np.uint8), bitorder="little"))[0])
         reports.write(report(StepOutput(step=2, keys=[7], num_tokens=[1], token_ids=[token_id], is_drawn=True)))
-        assert said.get(timeout=20) == MasksFilled([1], [3], [1])
+        assert said.get(timeout=20) == MasksFilled([1], [3], [1], [1])
     reports.close()
     writer.close()
     compiler.close()
@@ -50,7 +50,7 @@ async def test_a_fault_is_heard_by_whoever_waits_and_the_core_goes_on() -> None:
     writer_end, reader_end = create_ring()
     reports = RingWriter(writer_end)
     reports.write(b"no report")
-    writer = MaskWriter(np.zeros((1, 1), np.int32), lambda command: None, lambda seconds: None)
+    writer = MaskWriter(np.zeros((1, 1, 1), np.int32), lambda command: None, lambda seconds: None)
     with pytest.raises(msgspec.DecodeError):
         await writer.run(RingReader(reader_end))
     writer.close()
