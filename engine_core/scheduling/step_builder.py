@@ -111,6 +111,8 @@ class StepBuilder:
         starts = table.num_computed[rows]
         table.num_computed[rows] = starts + advance
         table.credit[rows] -= advance
+        if self.num_drafts is not None:
+            table.is_uncertain[rows] = self.num_drafts > 0
         plan_rows, starts, counts, samples, num_drafts = self._with_chunks(starts, counts)
         output_indices = starts + counts - table.num_prompt[plan_rows]
         if num_drafts is not None:
