@@ -43,8 +43,8 @@ class AdaptiveSpeculator:
         self._drafters, self._costs, self._vocab_size = tuple(drafters), costs, vocab_size
         self._acceptance = Acceptance(num_rows)
         self._is_waiting, self._pace = False, 1.0
-        self._may_wait: BoolArray = np.zeros(num_rows, np.bool_)
-        """Rows that wait when rows wait: a row with a grammar waits for its masks."""
+        self._is_seated: BoolArray = np.zeros(num_rows, np.bool_)
+        """Rows that a request has: those that wait when rows wait."""
         self._most: Int32Array = np.zeros(num_rows, np.int32)
         """Drafts that each row's request allows."""
         self._wanted: Int32Array = np.full(num_rows, ANY, np.int32)
@@ -61,17 +61,17 @@ class AdaptiveSpeculator:
     def seat(self, request: RequestState) -> None:
         row, asked = request.row, request.speculation
         names = [drafter.name for drafter in self._drafters]
-        is_served = asked.is_on and not request.has_grammar and asked.drafter in ("", *names)
+        is_served = asked.is_on and asked.drafter in ("", *names)
         self._most[row] = min(asked.max_tokens or self.max_drafts, self.max_drafts) if is_served else 0
         self._wanted[row] = names.index(asked.drafter) if is_served and asked.drafter else ANY
-        self._may_wait[row] = not request.has_grammar
-        self.needs_result[row] = self._is_waiting and self._may_wait[row]
+        self._is_seated[row] = True
+        self.needs_result[row] = self._is_waiting
         self._acceptance.reset(row)
         for drafter in self._drafters:
             drafter.seat(row, request.chain.namespace, request.num_prompt_tokens)
 
     def vacate(self, row: int, token_ids: Int32Array) -> None:
-        self.needs_result[row] = self._may_wait[row] = False
+        self.needs_result[row] = self._is_seated[row] = False
         self._most[row] = 0
         # What was right so far is noted before the row is another request's.
         self._end_guesses(np.array([row]), is_wrong=np.zeros(1, np.bool_))
@@ -115,7 +115,7 @@ class AdaptiveSpeculator:
 
     def _start_waiting(self, gain: float) -> None:
         self._is_waiting, self._pace = True, min(gain, MOST_PACE)
-        self.needs_result[:] = self._may_wait
+        self.needs_result[:] = self._is_seated
 
     def _stop_waiting(self) -> None:
         self._is_waiting = False

@@ -227,7 +227,7 @@ def test_nothing_is_compiled_that_was_not_compiled_ahead(
     words = -(-MODEL.vocab_size // 32)
     for step, num_rows in enumerate(n for n in (1, 2, 3, 17, 96) if n <= max_num_seqs):
         rows = np.arange(num_rows, dtype=np.int32)
-        masks = np.full((num_rows, 1, words), -1, np.int32)
+        masks = np.full((1, num_rows, words), -1, np.int32)
         device.retire(device.draw(DrawPlan(step=step, rows=rows, positions=rows + 5, output_indices=rows, masks=masks)))
     new = launches.seen - ahead
     assert not new, "\n".join(sorted(str(x)[:400] for x in new))
