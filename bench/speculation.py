@@ -138,7 +138,7 @@ def run(
     longest = max(len(exchange.answer_ids) for case in cases for exchange in case.exchanges)
     measurements = []
     with ExitStack() as stack:
-        folder, load_format = _model(model, model_folder, load_format, dry_run=dry_run, stack=stack)
+        folder, load_format = _model(model, model_folder, load_format, device=device, dry_run=dry_run, stack=stack)
         options = ExecutorOptions(
             model_folder=folder,
             load_format=load_format,
@@ -189,12 +189,14 @@ def _exchanges(name: str, rows: int, requests: int, *, dry_run: bool) -> list[Ex
     return [replace(each, prompt_ids=each.prompt_ids[-96:], answer_ids=each.answer_ids[:48]) for each in found[:3]]
 
 
-def _model(name: str, folder: Path | None, load_format: str, *, dry_run: bool, stack: ExitStack) -> tuple[Path, str]:
+def _model(
+    name: str, folder: Path | None, load_format: str, *, device: str, dry_run: bool, stack: ExitStack
+) -> tuple[Path, str]:
     """Its folder and load format."""
     if folder is not None:
         return folder, "auto"
     if name == "demo" and not dry_run:
-        return pull(DEMO_NAME, cache_dir=default_cache_dir(), progress=silent), "auto"
+        return pull(DEMO_NAME, cache_dir=default_cache_dir(), progress=silent, device=device), "auto"
     if name not in ("demo", *MODELS):
         raise typer.BadParameter(f"--model is {name!r}; allowed: demo, {', '.join(MODELS)}")
     made = Path(stack.enter_context(tempfile.TemporaryDirectory()))
