@@ -13,9 +13,11 @@ NUM_BLOCKS = 128
 MAX_TOKENS = 44
 COMPANY_TOKENS = 140
 """A longer answer, which ends after that of the request that it runs beside."""
-PLAIN: Fields = {"temperature": 0.0, "max_tokens": MAX_TOKENS}
-RACES = frozenset({Move.CROWD, Move.LOSS})
-COMPANY: Fields = {"temperature": 0.0, "max_tokens": COMPANY_TOKENS}
+MAX_DRAFT_TOKENS = 15
+PLAIN: Fields = {"temperature": 0.0, "max_tokens": MAX_TOKENS, "speculative": "off"}
+"""Engines draft wherever a request lets them."""
+RACES = frozenset({Move.CROWD, Move.LOSS, Move.REPEAT})
+COMPANY: Fields = {"temperature": 0.0, "max_tokens": COMPANY_TOKENS, "speculative": "off"}
 
 
 @dataclass(frozen=True, slots=True)

@@ -174,6 +174,18 @@ SEVERAL_STEPS = Capability(
     refused_on_cpu=Refused(field="decode_steps", says="allowed: 1 on the platform cpu"),
     beside={name: Aside(because=NO_PLAN) for name in ("penalties", "log probabilities", "beams", "grammar", "tools")},
 )
+SPECULATION = Capability(
+    name="speculation",
+    promise=Promise.SAME,
+    asks={"speculative": "auto"},
+    moves=frozenset({Move.REPEAT}),
+    settings=frozenset({"max_draft_tokens"}),
+    sampling=frozenset({"speculative"}),
+    took_place=lambda answer: answer.num_accepted_tokens > 0,
+    beside={
+        "beams": Aside(because="a search asks for one token at a time"),
+    },
+)
 
 CAPABILITIES = (
     CHUNKED_PREFILL,
@@ -191,4 +203,5 @@ CAPABILITIES = (
     TOOLS,
     RESUME,
     SEVERAL_STEPS,
+    SPECULATION,
 )

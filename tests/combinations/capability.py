@@ -22,6 +22,7 @@ class Promise(Enum):
 class Move(Enum):
     """What happens around a request in order that a capability takes place."""
 
+    REPEAT = "the same request was answered before"
     WARM = "a prompt that begins as this one was answered before"
     FLOOD = "other prompts took the device's blocks since"
     CROWD = "a longer answer of a higher rank wants the same blocks"
@@ -52,6 +53,8 @@ class Answer:
     num_tokens_before_loss: int = 0
     """Tokens that a replica which was lost had computed."""
     num_replicas: int = 1
+    num_accepted_tokens: int = 0
+    """Drafted tokens that stand."""
     num_searches: int = 0
     """Requests that the engines computed for this one."""
     kv_format: str = ""

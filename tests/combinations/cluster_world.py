@@ -27,7 +27,7 @@ SYSTEM = (
 QUESTION = "Tell me of the longest night."
 OTHER_QUESTION = "What do the birds eat in winter?"
 COMPANY_QUESTION = "Which boats came last spring?"
-CROWD: Fields = {"max_tokens": 44, "n": 5, "temperature": 1.0, "seed": 7}
+CROWD: Fields = {"max_tokens": 44, "n": 5, "temperature": 1.0, "seed": 7, "speculative": "off"}
 """Several choices share their prompt's blocks and grow together: whichever of the two requests comes first, both begin,
 and blocks run out before the other one ends."""
 FLOODS = ("What lies up the river? " * 22, "Who lives on the island? " * 22, "When does the ferry leave? " * 22)
@@ -35,7 +35,8 @@ LOST_AFTER_BYTES = 450
 """Of frames, about a third of an answer."""
 BUCKET = re.compile(r'le="([^"]*)"')
 MOST_ASKED = 4
-"""Times that a request is asked until another one has taken its blocks, or its engine is lost between its tokens."""
+"""Times that a request is asked until another one has taken its blocks, its engine is lost between its tokens, or the
+engine that answers it is the one that answered it before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +147,7 @@ class ClusterWorld:
 
     def _run(self, kind: EngineKind, asked: Asked) -> Answer:
         replicas, salt = self._cluster.replicas[kind.name], f"run-{next(self._cluster.runs)}"
-        self._prepare(kind, asked.moves, salt)
+        self._prepare(kind, asked, salt)
         before = [replica.counters_at_rest() for replica in replicas]
         fields = dict(asked.fields) | {"cache_salt": salt}
         with ThreadPoolExecutor(1) as pool:
@@ -164,11 +165,13 @@ class ClusterWorld:
         grown = [{key: now[key] - then.get(key, 0.0) for key in now} for then, now in zip(before, after, strict=True)]
         return self._answer(whole, grown, replicas, beside)
 
-    def _prepare(self, kind: EngineKind, moves: frozenset[Move], salt: str) -> None:
+    def _prepare(self, kind: EngineKind, asked: Asked, salt: str) -> None:
         short = {"temperature": 0.0, "max_tokens": 1}
-        if Move.WARM in moves:
+        if Move.REPEAT in asked.moves:
+            self._chat(kind, QUESTION, {**asked.fields, "cache_salt": salt})
+        if Move.WARM in asked.moves:
             self._chat(kind, OTHER_QUESTION, {**short, "cache_salt": salt})
-        for i, flood in enumerate(FLOODS if Move.FLOOD in moves else ()):
+        for i, flood in enumerate(FLOODS if Move.FLOOD in asked.moves else ()):
             self._chat(kind, flood, {**short, "cache_salt": f"{salt}-{i}"})
 
     def _chat(self, kind: EngineKind, question: str, fields: Fields) -> dict[str, Any]:
@@ -217,6 +220,7 @@ class ClusterWorld:
             num_swapped_in=total("kv_swap_in_tokens_total"),
             num_replicas=len(set(served_by)),
             num_tokens_before_loss=int(by_id[served_by[0]]["generation_tokens_total"]) if len(served_by) > 1 else 0,
+            num_accepted_tokens=total("spec_decode_num_accepted_tokens_total"),
             num_searches=total("generation_tokens_total"),
             company_ids=beside["choices"][0]["token_ids"] if beside is not None else [],
             # Draws under a mask are no steps.

@@ -9,23 +9,32 @@ from pathlib import Path
 from typing import Any
 
 from headwater.engine_core.config import ConfigError
+from headwater.engine_core.drafting.ngram import NGramDrafter
+from headwater.engine_core.drafting.step_costs import StepCosts
+from headwater.engine_core.drafting.suffix import SuffixDrafter
 from headwater.engine_core.engine import Engine
 from headwater.engine_core.executors.registry import build_executor
 from headwater.engine_core.options import ExecutorOptions
-from headwater.engine_core.request import NewRequest, TokenLogprobs
+from headwater.engine_core.request import NewRequest, Speculation, TokenLogprobs
 from headwater.engine_core.sampling_params import SamplingParams
+from headwater.engine_core.scheduling.adaptive_speculator import AdaptiveSpeculator
 from headwater.engine_core.step_output import StepOutput
-from tests.combinations.asked import BLOCK_SIZE, COMPANY, MAX_MODEL_LEN, NUM_BLOCKS, Asked
+from tests.combinations.asked import BLOCK_SIZE, COMPANY, MAX_DRAFT_TOKENS, MAX_MODEL_LEN, NUM_BLOCKS, PLAIN, Asked
 from tests.combinations.capability import Answer, Fields, Move
 
 PROMPT_LEN = 100
 SHARED_LEN = 52
 """Tokens that the request's prompt and one that was answered before begin with."""
-COMPANY_LEN = 230
+COMPANY_LEN = 238
+"""It wants another block before an answer of a few steps beside it ends."""
+REPEAT_FLOOD_LEN = 320
 LOST_AFTER = 16
 """Tokens that the first of two replicas answers."""
 SAMPLING = ("temperature", "seed", "max_tokens", "presence_penalty", "frequency_penalty", "repetition_penalty")
-BUDGET = {"max_num_seqs": 16, "max_num_batched_tokens": MAX_MODEL_LEN, "num_threads": 1}
+MAX_NUM_SEQS = 16
+BUDGET = {"max_num_seqs": MAX_NUM_SEQS, "max_num_batched_tokens": MAX_MODEL_LEN, "num_threads": 1}
+COSTS = StepCosts.measured([1, 64], [1.0, 1.0], gap=0.05)
+"""What is drafted does not depend on how long steps take here."""
 
 
 def prompt(number: int, length: int = PROMPT_LEN) -> list[int]:
@@ -48,6 +57,7 @@ class Heard:
     cached_tokens: int = 0
     num_preemptions: int = 0
     num_steps: int = 0
+    num_accepted_tokens: int = 0
     has_finished: bool = False
 
 
@@ -56,7 +66,18 @@ class Replica:
 
     def __init__(self, options: ExecutorOptions) -> None:
         self._executor, config, self.facts = build_executor(options, lambda phase, done, total: None)
-        self.engine = Engine(config, self._executor)
+        drafters = (
+            NGramDrafter(MAX_NUM_SEQS, MAX_MODEL_LEN, MAX_DRAFT_TOKENS),
+            SuffixDrafter(MAX_NUM_SEQS, MAX_DRAFT_TOKENS),
+        )
+        speculator = AdaptiveSpeculator(
+            drafters,
+            COSTS,
+            num_rows=MAX_NUM_SEQS,
+            max_drafts=MAX_DRAFT_TOKENS,
+            vocab_size=self.facts.vocab_size,
+        )
+        self.engine = Engine(config, self._executor, speculator=speculator)
         self.heard: dict[int, Heard] = {}
         self._keys = itertools.count()
         self.prefills: list[int] = []
@@ -73,6 +94,7 @@ class Replica:
             output_ids=list(output_ids),
             sampling=sampling_of(fields),
             namespace=namespace,
+            speculation=Speculation(is_on=fields["speculative"] == "auto"),
         )
         self.engine.add(new)
         return key, self.heard[key]
@@ -107,6 +129,7 @@ class Replica:
             heard.has_finished = True
             if finished.work is not None:
                 heard.num_preemptions, heard.num_steps = finished.work.num_preemptions, finished.work.num_steps
+                heard.num_accepted_tokens = finished.work.num_accepted_tokens
 
     def close(self) -> None:
         self._executor.close()
@@ -125,7 +148,11 @@ class EngineWorld:
 
     def __init__(self, folder: Path, *, executor: str = "single", **options: Any) -> None:
         self._options = {"model_folder": folder, "executor": executor, "max_model_len": MAX_MODEL_LEN} | options
-        self._options |= {"block_size": BLOCK_SIZE, "num_blocks": NUM_BLOCKS} | BUDGET
+        self._options |= {
+            "block_size": BLOCK_SIZE,
+            "num_blocks": NUM_BLOCKS,
+            "max_draft_tokens": MAX_DRAFT_TOKENS,
+        } | BUDGET
         self._replicas: dict[tuple[Any, ...], Replica] = {}
         self._runs = itertools.count(1)
 
@@ -151,7 +178,7 @@ class EngineWorld:
         self, replica: Replica, asked: Asked, namespace: bytes, said: list[int], scored: list[TokenLogprobs]
     ) -> Answer:
         before = replica.engine.load()
-        self._prepare(replica, asked.moves, namespace)
+        self._prepare(replica, asked, namespace)
         company = None
         if asked.moves & {Move.CROWD, Move.COMPANY}:
             _, company = replica.add(prompt(1, COMPANY_LEN), COMPANY, namespace)
@@ -174,19 +201,27 @@ class EngineWorld:
             num_swapped_in=after.num_swapped_in - before.num_swapped_in,
             num_tokens_before_loss=len(said),
             num_replicas=2 if said else 1,
+            num_accepted_tokens=heard.num_accepted_tokens,
             kv_format=replica.facts.kv_format,
             company_ids=company.token_ids if company is not None else [],
             num_company_steps=company.num_steps if company is not None else 0,
         )
 
-    def _prepare(self, replica: Replica, moves: frozenset[Move], namespace: bytes) -> None:
-        if Move.WARM in moves:
-            begun = [*prompt(0, SHARED_LEN), *prompt(4)]
-            replica.add(begun, {"temperature": 0.0, "max_tokens": 1}, namespace)
+    def _prepare(self, replica: Replica, asked: Asked, namespace: bytes) -> None:
+        short = {**PLAIN, "max_tokens": 1}
+        if Move.REPEAT in asked.moves:
+            replica.add(prompt(0), asked.fields, namespace)
             replica.finish()
-        if Move.FLOOD in moves:
+            # None of its blocks is left: the request computes its whole prompt.
+            for number in range(NUM_BLOCKS * BLOCK_SIZE // REPEAT_FLOOD_LEN + 1):
+                replica.add(prompt(6 + number, REPEAT_FLOOD_LEN), short, namespace)
+                replica.finish()
+        if Move.WARM in asked.moves:
+            replica.add([*prompt(0, SHARED_LEN), *prompt(4)], short, namespace)
+            replica.finish()
+        if Move.FLOOD in asked.moves:
             for number in (2, 3, 5):
-                replica.add(prompt(number, 200), {"temperature": 0.0, "max_tokens": 1}, namespace)
+                replica.add(prompt(number, 200), short, namespace)
                 replica.finish()
 
     def _replica(self, options: Fields, number: int) -> Replica:

@@ -31,8 +31,6 @@ NO_CAPABILITY_SAMPLING = {
     "skip_special_tokens", "echo", "truncate_prompt_tokens", "truncation_side",
     # Held by the grammar's path.
     "thinking_token_budget",
-    # Changes no token.
-    "speculative",
 }  # fmt: skip
 
 
