@@ -69,4 +69,4 @@ class Acceptance:
 
 
 def _kind(match_lens: Int32Array) -> npt.NDArray[np.integer]:
-    return np.clip(match_lens, 1, LONGEST_MATCH) - 1
+    return np.minimum(np.maximum(match_lens, 1), LONGEST_MATCH) - 1

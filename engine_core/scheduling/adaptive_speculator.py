@@ -42,6 +42,7 @@ class AdaptiveSpeculator:
         self.needs_result: BoolArray = np.zeros(num_rows, np.bool_)
         self._drafters, self._costs, self._vocab_size = tuple(drafters), costs, vocab_size
         self._acceptance = Acceptance(num_rows)
+        self.num_bytes = sum(drafter.num_bytes for drafter in drafters)
         self._is_waiting, self._pace = False, 1.0
         self._is_seated: BoolArray = np.zeros(num_rows, np.bool_)
         """Rows that a request has: those that wait when rows wait."""
@@ -77,6 +78,7 @@ class AdaptiveSpeculator:
         self._end_guesses(np.array([row]), is_wrong=np.zeros(1, np.bool_))
         for drafter in self._drafters:
             drafter.vacate(row, token_ids)
+        self.num_bytes = sum(drafter.num_bytes for drafter in self._drafters)
 
     def settle(self, table: RequestTable, rows: Rows, first: Int32Array) -> None:
         self._compare(table, rows, first)
@@ -108,10 +110,6 @@ class AdaptiveSpeculator:
         if self._pace < 1.0 or not self._most[rows].any():
             self._stop_waiting()
         return num_drafts, self._guesses[rows]
-
-    @property
-    def num_bytes(self) -> int:
-        return sum(drafter.num_bytes for drafter in self._drafters)
 
     def _start_waiting(self, gain: float) -> None:
         self._is_waiting, self._pace = True, min(gain, MOST_PACE)

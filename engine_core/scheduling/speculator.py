@@ -19,6 +19,9 @@ class Speculator(Protocol):
     """[rows of the table] whether the row's next plan needs the result of the last one: it is planned with nothing of
     it in flight. Only such rows get drafts. May change from step to step."""
 
+    num_bytes: int
+    """Memory that drafters hold, as of when a request last left its row."""
+
     def seat(self, request: RequestState) -> None:
         """A request has taken a row."""
 
@@ -32,7 +35,3 @@ class Speculator(Protocol):
         """What may follow the known tokens of `rows`, all that decode in a step: how many tokens for each, int32 [R],
         up to most[i], which is 0 where the row does not wait for results; and which, int32 [R, K]. What is more than
         `total` tokens in all is left away."""
-
-    @property
-    def num_bytes(self) -> int:
-        """Memory that drafters hold at present."""
