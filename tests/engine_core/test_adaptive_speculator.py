@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pytest
@@ -13,7 +13,12 @@ from headwater.engine_core.drafting.drafter import Proposal
 from headwater.engine_core.drafting.step_costs import StepCosts
 from headwater.engine_core.engine import Engine
 from headwater.engine_core.executor import Int32Array, StepPlan
-from headwater.engine_core.executors.simulated import SimulatedExecutor, SimulatedModel, expected_tokens
+from headwater.engine_core.executors.simulated import (
+    SimulatedExecutor,
+    SimulatedModel,
+    SimulatedTiming,
+    expected_tokens,
+)
 from headwater.engine_core.request import FinishReason, NewRequest, Speculation
 from headwater.engine_core.sampling_params import SamplingParams
 from headwater.engine_core.scheduling.adaptive_speculator import AdaptiveSpeculator
@@ -81,14 +86,17 @@ class PlannedExecutor(SimulatedExecutor):
 class Run:
     """An engine whose drafters know the answers to what it is asked."""
 
-    def __init__(self, *drafters: Oracle, costs: StepCosts = FLAT, max_drafts: int = MAX_DRAFTS) -> None:
+    def __init__(
+        self, *drafters: Oracle, costs: StepCosts = FLAT, max_drafts: int = MAX_DRAFTS, async_depth: int = 2
+    ) -> None:
         self.drafters = drafters
         self.speculator = AdaptiveSpeculator(
             drafters, costs, num_rows=NUM_ROWS, max_drafts=max_drafts, vocab_size=MODEL.vocab_size
         )
-        self.executor = PlannedExecutor(CONFIG, MODEL)
+        config = replace(CONFIG, async_depth=async_depth)
+        self.executor = PlannedExecutor(config, MODEL, SimulatedTiming(late_polls=0 if async_depth == 2 else 1 << 20))
         self.executor.plans = []
-        self.engine = Engine(CONFIG, self.executor, speculator=self.speculator)
+        self.engine = Engine(config, self.executor, speculator=self.speculator)
         self.answers: dict[int, list[int]] = {}
         for drafter in drafters:
             drafter.answers = self.answers
@@ -224,6 +232,20 @@ def test_requests_that_ask_for_none_get_no_drafts_beside_others_that_do() -> Non
     run.run()
     assert run.drafters[0].asked == {0, 2, 4}
     assert [run.work[key].num_draft_tokens > 0 for key in range(6)] == [True, False] * 3
+
+
+@pytest.mark.parametrize("num_steps", range(2, 10))
+def test_a_row_whose_drafts_are_in_flight_is_not_planned_when_rows_stop_waiting(num_steps: int) -> None:
+    """They stop in a step of another row, which wants no drafts, while several steps are in flight."""
+    run = Run(Oracle(lambda key, index: index % 5 != 0), async_depth=4)
+    run.add(1, 60)
+    for _ in range(num_steps):
+        run.step()
+    for key in (2, 3):
+        run.add(key, 60, Speculation(is_on=False))
+        run.step()
+    run.run()
+    assert run.tokens == run.answers
 
 
 def test_rows_never_wait_where_no_request_wants_drafts() -> None:
