@@ -59,7 +59,7 @@ NARROW_LINEARS = {
     "hidden 576 head": (49_152, 576),
 }
 OTHER_TILES = (
-    WideTiles(128, 128, 64, 8, 4, 0.8),
+    WideTiles(64, 256, 64, 4, 4, 0.8),
     WideTiles(64, 128, 64, 4, 6, 0.6),
     WideTiles(128, 128, 64, 8, 3, 0.9, persistent=False),
     WideTiles(64, 128, 64, 4, 4, 0.85, persistent=False),

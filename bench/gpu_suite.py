@@ -63,6 +63,10 @@ MOST_RESTARTS = 1000
 TESTS_AT_ONCE = max(1, (os.cpu_count() or 2) // 2)
 # Seconds that a part may take; together more than there are, since few parts need all of theirs.
 TESTS_LIMIT, MODEL_LIMIT, LINE_LIMIT, STRUCTURED_LIMIT, COMBINATIONS_LIMIT = 240.0, 200.0, 120.0, 90.0, 400.0
+SPECULATION_LIMIT = 300.0
+"""Of each model."""
+REPLAYED = 16
+"""Answers of a replay; all of them take an 8B model more time than there is."""
 
 console = Console(stderr=True)
 
@@ -151,6 +155,24 @@ class Suite:
         else:
             self._missing["combinations"] = outcome.why
 
+    def speculate(self, model: str) -> None:
+        """Replays with speculation off and on, of a model."""
+        results = self.report.setdefault("speculation", {})
+
+        def told(row: Row) -> None:
+            name = f"{model}, {row['workload']}, {row['rows']}"
+            results[name] = row
+            print(json.dumps({"speculation": {name: row}}), flush=True)
+            self._write()
+
+        command = [sys.executable, "-m", "headwater.bench.speculation", "--json", "--runs=1", f"--model={model}"]
+        command += ["--dry-run", "--device=cpu", "--threads=1"] if self._dry_run else ["--device=cuda"]
+        for names, requests in ((("edits", "agent-turns", "chat"), REPLAYED), (("random",), 0)):
+            replays = [*(f"--workload={name}" for name in names), f"--requests={requests}"]
+            outcome = run_part([*command, *replays], self._left(SPECULATION_LIMIT), told)
+            if outcome.why:
+                self._missing[f"speculation, {model}, {', '.join(names)}"] = outcome.why
+
     def close(self) -> bool:
         """Prints the table and, last, everything; whether all is there and tests passed."""
         workloads = self.report.get("workloads", {})
@@ -207,7 +229,8 @@ def main(
     runs: Annotated[int, typer.Option(help="measured runs of each workload, after one that is not")] = 2,
     limit: Annotated[float, typer.Option(help="seconds; what is left then is not measured")] = 470.0,
     part: Annotated[
-        list[str] | None, typer.Option(help="tests, compute, serve, structure, aside; by name alone: combinations")
+        list[str] | None,
+        typer.Option(help="tests, compute, serve, structure, aside; by name alone: combinations, speculation"),
     ] = None,
     output: Annotated[Path | None, typer.Option(help="file that holds what is known so far")] = None,
     dry_run: Annotated[bool, typer.Option(help="every part once, tiny, on the CPU: no figure means anything")] = False,
@@ -228,6 +251,8 @@ def main(
         suite.structure()
     if "combinations" in parts:
         suite.combine()
+    for model in MODELS if "speculation" in parts else ():
+        suite.speculate(model)
     if "aside" in parts:
         suite.aside()
     raise typer.Exit(0 if suite.close() else 1)

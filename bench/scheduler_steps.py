@@ -19,9 +19,9 @@ from rich.console import Console
 from rich.table import Table
 
 from headwater.bench.program import run_program
+from headwater.bench.timed_executor import TimedExecutor
 from headwater.engine_core.config import EngineConfig
 from headwater.engine_core.engine import Engine
-from headwater.engine_core.executor import DrawPlan, StepPlan, StepResult
 from headwater.engine_core.executors.simulated import SimulatedExecutor, SimulatedModel, SimulatedTiming
 from headwater.engine_core.request import NewRequest
 from headwater.engine_core.sampling_params import SamplingParams
@@ -68,45 +68,6 @@ WORKLOADS = (
 )
 
 
-class TimedExecutor:
-    """Adds up the time that the executor under it takes."""
-
-    swapper = None
-    """None is asked for."""
-    prefill_seconds = 0.0
-
-    def __init__(self, executor: SimulatedExecutor) -> None:
-        self.seconds = 0.0
-        self._executor = executor
-
-    def submit(self, plan: StepPlan) -> int:
-        start = time.perf_counter()
-        handle = self._executor.submit(plan)
-        self.seconds += time.perf_counter() - start
-        return handle
-
-    def draw(self, plan: DrawPlan) -> int:
-        return self._executor.draw(plan)
-
-    def retire(self, handle: int) -> StepResult:
-        start = time.perf_counter()
-        result = self._executor.retire(handle)
-        self.seconds += time.perf_counter() - start
-        return result
-
-    def is_ready(self, handle: int) -> bool:
-        return self._executor.is_ready(handle)
-
-    def warm_up(self) -> float:
-        return self._executor.warm_up()
-
-    def prepare(self) -> bool:
-        return self._executor.prepare()
-
-    def close(self) -> None:
-        self._executor.close()
-
-
 def measure(
     workload: Workload,
     *,
@@ -135,11 +96,11 @@ def measure(
     _steps(engine, requests, steps_per_round)
     num_admitted, engine_us, executor_us = 0, [], []
     for _ in range(ROUNDS):
-        executor.seconds, start = 0.0, time.perf_counter()
+        before, start = executor.seconds, time.perf_counter()
         num_admitted += _steps(engine, requests, steps_per_round)
-        seconds = time.perf_counter() - start - executor.seconds
-        engine_us.append(seconds / steps_per_round * 1e6)
-        executor_us.append(executor.seconds / steps_per_round * 1e6)
+        seconds, executors = time.perf_counter() - start, executor.seconds - before
+        engine_us.append((seconds - executors) / steps_per_round * 1e6)
+        executor_us.append(executors / steps_per_round * 1e6)
     return Measurement(
         workload=workload.name,
         num_running=num_running,

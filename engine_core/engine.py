@@ -23,7 +23,7 @@ from headwater.engine_core.scheduling.step_builder import PlannedStep
 from headwater.engine_core.scheduling.step_results import ResultHandler
 from headwater.engine_core.step_output import EngineLoad, Finished, StepOutput
 
-NO_MASKS: Int32Array = np.empty((0, 1, 0), np.int32)
+NO_MASKS: Int32Array = np.empty((1, 0, 0), np.int32)
 """Of an engine without grammars."""
 
 
@@ -40,7 +40,7 @@ class Engine:
         speculator: Speculator | None = None,
         sources: Sequence[BlockSource] = (),
     ) -> None:
-        """`masks`, int32 [max_num_seqs, positions, words], holds the masks of requests that have a grammar; others fill
+        """`masks`, int32 [positions, max_num_seqs, words], holds the masks of requests that have a grammar; others fill
         it. Positions are one more than a row's drafts. `sources` are asked for blocks beside host memory, which
         comes first."""
         self._config = config
@@ -134,8 +134,8 @@ class Engine:
     def masks_filled(
         self, rows: list[int], tickets: list[int], output_indices: list[int], num_masks: list[int] | None = None
     ) -> None:
-        """Says that `masks[rows[i]]` holds masks of the request that got the ticket, from output output_indices[i] on
-        num_masks[i] of them, or one where that is not given; see `MasksWanted`. They stay until these outputs are
+        """Says that `masks[:, rows[i]]` holds masks of the request that got the ticket, from output output_indices[i]
+        on num_masks[i] of them, or one where that is not given; see `MasksWanted`. They stay until these outputs are
         known."""
         self._is_idle = False
         counts = np.ones(len(rows), np.int32) if num_masks is None else np.array(num_masks, np.int32)

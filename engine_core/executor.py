@@ -114,7 +114,7 @@ class DrawPlan:
     output_indices: Int32Array
     """[S] of the first token."""
     masks: Int32Array
-    """[table rows, positions, words], the same array in every plan: bit i of word w stands for token 32 w + i, whether
+    """[positions, table rows, words], the same array in every plan: bit i of word w stands for token 32 w + i, whether
     it may be sampled at that one of the row's held positions. Those of `rows` stay as they are until the plan
     retires."""
     num_drafts: Int32Array | None = None

@@ -15,6 +15,12 @@ def places(counts: Int32Array) -> Int32Array:
     return (np.arange(ends[-1] if ends.size else 0, dtype=np.int32) - starts).astype(np.int32)
 
 
+def run_lengths(values: Int32Array) -> Int32Array:
+    """How often each value stands there before another one follows; values are not negative."""
+    ends = np.flatnonzero(np.diff(values, prepend=-1, append=-1))
+    return np.diff(ends).astype(np.int32)
+
+
 def last_elements(counts: Int32Array, num_kept: Int32Array) -> npt.NDArray[np.int64]:
     """Where the last num_kept[r] elements of each run lie, int64."""
     ends = np.cumsum(counts, dtype=np.int64)

@@ -32,13 +32,11 @@ def noise_keys(
     seeds is int64 [R] (all 64 bits count), the others int32 [R]; returns int32 [R, 2].
     """
     words = (seeds.to(torch.int32), (seeds >> 32).to(torch.int32), choice_indices, output_indices)
-    keys = []
-    for start in (_START_0, _START_1):
-        key = torch.full_like(words[0], start)
-        for word in words:
-            key = _mix(key ^ word.to(torch.int32))
-        keys.append(_mix(key ^ purpose))
-    return torch.stack(keys, dim=-1)
+    # Both words side by side: a step of a small model on a CPU spent a fifth of its time here, one by one (2026-11-22).
+    keys = torch.stack([torch.full_like(words[0], start) for start in (_START_0, _START_1)], dim=-1)  # [R, 2]
+    for word in words:
+        keys = _mix(keys ^ word.to(torch.int32)[:, None])
+    return _mix(keys ^ purpose)
 
 
 def gumbel_noise(keys: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -36,23 +37,34 @@ class Product(NamedTuple):
         return cls(weight.shape[0], weight.shape[1], weight.dtype)
 
 
+def own_reference(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> None:
+    """Always the same one of our kernels, so that a probe compiles one: all have the same bits."""
+    wide_gemm.wide_gemm(x, weight, out, wide_gemm.fitting_tiles(x.dtype)[0])
+
+
+def launch_reference(weight: torch.Tensor) -> None:
+    """Launches the kernel that a probe of weights like this one compares with."""
+    own_reference(weight.new_zeros(1, weight.shape[1]), weight, weight.new_empty(1, len(weight)))
+
+
 def differing(
     row_counts: Mapping[Product, Sequence[int]],
     device: torch.device,
     *,
+    weights: Mapping[Product, torch.Tensor] | None = None,
     library: Multiply = gemm.library_gemm,
-    own: Multiply = wide_gemm.wide_gemm,
+    own: Multiply = own_reference,
 ) -> set[Product]:
     """Products whose library gives other bits than our kernel for some of these numbers of rows, among those for which
-    `linear` asks it. Launches all comparisons and waits once, at the end."""
+    `linear` asks it. `weights` [N, K] of each; random ones by default. Launches all comparisons and waits once, at the
+    end."""
     differs = torch.zeros(len(row_counts), dtype=torch.bool, device=device)
     generator = torch.Generator(device).manual_seed(0)
     for i, (product, counts) in enumerate(row_counts.items()):
-        n, k, dtype = product
-        x, weight = (
-            torch.randn(size, k, dtype=dtype, device=device, generator=generator)
-            for size in (max(counts) + max(SHIFTS), n)
-        )
+        _, k, dtype = product
+        random = partial(torch.randn, dtype=dtype, device=device, generator=generator)
+        x = random(max(counts) + max(SHIFTS), k)
+        weight = random(*product[:2]) if weights is None else weights[product]
         _compare(x, weight, counts, differs[i], library, own)
     return {product for product, is_other in zip(row_counts, differs.tolist(), strict=True) if is_other}
 

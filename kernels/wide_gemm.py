@@ -71,17 +71,18 @@ class WideTiles:
 # Rates, CROWDING and START are fitted to times on an H200: `headwater.bench.gpu_kernels --only products` takes them.
 TILES = (
     WideTiles(128, 256, 64, 8, 3, 1.0),
-    WideTiles(64, 256, 64, 4, 4, 0.8),
-    WideTiles(128, 144, 64, 8, 3, 0.44, persistent=False),
+    WideTiles(128, 128, 64, 8, 4, 0.8),
+    WideTiles(64, 288, 64, 4, 4, 0.9, persistent=False),
     WideTiles(64, 256, 64, 4, 5, 0.86, persistent=False),
     WideTiles(64, 192, 64, 4, 6, 0.71, persistent=False),
     WideTiles(64, 192, 64, 4, 3, 0.425, persistent=False),
+    WideTiles(64, 144, 64, 4, 5, 0.6, persistent=False),
     WideTiles(64, 128, 64, 4, 8, 0.61, persistent=False),
     WideTiles(64, 64, 128, 4, 6, 0.44, persistent=False),
     WideTiles(64, 32, 128, 4, 8, 0.26, persistent=False),
 )
 """Widths between the powers of two are for weights of which those leave many multiprocessors idle in the last round;
-144 divides 576. In a persistent loop the two parts took twice the time."""
+144 and 288 divide 576. In a persistent loop the two parts took twice the time."""
 CROWDING = 0.53
 """Share of a round's time that grows with the number of tiles: programs read through one cache."""
 START = 700

@@ -43,6 +43,12 @@ class Acceptance:
         right = self._right[rows] + PRIOR_WEIGHT * prior
         return np.asarray(right / (self._tried[rows] + PRIOR_WEIGHT))
 
+    @property
+    def by_match(self) -> Float64Array:
+        """[LONGEST_MATCH] of any row's draft, after matches of 1, 2 … tokens."""
+        chances: Float64Array = self._all_right / self._all_tried
+        return chances
+
     def note(
         self,
         rows: npt.NDArray[np.integer],
@@ -55,11 +61,11 @@ class Acceptance:
         self._right[rows] = MEMORY * self._right[rows] + num_right
         self._tried[rows] = MEMORY * self._tried[rows] + tried
         kind = _kind(match_lens)
-        kinds = np.unique(kind)
-        self._all_right[kinds] *= SHARED_MEMORY
-        self._all_tried[kinds] *= SHARED_MEMORY
-        np.add.at(self._all_right, kind, num_right)
-        np.add.at(self._all_tried, kind, tried)
+        kept = SHARED_MEMORY ** np.bincount(kind, minlength=LONGEST_MATCH)
+        self._all_right *= kept
+        self._all_tried *= kept
+        self._all_right += np.bincount(kind, num_right, LONGEST_MATCH)
+        self._all_tried += np.bincount(kind, tried, LONGEST_MATCH)
 
 
 def _kind(match_lens: Int32Array) -> npt.NDArray[np.integer]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from headwater.engine_core.executor import Int32Array
-from headwater.kernels.cpu.suffix_match import SEPARATOR, indexer
+from headwater.kernels.cpu.suffix_match import KEY_LENS, SEPARATOR, indexer
 
 NUM_FIELDS = 6
 """int64 numbers by which `history_drafter` finds a history."""
@@ -20,12 +20,13 @@ class History:
     Position 0 is a separator, since it stands for none in the index.
     """
 
-    __slots__ = ("_head", "_previous", "_tokens", "end")
+    __slots__ = ("_heads", "_previous", "_tokens", "end")
 
     def __init__(self, capacity: int) -> None:
+        assert capacity > max(KEY_LENS), capacity
         self._tokens: Int32Array = np.full(capacity, SEPARATOR, np.int32)
-        self._previous: Int32Array = np.zeros(capacity, np.int32)
-        self._head: Int32Array = np.zeros(max(capacity // TOKENS_PER_BUCKET, 1), np.int32)
+        self._previous: Int32Array = np.zeros((len(KEY_LENS), capacity), np.int32)
+        self._heads: Int32Array = np.zeros((len(KEY_LENS), capacity // TOKENS_PER_BUCKET), np.int32)
         self.end = 1
 
     @property
@@ -34,13 +35,13 @@ class History:
 
     @property
     def num_bytes(self) -> int:
-        return self._tokens.nbytes + self._previous.nbytes + self._head.nbytes
+        return self._tokens.nbytes + self._previous.nbytes + self._heads.nbytes
 
     @property
     def fields(self) -> tuple[int, int, int, int, int, int]:
         """What `history_drafter` knows of it; true until it learns."""
-        tokens, head, previous = (array.ctypes.data for array in (self._tokens, self._head, self._previous))
-        return tokens, head, previous, self.capacity, len(self._head), self.end
+        tokens, heads, previous = (array.ctypes.data for array in (self._tokens, self._heads, self._previous))
+        return tokens, heads, previous, self.capacity, self._heads.shape[1], self.end
 
     def learn(self, answer: Int32Array) -> None:
         """Adds an answer, of which the last capacity − 1 tokens are kept."""
@@ -56,8 +57,8 @@ class History:
     def _append(self, tokens: Int32Array) -> None:
         if self.end + len(tokens) > LAST_POSITION:
             # Once in two thousand million tokens a namespace starts anew.
-            self._head[:], self.end = 0, 1
+            self._heads[:], self.end = 0, 1
             self._tokens[:] = SEPARATOR
         start, self.end, mask = self.end, self.end + len(tokens), self.capacity - 1
         self._tokens[np.arange(start, self.end) & mask] = tokens
-        indexer()(self._tokens, self._head, self._previous, mask, start, self.end)
+        indexer()(self._tokens, self._heads, self._previous, mask, start, self.end)

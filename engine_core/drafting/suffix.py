@@ -31,7 +31,6 @@ class SuffixDrafter:
 
     def __init__(self, num_rows: int, max_drafts: int, max_tokens: int = 1 << 20) -> None:
         """max_drafts: drafted tokens of a row and step at most."""
-        assert max_tokens >= 4, max_tokens
         self._max_drafts, self._max_tokens = max_drafts, max_tokens
         self._largest = 1 << (max_tokens // 2).bit_length() - 1
         self._smallest = min(SMALLEST_HISTORY, self._largest)
@@ -49,7 +48,7 @@ class SuffixDrafter:
         # The first call of machine code takes milliseconds, which no step has.
         none = np.zeros(0, np.int32)
         self.propose(none, np.zeros((1, 1), np.int32), none, none)
-        History(2).learn(none)
+        History(self._smallest).learn(none)
 
     def seat(self, row: int, namespace: bytes, num_prompt: int) -> None:
         """The row drafts from what is learned in its namespace, now or later."""

@@ -67,15 +67,12 @@ def build_cuda_executor(
     would fit."""
     platform = CudaPlatform.of(model, config)
     most_rows = config.max_positions
-    step_rows = probed_rows(config.max_num_batched_tokens, most_rows)
-    platform.prepare(weights, step_rows, probed_rows(max(most_rows, SCORED_AT_ONCE), most_rows))
     decoder = registry.model_class(model)(model, weights, platform, config.max_model_len)
     if gemv and not serves(decoder):
         raise ConfigError("gemv", gemv, f"False for {model.architecture} with these weights")
     block_bytes = model.kv_elements_per_token * config.block_size * kv_dtype.itemsize
     with CompileAhead(device) as ahead:
-        if platform.own_products:
-            ahead.note(partial(platform.launch_own_products, weights))
+        ahead.note(partial(platform.launch_probe, weights))
         memory = _measure(decoder, platform, config, kv_dtype, ahead)
         if config.num_host_blocks:
             memory = replace(memory, weights=memory.weights + 2 * staged_blocks(block_bytes) * block_bytes)
@@ -93,6 +90,12 @@ def build_cuda_executor(
         row = OneRow(decoder, device, platform.kv_scale(kv_cache)) if gemv and serves(decoder) else None
         executor = CudaExecutor(decoder, platform, config, kv_cache, one_row=row, swapper=swapper)
         ahead.note(executor.launch_likely)
+    # Now that kernels are there, which compiled side by side.
+    step_rows = probed_rows(config.max_num_batched_tokens, most_rows)
+    platform.prepare(weights, step_rows, probed_rows(max(most_rows, SCORED_AT_ONCE), most_rows))
+    if platform.own_products:
+        with CompileAhead(device) as ahead:
+            ahead.note(partial(platform.launch_own_products, weights))
     executor.prepare_first()
     return executor, config
 

@@ -15,17 +15,18 @@ from headwater.engine_core.executors.cuda_graphs import Graphs
 from headwater.engine_core.executors.cuda_swapper import CudaSwapper
 from headwater.engine_core.executors.device_sampler import DeviceSampler, Drawn, Scores, score
 from headwater.engine_core.executors.device_table import DeviceTable
-from headwater.engine_core.executors.draw_inbox import DrawInbox
-from headwater.engine_core.executors.spread import spread_drafts
+from headwater.engine_core.executors.draw_inbox import DrawInbox, held_at
+from headwater.engine_core.executors.spread import SpreadDraw, spread_drafts, spread_draw
 from headwater.engine_core.executors.step_inbox import StepInbox
 from headwater.engine_core.executors.step_shapes import StepShape, StepShapes
 from headwater.engine_core.layers.batch import ForwardBatch
 from headwater.engine_core.models.model import Ends, Model
 from headwater.engine_core.models.one_row import OneRow
 from headwater.engine_core.platforms.cuda import DEPENDENT_ROWS, AttentionPlan, CudaPlatform
+from headwater.engine_core.ragged import places, run_lengths
 from headwater.engine_core.request import TokenLogprobs
 from headwater.engine_core.sampling.pooling import Pools
-from headwater.engine_core.sampling.verification import Gained, by_entry, drafts_in_place, gained
+from headwater.engine_core.sampling.verification import NO_TOKEN, Gained, by_entry, drafts_in_place, gained
 from headwater.kernels.device import upload
 from headwater.kernels.step_rows import load_tokens, store_tokens, store_tokens_and_advance
 
@@ -101,8 +102,11 @@ class CudaExecutor:
         self._done = [torch.cuda.Event(blocking=True) for _ in range(num_parts)]  # type: ignore[no-untyped-call]  # torch ships it so
         # Hidden states after which a step samples, where they are not all of them.
         self._chosen = torch.zeros(num_positions, decoder.config.hidden_size, dtype=decoder.dtype, device=device)
-        # By table row: those that wait for a mask.
-        self._held = torch.zeros_like(self._chosen[:num_rows])
+        # Those that wait for a mask: see `held_at`.
+        most_held = num_rows * (config.max_draft_tokens + 1)
+        self._held = torch.zeros(most_held, decoder.config.hidden_size, dtype=decoder.dtype, device=device)
+        # Of each table row, in the places of the tokens that are drawn from these; behind the last there is none.
+        self._held_drafts = np.full((num_rows, config.max_draft_tokens + 1), NO_TOKEN, np.int32)
         self._graphs = Graphs()
         # Weights, cache, tables and workspaces are made on the stream that is current here.
         self._stream.wait_stream(torch.cuda.current_stream(device))
@@ -143,9 +147,10 @@ class CudaExecutor:
                 self._num_prompt[admitted.row] = admitted.num_prompt_tokens
             flight = self._flight(plan.step, spread.output_indices[spread.samples], plan.row_steps)
             if plan.num_drafts is not None and plan.draft_ids is not None:
-                assert not plan.holds[plan.num_drafts > 0].any(), "one position of a row is held here"
+                self._held_drafts[np.repeat(plan.rows, plan.num_drafts), places(plan.num_drafts)] = plan.draft_ids
                 flight.num_drafts = plan.num_drafts[plan.samples]
-                flight.drafts = drafts_in_place(flight.num_drafts, plan.draft_ids)
+                sampled = np.repeat(plan.samples, plan.num_drafts)
+                flight.drafts = drafts_in_place(flight.num_drafts, plan.draft_ids[sampled])
             self._take(spread, flight, shape, hidden)
             flight.done.record(self._stream)
             self._graphs.capture_due()
@@ -155,11 +160,14 @@ class CudaExecutor:
     @torch.inference_mode()
     def draw(self, plan: DrawPlan) -> int:
         with torch.cuda.stream(self._stream):
-            flight = self._flight(plan.step, plan.output_indices)
-            num_draws = self._shapes.num_rows(len(plan.rows))
-            self._draw_inbox.send(plan, num_draws, self._first_result(plan.step))
+            spread = spread_draw(plan)
+            flight = self._flight(plan.step, spread.output_indices)
+            if plan.num_drafts is not None:
+                flight.num_drafts, flight.drafts = plan.num_drafts, self._held_drafts[spread.rows, spread.place]
+            num_draws = self._shapes.num_rows(len(spread.rows))
+            self._draw_inbox.send(plan.step, spread, plan.masks, num_draws, self._first_result(plan.step))
             if self._sampler.needs_host(plan.rows):
-                self._draw_masked_special(plan, flight)
+                self._draw_masked_special(spread, flight)
             else:
                 is_filtered = self._sampler.is_filtered(plan.rows)
                 key = num_draws, "filtered" if is_filtered else "masked"
@@ -176,10 +184,10 @@ class CudaExecutor:
         tokens = self._sampler.draw_masked(self._held[held], masks, params, rows, outputs, is_filtered=is_filtered)
         self._store_masked(rows, positions, outputs, tokens)
 
-    def _draw_masked_special(self, plan: DrawPlan, flight: Flight) -> None:
-        rows, positions, outputs = self._draw_inbox.draws(len(plan.rows))
-        masks, held = self._draw_inbox.masks(len(plan.rows))
-        drawn = Drawn(plan.rows, plan.positions, plan.output_indices, masks)
+    def _draw_masked_special(self, draw: SpreadDraw, flight: Flight) -> None:
+        rows, positions, outputs = self._draw_inbox.draws(len(draw.rows))
+        masks, held = self._draw_inbox.masks(len(draw.rows))
+        drawn = Drawn(draw.rows, draw.positions, draw.output_indices, masks)
         tokens = self._sample_special(drawn, flight, self._held[held], rows, outputs)
         self._store_masked(rows, positions, outputs, tokens)
 
@@ -268,11 +276,17 @@ class CudaExecutor:
         if plan.pooled_rows:
             flight.vectors = self._pools.take(plan, hidden)
         if plan.holds.any():
-            at = shape.last_states(plan)[plan.holds]
-            rows, held_at = upload(np.stack([plan.rows[plan.holds], at]).astype(np.int32), self._device).long().unbind()
-            self._held.index_copy_(0, rows, hidden[held_at])
+            self._hold(plan, shape, hidden)
         if len(flight.steps):
             self._sample(plan, flight, shape, hidden)
+
+    def _hold(self, plan: StepPlan, shape: StepShape, hidden: torch.Tensor) -> None:
+        """Keeps hidden states for a draw. Rows of the plan that are of one table row stand side by side."""
+        rows = plan.rows[plan.holds]
+        place = places(run_lengths(rows))
+        where = np.stack([held_at(rows, place, self._config.max_num_seqs), shape.last_states(plan)[plan.holds]])
+        to, at = upload(where.astype(np.int32), self._device).long().unbind()
+        self._held.index_copy_(0, to, hidden[at])
 
     def _hidden(self, shape: StepShape) -> torch.Tensor:
         launch = partial(self._forward, shape)

@@ -1,16 +1,19 @@
-"""What a draw under masks tells the GPU: a few staged words, and masks as they lie in the table of whoever fills it."""
+"""What a draw under masks tells the GPU: a few staged words, and masks from the table of whoever fills it."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 from torch.cuda import check_error, cudart
 
 from headwater.engine_core.config import EngineConfig
-from headwater.engine_core.executor import DrawPlan, Int32Array
+from headwater.engine_core.executor import Int32Array
+from headwater.engine_core.executors.spread import SpreadDraw
 from headwater.engine_core.executors.step_shapes import aligned
 
+_NUM_COLUMNS = 5
 _HEAD = 4
 """Words before the rows; the first says where results go."""
 _MOST_GAPS = 4
@@ -21,8 +24,9 @@ class DrawInbox:
     """One buffer on the device, and a pinned one for each draw in flight."""
 
     def __init__(self, config: EngineConfig, vocab_size: int, device: torch.device) -> None:
-        stride, self._is_gpu = aligned(config.max_num_seqs), device.type == "cuda"
-        self._words = torch.zeros(_HEAD + 4 * stride, dtype=torch.int32, device=device)
+        stride, self._is_gpu = aligned(config.max_positions), device.type == "cuda"
+        self._num_rows = config.max_num_seqs
+        self._words = torch.zeros(_HEAD + _NUM_COLUMNS * stride, dtype=torch.int32, device=device)
         self._pinned = [
             torch.zeros(len(self._words), dtype=torch.int32, pin_memory=self._is_gpu)
             for _ in range(2 * config.async_depth + 1)
@@ -30,21 +34,23 @@ class DrawInbox:
         self._staged: list[Int32Array] = [each.numpy() for each in self._pinned]
         self.first_result = self._words[:1]
         # A row of each: table rows or -1, positions before the token, output indices, and where masks and logits lie.
-        self._draws = self._words[_HEAD:].view(4, -1)
-        self._masks = torch.full((config.max_num_seqs, -(-vocab_size // 32)), -1, dtype=torch.int32, device=device)
+        self._draws = self._words[_HEAD:].view(_NUM_COLUMNS, -1)
+        # With what is copied in between, but never more than all.
+        num_masks = min(_MOST_GAPS * config.max_positions, config.max_num_seqs * (config.max_draft_tokens + 1))
+        self._masks = torch.full((num_masks, -(-vocab_size // 32)), -1, dtype=torch.int32, device=device)
         self._table: tuple[Int32Array, torch.Tensor] | None = None
         """Which is read, and how torch sees it."""
 
-    def send(self, plan: DrawPlan, num_draws: int, first_result: int) -> None:
-        """Copies a draw to the device, padded to `num_draws`."""
-        turn, count = plan.step % len(self._staged), len(plan.rows)
+    def send(self, step: int, draw: SpreadDraw, table: Int32Array, num_draws: int, first_result: int) -> None:
+        """Copies a draw to the device, padded to `num_draws`, with its masks of the table [positions, rows, words]."""
+        turn, count = step % len(self._staged), len(draw.rows)
         staged = self._staged[turn]
         staged[0] = first_result
-        draws = staged[_HEAD:].reshape(4, -1)
-        draws[:, count:num_draws] = [[-1], [0], [0], [0]]
-        draws[:, :count] = plan.rows, plan.positions - 1, plan.output_indices, plan.rows
+        draws = staged[_HEAD:].reshape(_NUM_COLUMNS, -1)
+        draws[:, count:num_draws] = [[-1], [0], [0], [0], [0]]
+        masks_at, states_at = self._copy_masks(draw, table), held_at(draw.rows, draw.place, self._num_rows)
+        draws[:, :count] = draw.rows, draw.positions - 1, draw.output_indices, masks_at, states_at
         self._words.copy_(self._pinned[turn], non_blocking=True)
-        self._copy_masks(plan)
 
     def clear(self, num_draws: int) -> None:
         """A draw that is all padding."""
@@ -53,13 +59,13 @@ class DrawInbox:
 
     def draws(self, num_draws: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Table rows, positions and output indices, int32 [S] each."""
-        rows, positions, outputs, _ = self._draws[:, :num_draws].unbind()
+        rows, positions, outputs, _, _ = self._draws[:, :num_draws].unbind()
         return rows, positions, outputs
 
     def masks(self, num_draws: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Masks [S, words], and the table rows that they are of, int64 [S]: those of padding are any."""
-        at = self._draws[3, :num_draws].long()
-        return self._masks[at], at
+        """Masks [S, words], and which of the held states they are for, int64 [S]: those of padding are any."""
+        masks, held = self._draws[3:, :num_draws].long().unbind()
+        return self._masks[masks], held
 
     def close(self) -> None:
         """Lets go of the table. Nothing may be in flight."""
@@ -77,14 +83,29 @@ class DrawInbox:
             self._table = table, source
         return self._table[1]
 
-    def _copy_masks(self, plan: DrawPlan) -> None:
-        source = self._source(plan.masks)
-        first, end = int(plan.rows.min()), int(plan.rows.max()) + 1
-        if end - first <= _MOST_GAPS * len(plan.rows):
-            self._masks[first:end].copy_(source[first:end, 0], non_blocking=True)
-        else:
-            for row in plan.rows.tolist():
-                self._masks[row].copy_(source[row, 0], non_blocking=True)
+    def _copy_masks(self, draw: SpreadDraw, table: Int32Array) -> Int32Array:
+        """Copies the mask of each position. Returns where it lies, int32 [P]."""
+        source, at, count = self._source(table), np.empty(len(draw.rows), np.int32), 0
+        for i in range(int(draw.place.max()) + 1):
+            here = draw.place == i
+            wanted = draw.rows[here]
+            first, end = int(wanted.min()), int(wanted.max()) + 1
+            if end - first <= _MOST_GAPS * len(wanted):
+                self._masks[count : count + end - first].copy_(source[i, first:end], non_blocking=True)
+                at[here] = count + wanted - first
+                count += end - first
+            else:
+                at[here] = np.arange(count, count + len(wanted))
+                for row in wanted.tolist():
+                    self._masks[count].copy_(source[i, row], non_blocking=True)
+                    count += 1
+        return at
+
+
+def held_at(rows: Int32Array, place: Int32Array, num_rows: int) -> Int32Array:
+    """Where the state of each row's place lies among those that are held, by place and row."""
+    at: Int32Array = place * num_rows + rows
+    return at
 
 
 def _runtime() -> Any:

@@ -33,7 +33,7 @@ def rehearsal(config: EngineConfig, vocab_size: int) -> Iterator[StepPlan | Draw
     yield _step(alone, 0, prompt_len, admitted=admitted[:1])
     yield _step(alone, prompt_len, 1)
     yield _step(rows, 0, prompt_len, admitted=admitted[1:])
-    masks = np.full((num_rows, 1, -(-vocab_size // 32)), -1, np.int32)
+    masks = np.full((1, num_rows, -(-vocab_size // 32)), -1, np.int32)
     for index in (1, 2)[: config.max_model_len - prompt_len - 1]:
         yield _step(rows, prompt_len + index - 1, 1, index, holds=rows == num_rows - 1)
         drawn, at = rows[-1:], np.array([prompt_len + index], np.int32)

@@ -90,7 +90,7 @@ class Runner:
     def draw(self, plan: DrawPlan) -> StepResult:
         logits = _joined([self._held.pop(row) for row in plan.rows.tolist()])
         num_positions = positions_of(plan.num_drafts, len(plan.rows))
-        masks = plan.masks[np.repeat(plan.rows, num_positions), places(num_positions)]
+        masks = plan.masks[places(num_positions), np.repeat(plan.rows, num_positions)]
         return self._sample(logits, plan.rows, plan.positions, num_positions, plan.output_indices, masks)
 
     def _ends(self, plan: StepPlan, batch: ForwardBatch) -> Ends | None:

@@ -168,7 +168,7 @@ class SimulatedExecutor:
         entries = np.concatenate([self._held.pop(row) for row in plan.rows.tolist()])
         rows, place = np.repeat(plan.rows, num_positions), places(num_positions)
         outputs = np.repeat(plan.output_indices, num_positions) + place
-        tokens = self._model.masked_tokens(entries, self._noise[rows], outputs, plan.masks[rows, place])
+        tokens = self._model.masked_tokens(entries, self._noise[rows], outputs, plan.masks[place, rows])
         result = self._verified(plan.rows, plan.positions, num_positions, tokens)
         self._in_flight.append(_InFlight(plan.step, result, self._busy_until, self._timing.polls(plan.step)))
         return plan.step

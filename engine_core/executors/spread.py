@@ -6,12 +6,13 @@ position has, so such rows compute what they would one step after another. Their
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from headwater.engine_core.executor import StepPlan
+from headwater.engine_core.executor import DrawPlan, Int32Array, StepPlan
 from headwater.engine_core.ragged import places
+from headwater.engine_core.sampling.verification import positions_of
 
 
 def spread_drafts(plan: StepPlan) -> StepPlan:
@@ -32,4 +33,28 @@ def spread_drafts(plan: StepPlan) -> StepPlan:
         draft_ids=None,
         # The tokens of a drafted row read the same blocks.
         shares=True,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpreadDraw:
+    """The positions of a draw, row by row, [P] each."""
+
+    rows: Int32Array
+    """Table rows."""
+    place: Int32Array
+    """Of each position in its row: 0, or behind so many drafts."""
+    positions: Int32Array
+    """Where the token is written."""
+    output_indices: Int32Array
+
+
+def spread_draw(plan: DrawPlan) -> SpreadDraw:
+    num_positions = positions_of(plan.num_drafts, len(plan.rows))
+    place = places(num_positions)
+    return SpreadDraw(
+        rows=np.repeat(plan.rows, num_positions),
+        place=place,
+        positions=np.repeat(plan.positions, num_positions) + place,
+        output_indices=np.repeat(plan.output_indices, num_positions) + place,
     )

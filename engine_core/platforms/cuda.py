@@ -75,6 +75,13 @@ class AttentionPlan:
     dependent: bool
 
 
+@dataclass(slots=True)
+class ProductChoice:
+    """Whether our kernel makes a product that the library would be asked for. Layers hold it before it is known."""
+
+    is_own: bool = False
+
+
 class CudaPlatform:
     """See `Platform`. Holds the workspace of decode attention, so one platform serves one stream of launches."""
 
@@ -105,8 +112,7 @@ class CudaPlatform:
         # Without a window nobody asks for these.
         self._windowed_plans = [plan.beside() if self._window else plan for plan in self._decode_plans]
         self._windowed_ends_plan = self._ends_plan.beside() if self._window else self._ends_plan
-        self.own_products: frozenset[ProbedProduct] = frozenset()
-        """Those that the library makes with other bits; see `prepare`."""
+        self._choices: dict[ProbedProduct, ProductChoice] = {}
         self._products = {DenseLinear.kind: self._dense}
         self._gated_products = {(DenseLinear.kind, "silu"): self._dense_silu}
 
@@ -120,15 +126,29 @@ class CudaPlatform:
             device=torch.device("cuda"),
         )
 
+    @property
+    def own_products(self) -> frozenset[ProbedProduct]:
+        """Those that the library makes with other bits; see `prepare`."""
+        return frozenset(product for product, choice in self._choices.items() if choice.is_own)
+
     def prepare(self, weights: Weights, row_counts: Sequence[int], head_row_counts: Sequence[int]) -> None:
         """Probes products of these weights with so many rows, where this machine has not done so before: what the
-        library makes with other bits than our kernels is made by ours from now on."""
-        products = {name: ProbedProduct.of(weight) for name, weight in _dense(weights).items()}
+        library makes with other bits than our kernels is made by ours from now on, also by layers that are there."""
+        dense = _dense(weights)
+        products = {name: ProbedProduct.of(weight) for name, weight in dense.items()}
         counts = {product: head_row_counts for name, product in products.items() if name == "lm_head"}
         counts |= {product: row_counts for name, product in products.items() if name != "lm_head"}
         verdicts = ProductVerdicts(kernel_cache_dir() / "products", product_probe.facts(self.device))
-        self.own_products = own_products(counts, verdicts, partial(product_probe.differing, device=self.device))
+        matrices = {products[name]: weight for name, weight in dense.items()}
+        probe = partial(product_probe.differing, device=self.device, weights=matrices)
+        for product in own_products(counts, verdicts, probe):
+            self._choice(product).is_own = True
         torch.cuda.empty_cache()
+
+    def launch_probe(self, weights: Weights) -> None:
+        """Once with each kernel that `prepare` compares with."""
+        for weight in {weight.dtype: weight for weight in _dense(weights).values()}.values():
+            product_probe.launch_reference(weight)
 
     def launch_own_products(self, weights: Weights) -> None:
         """Once with all kernels that serve where the library does not, so that no step compiles them."""
@@ -313,11 +333,14 @@ class CudaPlatform:
 
     def _dense(self, linear: Linear) -> Product:
         weight = _matrix(linear)
-        return partial(_linear, weight=weight, is_own=ProbedProduct.of(weight) in self.own_products)
+        return partial(_linear, weight=weight, choice=self._choice(ProbedProduct.of(weight)))
 
     def _dense_silu(self, linear: Linear) -> Product:
         weight = _matrix(linear)
-        return partial(_linear_silu_mul, weight=weight, is_own=ProbedProduct.of(weight) in self.own_products)
+        return partial(_linear_silu_mul, weight=weight, choice=self._choice(ProbedProduct.of(weight)))
+
+    def _choice(self, product: ProbedProduct) -> ProductChoice:
+        return self._choices.setdefault(product, ProductChoice())
 
     def _to_device(self, values: np.ndarray[tuple[int, ...], np.dtype[np.integer]]) -> torch.Tensor:
         return torch.from_numpy(values.astype(np.int32)).pin_memory().to(self.device, non_blocking=True)
@@ -327,12 +350,12 @@ def _is_early(x: torch.Tensor) -> bool:
     return x.shape[0] <= EARLY_ROWS
 
 
-def _linear(x: torch.Tensor, weight: torch.Tensor, *, is_own: bool) -> torch.Tensor:
-    return linear(x, weight, dependent=_is_early(x), is_own=is_own)
+def _linear(x: torch.Tensor, weight: torch.Tensor, *, choice: ProductChoice) -> torch.Tensor:
+    return linear(x, weight, dependent=_is_early(x), is_own=choice.is_own)
 
 
-def _linear_silu_mul(x: torch.Tensor, weight: torch.Tensor, *, is_own: bool) -> torch.Tensor:
-    return linear_silu_mul(x, weight, dependent=_is_early(x), is_own=is_own)
+def _linear_silu_mul(x: torch.Tensor, weight: torch.Tensor, *, choice: ProductChoice) -> torch.Tensor:
+    return linear_silu_mul(x, weight, dependent=_is_early(x), is_own=choice.is_own)
 
 
 def _matrix(linear: Linear) -> torch.Tensor:

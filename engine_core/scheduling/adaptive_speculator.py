@@ -19,11 +19,15 @@ from headwater.engine_core.executor import BoolArray, Int32Array
 from headwater.engine_core.scheduling.masks import Rows
 from headwater.engine_core.scheduling.request_state import RequestState
 from headwater.engine_core.scheduling.request_table import RequestTable
+from headwater.kernels.cpu.guesses import WRONG, better_taker, comparer
 
 WORTHWHILE = 1.05
 """Gain from which on rows wait for results."""
-MOST_IDLE = 3
-"""Steps in which no row is drafted, one after another, while rows wait that may gain fewer tokens than they ask for."""
+PACE_MEMORY = 0.75
+"""Weight of the gain of the steps before. One step without a match does not tell that none will come: to begin anew
+costs more than to wait once in vain."""
+MOST_PACE = 2.0
+"""Gains count as this much at most: however good drafts were, a few steps without any are enough to stop waiting."""
 ANY = -1
 
 
@@ -38,9 +42,9 @@ class AdaptiveSpeculator:
         self.needs_result: BoolArray = np.zeros(num_rows, np.bool_)
         self._drafters, self._costs, self._vocab_size = tuple(drafters), costs, vocab_size
         self._acceptance = Acceptance(num_rows)
-        self._is_waiting, self._num_idle = False, 0
-        self._may_wait: BoolArray = np.zeros(num_rows, np.bool_)
-        """Rows that wait when rows wait: a row with a grammar waits for its masks."""
+        self._is_waiting, self._pace = False, 1.0
+        self._is_seated: BoolArray = np.zeros(num_rows, np.bool_)
+        """Rows that a request has: those that wait when rows wait."""
         self._most: Int32Array = np.zeros(num_rows, np.int32)
         """Drafts that each row's request allows."""
         self._wanted: Int32Array = np.full(num_rows, ANY, np.int32)
@@ -57,17 +61,17 @@ class AdaptiveSpeculator:
     def seat(self, request: RequestState) -> None:
         row, asked = request.row, request.speculation
         names = [drafter.name for drafter in self._drafters]
-        is_served = asked.is_on and not request.has_grammar and asked.drafter in ("", *names)
+        is_served = asked.is_on and asked.drafter in ("", *names)
         self._most[row] = min(asked.max_tokens or self.max_drafts, self.max_drafts) if is_served else 0
         self._wanted[row] = names.index(asked.drafter) if is_served and asked.drafter else ANY
-        self._may_wait[row] = not request.has_grammar
-        self.needs_result[row] = self._is_waiting and self._may_wait[row]
+        self._is_seated[row] = True
+        self.needs_result[row] = self._is_waiting
         self._acceptance.reset(row)
         for drafter in self._drafters:
             drafter.seat(row, request.chain.namespace, request.num_prompt_tokens)
 
     def vacate(self, row: int, token_ids: Int32Array) -> None:
-        self.needs_result[row] = self._may_wait[row] = False
+        self.needs_result[row] = self._is_seated[row] = False
         self._most[row] = 0
         # What was right so far is noted before the row is another request's.
         self._end_guesses(np.array([row]), is_wrong=np.zeros(1, np.bool_))
@@ -85,30 +89,37 @@ class AdaptiveSpeculator:
         if rows.size:
             num_left = self._num_guesses[rows] - (table.num_known[rows] - self._guessed_from[rows])
             num_decoding = max(int(np.count_nonzero(table.compute_end)), rows.size)
-            if self._choose(rows, num_left, num_decoding, num_decoding * self.max_drafts).gain > WORTHWHILE:
-                self._wait(is_waiting=True)
+            gain = self._choose(rows, num_left, num_decoding, num_decoding * self.max_drafts).gain
+            if gain > WORTHWHILE:
+                self._start_waiting(gain)
 
     def draft(self, table: RequestTable, rows: Rows, most: Int32Array, total: int) -> tuple[Int32Array, Int32Array]:
         most = np.minimum(most, self._most[rows])
-        num_drafts = np.zeros(rows.size, np.int32)
+        num_drafts, gain = np.zeros(rows.size, np.int32), 1.0
         drafted = np.flatnonzero(most > 0)
         if drafted.size:
-            self._guess(table, rows[drafted], most[drafted])
-            num_guesses = self._num_guesses[rows[drafted]]
-            num_drafts[drafted] = self._choose(rows[drafted], num_guesses, rows.size, total).num_drafts
-        # Rows that may gain few tokens now, near an end or for want of credit, do not tell what drafts of others bring.
-        self._num_idle = 0 if num_drafts.any() else self._num_idle + 1
-        if self._num_idle > MOST_IDLE or (self._num_idle and (most == self._most[rows]).any()):
-            self._wait(is_waiting=False)
+            some = rows[drafted]
+            self._guess(table, some, most[drafted])
+            num_drafts[drafted], gain = self._choose(some, self._num_guesses[some], rows.size, total)
+        if not num_drafts.any():
+            seconds = float(self._costs.of(rows.size))
+            gain = seconds / (seconds + self._costs.gap)
+        self._pace = PACE_MEMORY * self._pace + (1 - PACE_MEMORY) * min(gain, MOST_PACE)
+        if self._pace < 1.0 or not self._most[rows].any():
+            self._stop_waiting()
         return num_drafts, self._guesses[rows]
 
     @property
     def num_bytes(self) -> int:
         return sum(drafter.num_bytes for drafter in self._drafters)
 
-    def _wait(self, *, is_waiting: bool) -> None:
-        self._is_waiting, self._num_idle = is_waiting, 0
-        self.needs_result[:] = self._may_wait & is_waiting
+    def _start_waiting(self, gain: float) -> None:
+        self._is_waiting, self._pace = True, min(gain, MOST_PACE)
+        self.needs_result[:] = self._is_seated
+
+    def _stop_waiting(self) -> None:
+        self._is_waiting = False
+        self.needs_result[:] = False
 
     def _choose(self, rows: Rows, num_offered: Int32Array, num_rows: int, total: int) -> Choice:
         acceptance = self._acceptance.of(rows, self._match_lens[rows])
@@ -116,46 +127,28 @@ class AdaptiveSpeculator:
         return choose(stands, self._costs, num_rows, total)
 
     def _guess(self, table: RequestTable, rows: Rows, most: Int32Array) -> None:
-        """Replaces guesses by the best there are after all known tokens."""
+        """Replaces guesses by those after all known tokens that promise most."""
         self._end_guesses(rows, is_wrong=np.zeros(rows.size, np.bool_))
         self._guessed_from[rows], self._match_lens[rows] = table.num_known[rows], 0
+        wanted, chances = self._wanted[rows], self._acceptance.by_match
+        is_any = wanted == ANY
         for i, drafter in enumerate(self._drafters):
-            asked = (self._wanted[rows] == ANY) | (self._wanted[rows] == i)
-            if not asked.any():
+            asked = is_any | (wanted == i)
+            some, few = (rows, most) if asked.all() else (rows[asked], most[asked])
+            if not some.size:
                 continue
-            some = rows[asked]
-            found = drafter.propose(some.astype(np.int32), table.token_ids, table.num_known[some], most[asked])
-            num_found = self._legal(found.draft_ids, np.minimum(found.num_drafts, most[asked]))
-            is_better = (num_found > 0) & (found.match_lens > self._match_lens[some])
-            better, width = some[is_better], min(found.draft_ids.shape[1], self.max_drafts)
-            self._guesses[better, :width] = found.draft_ids[is_better, :width]
-            self._num_guesses[better] = num_found[is_better]
-            self._match_lens[better] = found.match_lens[is_better]
-
-    def _legal(self, draft_ids: Int32Array, num_drafts: Int32Array) -> Int32Array:
-        """How many of each row's drafts stand before the first that is no token."""
-        num_drafts = np.clip(num_drafts, 0, min(draft_ids.shape[1], self.max_drafts))
-        is_illegal = (draft_ids < 0) | (draft_ids >= self._vocab_size)
-        is_illegal &= np.arange(draft_ids.shape[1]) < num_drafts[:, None]
-        if not is_illegal.any():
-            return num_drafts
-        return np.where(is_illegal.any(axis=1), is_illegal.argmax(axis=1), num_drafts).astype(np.int32)
+            found = drafter.propose(some.astype(np.int32), table.token_ids, table.num_known[some], few)
+            guesses = self._guesses, self._num_guesses, self._match_lens
+            better_taker()(some, *found, few, self._vocab_size, chances, *guesses)
 
     def _compare(self, table: RequestTable, rows: Rows, first: Int32Array) -> None:
         """Notes which of the row's guessed tokens were sampled."""
-        is_guessed = self._num_guesses[rows] > 0
-        rows, first = rows[is_guessed], first[is_guessed]
-        known = table.num_known[rows]
-        while rows.size:
-            at = first - self._guessed_from[rows]
-            is_right = self._guesses[rows, at] == table.token_ids[rows, first]
-            self._num_right[rows] += is_right
-            is_over = ~is_right | (at + 1 == self._num_guesses[rows])
-            if is_over.any():
-                self._end_guesses(rows[is_over], is_wrong=~is_right[is_over])
-            first = first + 1
-            goes_on = ~is_over & (first < known)
-            rows, first, known = rows[goes_on], first[goes_on], known[goes_on]
+        ends = np.empty(rows.size, np.int32)
+        guesses = self._guesses, self._num_guesses, self._guessed_from
+        comparer()(rows, first, table.num_known, table.token_ids, *guesses, self._num_right, ends)
+        over = np.flatnonzero(ends)
+        if over.size:
+            self._end_guesses(rows[over], is_wrong=ends[over] == WRONG)
 
     def _end_guesses(self, rows: Rows, *, is_wrong: BoolArray) -> None:
         is_noted = is_wrong | (self._num_right[rows] > 0)

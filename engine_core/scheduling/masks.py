@@ -26,7 +26,7 @@ class HeldRows:
     which each is drawn under a mask of its own."""
 
     def __init__(self, num_rows: int, masks: Int32Array, clock: Callable[[], float]) -> None:
-        """masks [rows, positions, words]; whoever fills it says so by `note`."""
+        """masks [positions, rows, words]; whoever fills it says so by `note`."""
         self.masks = masks
         self.has_grammar: BoolArray = np.zeros(num_rows, np.bool_)
         self.num_held: Int32Array = np.zeros(num_rows, np.int32)
@@ -35,10 +35,12 @@ class HeldRows:
         """Names each seating: masks that were asked for by another one do not count."""
         self.first_held: Int32Array = np.zeros(num_rows, np.int32)
         """Output index of the first position that is held."""
+        self._held_since: Int64Array = np.zeros(num_rows, np.int64)
+        """Number of the step that holds them, of all that held any."""
         self._first_mask: Int32Array = np.full(num_rows, NO_OUTPUT, np.int32)
         """Output index of the first position that has a mask."""
         self._num_masks: Int32Array = np.zeros(num_rows, np.int32)
-        self._num_seated = self._num_grammars = 0
+        self._num_seated = self._num_grammars = self._num_holds = 0
         self._clock = clock
         self._retired_at = -math.inf
 
@@ -54,6 +56,8 @@ class HeldRows:
 
     def hold(self, rows: Rows, first_outputs: Int32Array, num_drafts: Int32Array | int) -> None:
         """Holds a position of each row, and one for each draft behind it."""
+        self._num_holds += 1
+        self._held_since[rows] = self._num_holds
         self.num_held[rows], self.first_held[rows] = num_drafts + 1, first_outputs
 
     def drop(self, row: int) -> int:
@@ -69,11 +73,15 @@ class HeldRows:
         self._first_mask[rows[is_current]] = output_indices[is_current]
         self._num_masks[rows[is_current]] = np.broadcast_to(num_masks, rows.shape)[is_current]
 
-    def take_drawable(self) -> tuple[Rows, Int32Array, Int32Array]:
-        """Rows that have all their masks, the outputs that they held first, and how many; they are held no more."""
+    def take_drawable(self, most: int) -> tuple[Rows, Int32Array, Int32Array]:
+        """Rows that have all their masks, the outputs that they held first, and how many; they are held no more. Where
+        rows of several steps have more than `most` positions together, those that waited longest come first."""
         if not self.has_grammars:
             return NO_ROWS, self.first_held[:0], self.num_held[:0]
         rows = np.flatnonzero((self.num_held > 0) & self._has_masks())
+        if self.num_held[rows].sum() > most:
+            oldest_first = rows[np.argsort(self._held_since[rows], kind="stable")]
+            rows = np.sort(oldest_first[np.cumsum(self.num_held[oldest_first]) <= most])
         num_held = self.num_held[rows]
         self.num_held[rows] = 0
         return rows, self.first_held[rows], num_held

@@ -30,6 +30,8 @@ class RequestTable:
         self.held = held
         self._has_speculator = needs_result is not None
         self.needs_result: BoolArray = np.zeros(num_rows, np.bool_) if needs_result is None else needs_result
+        self.is_uncertain: BoolArray = np.zeros(num_rows, np.bool_)
+        """Whether drafts of the row are in flight or held, so that `num_computed` may come to less."""
         self._hashes_blocks = config.enable_prefix_caching
         self.requests: list[RequestState | None] = [None] * num_rows
         self.free_rows = list(reversed(range(num_rows)))
@@ -77,6 +79,7 @@ class RequestTable:
         self.capacity[row] = len(blocks) * self.block_size
         self.credit[row] = request.credit
         self.is_alive[row] = True
+        self.is_uncertain[row] = False
         self.max_len[row] = request.max_len
         self.min_len[row] = min(request.num_prompt_tokens + request.min_tokens, NEVER)
         self.is_plain[row] = request.sampling.is_plain and not request.has_grammar
@@ -126,11 +129,13 @@ class RequestTable:
     def decodable_rows(self) -> Rows:
         is_decodable = (self.num_computed < self.compute_end) & (self.credit > 0) & (self.held.num_held == 0)
         if self._has_speculator:
-            is_decodable &= (self.num_known > self.num_computed) | ~self.needs_result
+            # A row that needs no result any more may still have drafts in flight.
+            is_decodable &= (self.num_known > self.num_computed) | ~(self.needs_result | self.is_uncertain)
         return np.flatnonzero(is_decodable)
 
     def roll_back(self, rows: Rows, counts: Int32Array) -> None:
-        """Takes back counts[i] scheduled tokens of rows[i]: the result did not confirm them."""
+        """Takes back counts[i] scheduled tokens of rows[i], which the result did not confirm; the rest is certain."""
+        self.is_uncertain[rows] = False
         self.num_computed[rows] -= counts
         self.credit[rows] += counts
 

@@ -47,7 +47,7 @@ class Scheduler:
         sources: Sequence[BlockSource] = (),
         prefill_seconds: float = 0.0,
     ) -> None:
-        """`masks` is int32 [rows, positions, words]; `prefill_seconds` the time in which a prompt token is computed, 0
+        """`masks` is int32 [positions, rows, words]; `prefill_seconds` the time in which a prompt token is computed, 0
         where it is not known."""
         assert speculator is None or speculator.max_drafts <= config.max_draft_tokens
         self.pool = BlockPool(config.num_blocks)
@@ -95,7 +95,7 @@ class Scheduler:
 
     def draw(self) -> PlannedStep | None:
         """What is held and has its masks, or none."""
-        planned = compose_draw(self._planned_step + 1, self.table)
+        planned = compose_draw(self._planned_step + 1, self.table, self._config.max_positions)
         if planned is not None:
             self._planned_step += 1
         return planned

@@ -111,6 +111,8 @@ class StepBuilder:
         starts = table.num_computed[rows]
         table.num_computed[rows] = starts + advance
         table.credit[rows] -= advance
+        if self.num_drafts is not None:
+            table.is_uncertain[rows] = self.num_drafts > 0
         plan_rows, starts, counts, samples, num_drafts = self._with_chunks(starts, counts)
         output_indices = starts + counts - table.num_prompt[plan_rows]
         if num_drafts is not None:
@@ -197,9 +199,9 @@ class StepBuilder:
         return np.concatenate(rows), np.concatenate(indices), np.concatenate(blocks)
 
 
-def compose_draw(step: int, table: RequestTable) -> PlannedStep | None:
-    """The sampling of all that is held and has its masks, or none."""
-    rows, output_indices, num_positions = table.held.take_drawable()
+def compose_draw(step: int, table: RequestTable, max_positions: int) -> PlannedStep | None:
+    """The sampling of what is held and has its masks, of up to so many positions; or none."""
+    rows, output_indices, num_positions = table.held.take_drawable(max_positions)
     if not rows.size:
         return None
     is_certain = bool((num_positions == 1).all())

@@ -262,9 +262,9 @@ def _int32_pointer(typing: Any, address: Any) -> Any:
 
 
 @njit
-def int32_array_at(address: int, length: int) -> Any:
-    """The `length` numbers at an address, as an array."""
-    return carray(_int32_pointer(address), (length,))
+def int32_array_at(address: int, shape: Any) -> Any:
+    """The numbers at an address, as an array."""
+    return carray(_int32_pointer(address), shape)
 
 
 @intrinsic

@@ -120,7 +120,7 @@ class CoreLink:
 
     def map_masks(self, ready: Ready) -> Int32Array:
         """The table in which the core finds the masks of its rows, to be written."""
-        return map_masks(self._mask_memory, ready.max_num_seqs, ready.vocab_size)
+        return map_masks(self._mask_memory, ready.max_draft_tokens + 1, ready.max_num_seqs, ready.vocab_size)
 
     def take_mask_reports(self) -> RingReader:
         """Once: where steps come that ask for masks or were drawn under them, also to be closed by whoever takes it."""

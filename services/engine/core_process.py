@@ -103,8 +103,8 @@ def _apply(engine: Engine, command: Command) -> None:
         case Stall(keys):
             for key in keys:
                 engine.stall(key)
-        case MasksFilled(rows, tickets, output_indices):
-            engine.masks_filled(rows, tickets, output_indices)
+        case MasksFilled(rows, tickets, output_indices, num_masks):
+            engine.masks_filled(rows, tickets, output_indices, num_masks)
         case Fail(keys, errors):
             for key, error in zip(keys, errors, strict=True):
                 engine.fail(key, error)
@@ -134,7 +134,7 @@ def main() -> None:
     longest_step = executor.warm_up()
     measured = MeasuredExecutor(executor)
     with contextlib.closing(measured):
-        masks = map_masks(ends.masks, config.max_num_seqs, facts.vocab_size)
+        masks = map_masks(ends.masks, config.max_draft_tokens + 1, config.max_num_seqs, facts.vocab_size)
         config = replace(config, policy=settings.policy)
         speculator = build_speculator(settings, config, executor, facts.vocab_size)
         with contextlib.closing(Engine(config, measured, masks=masks, speculator=speculator)) as engine:
@@ -201,6 +201,7 @@ def _ready(
         longest_step=longest_step,
         prompt_logprobs=facts.prompt_logprobs,
         drafters=drafters,
+        max_draft_tokens=config.max_draft_tokens,
     )
 
 

@@ -84,7 +84,7 @@ class Door:
         self._changed = asyncio.Event()
         self._step = 0
         self._load = EngineLoad(num_total_blocks=ready.num_blocks)
-        writer = MaskWriter(core.map_masks(ready)[:, 0], core.send, MASK_SECONDS.labels(model_name).observe)
+        writer = MaskWriter(core.map_masks(ready), core.send, MASK_SECONDS.labels(model_name).observe)
         self.grammars = GrammarDesk(compiler, writer, send=core.send, say=self._say)
         core.connect(self._hear, self._hear_end)
 

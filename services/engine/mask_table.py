@@ -18,11 +18,12 @@ def create_mask_memory() -> int:
     return anonymous_memory("headwater-masks", 0)
 
 
-def map_masks(memory: int, num_rows: int, vocab_size: int) -> Int32Array:
-    """int32 [num_rows, 1, words], a mask for one position of each row: bit i of word w stands for token 32 w + i. What
-    is not written costs nothing."""
+def map_masks(memory: int, num_positions: int, num_rows: int, vocab_size: int) -> Int32Array:
+    """int32 [num_positions, num_rows, words], a mask for each position of a row: its next output, and the one behind
+    each of its drafts. Bit i of word w stands for token 32 w + i. What is not written costs nothing, unless a GPU reads
+    the table: it is pinned as a whole then."""
     num_words = -(-vocab_size // 32)
-    num_bytes = 4 * num_rows * num_words
+    num_bytes = 4 * num_positions * num_rows * num_words
     if os.fstat(memory).st_size < num_bytes:
         os.ftruncate(memory, num_bytes)
-    return np.frombuffer(mmap.mmap(memory, num_bytes), np.int32).reshape(num_rows, 1, num_words)
+    return np.frombuffer(mmap.mmap(memory, num_bytes), np.int32).reshape(num_positions, num_rows, num_words)

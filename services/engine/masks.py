@@ -3,6 +3,9 @@
 Works in a thread that the core tells itself what it drew: the event loop is on neither way. Masks are computed outside
 the interpreter lock, while the device computes the step that they are for; one report after another, so that a row's
 masks are written in the order in which its holders asked.
+
+Drafts are read by copies of the matchers, which cost a microsecond or two: whatever a draft does to its copy, and that
+it ends the answer or costs too much, is nothing to the answer itself.
 """
 
 from __future__ import annotations
@@ -14,7 +17,8 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import islice
 
 import numpy as np
 from llguidance import LLExecutor, LLMatcher
@@ -31,6 +35,9 @@ SWITCH_SECONDS = 0.00005
 FIRST_WORDS = 64
 """Of a mask, that are looked at first: single bytes have low ids in most vocabularies, and where anything is allowed,
 so is its first byte."""
+
+EVERYTHING = -1
+"""Of a word of a mask: all its tokens."""
 
 
 def num_mask_threads() -> int:
@@ -61,11 +68,15 @@ class Follower:
     row: int = -1
     """Of the mask table; -1 while it has none."""
     ticket: int = 0
+    has_mask: bool = False
+    """Whether the row has the mask of the next token."""
+    draft_ids: list[int] = field(default_factory=list)
+    """That may follow, where masks are wanted behind them too."""
 
 
 class MaskWriter:
-    """`table` is the core's; `send` takes what the core shall hear, from the thread; `observe` the seconds from hearing
-    to sending. Requests come and go on the event loop."""
+    """`table`, int32 [positions, rows, words], is the core's; `send` takes what the core shall hear, from the thread;
+    `observe` the seconds from hearing to sending. Requests come and go on the event loop."""
 
     def __init__(self, table: Int32Array, send: Callable[[Command], None], observe: Callable[[float], None]) -> None:
         self._table, self._send, self._observe = table, send, observe
@@ -125,11 +136,14 @@ class MaskWriter:
             # Of the crew each thread takes a stretch of them: those who would wait for one another shall be in one.
             followers = sorted(due.values(), key=lambda follower: id(follower.family))
             self._consume(followers)
-            self._tell(followers, self._fill(followers))
+            faults = self._fill([each for each in followers if not each.has_mask])
+            self._fill_behind_drafts([each for each in followers if each.draft_ids and each.key not in faults])
+            self._tell(followers, faults)
             self._observe(time.perf_counter() - start)
 
     def _seat(self, wanted: MasksWanted, due: dict[int, Follower]) -> None:
-        for key, row, ticket in zip(wanted.keys, wanted.rows, wanted.tickets, strict=True):
+        draft_ids = wanted.draft_ids or [[] for _ in wanted.keys]
+        for key, row, ticket, drafts in zip(wanted.keys, wanted.rows, wanted.tickets, draft_ids, strict=True):
             if (follower := self._followers.get(key)) is None:
                 continue
             # Whoever had the row waits for another one; the row that the follower had is another's, or will be.
@@ -137,53 +151,88 @@ class MaskWriter:
                 before.row = -1
                 due.pop(before.key, None)
             self._holders.pop(follower.row, None)
-            follower.row, follower.ticket = row, ticket
+            follower.has_mask &= follower.ticket == ticket
+            follower.row, follower.ticket, follower.draft_ids = row, ticket, drafts
             self._holders[row] = due[key] = follower
 
     def _read(self, output: StepOutput, due: dict[int, Follower]) -> None:
-        for key, token_id in zip(output.keys, output.token_ids, strict=True):
+        token_ids = iter(output.token_ids)
+        for key, num_tokens in zip(output.keys, output.num_tokens, strict=True):
+            gained = list(islice(token_ids, num_tokens))
             if (follower := self._followers.get(key)) is not None:
-                follower.unread.append(token_id)
-                follower.num_outputs += 1
+                follower.unread += gained
+                follower.num_outputs += num_tokens
+                follower.has_mask, follower.draft_ids = False, []
                 if follower.row >= 0:
                     due[key] = follower
 
     def _consume(self, followers: list[Follower]) -> None:
         """A token that the grammar does not take leaves an error in the matcher."""
-        single = [(each.matcher, each.unread.pop()) for each in followers if len(each.unread) == 1]
-        if self._crew is not None and len(single) > 1:
-            self._crew.consume_token_par(single)
-        else:
-            for matcher, token_id in single:
-                matcher.consume_token(token_id)
+        self._consume_one([(each.matcher, each.unread.pop()) for each in followers if len(each.unread) == 1])
         for each in followers:
             if each.unread:
                 each.matcher.consume_tokens(each.unread)
                 each.unread.clear()
 
-    def _fill(self, followers: list[Follower]) -> list[str | None]:
-        """What went wrong with each, if anything."""
-        table, address, num_bytes = self._table, self._table.ctypes.data, self._table.strides[0]
-        good = [(each.matcher, each.row) for each in followers if not each.matcher.is_error()]
-        if self._crew is not None and len(good) > 1:
-            self._crew.unsafe_compute_mask_ptr(good, address, num_bytes, len(table))
+    def _consume_one(self, tokens: list[tuple[LLMatcher, int]]) -> None:
+        if self._crew is not None and len(tokens) > 1:
+            self._crew.consume_token_par(tokens)
         else:
-            for matcher, row in good:
-                matcher.unsafe_compute_mask_ptr(address + row * num_bytes, num_bytes)
-        allows_any: list[bool] = np.any(table[[each.row for each in followers], :FIRST_WORDS], axis=1).tolist()
-        return [
-            _fault(each.matcher, allows or bool(table[each.row].any()))
-            for each, allows in zip(followers, allows_any, strict=True)
-        ]
+            for matcher, token_id in tokens:
+                matcher.consume_token(token_id)
 
-    def _tell(self, followers: list[Follower], faults: list[str | None]) -> None:
-        filled = [each for each, fault in zip(followers, faults, strict=True) if fault is None]
-        failed = [(each.key, fault) for each, fault in zip(followers, faults, strict=True) if fault is not None]
-        if filled:
+    def _fill(self, followers: list[Follower]) -> dict[int, str]:
+        """Writes the masks of next tokens. What went wrong, by key."""
+        table = self._table[0]
+        self._compute([(each.matcher, each.row) for each in followers if not each.matcher.is_error()], table)
+        allows_any: list[bool] = np.any(table[[each.row for each in followers], :FIRST_WORDS], axis=1).tolist()
+        faults: dict[int, str] = {}
+        for each, allows in zip(followers, allows_any, strict=True):
+            fault = _fault(each.matcher, allows or bool(table[each.row].any()))
+            each.has_mask = fault is None
+            if fault is not None:
+                faults[each.key] = fault
+        return faults
+
+    def _fill_behind_drafts(self, followers: list[Follower]) -> None:
+        """Writes a mask behind each draft, position by position. Behind a draft that the mask before it does not allow
+        everything is: that draft is never drawn, and something has to be allowed. So it is behind a draft after which
+        the grammar cannot be followed; the answer ends when that draft is read as a token."""
+        readers = {each.key: each.matcher.deep_copy() for each in followers}
+        for place in range(max((len(each.draft_ids) for each in followers), default=0)):
+            followers = [each for each in followers if place < len(each.draft_ids)]
+            masks, behind = self._table[place], self._table[place + 1]
+            going = [each for each in followers if each.key in readers and _allows(masks, each, place)]
+            self._consume_one([(readers[each.key], each.draft_ids[place]) for each in going])
+            self._compute([(readers[each.key], each.row) for each in going], behind)
+            good = {each.key for each in going if not readers[each.key].is_error() and behind[each.row].any()}
+            readers = {key: reader for key, reader in readers.items() if key in good}
+            behind[[each.row for each in followers if each.key not in good]] = EVERYTHING
+
+    def _compute(self, matchers: list[tuple[LLMatcher, int]], masks: Int32Array) -> None:
+        """Writes the mask of each matcher into a row of masks [rows, words]."""
+        address, num_bytes = masks.ctypes.data, masks.strides[0]
+        if self._crew is not None and len(matchers) > 1:
+            self._crew.unsafe_compute_mask_ptr(matchers, address, num_bytes, len(masks))
+        else:
+            for matcher, row in matchers:
+                matcher.unsafe_compute_mask_ptr(address + row * num_bytes, num_bytes)
+
+    def _tell(self, followers: list[Follower], faults: dict[int, str]) -> None:
+        if filled := [each for each in followers if each.key not in faults]:
             rows, tickets = [each.row for each in filled], [each.ticket for each in filled]
-            self._send(MasksFilled(rows, tickets, [each.num_outputs for each in filled]))
-        if failed:
-            self._send(Fail([key for key, _ in failed], [fault for _, fault in failed]))
+            num_masks = [1 + len(each.draft_ids) for each in filled]
+            self._send(MasksFilled(rows, tickets, [each.num_outputs for each in filled], num_masks))
+        if faults:
+            self._send(Fail(list(faults), list(faults.values())))
+        for each in followers:
+            each.draft_ids = []
+
+
+def _allows(masks: Int32Array, follower: Follower, place: int) -> bool:
+    """Whether masks [rows, words] have the follower's draft of that place."""
+    word, bit = divmod(follower.draft_ids[place], 32)
+    return bool(masks[follower.row, word] >> bit & 1)
 
 
 def _read_away(reports: RingReader) -> None:

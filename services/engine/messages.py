@@ -31,11 +31,13 @@ class Stall(msgspec.Struct, tag="stall", array_like=True):
 
 
 class MasksFilled(msgspec.Struct, tag="masks", array_like=True):
-    """Row rows[i] of the mask table holds the mask for output output_indices[i] of whoever got tickets[i]."""
+    """Row rows[i] of the mask table holds the masks for num_masks[i] outputs from output_indices[i] on, of whoever got
+    tickets[i]."""
 
     rows: list[int]
     tickets: list[int]
     output_indices: list[int]
+    num_masks: list[int]
 
 
 class Fail(msgspec.Struct, tag="fail", array_like=True):
@@ -79,6 +81,8 @@ class Ready(msgspec.Struct, tag="ready", array_like=True):
     """Whether log probabilities of prompts are served."""
     drafters: tuple[str, ...] = ()
     """Those that requests may ask for."""
+    max_draft_tokens: int = 0
+    """Of a request in a step; the mask table has a place for each."""
 
 
 class Failed(msgspec.Struct, tag="failed", array_like=True):

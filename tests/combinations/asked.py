@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tests.combinations.capability import Capability, Fields, Move
@@ -17,6 +17,7 @@ MAX_DRAFT_TOKENS = 15
 PLAIN: Fields = {"temperature": 0.0, "max_tokens": MAX_TOKENS, "speculative": "off"}
 """Engines draft wherever a request lets them."""
 COMPANY: Fields = {"temperature": 0.0, "max_tokens": COMPANY_TOKENS, "speculative": "off"}
+RACES = frozenset({Move.CROWD, Move.LOSS, Move.REPEAT})
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,9 +29,12 @@ class Asked:
     fields: Fields
     """Of the request."""
     moves: frozenset[Move]
+    awaited: tuple[Capability, ...] = ()
+    """Capabilities that take place by a race of this request with another one or with a loss, which it may win, or only
+    on the engine that answered the same before."""
 
 
-def asked(capabilities: Iterable[Capability], needs: Fields, more: Fields, moves: frozenset[Move]) -> Asked:
+def asked(capabilities: Sequence[Capability], needs: Fields, more: Fields, moves: frozenset[Move]) -> Asked:
     """A request in which these capabilities meet; `more` are fields that depend on other answers."""
     options: dict[str, object] = {}
     fields: dict[str, object] = {**PLAIN, **needs}
@@ -38,4 +42,5 @@ def asked(capabilities: Iterable[Capability], needs: Fields, more: Fields, moves
         options |= each.options
         fields |= each.asks
         moves |= each.moves
-    return Asked(options, fields | dict(more), moves)
+    awaited = tuple(each for each in capabilities if each.moves & RACES and each.aside(capabilities) is None)
+    return Asked(options, fields | dict(more), moves, awaited)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
@@ -117,3 +117,10 @@ class Capability:
     """Fields of `ExecutorOptions` that belong to it, besides those of `options`."""
     sampling: frozenset[str] = frozenset()
     """Fields of the public sampling contract that belong to it."""
+
+    def aside(self, others: Iterable[Capability]) -> Aside | None:
+        """Why it does not apply to a request that has these too, if it does not."""
+        for other in others:
+            if isinstance(found := self.beside.get(other.name), Aside):
+                return found
+        return None

@@ -39,13 +39,6 @@ class Cell:
     def is_above_engine(self) -> bool:
         return any(each.is_above_engine for each in self.both)
 
-    def aside(self, capability: Capability) -> Aside | None:
-        """Why the capability does not apply in this cell, if it does not."""
-        for other in self.both:
-            if isinstance(found := capability.beside.get(other.name), Aside):
-                return found
-        return None
-
     @property
     def refused(self) -> Refused | None:
         """How every platform refuses the pair."""
@@ -102,7 +95,7 @@ def check(cell: Cell, ledger: Ledger, refused: Refused | None) -> str:
     """Holds a world to what the cell promises. Returns what was seen."""
     if refused is not None:
         return _check_refusal(cell, ledger, refused)
-    asides = {each.name: reason for each in cell.both if (reason := cell.aside(each)) is not None}
+    asides = {each.name: reason for each in cell.both if (reason := each.aside(cell.both)) is not None}
     moves = frozenset({Move.COMPANY}) if SEVERAL_STEPS.name in asides else frozenset()
     pair = ledger.ask(cell.both, cell.needs, moves)
     for each in cell.both:

@@ -140,6 +140,7 @@ class CheckedExecutor:
 
     def draw(self, plan: DrawPlan) -> int:
         drafts = plan.num_drafts if plan.num_drafts is not None else np.zeros_like(plan.rows)
+        assert len(plan.rows) + drafts.sum() <= self._config.max_positions
         for row, position, output_idx, num_drafts in zip(
             plan.rows.tolist(), plan.positions.tolist(), plan.output_indices.tolist(), drafts.tolist(), strict=True
         ):
@@ -288,14 +289,14 @@ class Driver:
     """With them a step takes a second: some loads are given up."""
 
     def __post_init__(self) -> None:
-        self.executor = CheckedExecutor(self.config, self.late_polls)
-        self.num_steps = 0
-        num_positions = 1 if self.speculator is None else self.speculator.max_drafts + 1
-        self.masks = np.zeros((self.config.max_num_seqs, num_positions, NUM_WORDS), np.int32)
         if self.speculator is not None:
             self.config = replace(self.config, max_draft_tokens=self.speculator.max_drafts)
         if isinstance(self.speculator, HalfRightSpeculator):
             self.speculator.beside(self.config).streams = self.streams
+        self.executor = CheckedExecutor(self.config, self.late_polls)
+        self.num_steps = 0
+        num_positions = self.config.max_draft_tokens + 1
+        self.masks = np.zeros((num_positions, self.config.max_num_seqs, NUM_WORDS), np.int32)
         self.engine = Engine(
             self.config,
             self.executor,
@@ -340,7 +341,7 @@ class Driver:
             if len(tokens) >= want.index and (at_once or want.due <= self.num_steps):
                 drafts = want.draft_ids if len(tokens) == want.index else []
                 for i in range(len(drafts) + 1):
-                    self.masks[row, i] = grammar([*tokens, *drafts[:i]])
+                    self.masks[i, row] = grammar([*tokens, *drafts[:i]])
                 filled.append((row, want.ticket, len(tokens), len(drafts) + 1))
                 want.index, want.draft_ids = len(tokens) + 1, []
                 want.due = self.num_steps + (want.key + want.index) % (self.mask_delay + 1)

@@ -133,7 +133,7 @@ def launches(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Launches:
     monkeypatch.setattr(torch, "mm", lambda x, weight, out: found.note_library())
     monkeypatch.setattr(product_probe, "facts", lambda device: {})
     monkeypatch.setattr(
-        product_probe, "differing", lambda counts, device: set(counts) if found.library_differs else set()
+        product_probe, "differing", lambda counts, device, weights: set(counts) if found.library_differs else set()
     )
     monkeypatch.setattr(wide_gemm, "num_multiprocessors", lambda device: 132)
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
@@ -227,7 +227,7 @@ def test_nothing_is_compiled_that_was_not_compiled_ahead(
     words = -(-MODEL.vocab_size // 32)
     for step, num_rows in enumerate(n for n in (1, 2, 3, 17, 96) if n <= max_num_seqs):
         rows = np.arange(num_rows, dtype=np.int32)
-        masks = np.full((num_rows, 1, words), -1, np.int32)
+        masks = np.full((1, num_rows, words), -1, np.int32)
         device.retire(device.draw(DrawPlan(step=step, rows=rows, positions=rows + 5, output_indices=rows, masks=masks)))
     new = launches.seen - ahead
     assert not new, "\n".join(sorted(str(x)[:400] for x in new))

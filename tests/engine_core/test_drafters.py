@@ -110,7 +110,7 @@ def test_look_up_counts_the_memory_that_requests_have_touched() -> None:
     table.seat(0, [1] * 40)
     table.propose(0)
     one = table.drafter.num_bytes
-    assert one > empty + 4 * 40
+    assert one > empty + 2 * 4 * 40
     table.vacate(0)
     table.run(0, [1] * 20, [])
     assert table.drafter.num_bytes == one
@@ -211,8 +211,9 @@ def test_ten_thousand_namespaces_fit_the_bound_and_the_last_ones_are_kept() -> N
     for tenant in range(10_000):
         table.run(0, [], [1, 2, 3, 4], b"%d" % tenant)
         sizes.add(table.drafter.num_bytes)
-    # Tokens, the positions before them, half as many buckets; 48 bytes for each history to be found, 4 for each row.
-    most = 4 * (2 * 4096 + 4096 // 2) + 16 * 48 + 4 * NUM_ROWS
+    # Tokens; for each key the positions before them and half as many buckets; 48 bytes for each history to be found and
+    # 4 for each row.
+    most = 4 * (4096 + 2 * (4096 + 4096 // 2)) + 16 * 48 + 4 * NUM_ROWS
     assert max(sizes) == most
     assert table.drafter.num_bytes == most
     for namespace, expected in ((b"first", []), (b"9983", []), (b"9984", [3, 4]), (b"9999", [3, 4])):

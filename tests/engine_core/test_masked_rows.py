@@ -9,10 +9,14 @@ import numpy as np
 import pytest
 
 from headwater.engine_core.engine import Engine
+from headwater.engine_core.executor import Int32Array
 from headwater.engine_core.executors.build import build_executor
 from headwater.engine_core.options import ExecutorOptions
 from headwater.engine_core.request import NewRequest
 from headwater.engine_core.sampling_params import SamplingParams
+from headwater.engine_core.scheduling.masks import Rows
+from headwater.engine_core.scheduling.request_table import RequestTable
+from tests.engine_core.fixed_speculator import FixedSpeculator
 from tests.engine_core.small_models import SHAPE, convert, random_checkpoint
 from tests.kernels.paging import GPU
 
@@ -41,13 +45,42 @@ def allowed(answer: list[int]) -> np.ndarray[Any, np.dtype[np.bool_]]:
     return is_allowed
 
 
-def run(folder: Path, device: str, masked: list[bool], depth: int) -> tuple[list[list[int]], list[int]]:
+class Guesser(FixedSpeculator):
+    """Knows the answers, and spoils every third guess or so: by a token that the mask allows, or by one that it never
+    does."""
+
+    def __init__(self, answers: list[list[int]]) -> None:
+        super().__init__(max_drafts=4)
+        self.num_proposed = 0
+        self._answers, self._rng = answers, np.random.default_rng(0)
+
+    def draft(self, table: RequestTable, rows: Rows, most: Int32Array, total: int) -> tuple[Int32Array, Int32Array]:
+        num_drafts, draft_ids = np.zeros(len(rows), np.int32), np.zeros((len(rows), self.max_drafts), np.int32)
+        for i, row in enumerate(rows.tolist()):
+            request = table.requests[row]
+            assert request is not None
+            answer = self._answers[request.key]
+            at = int(table.num_known[row]) - request.num_prompt_tokens
+            num_drafts[i] = min(most[i], len(answer) - at, self._rng.integers(0, 5))
+            for j in range(num_drafts[i]):
+                spoiled = (int(np.flatnonzero(allowed(answer[: at + j]))[0]), 0)
+                draft_ids[i, j] = self._rng.choice([*[answer[at + j]] * 4, *spoiled])
+        self.num_proposed += int(num_drafts.sum())
+        return num_drafts, draft_ids
+
+
+def run(
+    folder: Path, device: str, masked: list[bool], depth: int, guesser: Guesser | None = None
+) -> tuple[list[list[int]], list[int]]:
     """Answers, and how many log probabilities came of each."""
     options = {"num_threads": 1, "num_blocks": 80, "block_size": 64, "max_num_batched_tokens": 256, "max_num_seqs": 32}
+    num_positions = 1
+    if guesser is not None:
+        options["max_draft_tokens"], num_positions = guesser.max_drafts, guesser.max_drafts + 1
     given = ExecutorOptions(model_folder=folder, device=device, async_depth=depth, **options)  # type: ignore[arg-type]
     executor, config, _ = build_executor(given, lambda phase, done, total: None)
-    masks = np.zeros((config.max_num_seqs, 1, VOCAB_SIZE // 32), np.int32)
-    engine = Engine(config, executor, masks=masks)
+    masks = np.zeros((num_positions, config.max_num_seqs, VOCAB_SIZE // 32), np.int32)
+    engine = Engine(config, executor, masks=masks, speculator=None if guesser is None else guesser.beside(config))
     answers: list[list[int]] = [[] for _ in masked]
     scored = [0] * len(masked)
     seats: dict[int, tuple[int, int]] = {}
@@ -61,19 +94,27 @@ def run(folder: Path, device: str, masked: list[bool], depth: int) -> tuple[list
     while num_left:
         if (output := engine.step()) is None:
             continue
-        for at, (key, token) in enumerate(zip(output.keys, output.token_ids, strict=True)):
+        keys = [key for key, num_tokens in zip(output.keys, output.num_tokens, strict=True) for _ in range(num_tokens)]
+        for at, (key, token) in enumerate(zip(keys, output.token_ids, strict=True)):
             if masked[key]:
                 assert allowed(answers[key])[token]
             answers[key].append(token)
             scored[key] += at in output.logprobs
+        drafts: dict[int, list[int]] = {}
         if (wanted := output.masks_wanted) is not None:
             seats |= dict(zip(wanted.keys, zip(wanted.rows, wanted.tickets, strict=True), strict=True))
+            drafts = dict(zip(wanted.keys, wanted.draft_ids, strict=True))
         num_left -= len(output.finishes)
-        for key in {*output.keys, *(wanted.keys if wanted is not None else ())} & seats.keys():
-            row, ticket = seats[key]
-            masks[row] = np.packbits(allowed(answers[key]), bitorder="little").view(np.int32)
-            engine.masks_filled([row], [ticket], [len(answers[key])])
+        for key in {*output.keys, *drafts} & seats.keys():
+            (row, ticket), draft_ids = seats[key], drafts.get(key, [])
+            for i in range(len(draft_ids) + 1):
+                is_allowed = allowed([*answers[key], *draft_ids[:i]])
+                masks[i, row] = np.packbits(is_allowed, bitorder="little").view(np.int32)
+            engine.masks_filled([row], [ticket], [len(answers[key])], [len(draft_ids) + 1])
     executor.close()
+    if guesser is not None:
+        load = engine.load()
+        assert 0 < load.num_accepted_tokens < load.num_draft_tokens <= guesser.num_proposed
     return answers, scored
 
 
@@ -87,3 +128,11 @@ def test_masks_bind_their_own_rows_and_no_others(device: str, depth: int, folder
     assert answers == [bound[i] if masked else free[i] for i, masked in enumerate(mixed)]
     assert all(len(answer) == 20 for answer in answers)
     assert scored == [20 if SAMPLINGS[i % len(SAMPLINGS)].num_logprobs is not None else 0 for i in range(10)]
+
+
+@pytest.mark.parametrize("depth", [1, 3])
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=GPU)])
+def test_drafts_under_masks_change_neither_tokens_nor_log_probabilities(device: str, depth: int, folder: Path) -> None:
+    mixed = [i % 3 != 0 for i in range(10)]
+    plain, scored = run(folder, device, mixed, depth)
+    assert run(folder, device, mixed, depth, Guesser(plain)) == (plain, scored)

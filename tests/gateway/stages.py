@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ import httpx
 
 from headwater.services.runtime import PARENT_FD, READY_FD
 from tests.forked_stage import ForkedStage
+from tests.polling import holds_within
 from tests.stage_log import StageLog
 
 MODEL = "smollm2-135m-instruct"
@@ -58,11 +58,15 @@ class Stage:
     def terminate(self) -> None:
         self.process.send_signal(signal.SIGTERM)
 
-    def close(self) -> str:
-        """Ends it, if it has not ended; returns its log."""
+    def release(self) -> None:
+        """Lets it end, as a supervisor's death does."""
         if self._supervisor != -1:
             os.close(self._supervisor)
             self._supervisor = -1
+
+    def close(self) -> str:
+        """Ends it, if it has not ended; returns its log."""
+        self.release()
         self.process.wait(30)
         self._log.is_over = True
         return self._log.text()
@@ -86,6 +90,8 @@ def started(*stages: Stage) -> Iterator[None]:
             stage.wait_ready()
         yield
     finally:
+        for stage in stages:
+            stage.release()
         for stage in stages:
             stage.close()
 
@@ -128,10 +134,7 @@ class Gateway:
         self.client = httpx.Client(base_url=self.rest, timeout=30)
 
     def wait_until(self, condition: Callable[[], bool], seconds: float = 60.0) -> None:
-        end = time.monotonic() + seconds
-        while not condition():
-            assert time.monotonic() < end, "it did not come about in time"
-            time.sleep(0.02)
+        assert holds_within(condition, seconds), "it did not come about in time"
 
     def is_ready(self) -> bool:
         return self.client.get("/ready").status_code == 200

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from headwater.engine_core.executor import Int32Array
 from headwater.kernels.cpu.suffix_match import (
     DRAFTS_PER_MATCH,
+    KEY_LENS,
     MAX_MATCH,
     NUM_CANDIDATES,
     SEPARATOR,
@@ -20,7 +21,7 @@ from headwater.kernels.cpu.suffix_match import (
     row_drafter,
 )
 
-LENGTH, NUM_BUCKETS, MOST = 400, 16, 9
+LENGTH, NUM_BUCKETS, MOST = 400, 64, 9
 repetitive = st.integers(1, 4).flatmap(lambda high: st.lists(st.integers(0, high), max_size=LENGTH))
 """Few symbols, so that long repeats occur, and more than one of the same length."""
 
@@ -31,8 +32,8 @@ class RowIndex:
     def __init__(self, num_rows: int) -> None:
         self.tokens = np.zeros((num_rows, LENGTH), np.int32)
         self.index = (
-            np.zeros((num_rows, NUM_BUCKETS), np.int32),
-            np.zeros((num_rows, LENGTH), np.int32),
+            np.zeros((num_rows, len(KEY_LENS), NUM_BUCKETS), np.int32),
+            np.zeros((num_rows, len(KEY_LENS), LENGTH), np.int32),
             np.zeros(num_rows, np.int32),
         )
 
@@ -98,6 +99,12 @@ def test_places_that_are_too_many_positions_of_a_bucket_ago_are_not_looked_at() 
     assert one_row([*long_ago, *recent * NUM_CANDIDATES, 5, 1, 2])[0][0] == 4
 
 
+def test_a_long_match_is_found_however_often_its_last_tokens_have_been_seen_since() -> None:
+    long_ago, recent = [11, 12, 13, 14, 1, 2, 3], [6, 1, 2, 4]
+    tokens = [*long_ago, *recent * NUM_CANDIDATES, 11, 12, 13, 14, 1, 2]
+    assert one_row(tokens) == ([3, *recent, *recent], 6)
+
+
 def test_known_tokens_lie_anywhere_in_the_table_and_others_do_not_count() -> None:
     rows = RowIndex(3)
     rows.tokens[:] = np.array([4, 5] * (LENGTH // 2))
@@ -124,7 +131,8 @@ class Ring:
 
     def __init__(self, capacity: int) -> None:
         self.tokens = np.full(capacity, SEPARATOR, np.int32)
-        self.head, self.previous = np.zeros(NUM_BUCKETS, np.int32), np.zeros(capacity, np.int32)
+        self.heads = np.zeros((len(KEY_LENS), NUM_BUCKETS), np.int32)
+        self.previous = np.zeros((len(KEY_LENS), capacity), np.int32)
         self.told = [SEPARATOR]
 
     def learn(self, answer: list[int]) -> None:
@@ -132,14 +140,14 @@ class Ring:
         self.told += [*answer[1 - len(self.tokens) :], SEPARATOR]
         for position in range(start, len(self.told)):
             self.tokens[position % len(self.tokens)] = self.told[position]
-        indexer()(self.tokens, self.head, self.previous, len(self.tokens) - 1, start, len(self.told))
+        indexer()(self.tokens, self.heads, self.previous, len(self.tokens) - 1, start, len(self.told))
 
     @property
     def kept(self) -> list[int]:
         return self.told[-len(self.tokens) :]
 
     def draft(self, known: list[int], most: int) -> tuple[list[int], int]:
-        addresses = [array.ctypes.data for array in (self.tokens, self.head, self.previous)]
+        addresses = [array.ctypes.data for array in (self.tokens, self.heads, self.previous)]
         fields = np.array([[*addresses, len(self.tokens), NUM_BUCKETS, len(self.told)]], np.int64)
         table = np.array([[0] * LENGTH, known + [0] * (LENGTH - len(known))], np.int32)
         drafts = np.zeros((1, MOST), np.int32)

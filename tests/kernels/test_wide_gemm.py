@@ -92,18 +92,19 @@ def test_a_row_has_the_same_bits_in_products_of_any_number_of_rows(n: int, k: in
 def test_few_rows_take_small_tiles_and_many_the_largest() -> None:
     assert chosen(64, 4096, 4096) == (64, 32)
     assert chosen(8192, 4096, 4096) == chosen(2048, 24_576, 4096) == (128, 256)
-    assert chosen(2048, 24_576, 4096, torch.float32) == (64, 256)
+    assert chosen(2048, 24_576, 4096, torch.float32) == (128, 128)
 
 
 def test_widths_between_powers_of_two_keep_all_multiprocessors_at_work() -> None:
-    assert chosen(256, 6144, 4096) == chosen(2048, 576, 1536) == (64, 192)
-    assert chosen(8192, 576, 576) == (128, 144)
+    assert chosen(256, 6144, 4096) == (64, 192)
+    assert chosen(2048, 576, 1536) == (64, 144)
+    assert chosen(8192, 576, 576) == (64, 288)
 
 
 def test_persistent_programs_make_several_tiles_of_short_rows() -> None:
     """Each tile's start is what a persistent program saves: more, the fewer steps its products have."""
     short, long = (choose_wide(2048, 3072, k, torch.bfloat16, NUM_MULTIPROCESSORS) for k in (576, 4096))
-    assert (short.block_m, short.block_n) == (long.block_m, long.block_n) == (64, 256)
+    assert short.block_m * short.block_n == long.block_m * long.block_n
     assert short.persistent
     assert not long.persistent
 

@@ -23,6 +23,7 @@ from headwater.services.hardware import resolve_dtype
 from headwater.services.models.store import default_cache_dir
 from headwater.services.stack.line_file import LineRecord, read_line
 from headwater.services.stack.line_token import line_key
+from tests.polling import holds_within
 
 MODEL = "smollm2-135m-instruct"
 PACE = {"HEADWATER_SIMULATED_STEP_SECONDS": "0.01", "HEADWATER_SIMULATED_PREFILL_SECONDS": "0.0001"}
@@ -122,12 +123,9 @@ class Line:
         return {each["replica_id"]: each for each in members if each["kind"] == "engine"}
 
     def wait_for(self, condition: Callable[[], bool], seconds: float, otherwise: str) -> None:
-        end = time.monotonic() + seconds
-        while not condition():
-            if time.monotonic() > end or self.process.poll() is not None:
-                self.kill()
-                raise AssertionError(f"{otherwise}:\n{self.log.read_text()}")
-            time.sleep(0.02)
+        if not holds_within(condition, seconds, as_long_as=lambda: self.process.poll() is None):
+            self.kill()
+            raise AssertionError(f"{otherwise}:\n{self.log.read_text()}")
 
     def stop(self, number: signal.Signals = signal.SIGINT, seconds: float = 60) -> int:
         """Ends the line as its terminal would; its exit status."""

@@ -16,7 +16,7 @@ from nats.js import JetStreamContext
 
 from headwater.gateway.background.ledger import BackgroundLedger
 from headwater.gateway.background.records import Record
-from headwater.gateway.batches.durable import BACKGROUND, BATCHES, FILES, RESULTS, Durable
+from headwater.gateway.batches.durable import BACKGROUND, BATCHES, FILES, LINES_QUEUE, RESULTS, RUNNERS, Durable
 from headwater.gateway.batches.files import Files
 from headwater.gateway.batches.tenant_storage import TenantStorage
 from headwater.gateway.storage_bounds import PERCENT, StorageBounds, set_bounds
@@ -41,7 +41,7 @@ FILLED_BY_TENANTS = {
     f"KV_{FILES}": f"$KV.{FILES}.full",
     f"KV_{BATCHES}": f"$KV.{BATCHES}.full",
     "headwater_background_events": f"{subjects.BACKGROUND_EVENTS}.full",
-    "headwater_batch_lines": f"{subjects.BATCH_LINES}.full",
+    LINES_QUEUE: f"{subjects.BATCH_LINES}.full",
 }
 
 
@@ -112,6 +112,9 @@ async def fill_streams(url: str) -> set[str]:
     async with Bus.open(url, wait_seconds=5.0) as bus:
         js = bus.jetstream()
         assert js is not None
+        # As if each gateway held all the lines that it takes at once: what waits behind them fills the queue.
+        paused = await js.pause_consumer(LINES_QUEUE, RUNNERS, pause_until="2100-01-01T00:00:00Z")
+        assert paused.paused
         for stream, subject in FILLED_BY_TENANTS.items():
             size, number = 512 * 1024, 0
             while size:

@@ -53,7 +53,7 @@ class Core:
         mask_report_writer, mask_report_reader = create_ring(1 << 16)
         self.mask_reports = RingReader(mask_report_reader)
         inner = RingReader(command_reader), RingWriter(report_writer), RingWriter(mask_report_writer)
-        masks = np.full((CONFIG.max_num_seqs, 1, -(-MODEL.vocab_size // 32)), -1, np.int32)
+        masks = np.full((1, CONFIG.max_num_seqs, -(-MODEL.vocab_size // 32)), -1, np.int32)
         self.engine = Engine(CONFIG, executor, masks=masks)
         self.thread = threading.Thread(target=run, args=(self.engine, executor, *inner))
         self.thread.start()
@@ -150,7 +150,7 @@ def test_whoever_fills_masks_hears_of_nothing_but_masks_wanted_and_tokens_drawn_
     assert wanted is not None
     assert wanted.keys == [2]
     for output_index in range(3):
-        core.send(MasksFilled(wanted.rows, wanted.tickets, [output_index]))
+        core.send(MasksFilled(wanted.rows, wanted.tickets, [output_index], [1]))
         drawn = next(mask_steps).output
         assert (drawn.keys, drawn.is_drawn) == ([2], True)
         tokens += drawn.token_ids

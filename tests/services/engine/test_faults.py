@@ -37,7 +37,7 @@ async def test_a_stream_whose_grammar_breaks_the_compiler_ends_and_says_why(monk
     monkeypatch.setattr(GrammarCompiler, "_compile", broken)
     said: asyncio.Queue[StepOutput] = asyncio.Queue()
     sent: list[Command] = []
-    writer = MaskWriter(np.zeros((1, 1), np.int32), sent.append, lambda _: None)
+    writer = MaskWriter(np.zeros((1, 1, 1), np.int32), sent.append, lambda _: None)
     compiler = GrammarCompiler(None)
     desk = GrammarDesk(compiler, writer, send=sent.append, say=said.put_nowait)
     request = NewRequest(key=1, prompt_ids=[1], output_ids=[], sampling=SamplingParams(), has_grammar=True)

@@ -48,11 +48,24 @@ SLOW = grammar_of(
 """Takes seconds to compile; the processor would not let it pass."""
 
 
+VERSES = {
+    "type": "array",
+    "items": {"enum": ["water, rain, river, sea", "the rain falls into the sea"]},
+    "minItems": 6,
+    "maxItems": 6,
+}
+
+
 @pytest.fixture(scope="module")
-def engine(demo_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineProcess]:
+def folder(demo_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("model") / "demo"
     shutil.copytree(demo_folder, folder)
     (folder / "config.json").write_text(json.dumps(CONFIG))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def engine(folder: Path) -> Iterator[EngineProcess]:
     with engine_process("--threads=1", f"--model-folder={folder}") as engine:
         yield engine
 
@@ -80,6 +93,27 @@ async def test_every_choice_matches_and_streams_beside_them_are_as_ever(
             check(client.tokens[i], demo_model)
         assert {i: client.tokens[i] for i in range(20, 30)} == {i: answer(prompt(i), 60) for i in range(20, 30)}
         assert len({tuple(client.tokens[i]) for i in (1, 2, 3)}) == 3
+
+
+async def test_an_answer_that_repeats_itself_is_drafted_and_the_same(folder: Path) -> None:
+    """A step takes 20 ms, however many tokens it computes."""
+    grammar = schema_grammar(VERSES).encode()
+    told: list[dict[int, list[int]]] = []
+    accepted: list[int] = []
+    with engine_process("--threads=1", f"--model-folder={folder}", "--simulated-step-seconds=0.02") as engine:
+        for mode in ("auto", "off"):
+            async with client_of(engine) as client:
+                for i in range(1, 4):
+                    sampling = Sampling(temperature=1.0, seed=i, max_tokens=400)
+                    sampling.speculative.mode = mode
+                    await client.send(masked(i, grammar, sampling=sampling))
+                await client.read_until_finished(1, 2, 3)
+            told.append(client.tokens)
+            accepted.append(sum(finish.work.accepted_tokens for finish in client.finishes.values()))
+            for finish in client.finishes.values():
+                assert (finish.reason, finish.error) == (STOP, "")
+    assert told[0] == told[1]
+    assert accepted[0] > accepted[1] == 0
 
 
 async def test_a_grammar_may_come_in_parts_and_a_resumed_stream_goes_on(

@@ -11,12 +11,16 @@ import numpy as np
 import pytest
 
 from headwater.engine_core.step_output import MasksWanted, StepOutput
+from headwater.proto.common_pb2 import StructuredOutput
 from headwater.services.engine.grammars import GrammarCompiler
 from headwater.services.engine.masks import MaskWriter
 from headwater.services.engine.messages import Command, MasksFilled, Step, encode
 from headwater.services.engine.ring import RingReader, RingWriter, create_ring
+from headwater.services.grammars.grammars import fill
+from headwater.services.grammars.structured_output import grammar_of
 from headwater.services.runtime import owned_task
-from tests.services.grammars.structured_engine import VOCAB_SIZE
+from headwater.services.text.model import TextModel
+from tests.services.grammars.structured_engine import EOS, VOCAB_SIZE
 from tests.services.grammars.test_structured_answers import schema_grammar
 
 
@@ -27,7 +31,7 @@ def report(output: StepOutput) -> bytes:
 async def test_masks_come_while_the_event_loop_stands_still(demo_folder: Path) -> None:
     writer_end, reader_end = create_ring()
     reports, said = RingWriter(writer_end), queue.Queue[Command]()
-    table = np.zeros((2, VOCAB_SIZE // 32), np.int32)
+    table = np.zeros((1, 2, VOCAB_SIZE // 32), np.int32)
     compiler, writer = GrammarCompiler(demo_folder), MaskWriter(table, said.put, lambda seconds: None)
     writer.follow(7, *await compiler.member(schema_grammar({"type": "boolean"}).encode()), [])
     async with owned_task(writer.run(RingReader(reader_end))):
@@ -36,12 +40,48 @@ async def test_masks_come_while_the_event_loop_stands_still(demo_folder: Path) -
             report(StepOutput(step=1, masks_wanted=MasksWanted(keys=[7], rows=[1], tickets=[3], output_indices=[0])))
         )
         # Waits in this thread, so nothing runs in the loop.
-        assert said.get(timeout=20) == MasksFilled([1], [3], [0])
-        assert table[1].any()
-        token_id = int(np.flatnonzero(np.unpackbits(table[1].view(np.uint8), bitorder="little"))[0])
+        assert said.get(timeout=20) == MasksFilled([1], [3], [0], [1])
+        assert table[0, 1].any()
+        token_id = int(np.flatnonzero(np.unpackbits(table[0, 1].view(np.uint8), bitorder="little"))[0])
         reports.write(report(StepOutput(step=2, keys=[7], num_tokens=[1], token_ids=[token_id], is_drawn=True)))
-        assert said.get(timeout=20) == MasksFilled([1], [3], [1])
+        assert said.get(timeout=20) == MasksFilled([1], [3], [1], [1])
     reports.close()
+    writer.close()
+    compiler.close()
+
+
+async def test_each_draft_up_to_one_that_is_forbidden_gets_the_mask_that_follows_it(
+    demo_folder: Path, demo_model: TextModel
+) -> None:
+    said: list[Command] = []
+    table = np.zeros((6, 2, VOCAB_SIZE // 32), np.int32)
+    compiler, writer = GrammarCompiler(demo_folder), MaskWriter(table, said.append, lambda seconds: None)
+    grammar = grammar_of(StructuredOutput(choice=StructuredOutput.Choices(choices=["yes sir", "yes"])), ())
+    yes, sir, no = (demo_model.tokenizer.encode(text, add_special_tokens=False)[0] for text in ("yes", " sir", "no"))
+    masks, matcher = [], (await compiler.member(grammar.encode()))[0]
+    for token_id in (yes, sir, EOS[0], EOS[0]):
+        mask = np.zeros(VOCAB_SIZE // 32, np.int32)
+        fill(matcher, mask)
+        masks.append(mask.tolist())
+        matcher.consume_token(token_id)
+    everything = [-1] * (VOCAB_SIZE // 32)
+
+    def ask(key: int, ticket: int, draft_ids: list[int]) -> list[list[int]]:
+        wanted = MasksWanted(keys=[key], rows=[1], tickets=[ticket], output_indices=[0], draft_ids=[draft_ids])
+        writer.hear(StepOutput(step=1, masks_wanted=wanted))
+        assert said == [MasksFilled([1], [ticket], [0], [len(draft_ids) + 1])]
+        said.clear()
+        filled: list[list[int]] = table[: len(draft_ids) + 1, 1].tolist()
+        return filled
+
+    writer.follow(7, *await compiler.member(grammar.encode()), [])
+    assert ask(7, 1, [yes, sir, EOS[0], EOS[0], yes]) == [*masks, masks[3], everything]
+    assert ask(7, 1, [yes, no, sir]) == [masks[0], masks[1], everything, everything]
+    assert ask(7, 1, [no]) == [masks[0], everything]
+    # None of that was the answer.
+    writer.hear(StepOutput(step=2, keys=[7], num_tokens=[2], token_ids=[yes, sir], is_drawn=True))
+    assert said == [MasksFilled([1], [1], [2], [1])]
+    assert table[0, 1].tolist() == masks[2]
     writer.close()
     compiler.close()
 
@@ -50,7 +90,7 @@ async def test_a_fault_is_heard_by_whoever_waits_and_the_core_goes_on() -> None:
     writer_end, reader_end = create_ring()
     reports = RingWriter(writer_end)
     reports.write(b"no report")
-    writer = MaskWriter(np.zeros((1, 1), np.int32), lambda command: None, lambda seconds: None)
+    writer = MaskWriter(np.zeros((1, 1, 1), np.int32), lambda command: None, lambda seconds: None)
     with pytest.raises(msgspec.DecodeError):
         await writer.run(RingReader(reader_end))
     writer.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 
 import numpy as np
 
@@ -14,6 +15,7 @@ from headwater.engine_core.executor import Executor
 from headwater.engine_core.executors.simulated import SimulatedExecutor, SimulatedModel
 from headwater.engine_core.request import NewRequest
 from headwater.engine_core.sampling_params import SamplingParams
+from headwater.engine_core.scheduling.speculator import Speculator
 from headwater.engine_core.step_output import Finished, StepOutput
 from headwater.services.engine.grammars import GrammarCompiler
 from headwater.services.engine.masks import MaskWriter
@@ -51,11 +53,15 @@ def simulated(settings: EngineConfig) -> SimulatedExecutor:
 
 
 async def answers(
-    compiler: GrammarCompiler, settings: EngineConfig, asks: Sequence[Ask], executor: Executor | None = None
+    compiler: GrammarCompiler,
+    settings: EngineConfig,
+    asks: Sequence[Ask],
+    executor: Executor | None = None,
+    speculator: Speculator | None = None,
 ) -> tuple[list[Told], Engine]:
     """What became of all, asked at once."""
-    masks = np.zeros((settings.max_num_seqs, 1, VOCAB_SIZE // 32), np.int32)
-    engine = Engine(settings, executor or simulated(settings), masks=masks)
+    masks = np.zeros((settings.max_draft_tokens + 1, settings.max_num_seqs, VOCAB_SIZE // 32), np.int32)
+    engine = Engine(settings, executor or simulated(settings), masks=masks, speculator=speculator)
     commands: list[Command] = []
     writer = MaskWriter(masks, commands.append, lambda seconds: None)
     told = [Told(list(ask.output_ids)) for ask in asks]
@@ -88,15 +94,16 @@ async def answers(
 
 def _apply(engine: Engine, command: Command) -> None:
     match command:
-        case MasksFilled(rows, tickets, output_indices):
-            engine.masks_filled(rows, tickets, output_indices)
+        case MasksFilled(rows, tickets, output_indices, num_masks):
+            engine.masks_filled(rows, tickets, output_indices, num_masks)
         case Fail(keys, errors):
             for key, error in zip(keys, errors, strict=True):
                 engine.fail(key, error)
 
 
 def _hear(output: StepOutput, told: list[Told]) -> None:
-    for key, token_id in zip(output.keys, output.token_ids, strict=True):
-        told[key].token_ids.append(token_id)
+    token_ids = iter(output.token_ids)
+    for key, num_tokens in zip(output.keys, output.num_tokens, strict=True):
+        told[key].token_ids += islice(token_ids, num_tokens)
     for finished in output.finishes:
         told[finished.key].finished = finished

@@ -1,0 +1,131 @@
+"""Answers that are known beforehand: each sampled token is replaced by the recorded one at its output index.
+
+That happens where tokens are drawn, on a GPU inside the launches that a graph holds, so a model of any weights takes
+the time and accepts the drafts that it would with these answers. For benchmarks alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import torch
+
+from headwater.engine_core.executor import AdmittedRow, Int32Array
+from headwater.engine_core.executors import cuda, runner
+from headwater.engine_core.executors.device_sampler import DeviceSampler
+from headwater.engine_core.request import TokenLogprobs
+from headwater.engine_core.sampling.sampler import Known, Sampler
+from headwater.kernels.device import upload
+
+BEHIND = 64
+"""Output indices behind the longest answer that a step may compute in vain."""
+FREE = -1
+"""In a token's place: it is sampled."""
+
+
+class ForcedAnswers:
+    """By the seed of a request its answer; a request whose seed is not here is answered by the model."""
+
+    def __init__(self, longest: int) -> None:
+        """`longest`: tokens of the longest answer there will be."""
+        self.width = longest + BEHIND
+        self._answers: Mapping[int, list[int]] = {}
+
+    def expect(self, answers: Mapping[int, list[int]]) -> None:
+        """The answers from now on, by seed."""
+        assert all(len(answer) <= self.width - BEHIND for answer in answers.values())
+        self._answers = answers
+
+    def of(self, seed: int) -> Int32Array:
+        """What is forced in each place, int32 [width]."""
+        places = np.full(self.width, FREE, np.int32)
+        answer = self._answers.get(seed, [])
+        places[: len(answer)] = answer
+        return places
+
+    @contextmanager
+    def installed(self) -> Iterator[None]:
+        """Executors that are built meanwhile force these answers for as long as they live."""
+        with (
+            mock.patch.object(runner, "Sampler", partial(ForcedSampler, self)),
+            mock.patch.object(cuda, "DeviceSampler", partial(ForcedDeviceSampler, self)),
+        ):
+            yield
+
+
+class ForcedTokens:
+    """What is forced for the rows of a request table, on their device."""
+
+    def __init__(self, answers: ForcedAnswers, num_rows: int, device: torch.device) -> None:
+        self._answers, self._device = answers, device
+        # The last row is that of padding, whose index is -1.
+        self._places = torch.full((num_rows + 1, answers.width), FREE, dtype=torch.int32, device=device)
+
+    def admit(self, admitted: AdmittedRow) -> None:
+        places = self._answers.of(admitted.sampling.seed)
+        on_device = upload(places, self._device) if self._device.type == "cuda" else torch.from_numpy(places)
+        self._places[admitted.row].copy_(on_device)
+
+    def replace(self, tokens: torch.Tensor, rows: torch.Tensor, output_indices: torch.Tensor) -> None:
+        """Of tokens [S], in place, those of rows [S] that are forced at their output indices [S]. Launches only."""
+        width = self._places.shape[1]
+        # A negative index counts from the end. Steps that only make kernels compile may hold anything.
+        at = torch.add(output_indices, rows, alpha=width).clamp_(-width, self._places.numel() - width - 1)
+        forced = self._places.view(-1)[at]
+        torch.where(forced == FREE, tokens, forced, out=tokens)
+
+
+class ForcedSampler(Sampler):
+    """On a CPU."""
+
+    def __init__(self, answers: ForcedAnswers, num_rows: int, operations: Any, device: torch.device) -> None:
+        super().__init__(num_rows, operations, device)
+        self._forced = ForcedTokens(answers, num_rows, torch.device("cpu"))
+
+    def admit(self, admitted: AdmittedRow) -> None:
+        super().admit(admitted)
+        self._forced.admit(admitted)
+
+    def sample(
+        self,
+        logits: torch.Tensor,
+        rows: Int32Array,
+        output_indices: Int32Array,
+        known: Known,
+        masks: Int32Array | None = None,
+    ) -> tuple[Int32Array, dict[int, TokenLogprobs]]:
+        tokens, logprobs = super().sample(logits, rows, output_indices, known, masks)
+        self._forced.replace(*map(torch.from_numpy, (tokens, rows, output_indices)))
+        return tokens, logprobs
+
+
+class ForcedDeviceSampler(DeviceSampler):
+    """On a GPU, for rows that are drawn plainly: others are not forced."""
+
+    def __init__(
+        self,
+        answers: ForcedAnswers,
+        lm_head: Any,
+        num_rows: int,
+        num_positions: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        super().__init__(lm_head, num_rows, num_positions, dtype, device)
+        self._forced = ForcedTokens(answers, num_rows, device)
+
+    def admit(self, admitted: AdmittedRow) -> None:
+        super().admit(admitted)
+        self._forced.admit(admitted)
+
+    def draw(
+        self, hidden: torch.Tensor, table_params: torch.Tensor, rows: torch.Tensor, output_indices: torch.Tensor
+    ) -> torch.Tensor:
+        tokens = super().draw(hidden, table_params, rows, output_indices)
+        self._forced.replace(tokens, rows, output_indices)
+        return tokens

@@ -1,0 +1,123 @@
+"""Exchanges through an engine of their own over an executor that others have used, timed. Knows no workloads."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from headwater.bench.replays.replay import Exchange
+from headwater.bench.timed_executor import TimedExecutor
+from headwater.engine_core.config import EngineConfig
+from headwater.engine_core.engine import Engine
+from headwater.engine_core.executor import Executor
+from headwater.engine_core.request import NewRequest
+from headwater.engine_core.sampling_params import SamplingParams
+from headwater.engine_core.scheduling.speculator import Speculator
+from headwater.engine_core.step_output import StepOutput
+
+FIRST_SEED = 1
+"""Seeds name requests to `ForcedAnswers`; 0 is that of rows which measure an executor's steps."""
+
+
+@dataclass(slots=True, kw_only=True)
+class SpeculatedRun:
+    """What became of the exchanges."""
+
+    seconds: float = 0.0
+    token_ids: list[list[int]] = field(default_factory=list)
+    """Of each answer."""
+    num_steps: int = 0
+    """Of the engine."""
+    num_request_steps: int = 0
+    """Steps that computed a request, of all requests together."""
+    num_drafted: int = 0
+    num_accepted: int = 0
+    decode_seconds: float = 0.0
+    """From the first token of an answer to its last, of all answers together."""
+    engine_seconds: float = 0.0
+    """Scheduling, drafting and settling."""
+    launch_seconds: float = 0.0
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(map(len, self.token_ids))
+
+    @property
+    def tokens_per_second(self) -> float:
+        return self.num_tokens / self.seconds
+
+    @property
+    def token_ms(self) -> float:
+        """Time of a token of an answer, the first one left out."""
+        return 1000 * self.decode_seconds / max(1, self.num_tokens - len(self.token_ids))
+
+    @property
+    def tokens_per_step(self) -> float:
+        """Tokens that a step brought a request that it computed; steps that compute a prompt count."""
+        return self.num_tokens / self.num_request_steps
+
+    @property
+    def acceptance(self) -> float:
+        return self.num_accepted / self.num_drafted if self.num_drafted else 0.0
+
+
+def run_exchanges(
+    executor: Executor,
+    config: EngineConfig,
+    speculator: Speculator | None,
+    exchanges: Sequence[Exchange],
+    *,
+    rows: int,
+    temperature: float,
+    stop_token_ids: tuple[int, ...] = (),
+) -> SpeculatedRun:
+    """Answers the exchanges in order, `rows` of them at once: one that ends is followed by the next. All are of one
+    namespace. An answer is as long as the recorded one, unless a stop id ends it."""
+    timed = TimedExecutor(executor)
+    engine = Engine(config, timed, speculator=speculator)
+    run, waiting = SpeculatedRun(token_ids=[[] for _ in exchanges]), iter(enumerate(exchanges))
+    began: list[float] = [0.0] * len(exchanges)
+    num_left, start = len(exchanges), time.perf_counter()
+    for _ in range(min(rows, len(exchanges))):
+        engine.add(_request(*next(waiting), temperature, stop_token_ids))
+    while num_left:
+        if (output := engine.step()) is None:
+            continue
+        _hear(output, run, began, time.perf_counter())
+        for _ in output.finishes:
+            num_left -= 1
+            if (following := next(waiting, None)) is not None:
+                engine.add(_request(*following, temperature, stop_token_ids))
+    run.seconds = time.perf_counter() - start
+    run.engine_seconds, run.launch_seconds = run.seconds - timed.seconds, timed.launch_seconds
+    run.num_steps = timed.num_steps
+    while engine.has_work():
+        engine.step()
+    engine.close()
+    return run
+
+
+def _request(index: int, exchange: Exchange, temperature: float, stop_token_ids: tuple[int, ...]) -> NewRequest:
+    sampling = SamplingParams(
+        temperature=temperature,
+        seed=FIRST_SEED + index,
+        max_tokens=len(exchange.answer_ids),
+        stop_token_ids=stop_token_ids,
+    )
+    return NewRequest(key=index, prompt_ids=exchange.prompt_ids, output_ids=[], sampling=sampling)
+
+
+def _hear(output: StepOutput, run: SpeculatedRun, began: list[float], now: float) -> None:
+    at = 0
+    for key, num_tokens in zip(output.keys, output.num_tokens, strict=True):
+        if not run.token_ids[key]:
+            began[key] = now
+        run.token_ids[key] += output.token_ids[at : at + num_tokens]
+        at += num_tokens
+    for finished in output.finishes:
+        run.decode_seconds += now - began[finished.key]
+        if (work := finished.work) is not None:
+            run.num_request_steps += work.num_steps
+            run.num_drafted += work.num_draft_tokens
+            run.num_accepted += work.num_accepted_tokens

@@ -1,0 +1,208 @@
+"""`headwater bench speculation`: replays through an engine with speculation off and on, in turn.
+
+The answers of replays are forced, so that recorded text measures acceptance and speed on any weights, random ones too.
+Both ways share a process, an executor and its graphs. Each run has an engine of its own, with an empty prefix cache,
+and a speculator that has learned nothing; within a run later requests may draw on what earlier ones answered.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, nullcontext
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from headwater.bench.forced_answers import ForcedAnswers
+from headwater.bench.program import run_program
+from headwater.bench.replays import replay
+from headwater.bench.replays.replay import Exchange
+from headwater.bench.speculated_run import FIRST_SEED, SpeculatedRun, run_exchanges
+from headwater.bench.speculation_figures import Case, Measurement, Pair, table
+from headwater.bench.workloads import MODELS, TINY
+from headwater.engine_core.executors.build import build_executor
+from headwater.engine_core.options import ExecutorOptions
+from headwater.engine_core.scheduling.speculator import Speculator
+from headwater.services.engine.settings import EngineSettings
+from headwater.services.engine.speculation import build_speculator
+from headwater.services.models.demo_model import DEMO_NAME
+from headwater.services.models.manifest import MANIFEST_NAME, ModelManifest
+from headwater.services.models.store import default_cache_dir, pull
+from headwater.services.progress import silent
+from headwater.services.speculation import DRAFTERS
+
+RANDOM = "random"
+ROWS = {"edits": (1, 16), "agent-turns": (1, 16), "chat": (1, 16), RANDOM: (1, 16, 256)}
+"""Requests at once, by workload."""
+TEMPERATURE = 0.6
+OWN_TEMPERATURES = (0.0, 1.0)
+MAX_MODEL_LEN = 8192
+WARM_UP_LEN = 24
+"""Tokens of answers before the first measured run."""
+
+
+class Bench:
+    """One executor, and engines over it."""
+
+    def __init__(self, options: ExecutorOptions, drafters: Sequence[str], forced: ForcedAnswers | None) -> None:
+        with nullcontext() if forced is None else forced.installed():
+            self.executor, self.config, self._facts = build_executor(options, lambda phase, done, total: None)
+        self._forced = forced
+        folder = options.model_folder
+        assert folder is not None
+        # What is forced has its length.
+        has_ends = forced is None and (folder / MANIFEST_NAME).is_file()
+        self._stop_token_ids = ModelManifest.read(folder).eos_token_ids if has_ends else ()
+        self._settings = EngineSettings(
+            model_folder=options.model_folder,
+            block_size=options.block_size,
+            drafters=tuple(drafters),
+            max_draft_tokens=options.max_draft_tokens,
+        )
+        self.executor.warm_up()
+        while self.executor.prepare():
+            pass
+
+    def measure(self, case: Case, *, runs: int) -> Measurement:
+        """Runs off and on, in turn."""
+        exchanges = case.exchanges
+        short = [replace(each, answer_ids=each.answer_ids[:WARM_UP_LEN]) for each in exchanges[: case.rows]]
+        self._pair(replace(case, exchanges=short))
+        pairs = [self._pair(case) for _ in range(runs)]
+        expected = pairs[0][0].token_ids if self._forced is None else [each.answer_ids for each in exchanges]
+        num_different = sum(_num_different(expected, run.token_ids) for pair in pairs for run in pair)
+        return Measurement.of(case, pairs, is_forced=self._forced is not None, different_tokens=num_different)
+
+    def _pair(self, case: Case) -> Pair:
+        off = self._run(None, case)
+        speculator = build_speculator(self._settings, self.config, self.executor, self._facts.vocab_size)
+        return off, self._run(speculator, case)
+
+    def _run(self, speculator: Speculator | None, case: Case) -> SpeculatedRun:
+        if self._forced is not None:
+            self._forced.expect({FIRST_SEED + i: each.answer_ids for i, each in enumerate(case.exchanges)})
+        return run_exchanges(
+            *(self.executor, self.config, speculator, case.exchanges),
+            rows=case.rows,
+            temperature=case.temperature,
+            stop_token_ids=self._stop_token_ids,
+        )
+
+
+def _num_different(expected: Sequence[Sequence[int]], got: Sequence[Sequence[int]]) -> int:
+    return sum(
+        sum(a != b for a, b in zip(one, other, strict=False)) + abs(len(one) - len(other))
+        for one, other in zip(expected, got, strict=True)
+    )
+
+
+def run(
+    workload: Annotated[
+        list[str] | None, typer.Option(help=f"{', '.join(ROWS)}; repeatable; none: all of them")
+    ] = None,
+    model: Annotated[str, typer.Option(help=f"demo, or random weights in the shape of {', '.join(MODELS)}")] = "demo",
+    model_folder: Annotated[Path | None, typer.Option(help="a converted model instead")] = None,
+    rows: Annotated[list[int] | None, typer.Option(help="requests at once; repeatable; none: the workload's")] = None,
+    requests: Annotated[
+        int, typer.Option(help="the first so many of a workload; 0: all, of random tokens 2 a row")
+    ] = 0,
+    max_drafts: Annotated[int, typer.Option(help="drafted tokens of a request in a step")] = 15,
+    drafter: Annotated[list[str] | None, typer.Option(help=f"{', '.join(DRAFTERS)}; repeatable; none: all")] = None,
+    temperature: Annotated[
+        float, typer.Option(help="at which tokens are drawn, before they are replaced")
+    ] = TEMPERATURE,
+    own_answers: Annotated[
+        bool, typer.Option("--own-answers", help="nothing is forced: the model answers, greedily and at temperature 1")
+    ] = False,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda")] = "auto",
+    block_size: Annotated[int, typer.Option(help="tokens a KV block")] = 64,
+    max_num_batched_tokens: Annotated[int, typer.Option(help="token budget of a step")] = 8192,
+    async_depth: Annotated[int, typer.Option(help="steps in flight")] = 2,
+    load_format: Annotated[str, typer.Option(help="of random weights: dummy or dummy-uniform")] = "dummy",
+    kv_cache_dtype: Annotated[str, typer.Option(help="auto, or fp8 on a GPU")] = "auto",
+    kv_cache_memory: Annotated[int, typer.Option(help="bytes of the KV cache; 0: what the device leaves")] = 0,
+    threads: Annotated[int, typer.Option(help="of a CPU; 0: torch decides")] = 0,
+    runs: Annotated[int, typer.Option(help="measured pairs of runs after a short one that is not")] = 2,
+    dry_run: Annotated[bool, typer.Option(help="a small part of each workload, on a tiny model")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="print JSON only, a line as soon as it is known")] = False,
+) -> None:
+    """Measure what speculation gains, on recorded answers."""
+    drafters = drafter or list(DRAFTERS)
+    temperatures = OWN_TEMPERATURES if own_answers else (temperature,)
+    cases = list(_cases(workload or list(ROWS), rows or (), temperatures, requests, dry_run=dry_run))
+    longest = max(len(exchange.answer_ids) for case in cases for exchange in case.exchanges)
+    measurements = []
+    with ExitStack() as stack:
+        folder, load_format = _model(model, model_folder, load_format, device=device, dry_run=dry_run, stack=stack)
+        options = ExecutorOptions(
+            model_folder=folder,
+            load_format=load_format,
+            device=device,
+            num_threads=threads,
+            block_size=block_size,
+            kv_cache_memory=kv_cache_memory,
+            max_num_seqs=max(max_drafts + 1, *(case.rows for case in cases)),
+            max_num_batched_tokens=max_num_batched_tokens,
+            max_model_len=MAX_MODEL_LEN,
+            async_depth=async_depth,
+            kv_cache_dtype=kv_cache_dtype,
+            max_draft_tokens=max_drafts,
+        )
+        bench = Bench(options, drafters, None if own_answers else ForcedAnswers(longest))
+        stack.callback(bench.executor.close)
+        told = {"model": model if model_folder is None else model_folder.name, "drafters": drafters}
+        for case in cases:
+            measurements.append(bench.measure(case, runs=runs))
+            if as_json:
+                print(json.dumps(told | {"max_drafts": max_drafts} | asdict(measurements[-1])), flush=True)
+    if not as_json:
+        Console().print(table(measurements))
+    typer.echo(json.dumps([asdict(each) for each in measurements]))
+    raise typer.Exit(1 if any(each.different_tokens for each in measurements) else 0)
+
+
+def _cases(
+    names: Sequence[str], rows: Sequence[int], temperatures: Sequence[float], requests: int, *, dry_run: bool
+) -> Iterator[Case]:
+    """Rows where none are given: the workload's."""
+    for name in names:
+        if name not in ROWS:
+            raise typer.BadParameter(f"--workload is {name!r}; allowed: {', '.join(ROWS)}")
+        for num_rows in (1, 2) if dry_run else rows or ROWS[name]:
+            exchanges = _exchanges(name, num_rows, requests, dry_run=dry_run)
+            for temperature in temperatures:
+                yield Case(workload=name, rows=num_rows, temperature=temperature, exchanges=exchanges)
+
+
+def _exchanges(name: str, rows: int, requests: int, *, dry_run: bool) -> list[Exchange]:
+    if name == RANDOM:
+        found = replay.random_exchanges(requests or max(4, 2 * rows))
+    else:
+        found = replay.read(name)[: requests or None]
+    if not dry_run:
+        return found
+    return [replace(each, prompt_ids=each.prompt_ids[-96:], answer_ids=each.answer_ids[:48]) for each in found[:3]]
+
+
+def _model(
+    name: str, folder: Path | None, load_format: str, *, device: str, dry_run: bool, stack: ExitStack
+) -> tuple[Path, str]:
+    """Its folder and load format."""
+    if folder is not None:
+        return folder, "auto"
+    if name == "demo" and not dry_run:
+        return pull(DEMO_NAME, cache_dir=default_cache_dir(), progress=silent, device=device), "auto"
+    if name not in ("demo", *MODELS):
+        raise typer.BadParameter(f"--model is {name!r}; allowed: demo, {', '.join(MODELS)}")
+    made = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+    (made / "config.json").write_text(json.dumps(TINY if dry_run else MODELS[name]))
+    return made, load_format
+
+
+if __name__ == "__main__":
+    run_program(run)
