@@ -124,13 +124,19 @@ class OutputStream:
         if first != self._next_index:
             error = f"tokens from {first} on came where {self._next_index} was next"
             self.fail(error, cause=common_pb2.LOSS_CAUSE_FAULT)
-        elif len(token_ids) <= self._plan.max_row_tokens:
+        elif len(token_ids) <= self._most_row_tokens:
             self._push_row(token_ids, entries, position)
         else:
-            for start in range(0, len(token_ids), self._plan.max_row_tokens):
+            for start in range(0, len(token_ids), self._most_row_tokens):
                 if not self.ended:
-                    row = token_ids[start : start + self._plan.max_row_tokens]
+                    row = token_ids[start : start + self._most_row_tokens]
                     self._push_row(row, entries, position + start)
+
+    @property
+    def _most_row_tokens(self) -> int:
+        """One where calls end an answer and thoughts are counted: it matters which token's text does so, and an engine
+        says several at once where drafts are right."""
+        return self._plan.max_row_tokens if self._parser is None else 1
 
     def _push_row(self, token_ids: list[int], entries: Mapping[int, Entry] | None, position: int) -> None:
         try:

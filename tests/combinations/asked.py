@@ -30,7 +30,8 @@ class Asked:
     """Of the request."""
     moves: frozenset[Move]
     awaited: tuple[Capability, ...] = ()
-    """Capabilities that take place by a race of this request with another one or with a loss, which it may win."""
+    """Capabilities that take place by a race of this request with another one or with a loss, which it may win, or only
+    on the engine that answered the same before."""
 
 
 def asked(capabilities: Sequence[Capability], needs: Fields, more: Fields, moves: frozenset[Move]) -> Asked:

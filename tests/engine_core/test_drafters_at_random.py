@@ -144,6 +144,8 @@ def rounds_with_wishes(draw: st.DrawFn) -> list[Round]:
     return told
 
 
+# Of a large scenario hypothesis says that its repr is one.
+pytestmark = pytest.mark.filterwarnings("ignore:Generating overly large repr")
 SCENARIOS = given(
     configs() | swapping_configs(),
     st.sampled_from([0, 3, MANY]),

@@ -403,6 +403,22 @@ async def test_one_call_is_enough_where_calls_are_not_parallel(line: Line) -> No
     await line.engine.hears(lambda: number in line.engine.cancels)
 
 
+@pytest.mark.parametrize("at_once", [3, 7, 60])
+async def test_tokens_that_come_at_once_count_as_those_that_come_one_by_one(line: Line, at_once: int) -> None:
+    """As the tokens of accepted drafts do, some of them behind the end of the thoughts or of the only call."""
+    alone = AnswerFormat(tool_parser="hermes", tool_names=["time"], reasoning_parser="think", single_call=True)
+    ids, told = line.ids(CALL + " and on and on"), []
+    for stream_id, step in ((1, 1), (2, at_once)):
+        [number] = await line.open(stream_id, answer_format=alone)
+        for first in range(0, len(ids), step):
+            line.engine.say_tokens({number: ids[first : first + step]}, first=first)
+        finish = await line.gateway.finish(stream_id)
+        heard = line.gateway.heard[stream_id]
+        told.append((finish.reason, finish.num_reasoning_tokens, heard.token_ids, heard.text, heard.reasoning))
+    assert told[0] == told[1]
+    assert 0 < len(told[0][2]) < len(ids)
+
+
 async def test_long_arguments_go_in_frames_below_the_limit(line: Line) -> None:
     arguments = '{"text": "' + "hello " * 50_000 + '"}'
     [number] = await line.open(1, answer_format=AnswerFormat(tool_parser="hermes", tool_names=["time"]))
