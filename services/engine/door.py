@@ -155,6 +155,16 @@ class Door:
         return self._load
 
     @property
+    def cache_config(self) -> dict[str, str]:
+        """What the KV cache is, as metrics say it."""
+        ready = self._ready
+        return {
+            "cache_dtype": ready.kv_format,
+            "block_size": str(ready.block_size),
+            "num_blocks": str(ready.num_blocks),
+        }
+
+    @property
     def is_prepared(self) -> bool:
         """See `CoreLink.is_prepared`."""
         return self._core.is_prepared

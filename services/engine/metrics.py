@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Protocol
 
 from prometheus_client import REGISTRY, Histogram
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from headwater.engine_core.step_output import EngineLoad
@@ -57,6 +57,8 @@ class Measured(Protocol):
     def totals(self) -> EngineLoad: ...
     @property
     def is_prepared(self) -> bool: ...
+    @property
+    def cache_config(self) -> Mapping[str, str]: ...
 
 
 class EngineCollector(Collector):
@@ -68,6 +70,9 @@ class EngineCollector(Collector):
         usage = load.num_used_blocks / load.num_total_blocks if load.num_total_blocks else 0.0
         yield self._gauge("num_requests_running", "Requests being computed", load.num_running)
         yield self._gauge("num_requests_waiting", "Requests not yet started", load.num_waiting)
+        config = InfoMetricFamily("headwater_cache_config", "What the KV cache is")
+        config.add_metric([], {"model_name": self._model_name, **self._door.cache_config})
+        yield config
         yield self._gauge("kv_cache_usage_perc", "Share of KV blocks held by requests, 0 to 1", usage)
         swapped = load.num_used_host_blocks / load.num_total_host_blocks if load.num_total_host_blocks else 0.0
         yield self._gauge("kv_swap_usage_perc", "Share of KV blocks in host memory that hold a copy, 0 to 1", swapped)

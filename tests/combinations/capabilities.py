@@ -78,6 +78,7 @@ FP8_KV = Capability(
     promise=Promise.OWN,
     options={"kv_cache_dtype": "fp8"},
     took_place=lambda answer: answer.kv_format == "fp8",
+    may_coincide=True,
     is_simulated=False,
     refused_on_cpu=Refused(field="kv_cache_dtype", says="kv_cache_dtype is 'fp8'; allowed: auto on the platform cpu"),
 )

@@ -107,6 +107,8 @@ class Capability:
     moves: frozenset[Move] = frozenset()
     is_above_engine: bool = False
     """It is made by gateway, processor and output processor: its cells run through all stages."""
+    may_coincide: bool = False
+    """Its own tokens may happen to be those without it: few draws of a small model see a rounding."""
     is_simulated: bool = True
     """The simulated executor does it."""
     refused_on_cpu: Refused | None = None

@@ -75,6 +75,11 @@ class Replica:
                 found[key] = found.get(key, 0.0) + float(value)
         return found
 
+    def kv_format(self) -> str:
+        text = self.client.get(f"http://{self.stage.addresses['metrics']}/metrics").text
+        [found] = re.findall(r'^headwater_cache_config_info{.*cache_dtype="([^"]*)"', text, re.MULTILINE)
+        return str(found)
+
     def counters_at_rest(self) -> dict[str, float]:
         """The same, once nothing runs or waits."""
         counters: dict[str, float] = {}
@@ -222,6 +227,7 @@ class ClusterWorld:
             num_tokens_before_loss=int(by_id[served_by[0]]["generation_tokens_total"]) if len(served_by) > 1 else 0,
             num_accepted_tokens=total("spec_decode_num_accepted_tokens_total"),
             num_searches=total("generation_tokens_total"),
+            kv_format=replicas[0].kv_format(),
             company_ids=beside["choices"][0]["token_ids"] if beside is not None else [],
             # Draws under a mask are no steps.
             num_company_steps=steps - total("mask_seconds_count"),

@@ -14,15 +14,16 @@ class Door:
     num_prompt_tokens = 0
     num_finished: Mapping[str, int] = {}
     is_prepared = True
+    cache_config: Mapping[str, str] = {"cache_dtype": "fp8", "block_size": "64", "num_blocks": "100"}
 
     def __init__(self, load: EngineLoad) -> None:
         self.totals = load
 
 
-def shown(load: EngineLoad) -> list[str]:
+def shown(load: EngineLoad, prefix: str = "headwater_spec_") -> list[str]:
     registry = CollectorRegistry()
     registry.register(EngineCollector(Door(load), "m"))
-    return [line for line in generate_latest(registry).decode().splitlines() if line.startswith("headwater_spec_")]
+    return [line for line in generate_latest(registry).decode().splitlines() if line.startswith(prefix)]
 
 
 def test_drafts_are_counted_as_vllm_counts_them() -> None:
@@ -46,3 +47,8 @@ def test_drafts_are_counted_as_vllm_counts_them() -> None:
 
 def test_an_engine_that_drafted_nothing_counts_from_zero() -> None:
     assert 'headwater_spec_decode_num_draft_tokens_total{model_name="m"} 0.0' in shown(EngineLoad())
+
+
+def test_metrics_say_what_the_kv_cache_is() -> None:
+    labels = 'block_size="64",cache_dtype="fp8",model_name="m",num_blocks="100"'
+    assert shown(EngineLoad(), "headwater_cache_config") == [f"headwater_cache_config_info{{{labels}}} 1.0"]
