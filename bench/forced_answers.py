@@ -72,7 +72,7 @@ class ForcedTokens:
         self._places[admitted.row].copy_(on_device)
 
     def replace(self, tokens: torch.Tensor, rows: torch.Tensor, output_indices: torch.Tensor) -> None:
-        """Of tokens [S], in place, those of rows [S] that are forced at their output indices [S]. Launches only."""
+        """Replaces in tokens [S] those of rows [S] that are forced at their output indices [S]. Launches only."""
         width = self._places.shape[1]
         # A negative index counts from the end. Steps that only make kernels compile may hold anything.
         at = torch.add(output_indices, rows, alpha=width).clamp_(-width, self._places.numel() - width - 1)

@@ -26,9 +26,9 @@ class SpeculatedRun:
 
     seconds: float = 0.0
     token_ids: list[list[int]] = field(default_factory=list)
-    """Of each answer."""
+    """Tokens of each answer."""
     num_steps: int = 0
-    """Of the engine."""
+    """Steps of the engine."""
     num_request_steps: int = 0
     """Steps that computed a request, of all requests together."""
     num_drafted: int = 0

@@ -17,15 +17,15 @@ from headwater.bench.replays.replay import Exchange
 SEED = 29
 NUM_AGENTS = 12
 TURNS = 5
-"""Of an agent: it searches, reads, edits, reads again, edits again."""
+"""Turns of an agent: it searches, reads, edits, reads again, edits again."""
 FUNCTIONS_OF_A_FILE = range(5, 9)
 LINES_OF_A_FUNCTION = range(4, 9)
 QUOTED_LINES = range(4, 11)
 """Lines that an edit replaces."""
 CHANGED_LINES = range(1, 3)
-"""Of these, lines that are not as they were."""
+"""Lines of these that are not as they were."""
 SENTENCE_WORDS = range(8, 17)
-"""Of what an agent says before it calls; drawn by lot, so that nothing foretells them."""
+"""Words of what an agent says before it calls; drawn by lot, so that nothing foretells them."""
 Encode = Callable[[str], list[int]]
 
 NOUNS, VERBS, GLUE = (
@@ -69,7 +69,7 @@ class SourceFile:
     path: str
     lines: list[str]
     names: list[str]
-    """Of its functions."""
+    """Names of its functions."""
 
 
 def agent_turns(encode: Encode) -> list[Exchange]:

@@ -45,7 +45,7 @@ QUESTIONS = (
 
 
 def chats(model_folder: Path) -> Iterator[Exchange]:
-    """Of a converted model: of each question one answer at each temperature."""
+    """Answers of a converted model: to each question one answer at each temperature."""
     text = load_text_model(model_folder, "", ServingChoices())
     assert text.chat_template is not None
     asked = []

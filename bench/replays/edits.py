@@ -17,7 +17,7 @@ LAST_COMMIT = "767ad4ee6f54956272897bb75953f9dee65b91b5"
 SEED = 17
 NUM_EDITS = 60
 TOKENS = range(300, 3001)
-"""Of the file, before and after."""
+"""Tokens of the file, before and after."""
 SUFFIXES = (".py", ".md", ".toml", ".js", ".proto", ".yaml")
 MOST_EDITS_OF_A_FILE = 2
 Encode = Callable[[str], list[int]]

@@ -12,7 +12,7 @@ from headwater.engine_core.executor import Int32Array
 from headwater.kernels.cpu.suffix_match import KEY_LENS, row_drafter
 
 MIN_BUCKETS, MAX_BUCKETS = 1 << 8, 1 << 13
-"""Of a key in a row's index, at least and at most: few enough to be cleared when a request takes the row."""
+"""Buckets of a key in a row's index, at least and at most: few enough to be cleared when a request takes the row."""
 
 
 class NGramDrafter:
@@ -28,7 +28,7 @@ class NGramDrafter:
         self._previous: Int32Array = np.zeros((num_rows, len(KEY_LENS), max_len), np.int32)
         self._num_indexed: Int32Array = np.zeros(num_rows, np.int32)
         self._most_indexed: Int32Array = np.zeros(num_rows, np.int32)
-        """Of any request that the row has had."""
+        """The most tokens of any request that the row has had."""
         self._max_drafts = max_drafts
         self._draft = row_drafter()
         # The first call of machine code takes milliseconds, which no step has.

@@ -20,13 +20,13 @@ class StepCosts:
     sizes: Int32Array
     """Numbers of positions, ascending."""
     seconds: Float64Array
-    """Of a step of so many, with the next one launched behind it; not descending."""
+    """Time of a step of so many positions, with the next one launched behind it; not descending."""
     gap: float = 0.0
     """Seconds that a step takes longer when the next one is planned from its result."""
 
     @classmethod
     def measured(cls, sizes: Sequence[int], seconds: Sequence[float], gap: float = 0.0) -> StepCosts:
-        """Of more positions than were measured a step takes longer in proportion."""
+        """A step of more positions than were measured takes longer in proportion."""
         smooth = np.maximum.accumulate(np.array(seconds, np.float64))
         return cls(np.array(sizes, np.int32), smooth, max(gap, 0.0))
 

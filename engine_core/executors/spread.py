@@ -43,7 +43,7 @@ class SpreadDraw:
     rows: Int32Array
     """Table rows."""
     place: Int32Array
-    """Of each position in its row: 0, or behind so many drafts."""
+    """Place of each position in its row: 0, or behind so many drafts."""
     positions: Int32Array
     """Where the token is written."""
     output_indices: Int32Array

@@ -52,7 +52,7 @@ class AdaptiveSpeculator:
         """The drafter that each row's request names."""
         self._guesses: Int32Array = np.zeros((num_rows, max_drafts), np.int32)
         self._num_guesses: Int32Array = np.zeros(num_rows, np.int32)
-        """Of the row's last guess; 0 once it is known to be wrong, or behind us."""
+        """Tokens of the row's last guess; 0 once it is known to be wrong, or behind us."""
         self._guessed_from: Int32Array = np.zeros(num_rows, np.int32)
         """Position of the first token that was guessed."""
         self._num_right: Int32Array = np.zeros(num_rows, np.int32)

@@ -22,8 +22,8 @@ from headwater.kernels.cpu.compiled import compile_function
 from headwater.kernels.cpu.lanes import int32_array_at
 
 KEY_LENS = 2, 6
-"""Of the shorter and of the longer key. Where the longer one is found, the matches that are longest are among its
-places, however often the last two tokens alone have been seen since."""
+"""Tokens of the shorter and of the longer key. Where the longer one is found, the matches that are longest are among
+its places, however often the last two tokens alone have been seen since."""
 MIN_MATCH = KEY_LENS[0]
 """One token has been seen in most texts, and what followed it then seldom follows it now. With three for two, answers
 that repeat an edited file take 6 % more steps (60 edits of this repository, 15 drafts)."""
@@ -33,7 +33,8 @@ NUM_CANDIDATES = 16
 """Positions of the same bucket that are looked at, the most recent ones. More find next to nothing more: those edits
 take 0.2 % fewer steps with 64."""
 MIN_PROBABILITY = 0.2
-"""Of a drafted token, as the places that match have it: their share that goes on with the drafted tokens up to it."""
+"""Least probability of a drafted token, as the places that match have it: their share that goes on with the drafted
+tokens up to it."""
 DRAFTS_PER_MATCH = 2
 """Tokens that a match in a history drafts for each of its own: what agrees longer goes on agreeing longer."""
 SEPARATOR = -1
