@@ -64,7 +64,7 @@ TESTS_AT_ONCE = max(1, (os.cpu_count() or 2) // 2)
 # Seconds that a part may take; together more than there are, since few parts need all of theirs.
 TESTS_LIMIT, MODEL_LIMIT, LINE_LIMIT, STRUCTURED_LIMIT, COMBINATIONS_LIMIT = 240.0, 200.0, 120.0, 90.0, 400.0
 SPECULATION_LIMIT = 300.0
-"""Of each model."""
+"""Seconds for the replays of one model."""
 REPLAYED = 16
 """Answers of a replay; all of them take an 8B model more time than there is."""
 

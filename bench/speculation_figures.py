@@ -32,10 +32,10 @@ class Way:
     seconds: float
     tokens_per_second: float
     token_ms: float
-    """Of a token after the first one of an answer."""
+    """Milliseconds of a token after the first one of an answer."""
     steps: int
     tokens_per_step: float
-    """Of a request."""
+    """Tokens of a request in one of its steps."""
     engine_us: float
     """Scheduling, drafting and settling."""
     launch_us: float

@@ -12,7 +12,7 @@ class TimedExecutor:
 
     def __init__(self, executor: Executor) -> None:
         self.launch_seconds = 0.0
-        """Of steps; on a CPU they are computed there."""
+        """Seconds in which steps are submitted; a CPU computes them there."""
         self.wait_seconds = 0.0
         """For results, with reading them."""
         self.num_steps = 0

@@ -90,8 +90,8 @@ class _Trial:
 
 
 class _Plans:
-    """Steps of rows that decode behind a prompt of one token, whose keys nobody computed: any will do. Where there are
-    fewer rows than positions, the first one has drafts."""
+    """Plans of steps whose rows decode behind a prompt of one token. The keys of that token are arbitrary, since they
+    change no time. Where there are fewer rows than positions, the first row has drafts."""
 
     def __init__(self, max_rows: int) -> None:
         self._max_rows, self._step, self._num_admitted = max_rows, 0, 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field, replace
 from functools import partial
 
 import numpy as np
@@ -13,9 +12,10 @@ from headwater.engine_core.config import EngineConfig
 from headwater.engine_core.executor import DrawPlan, Int32Array, StepPlan, StepResult
 from headwater.engine_core.executors.cuda_graphs import Graphs
 from headwater.engine_core.executors.cuda_swapper import CudaSwapper
-from headwater.engine_core.executors.device_sampler import DeviceSampler, Drawn, Scores, score
+from headwater.engine_core.executors.device_sampler import DeviceSampler, Drawn, score
 from headwater.engine_core.executors.device_table import DeviceTable
 from headwater.engine_core.executors.draw_inbox import DrawInbox, held_at
+from headwater.engine_core.executors.flight import Flight
 from headwater.engine_core.executors.spread import SpreadDraw, spread_drafts, spread_draw
 from headwater.engine_core.executors.step_inbox import StepInbox
 from headwater.engine_core.executors.step_shapes import StepShape, StepShapes
@@ -24,9 +24,8 @@ from headwater.engine_core.models.model import Ends, Model
 from headwater.engine_core.models.one_row import OneRow
 from headwater.engine_core.platforms.cuda import DEPENDENT_ROWS, AttentionPlan, CudaPlatform
 from headwater.engine_core.ragged import places, run_lengths
-from headwater.engine_core.request import TokenLogprobs
 from headwater.engine_core.sampling.pooling import Pools
-from headwater.engine_core.sampling.verification import NO_TOKEN, Gained, by_entry, drafts_in_place, gained
+from headwater.engine_core.sampling.verification import NO_TOKEN, drafts_in_place
 from headwater.kernels.device import upload
 from headwater.kernels.step_rows import load_tokens, store_tokens, store_tokens_and_advance
 
@@ -34,31 +33,6 @@ SCORED_AT_ONCE = 256
 """Prompt positions whose logits exist at the same time."""
 _UNUSED: Int32Array = np.empty(0, np.int32)
 """What only a CPU reads of a batch."""
-
-
-@dataclass(slots=True, kw_only=True)
-class Flight:
-    """A step that is launched."""
-
-    step: int
-    tokens: torch.Tensor
-    """[steps, rows], pinned; there when `done`."""
-    steps: Int32Array
-    """[S, n] in which step of `tokens` each sampled row's are."""
-    row_steps: Int32Array | None
-    """[S] of them that count; None: one each."""
-    num_drafts: Int32Array | None = None
-    """Of each row that is sampled; None: none. Then S counts positions, a draft's after the one before it."""
-    drafts: Int32Array = field(default_factory=lambda: np.empty(0, np.int32))
-    """[S] see `drafts_in_place`."""
-    done: torch.cuda.Event
-    scored: dict[int, int] = field(default_factory=dict)
-    """From the index of a sampled row to its row of `scores`."""
-    scores: Scores | None = None
-    num_tops: dict[int, int] = field(default_factory=dict)
-    prompt_scores: dict[int, tuple[list[Scores], int]] = field(default_factory=dict)
-    vectors: dict[int, torch.Tensor] = field(default_factory=dict)
-    """By row, of prompts that are pooled."""
 
 
 class CudaExecutor:
@@ -208,23 +182,7 @@ class CudaExecutor:
     def retire(self, handle: int) -> StepResult:
         flight = self._flights.popleft()
         assert flight.step == handle
-        flight.done.synchronize()
-        logprobs: dict[int, TokenLogprobs] = {}
-        if flight.scores is not None:
-            entries = _entries(flight.scores)
-            logprobs = {j: _cut(entries[i], flight.num_tops[j]) for j, i in flight.scored.items()}
-        prompt_logprobs = {
-            row: [_cut(entry, num_top) for scores in parts for entry in _entries(scores)]
-            for row, (parts, num_top) in flight.prompt_scores.items()
-        }
-        found, logprobs = _gained(flight, logprobs)
-        return StepResult(
-            token_ids=found.token_ids,
-            num_tokens=found.num_tokens,
-            logprobs=logprobs,
-            prompt_logprobs=prompt_logprobs,
-            embeddings={row: vector.cpu().numpy().tobytes() for row, vector in flight.vectors.items()},
-        )
+        return flight.result()
 
     def is_ready(self, handle: int) -> bool:
         assert self._flights[0].step == handle
@@ -408,26 +366,3 @@ class CudaExecutor:
             end = min(at + SCORED_AT_ONCE, count)
             parts.append(score(self._decoder.logits(hidden[first + at : first + end]), next_ids[at:end], num_top))
         flight.prompt_scores[row] = parts, num_top
-
-
-def _gained(flight: Flight, logprobs: dict[int, TokenLogprobs]) -> tuple[Gained, dict[int, TokenLogprobs]]:
-    """What a step's rows gained, and of log probabilities by position those of tokens that count."""
-    tokens: Int32Array = flight.tokens.numpy()[flight.steps, np.arange(len(flight.steps))[:, None]]
-    if flight.num_drafts is None:
-        num_tokens = np.ones(len(tokens), np.int32) if flight.row_steps is None else flight.row_steps
-        return Gained(tokens, num_tokens), logprobs
-    num_positions = flight.num_drafts + 1
-    found = gained(tokens[:, 0], flight.drafts, num_positions)
-    return found, by_entry(found, num_positions, logprobs)
-
-
-def _entries(scores: Scores) -> list[TokenLogprobs]:
-    columns = (scores.chosen.tolist(), scores.top_ids.tolist(), scores.top_logprobs.tolist())
-    return [
-        TokenLogprobs(logprob=chosen, top_ids=ids, top_logprobs=values)
-        for chosen, ids, values in zip(*columns, strict=True)
-    ]
-
-
-def _cut(entry: TokenLogprobs, num_top: int) -> TokenLogprobs:
-    return replace(entry, top_ids=entry.top_ids[:num_top], top_logprobs=entry.top_logprobs[:num_top])

@@ -40,7 +40,7 @@ class DraftCounts:
         self._by_position = np.zeros(MOST_DRAFTS, np.int64)
 
     def note(self, num_drafts: Int32Array, num_accepted: Int32Array) -> None:
-        """Of rows of a step."""
+        """Counts the drafts of the rows of a step."""
         self.num_drafts += int(np.count_nonzero(num_drafts))
         self.num_tokens += int(num_drafts.sum())
         self.num_accepted += int(num_accepted.sum())

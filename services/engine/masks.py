@@ -37,7 +37,7 @@ FIRST_WORDS = 64
 so is its first byte."""
 
 EVERYTHING = -1
-"""Of a word of a mask: all its tokens."""
+"""A word of a mask that allows all its tokens."""
 
 
 def num_mask_threads() -> int:
@@ -71,11 +71,11 @@ class Follower:
     has_mask: bool = False
     """Whether the row has the mask of the next token."""
     draft_ids: list[int] = field(default_factory=list)
-    """That may follow, where masks are wanted behind them too."""
+    """Drafted tokens, for which masks are wanted beside that of the next token."""
 
 
 class MaskWriter:
-    """`table`, int32 [positions, rows, words], is the core's; `send` takes what the core shall hear, from the thread;
+    """`table`, int32 [positions, rows, words], is the core's; `send` passes reports to the core, from the thread;
     `observe` the seconds from hearing to sending. Requests come and go on the event loop."""
 
     def __init__(self, table: Int32Array, send: Callable[[Command], None], observe: Callable[[float], None]) -> None:

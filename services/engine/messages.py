@@ -82,7 +82,7 @@ class Ready(msgspec.Struct, tag="ready", array_like=True):
     drafters: tuple[str, ...] = ()
     """Those that requests may ask for."""
     max_draft_tokens: int = 0
-    """Of a request in a step; the mask table has a place for each."""
+    """Drafted tokens of a request in a step at most; the mask table has a place for each."""
 
 
 class Failed(msgspec.Struct, tag="failed", array_like=True):
