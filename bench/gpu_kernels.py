@@ -34,7 +34,8 @@ from headwater.kernels.row_gemv import gemv_add, norm_gemv, norm_gemv_silu_mul
 from headwater.kernels.sample import Candidates, Draws, sample
 from headwater.kernels.shared_prefix_attention import shared_prefix_attention
 from headwater.kernels.silu_mul import silu_mul
-from headwater.kernels.wide_gemm import TILES, WideTiles, wide_gemm
+from headwater.kernels.wide_gemm import wide_gemm
+from headwater.kernels.wide_tiles import TEAM_TILES, TILES, WideTiles
 
 BYTES_PER_US = 4.27e6
 FLOPS_PER_US = 796e6
@@ -144,7 +145,7 @@ def products() -> Iterator[Figure]:
             cublas = timed([partial(torch.mm, x, w.t(), out=out) for w in weights])
             each = {
                 str(tiles): timed([partial(wide_gemm, x, w, out, tiles) for w in weights], replays=7)
-                for tiles in (*TILES, *OTHER_TILES)
+                for tiles in (*TILES, *TEAM_TILES, *OTHER_TILES)
             }
             note = f"cuBLASLt {cublas:.1f}; " + ", ".join(f"{tiles} {us:.1f}" for tiles, us in each.items())
             yield Figure("product of many rows", f"{name} M={m}", ours, limit, note)

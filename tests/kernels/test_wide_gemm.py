@@ -5,7 +5,18 @@ import torch
 
 from headwater.kernels.gemm import TILES as SKINNY_TILES
 from headwater.kernels.gemm import linear_twin, skinny_gemm
-from headwater.kernels.wide_gemm import SHARED_BYTES, TILES, WideTiles, choose_wide, fitting_tiles, wide_gemm
+from headwater.kernels.hopper_attention import is_hopper
+from headwater.kernels.hopper_wide_gemm import hopper_wide_gemm
+from headwater.kernels.wide_gemm import wide_gemm
+from headwater.kernels.wide_tiles import (
+    SHARED_BYTES,
+    TEAM_TILES,
+    TILES,
+    TeamTiles,
+    WideTiles,
+    choose_wide,
+    fitting_tiles,
+)
 from tests.kernels.paging import GPU, LONG, POISON, relative_error
 
 ODD_SHAPES = [(33, 576, 576), (64, 960, 576), (100, 576, 1536), (129, 640, 640), (300, 896, 1152), (515, 1152, 2112)]
@@ -24,7 +35,12 @@ def chosen(m: int, n: int, k: int, dtype: torch.dtype = torch.bfloat16) -> tuple
     return tiles.block_m, tiles.block_n
 
 
-def product(x: torch.Tensor, weight: torch.Tensor, tiles: WideTiles | None = None) -> torch.Tensor:
+def skip_without_hopper(tiles: WideTiles | TeamTiles, device: torch.device) -> None:
+    if isinstance(tiles, TeamTiles) and not is_hopper(device):
+        pytest.skip("teams multiply on Hopper alone")
+
+
+def product(x: torch.Tensor, weight: torch.Tensor, tiles: WideTiles | TeamTiles | None = None) -> torch.Tensor:
     """Part of a wider matrix, so that writes beyond the product show."""
     m, n = x.shape[0], weight.shape[0]
     whole = x.new_full((m + 1, n), POISON)
@@ -66,12 +82,13 @@ def test_rows_of_wider_matrices_are_read_and_written_where_they_lie(generator: t
 
 
 @GPU
-@pytest.mark.parametrize("tiles", TILES, ids=str)
+@pytest.mark.parametrize("tiles", [*TILES, *TEAM_TILES], ids=str)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize(("m", "n", "k"), [*ODD_SHAPES, *UNALIGNED_SHAPES, (2048, 4096, 12288), (9000, 1024, 2048)])
 def test_every_row_has_the_bits_of_a_skinny_product(
-    m: int, n: int, k: int, dtype: torch.dtype, tiles: WideTiles, generator: torch.Generator
+    m: int, n: int, k: int, dtype: torch.dtype, tiles: WideTiles | TeamTiles, generator: torch.Generator
 ) -> None:
+    skip_without_hopper(tiles, generator.device)
     x, weight = random(generator, m, k, dtype=dtype), random(generator, n, k, dtype=dtype)
     expected = torch.full((m, n), POISON, dtype=dtype, device=x.device)
     for rows, part in zip(x.split(16), expected.split(16), strict=True):
@@ -87,6 +104,27 @@ def test_a_row_has_the_same_bits_in_products_of_any_number_of_rows(n: int, k: in
     for m in (1, 17, 33, 63, 64, 65, 127, 129, 200, 255, 256, 257, 511, 777, 1000, 2047, 2049):
         for start in (0, 1, 7, 3000 - m):
             assert torch.equal(product(x[start : start + m], weight), together[start : start + m]), (m, start)
+
+
+@GPU
+@pytest.mark.parametrize("tiles", TEAM_TILES, ids=str)
+@pytest.mark.parametrize(("n", "k"), [(576, 576), (960, 576), (648, 200), (72, 136), (3072, 1536)])
+def test_teams_write_the_same_bits_each_time_and_nothing_beyond(
+    n: int, k: int, tiles: TeamTiles, generator: torch.Generator
+) -> None:
+    """Few programs fill their rings many times over, and both teams store while the copies of later tiles arrive."""
+    skip_without_hopper(tiles, generator.device)
+    weight = random(generator, n, k)
+    for m in (1, 17, 64, 257, 2048, 8191):
+        x = random(generator, m, k)
+        expected = product(x, weight, TILES[0])
+        for num_programs in (3, NUM_MULTIPROCESSORS):
+            for lead in (0, 1, tiles.num_stages):
+                for _ in range(3):
+                    whole = x.new_full((m + 1, n), POISON)
+                    hopper_wide_gemm(x, weight, whole[:m], tiles, num_programs=num_programs, lead=lead)
+                    assert torch.equal(whole[:m], expected), (m, num_programs, lead)
+                    assert bool((whole[m] == POISON).all())
 
 
 def test_few_rows_take_small_tiles_and_many_the_largest() -> None:
@@ -116,6 +154,14 @@ def test_tiles_fit_into_the_shared_memory_of_a_hopper() -> None:
         stages = tiles.num_stages * (tiles.block_m + tiles.block_n) * tiles.block_k * 2
         product = tiles.block_m * tiles.block_n * 2
         assert (stages + product if tiles.persistent else max(stages, product)) < SHARED_BYTES == 227 << 10
+
+
+def test_rings_of_teams_fit_into_the_shared_memory_of_a_hopper() -> None:
+    assert all(tiles.shared_bytes() <= SHARED_BYTES for tiles in TEAM_TILES)
+    # Four stages of 128 + 288 rows, and of either team two places of 64 x 32.
+    assert TeamTiles(2, 64, 288, 4, chunk=32).shared_bytes() == 4 * 416 * 128 + 4 * 64 * 32 * 2 + 512
+    # Columns narrower than a chunk have places of their own.
+    assert TeamTiles(1, 64, 144, 8, chunk=32).shared_bytes() == 8 * 208 * 128 + 64 * (2 * 32 + 16) * 2 + 512
 
 
 def test_two_programs_share_a_multiprocessor_where_both_fit_into_its_memory() -> None:
