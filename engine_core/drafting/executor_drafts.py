@@ -1,7 +1,6 @@
-"""What became of tokens that the executor drafted by itself, row by row: how often it found any, and which share stood.
+"""What became of tokens that the executor drafted by itself, row by row: how often it found any, and how many stood.
 
-The scheduler asks for a number of drafts before it knows whether any will be found, and a step or two before it hears of
-the last ones.
+The scheduler asks for drafts before it knows whether any will be found, and a step or two before it hears of the last.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ Float64Array = npt.NDArray[np.float64]
 MEMORY = 0.9
 """Weight of a step when the next one is known."""
 FADING = 0.99
-"""Weight of what is known of a row at each step for which it is asked: one that got no drafts for long is tried again."""
+"""Weight, at each step, of what is known of a row: one that got no drafts for long is tried again."""
 PRIOR_WEIGHT = 2.0
 """Drafts that what is known of all rows is worth for a row."""
 SHARED_MEMORY = 0.998

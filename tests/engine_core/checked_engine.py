@@ -90,53 +90,21 @@ class CheckedExecutor:
 
     def submit(self, plan: StepPlan) -> int:
         self._take_rows(plan)
-        for row, idx, block in zip(plan.block_rows, plan.block_indices, plan.block_ids, strict=True):
-            assert block != 0
-            is_computed = (int(idx) * BLOCK_SIZE) < self._computed.get(int(row), 0)
-            assert not is_computed or self._blocks[int(row)].get(int(idx)) == block, "what is computed stays"
-            self._blocks[int(row)][int(idx)] = int(block)
-        written = set(plan.written_blocks(BLOCK_SIZE).tolist())
-        for row, block in zip(plan.block_rows.tolist(), plan.block_ids.tolist(), strict=True):
-            self._writable.setdefault(row, set()).update({block} & written)
+        self._take_blocks(plan)
         rows = plan.rows.tolist()
         assert rows, "an empty step"
         assert len(set(rows)) == len(rows)
         assert plan.num_tokens <= self._config.max_num_batched_tokens
+        if plan.num_drafts is None:
+            assert plan.draft_ids is None
+        else:
+            assert plan.num_drafts.any()
+            assert plan.draft_ids is None or plan.num_drafts.sum() == plan.draft_ids.size
         readers: dict[int, set[int]] = {}
         writers: dict[int, int] = {}
-        drafts_itself = plan.num_drafts is not None and plan.draft_ids is None
-        own_drafts = {}
+        own_drafts: dict[int, int] = {}
         for i, row in enumerate(rows):
-            start, end = int(plan.starts[i]), int(plan.starts[i] + plan.counts[i])
-            assert not (plan.samples[i] and plan.holds[i])
-            output_idx = int(plan.output_indices[i])
-            num_drafts = 0 if plan.num_drafts is None else int(plan.num_drafts[i])
-            assert row not in self._uncertain, "planned before it is known how far it came"
-            follows = plan.follows is not None and bool(plan.follows[i])
-            assert follows == any(row in step for step in self._own_drafts), "goes on behind what is not known"
-            if drafts_itself and num_drafts:
-                assert plan.samples[i], "what the executor drafts is drawn at once"
-                own_drafts[row] = num_drafts
-            if follows:
-                behind = start + 1 - self._known[row]
-                assert behind >= 0, "planned as far as it may have come"
-                start, end, output_idx = start - behind, end - behind, output_idx - behind
-            self._advance_row(row, start, end - num_drafts, samples=bool(plan.samples[i]), output_idx=output_idx)
-            if num_drafts:
-                assert plan.samples[i] or plan.holds[i]
-                assert end - num_drafts == start + 1, "drafts are of rows that decode"
-                assert len(self._blocks[row]) * BLOCK_SIZE >= end, "drafts have their blocks"
-                assert self._num_prompt[row] + output_idx + num_drafts < MAX_MODEL_LEN
-                if not drafts_itself:
-                    self._uncertain[row] = num_drafts
-            if plan.row_steps is not None:
-                assert (end, plan.samples[i]) == (start + 1, True), "several steps are of rows that decode"
-                for i_step in range(1, int(plan.row_steps[i])):
-                    self._advance_row(row, end, end + 1, samples=True, output_idx=output_idx + i_step)
-                    end += 1
-            if plan.holds[i]:
-                assert end - num_drafts == self._known[row]
-                self._held[row] = end - num_drafts
+            start, end = self._plan_row(plan, i, row, own_drafts)
             for idx in range(-(-end // BLOCK_SIZE)):
                 block = self._blocks[row][idx]
                 readers.setdefault(block, set()).add(row)
@@ -144,11 +112,6 @@ class CheckedExecutor:
                     assert writers.setdefault(block, row) == row, "two rows write a block"
                     assert block in self._writable[row], "written, and not said"
                     assert all(step.get(block, set()) <= {row} for step in self._readers), "written while listed"
-        if plan.num_drafts is None:
-            assert plan.draft_ids is None
-        else:
-            assert plan.num_drafts.any()
-            assert drafts_itself or plan.num_drafts.sum() == plan.draft_ids.size
         self._own_drafts.append(own_drafts)
         self._readers.append(readers)
         self._sampled.append(plan.rows[plan.samples].tolist())
@@ -161,6 +124,50 @@ class CheckedExecutor:
             self._known[row] = int(self._executor._num_known[row])
             self._computed[row] = self._known[row] - 1
         return handle
+
+    def _take_blocks(self, plan: StepPlan) -> None:
+        for row, idx, block in zip(plan.block_rows, plan.block_indices, plan.block_ids, strict=True):
+            assert block != 0
+            is_computed = (int(idx) * BLOCK_SIZE) < self._computed.get(int(row), 0)
+            assert not is_computed or self._blocks[int(row)].get(int(idx)) == block, "what is computed stays"
+            self._blocks[int(row)][int(idx)] = int(block)
+        written = set(plan.written_blocks(BLOCK_SIZE).tolist())
+        for row, block in zip(plan.block_rows.tolist(), plan.block_ids.tolist(), strict=True):
+            self._writable.setdefault(row, set()).update({block} & written)
+
+    def _plan_row(self, plan: StepPlan, i: int, row: int, own_drafts: dict[int, int]) -> tuple[int, int]:
+        """Checks a row of a plan. Returns the first position that it computes, and the one behind the last."""
+        start, end, output_idx = int(plan.starts[i]), int(plan.starts[i] + plan.counts[i]), int(plan.output_indices[i])
+        num_drafts = 0 if plan.num_drafts is None else int(plan.num_drafts[i])
+        assert not (plan.samples[i] and plan.holds[i])
+        assert row not in self._uncertain, "planned before it is known how far it came"
+        follows = plan.follows is not None and bool(plan.follows[i])
+        assert follows == any(row in step for step in self._own_drafts), "goes on behind what is not known"
+        if num_drafts:
+            assert plan.samples[i] or plan.holds[i]
+            assert len(self._blocks[row]) * BLOCK_SIZE >= end, "drafts have their blocks"
+            assert self._num_prompt[row] + output_idx + num_drafts < MAX_MODEL_LEN
+        if follows:
+            behind = start + 1 - self._known[row]
+            assert behind >= 0, "planned as far as it may have come"
+            start, end, output_idx = start - behind, end - behind, output_idx - behind
+        self._advance_row(row, start, end - num_drafts, samples=bool(plan.samples[i]), output_idx=output_idx)
+        if num_drafts:
+            assert end - num_drafts == start + 1, "drafts are of rows that decode"
+            if plan.draft_ids is None:
+                assert plan.samples[i], "what the executor drafts is drawn at once"
+                own_drafts[row] = num_drafts
+            else:
+                self._uncertain[row] = num_drafts
+        if plan.row_steps is not None:
+            assert (end, plan.samples[i]) == (start + 1, True), "several steps are of rows that decode"
+            for i_step in range(1, int(plan.row_steps[i])):
+                self._advance_row(row, end, end + 1, samples=True, output_idx=output_idx + i_step)
+                end += 1
+        if plan.holds[i]:
+            assert end - num_drafts == self._known[row]
+            self._held[row] = end - num_drafts
+        return start, end
 
     def draw(self, plan: DrawPlan) -> int:
         drafts = plan.num_drafts if plan.num_drafts is not None else np.zeros_like(plan.rows)
