@@ -219,11 +219,11 @@ def _write_drafts(
             tl.store(p_end_len + o_token, b_len, mask=is_own)
         first_draw = tl.load(p_step + 4 * stride_step + i_row)
         draws = is_own & (first_draw >= 0)
-        p_draw += first_draw + o_i
-        tl.store(p_draw, b_row, mask=draws)
-        tl.store(p_draw + stride_draw, tl.where(is_live, start + o_i, 0), mask=draws)
-        b_output = tl.load(p_draw + 2 * stride_draw, mask=draws, other=0)
-        tl.store(p_draw + 2 * stride_draw, tl.where(is_live, b_output + start - planned, 0), mask=draws)
+        p_own = p_draw + first_draw + o_i
+        tl.store(p_own, b_row, mask=draws)
+        tl.store(p_own + stride_draw, tl.where(is_live, start + o_i, 0), mask=draws)
+        b_output = tl.load(p_own + 2 * stride_draw, mask=draws, other=0)
+        tl.store(p_own + 2 * stride_draw, tl.where(is_live, b_output + start - planned, 0), mask=draws)
     tl.store(p_num_drafts + i_row, num_drafts)
 
 
