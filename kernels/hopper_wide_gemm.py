@@ -1,7 +1,8 @@
 """x @ weight.T for many rows on Hopper: the arithmetic and the bits of `wide_gemm`, by warps with roles.
 
 One warp fills a ring of tiles by the copy engine, across the ends of tiles of the product. One or two teams of four
-warps multiply, each its own rows of a tile, and store them while the other team multiplies.
+warps multiply, each its own rows of a tile, and store them while copies of the next arrive. Every launch is dependent:
+it starts while the kernel before it ends, and waits for that one before it reads or writes anything.
 """
 
 from __future__ import annotations
@@ -32,19 +33,12 @@ def hopper_wide_gemm(
     tiles: TeamTiles,
     *,
     num_programs: int,
-    dependent: bool = False,
-    lead: int | None = None,
 ) -> None:
     """x [M, K], weight [N, K]; writes out [M, N], all of one dtype of two bytes, in rows that the copy engine reads."""
     m, k = x.shape
     n = weight.shape[0]
     rows, first_n, rest_n = tiles.team_rows, tiles.first_n, tiles.block_n - tiles.first_n
-    num_tiles = tiles.count(m, n)
-    if lead is None:
-        lead = tiles.num_stages - 1 if num_tiles > num_programs else 0
-    # The first team is ahead by no more than the ring holds.
-    assert lead <= tiles.num_stages
-    _hopper_wide_gemm[(min(num_tiles, num_programs),)](
+    _hopper_wide_gemm[(min(tiles.count(m, n), num_programs),)](
         _tiled(x, rows, BLOCK_K),
         _tiled(weight, first_n, BLOCK_K),
         _tiled(weight, rest_n, BLOCK_K) if rest_n else None,
@@ -53,11 +47,9 @@ def hopper_wide_gemm(
         m,
         n,
         k,
-        lead,
         **constants(tiles),
-        DEPENDENT=dependent,
         num_warps=4,
-        **dependent_launch.launch_options(dependent),
+        **dependent_launch.launch_options(True),
     )
 
 
@@ -78,7 +70,7 @@ def _tiled(matrix: torch.Tensor, num_rows: int, num_columns: int) -> TensorDescr
     return TensorDescriptor.from_tensor(matrix, [num_rows, num_columns], layout)
 
 
-@gluon.jit(do_not_specialize=["m", "lead"])
+@gluon.jit(do_not_specialize=["m"])
 def _hopper_wide_gemm(
     x,
     weight,
@@ -88,13 +80,11 @@ def _hopper_wide_gemm(
     m,
     n,
     k,
-    lead,
     TEAMS: gl.constexpr,
     BLOCK_K: gl.constexpr,
     STAGES: gl.constexpr,
     GROUP: gl.constexpr,
     REGISTERS: gl.constexpr,
-    DEPENDENT: gl.constexpr,
 ):
     ROWS: gl.constexpr = x.block_shape[0]
     BLOCK_N: gl.constexpr = weight.block_shape[0]
@@ -113,37 +103,36 @@ def _hopper_wide_gemm(
         staged_rest = staged
     ready = gl.allocate_shared_memory(gl.int64, [STAGES, 1], hopper.mbarrier.MBarrierLayout())
     free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], hopper.mbarrier.MBarrierLayout())
-    ahead = gl.allocate_shared_memory(gl.int64, [1, 1], hopper.mbarrier.MBarrierLayout())
     for i in gl.static_range(STAGES):
         hopper.mbarrier.init(ready.index(i), count=1)
         hopper.mbarrier.init(free.index(i), count=TEAMS)
-    hopper.mbarrier.init(ahead.index(0), count=1)
     hopper.fence_async_shared()
-    release_dependents(DEPENDENT)
-    rings = (x_ring, w_ring, rest_ring, ready, free, ahead.index(0))
+    # On an H200 an early start takes about 1 us off short products; long ones take as long (2026-11-23).
+    release_dependents(True)
+    rings = (x_ring, w_ring, rest_ring, ready, free)
     size = (m, n, k)
     shape: gl.constexpr = (TEAMS, ROWS, BLOCK_N, REST_N, BLOCK_K, STAGES, GROUP)
     stored = (out, out_rest, staged, staged_rest)
-    copied = (x, weight, weight_rest, rings, size, DEPENDENT, shape)
+    copied = (x, weight, weight_rest, rings, size, shape)
     if TEAMS == 2:
         gl.warp_specialize(
             [
-                (_multiply, (rings, stored, size, lead, 0, shape)),
-                (_multiply, (rings, stored, size, lead, 1, shape)),
+                (_multiply, (rings, stored, size, 0, shape)),
+                (_multiply, (rings, stored, size, 1, shape)),
                 (_copy_tiles, copied),
             ],
             [4, 1],
             [REGISTERS, 40],
         )
     else:
-        gl.warp_specialize([(_multiply, (rings, stored, size, lead, 0, shape)), (_copy_tiles, copied)], [1], [40])
+        gl.warp_specialize([(_multiply, (rings, stored, size, 0, shape)), (_copy_tiles, copied)], [1], [40])
 
 
 @gluon.jit
-def _copy_tiles(x, weight, weight_rest, rings, size, DEPENDENT: gl.constexpr, shape: gl.constexpr):
+def _copy_tiles(x, weight, weight_rest, rings, size, shape: gl.constexpr):
     """Fills the rings. The teams touch nothing of an earlier kernel's but what is copied here, and write nothing
     before they have it, so they need not wait for that kernel."""
-    x_ring, w_ring, rest_ring, ready, free, _ = rings
+    x_ring, w_ring, rest_ring, ready, free = rings
     m, n, k = size
     TEAMS: gl.constexpr = shape[0]
     ROWS: gl.constexpr = shape[1]
@@ -153,7 +142,7 @@ def _copy_tiles(x, weight, weight_rest, rings, size, DEPENDENT: gl.constexpr, sh
     STAGES: gl.constexpr = shape[5]
     GROUP: gl.constexpr = shape[6]
     BYTES: gl.constexpr = (TEAMS * ROWS + BLOCK_N + REST_N) * BLOCK_K * 2
-    wait_for_inputs(DEPENDENT)
+    wait_for_inputs(True)
     num_tiles = gl.cdiv(m, TEAMS * ROWS) * gl.cdiv(n, BLOCK_N + REST_N)
     turn = 0
     for i_tile in range(gl.program_id(0), num_tiles, gl.num_programs(0)):
@@ -174,9 +163,9 @@ def _copy_tiles(x, weight, weight_rest, rings, size, DEPENDENT: gl.constexpr, sh
 
 
 @gluon.jit
-def _multiply(rings, stored, size, lead, TEAM: gl.constexpr, shape: gl.constexpr):
+def _multiply(rings, stored, size, TEAM: gl.constexpr, shape: gl.constexpr):
     """ROWS rows of every tile of this program."""
-    x_ring, w_ring, rest_ring, ready, free, ahead = rings
+    x_ring, w_ring, rest_ring, ready, free = rings
     out, out_rest, staged, staged_rest = stored
     m, n, k = size
     TEAMS: gl.constexpr = shape[0]
@@ -191,9 +180,6 @@ def _multiply(rings, stored, size, lead, TEAM: gl.constexpr, shape: gl.constexpr
     mma_rest: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, REST_N if REST_N else 16, 16])
     num_tiles = gl.cdiv(m, TEAMS * ROWS) * gl.cdiv(n, BLOCK_N + REST_N)
     num_steps = gl.cdiv(k, shape[4])
-    # The second team stays some steps behind: each stores while the other multiplies.
-    if TEAM == 1:
-        hopper.mbarrier.wait(ahead, 0, pred=lead > 0)
     turn, which = 0, 2 * TEAM
     for i_tile in range(gl.program_id(0), num_tiles, gl.num_programs(0)):
         o_m, o_n = place(i_tile, m, n, TEAMS * ROWS, BLOCK_N + REST_N, GROUP)
@@ -212,8 +198,6 @@ def _multiply(rings, stored, size, lead, TEAM: gl.constexpr, shape: gl.constexpr
                 b_acc = hopper.warpgroup_mma_wait(1, deps=[b_acc])
             # The tile before this one has been read.
             hopper.mbarrier.arrive(free.index((turn + STAGES - 1) % STAGES), count=1, pred=i > 0)
-            if TEAM < TEAMS - 1:
-                hopper.mbarrier.arrive(ahead, count=1, pred=turn == gl.minimum(lead, num_steps) - 1)
             turn += 1
         if PARTS == 2:
             b_acc, b_rest = hopper.warpgroup_mma_wait(0, deps=[b_acc, b_rest])

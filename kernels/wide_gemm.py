@@ -1,7 +1,7 @@
 """x @ weight.T for more rows than `skinny_gemm` serves, any N and K: one arithmetic, K never split, the bits of `gemm`.
 
-Programs over tiles of the product, which the copy engine reads and writes, where rows begin at multiples of 16 bytes;
-elsewhere a slower program for each tile. Which tiles serve is a matter of speed alone (`wide_tiles`).
+The copy engine reads and writes tiles of the product where rows begin at multiples of 16 bytes; elsewhere a slower
+kernel does. Which tiles serve is a matter of speed alone (`wide_tiles`); on Hopper some are `hopper_wide_gemm`'s.
 """
 
 from __future__ import annotations
@@ -11,11 +11,13 @@ import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from headwater.kernels import hopper_attention
 from headwater.kernels.device import num_multiprocessors
 from headwater.kernels.hopper_wide_gemm import hopper_wide_gemm
 from headwater.kernels.wide_tiles import GROUP, TeamTiles, WideTiles, choose_wide, fitting_tiles, place
 
-UNALIGNED = WideTiles(64, 64, 32, 4, 3, 0.1)
+NUM_WARPS = 4
+UNALIGNED = WideTiles(64, 64, 3, 0.1, block_k=32)
 """Addresses of single elements leave room for no more in registers."""
 
 
@@ -33,33 +35,36 @@ def wide_gemm(
         _unaligned_gemm(x, weight, out)
         return
     multiprocessors = num_multiprocessors(x.device)
-    tiles = tiles or choose_wide(m, n, k, x.dtype, multiprocessors)
+    tiles = tiles or choose_wide(m, n, k, x.dtype, multiprocessors, has_teams=hopper_attention.is_hopper(x.device))
     if isinstance(tiles, TeamTiles):
         hopper_wide_gemm(x, weight, out, tiles, num_programs=multiprocessors)
         return
-    num_tiles, first_n, rest_n = tiles.count(m, n), tiles.first_n, tiles.block_n - tiles.first_n
     block_k = tiles.block_k * 2 // x.element_size()
-    described = (
+    _wide_gemm[(tiles.count(m, n),)](
         TensorDescriptor.from_tensor(x, [tiles.block_m, block_k]),
-        TensorDescriptor.from_tensor(weight, [first_n, block_k]),
-        TensorDescriptor.from_tensor(out, [tiles.block_m, first_n]),
+        TensorDescriptor.from_tensor(weight, [tiles.block_n, block_k]),
+        TensorDescriptor.from_tensor(out, [tiles.block_m, tiles.block_n]),
+        m,
+        n,
+        k,
+        BLOCK_M=tiles.block_m,
+        BLOCK_N=tiles.block_n,
+        BLOCK_K=block_k,
+        GROUP=GROUP,
+        STAGES=tiles.num_stages,
+        num_warps=NUM_WARPS,
     )
-    blocks = {"BLOCK_M": tiles.block_m, "BLOCK_N": first_n, "BLOCK_K": block_k, "GROUP": GROUP}
-    options = {"STAGES": tiles.num_stages, "num_warps": tiles.num_warps}
-    if tiles.persistent:
-        _wide_gemm[(min(num_tiles, multiprocessors),)](*described, m, n, k, **blocks, **options)
-        return
-    rest = (
-        TensorDescriptor.from_tensor(weight, [rest_n, block_k]) if rest_n else None,
-        TensorDescriptor.from_tensor(out, [tiles.block_m, rest_n]) if rest_n else None,
-    )
-    _wide_gemm_once[(num_tiles,)](*described, *rest, m, n, k, REST_N=rest_n, **blocks, **options)
+
+
+def tiles_for(weight: torch.Tensor) -> tuple[WideTiles | TeamTiles, ...]:
+    """Those that products with weights like this one may take; the first are for very many rows."""
+    return fitting_tiles(weight.dtype, has_teams=hopper_attention.is_hopper(weight.device))
 
 
 def launch_all_tiles(weight: torch.Tensor) -> None:
     """Launches every kernel that products with weights like this one may take."""
     x = weight.new_zeros(1, weight.shape[1])
-    for tiles in fitting_tiles(weight.dtype):
+    for tiles in tiles_for(weight):
         wide_gemm(x, weight, weight.new_empty(1, len(weight)), tiles)
 
 
@@ -79,7 +84,7 @@ def _unaligned_gemm(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) ->
         BLOCK_N=UNALIGNED.block_n,
         BLOCK_K=UNALIGNED.block_k,
         GROUP=GROUP,
-        num_warps=UNALIGNED.num_warps,
+        num_warps=NUM_WARPS,
         num_stages=UNALIGNED.num_stages,
     )
 
@@ -103,49 +108,12 @@ def _wide_gemm(
     GROUP: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """Persistent programs. What lies past the last row or column is read as zero and not written."""
-    num_tiles = tl.cdiv(m, BLOCK_M) * tl.cdiv(n, BLOCK_N)
-    dtype: tl.constexpr = out.dtype
-    # Flattened: the next tile's copies begin while this one is stored.
-    for i_tile in tl.range(tl.program_id(0), num_tiles, tl.num_programs(0), flatten=True):
-        o_m, o_n = place(i_tile, m, n, BLOCK_M, BLOCK_N, GROUP)
-        b_acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-        for i_k in tl.range(0, k, BLOCK_K, num_stages=STAGES):
-            b_acc = tl.dot(x.load([o_m, i_k]), tl.trans(weight.load([o_n, i_k])), b_acc)
-        out.store([o_m, o_n], b_acc.to(dtype))
-
-
-@triton.jit(do_not_specialize=["m"])
-def _wide_gemm_once(
-    x,
-    weight,
-    out,
-    weight_rest,
-    out_rest,
-    m,
-    n,
-    k,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    REST_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    GROUP: tl.constexpr,
-    STAGES: tl.constexpr,
-):
-    """Programs of one tile: of BLOCK_N columns and REST_N more, each a power of two with descriptors of its own."""
-    o_m, o_n = place(tl.program_id(0), m, n, BLOCK_M, BLOCK_N + REST_N, GROUP)
+    """Programs of one tile. What lies past the last row or column is read as zero and not written."""
+    o_m, o_n = place(tl.program_id(0), m, n, BLOCK_M, BLOCK_N, GROUP)
     b_acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-    if REST_N:
-        b_rest = tl.zeros((BLOCK_M, REST_N), tl.float32)
     for i_k in tl.range(0, k, BLOCK_K, num_stages=STAGES):
-        b_x = x.load([o_m, i_k])
-        b_acc = tl.dot(b_x, tl.trans(weight.load([o_n, i_k])), b_acc)
-        if REST_N:
-            b_rest = tl.dot(b_x, tl.trans(weight_rest.load([o_n + BLOCK_N, i_k])), b_rest)
-    dtype: tl.constexpr = out.dtype
-    out.store([o_m, o_n], b_acc.to(dtype))
-    if REST_N:
-        out_rest.store([o_m, o_n + BLOCK_N], b_rest.to(dtype))
+        b_acc = tl.dot(x.load([o_m, i_k]), tl.trans(weight.load([o_n, i_k])), b_acc)
+    out.store([o_m, o_n], b_acc.to(out.dtype))
 
 
 @triton.jit(do_not_specialize=["m"])

@@ -70,12 +70,12 @@ def any_gpu(num_kv_heads: int, head_dim: int) -> str:
 def many_rows(tiles: TeamTiles) -> dict[str, Any]:
     """PTX and bytes of shared memory of a product by teams."""
     rows, rest_n = tiles.team_rows, tiles.block_n - tiles.first_n
-    types = dict.fromkeys(("m", "n", "k", "lead"), "i32")
+    types = dict.fromkeys(("m", "n", "k"), "i32")
     types |= {"x": described(rows, 64), "weight": described(tiles.first_n, 64), "out": described(rows, tiles.chunk)}
     types |= {"weight_rest": described(rest_n, 64)} if rest_n else {}
     types |= {"out_rest": described(rows, rest_n)} if 0 < rest_n < tiles.chunk else {}
     values = dict.fromkeys({"weight_rest", "out_rest"} - types.keys()) | hopper_wide_gemm.constants(tiles)
-    kernel = built(hopper_wide_gemm._hopper_wide_gemm, types, values | {"DEPENDENT": False}, GluonASTSource)
+    kernel = built(hopper_wide_gemm._hopper_wide_gemm, types, values, GluonASTSource)
     return {"ptx": kernel.asm["ptx"], "shared": kernel.metadata.shared, "bound": tiles.shared_bytes()}
 
 
