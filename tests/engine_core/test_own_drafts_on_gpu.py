@@ -47,7 +47,10 @@ def check_own_drafts(
             expected = plain[i % len(plain)]
             assert answer.token_ids == expected.token_ids, (seed, i, len(prompts[i % len(prompts)]))
             assert answer.logprobs == expected.logprobs, (seed, i)
-        assert 0 < load.num_accepted_tokens <= load.num_draft_tokens
+        assert load.num_accepted_tokens <= load.num_draft_tokens
+        # Few answers may never repeat themselves.
+        assert load.num_draft_tokens > 0
+        assert len(prompts) < 30 or load.num_accepted_tokens > 0
 
 
 @pytest.mark.parametrize("num_rows", [1, 2, 7, 40, 130])
