@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 
 GREEDY_TEMPERATURE = 1e-5
 """Temperatures below this are greedy."""
+MOST_LOGPROBS = 20
+"""Alternatives beside a token whose log probabilities come with it, at most."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,8 +9,9 @@ import torch
 
 from headwater.engine_core.executor import Int32Array, StepResult
 from headwater.engine_core.executors.device_sampler import Scores
+from headwater.engine_core.executors.score_table import SampledScores
 from headwater.engine_core.request import TokenLogprobs
-from headwater.engine_core.sampling.verification import Gained, by_entry, gained
+from headwater.engine_core.sampling.verification import Gained, gained
 
 
 @dataclass(slots=True, kw_only=True)
@@ -30,10 +31,7 @@ class Flight:
     drafts: Int32Array = field(default_factory=lambda: np.empty(0, np.int32))
     """[S] see `drafts_in_place`."""
     done: torch.cuda.Event
-    scored: dict[int, int] = field(default_factory=dict)
-    """From the index of a sampled row to its row of `scores`."""
-    scores: Scores | None = None
-    num_tops: dict[int, int] = field(default_factory=dict)
+    scores: SampledScores | None = None
     prompt_scores: dict[int, tuple[list[Scores], int]] = field(default_factory=dict)
     vectors: dict[int, torch.Tensor] = field(default_factory=dict)
     """By row, of prompts that are pooled."""
@@ -41,32 +39,37 @@ class Flight:
     def result(self) -> StepResult:
         """Waits for the step, and returns what it sampled."""
         self.done.synchronize()
-        logprobs: dict[int, TokenLogprobs] = {}
-        if self.scores is not None:
-            entries = _entries(self.scores)
-            logprobs = {j: _cut(entries[i], self.num_tops[j]) for j, i in self.scored.items()}
         prompt_logprobs = {
             row: [_cut(entry, num_top) for scores in parts for entry in _entries(scores)]
             for row, (parts, num_top) in self.prompt_scores.items()
         }
-        found, logprobs = self._gained(logprobs)
+        found = self._gained()
         return StepResult(
             token_ids=found.token_ids,
             num_tokens=found.num_tokens,
-            logprobs=logprobs,
+            logprobs=self._logprobs(found),
             prompt_logprobs=prompt_logprobs,
             embeddings={row: vector.cpu().numpy().tobytes() for row, vector in self.vectors.items()},
         )
 
-    def _gained(self, logprobs: dict[int, TokenLogprobs]) -> tuple[Gained, dict[int, TokenLogprobs]]:
-        """What the step's rows gained, and of log probabilities by position those of tokens that count."""
+    def _gained(self) -> Gained:
+        """What the step's rows gained."""
         tokens: Int32Array = self.tokens.numpy()[self.steps, np.arange(len(self.steps))[:, None]]
         if self.num_drafts is None:
             num_tokens = np.ones(len(tokens), np.int32) if self.row_steps is None else self.row_steps
-            return Gained(tokens, num_tokens), logprobs
-        num_positions = self.num_drafts + 1
-        found = gained(tokens[:, 0], self.drafts, num_positions)
-        return found, by_entry(found, num_positions, logprobs)
+            return Gained(tokens, num_tokens)
+        return gained(tokens[:, 0], self.drafts, self.num_drafts + 1)
+
+    def _logprobs(self, found: Gained) -> dict[int, TokenLogprobs]:
+        """Those of tokens that count, as `StepResult` has them."""
+        if self.scores is None:
+            return {}
+        rows, columns = found.places
+        num_positions = np.ones(len(found.num_tokens), np.int32) if self.num_drafts is None else self.num_drafts + 1
+        positions = (np.cumsum(num_positions) - num_positions)[rows] + columns
+        is_wanted = self.scores.num_tops[positions] >= 0
+        entries = (rows * found.token_ids.shape[1] + columns)[is_wanted]
+        return dict(zip(entries.tolist(), self.scores.entries(positions[is_wanted]), strict=True))
 
 
 def _entries(scores: Scores) -> list[TokenLogprobs]:
