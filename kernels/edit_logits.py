@@ -23,6 +23,8 @@ LIST_BLOCK = 256
 """Tokens, ids or words of a list that a program looks at together."""
 COUNTERS = 16
 """Programs that count the tokens before a position."""
+EDIT_OPTIONS = {"enable_fp_fusion": False}
+"""Products and sums are rounded apart, as the twin rounds them."""
 
 NUM_PROMPT = tl.constexpr(0)
 MIN_TOKENS = tl.constexpr(1)
@@ -82,7 +84,7 @@ class Edits:
             size += len(part)
             return size - len(part)
 
-        header[NUM_PROMPT.value], header[MIN_TOKENS.value] = len(self.prompt_ids), self.min_tokens
+        header[NUM_PROMPT.value], header[MIN_TOKENS.value] = len(self.prompt_ids), min(self.min_tokens, MOST_TOKENS)
         if self.has_penalties:
             header[HAS_PENALTIES.value] = 1
             strengths = np.array([self.repetition, self.presence, self.frequency], np.float32)
@@ -145,8 +147,7 @@ def edit_logits(
         strides[1],
         vocab_size,
         BLOCK=BLOCK,
-        # Products and sums are rounded apart, as the twin rounds them.
-        enable_fp_fusion=False,
+        **EDIT_OPTIONS,
     )
     _forbid[(num_positions,)](*table, output_indices, out, *strides, vocab_size, BLOCK=LIST_BLOCK)
 

@@ -129,7 +129,7 @@ class DeviceSampler:
         tokens = self.tokens[: len(places.rows)]
         logits = raw = self._lm_head(hidden)
         if needs.edits or masks is not None:
-            logits = torch.empty_like(raw, dtype=torch.float32)
+            logits = torch.empty(raw.shape, dtype=torch.float32, device=raw.device)
         if needs.edits:
             self._settings.edit(raw, places.rows, places.positions, places.output_indices, token_table, logits)
         if masks is not None:

@@ -1,5 +1,5 @@
-"""What a GPU draws, by interpreted kernels: the tokens and log probabilities that a CPU draws, for rows of every kind
-beside each other."""
+"""What a GPU draws for rows of every kind beside each other, beside `Sampler`: the same tokens and log probabilities.
+Without a GPU its kernels are interpreted."""
 
 from __future__ import annotations
 
@@ -15,16 +15,15 @@ from headwater.engine_core.executor import AdmittedRow, Int32Array
 from headwater.engine_core.executors.device_sampler import PLAIN, DeviceSampler, Needs, Places
 from headwater.engine_core.layers.lm_head import LMHead
 from headwater.engine_core.platforms.cpu_sampling import CpuSampling
+from headwater.engine_core.platforms.cuda_sampling import CudaSampling
 from headwater.engine_core.request import TokenLogprobs
 from headwater.engine_core.sampling.sampler import Sampler
 from headwater.engine_core.sampling_params import SamplingParams
 from headwater.kernels.step_rows import PARAM_WORDS
 from tests.kernels import interpreter
-
-pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="interprets kernels")
+from tests.kernels.paging import GPU
 
 VOCAB_SIZE, HIDDEN, NUM_ROWS, MAX_LEN = 300, 16, 8, 40
-CPU = torch.device("cpu")
 SEEDED = SamplingParams(temperature=0.9, seed=3)
 SAMPLINGS = {
     "plain": SEEDED,
@@ -44,9 +43,9 @@ PROMPT_LEN = 6
 class Head:
     """A matrix as the LM head's product."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device) -> None:
         generator = torch.Generator().manual_seed(0)
-        self.weight = torch.randn(VOCAB_SIZE, HIDDEN, generator=generator)
+        self.weight = torch.randn(VOCAB_SIZE, HIDDEN, generator=generator).to(device)
         self.in_features, self.out_features = HIDDEN, VOCAB_SIZE
 
     def linear(self, linear: Any) -> Any:
@@ -54,15 +53,17 @@ class Head:
 
 
 class Rig:
-    """A sampler for a GPU and one for a CPU over the same rows, and tables as the device has them."""
+    """Both samplers over the same rows, and tables as the device has them."""
 
-    def __init__(self) -> None:
-        head = Head()
+    def __init__(self, device: torch.device) -> None:
+        head, self.on = Head(device), device
         self.head = LMHead(head, head)  # type: ignore[arg-type]  # nothing else of either is asked for
-        self.device = DeviceSampler(self.head, NUM_ROWS, NUM_ROWS * 4, torch.float32, CPU, 3)
-        self.host = Sampler(NUM_ROWS, CpuSampling(), CPU)
-        self.tokens = torch.zeros(NUM_ROWS, MAX_LEN, dtype=torch.int32)
-        self.params = torch.zeros(NUM_ROWS, PARAM_WORDS, dtype=torch.int32)
+        self.device = DeviceSampler(self.head, NUM_ROWS, NUM_ROWS * 4, torch.float32, device, 3)
+        # On a GPU the same operations, but edits in plain torch: log probabilities have the same bits.
+        self.is_gpu = device.type == "cuda"
+        self.host = Sampler(NUM_ROWS, CudaSampling() if self.is_gpu else CpuSampling(), device)
+        self.tokens = torch.zeros(NUM_ROWS, MAX_LEN, dtype=torch.int32, device=device)
+        self.params = torch.zeros(NUM_ROWS, PARAM_WORDS, dtype=torch.int32, device=device)
 
     def admit(self, row: int, params: SamplingParams, token_ids: Sequence[int]) -> None:
         ids = np.array(token_ids, np.int32)
@@ -81,41 +82,47 @@ class Rig:
     ) -> list[tuple[int, TokenLogprobs | None]]:
         """The tokens behind the first ends[i] of each row, checked, with what was asked about them. A position of
         padding stands behind the others."""
-        hidden = torch.randn(len(rows) + 1, HIDDEN, generator=torch.Generator().manual_seed(step))
+        hidden = torch.randn(len(rows) + 1, HIDDEN, generator=torch.Generator().manual_seed(step)).to(self.on)
         padded = np.stack((np.append(rows, -1), np.append(ends - 1, 0), np.append(ends - PROMPT_LEN, 0)))
-        places, needs = Places(*torch.from_numpy(padded.astype(np.int32))), self.device.needs(rows)
-        given = None if masks is None else torch.from_numpy(np.concatenate((masks, masks[:1])))
+        places, needs = Places(*torch.from_numpy(padded.astype(np.int32)).to(self.on)), self.device.needs(rows)
+        given = None if masks is None else torch.from_numpy(np.concatenate((masks, masks[:1]))).to(self.on)
         assert needs != PLAIN
         drawn = self.device.draw_special(hidden, self.params, self.tokens, places, needs, given)
         expected, logprobs = self.host.sample(
             self.head(hidden[:-1]),
             rows,
             ends - PROMPT_LEN,
-            lambda i: self.tokens[rows[i], PROMPT_LEN : ends[i]].numpy(),
+            lambda i: self.tokens[rows[i], PROMPT_LEN : ends[i]].cpu().numpy(),
             masks,
         )
         assert drawn[:-1].tolist() == expected.tolist()
         scores = self.device.scores(step, rows)
+        if self.is_gpu:
+            torch.cuda.synchronize()
         wanted = np.flatnonzero(scores.num_tops >= 0)
         assert wanted.tolist() == sorted(logprobs)
         entries = dict(zip(wanted.tolist(), scores.entries(wanted), strict=True))
         for i, entry in entries.items():
             assert entry.top_ids == logprobs[i].top_ids
             assert [entry.logprob, *entry.top_logprobs] == pytest.approx(
-                [logprobs[i].logprob, *logprobs[i].top_logprobs], abs=1e-4
+                [logprobs[i].logprob, *logprobs[i].top_logprobs], abs=0 if self.is_gpu else 1e-4
             )
         return [(token, entries.get(i)) for i, token in enumerate(expected.tolist())]
 
 
 @pytest.fixture(autouse=True, scope="module")
 def interpreted() -> None:
-    interpreter.mend()
+    if not torch.cuda.is_available():
+        interpreter.mend()
 
 
-@pytest.fixture
-def rig(monkeypatch: pytest.MonkeyPatch) -> Rig:
-    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)
-    return Rig()
+@pytest.fixture(params=[pytest.param("cuda", marks=GPU), "cpu"])
+def rig(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Rig:
+    if request.param == "cpu":
+        if torch.cuda.is_available():
+            pytest.skip("kernels are not interpreted where there is a GPU")
+        monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)
+    return Rig(torch.device(request.param))
 
 
 def positions_of(*spans: tuple[int, int, int]) -> tuple[Int32Array, Int32Array]:

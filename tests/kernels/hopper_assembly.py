@@ -1,4 +1,5 @@
-"""Prints the PTX of decode attention as a Hopper GPU gets it, as JSON; compiled here, so that no GPU is needed.
+"""Prints the PTX of decode attention and of edits as a Hopper GPU gets it, as JSON; compiled here, so that no GPU is
+needed.
 
 A program of its own: in a process of tests kernels are interpreted.
 """
@@ -15,7 +16,7 @@ from triton.compiler import ASTSource
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon._runtime import GluonASTSource
 
-from headwater.kernels import decode_attention, hopper_decode_attention, hopper_decode_splits
+from headwater.kernels import decode_attention, edit_logits, hopper_decode_attention, hopper_decode_splits
 from headwater.kernels.online_softmax import HALF, SPLIT, TILE
 
 INTS = ("p_table", "p_table_row", "p_seq_len", "p_count", "p_item", "p_tail", "p_first_partial", "p_arrived")
@@ -59,6 +60,24 @@ def any_gpu(num_kv_heads: int, head_dim: int) -> str:
     )
 
 
+def edits() -> dict[str, str]:
+    """The kernels of `edit_logits` by name, as it launches them."""
+    types = dict.fromkeys(("p_row", "p_position", "p_table", "p_mark", "p_output"), "*i32")
+    types |= {"p_address": "*i64", "p_logit": "*bf16", "p_out": "*fp32"}
+    types |= dict.fromkeys(("stride_table", "stride_address", "stride_logit", "vocab_size"), "i32")
+    kernels = {
+        "clear": (edit_logits._clear_marks, {"BLOCK": edit_logits.BLOCK}),
+        "mark": (edit_logits._mark, {"BLOCK": edit_logits.LIST_BLOCK, "COUNTERS": edit_logits.COUNTERS}),
+        "edit": (edit_logits._edit, {"BLOCK": edit_logits.BLOCK}),
+        "forbid": (edit_logits._forbid, {"BLOCK": edit_logits.LIST_BLOCK}),
+    }
+    options = {"edit": edit_logits.EDIT_OPTIONS}
+    return {
+        name: compiled(kernel, types, constants, ASTSource, **options.get(name, {}))
+        for name, (kernel, constants) in kernels.items()
+    }
+
+
 def main() -> None:
     splits, rows = hopper_decode_splits, hopper_decode_attention
     ring = {"TILE": TILE, "PART": splits.PART, "STAGES": splits.NUM_STAGES}
@@ -74,7 +93,7 @@ def main() -> None:
     others = {
         f"{num_kv_heads} key heads of {head_dim}": any_gpu(num_kv_heads, head_dim) for num_kv_heads, head_dim in HEADS
     }
-    print(json.dumps({"rings": rings, "others": others}))
+    print(json.dumps({"rings": rings, "others": others, "edits": edits()}))
 
 
 if __name__ == "__main__":

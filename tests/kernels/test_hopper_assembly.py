@@ -47,3 +47,13 @@ def test_attention_for_any_gpu_is_compiled_for_a_single_key_head_too(programs: A
     """A pass of the compiler failed on it, so that such models could not start."""
     assert len(programs["others"]) == len(hopper_assembly.HEADS)
     assert all("mma.sync" in assembly for assembly in programs["others"].values())
+
+
+@pytest.mark.slow
+def test_edits_round_each_product_and_quotient_as_plain_torch_does(programs: Any) -> None:
+    """A fused product and sum has other bits than a CPU's, and so has a fast quotient."""
+    assert programs["edits"].keys() == {"clear", "mark", "edit", "forbid"}
+    assembly = programs["edits"]["edit"]
+    assert "div.rn.f32" in assembly
+    assert "mul.rn.f32" in assembly
+    assert not re.search(r"\bfma\.|div\.full|mul\.f32", assembly)
