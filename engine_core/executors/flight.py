@@ -9,6 +9,7 @@ import torch
 
 from headwater.engine_core.executor import Int32Array, StepResult
 from headwater.engine_core.executors.device_sampler import Scores
+from headwater.engine_core.executors.own_rows import OwnGains
 from headwater.engine_core.executors.score_table import SampledScores
 from headwater.engine_core.request import TokenLogprobs
 from headwater.engine_core.sampling.verification import Gained, gained
@@ -30,6 +31,8 @@ class Flight:
     after another."""
     drafts: Int32Array = field(default_factory=lambda: np.empty(0, np.int32))
     """[S] see `drafts_in_place`."""
+    own: OwnGains | None = None
+    """Of a step in which the device drafts; S counts positions then, too."""
     done: torch.cuda.Event
     scores: SampledScores | None = None
     prompt_scores: dict[int, tuple[list[Scores], int]] = field(default_factory=dict)
@@ -43,29 +46,34 @@ class Flight:
             row: [_cut(entry, num_top) for scores in parts for entry in _entries(scores)]
             for row, (parts, num_top) in self.prompt_scores.items()
         }
-        found = self._gained()
+        found, num_positions, num_drafts = self._gained()
         return StepResult(
             token_ids=found.token_ids,
             num_tokens=found.num_tokens,
-            logprobs=self._logprobs(found),
+            num_drafts=num_drafts,
+            logprobs=self._logprobs(found, num_positions),
             prompt_logprobs=prompt_logprobs,
             embeddings={row: vector.cpu().numpy().tobytes() for row, vector in self.vectors.items()},
         )
 
-    def _gained(self) -> Gained:
-        """What the step's rows gained."""
+    def _gained(self) -> tuple[Gained, Int32Array, Int32Array | None]:
+        """What the step's rows gained, of how many positions each, and how many drafts each had where the device
+        drafted."""
+        if self.own is not None:
+            token_ids, num_tokens, num_drafts = self.own.read(self.tokens.numpy()[0, : len(self.steps)])
+            return Gained(token_ids, num_tokens), self.own.num_positions, num_drafts
         tokens: Int32Array = self.tokens.numpy()[self.steps, np.arange(len(self.steps))[:, None]]
-        if self.num_drafts is None:
-            num_tokens = np.ones(len(tokens), np.int32) if self.row_steps is None else self.row_steps
-            return Gained(tokens, num_tokens)
-        return gained(tokens[:, 0], self.drafts, self.num_drafts + 1)
+        if self.num_drafts is not None:
+            num_positions = self.num_drafts + 1
+            return gained(tokens[:, 0], self.drafts, num_positions), num_positions, None
+        ones = np.ones(len(tokens), np.int32)
+        return Gained(tokens, ones if self.row_steps is None else self.row_steps), ones, None
 
-    def _logprobs(self, found: Gained) -> dict[int, TokenLogprobs]:
+    def _logprobs(self, found: Gained, num_positions: Int32Array) -> dict[int, TokenLogprobs]:
         """Those of tokens that count, as `StepResult` has them."""
         if self.scores is None:
             return {}
         rows, columns = found.places
-        num_positions = np.ones(len(found.num_tokens), np.int32) if self.num_drafts is None else self.num_drafts + 1
         positions = (np.cumsum(num_positions) - num_positions)[rows] + columns
         is_wanted = self.scores.num_tops[positions] >= 0
         entries = (rows * found.token_ids.shape[1] + columns)[is_wanted]
