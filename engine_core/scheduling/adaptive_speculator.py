@@ -83,10 +83,9 @@ class AdaptiveSpeculator:
         self._most[row] = min(asked.max_tokens or self.max_drafts, self.max_drafts) if is_served else 0
         self._wanted[row] = names.index(asked.drafter) if is_served and asked.drafter else ANY
         self._is_seated[row] = True
-        is_plain = request.sampling.is_plain and not request.has_grammar
-        self._may_run_ahead[row] = (
-            is_served and is_plain and self._executor_drafts in names and asked.drafter in ("", self._executor_drafts)
-        )
+        # Masks of a grammar are filled for drafts that are known.
+        has_drafter = self._executor_drafts in names and asked.drafter in ("", self._executor_drafts)
+        self._may_run_ahead[row] = is_served and has_drafter and not request.has_grammar
         self.needs_result[row] = self._is_waiting
         self.runs_ahead[row] = self._is_ahead and self._may_run_ahead[row]
         self._acceptance.reset(row)
