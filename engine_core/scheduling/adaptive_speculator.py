@@ -54,7 +54,7 @@ class AdaptiveSpeculator:
         executor_drafts: str = "",
     ) -> None:
         """`num_rows`: of the request table; `executor_drafts`: which of the drafters the executor has as well, if any,
-        for rows whose logits nobody edits."""
+        for rows without a grammar."""
         self.max_drafts = max_drafts
         self.needs_result: BoolArray = np.zeros(num_rows, np.bool_)
         self.runs_ahead: BoolArray = np.zeros(num_rows, np.bool_)
@@ -84,9 +84,9 @@ class AdaptiveSpeculator:
         self._most[row] = min(asked.max_tokens or self.max_drafts, self.max_drafts) if is_served else 0
         self._wanted[row] = names.index(asked.drafter) if is_served and asked.drafter else ANY
         self._is_seated[row] = True
-        is_unedited = request.sampling.is_unedited and not request.has_grammar
         is_ahead = self._ahead != ANY and self._wanted[row] in (ANY, self._ahead)
-        self._may_run_ahead[row] = is_served and is_unedited and is_ahead
+        # Masks of a grammar are filled for drafts that are known.
+        self._may_run_ahead[row] = is_served and is_ahead and not request.has_grammar
         self.needs_result[row] = self._is_waiting
         self.runs_ahead[row] = self._is_ahead and self._may_run_ahead[row]
         self._by_executor.reset(row)

@@ -15,7 +15,14 @@ from triton.compiler import ASTSource
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon._runtime import GluonASTSource
 
-from headwater.kernels import decode_attention, hopper_decode_attention, hopper_decode_splits, hopper_wide_gemm
+from headwater.kernels import (
+    decode_attention,
+    draft_rows,
+    edit_logits,
+    hopper_decode_attention,
+    hopper_decode_splits,
+    hopper_wide_gemm,
+)
 from headwater.kernels.online_softmax import HALF, SPLIT, TILE
 from headwater.kernels.wide_tiles import TEAM_TILES, TeamTiles
 
@@ -79,6 +86,46 @@ def many_rows(tiles: TeamTiles) -> dict[str, Any]:
     return {"ptx": kernel.asm["ptx"], "shared": kernel.metadata.shared, "bound": tiles.shared_bytes()}
 
 
+def edits() -> dict[str, str]:
+    """The kernels of `edit_logits` by name, as it launches them."""
+    types = dict.fromkeys(("p_row", "p_position", "p_table", "p_mark", "p_output"), "*i32")
+    types |= {"p_address": "*i64", "p_logit": "*bf16", "p_out": "*fp32"}
+    types |= dict.fromkeys(("stride_table", "stride_address", "stride_logit", "vocab_size"), "i32")
+    kernels = {
+        "clear": (edit_logits._clear_marks, {"BLOCK": edit_logits.BLOCK}),
+        "mark": (edit_logits._mark, {"BLOCK": edit_logits.LIST_BLOCK, "COUNTERS": edit_logits.COUNTERS}),
+        "edit": (edit_logits._edit, {"BLOCK": edit_logits.BLOCK}),
+        "forbid": (edit_logits._forbid, {"BLOCK": edit_logits.LIST_BLOCK}),
+    }
+    options = {"edit": edit_logits.EDIT_OPTIONS}
+    return {
+        name: compiled(kernel, types, constants, ASTSource, **options.get(name, {}))
+        for name, (kernel, constants) in kernels.items()
+    }
+
+
+def drafts() -> dict[str, str]:
+    """The kernels of `draft_rows` by name, as it launches them."""
+    sizes = {"PLACE_BITS": draft_rows._PLACE_BITS, "SPLITS": draft_rows._SPLITS}
+    matches = sizes | {"MIN": draft_rows.MIN_MATCH, "MAX": draft_rows.MAX_MATCH, "BLOCK": draft_rows._BLOCK}
+    width = {"WIDTH": draft_rows._WIDTH}
+    kernels = {
+        "match": (draft_rows._find_matches, matches),
+        "write": (draft_rows._write_drafts, sizes | width | {"HAS_ENDS": False}),
+        "write with ends": (draft_rows._write_drafts, sizes | width | {"HAS_ENDS": True}),
+        "store": (draft_rows._store_drafted, width),
+    }
+    return {
+        name: compiled(
+            kernel,
+            {each: "*i32" if each.startswith("p_") else "i32" for each in kernel.arg_names if each not in constants},
+            constants,
+            ASTSource,
+        )
+        for name, (kernel, constants) in kernels.items()
+    }
+
+
 def main() -> None:
     splits, rows = hopper_decode_splits, hopper_decode_attention
     ring = {"TILE": TILE, "PART": splits.PART, "STAGES": splits.NUM_STAGES}
@@ -95,7 +142,7 @@ def main() -> None:
         f"{num_kv_heads} key heads of {head_dim}": any_gpu(num_kv_heads, head_dim) for num_kv_heads, head_dim in HEADS
     }
     teams = {str(tiles): many_rows(tiles) for tiles in TEAM_TILES if tiles.first_n < tiles.block_n}
-    print(json.dumps({"rings": rings, "others": others, "teams": teams}))
+    print(json.dumps({"rings": rings, "others": others, "teams": teams, "edits": edits(), "drafts": drafts()}))
 
 
 if __name__ == "__main__":

@@ -71,3 +71,20 @@ def test_teams_of_a_product_hand_tiles_to_the_copy_engine_only_when_they_are_don
 def test_rings_of_a_product_take_no_more_shared_memory_than_is_said(programs: Any) -> None:
     for name, program in programs["teams"].items():
         assert program["bound"] - 512 < program["shared"] <= program["bound"], name
+
+
+@pytest.mark.slow
+def test_edits_round_each_product_and_quotient_as_plain_torch_does(programs: Any) -> None:
+    """A fused product and sum has other bits than a CPU's, and so has a fast quotient."""
+    assert programs["edits"].keys() == {"clear", "mark", "edit", "forbid"}
+    assembly = programs["edits"]["edit"]
+    assert "div.rn.f32" in assembly
+    assert "mul.rn.f32" in assembly
+    assert not re.search(r"\bfma\.|div\.full|mul\.f32", assembly)
+
+
+@pytest.mark.slow
+def test_the_gpus_own_drafts_are_compiled_for_it(programs: Any) -> None:
+    """Of what is only interpreted a name may change its type within a branch."""
+    assert programs["drafts"].keys() == {"match", "write", "write with ends", "store"}
+    assert all(programs["drafts"].values())
