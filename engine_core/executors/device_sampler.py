@@ -151,7 +151,8 @@ class DeviceSampler:
         for num_rows in REHEARSED_ROWS:
             raw = self._lm_head(torch.zeros(num_rows, head.in_features, dtype=self._dtype, device=device))[:1]
         # Apart as far as in an inbox: kernels are compiled for how pointers are aligned.
-        padding = torch.tensor([[-1] * 4, [0] * 4, [0] * 4], dtype=torch.int32, device=device)
+        padding = torch.zeros(3, 4, dtype=torch.int32, device=device)
+        padding[0].fill_(-1)
         places = Places(*padding[:, :1])
         masks = torch.full((1, -(-head.out_features // 32)), -1, dtype=torch.int32, device=device)
         for needs in (EVERYTHING, replace(EVERYTHING, edits=False)):
