@@ -154,8 +154,8 @@ def test_a_row_that_the_executor_does_not_serve_waits_and_others_with_it() -> No
     run.add(1, PLAIN, Speculation(drafter="other"))
     run.add(2)
     modes = run.run()
-    assert modes.ahead == 0
-    assert modes.waiting > modes.neither
+    # Once it has ended the other one may run ahead.
+    assert modes.waiting > 5 * (modes.ahead + modes.neither)
 
 
 @pytest.mark.parametrize("sampling", [replace(PLAIN, presence_penalty=0.3), replace(PLAIN, num_logprobs=2)])
