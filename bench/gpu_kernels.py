@@ -35,7 +35,7 @@ from headwater.kernels.row_gemv import gemv_add, norm_gemv, norm_gemv_silu_mul
 from headwater.kernels.sample import Candidates, Draws, sample
 from headwater.kernels.shared_prefix_attention import shared_prefix_attention
 from headwater.kernels.silu_mul import silu_mul
-from headwater.kernels.wide_gemm import TILES, WideTiles, wide_gemm
+from headwater.kernels.wide_gemm import tiles_for, wide_gemm
 
 BYTES_PER_US = 4.27e6
 FLOPS_PER_US = 796e6
@@ -59,13 +59,6 @@ NARROW_LINEARS = {
     "hidden 576 down": (576, 1536),
     "hidden 576 head": (49_152, 576),
 }
-OTHER_TILES = (
-    WideTiles(64, 256, 64, 4, 4, 0.8),
-    WideTiles(64, 128, 64, 4, 6, 0.6),
-    WideTiles(128, 128, 64, 8, 3, 0.9, persistent=False),
-    WideTiles(64, 128, 64, 4, 4, 0.85, persistent=False),
-)
-"""Timed beside those that `wide_gemm` takes."""
 CONTEXTS = {
     "16 x 30k": [30_000] * 16,
     "256 x 1k": [1024] * 256,
@@ -99,17 +92,24 @@ def captured(calls: Sequence[Callable[[], object]]) -> torch.cuda.CUDAGraph:
 
 def timed(calls: Sequence[Callable[[], object]], replays: int = 15) -> float:
     """Median microseconds of one call; the calls of the list run one after another inside a graph."""
-    graph = captured(calls)
-    graph.replay()
-    times: list[float] = []
-    for _ in range(replays):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-        start.record()
+    return timed_in_turn(calls, replays=replays)[0]
+
+
+def timed_in_turn(*lists: Sequence[Callable[[], object]], replays: int = 15) -> list[float]:
+    """As `timed`, of each list. Their graphs take turns: a GPU at its limit of power slows down for all alike."""
+    graphs = [captured(calls) for calls in lists]
+    for graph in graphs:
         graph.replay()
-        end.record()
-        end.synchronize()
-        times.append(start.elapsed_time(end) * 1e3 / len(calls))
-    return sorted(times)[len(times) // 2]
+    times: list[list[float]] = [[] for _ in lists]
+    for _ in range(replays):
+        for calls, graph, found in zip(lists, graphs, times, strict=True):
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+            start.record()
+            graph.replay()
+            end.record()
+            end.synchronize()
+            found.append(start.elapsed_time(end) * 1e3 / len(calls))
+    return [sorted(found)[replays // 2] for found in times]
 
 
 def copies_for(num_bytes: int) -> int:
@@ -135,17 +135,17 @@ def linears(batch_sizes: tuple[int, ...]) -> Iterator[Figure]:
 
 
 def products() -> Iterator[Figure]:
-    """Our product for many rows beside the library's, then with each of several tiles, to choose among them by."""
+    """Our product for many rows beside the library's, then with each of its tiles, to choose among them by."""
     for name, (n, k) in (LINEARS | NARROW_LINEARS).items():
         weights = [randn(n, k) for _ in range(copies_for(2 * n * k))]
         for m in (64, 256, 512, 2048, 8192):
             x, out = randn(m, k), torch.empty(m, n, device="cuda", dtype=torch.bfloat16)
             limit = max(2 * (n * k + m * (n + k)) / BYTES_PER_US, 2 * m * n * k / FLOPS_PER_US)
-            ours = timed([partial(wide_gemm, x, w, out) for w in weights])
-            cublas = timed([partial(torch.mm, x, w.t(), out=out) for w in weights])
+            library = [partial(torch.mm, x, w.t(), out=out) for w in weights]
+            ours, cublas = timed_in_turn([partial(wide_gemm, x, w, out) for w in weights], library)
             each = {
                 str(tiles): timed([partial(wide_gemm, x, w, out, tiles) for w in weights], replays=7)
-                for tiles in (*TILES, *OTHER_TILES)
+                for tiles in tiles_for(weights[0])
             }
             note = f"cuBLASLt {cublas:.1f}; " + ", ".join(f"{tiles} {us:.1f}" for tiles, us in each.items())
             yield Figure("product of many rows", f"{name} M={m}", ours, limit, note)
