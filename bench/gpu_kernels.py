@@ -16,13 +16,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 
-import numpy as np
 import torch
 
+from headwater.bench.edit_cases import edit_call
 from headwater.bench.program import program_name
 from headwater.kernels.decode_attention import decode_attention
 from headwater.kernels.decode_plan import DecodePlan, plan_decode
-from headwater.kernels.edit_logits import Edits, edit_logits
 from headwater.kernels.filtered_sample import Filters, filtered_sample
 from headwater.kernels.gemm import configure_blas, linear
 from headwater.kernels.lm_head_sample import MAX_ROWS, lm_head_sample
@@ -359,30 +358,8 @@ def sampling(vocab: int = 151_936, hidden: int = 4096) -> Iterator[Figure]:
         call = partial(logprobs, logits, out, num_tops, torch.empty(rows, device="cuda"), top_ids, top_ids.float())
         yield Figure("logprobs, 5 likeliest", f"M={rows}", timed([call] * 2), one_pass)
         for num_outputs in (100, 8000):
-            yield Figure(
-                "edits", f"penalties, {num_outputs} outputs M={rows}", time_edits(logits, num_outputs), one_pass
-            )
-
-
-def time_edits(logits: torch.Tensor, num_outputs: int) -> float:
-    """Microseconds of penalties, biases and bad words for positions of one row, as of a row with drafts."""
-    (num_positions, vocab_size), random = logits.shape, np.random.default_rng(0)
-    prompt_ids, outputs = (random.integers(0, vocab_size, n).astype(np.int32) for n in (2000, num_outputs))
-    edits = Edits(
-        prompt_ids=prompt_ids,
-        bad_words=[outputs[i : i + 3].tolist() for i in range(50)],
-        biases=dict.fromkeys(range(0, vocab_size, vocab_size // 300), 1.0),
-        repetition=1.1,
-        presence=0.1,
-        frequency=0.1,
-    )
-    packed = torch.from_numpy(edits.packed(vocab_size)).cuda()
-    addresses = torch.tensor([[packed.data_ptr()]], device="cuda")
-    table = torch.from_numpy(np.concatenate((prompt_ids, outputs, outputs[:1])))[None].cuda()
-    indices = torch.arange(num_positions, dtype=torch.int32, device="cuda") + num_outputs - num_positions
-    rows, out = torch.zeros_like(indices), torch.empty_like(logits, dtype=torch.float32)
-    positions = indices + len(prompt_ids) - 1
-    return timed([partial(edit_logits, logits, rows, positions, indices, table, addresses, out)] * 2)
+            us = timed([edit_call(logits, num_outputs)] * 2)
+            yield Figure("edits", f"{num_outputs} outputs M={rows}", us, one_pass)
 
 
 def run_tests() -> None:

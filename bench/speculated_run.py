@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
 
 from headwater.bench.replays.replay import Exchange
 from headwater.bench.timed_executor import TimedExecutor
@@ -16,6 +18,16 @@ from headwater.engine_core.sampling_params import SamplingParams
 from headwater.engine_core.scheduling.speculator import Speculator
 from headwater.engine_core.step_output import StepOutput
 
+EDITS: dict[str, Any] = {
+    "repetition_penalty": 1.1,
+    "presence_penalty": 0.1,
+    "frequency_penalty": 0.1,
+    "logit_bias": dict.fromkeys(range(100, 200), 0.5),
+    "bad_words": ((7,), (100, 101, 102)),
+    "num_logprobs": 5,
+}
+"""What requests may ask beside tokens of their logits as they are."""
+NO_EDITS: Mapping[str, Any] = MappingProxyType({})
 FIRST_SEED = 1
 """Seeds name requests to `ForcedAnswers`; 0 is that of rows which measure an executor's steps."""
 
@@ -71,6 +83,7 @@ def run_exchanges(
     rows: int,
     temperature: float,
     stop_token_ids: tuple[int, ...] = (),
+    edits: Mapping[str, Any] = NO_EDITS,
 ) -> SpeculatedRun:
     """Answers the exchanges in order, `rows` of them at once: one that ends is followed by the next. All are of one
     namespace. An answer is as long as the recorded one, unless a stop id ends it."""
@@ -80,7 +93,7 @@ def run_exchanges(
     began: list[float] = [0.0] * len(exchanges)
     num_left, start = len(exchanges), time.perf_counter()
     for _ in range(min(rows, len(exchanges))):
-        engine.add(_request(*next(waiting), temperature, stop_token_ids))
+        engine.add(_request(*next(waiting), temperature, stop_token_ids, edits))
     while num_left:
         if (output := engine.step()) is None:
             continue
@@ -88,7 +101,7 @@ def run_exchanges(
         for _ in output.finishes:
             num_left -= 1
             if (following := next(waiting, None)) is not None:
-                engine.add(_request(*following, temperature, stop_token_ids))
+                engine.add(_request(*following, temperature, stop_token_ids, edits))
     run.seconds = time.perf_counter() - start
     run.engine_seconds, run.launch_seconds = run.seconds - timed.seconds, timed.launch_seconds
     run.num_steps = timed.num_steps
@@ -98,12 +111,15 @@ def run_exchanges(
     return run
 
 
-def _request(index: int, exchange: Exchange, temperature: float, stop_token_ids: tuple[int, ...]) -> NewRequest:
+def _request(
+    index: int, exchange: Exchange, temperature: float, stop_token_ids: tuple[int, ...], edits: Mapping[str, Any]
+) -> NewRequest:
     sampling = SamplingParams(
         temperature=temperature,
         seed=FIRST_SEED + index,
         max_tokens=len(exchange.answer_ids),
         stop_token_ids=stop_token_ids,
+        **edits,
     )
     return NewRequest(key=index, prompt_ids=exchange.prompt_ids, output_ids=[], sampling=sampling)
 

@@ -22,7 +22,7 @@ from headwater.bench.forced_answers import ForcedAnswers
 from headwater.bench.program import run_program
 from headwater.bench.replays import replay
 from headwater.bench.replays.replay import Exchange
-from headwater.bench.speculated_run import FIRST_SEED, SpeculatedRun, run_exchanges
+from headwater.bench.speculated_run import EDITS, FIRST_SEED, NO_EDITS, SpeculatedRun, run_exchanges
 from headwater.bench.speculation_figures import Case, Measurement, Pair, table
 from headwater.bench.workloads import MODELS, TINY
 from headwater.engine_core.executors.build import build_executor
@@ -93,6 +93,7 @@ class Bench:
             rows=case.rows,
             temperature=case.temperature,
             stop_token_ids=self._stop_token_ids,
+            edits=EDITS if case.is_edited else NO_EDITS,
         )
 
 
@@ -118,6 +119,9 @@ def run(
     temperature: Annotated[
         float, typer.Option(help="at which tokens are drawn, before they are replaced")
     ] = TEMPERATURE,
+    edited: Annotated[
+        bool, typer.Option("--edited", help="requests have penalties, biases, bad words and log probabilities")
+    ] = False,
     own_answers: Annotated[
         bool, typer.Option("--own-answers", help="nothing is forced: the model answers, greedily and at temperature 1")
     ] = False,
@@ -136,7 +140,8 @@ def run(
     """Measure what speculation gains, on recorded answers."""
     drafters = drafter or list(DRAFTERS)
     temperatures = OWN_TEMPERATURES if own_answers else (temperature,)
-    cases = list(_cases(workload or list(ROWS), rows or (), temperatures, requests, dry_run=dry_run))
+    asked = _cases(workload or list(ROWS), rows or (), temperatures, requests, dry_run=dry_run)
+    cases = [replace(case, is_edited=edited) for case in asked]
     longest = max(len(exchange.answer_ids) for case in cases for exchange in case.exchanges)
     measurements = []
     with ExitStack() as stack:

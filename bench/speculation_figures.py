@@ -23,6 +23,8 @@ class Case:
     """Requests at once."""
     temperature: float
     exchanges: Sequence[Exchange]
+    is_edited: bool = False
+    """Whether requests have penalties, biases, bad words and log probabilities."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +62,8 @@ class Measurement:
     rows: int
     """Requests at once."""
     temperature: float
+    is_edited: bool
+    """See `Case`."""
     is_forced: bool
     requests: int
     prompt_tokens: int
@@ -85,6 +89,7 @@ class Measurement:
             workload=case.workload,
             rows=case.rows,
             temperature=case.temperature,
+            is_edited=case.is_edited,
             is_forced=is_forced,
             requests=len(case.exchanges),
             prompt_tokens=sum(len(each.prompt_ids) for each in case.exchanges),

@@ -121,6 +121,8 @@ def test_the_benchmark_runs_dry() -> None:
         assert row["off"]["tokens_per_step"] == 1.0
         assert row["on"]["tokens_per_step"] >= 1.0
         assert row["accepted"] <= row["drafted"]
-    free = subprocess.run([*command, "--own-answers", "--workload=chat"], capture_output=True, text=True, check=True)
+    own = [*command, "--own-answers", "--edited", "--workload=chat"]
+    free = subprocess.run(own, capture_output=True, text=True, check=True)
     rows = json.loads(free.stdout.splitlines()[-1])
     assert [(row["temperature"], row["different_tokens"]) for row in rows] == [(0.0, 0), (1.0, 0)] * 2
+    assert all(row["is_edited"] for row in rows)
