@@ -1,10 +1,9 @@
-"""Every capability beside every other, on random weights and a CPU; on the simulated executor what a CPU refuses."""
+"""Every capability beside every other, on random weights and a CPU: those that all stages make together."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from operator import attrgetter
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,7 @@ import pytest
 from tests.combinations.cells import CELLS, Cell
 from tests.combinations.conftest import CellRunner
 from tests.combinations.systems import (
-    ENGINE_VOCAB_SIZE,
+    RANDOM_ON_CPU,
     TEXT_VOCAB_SIZE,
     Systems,
     with_few_tokens,
@@ -20,26 +19,21 @@ from tests.combinations.systems import (
     write_config,
 )
 
+CELLS_OF_A_CLUSTER = {name: cell for name, cell in CELLS.items() if not cell.is_in_process_on_cpu}
+
 # Told first of a run's groups: it starts many processes.
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
 def systems(demo_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Systems]:
-    base = tmp_path_factory.mktemp("models")
-    text_folder = with_few_tokens(with_plain_template(demo_folder, base / "random"))
-    write_config(text_folder, vocab_size=TEXT_VOCAB_SIZE)
-    (base / "engine").mkdir()
-    engine_folder = write_config(base / "engine", vocab_size=ENGINE_VOCAB_SIZE)
+    folder = with_few_tokens(with_plain_template(demo_folder, tmp_path_factory.mktemp("models") / "random"))
+    write_config(folder, vocab_size=TEXT_VOCAB_SIZE)
     with contextlib.ExitStack() as stack:
-        options = {"device": "cpu", "dtype": "float32", "load_format": "dummy"}
-        systems = Systems(stack, engine_folder, text_folder, options)
-        systems.start_cluster()
-        yield systems
+        yield Systems(stack, folder, folder, RANDOM_ON_CPU)
 
 
-# Those in this process first, while the stages of the others start.
-@pytest.mark.parametrize("cell", sorted(CELLS.values(), key=attrgetter("is_above_engine")), ids=attrgetter("name"))
+@pytest.mark.parametrize("cell", CELLS_OF_A_CLUSTER.values(), ids=CELLS_OF_A_CLUSTER)
 def test_tokens_are_as_promised_or_the_pair_is_refused_by_name(
     cell: Cell, systems: Systems, run_cell: CellRunner
 ) -> None:
