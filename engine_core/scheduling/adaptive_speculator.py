@@ -80,6 +80,9 @@ class AdaptiveSpeculator:
             drafter.vacate(row, token_ids)
         self.num_bytes = sum(drafter.num_bytes for drafter in self._drafters)
 
+    def foresee(self, table: RequestTable, rows: Rows, token_ids: Sequence[Sequence[int]]) -> None:
+        """Drafts nothing of that: `GrammarDrafts` does."""
+
     def settle(self, table: RequestTable, rows: Rows, first: Int32Array) -> None:
         self._compare(table, rows, first)
         if self._is_waiting:
