@@ -78,21 +78,32 @@ class GrammarDrafts:
         self._note_needs()
 
     def draft(self, table: RequestTable, rows: Rows, most: Int32Array, total: int) -> tuple[Int32Array, Int32Array]:
+        num_drafts, draft_ids = self._drafts_of_others(table, rows, most, total)
         num_left = self._num_forced[rows] - self._num_right[rows]
-        num_drafts = np.minimum(np.minimum(num_left, most), self._most[rows])
-        num_drafts = np.clip(total - (np.cumsum(num_drafts) - num_drafts), 0, num_drafts).astype(np.int32)
-        draft_ids = np.zeros((rows.size, self.max_drafts), np.int32)
-        forced = np.flatnonzero(num_drafts)
+        num_forced = np.minimum(np.minimum(num_left, most), self._most[rows])
+        forced = np.flatnonzero(num_forced)
         if forced.size:
-            places = self._num_right[rows[forced], None] + np.arange(self.max_drafts)
-            draft_ids[forced] = self._forced[rows[forced, None], np.minimum(places, self._forced.shape[1] - 1)]
-        others = (num_drafts == 0) & self._speculator.needs_result[rows]
-        if others.any():
-            left = total - int(num_drafts.sum())
-            some, ids = self._speculator.draft(table, rows, np.where(others, most, 0).astype(np.int32), left)
-            num_drafts[others] = some[others]
-            draft_ids[others, : ids.shape[1]] = ids[others]
+            places = np.arange(self.max_drafts)
+            at = np.minimum(self._num_right[rows[forced], None] + places, self._forced.shape[1] - 1)
+            forced_ids = self._forced[rows[forced, None], at]
+            # A guess that begins with all that is forced goes on behind it.
+            agrees = (forced_ids == draft_ids[forced]) | (places >= num_forced[forced, None])
+            is_better = ~agrees.all(axis=1) | (num_drafts[forced] < num_forced[forced])
+            better = forced[is_better]
+            num_drafts[better], draft_ids[better] = num_forced[better], forced_ids[is_better]
+            num_drafts = np.clip(total - (np.cumsum(num_drafts) - num_drafts), 0, num_drafts).astype(np.int32)
         self._note_needs()
+        return num_drafts, draft_ids
+
+    def _drafts_of_others(
+        self, table: RequestTable, rows: Rows, most: Int32Array, total: int
+    ) -> tuple[Int32Array, Int32Array]:
+        """What the other speculator drafts for rows that wait for its sake; [R] and [R, max_drafts]."""
+        num_drafts, draft_ids = np.zeros(rows.size, np.int32), np.zeros((rows.size, self.max_drafts), np.int32)
+        waits = self._speculator.needs_result[rows]
+        if waits.any():
+            num_drafts, ids = self._speculator.draft(table, rows, np.where(waits, most, 0).astype(np.int32), total)
+            draft_ids[:, : ids.shape[1]] = ids
         return num_drafts, draft_ids
 
     def _compare(self, table: RequestTable, rows: Rows, first: Int32Array) -> None:

@@ -134,6 +134,7 @@ class CheckedExecutor:
         else:
             assert plan.draft_ids is not None
             assert plan.num_drafts.sum() == plan.draft_ids.size > 0
+            assert ((plan.draft_ids >= 0) & (plan.draft_ids < MODEL.vocab_size)).all(), "drafts are tokens"
         self._readers.append(readers)
         self._sampled.append(plan.rows[plan.samples].tolist())
         self.max_in_flight = max(self.max_in_flight, len(self._readers))
