@@ -28,6 +28,9 @@ PLATFORMS = {
     "gpu": ("gpu", "random weights on an NVIDIA GPU"),
 }
 """pytest's expression, and what a cell stands for."""
+NUM_WORKERS = {"cpu": 2}
+"""Processes that run a platform's cells beside each other; one where none is named. Cells of an engine alone and those
+of a cluster share nothing."""
 FAILED, REFUSED, NOT_SEEN = "failed", "refused", "not run"
 MARKS = {FAILED: "✗", REFUSED: "–", NOT_SEEN: "·"}
 EQUAL = "="
@@ -84,6 +87,8 @@ def _run(platform: str, limit: float, more: Iterable[str]) -> tuple[list[dict[st
         path = Path(folder) / "results"
         command = [sys.executable, "-m", "pytest", "-q", "-p", "headwater.bench.pytest_results"]
         command += [f"--results-file={path}", "-m", PLATFORMS[platform][0], TESTS, *more]
+        if platform in NUM_WORKERS:
+            command += ["-n", str(NUM_WORKERS[platform])]
         outcome = run_part(command, limit, cwd=ROOT)
         return [json.loads(line) for line in path.read_text().splitlines()], outcome.why
 

@@ -60,6 +60,8 @@ class Measurement:
     """Median over pairs of rounds of 1 - with / without."""
     mask_p50_us: float
     mask_p99_us: float
+    schema_tokens_per_step: float
+    """Of an answer: a step brings it one token and the drafts that stand."""
 
 
 class Client:
@@ -68,6 +70,8 @@ class Client:
     def __init__(self, door: Door) -> None:
         self._door = door
         self._next_id = 0
+        self.num_accepted_tokens = 0
+        """Drafted tokens of all answers that stand."""
 
     async def answer(self, adds: list[pb.Add]) -> tuple[float, dict[int, list[int]]]:
         """Seconds until all have ended, and their tokens."""
@@ -86,6 +90,7 @@ class Client:
                     tokens[stream_id] += frame.token_ids[at : at + count]
                     at += count
                 assert not any(finish.error for finish in frame.finishes), frame.finishes
+                self.num_accepted_tokens += sum(finish.work.accepted_tokens for finish in frame.finishes)
                 num_left -= len(frame.finishes)
                 if not num_left:
                     break
@@ -112,11 +117,12 @@ def mask_seconds(grammars: Grammars, grammar: str, answers: list[list[int]]) -> 
 
 
 async def measure(
-    settings: EngineSettings, *, num_requests: int, prompt_len: int, output_len: int, rounds: int
+    settings: EngineSettings, *, num_requests: int, prompt_len: int, output_len: int, rounds: int, compact: bool
 ) -> Measurement:
     assert settings.model_folder is not None
     manifest = ModelManifest.read(settings.model_folder)
-    grammar = grammar_of(StructuredOutput(json_schema=json.dumps(SCHEMA)), {})
+    whitespace = "" if compact else None
+    grammar = grammar_of(StructuredOutput(json_schema=json.dumps(SCHEMA), whitespace_pattern=whitespace), {})
     rng = np.random.default_rng(0)
 
     def adds(masked: bool) -> list[pb.Add]:
@@ -137,16 +143,19 @@ async def measure(
         compiler = GrammarCompiler(settings.model_folder)
         door = Door(core, await core.ready(), KvEventLog(Incarnation()), manifest.name, compiler)
         door.open(lambda batch: None)
-        client, answers = Client(door), list[list[int]]()
+        client, answers, num_accepted = Client(door), list[list[int]](), 0
         speeds: dict[bool, list[float]] = {False: [], True: []}
         async with owned_task(door.grammars.run(core.take_mask_reports())):
             for number in range(rounds + 1):
                 for masked in (False, True):
+                    before = client.num_accepted_tokens
                     seconds, tokens = await client.answer(adds(masked))
                     if number:
+                        num_accepted += client.num_accepted_tokens - before if masked else 0
                         speeds[masked].append(num_requests * output_len / seconds)
                         answers += tokens.values() if masked else ()
     masks = np.array(mask_seconds(Grammars(settings.model_folder), grammar, answers)) * 1e6
+    num_tokens = rounds * num_requests * output_len
     losses = [1 - with_it / without for without, with_it in zip(speeds[False], speeds[True], strict=True)]
     return Measurement(
         requests=num_requests,
@@ -156,6 +165,7 @@ async def measure(
         loss=round(median(losses), 4),
         mask_p50_us=round(float(np.percentile(masks, 50)), 1),
         mask_p99_us=round(float(np.percentile(masks, 99)), 1),
+        schema_tokens_per_step=round(num_tokens / (num_tokens - num_accepted), 2),
     )
 
 
@@ -170,6 +180,8 @@ def run(
     threads: Annotated[int, typer.Option(help="of a CPU; 0: one a core")] = 0,
     block_size: Annotated[int, typer.Option(help="tokens a KV block")] = 16,
     load_format: Annotated[str, typer.Option(help="auto, or random weights: dummy, dummy-uniform")] = "auto",
+    compact: Annotated[bool, typer.Option("--compact", help="no white space between the tokens of JSON")] = False,
+    speculation: Annotated[str, typer.Option(help="auto: what a schema forces is drafted; off")] = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="print JSON only")] = False,
 ) -> None:
     """Compare the throughput of answers held to a JSON schema with that of free ones."""
@@ -181,12 +193,22 @@ def run(
         threads=threads,
         block_size=block_size,
         load_format=load_format,
+        speculation=speculation,
     )
     result = asyncio.run(
-        measure(settings, num_requests=requests, prompt_len=prompt_len, output_len=output_len, rounds=rounds)
+        measure(
+            settings,
+            num_requests=requests,
+            prompt_len=prompt_len,
+            output_len=output_len,
+            rounds=rounds,
+            compact=compact,
+        )
     )
     if not as_json:
-        table = Table("requests", "output", "free tok/s", "schema tok/s", "loss", "mask p50 µs", "mask p99 µs")
+        table = Table(
+            "requests", "output", "free tok/s", "schema tok/s", "loss", "mask p50 µs", "mask p99 µs", "schema tok/step"
+        )
         table.add_row(*map(str, asdict(result).values()))
         Console().print(table)
     typer.echo(json.dumps(asdict(result)))

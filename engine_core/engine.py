@@ -16,6 +16,7 @@ from headwater.engine_core.kv.block_source import BlockSource
 from headwater.engine_core.kv.host_blocks import HostBlocks
 from headwater.engine_core.request import FinishReason, NewRequest
 from headwater.engine_core.scheduling.in_flight import StepsInFlight
+from headwater.engine_core.scheduling.masks import Int64Array, Rows
 from headwater.engine_core.scheduling.request_state import RequestState
 from headwater.engine_core.scheduling.scheduler import Scheduler
 from headwater.engine_core.scheduling.speculator import Speculator
@@ -132,14 +133,32 @@ class Engine:
         return not self._is_idle
 
     def masks_filled(
-        self, rows: list[int], tickets: list[int], output_indices: list[int], num_masks: list[int] | None = None
+        self,
+        rows: list[int],
+        tickets: list[int],
+        output_indices: list[int],
+        num_masks: list[int] | None = None,
+        forced_ids: list[list[int]] | None = None,
     ) -> None:
         """Says that `masks[:, rows[i]]` holds masks of the request that got the ticket, from output output_indices[i]
         on num_masks[i] of them, or one where that is not given; see `MasksWanted`. They stay until these outputs are
-        known."""
+        known. From that output on the grammar forces the tokens forced_ids[i], as far as that is known."""
         self._is_idle = False
         counts = np.ones(len(rows), np.int32) if num_masks is None else np.array(num_masks, np.int32)
-        self._scheduler.held.note(np.array(rows), np.array(tickets), np.array(output_indices, np.int32), counts)
+        noted = np.array(rows), np.array(tickets), np.array(output_indices, np.int32)
+        self._scheduler.held.note(*noted, counts)
+        if forced_ids:
+            self._foresee(*noted, forced_ids)
+
+    def _foresee(
+        self, rows: Rows, tickets: Int64Array, output_indices: Int32Array, forced_ids: Sequence[Sequence[int]]
+    ) -> None:
+        """What grammars force from these outputs on. It counts where none of them is known yet."""
+        table, speculator = self._scheduler.table, self._scheduler.speculator
+        positions = table.num_prompt[rows] + output_indices
+        is_next = (table.held.tickets[rows] == tickets) & (positions == table.num_known[rows])
+        if speculator is not None and is_next.any():
+            speculator.foresee(table, rows[is_next], [forced_ids[i] for i in np.flatnonzero(is_next).tolist()])
 
     def fail(self, key: int, error: str) -> None:
         """Ends a request whose mask cannot be made; a key that is not here has ended already."""

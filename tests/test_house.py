@@ -138,3 +138,12 @@ def test_a_front_stage_starts_without_torch(module: str) -> None:
     probe = f"import sys; sys.modules['torch'] = None; sys.modules['triton'] = None; import {module}"
     done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_simulated_engine_starts_without_torch() -> None:
+    """The core's process, its executor and its drafters."""
+    modules = ("services.engine.core_process", "engine_core.executors.build_simulated")
+    probe = "import sys; sys.modules['torch'] = None; sys.modules['triton'] = None"
+    probe += "".join(f"; import headwater.{module}" for module in modules)
+    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr

@@ -104,6 +104,9 @@ class AdaptiveSpeculator:
         self._by_executor.note(rows, most, num_drafts, num_accepted)
         self._guesses.note_drafted(rows, num_drafts, num_accepted)
 
+    def foresee(self, table: RequestTable, rows: Rows, token_ids: Sequence[Sequence[int]]) -> None:
+        """Drafts nothing of that: `GrammarDrafts` does."""
+
     def settle(self, table: RequestTable, rows: Rows, first: Int32Array) -> None:
         self._num_steps += 1
         if not self._is_ahead:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from headwater.engine_core.executor import BoolArray, Int32Array
@@ -29,6 +30,10 @@ class Speculator(Protocol):
 
     def vacate(self, row: int, token_ids: Int32Array) -> None:
         """The request leaves the row, with these known tokens."""
+
+    def foresee(self, table: RequestTable, rows: Rows, token_ids: Sequence[Sequence[int]]) -> None:
+        """The grammars of `rows` force token_ids[i] behind the known tokens of rows[i], as far as whoever fills their
+        masks can tell; replaces what was said of these rows before."""
 
     def settle(self, table: RequestTable, rows: Rows, first: Int32Array) -> None:
         """The tokens of `rows` from position first[i] on have become known, at least one each."""

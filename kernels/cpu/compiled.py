@@ -1,28 +1,24 @@
 """Kernels in machine code for this CPU, run on the threads that torch computes with: another pool beside torch's would
 fight it for the cores.
 
-Knows nothing about what a kernel computes. Machine code is kept in `NUMBA_CACHE_DIR`, or beside the Python bytecode.
+Knows nothing about what a kernel computes.
 """
 
 from __future__ import annotations
 
 import ctypes
-import fcntl
-import hashlib
-import os
 import struct
 from array import array
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-import numba
 import torch
 from numba import cfunc, njit
 
 from headwater.kernels.cpu.lanes import int64_at, take_one
+from headwater.kernels.cpu.machine_code import compiling
 
 SMALL = 1 << 15
 """Numbers that one thread gets through before another has woken."""
@@ -52,7 +48,7 @@ class Kernel:
 
     def compile(self, dtype: torch.dtype) -> tuple[Any, Any]:
         """The function and its address."""
-        with _compiling() as is_kept:
+        with compiling() as is_kept:
             machine_code = cfunc("void(int64)", cache=is_kept)(self._works[dtype])
         compiled = self._compiled[dtype] = machine_code.ctypes, machine_code.address
         return compiled
@@ -96,41 +92,3 @@ def _team() -> Any:
     team = ctypes.CDLL(min(paths, key=lambda path: not path.startswith(str(Path(torch.__file__).parent)))).GOMP_parallel
     team.argtypes, team.restype = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint), None
     return team
-
-
-def compile_function(function: Callable[..., None], signature: Any) -> Callable[..., None]:
-    """`function` in machine code, called from Python with arrays. It holds no interpreter lock and checks no bounds."""
-    with _compiling() as is_kept:
-        compiled: Callable[..., None] = njit(signature, cache=is_kept, nogil=True)(function)
-    return compiled
-
-
-@contextmanager
-def _compiling() -> Iterator[bool]:
-    """Whether machine code is kept: then one process compiles at a time, and others that wait for it load its code."""
-    folder = _cache_folder()
-    if folder is None:
-        yield False
-        return
-    with (folder / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield True
-
-
-@cache
-def _cache_folder() -> Path | None:
-    """Where machine code is kept, if anywhere.
-
-    Points numba at a folder of its own for these sources: it looks at the age of a kernel's file only, not at those of
-    what the kernel calls.
-    """
-    here = Path(__file__).parent
-    sources = b"".join(path.read_bytes() for path in sorted(here.glob("*.py")))
-    name = hashlib.blake2b(sources, digest_size=8).hexdigest()
-    base = Path(os.environ.get("NUMBA_CACHE_DIR") or here / "__pycache__")
-    folder = base if base.name == name else base / name
-    with suppress(OSError):
-        folder.mkdir(parents=True, exist_ok=True)
-    # Both: numba looks at its setting, and reads the environment into it again before it compiles.
-    os.environ["NUMBA_CACHE_DIR"] = numba.config.CACHE_DIR = str(folder)
-    return folder if os.access(folder, os.W_OK) else None

@@ -12,7 +12,7 @@ import torch
 from numba import njit, types
 
 from headwater.kernels import edit_logits as packed
-from headwater.kernels.cpu.compiled import compile_function
+from headwater.kernels.cpu.machine_code import compile_function
 
 Int32Array = npt.NDArray[np.int32]
 # Words of the header as whole numbers, which numba reads.

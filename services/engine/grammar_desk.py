@@ -72,7 +72,10 @@ class GrammarDesk:
         except GrammarError as fault:
             self._end(request, FinishReason.UNFOLLOWABLE, f"the grammar cannot be followed: {fault}")
         else:
-            self._writer.follow(request.key, matcher, family, request.output_ids)
+            asked = request.speculation
+            # Who names a drafter wants no other drafts.
+            is_drafted = asked.is_on and not asked.drafter
+            self._writer.follow(request.key, matcher, family, request.output_ids, is_drafted=is_drafted)
             self._send(Add(request))
         del self._waiting[request.key]
 

@@ -72,6 +72,18 @@ class Follower:
     """Whether the row has the mask of the next token."""
     draft_ids: list[int] = field(default_factory=list)
     """Drafted tokens, for which masks are wanted beside that of the next token."""
+    is_drafted: bool = True
+    """Whether what the grammar forces may be drafted."""
+    forced_ids: list[int] = field(default_factory=list)
+    """Tokens that the grammar forces next, as far as that was asked."""
+
+    def read(self, token_ids: list[int]) -> None:
+        """The answer goes on."""
+        self.unread += token_ids
+        self.num_outputs += len(token_ids)
+        self.has_mask, self.draft_ids = False, []
+        is_forced = self.forced_ids[: len(token_ids)] == token_ids
+        self.forced_ids = self.forced_ids[len(token_ids) :] if is_forced else []
 
 
 class MaskWriter:
@@ -80,6 +92,8 @@ class MaskWriter:
 
     def __init__(self, table: Int32Array, send: Callable[[Command], None], observe: Callable[[float], None]) -> None:
         self._table, self._send, self._observe = table, send, observe
+        # What the next step drafts, and where that is under way, what the step behind it does.
+        self._most_forced = 2 * len(table) - 1 if len(table) > 1 else 0
         self._followers: dict[int, Follower] = {}
         self._holders: dict[int, Follower] = {}
         """By row."""
@@ -88,11 +102,18 @@ class MaskWriter:
         # None: the thread does it, without waking another one.
         self._crew = LLExecutor(num_threads) if num_threads > 1 else None
 
-    def follow(self, key: int, matcher: LLMatcher, family: Family, output_ids: Sequence[int]) -> None:
+    def follow(
+        self, key: int, matcher: LLMatcher, family: Family, output_ids: Sequence[int], *, is_drafted: bool = True
+    ) -> None:
         """From the grammar's start, before the core knows of the request; `output_ids` is what a resumed answer has
-        already."""
+        already. With `is_drafted` the core is told what the grammar forces."""
         self._followers[key] = Follower(
-            key=key, matcher=matcher, family=family, unread=list(output_ids), num_outputs=len(output_ids)
+            key=key,
+            matcher=matcher,
+            family=family,
+            unread=list(output_ids),
+            num_outputs=len(output_ids),
+            is_drafted=is_drafted and self._most_forced > 0,
         )
 
     def forget(self, key: int) -> None:
@@ -137,6 +158,7 @@ class MaskWriter:
             followers = sorted(due.values(), key=lambda follower: id(follower.family))
             self._consume(followers)
             faults = self._fill([each for each in followers if not each.has_mask])
+            self._force([each for each in followers if each.is_drafted and each.has_mask and not each.forced_ids])
             self._fill_behind_drafts([each for each in followers if each.draft_ids and each.key not in faults])
             self._tell(followers, faults)
             self._observe(time.perf_counter() - start)
@@ -160,9 +182,7 @@ class MaskWriter:
         for key, num_tokens in zip(output.keys, output.num_tokens, strict=True):
             gained = list(islice(token_ids, num_tokens))
             if (follower := self._followers.get(key)) is not None:
-                follower.unread += gained
-                follower.num_outputs += num_tokens
-                follower.has_mask, follower.draft_ids = False, []
+                follower.read(gained)
                 if follower.row >= 0:
                     due[key] = follower
 
@@ -194,6 +214,15 @@ class MaskWriter:
                 faults[each.key] = fault
         return faults
 
+    def _force(self, followers: list[Follower]) -> None:
+        """Notes what the grammar forces where the mask of the next token allows one alone. llguidance makes such masks
+        wherever the grammar forces text, and allows the tokens by which the tokenizer writes it."""
+        masks = self._table[0]
+        num_first = np.bitwise_count(masks[[each.row for each in followers], :FIRST_WORDS]).sum(axis=1).tolist()
+        for each, num_allowed in zip(followers, num_first, strict=True):
+            if num_allowed <= 1 and np.bitwise_count(masks[each.row]).sum() == 1:
+                each.forced_ids = each.matcher.deep_copy().compute_ff_tokens()
+
     def _fill_behind_drafts(self, followers: list[Follower]) -> None:
         """Writes a mask behind each draft, position by position. Behind a draft that the mask before it does not allow
         everything is: that draft is never drawn, and something has to be allowed. So it is behind a draft after which
@@ -222,7 +251,9 @@ class MaskWriter:
         if filled := [each for each in followers if each.key not in faults]:
             rows, tickets = [each.row for each in filled], [each.ticket for each in filled]
             num_masks = [1 + len(each.draft_ids) for each in filled]
-            self._send(MasksFilled(rows, tickets, [each.num_outputs for each in filled], num_masks))
+            forced_ids = [each.forced_ids[: self._most_forced] for each in filled]
+            indices = [each.num_outputs for each in filled]
+            self._send(MasksFilled(rows, tickets, indices, num_masks, forced_ids if any(forced_ids) else []))
         if faults:
             self._send(Fail(list(faults), list(faults.values())))
         for each in followers:

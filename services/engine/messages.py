@@ -32,12 +32,14 @@ class Stall(msgspec.Struct, tag="stall", array_like=True):
 
 class MasksFilled(msgspec.Struct, tag="masks", array_like=True):
     """Row rows[i] of the mask table holds the masks for num_masks[i] outputs from output_indices[i] on, of whoever got
-    tickets[i]."""
+    tickets[i]. From that output on the grammar forces the tokens forced_ids[i], as far as that is known."""
 
     rows: list[int]
     tickets: list[int]
     output_indices: list[int]
     num_masks: list[int]
+    forced_ids: list[list[int]] = []
+    """Of each row, or none of any."""
 
 
 class Fail(msgspec.Struct, tag="fail", array_like=True):

@@ -11,6 +11,7 @@ from headwater.engine_core.drafting.ngram import NGramDrafter
 from headwater.engine_core.drafting.suffix import SuffixDrafter
 from headwater.engine_core.executor import Executor
 from headwater.engine_core.scheduling.adaptive_speculator import AdaptiveSpeculator
+from headwater.engine_core.scheduling.grammar_drafts import GrammarDrafts
 from headwater.engine_core.scheduling.speculator import Speculator
 from headwater.services.engine.settings import EngineSettings
 
@@ -35,7 +36,7 @@ def build_speculator(
     costs = measured_costs(executor, config)
     for size, seconds in zip(costs.sizes.tolist(), costs.seconds.tolist(), strict=True):
         logger.debug("a decode step of %d positions: %.2f ms", size, 1000 * seconds)
-    return AdaptiveSpeculator(
+    speculator = AdaptiveSpeculator(
         [_drafter(name, config) for name in names],
         costs,
         num_rows=config.max_num_seqs,
@@ -43,6 +44,7 @@ def build_speculator(
         vocab_size=vocab_size,
         executor_drafts=NGramDrafter.name if executor.can_draft else "",
     )
+    return GrammarDrafts(speculator, num_rows=config.max_num_seqs, vocab_size=vocab_size)
 
 
 def _drafter(name: str, config: EngineConfig) -> Drafter:

@@ -57,6 +57,11 @@ class Cell:
     def is_simulated_on_cpu(self) -> bool:
         return any(each.refused_on_cpu for each in self.both) and self.refused_on_cpu is None
 
+    @property
+    def is_in_process_on_cpu(self) -> bool:
+        """Whether an engine alone shows it on a CPU: one that refuses to start does so before any stage is asked."""
+        return self.refused_on_cpu is not None or not self.is_above_engine
+
 
 def _cells() -> Iterator[Cell]:
     for i, first in enumerate(CAPABILITIES):

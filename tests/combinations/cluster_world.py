@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -244,9 +244,10 @@ def _scores(choice: dict[str, Any]) -> list[tuple[float, ...]]:
     return [(row["logprob"], *(top["logprob"] for top in row["top_logprobs"])) for row in rows]
 
 
-def kinds_of(family: str, capabilities: Iterable[Capability]) -> list[EngineKind]:
-    """A plain engine, twice since one may be lost, and one for each capability that changes an engine."""
+def kinds_of(family: str, capabilities: Sequence[Capability]) -> list[EngineKind]:
+    """A plain engine, twice where one may be lost, and one for each capability that changes an engine."""
     changed = [each for each in capabilities if each.options]
     names = [f"{family}-{each.name.replace(' ', '-')}" for each in changed]
     others = [EngineKind(name, each.options) for name, each in zip(names, changed, strict=True)]
-    return [EngineKind(f"{family}-plain", {}, num_replicas=2), *others]
+    may_be_lost = any(Move.LOSS in each.moves for each in capabilities)
+    return [EngineKind(f"{family}-plain", {}, num_replicas=2 if may_be_lost else 1), *others]

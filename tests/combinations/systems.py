@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import shutil
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -44,6 +43,7 @@ TEMPLATE = """{% if tools %}{% endif %}{% for message in messages %}<|im_start|>
 {{ message.content }}<|im_end|>
 {% endfor %}<|im_start|>assistant
 """
+RANDOM_ON_CPU = {"device": "cpu", "dtype": "float32", "load_format": "dummy"}
 DEVICE, SIMULATED = "device", "simulated"
 """Families of engines."""
 
@@ -79,7 +79,7 @@ def with_few_tokens(folder: Path, vocab_size: int = TEXT_VOCAB_SIZE) -> Path:
 
 
 class Systems:
-    """Started when the first cell wants them, or before; `options` are those of every engine that computes."""
+    """Started when the first cell wants them; `options` are those of every engine that computes."""
 
     def __init__(
         self, stack: contextlib.ExitStack, engine_folder: Path, text_folder: Path, options: dict[str, Any]
@@ -88,21 +88,9 @@ class Systems:
         self._options = options
         self._is_cpu = options["device"] == "cpu"
         self._in_process: dict[str, Ledger] = {}
-        self._starting: Future[Cluster] | None = None
+        self._cluster: Cluster | None = None
         self._kinds: list[EngineKind] = []
         self._clusters: dict[str, Ledger] = {}
-
-    def start_cluster(self) -> None:
-        """Begins to start all stages. Cells that need none of them run meanwhile."""
-        on_device = [each for each in CAPABILITIES if not (self._is_cpu and each.refused_on_cpu)]
-        kinds, common = kinds_of(DEVICE, on_device), {DEVICE: self._options}
-        if self._is_cpu:
-            kinds += kinds_of(SIMULATED, [each for each in CAPABILITIES if each.refused_on_cpu and each.is_simulated])
-            common[SIMULATED] = {"executor": "simulated"}
-        cluster = running_cluster(self._text_folder, kinds, common)
-        # Left after the cluster, also where the cluster is entered while all is left.
-        pool = self._stack.enter_context(ThreadPoolExecutor(1))
-        self._kinds, self._starting = kinds, pool.submit(self._stack.enter_context, cluster)
 
     def check(self, cell: Cell) -> str:
         """Runs a cell where it belongs. Returns what was seen."""
@@ -110,7 +98,7 @@ class Systems:
         note = " (simulated executor)" if family == SIMULATED else ""
         refused = cell.refused_on_cpu if self._is_cpu else None
         if refused is None and cell.is_above_engine:
-            return check(cell, self._cluster(family), cell.refused) + note
+            return check(cell, self._ledger_of_cluster(family), cell.refused) + note
         # An engine that refuses to start does so before any stage above it is asked.
         return check(cell, self._engine(family), refused or cell.refused) + note
 
@@ -122,11 +110,17 @@ class Systems:
             self._in_process[family] = Ledger(world)
         return self._in_process[family]
 
-    def _cluster(self, family: str) -> Ledger:
-        if self._starting is None:
-            self.start_cluster()
-        assert self._starting is not None
-        cluster = self._starting.result()
+    def _ledger_of_cluster(self, family: str) -> Ledger:
+        if self._cluster is None:
+            self._kinds, self._cluster = self._start_cluster()
         if family not in self._clusters:
-            self._clusters[family] = Ledger(ClusterWorld(cluster, self._kinds, family))
+            self._clusters[family] = Ledger(ClusterWorld(self._cluster, self._kinds, family))
         return self._clusters[family]
+
+    def _start_cluster(self) -> tuple[list[EngineKind], Cluster]:
+        on_device = [each for each in CAPABILITIES if not (self._is_cpu and each.refused_on_cpu)]
+        kinds, common = kinds_of(DEVICE, on_device), {DEVICE: self._options}
+        if self._is_cpu:
+            kinds += kinds_of(SIMULATED, [each for each in CAPABILITIES if each.refused_on_cpu and each.is_simulated])
+            common[SIMULATED] = {"executor": "simulated"}
+        return kinds, self._stack.enter_context(running_cluster(self._text_folder, kinds, common))

@@ -25,11 +25,13 @@ from headwater.engine_core.executors.simulated import (
 from headwater.engine_core.kv.block_source import BlockSource
 from headwater.engine_core.request import FinishReason, NewRequest
 from headwater.engine_core.scheduling.adaptive_speculator import AdaptiveSpeculator
+from headwater.engine_core.scheduling.grammar_drafts import GrammarDrafts
 from headwater.engine_core.scheduling.masks import Rows
 from headwater.engine_core.scheduling.request_state import RequestState
 from headwater.engine_core.scheduling.request_table import RequestTable
+from headwater.engine_core.scheduling.speculator import Speculator
 from headwater.engine_core.step_output import StepOutput
-from tests.engine_core.fixed_speculator import FixedSpeculator
+from tests.engine_core.fixed_speculator import FixedSpeculator, Undrafted
 
 BLOCK_SIZE = 16
 MAX_MODEL_LEN = 128
@@ -49,7 +51,7 @@ class CheckedExecutor:
     """The simulated executor behind a check of every plan against the contract."""
 
     def __init__(self, config: EngineConfig, late_polls: int) -> None:
-        self.max_in_flight = 0
+        self.max_in_flight = self.num_steps = 0
         self._config = config
         self._executor = SimulatedExecutor(config, MODEL, SimulatedTiming(late_polls=late_polls), verify_every=1)
         self._blocks: dict[int, dict[int, int]] = {}
@@ -89,6 +91,7 @@ class CheckedExecutor:
         return self._executor.prefill_seconds
 
     def submit(self, plan: StepPlan) -> int:
+        self.num_steps += 1
         self._take_rows(plan)
         self._take_blocks(plan)
         rows = plan.rows.tolist()
@@ -99,7 +102,9 @@ class CheckedExecutor:
             assert plan.draft_ids is None
         else:
             assert plan.num_drafts.any()
-            assert plan.draft_ids is None or plan.num_drafts.sum() == plan.draft_ids.size
+            if plan.draft_ids is not None:
+                assert plan.num_drafts.sum() == plan.draft_ids.size
+                assert ((plan.draft_ids >= 0) & (plan.draft_ids < MODEL.vocab_size)).all(), "drafts are tokens"
         readers: dict[int, set[int]] = {}
         writers: dict[int, int] = {}
         own_drafts: dict[int, int] = {}
@@ -325,7 +330,9 @@ class Driver:
     """Steps that a mask takes, at most."""
     streams: dict[int, Stream] = field(default_factory=dict)
     cached: set[bytes] = field(default_factory=set)
-    speculator: HalfRightSpeculator | AdaptiveSpeculator | None = None
+    speculator: HalfRightSpeculator | AdaptiveSpeculator | Undrafted | None = None
+    foretold: Callable[[Stream], list[int]] | None = None
+    """What is said to be forced behind a stream's tokens, with their mask; needs a speculator."""
     sources: Sources | None = None
     """With them a step takes a second: some loads are given up."""
 
@@ -333,7 +340,9 @@ class Driver:
         if self.speculator is not None:
             self.config = replace(self.config, max_draft_tokens=self.speculator.max_drafts)
         if isinstance(self.speculator, HalfRightSpeculator):
-            self.speculator.beside(self.config).streams = self.streams
+            self.speculator.streams = self.streams
+        if isinstance(self.speculator, FixedSpeculator):
+            self.speculator.beside(self.config)
         self.executor = CheckedExecutor(self.config, self.late_polls)
         self.num_steps = 0
         num_positions = self.config.max_draft_tokens + 1
@@ -343,11 +352,16 @@ class Driver:
             self.executor,
             clock=time.monotonic if self.sources is None else lambda: float(self.num_steps),
             masks=self.masks,
-            speculator=self.speculator,
+            speculator=self._beside_grammars(),
             sources=() if self.sources is None else self.sources(self.executor.kv_blocks),
         )
         self.wanted: dict[int, Want] = {}
         """By row."""
+
+    def _beside_grammars(self) -> Speculator | None:
+        if self.speculator is None or self.foretold is None:
+            return self.speculator
+        return GrammarDrafts(self.speculator, num_rows=self.config.max_num_seqs, vocab_size=MODEL.vocab_size)
 
     def add(self, new: NewRequest) -> None:
         answer = expected_tokens(
@@ -383,12 +397,12 @@ class Driver:
                 drafts = want.draft_ids if len(tokens) == want.index else []
                 for i in range(len(drafts) + 1):
                     self.masks[i, row] = grammar([*tokens, *drafts[:i]])
-                filled.append((row, want.ticket, len(tokens), len(drafts) + 1))
+                forced = [] if self.foretold is None else self.foretold(self.streams[want.key])
+                filled.append((row, want.ticket, len(tokens), len(drafts) + 1, forced))
                 want.index, want.draft_ids = len(tokens) + 1, []
                 want.due = self.num_steps + (want.key + want.index) % (self.mask_delay + 1)
         if filled:
-            rows, tickets, indices, counts = map(list, zip(*filled, strict=True))
-            self.engine.masks_filled(rows, tickets, indices, counts)
+            self.engine.masks_filled(*map(list, zip(*filled, strict=True)))
 
     @property
     def awaits_masks(self) -> bool:

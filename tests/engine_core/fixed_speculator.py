@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Self
 
 import numpy as np
@@ -37,6 +38,9 @@ class FixedSpeculator:
     def vacate(self, row: int, token_ids: Int32Array) -> None:
         self.needs_result[row] = False
 
+    def foresee(self, table: RequestTable, rows: Rows, token_ids: Sequence[Sequence[int]]) -> None:
+        pass
+
     def settle(self, table: RequestTable, rows: Rows, first: Int32Array) -> None:
         pass
 
@@ -45,3 +49,13 @@ class FixedSpeculator:
 
     def lengths(self, rows: Rows, most: Int32Array, total: int) -> Int32Array:
         raise AssertionError("no row runs ahead")
+
+
+class Undrafted(FixedSpeculator):
+    """Has no drafts for any row, and is not asked for any."""
+
+    def serves(self, request: RequestState) -> bool:
+        return False
+
+    def draft(self, table: RequestTable, rows: Rows, most: Int32Array, total: int) -> tuple[Int32Array, Int32Array]:
+        raise AssertionError("no row waits for it")

@@ -28,8 +28,10 @@ from tests.engine_core.checked_engine import (
     Driver,
     HalfRightSpeculator,
     Sources,
+    Stream,
     grammar,
 )
+from tests.engine_core.fixed_speculator import Undrafted
 from tests.engine_core.lying_source import LyingSource
 
 MANY = 1 << 30
@@ -166,11 +168,12 @@ def check_rounds(
     late_polls: int,
     mask_delay: int,
     rounds: list[Round],
-    speculator: HalfRightSpeculator | AdaptiveSpeculator | None = None,
+    speculator: HalfRightSpeculator | AdaptiveSpeculator | Undrafted | None = None,
     sources: Sources | None = None,
+    foretold: Callable[[Stream], list[int]] | None = None,
     prepare: Callable[[Driver], None] = lambda driver: None,
 ) -> Driver:
-    driver = Driver(config, late_polls, mask_delay, speculator=speculator, sources=sources)
+    driver = Driver(config, late_polls, mask_delay, speculator=speculator, sources=sources, foretold=foretold)
     prepare(driver)
     for each in rounds:
         for new in each.adds:

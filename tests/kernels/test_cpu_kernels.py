@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from headwater.kernels.cpu import compiled
+from headwater.kernels.cpu import compiled, machine_code
 from headwater.kernels.cpu.attention import attention, plan_attention
 from headwater.kernels.cpu.draw import draw
 from headwater.kernels.cpu.qk_norm_rope_store_kv import qk_norm_rope_store_kv
@@ -228,7 +228,7 @@ def does_nothing(arguments: int) -> None:
 def test_of_processes_that_start_together_one_compiles_at_a_time_and_keeps_the_code(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(compiled, "_cache_folder", lambda: tmp_path)
+    monkeypatch.setattr(machine_code, "_cache_folder", lambda: tmp_path)
     cfunc, is_kept = compiled.cfunc, []
 
     def compile_now(signature: str, *, cache: bool) -> Any:

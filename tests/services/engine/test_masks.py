@@ -69,7 +69,7 @@ async def test_each_draft_up_to_one_that_is_forbidden_gets_the_mask_that_follows
     def ask(key: int, ticket: int, draft_ids: list[int]) -> list[list[int]]:
         wanted = MasksWanted(keys=[key], rows=[1], tickets=[ticket], output_indices=[0], draft_ids=[draft_ids])
         writer.hear(StepOutput(step=1, masks_wanted=wanted))
-        assert said == [MasksFilled([1], [ticket], [0], [len(draft_ids) + 1])]
+        assert said == [MasksFilled([1], [ticket], [0], [len(draft_ids) + 1], [[yes]])]
         said.clear()
         filled: list[list[int]] = table[: len(draft_ids) + 1, 1].tolist()
         return filled
@@ -83,6 +83,37 @@ async def test_each_draft_up_to_one_that_is_forbidden_gets_the_mask_that_follows
     assert said == [MasksFilled([1], [1], [2], [1])]
     assert table[0, 1].tolist() == masks[2]
     writer.close()
+    compiler.close()
+
+
+async def test_what_the_grammar_forces_is_said_with_the_mask_of_its_first_token(
+    demo_folder: Path, demo_model: TextModel
+) -> None:
+    said: list[Command] = []
+    compiler, num_words = GrammarCompiler(demo_folder), VOCAB_SIZE // 32
+    text = "the longest night of the year"
+    grammar = grammar_of(
+        StructuredOutput(choice=StructuredOutput.Choices(choices=[f"{text}: {end}" for end in "ab"])), ()
+    )
+    run = demo_model.tokenizer.encode(f"{text}:", add_special_tokens=False)
+    wanted = MasksWanted(keys=[7], rows=[1], tickets=[3], output_indices=[0])
+
+    async def said_by(num_positions: int, *, is_drafted: bool = True, tokens: list[int]) -> list[list[list[int]]]:
+        """What is forced, at first and after each token."""
+        writer = MaskWriter(np.zeros((num_positions, 2, num_words), np.int32), said.append, lambda seconds: None)
+        writer.follow(7, *await compiler.member(grammar.encode()), [], is_drafted=is_drafted)
+        writer.hear(StepOutput(step=1, masks_wanted=wanted))
+        for token_id in tokens:
+            writer.hear(StepOutput(step=2, keys=[7], num_tokens=[1], token_ids=[token_id], is_drawn=True))
+        writer.close()
+        forced = [command.forced_ids for command in said if isinstance(command, MasksFilled)]
+        said.clear()
+        return forced
+
+    assert await said_by(16, tokens=run) == [*([run[i:]] for i in range(len(run))), []]
+    # What the longest draft takes, and the longest draft behind it.
+    assert await said_by(2, tokens=[]) == [[run[:3]]]
+    assert await said_by(1, tokens=[]) == await said_by(16, is_drafted=False, tokens=[]) == [[]]
     compiler.close()
 
 

@@ -94,8 +94,8 @@ async def answers(
 
 def _apply(engine: Engine, command: Command) -> None:
     match command:
-        case MasksFilled(rows, tickets, output_indices, num_masks):
-            engine.masks_filled(rows, tickets, output_indices, num_masks)
+        case MasksFilled(rows, tickets, output_indices, num_masks, forced_ids):
+            engine.masks_filled(rows, tickets, output_indices, num_masks, forced_ids)
         case Fail(keys, errors):
             for key, error in zip(keys, errors, strict=True):
                 engine.fail(key, error)

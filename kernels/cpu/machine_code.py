@@ -1,0 +1,56 @@
+"""Functions in machine code for this CPU. It is kept in `NUMBA_CACHE_DIR`, or beside the Python bytecode.
+
+Starts without torch, which an engine that computes no model never loads.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numba
+from numba import njit
+
+
+def compile_function(function: Callable[..., None], signature: Any) -> Callable[..., None]:
+    """`function` in machine code, called from Python with arrays. It holds no interpreter lock and checks no bounds."""
+    with compiling() as is_kept:
+        compiled: Callable[..., None] = njit(signature, cache=is_kept, nogil=True)(function)
+    return compiled
+
+
+@contextmanager
+def compiling() -> Iterator[bool]:
+    """Whether machine code is kept: then one process compiles at a time, and others that wait for it load its code."""
+    folder = _cache_folder()
+    if folder is None:
+        yield False
+        return
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield True
+
+
+@cache
+def _cache_folder() -> Path | None:
+    """Where machine code is kept, if anywhere.
+
+    Points numba at a folder of its own for these sources: it looks at the age of a kernel's file only, not at those of
+    what the kernel calls.
+    """
+    here = Path(__file__).parent
+    sources = b"".join(path.read_bytes() for path in sorted(here.glob("*.py")))
+    name = hashlib.blake2b(sources, digest_size=8).hexdigest()
+    base = Path(os.environ.get("NUMBA_CACHE_DIR") or here / "__pycache__")
+    folder = base if base.name == name else base / name
+    with suppress(OSError):
+        folder.mkdir(parents=True, exist_ok=True)
+    # Both: numba looks at its setting, and reads the environment into it again before it compiles.
+    os.environ["NUMBA_CACHE_DIR"] = numba.config.CACHE_DIR = str(folder)
+    return folder if os.access(folder, os.W_OK) else None
