@@ -60,19 +60,30 @@ class Sampler:
     ) -> tuple[Int32Array, dict[int, TokenLogprobs]]:
         """logits [S, V] after some token of table rows [S], under masks [S, words] if given; returns int32 [S] and log
         probabilities by index."""
+        tokens = self.draw(logits, rows, output_indices, known, masks)
+        wanted = np.flatnonzero(self._num_logprobs[rows] >= 0)
+        if not wanted.size:
+            return tokens, {}
+        chosen = self._on_device(tokens[wanted])
+        entries = self._score(logits[self._on_device(wanted)], chosen, self._num_logprobs[rows[wanted]].tolist())
+        return tokens, dict(zip(wanted.tolist(), entries, strict=True))
+
+    def draw(
+        self,
+        logits: torch.Tensor,
+        rows: Int32Array,
+        output_indices: Int32Array,
+        known: Known,
+        masks: Int32Array | None = None,
+    ) -> Int32Array:
+        """As `sample`, the tokens alone."""
         raw = logits
         if self._is_edited[rows].any():
             logits = logits.float()
             logits = logits.clone() if logits is raw else logits
             for i in np.flatnonzero(self._is_edited[rows]).tolist():
                 edit(logits[i], self._params[rows[i]], int(output_indices[i]), *known(i))
-        tokens = self._draw(logits, rows, output_indices, None if masks is None else self._on_device(masks))
-        wanted = np.flatnonzero(self._num_logprobs[rows] >= 0)
-        if not wanted.size:
-            return tokens, {}
-        chosen = self._on_device(tokens[wanted])
-        entries = self._score(raw[self._on_device(wanted)], chosen, self._num_logprobs[rows[wanted]].tolist())
-        return tokens, dict(zip(wanted.tolist(), entries, strict=True))
+        return self._draw(logits, rows, output_indices, None if masks is None else self._on_device(masks))
 
     def score_prompt(self, logits: torch.Tensor, token_ids: torch.Tensor, row: int) -> list[TokenLogprobs]:
         """Of prompt tokens int32 [N] under the logits [N, V] before each."""
