@@ -71,7 +71,11 @@ class StepPlan:
     the row gains what was sampled up to the first token that differs from the draft in its place."""
     draft_ids: Int32Array | None = None
     """[sum of num_drafts] row by row, where there are any; the executor writes them into its table before it
-    computes."""
+    computes. None: an executor that can drafts by itself, up to num_drafts[i] tokens."""
+    follows: BoolArray | None = None
+    """[R] rows that have drafts in a plan before this one whose result is not retired. What they gain there is known to
+    the executor alone, so they go on behind their last token wherever that is: `starts` is the last position at which
+    it may be, and `output_indices` belong to that. None: no row does."""
     shares: bool = True
     """Whether rows may hold blocks in common; if not, nobody need look for them."""
     prompt_logprob_rows: list[int] = field(default_factory=list)
@@ -130,6 +134,8 @@ class StepResult:
     num_tokens: Int32Array
     """[S] tokens that the row gained, 1…n: one, the steps of a plan of several, or what stands of its drafts and one
     more. Of a plan of several steps the answer may have ended before."""
+    num_drafts: Int32Array | None = None
+    """[S] tokens that the executor drafted by itself; None where it was not asked to."""
     logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
     """By n j + i for token i of entry j, for rows that asked."""
     prompt_logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
@@ -176,6 +182,10 @@ class Executor(Protocol):
     @property
     def swapper(self) -> Swapper | None:
         """There if the config has blocks in host memory."""
+
+    @property
+    def can_draft(self) -> bool:
+        """Whether it drafts by itself where a plan leaves that to it."""
 
     @property
     def prefill_seconds(self) -> float:

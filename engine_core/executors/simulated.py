@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from headwater.engine_core.config import EngineConfig
 from headwater.engine_core.executor import AdmittedRow, DrawPlan, Int32Array, StepPlan, StepResult
+from headwater.engine_core.executors.own_drafts import repeated, with_own_drafts
 from headwater.engine_core.executors.simulated_swapper import SimulatedSwapper
 from headwater.engine_core.ragged import places
 from headwater.engine_core.request import TokenLogprobs
@@ -140,6 +141,9 @@ class SimulatedExecutor:
         self._noise: UInt64Array = np.zeros(num_rows, np.uint64)
         self._eos_from: Int32Array = np.zeros(num_rows, np.int32)
         self._num_prompt: Int32Array = np.zeros(num_rows, np.int32)
+        self._num_known: Int32Array = np.zeros(num_rows, np.int32)
+        """Tokens of each row, sampled ones included."""
+        self.can_draft = config.max_draft_tokens > 0
         self._held: dict[int, UInt64Array] = {}
         """KV entries of each position by row, for a draw."""
         self._num_logprobs: dict[int, int] = {}
@@ -153,6 +157,8 @@ class SimulatedExecutor:
         for admitted in plan.admitted:
             self._admit(admitted)
         self._block_table[plan.block_rows, plan.block_indices] = plan.block_ids
+        drafts_itself = plan.num_drafts is not None and plan.draft_ids is None
+        plan = with_own_drafts(plan, self._num_known, self._draft)
         self._write_drafts(plan)
         self._write_kv(plan)
         if plan.step % self._verify_every == 0:
@@ -160,6 +166,8 @@ class SimulatedExecutor:
         seconds = plan.num_steps * self._timing.seconds(plan)
         self._busy_until = max(self._busy_until, self._clock()) + seconds
         result = self._sample(plan) if plan.row_steps is None else self._sample_ahead(plan, plan.row_steps)
+        if drafts_itself and plan.num_drafts is not None:
+            result = replace(result, num_drafts=plan.num_drafts[plan.samples])
         self._in_flight.append(_InFlight(plan.step, result, self._busy_until, self._timing.polls(plan.step)))
         return plan.step
 
@@ -205,6 +213,9 @@ class SimulatedExecutor:
             self._num_logprobs[row] = sampling.num_logprobs
         if sampling.num_prompt_logprobs is not None:
             self._num_prompt_logprobs[row] = sampling.num_prompt_logprobs
+
+    def _draft(self, row: int, num_known: int, most: int) -> Int32Array:
+        return repeated(self._token_ids[row, :num_known], most)
 
     def _write_drafts(self, plan: StepPlan) -> None:
         if plan.num_drafts is not None and plan.draft_ids is not None:
@@ -264,6 +275,7 @@ class SimulatedExecutor:
         found = gained(tokens, self._token_ids[np.repeat(rows, num_positions), at], num_positions)
         i, place = found.places
         self._token_ids[rows[i], positions[i] + place] = found.token_ids[i, place]
+        self._num_known[rows] = positions + found.num_tokens
         columns, num_tokens = found
         return StepResult(token_ids=columns, num_tokens=num_tokens, logprobs=self._logprobs(rows, columns, num_tokens))
 
@@ -278,6 +290,7 @@ class SimulatedExecutor:
             entries, outputs = self._kv[self._slots(rows, positions)], plan.output_indices[goes_on] + i_step
             tokens[goes_on, i_step] = self._model.tokens(entries, self._noise[rows], outputs, self._eos_from[rows])
             self._token_ids[rows, positions + 1] = tokens[goes_on, i_step]
+            self._num_known[rows] = positions + 2
         return StepResult(token_ids=tokens, num_tokens=row_steps)
 
     def _logprobs(self, rows: Int32Array, tokens: Int32Array, num_tokens: Int32Array) -> dict[int, TokenLogprobs]:

@@ -14,6 +14,7 @@ class SingleExecutor:
 
     swapper = None
     """The cache is in host memory."""
+    can_draft = False
     prefill_seconds = 0.0
     """Depends on the model and the machine."""
 

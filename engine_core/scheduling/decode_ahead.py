@@ -24,7 +24,9 @@ class DecodeAhead:
     def plan_steps(self, step: StepBuilder) -> None:
         """Several steps at once, if all rows decode plainly and their blocks are there. Nobody may wait."""
         table, rows = self._table, step.decode_rows
-        if not (table.is_plain[rows] & ~table.needs_result[rows]).all():
+        if step.num_drafts is not None or not (table.is_plain[rows] & ~table.needs_result[rows]).all():
+            return
+        if table.num_uncertain[rows].any():
             return
         row_steps = np.minimum(table.compute_end[rows] - table.num_computed[rows], self._decode_steps)
         full_rows = rows[table.num_computed[rows] + row_steps > table.capacity[rows]]
@@ -33,20 +35,30 @@ class DecodeAhead:
             step.row_steps = row_steps
 
     def add_drafts(self, step: StepBuilder, num_running: int) -> None:
-        """Guesses for rows that decode, with the budget that is left and blocks that no other row can need."""
+        """Guesses for rows that decode, the speculator's or the executor's own, with the budget that is left and blocks
+        that no other row can need."""
         table, rows, speculator = self._table, step.decode_rows, self._speculator
-        if speculator is None or not table.needs_result[rows].any():
+        if speculator is None:
+            return
+        runs_ahead = bool(table.runs_ahead[rows].any())
+        may_draft = table.runs_ahead[rows] if runs_ahead else table.needs_result[rows]
+        if not may_draft.any():
             return
         total = min(step.budget, self._max_positions - step.num_requests)
         most = np.minimum(table.compute_end[rows] - table.num_computed[rows], table.credit[rows]) - 1
-        most = np.minimum(most, min(speculator.max_drafts, total)) * table.needs_result[rows]
+        most = np.minimum(most, min(speculator.max_drafts, total)) * may_draft
         room = table.capacity[rows] - table.num_computed[rows] - 1
         if np.count_nonzero(most > room) + num_running > self._pool.num_free:
             most = np.minimum(most, room)
-        num_drafts, draft_ids = speculator.draft(table, rows, most.astype(np.int32), total)
+        most, draft_ids = most.astype(np.int32), None
+        if runs_ahead:
+            num_drafts = speculator.lengths(rows, most, total)
+        else:
+            num_drafts, draft_ids = speculator.draft(table, rows, most, total)
         num_drafts = np.clip(total - (np.cumsum(num_drafts) - num_drafts), 0, num_drafts).astype(np.int32)
         if num_drafts.any():
             step.grow(rows[num_drafts > room], table, self._pool)
             step.budget -= int(num_drafts.sum())
-            is_drafted = np.arange(draft_ids.shape[1]) < num_drafts[:, None]
-            step.num_drafts, step.draft_ids = num_drafts, draft_ids[is_drafted]
+            step.num_drafts = num_drafts
+            if draft_ids is not None:
+                step.draft_ids = draft_ids[np.arange(draft_ids.shape[1]) < num_drafts[:, None]]

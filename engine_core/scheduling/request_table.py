@@ -21,17 +21,21 @@ NUM_STOP_COLUMNS = 8
 class RequestTable:
     """Rows are taken by `seat` and given back by `vacate`."""
 
-    def __init__(self, config: EngineConfig, held: HeldRows, needs_result: BoolArray | None) -> None:
+    def __init__(
+        self, config: EngineConfig, held: HeldRows, needs_result: BoolArray | None, runs_ahead: BoolArray | None
+    ) -> None:
         """`needs_result` [rows]: whether the row's next plan needs the result of the last one, so that it decodes with
-        nothing of it in flight; None: no row's does. Another's, who may change it between steps."""
+        nothing of it in flight; `runs_ahead` [rows]: whether the executor drafts for the row, which is then planned
+        also while it is not known how far it came. None: no row's is. Another's, who may change them between steps."""
         num_rows = config.max_num_seqs
         max_blocks = -(-config.max_model_len // config.block_size)
         self.block_size = config.block_size
         self.held = held
         self._has_speculator = needs_result is not None
         self.needs_result: BoolArray = np.zeros(num_rows, np.bool_) if needs_result is None else needs_result
-        self.is_uncertain: BoolArray = np.zeros(num_rows, np.bool_)
-        """Whether drafts of the row are in flight or held, so that `num_computed` may come to less."""
+        self.runs_ahead: BoolArray = np.zeros(num_rows, np.bool_) if runs_ahead is None else runs_ahead
+        self.num_uncertain: Int32Array = np.zeros(num_rows, np.int32)
+        """Steps in flight, or held, that have drafts of the row, so that `num_computed` may come to less."""
         self._hashes_blocks = config.enable_prefix_caching
         self.requests: list[RequestState | None] = [None] * num_rows
         self.free_rows = list(reversed(range(num_rows)))
@@ -79,7 +83,7 @@ class RequestTable:
         self.capacity[row] = len(blocks) * self.block_size
         self.credit[row] = request.credit
         self.is_alive[row] = True
-        self.is_uncertain[row] = False
+        self.num_uncertain[row] = 0
         self.max_len[row] = request.max_len
         self.min_len[row] = min(request.num_prompt_tokens + request.min_tokens, NEVER)
         self.is_plain[row] = request.sampling.is_plain and not request.has_grammar
@@ -130,12 +134,14 @@ class RequestTable:
         is_decodable = (self.num_computed < self.compute_end) & (self.credit > 0) & (self.held.num_held == 0)
         if self._has_speculator:
             # A row that needs no result any more may still have drafts in flight.
-            is_decodable &= (self.num_known > self.num_computed) | ~(self.needs_result | self.is_uncertain)
+            waits = self.needs_result | ((self.num_uncertain > 0) & ~self.runs_ahead)
+            is_decodable &= (self.num_known > self.num_computed) | ~waits
         return np.flatnonzero(is_decodable)
 
-    def roll_back(self, rows: Rows, counts: Int32Array) -> None:
-        """Takes back counts[i] scheduled tokens of rows[i], which the result did not confirm; the rest is certain."""
-        self.is_uncertain[rows] = False
+    def roll_back(self, rows: Rows, counts: Int32Array, had_drafts: BoolArray) -> None:
+        """Takes back counts[i] tokens that a step scheduled for rows[i] and its result did not confirm; those that had
+        drafts in it are less uncertain by that step."""
+        self.num_uncertain[rows] -= had_drafts
         self.num_computed[rows] -= counts
         self.credit[rows] += counts
 

@@ -55,7 +55,8 @@ class Scheduler:
         self.loads = BlockLoads(self.pool, self.cache, sources, clock, prefill_seconds * config.block_size)
         self.held = HeldRows(config.max_num_seqs, masks, clock)
         self.speculator = speculator
-        self.table = RequestTable(config, self.held, None if speculator is None else speculator.needs_result)
+        waiting, ahead = (None, None) if speculator is None else (speculator.needs_result, speculator.runs_ahead)
+        self.table = RequestTable(config, self.held, waiting, ahead)
         self.shares = TenantShares(config.max_num_seqs, self.pool.num_usable, clock)
         self.waiting = WaitingQueue(self._num_shares)
         self.running: dict[int, RequestState] = {}
@@ -139,9 +140,10 @@ class Scheduler:
         num_hits = len(self.cache.match(request.chain, max_hits))
         self.waiting.recount(request, request.num_tokens - num_hits * self._config.block_size)
 
-    def roll_back(self, rows: Rows, counts: Int32Array) -> None:
-        """Gives back the blocks and the credit of counts[i] tokens that were reserved for rows[i] and not gained."""
-        self.table.roll_back(rows, counts)
+    def roll_back(self, rows: Rows, reserved: Int32Array, gained: Int32Array) -> None:
+        """Gives back the blocks and the credit of tokens that a step with drafts reserved for rows[i], reserved[i] of
+        them, and did not gain."""
+        self.table.roll_back(rows, reserved - gained, reserved > 1)
         for row in rows[self.table.has_spare_blocks(rows)].tolist():
             self.pool.release(self.table.take_spare_blocks(row))
             self._yielding.note_released()

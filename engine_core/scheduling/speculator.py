@@ -1,4 +1,4 @@
-"""What decides over drafts: which rows wait for their results, and which tokens are guessed for them."""
+"""What decides over drafts: which rows wait for their results or run ahead of them, and which tokens are guessed."""
 
 from __future__ import annotations
 
@@ -17,8 +17,10 @@ class Speculator(Protocol):
     """Tokens for one row and step at most, less than a block holds."""
     needs_result: BoolArray
     """[rows of the table] whether the row's next plan needs the result of the last one: it is planned with nothing of
-    it in flight. Only such rows get drafts. May change from step to step."""
-
+    it in flight. Only such rows get drafts from here. May change from step to step."""
+    runs_ahead: BoolArray
+    """[rows of the table] whether the executor drafts for the row: it is planned also while it is not known how far it
+    came. Never of a row that needs its result. May change from step to step."""
     num_bytes: int
     """Memory that drafters hold, as of when a request last left its row."""
 
@@ -30,6 +32,14 @@ class Speculator(Protocol):
 
     def settle(self, table: RequestTable, rows: Rows, first: Int32Array) -> None:
         """The tokens of `rows` from position first[i] on have become known, at least one each."""
+
+    def settle_drafts(self, rows: Rows, most: Int32Array, num_drafts: Int32Array, num_accepted: Int32Array) -> None:
+        """The executor was to draft up to most[i] tokens for each row, did draft so many, and so many of them stand. To
+        be called before `settle`."""
+
+    def lengths(self, rows: Rows, most: Int32Array, total: int) -> Int32Array:
+        """How many tokens the executor shall draft for each of `rows`, all that decode in a step, int32 [R]: up to
+        most[i], which is 0 where the row does not run ahead. What is more than `total` tokens in all is left away."""
 
     def draft(self, table: RequestTable, rows: Rows, most: Int32Array, total: int) -> tuple[Int32Array, Int32Array]:
         """What may follow the known tokens of `rows`, all that decode in a step: how many tokens for each, int32 [R],

@@ -70,6 +70,7 @@ class StepBuilder:
     num_drafts: Int32Array | None = None
     """Of decode rows, where they get any."""
     draft_ids: Int32Array | None = None
+    """None: the executor drafts."""
     block_updates: list[tuple[Int32Array, Int32Array, Int32Array]] = field(default_factory=list)
     """Rows, indices and blocks of block-table entries."""
 
@@ -111,8 +112,9 @@ class StepBuilder:
         starts = table.num_computed[rows]
         table.num_computed[rows] = starts + advance
         table.credit[rows] -= advance
+        follows = self._following(table)
         if self.num_drafts is not None:
-            table.is_uncertain[rows] = self.num_drafts > 0
+            table.num_uncertain[rows] += self.num_drafts > 0
         plan_rows, starts, counts, samples, num_drafts = self._with_chunks(starts, counts)
         output_indices = starts + counts - table.num_prompt[plan_rows]
         if num_drafts is not None:
@@ -139,6 +141,7 @@ class StepBuilder:
             row_steps=self.row_steps,
             num_drafts=num_drafts,
             draft_ids=self.draft_ids,
+            follows=follows,
             shares=shares,
             prompt_logprob_rows=[chunk.row for chunk in self.chunks if chunk.scores_prompt],
             pooled_rows=[chunk.row for chunk in self.chunks if chunk.pools],
@@ -168,6 +171,13 @@ class StepBuilder:
             np.concatenate((samples, [chunk.samples for chunk in self.chunks])),
             num_drafts,
         )
+
+    def _following(self, table: RequestTable) -> BoolArray | None:
+        """Whether each row of the plan goes on behind tokens of which only the executor knows how many they are."""
+        is_uncertain = table.num_uncertain[self.decode_rows] > 0
+        if not is_uncertain.any():
+            return None
+        return np.concatenate((is_uncertain, np.zeros(len(self.chunks), np.bool_)))
 
     def _masks_wanted(self, table: RequestTable, holds: BoolArray) -> MasksWanted | None:
         """Decode rows asked for theirs when they were chunks; those of drafts nobody can know before."""

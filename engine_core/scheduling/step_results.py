@@ -28,6 +28,8 @@ class Sampled(NamedTuple):
     """[S]"""
     reserved: Int32Array | None
     """[S] what they might have gained; None: that much."""
+    num_drafts: Int32Array | None
+    """[S] of them; None where none had any."""
     logprobs: dict[int, TokenLogprobs]
     """By place in `tokens`."""
 
@@ -75,11 +77,13 @@ class ResultHandler:
         sampled = self._alive(planned, result)
         if not sampled.rows.size:
             return
-        if sampled.reserved is not None:
-            self.drafts.note(sampled.reserved - 1, sampled.num_tokens - 1)
-            self._table.num_drafted[sampled.rows] += sampled.reserved - 1
-            self._table.num_accepted[sampled.rows] += sampled.num_tokens - 1
-            self._scheduler.roll_back(sampled.rows, sampled.reserved - sampled.num_tokens)
+        if sampled.reserved is not None and sampled.num_drafts is not None:
+            self._settle_drafts(sampled.rows, sampled.num_drafts, sampled.num_tokens - 1)
+            self._scheduler.roll_back(sampled.rows, sampled.reserved, sampled.num_tokens)
+            if result.num_drafts is not None and self._scheduler.speculator is not None:
+                self._scheduler.speculator.settle_drafts(
+                    sampled.rows, sampled.reserved - 1, sampled.num_drafts, sampled.num_tokens - 1
+                )
         if sampled.tokens.shape[1] == 1:
             self._settle_tokens(sampled.rows, sampled.tokens[:, 0], sampled.logprobs, output)
         else:
@@ -109,14 +113,23 @@ class ResultHandler:
 
     def _alive(self, planned: PlannedStep, result: StepResult) -> Sampled:
         """Without rows whose request ended while the step was in flight."""
-        rows, reserved = planned.sampled_rows, planned.reserved
+        rows, reserved, num_drafts = planned.sampled_rows, planned.reserved, result.num_drafts
+        if reserved is not None and num_drafts is None:
+            num_drafts = reserved - 1
         if not self._scheduler.has_leavers or (is_alive := self._table.is_alive[rows]).all():
-            return Sampled(rows, result.token_ids, result.num_tokens, reserved, result.logprobs)
+            return Sampled(rows, result.token_ids, result.num_tokens, reserved, num_drafts, result.logprobs)
         most = result.token_ids.shape[1]
         moves = most * (np.arange(rows.size) - np.cumsum(is_alive) + 1)
         logprobs = {at - int(moves[at // most]): entry for at, entry in result.logprobs.items() if is_alive[at // most]}
-        reserved = None if reserved is None else reserved[is_alive]
-        return Sampled(rows[is_alive], result.token_ids[is_alive], result.num_tokens[is_alive], reserved, logprobs)
+        if reserved is not None and num_drafts is not None:
+            reserved, num_drafts = reserved[is_alive], num_drafts[is_alive]
+        tokens, num_tokens = result.token_ids[is_alive], result.num_tokens[is_alive]
+        return Sampled(rows[is_alive], tokens, num_tokens, reserved, num_drafts, logprobs)
+
+    def _settle_drafts(self, rows: Rows, num_drafts: Int32Array, num_accepted: Int32Array) -> None:
+        self.drafts.note(num_drafts, num_accepted)
+        self._table.num_drafted[rows] += num_drafts
+        self._table.num_accepted[rows] += num_accepted
 
     def _settle_tokens(
         self, rows: Rows, tokens: Int32Array, logprobs: dict[int, TokenLogprobs], output: StepOutput

@@ -32,6 +32,10 @@ class MeasuredExecutor:
         return self._executor.swapper
 
     @property
+    def can_draft(self) -> bool:
+        return self._executor.can_draft
+
+    @property
     def prefill_seconds(self) -> float:
         return self._executor.prefill_seconds
 

@@ -41,6 +41,7 @@ def build_speculator(
         num_rows=config.max_num_seqs,
         max_drafts=config.max_draft_tokens,
         vocab_size=vocab_size,
+        executor_drafts=NGramDrafter.name if executor.can_draft else "",
     )
 
 

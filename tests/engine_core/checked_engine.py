@@ -59,6 +59,8 @@ class CheckedExecutor:
         self._held: dict[int, int] = {}
         self._uncertain: dict[int, int] = {}
         """Drafts in flight, by row."""
+        self._own_drafts: deque[dict[int, int]] = deque()
+        """By row, of each step in flight: the most that the executor may have drafted."""
         self.num_tokens_of_drafts = Counter[int]()
         """How often a row with drafts gained so many tokens."""
         self._draws: dict[int, list[int]] = {}
@@ -79,11 +81,51 @@ class CheckedExecutor:
         return self._executor.swapper
 
     @property
+    def can_draft(self) -> bool:
+        return self._executor.can_draft
+
+    @property
     def prefill_seconds(self) -> float:
         return self._executor.prefill_seconds
 
     def submit(self, plan: StepPlan) -> int:
         self._take_rows(plan)
+        self._take_blocks(plan)
+        rows = plan.rows.tolist()
+        assert rows, "an empty step"
+        assert len(set(rows)) == len(rows)
+        assert plan.num_tokens <= self._config.max_num_batched_tokens
+        if plan.num_drafts is None:
+            assert plan.draft_ids is None
+        else:
+            assert plan.num_drafts.any()
+            assert plan.draft_ids is None or plan.num_drafts.sum() == plan.draft_ids.size
+        readers: dict[int, set[int]] = {}
+        writers: dict[int, int] = {}
+        own_drafts: dict[int, int] = {}
+        for i, row in enumerate(rows):
+            start, end = self._plan_row(plan, i, row, own_drafts)
+            for idx in range(-(-end // BLOCK_SIZE)):
+                block = self._blocks[row][idx]
+                readers.setdefault(block, set()).add(row)
+                if (idx + 1) * BLOCK_SIZE > start:
+                    assert writers.setdefault(block, row) == row, "two rows write a block"
+                    assert block in self._writable[row], "written, and not said"
+                    assert all(step.get(block, set()) <= {row} for step in self._readers), "written while listed"
+        self._own_drafts.append(own_drafts)
+        self._readers.append(readers)
+        self._sampled.append(plan.rows[plan.samples].tolist())
+        self.max_in_flight = max(self.max_in_flight, len(self._readers))
+        assert len(self._readers) <= self._config.async_depth
+        self._check_room()
+        handle = self._executor.submit(plan)
+        for row in own_drafts:
+            # It computes at once, so it knows already.
+            self._known[row] = int(self._executor._num_known[row])
+            self._computed[row] = self._known[row] - 1
+        return handle
+
+    def _take_blocks(self, plan: StepPlan) -> None:
         for row, idx, block in zip(plan.block_rows, plan.block_indices, plan.block_ids, strict=True):
             assert block != 0
             is_computed = (int(idx) * BLOCK_SIZE) < self._computed.get(int(row), 0)
@@ -92,51 +134,40 @@ class CheckedExecutor:
         written = set(plan.written_blocks(BLOCK_SIZE).tolist())
         for row, block in zip(plan.block_rows.tolist(), plan.block_ids.tolist(), strict=True):
             self._writable.setdefault(row, set()).update({block} & written)
-        rows = plan.rows.tolist()
-        assert rows, "an empty step"
-        assert len(set(rows)) == len(rows)
-        assert plan.num_tokens <= self._config.max_num_batched_tokens
-        readers: dict[int, set[int]] = {}
-        writers: dict[int, int] = {}
-        for i, row in enumerate(rows):
-            start, end = int(plan.starts[i]), int(plan.starts[i] + plan.counts[i])
-            assert not (plan.samples[i] and plan.holds[i])
-            output_idx = int(plan.output_indices[i])
-            num_drafts = 0 if plan.num_drafts is None else int(plan.num_drafts[i])
-            assert row not in self._uncertain, "planned before it is known how far it came"
-            self._advance_row(row, start, end - num_drafts, samples=bool(plan.samples[i]), output_idx=output_idx)
-            if num_drafts:
-                assert plan.samples[i] or plan.holds[i]
-                assert end - num_drafts == start + 1, "drafts are of rows that decode"
-                assert len(self._blocks[row]) * BLOCK_SIZE >= end, "drafts have their blocks"
-                assert self._num_prompt[row] + output_idx + num_drafts < MAX_MODEL_LEN
+
+    def _plan_row(self, plan: StepPlan, i: int, row: int, own_drafts: dict[int, int]) -> tuple[int, int]:
+        """Checks a row of a plan. Returns the first position that it computes, and the one behind the last."""
+        start, end, output_idx = int(plan.starts[i]), int(plan.starts[i] + plan.counts[i]), int(plan.output_indices[i])
+        num_drafts = 0 if plan.num_drafts is None else int(plan.num_drafts[i])
+        assert not (plan.samples[i] and plan.holds[i])
+        assert row not in self._uncertain, "planned before it is known how far it came"
+        follows = plan.follows is not None and bool(plan.follows[i])
+        assert follows == any(row in step for step in self._own_drafts), "goes on behind what is not known"
+        if num_drafts:
+            assert plan.samples[i] or plan.holds[i]
+            assert len(self._blocks[row]) * BLOCK_SIZE >= end, "drafts have their blocks"
+            assert self._num_prompt[row] + output_idx + num_drafts < MAX_MODEL_LEN
+        if follows:
+            behind = start + 1 - self._known[row]
+            assert behind >= 0, "planned as far as it may have come"
+            start, end, output_idx = start - behind, end - behind, output_idx - behind
+        self._advance_row(row, start, end - num_drafts, samples=bool(plan.samples[i]), output_idx=output_idx)
+        if num_drafts:
+            assert end - num_drafts == start + 1, "drafts are of rows that decode"
+            if plan.draft_ids is None:
+                assert plan.samples[i], "what the executor drafts is drawn at once"
+                own_drafts[row] = num_drafts
+            else:
                 self._uncertain[row] = num_drafts
-            if plan.row_steps is not None:
-                assert (end, plan.samples[i]) == (start + 1, True), "several steps are of rows that decode"
-                for i_step in range(1, int(plan.row_steps[i])):
-                    self._advance_row(row, end, end + 1, samples=True, output_idx=output_idx + i_step)
-                    end += 1
-            if plan.holds[i]:
-                assert end - num_drafts == self._known[row]
-                self._held[row] = end - num_drafts
-            for idx in range(-(-end // BLOCK_SIZE)):
-                block = self._blocks[row][idx]
-                readers.setdefault(block, set()).add(row)
-                if (idx + 1) * BLOCK_SIZE > start:
-                    assert writers.setdefault(block, row) == row, "two rows write a block"
-                    assert block in self._writable[row], "written, and not said"
-                    assert all(step.get(block, set()) <= {row} for step in self._readers), "written while listed"
-        if plan.num_drafts is None:
-            assert plan.draft_ids is None
-        else:
-            assert plan.draft_ids is not None
-            assert plan.num_drafts.sum() == plan.draft_ids.size > 0
-        self._readers.append(readers)
-        self._sampled.append(plan.rows[plan.samples].tolist())
-        self.max_in_flight = max(self.max_in_flight, len(self._readers))
-        assert len(self._readers) <= self._config.async_depth
-        self._check_room()
-        return self._executor.submit(plan)
+        if plan.row_steps is not None:
+            assert (end, plan.samples[i]) == (start + 1, True), "several steps are of rows that decode"
+            for i_step in range(1, int(plan.row_steps[i])):
+                self._advance_row(row, end, end + 1, samples=True, output_idx=output_idx + i_step)
+                end += 1
+        if plan.holds[i]:
+            assert end - num_drafts == self._known[row]
+            self._held[row] = end - num_drafts
+        return start, end
 
     def draw(self, plan: DrawPlan) -> int:
         drafts = plan.num_drafts if plan.num_drafts is not None else np.zeros_like(plan.rows)
@@ -161,7 +192,8 @@ class CheckedExecutor:
             rows = self._draws.pop(handle)
         else:
             self._readers.popleft()
-            rows = self._sampled.popleft()
+            rows, own_drafts = self._sampled.popleft(), self._own_drafts.popleft()
+            self._check_own_drafts(rows, own_drafts, self._executor._in_flight[0].result)
         result = self._executor.retire(handle)
         assert result.token_ids.shape[0] == len(result.num_tokens) == len(rows)
         for row, num_tokens in zip(rows, result.num_tokens.tolist(), strict=True):
@@ -172,6 +204,15 @@ class CheckedExecutor:
                 self._known[row] += num_tokens - 1
                 self._computed[row] = self._known[row] - 1
         return result
+
+    def _check_own_drafts(self, rows: list[int], most: dict[int, int], result: StepResult) -> None:
+        assert (result.num_drafts is not None) == bool(most)
+        if result.num_drafts is not None:
+            for row, num_drafts, num_tokens in zip(
+                rows, result.num_drafts.tolist(), result.num_tokens.tolist(), strict=True
+            ):
+                assert 1 <= num_tokens <= num_drafts + 1 <= most.get(row, 0) + 1
+                self.num_tokens_of_drafts[num_tokens] += num_drafts > 0
 
     def is_ready(self, handle: int) -> bool:
         return self._executor.is_ready(handle)

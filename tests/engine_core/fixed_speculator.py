@@ -21,10 +21,11 @@ class FixedSpeculator:
     def __init__(self, max_drafts: int) -> None:
         self.max_drafts = max_drafts
         self.needs_result: BoolArray = np.zeros(0, np.bool_)
+        self.runs_ahead: BoolArray = np.zeros(0, np.bool_)
 
     def beside(self, config: EngineConfig) -> Self:
         """The same, for the engine of this config."""
-        self.needs_result = np.zeros(config.max_num_seqs, np.bool_)
+        self.needs_result, self.runs_ahead = np.zeros((2, config.max_num_seqs), np.bool_)
         return self
 
     def serves(self, request: RequestState) -> bool:
@@ -38,3 +39,9 @@ class FixedSpeculator:
 
     def settle(self, table: RequestTable, rows: Rows, first: Int32Array) -> None:
         pass
+
+    def settle_drafts(self, rows: Rows, most: Int32Array, num_drafts: Int32Array, num_accepted: Int32Array) -> None:
+        raise AssertionError("the executor drafted, and was not asked to")
+
+    def lengths(self, rows: Rows, most: Int32Array, total: int) -> Int32Array:
+        raise AssertionError("no row runs ahead")

@@ -38,7 +38,8 @@ def executor_and_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tu
         max_num_seqs=384,
         max_num_batched_tokens=2048,
         max_model_len=4096,
-        gpu_memory_utilization=0.6,
+        # Not a share of the memory: other tests of a suite hold some, this engine's own in a second process among them.
+        num_blocks=4000,
         decode_steps=4,
     )
     executor, config, _ = build_executor(options, lambda phase, done, total: None)

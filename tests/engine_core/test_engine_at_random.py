@@ -168,8 +168,10 @@ def check_rounds(
     rounds: list[Round],
     speculator: HalfRightSpeculator | AdaptiveSpeculator | None = None,
     sources: Sources | None = None,
+    prepare: Callable[[Driver], None] = lambda driver: None,
 ) -> Driver:
     driver = Driver(config, late_polls, mask_delay, speculator=speculator, sources=sources)
+    prepare(driver)
     for each in rounds:
         for new in each.adds:
             driver.add(replace(new, key=len(driver.streams)))
