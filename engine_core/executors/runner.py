@@ -12,6 +12,7 @@ from headwater.engine_core.config import EngineConfig
 from headwater.engine_core.executor import DrawPlan, Int32Array, StepPlan, StepResult
 from headwater.engine_core.executors.batch import make_batch, num_sampled
 from headwater.engine_core.executors.draft_model import DraftModel
+from headwater.engine_core.executors.own_drafts import at_known_positions
 from headwater.engine_core.executors.rehearsal import rehearsal
 from headwater.engine_core.layers.batch import ForwardBatch
 from headwater.engine_core.layers.platform import Platform
@@ -45,6 +46,8 @@ class Runner:
         self._token_ids = torch.zeros(config.max_num_seqs, config.max_model_len + 1, dtype=torch.int32)
         self._block_ids = torch.zeros(config.max_num_seqs, max_blocks, dtype=torch.int32)
         self._num_prompt = np.zeros(config.max_num_seqs, np.int32)
+        self._num_known = np.zeros(config.max_num_seqs, np.int32)
+        """Tokens of each row, sampled ones included."""
         self._held: dict[int, HeldRow] = {}
         """By table row, for a draw."""
         shape = (model.num_layers, 2, config.num_blocks, model.num_kv_heads, config.block_size, model.head_dim)
@@ -55,6 +58,10 @@ class Runner:
         """Has a smaller model guess tokens from now on; to be called before the first plan."""
         tables = self._token_ids, self._block_ids
         self._draft = DraftModel(decoder, self._config, kv_dtype, self._device, *tables)
+
+    @property
+    def can_draft(self) -> bool:
+        return self._draft is not None
 
     def rehearse(self) -> float:
         """Computes a few plans for what they touch, and forgets them. Returns the seconds of a step of the whole budget
@@ -74,6 +81,7 @@ class Runner:
 
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> StepResult:
+        plan = at_known_positions(plan, self._num_known)
         self._update_table(plan)
         if self._draft is not None:
             self._guess(plan, self._draft)
@@ -92,6 +100,8 @@ class Runner:
                 first = (plan.starts + plan.counts)[plan.samples] - num_positions + 1
                 outputs = plan.output_indices[plan.samples]
                 result = self._sample(logits, plan.rows[plan.samples], first, num_positions, outputs)
+        if plan.num_drafts is not None and plan.draft_ids is None:
+            result = replace(result, num_drafts=plan.num_drafts[plan.samples])
         embeddings = {row: vector.cpu().numpy().tobytes() for row, vector in vectors.items()}
         return replace(result, prompt_logprobs=prompt_logprobs, embeddings=embeddings)
 
@@ -152,6 +162,7 @@ class Runner:
         found = gained(sampled, drafts, num_positions)
         i, column = found.places
         self._token_ids[_index(rows[i]), _index(first[i] + column)] = torch.from_numpy(found.token_ids[i, column])
+        self._num_known[rows] = first + found.num_tokens
         logprobs = by_entry(found, num_positions, scores)
         return StepResult(token_ids=found.token_ids, num_tokens=found.num_tokens, logprobs=logprobs)
 
@@ -162,6 +173,7 @@ class Runner:
             self._token_ids[admitted.row, : len(admitted.token_ids)] = torch.from_numpy(admitted.token_ids)
             self._block_ids[admitted.row] = 0
             self._num_prompt[admitted.row] = admitted.num_prompt_tokens
+            self._num_known[admitted.row] = len(admitted.token_ids)
             self._sampler.admit(admitted)
             self._pools.admit(admitted)
             if self._draft is not None:
