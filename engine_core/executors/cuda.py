@@ -16,6 +16,7 @@ from headwater.engine_core.executors.device_sampler import DeviceSampler, Drawn,
 from headwater.engine_core.executors.device_table import DeviceTable
 from headwater.engine_core.executors.draw_inbox import DrawInbox, held_at
 from headwater.engine_core.executors.flight import Flight
+from headwater.engine_core.executors.own_rows import OwnRows
 from headwater.engine_core.executors.spread import SpreadDraw, spread_drafts, spread_draw
 from headwater.engine_core.executors.step_inbox import StepInbox
 from headwater.engine_core.executors.step_shapes import StepShape, StepShapes
@@ -59,6 +60,8 @@ class CudaExecutor:
         self._decoder, self._platform, self._config, self._kv_cache = decoder, platform, config, kv_cache
         device = self._device = platform.device
         self._one_row = one_row
+        # With the products for one row a token's bits depend on the step that computes it.
+        self.can_draft = config.max_draft_tokens > 0 and one_row is None
         num_rows, num_positions = config.max_num_seqs, config.max_positions
         self._table = DeviceTable(config, device)
         self._sampler = DeviceSampler(decoder.lm_head, num_rows, num_positions, decoder.dtype, device)
@@ -72,6 +75,7 @@ class CudaExecutor:
         # Written by the device; one part for each step and draw that may be in flight.
         num_parts = 2 * config.async_depth + 1
         self._results = torch.zeros(num_parts, config.decode_steps, num_positions, dtype=torch.int32, pin_memory=True)
+        self._own_rows = OwnRows(config, self._table, self._inbox, num_parts)
         # A thread that waits for a step sleeps: the next step is in flight, so the device need not wait for it.
         self._done = [torch.cuda.Event(blocking=True) for _ in range(num_parts)]  # type: ignore[no-untyped-call]  # torch ships it so
         # Hidden states after which a step samples, where they are not all of them.
@@ -97,6 +101,9 @@ class CudaExecutor:
                 self._draw_and_advance(shape, hidden)
                 self._draw(hidden)
                 self._draw_masked(len(hidden), is_filtered=False)
+            if self.can_draft:
+                self._own_rows.draft(shape, 1)
+                self._own_rows.store(self._sampler.tokens, 1, self._results)
         self._sampler.rehearse(self._table.params)
         if self.swapper is not None:
             self.swapper.rehearse()
@@ -113,19 +120,22 @@ class CudaExecutor:
             if self.swapper is not None:
                 self.swapper.protect(self._stream, plan.written_blocks(self._config.block_size))
             spread = spread_drafts(plan)
-            shape, hidden = self._launch(spread, self._table.changes(plan))
+            own = self._own_columns(plan)
+            shape, hidden = self._launch(spread, self._table.changes(plan), own)
             # The device is at work: what layers do not read is noted meanwhile.
             for admitted in plan.admitted:
                 self._sampler.admit(admitted)
                 self._pools.admit(admitted)
                 self._num_prompt[admitted.row] = admitted.num_prompt_tokens
             flight = self._flight(plan.step, spread.output_indices[spread.samples], plan.row_steps)
-            if plan.num_drafts is not None and plan.draft_ids is not None:
+            if own is not None:
+                flight.own = self._own_rows.gains(plan, self._part(plan.step))
+            elif plan.num_drafts is not None and plan.draft_ids is not None:
                 self._held_drafts[np.repeat(plan.rows, plan.num_drafts), places(plan.num_drafts)] = plan.draft_ids
                 flight.num_drafts = plan.num_drafts[plan.samples]
                 sampled = np.repeat(plan.samples, plan.num_drafts)
                 flight.drafts = drafts_in_place(flight.num_drafts, plan.draft_ids[sampled])
-            self._take(spread, flight, shape, hidden)
+            self._take(spread, flight, shape, hidden, num_own_rows=0 if own is None else own.shape[1])
             flight.done.record(self._stream)
             self._graphs.capture_due()
         self._flights.append(flight)
@@ -172,12 +182,15 @@ class CudaExecutor:
         store_tokens(rows, positions, outputs, tokens, self._table.token_ids, self._results, first_result)
 
     def _flight(self, step: int, output_indices: Int32Array, row_steps: Int32Array | None = None) -> Flight:
-        part, num_steps = step % len(self._done), 1 if row_steps is None else int(row_steps.max())
+        part, num_steps = self._part(step), 1 if row_steps is None else int(row_steps.max())
         steps = (output_indices[:, None] + np.arange(num_steps)) % self._config.decode_steps
         return Flight(step=step, tokens=self._results[part], steps=steps, row_steps=row_steps, done=self._done[part])
 
+    def _part(self, step: int) -> int:
+        return step % len(self._done)
+
     def _first_result(self, step: int) -> int:
-        return step % len(self._done) * self._results.stride(0)
+        return self._part(step) * self._results.stride(0)
 
     def retire(self, handle: int) -> StepResult:
         flight = self._flights.popleft()
@@ -217,17 +230,29 @@ class CudaExecutor:
             self._draw_inbox.clear(num_draws)
             self._graphs.run_once((num_draws, "masked"), partial(self._draw_masked, num_draws, is_filtered=False))
 
-    def _launch(self, plan: StepPlan, changes: Int32Array) -> tuple[StepShape, torch.Tensor]:
+    def _own_columns(self, plan: StepPlan) -> Int32Array | None:
+        """What the device is told of a plan's rows where it drafts, or knows alone where they are."""
+        if plan.follows is None and (plan.num_drafts is None or plan.draft_ids is not None):
+            return None
+        return self._own_rows.columns(plan, self._shapes.num_rows(len(plan.rows)))
+
+    def _launch(self, plan: StepPlan, changes: Int32Array, own: Int32Array | None) -> tuple[StepShape, torch.Tensor]:
         """Tells the device the step, and what it changes in the table, and has it compute the hidden states."""
         shape, tiles = self._shapes.of(plan)
         num_draws = int(plan.samples.sum())
         padded_draws = self._shapes.num_rows(num_draws) if num_draws else 0
-        sent = self._inbox.send(plan, shape, tiles, padded_draws, changes, self._first_result(plan.step))
+        first_results = self._first_result(plan.step), self._own_rows.first_gain(self._part(plan.step))
+        sent = self._inbox.send(plan, shape, tiles, padded_draws, changes, first_results, own)
         if changes.size:
             self._table.apply(upload(changes, self._device) if sent is None else sent)
+        if own is not None:
+            num_rows = own.shape[1]
+            self._graphs.run_once((shape, "drafts", num_rows), partial(self._own_rows.draft, shape, num_rows))
         return shape, self._hidden(shape)
 
-    def _take(self, plan: StepPlan, flight: Flight, shape: StepShape, hidden: torch.Tensor) -> None:
+    def _take(
+        self, plan: StepPlan, flight: Flight, shape: StepShape, hidden: torch.Tensor, *, num_own_rows: int
+    ) -> None:
         """What the plan wants of its hidden states: scores, vectors, rows to hold, tokens."""
         for row in plan.prompt_logprob_rows:
             self._score_prompt(plan, flight, hidden, row)
@@ -236,7 +261,7 @@ class CudaExecutor:
         if plan.holds.any():
             self._hold(plan, shape, hidden)
         if len(flight.steps):
-            self._sample(plan, flight, shape, hidden)
+            self._sample(plan, flight, shape, hidden, num_own_rows)
 
     def _hold(self, plan: StepPlan, shape: StepShape, hidden: torch.Tensor) -> None:
         """Keeps hidden states for a draw. Rows of the plan that are of one table row stand side by side."""
@@ -252,14 +277,19 @@ class CudaExecutor:
             return self._graphs.replay(shape, launch, partial(self._try, shape))
         return self._graphs.run(shape, launch) if self._shapes.recurs(shape) else launch()
 
-    def _sample(self, plan: StepPlan, flight: Flight, shape: StepShape, hidden: torch.Tensor) -> None:
+    def _sample(
+        self, plan: StepPlan, flight: Flight, shape: StepShape, hidden: torch.Tensor, num_own_rows: int
+    ) -> None:
         num_draws = len(flight.steps)
         padded_draws = self._shapes.num_rows(num_draws)
         samples_all = shape.is_decode and num_draws == len(plan.rows)
         if not samples_all:
             hidden = torch.index_select(hidden, 0, self._inbox.draws[3, :padded_draws], out=self._chosen[:padded_draws])
         if not self._sampler.is_plain(plan.rows[plan.samples]):
-            self._draw_special(plan, flight, hidden[:num_draws])
+            self._draw_special(plan, flight, hidden[:num_draws], num_own_rows)
+        elif num_own_rows:
+            key = shape if samples_all else padded_draws, "own", num_own_rows
+            self._graphs.run_once(key, partial(self._draw_own, hidden, num_own_rows))
         elif samples_all:
             self._graphs.run_once((shape, "draw"), partial(self._draw_and_advance, shape, hidden))
             for _ in range(plan.num_steps - 1):
@@ -316,6 +346,11 @@ class CudaExecutor:
         rows, positions, outputs, _ = self._inbox.draws[:, : len(hidden)].unbind()
         self._store(rows, positions, outputs, self._sampler.draw(hidden, self._table.params, rows, outputs))
 
+    def _draw_own(self, hidden: torch.Tensor, num_rows: int) -> None:
+        """Of a step in which the device drafts."""
+        rows, _, outputs, _ = self._inbox.draws[:, : len(hidden)].unbind()
+        self._own_rows.store(self._sampler.draw(hidden, self._table.params, rows, outputs), num_rows, self._results)
+
     def _draw_and_advance(self, shape: StepShape, hidden: torch.Tensor) -> None:
         """Of a decode step that samples every row: leaves in the inbox the step after it."""
         words, table, outputs = self._inbox.words(shape), self._table, self._inbox.draws[2, : len(hidden)]
@@ -332,11 +367,15 @@ class CudaExecutor:
             words.seq_lens,
         )
 
-    def _draw_special(self, plan: StepPlan, flight: Flight, hidden: torch.Tensor) -> None:
+    def _draw_special(self, plan: StepPlan, flight: Flight, hidden: torch.Tensor, num_own_rows: int) -> None:
         rows, positions, outputs, _ = self._inbox.draws[:, : len(hidden)].unbind()
         sampled = plan.samples
         drawn = Drawn(plan.rows[sampled], (plan.starts + plan.counts)[sampled], plan.output_indices[sampled])
-        self._store(rows, positions, outputs, self._sample_special(drawn, flight, hidden, rows, outputs))
+        tokens = self._sample_special(drawn, flight, hidden, rows, outputs)
+        if num_own_rows:
+            self._own_rows.store(tokens, num_own_rows, self._results)
+        else:
+            self._store(rows, positions, outputs, tokens)
 
     def _sample_special(
         self, drawn: Drawn, flight: Flight, hidden: torch.Tensor, rows: torch.Tensor, outputs: torch.Tensor

@@ -24,6 +24,8 @@ class DeviceTable:
         self._first_block, self._first_param = sizes[0], sizes[0] + sizes[1]
         self.token_ids, self.block_ids = tokens.view(rows, -1), blocks.view(rows, -1)
         self.params = params.view(rows, -1)
+        # How many tokens of a row are known, while only the device can say: see `draft_rows`.
+        self.known = torch.zeros(rows, dtype=torch.int32, device=device)
         self._max_model_len = config.max_model_len
         # Changes nothing, so that no step compiles it.
         self.apply(torch.zeros(2, 1, dtype=torch.int32, device=device))

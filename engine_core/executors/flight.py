@@ -9,6 +9,7 @@ import torch
 
 from headwater.engine_core.executor import Int32Array, StepResult
 from headwater.engine_core.executors.device_sampler import Scores
+from headwater.engine_core.executors.own_rows import OwnGains
 from headwater.engine_core.request import TokenLogprobs
 from headwater.engine_core.sampling.verification import Gained, by_entry, gained
 
@@ -29,6 +30,8 @@ class Flight:
     after another."""
     drafts: Int32Array = field(default_factory=lambda: np.empty(0, np.int32))
     """[S] see `drafts_in_place`."""
+    own: OwnGains | None = None
+    """Of a step in which the device drafts; S counts positions then, too."""
     done: torch.cuda.Event
     scored: dict[int, int] = field(default_factory=dict)
     """From the index of a sampled row to its row of `scores`."""
@@ -49,24 +52,30 @@ class Flight:
             row: [_cut(entry, num_top) for scores in parts for entry in _entries(scores)]
             for row, (parts, num_top) in self.prompt_scores.items()
         }
-        found, logprobs = self._gained(logprobs)
+        found, logprobs, num_drafts = self._gained(logprobs)
         return StepResult(
             token_ids=found.token_ids,
             num_tokens=found.num_tokens,
+            num_drafts=num_drafts,
             logprobs=logprobs,
             prompt_logprobs=prompt_logprobs,
             embeddings={row: vector.cpu().numpy().tobytes() for row, vector in self.vectors.items()},
         )
 
-    def _gained(self, logprobs: dict[int, TokenLogprobs]) -> tuple[Gained, dict[int, TokenLogprobs]]:
-        """What the step's rows gained, and of log probabilities by position those of tokens that count."""
+    def _gained(self, logprobs: dict[int, TokenLogprobs]) -> tuple[Gained, dict[int, TokenLogprobs], Int32Array | None]:
+        """What the step's rows gained, of log probabilities by position those of tokens that count, and how many drafts
+        each row had, where the device drafted."""
+        if self.own is not None:
+            token_ids, num_tokens, num_drafts = self.own.read(self.tokens.numpy()[0, : len(self.steps)])
+            found = Gained(token_ids, num_tokens)
+            return found, by_entry(found, self.own.num_positions, logprobs), num_drafts
         tokens: Int32Array = self.tokens.numpy()[self.steps, np.arange(len(self.steps))[:, None]]
         if self.num_drafts is None:
             num_tokens = np.ones(len(tokens), np.int32) if self.row_steps is None else self.row_steps
-            return Gained(tokens, num_tokens), logprobs
+            return Gained(tokens, num_tokens), logprobs, None
         num_positions = self.num_drafts + 1
         found = gained(tokens[:, 0], self.drafts, num_positions)
-        return found, by_entry(found, num_positions, logprobs)
+        return found, by_entry(found, num_positions, logprobs), None
 
 
 def _entries(scores: Scores) -> list[TokenLogprobs]:

@@ -15,7 +15,7 @@ from headwater.engine_core.executors.step_shapes import StepShape, aligned, num_
 NUM_UPDATES = 4096
 """Words of the request table that a step changes through here; more are copied by themselves."""
 _HEAD = 4
-"""Words before the draws; the first says where results go."""
+"""Words before the draws; the first two say where results go, and what rows gained."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,8 @@ class StepInbox:
             num_tiles=max_tiles,
             num_ends=config.max_positions,
         )
-        self._first_word = _HEAD + 4 * self._draw_stride
+        self._row_stride, self._first_row = aligned(config.max_num_seqs), _HEAD + 4 * self._draw_stride
+        self._first_word = self._first_row + 5 * self._row_stride
         size = self._first_word + most.num_words + 2 * NUM_UPDATES
         self._words = torch.zeros(size, dtype=torch.int32, device=device)
         self._pinned = [
@@ -67,9 +68,12 @@ class StepInbox:
             for _ in range(2 * config.async_depth + 1)
         ]
         self._staged: list[Int32Array] = [each.numpy() for each in self._pinned]
-        self.first_result = self._words[:1]
+        self.first_result, self.first_results = self._words[:1], self._words[:2]
         # A row of each: table rows, positions, output indices, and which hidden states of the step are sampled after.
-        self.draws = self._words[_HEAD : self._first_word].view(4, -1)
+        self.draws = self._words[_HEAD : self._first_row].view(4, -1)
+        # Of a step in which the device drafts, see `draft_rows`.
+        self.steps = self._words[self._first_row : self._first_word].view(5, -1)
+        self.steps.fill_(-1)
 
     def words(self, shape: StepShape) -> Words:
         """Where the launches of this shape find their step."""
@@ -82,14 +86,17 @@ class StepInbox:
         tiles: Int32Array,
         num_draws: int,
         updates: Int32Array,
-        first_result: int,
+        first_results: tuple[int, int],
+        steps: Int32Array | None = None,
     ) -> torch.Tensor | None:
-        """Copies a step to the device, padded to the shape and to `num_draws`; updates are int32 [2, U]. Returns them
-        on the device, if they went along."""
+        """Copies a step to the device, padded to the shape and to `num_draws`; updates are int32 [2, U], `steps` [5, R]
+        as in `draft_rows`. Returns updates on the device, if they went along."""
         turn = plan.step % len(self._staged)
         staged = self._staged[turn]
-        staged[0] = first_result
-        _stage_draws(plan, shape, staged[_HEAD : self._first_word].reshape(4, -1), num_draws)
+        staged[:2] = first_results
+        _stage_draws(plan, shape, staged[_HEAD : self._first_row].reshape(4, -1), num_draws)
+        if steps is not None:
+            staged[self._first_row : self._first_word].reshape(5, -1)[:, : steps.shape[1]] = steps
         _stage(plan, shape, tiles, self._split(staged, shape))
         end = first = self._first_word + shape.num_words
         if updates.shape[1] <= NUM_UPDATES:
@@ -107,7 +114,8 @@ class StepInbox:
         words.tiles.fill_(-1)
         self.draws[:, :num_draws].zero_()
         self.draws[0, :num_draws].fill_(-1)
-        self.first_result.zero_()
+        self.steps.fill_(-1)
+        self.first_results.zero_()
 
     def _split(self, words: Any, shape: StepShape) -> Words:
         first, columns = self._first_word, []

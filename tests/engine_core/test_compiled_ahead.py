@@ -23,8 +23,9 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from headwater.engine_core.config import EngineConfig
 from headwater.engine_core.engine import Engine
-from headwater.engine_core.executor import DrawPlan
+from headwater.engine_core.executor import DrawPlan, Int32Array
 from headwater.engine_core.executors.cuda import CudaExecutor
+from headwater.engine_core.executors.own_rows import OwnGains
 from headwater.engine_core.layers.kinds import Weights, load_weights
 from headwater.engine_core.model_config import ModelConfig
 from headwater.engine_core.models.decoder import Decoder
@@ -34,6 +35,7 @@ from headwater.engine_core.request import NewRequest
 from headwater.engine_core.sampling_params import SamplingParams
 from headwater.kernels import gated_gemm, gemm, hopper_attention, product_probe, wide_gemm
 from headwater.kernels.compile_ahead import CompileAhead
+from tests.engine_core.ahead_speculator import AheadSpeculator
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="puts things in the place of a GPU")
 
@@ -53,7 +55,9 @@ MODEL = ModelConfig(
     tie_word_embeddings=True,
     qkv_bias=False,
 )
-CONFIG = EngineConfig(num_blocks=800, block_size=64, max_model_len=4000, max_num_seqs=96, max_num_batched_tokens=2048)
+CONFIG = EngineConfig(
+    num_blocks=800, block_size=64, max_model_len=4000, max_num_seqs=96, max_num_batched_tokens=2048, max_draft_tokens=15
+)
 
 
 class Launches:
@@ -170,6 +174,12 @@ def executor(config: EngineConfig, kv_dtype: torch.dtype, *, gemv: bool) -> Cuda
     return made
 
 
+def nothing_gained(own: OwnGains, sampled: Int32Array) -> tuple[Int32Array, Int32Array, Int32Array]:
+    """A device that computes nothing finds no drafts either."""
+    found: Int32Array = np.zeros((len(own.num_positions), 1), np.int32)
+    return found, np.ones(len(found), np.int32), np.zeros(len(found), np.int32)
+
+
 def sampling(rng: np.random.Generator) -> SamplingParams:
     plain = SamplingParams(temperature=0.8, seed=3, max_tokens=int(rng.integers(1, 30)))
     return [
@@ -193,7 +203,13 @@ def sampling(rng: np.random.Generator) -> SamplingParams:
     ],
 )
 def test_nothing_is_compiled_that_was_not_compiled_ahead(
-    launches: Launches, budget: int, max_num_seqs: int, kv_dtype: torch.dtype, gemv: bool, library_differs: bool
+    launches: Launches,
+    monkeypatch: pytest.MonkeyPatch,
+    budget: int,
+    max_num_seqs: int,
+    kv_dtype: torch.dtype,
+    gemv: bool,
+    library_differs: bool,
 ) -> None:
     assert gemm.choose(1, 1024, 1024) is not None
     launches.library_differs = library_differs
@@ -204,7 +220,10 @@ def test_nothing_is_compiled_that_was_not_compiled_ahead(
     device.prepare_first()
     while device.prepare():
         pass
-    rng, engine, keys = np.random.default_rng(int(gemv)), Engine(config, device), count()
+    assert device.can_draft != gemv
+    monkeypatch.setattr(OwnGains, "read", nothing_gained)
+    speculator = AheadSpeculator(config.max_draft_tokens, seed=1).beside(config) if device.can_draft else None
+    rng, engine, keys = np.random.default_rng(int(gemv)), Engine(config, device, speculator=speculator), count()
 
     def add(prompt_len: int, common: int = 0) -> None:
         prompt_ids = [7] * common + rng.integers(1, 512, prompt_len).tolist()

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 from headwater.engine_core.sampling_params import SamplingParams
 from tests.engine_core.oracle_speculator import SAMPLINGS, OracleSpeculator, answers_of_a_new_engine, new_engine
-from tests.engine_core.small_models import Answer, SmallEngine, convert, random_checkpoint
+from tests.engine_core.small_models import Answer, SmallEngine
 
 pytestmark = pytest.mark.gpu
 
@@ -31,38 +28,6 @@ SEEDED = [SamplingParams(temperature=0.9, seed=i, max_tokens=40) for i in range(
 def prompts_of(lengths: Sequence[int], shared: int = 0) -> list[list[int]]:
     prefix = RNG.integers(3, 512, shared).tolist()
     return [prefix + RNG.integers(3, 512, length).tolist() for length in lengths]
-
-
-@pytest.fixture(scope="module")
-def folder_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    folders: dict[str, Path] = {}
-
-    def folder(family: str) -> Path:
-        if family not in folders:
-            base = tmp_path_factory.mktemp("drafts")
-            random_checkpoint(family, base / "hf")
-            config = json.loads((base / "hf" / "config.json").read_text())
-            (base / "hf" / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 2048}))
-            folders[family] = convert(base / "hf", base / "ours", "bfloat16")
-        return folders[family]
-
-    return folder
-
-
-@pytest.fixture
-def engine_of(folder_of: Callable[[str], Path]) -> Iterator[Callable[..., SmallEngine]]:
-    """Makes engines, closed at the end."""
-    engines: list[SmallEngine] = []
-
-    def engine(family: str = "qwen3", **options: Any) -> SmallEngine:
-        given = {"device": "cuda", "block_size": 64, "num_blocks": 700, "max_num_batched_tokens": 1024}
-        given |= {"max_draft_tokens": MAX_DRAFTS, "max_num_seqs": 256} | options
-        engines.append(SmallEngine(folder_of(family), **given))
-        return engines[-1]
-
-    yield engine
-    for each in engines:
-        each.close()
 
 
 def check_drafts(
