@@ -1,12 +1,10 @@
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-import transformers
 from typer import Typer
 from typer.testing import CliRunner
 
@@ -17,12 +15,11 @@ from headwater.engine_core.config import ConfigError
 from headwater.engine_core.models import registry
 from headwater.engine_core.weights import model_file
 from headwater.services.models.draft_model import check_draft_model
-from headwater.services.models.manifest import LAYOUT, ModelManifest
-from tests.engine_core.small_models import FAMILIES, SHAPE, convert, random_checkpoint
-from tests.services.text.small_tokenizers import byte_level
+from headwater.services.models.manifest import ModelManifest
+from tests.chatting_model import make_chatting_model
+from tests.engine_core.small_models import FAMILIES, convert, random_checkpoint
 
 FAMILIES_OF_THE_DECODER = [name for name in FAMILIES if not name.startswith("gemma3")]
-TEMPLATE = "{% for m in messages %}<|im_start|>{{ m.role }} {{ m.content }}<|im_end|>{% endfor %}<|im_start|>assistant "
 
 
 def twin_of(folder: Path) -> DecoderTwin:
@@ -31,31 +28,7 @@ def twin_of(folder: Path) -> DecoderTwin:
 
 @pytest.fixture(scope="module")
 def chatting(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random model of three layers that has a tokenizer and a chat template."""
-    path, tokenizer = tmp_path_factory.mktemp("chatting"), byte_level()
-    size = tokenizer.get_vocab_size()
-    config = transformers.LlamaConfig(**SHAPE | {"vocab_size": size, "eos_token_id": size - 2})
-    torch.manual_seed(0)
-    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    for parameter in model.parameters():
-        parameter.data += 0.1 * torch.randn_like(parameter)
-    model.save_pretrained(path / "hf")
-    folder = convert(path / "hf", path / "ours")
-    tokenizer.save(str(folder / "tokenizer.json"))
-    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": TEMPLATE, "eos_token": "<|im_end|>"}))
-    ModelManifest(
-        name="chatting",
-        revision="1",
-        dtype="float32",
-        layout=LAYOUT,
-        architecture="LlamaForCausalLM",
-        vocab_size=size,
-        max_model_len=SHAPE["max_position_embeddings"],
-        eos_token_ids=(size - 2,),
-        bos_token_id=None,
-        source="random numbers",
-    ).write(folder)
-    return folder
+    return make_chatting_model(tmp_path_factory.mktemp("chatting"))
 
 
 @pytest.mark.parametrize("family", FAMILIES_OF_THE_DECODER)
