@@ -100,6 +100,20 @@ def test_few_guesses_of_a_model_of_other_weights_are_accepted(stranger: SmallEng
     assert load.num_accepted_tokens < 0.2 * load.num_draft_tokens
 
 
+def test_a_draft_model_may_have_another_architecture_and_another_type(
+    folder: Path, twin: SmallEngine, tmp_path: Path
+) -> None:
+    random_checkpoint("gemma3", tmp_path / "hf")
+    draft = convert(tmp_path / "hf", tmp_path / "ours", dtype="bfloat16")
+    samplings = [SamplingParams(max_tokens=n, **SAMPLINGS["filtered"]) for n in LENGTHS]
+    small = SmallEngine(folder, draft_model=draft, max_draft_tokens=MAX_DRAFTS)
+    plain, _ = answers_of_a_new_engine(twin, PROMPTS, samplings)
+    answers, load = drafted(small, samplings)
+    small.close()
+    assert answers == plain
+    assert load.num_draft_tokens > 50
+
+
 def test_a_cached_prefix_has_the_draft_models_keys_and_values(twin: SmallEngine) -> None:
     prompts, samplings = [PROMPTS[-1]], [SamplingParams(max_tokens=40, **SAMPLINGS["seeded"])]
     plain, _ = answers_of_a_new_engine(twin, prompts, samplings, num_rounds=2)
