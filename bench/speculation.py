@@ -48,8 +48,8 @@ WARM_UP_LEN = 24
 
 
 class Bench:
-    """One executor, and engines over it. An executor with a draft model has one without beside it: a draft model computes
-    prompts also where nothing is drafted."""
+    """One executor, and engines over it. An executor with a draft model has one without beside it: a draft model
+    computes prompts also where nothing is drafted."""
 
     def __init__(self, options: ExecutorOptions, drafters: Sequence[str], forced: ForcedAnswers | None) -> None:
         with nullcontext() if forced is None else forced.installed():
