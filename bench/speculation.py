@@ -43,6 +43,8 @@ ROWS = {"edits": (1, 16), "agent-turns": (1, 16), "chat": (1, 16), RANDOM: (1, 1
 TEMPERATURE = 0.6
 OWN_TEMPERATURES = (0.0, 1.0)
 MAX_MODEL_LEN = 8192
+DEFAULT_SEATS = 256
+"""Of an engine that is told nothing: they bound the positions that a step samples."""
 WARM_UP_LEN = 24
 """Tokens of answers before the first measured run."""
 
@@ -162,7 +164,7 @@ def run(
             num_threads=threads,
             block_size=block_size,
             kv_cache_memory=kv_cache_memory,
-            max_num_seqs=max(max_drafts + 1, *(case.rows for case in cases)),
+            max_num_seqs=max(DEFAULT_SEATS, *(case.rows for case in cases)),
             max_num_batched_tokens=max_num_batched_tokens,
             max_model_len=MAX_MODEL_LEN,
             async_depth=async_depth,
