@@ -37,7 +37,7 @@ class Tuning:
     seconds: float = math.inf
     """After which no other step begins."""
     learning_rate: float = 5e-4
-    batch_tokens: int = 8192
+    batch_tokens: int = 4096
     """Of a step, padding included."""
     seed: int = 0
 

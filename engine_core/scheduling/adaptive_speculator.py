@@ -132,14 +132,10 @@ class AdaptiveSpeculator:
             self._stop()
         return num_drafts
 
-    def draft(self, table: RequestTable, rows: Rows, most: Int32Array, total: int) -> tuple[Int32Array, Int32Array]:
-        most = np.minimum(most, self._most[rows])
-        num_drafts, gain = np.zeros(rows.size, np.int32), 1.0
-        drafted = np.flatnonzero(most > 0)
-        if drafted.size:
-            some = rows[drafted]
-            self._guess(table, some, most[drafted])
-            num_drafts[drafted], gain = self._choose(some, self._num_guesses[some], rows.size, total)
+    def draft(
+        self, table: RequestTable, rows: Rows, most: Int32Array, total: int
+    ) -> tuple[Int32Array, Int32Array | None]:
+        num_drafts, gain = self._look_up(table, rows, most, total)
         if not num_drafts.any():
             seconds = float(self._costs.of(rows.size))
             gain = seconds / (seconds + self._costs.gap)
@@ -147,6 +143,17 @@ class AdaptiveSpeculator:
         if self._pace < 1.0 or not self._most[rows].any():
             self._stop()
         return num_drafts, self._guesses[rows]
+
+    def _look_up(self, table: RequestTable, rows: Rows, most: Int32Array, total: int) -> Choice:
+        """Guesses for each row, up to most[i], and chooses how many of them to verify."""
+        most = np.minimum(most, self._most[rows])
+        num_drafts, gain = np.zeros(rows.size, np.int32), 1.0
+        drafted = np.flatnonzero(most > 0)
+        if drafted.size:
+            some = rows[drafted]
+            self._guess(table, some, most[drafted])
+            num_drafts[drafted], gain = self._choose(some, self._num_guesses[some], rows.size, total)
+        return Choice(num_drafts, gain)
 
     def _note_pace(self, gain: float) -> None:
         self._pace = PACE_MEMORY * self._pace + (1 - PACE_MEMORY) * min(gain, MOST_PACE)

@@ -57,7 +57,7 @@ class EngineSettings(StageSecuritySettings):
     drafters: tuple[str, ...] = setting(DRAFTERS, f"what drafts: {' and '.join(DRAFTERS)}, or one of them")
     max_draft_tokens: int = setting(15, "drafted tokens of a request in a step, 1…31 and fewer than a block has")
     draft_model: Path | None = setting(
-        None, "converted smaller model of the same tokens that drafts instead of --drafters (CPU); none: no model does"
+        None, "converted smaller model of the same tokens that drafts beside --drafters (CPU); none: no model does"
     )
     policy: str = setting("priority", "order of waiting requests: priority (tier, fair order, arrival) or fcfs")
     threads: int = setting(0, "threads that compute on a CPU; 0: one a core")

@@ -23,7 +23,7 @@ def drafters_of(settings: EngineSettings) -> tuple[str, ...]:
     """Names of the drafters that a request may ask for; none where the engine does not speculate."""
     if not settings.speculates:
         return ()
-    return (DRAFT_MODEL,) if has_draft_model(settings) else settings.drafters
+    return (*settings.drafters, DRAFT_MODEL) if has_draft_model(settings) else settings.drafters
 
 
 def has_draft_model(settings: EngineSettings) -> bool:
@@ -33,26 +33,25 @@ def has_draft_model(settings: EngineSettings) -> bool:
 def build_speculator(
     settings: EngineSettings, config: EngineConfig, executor: Executor, vocab_size: int
 ) -> Speculator | None:
-    """What drafts for the scheduler: by `drafters_of(settings)`, up to config.max_draft_tokens a row and step. None:
+    """What drafts for the scheduler: `drafters_of(settings)`, up to config.max_draft_tokens a row and step. None:
     nothing is drafted. Measures steps of the executor, with nothing in flight."""
     if settings.gemv and not settings.speculation:
         logger.info("speculation is off: with --gemv a token's bits depend on the step that computes it")
-    names = drafters_of(settings)
-    if not names:
+    if not settings.speculates:
         return None
     costs = measured_costs(executor, config)
+    for size, seconds in zip(costs.sizes.tolist(), costs.seconds.tolist(), strict=True):
+        logger.debug("a decode step of %d positions: %.2f ms", size, 1000 * seconds)
+    drafters = [_drafter(name, config) for name in settings.drafters]
+    sizes = {"num_rows": config.max_num_seqs, "max_drafts": config.max_draft_tokens, "vocab_size": vocab_size}
     if has_draft_model(settings):
         passes = measured_passes(executor, config)
         logger.info("a pass of the draft model: %.2f ms for one row", 1000 * float(passes.of(1)))
-        return ModelSpeculator(costs, passes, num_rows=config.max_num_seqs, max_drafts=config.max_draft_tokens)
-    for size, seconds in zip(costs.sizes.tolist(), costs.seconds.tolist(), strict=True):
-        logger.debug("a decode step of %d positions: %.2f ms", size, 1000 * seconds)
+        return ModelSpeculator(drafters, costs, passes, **sizes)
     return AdaptiveSpeculator(
-        [_drafter(name, config) for name in names],
+        drafters,
         costs,
-        num_rows=config.max_num_seqs,
-        max_drafts=config.max_draft_tokens,
-        vocab_size=vocab_size,
+        **sizes,
         executor_drafts=NGramDrafter.name if executor.can_draft else "",
     )
 

@@ -13,6 +13,7 @@ import transformers
 
 from headwater.engine_core.config import ConfigError
 from headwater.engine_core.devices import cpu
+from headwater.engine_core.drafting.ngram import NGramDrafter
 from headwater.engine_core.drafting.step_costs import StepCosts
 from headwater.engine_core.engine import Engine
 from headwater.engine_core.executor import Int32Array
@@ -21,14 +22,17 @@ from headwater.engine_core.request import NewRequest, Speculation
 from headwater.engine_core.sampling_params import SamplingParams
 from headwater.engine_core.scheduling.masks import Rows
 from headwater.engine_core.scheduling.model_speculator import PROBE_STEPS, ModelSpeculator
+from headwater.engine_core.scheduling.request_state import RequestState
+from headwater.engine_core.scheduling.request_table import RequestTable
 from headwater.engine_core.step_output import EngineLoad
+from tests.engine_core.fixed_speculator import FixedSpeculator
 from tests.engine_core.oracle_speculator import SAMPLINGS, answers_of_a_new_engine
 from tests.engine_core.small_models import SHAPE, Answer, SmallEngine, convert, greedy, random_checkpoint
 
 MAX_DRAFTS = 5
 RNG = np.random.default_rng(3)
 PROMPTS = [RNG.integers(3, 512, n).tolist() for n in (1, 5, 16, 31, 40, 100)]
-COSTS, PASS_COSTS = StepCosts.measured([1, 64], [1.0, 1.0]), StepCosts.measured([1, 64], [0.01, 0.01])
+COSTS = StepCosts.measured([1, 64], [1.0, 1.0])
 LENGTHS = (24, 23, 1, 30, 17, 2)
 
 
@@ -62,18 +66,42 @@ def stranger(folder: Path, other: Path) -> Iterator[SmallEngine]:
     engine.close()
 
 
-class WholeDrafts(ModelSpeculator):
-    """Asks for as many drafts as there may be, whatever became of those before."""
+class WholeDrafts(FixedSpeculator):
+    """Asks the executor for as many drafts as there may be, of rows that run ahead of their results or wait for
+    them."""
 
-    def __init__(self, num_rows: int = 64) -> None:
-        super().__init__(COSTS, PASS_COSTS, num_rows=num_rows, max_drafts=MAX_DRAFTS)
+    def __init__(self, *, is_ahead: bool = False) -> None:
+        super().__init__(MAX_DRAFTS)
+        self._is_ahead = is_ahead
+
+    def seat(self, request: RequestState) -> None:
+        self.runs_ahead[request.row], self.needs_result[request.row] = self._is_ahead, not self._is_ahead
+
+    def vacate(self, row: int, token_ids: Int32Array) -> None:
+        self.runs_ahead[row] = self.needs_result[row] = False
+
+    def settle_drafts(self, rows: Rows, most: Int32Array, num_drafts: Int32Array, num_accepted: Int32Array) -> None:
+        assert (num_drafts == most).all()
 
     def lengths(self, rows: Rows, most: Int32Array, total: int) -> Int32Array:
-        return np.minimum(most, self._most[rows])
+        return most
+
+    def draft(self, table: RequestTable, rows: Rows, most: Int32Array, total: int) -> tuple[Int32Array, None]:
+        return self.lengths(rows, most, total), None
 
 
-def drafted(small: SmallEngine, samplings: list[SamplingParams], **more: Any) -> tuple[list[Answer], EngineLoad]:
-    return answers_of_a_new_engine(small, PROMPTS, samplings, WholeDrafts(small.config.max_num_seqs), **more)
+def drafted(
+    small: SmallEngine, samplings: list[SamplingParams], *, is_ahead: bool = False
+) -> tuple[list[Answer], EngineLoad]:
+    speculator = WholeDrafts(is_ahead=is_ahead).beside(small.config)
+    return answers_of_a_new_engine(small, PROMPTS, samplings, speculator)
+
+
+def adaptive(small: SmallEngine, pass_seconds: float = 0.01) -> ModelSpeculator:
+    """With a model that drafts beside look-up."""
+    num_rows, passes = small.config.max_num_seqs, StepCosts.measured([1, 64], [pass_seconds, pass_seconds])
+    ngram = NGramDrafter(num_rows, small.config.max_model_len, MAX_DRAFTS)
+    return ModelSpeculator([ngram], COSTS, passes, num_rows=num_rows, max_drafts=MAX_DRAFTS, vocab_size=512)
 
 
 @pytest.mark.parametrize("kind", SAMPLINGS)
@@ -83,15 +111,23 @@ def test_answers_and_log_probabilities_are_those_without_a_draft_model(
     samplings = [SamplingParams(max_tokens=n, **SAMPLINGS[kind]) for n in LENGTHS]
     plain, _ = answers_of_a_new_engine(twin, PROMPTS, samplings)
     for small in (twin, stranger):
-        answers, load = drafted(small, samplings)
+        for is_ahead in (False, True):
+            answers, load = drafted(small, samplings, is_ahead=is_ahead)
+            assert answers == plain
+            assert load.num_draft_tokens > 0
+        answers, load = answers_of_a_new_engine(small, PROMPTS, samplings, adaptive(small))
         assert answers == plain
         assert load.num_draft_tokens > 0
 
 
+@pytest.mark.parametrize("is_ahead", [False, True], ids=["waiting", "ahead"])
 @pytest.mark.parametrize("kind", [kind for kind in SAMPLINGS if kind != "a stop"])
-def test_all_guesses_of_a_model_that_is_the_served_one_are_accepted(twin: SmallEngine, kind: str) -> None:
+def test_all_guesses_of_a_model_that_is_the_served_one_are_accepted(
+    twin: SmallEngine, kind: str, is_ahead: bool
+) -> None:
     """Sampled ones too, under filters and penalties: both draw with the same noise."""
-    _, load = drafted(twin, [SamplingParams(max_tokens=n, **SAMPLINGS[kind]) for n in LENGTHS])
+    samplings = [SamplingParams(max_tokens=n, **SAMPLINGS[kind]) for n in LENGTHS]
+    _, load = drafted(twin, samplings, is_ahead=is_ahead)
     assert load.num_accepted_tokens == load.num_draft_tokens > 50
 
 
@@ -117,7 +153,7 @@ def test_a_draft_model_may_have_another_architecture_and_another_type(
 def test_a_cached_prefix_has_the_draft_models_keys_and_values(twin: SmallEngine) -> None:
     prompts, samplings = [PROMPTS[-1]], [SamplingParams(max_tokens=40, **SAMPLINGS["seeded"])]
     plain, _ = answers_of_a_new_engine(twin, prompts, samplings, num_rounds=2)
-    answers, load = answers_of_a_new_engine(twin, prompts, samplings, WholeDrafts(), num_rounds=2)
+    answers, load = answers_of_a_new_engine(twin, prompts, samplings, WholeDrafts().beside(twin.config), num_rounds=2)
     assert answers == plain
     assert [answer.cached_tokens for answer in answers] == [0, 96]
     assert load.num_accepted_tokens == load.num_draft_tokens > 50
@@ -137,7 +173,7 @@ class PausingSpeculator(WholeDrafts):
 
 @pytest.mark.parametrize("num_steps", [1, CATCH_UP - 1, CATCH_UP, 2 * CATCH_UP + 3])
 def test_what_was_not_computed_while_nothing_was_drafted_is_caught_up(twin: SmallEngine, num_steps: int) -> None:
-    samplings, speculator = [greedy(60)], PausingSpeculator(num_steps)
+    samplings, speculator = [greedy(60)], PausingSpeculator(num_steps).beside(twin.config)
     plain, _ = answers_of_a_new_engine(twin, PROMPTS[:3], samplings)
     answers, load = answers_of_a_new_engine(twin, PROMPTS[:3], samplings, speculator)
     assert answers == plain
@@ -151,16 +187,17 @@ def test_requests_that_are_preempted_between_drafts_answer_the_same(folder: Path
     for draft in (folder, other):
         narrow = SmallEngine(folder, **few, draft_model=draft, max_draft_tokens=MAX_DRAFTS)
         plain, _ = answers_of_a_new_engine(narrow, PROMPTS, samplings)
-        crowded, load = drafted(narrow, samplings)
+        for is_ahead in (False, True):
+            crowded, load = drafted(narrow, samplings, is_ahead=is_ahead)
+            assert [answer.token_ids for answer in crowded] == [answer.token_ids for answer in plain]
+            assert load.num_preemptions > 0
+            assert load.num_draft_tokens > 50
+            assert draft == other or load.num_accepted_tokens > 0.9 * load.num_draft_tokens
         narrow.close()
-        assert [answer.token_ids for answer in crowded] == [answer.token_ids for answer in plain]
-        assert load.num_preemptions > 0
-        assert load.num_draft_tokens > 50
-        assert draft == other or load.num_accepted_tokens > 0.9 * load.num_draft_tokens
 
 
 @pytest.mark.parametrize(
-    ("asked", "num_drafted"),
+    ("asked", "is_drafted"),
     [
         (Speculation(), True),
         (Speculation(drafter="draft_model", max_tokens=2), True),
@@ -169,20 +206,20 @@ def test_requests_that_are_preempted_between_drafts_answer_the_same(folder: Path
     ],
     ids=str,
 )
-def test_requests_are_drafted_as_they_ask(twin: SmallEngine, asked: Speculation, num_drafted: bool) -> None:
-    engine = Engine(twin.config, twin.executor, speculator=WholeDrafts())
+def test_requests_are_drafted_as_they_ask(twin: SmallEngine, asked: Speculation, is_drafted: bool) -> None:
+    engine = Engine(twin.config, twin.executor, speculator=adaptive(twin))
     new = NewRequest(key=1, prompt_ids=PROMPTS[3], output_ids=[], sampling=greedy(30), speculation=asked)
     engine.add(new)
     while engine.has_work():
         engine.step()
     load = engine.load()
-    assert (load.num_draft_tokens > 0) == num_drafted
-    assert not num_drafted or load.num_draft_tokens <= (asked.max_tokens or MAX_DRAFTS) * load.num_drafts
+    # This answer repeats nothing, so that look-up finds nothing.
+    assert (load.num_draft_tokens > 0) == is_drafted
+    assert not is_drafted or load.num_draft_tokens <= (asked.max_tokens or MAX_DRAFTS) * load.num_drafts
 
 
 def test_drafts_of_a_model_that_guesses_wrong_are_given_up_and_tried_again(stranger: SmallEngine) -> None:
-    speculator = ModelSpeculator(COSTS, StepCosts.measured([1, 64], [0.3, 0.3]), num_rows=64, max_drafts=MAX_DRAFTS)
-    length = 8 * PROBE_STEPS
+    speculator, length = adaptive(stranger, pass_seconds=0.3), 8 * PROBE_STEPS
     _, load = answers_of_a_new_engine(stranger, PROMPTS[:1], [SamplingParams(max_tokens=length, seed=1)], speculator)
     assert 4 < load.num_drafts < length / 8
 
