@@ -85,7 +85,10 @@ class Suite:
         self._missing: dict[str, str] = {}
 
     def test(self, flags: Sequence[str]) -> None:
-        selected, num_processes = ["-m", "gpu", "--continue-on-collection-errors", *TESTS, *flags], TESTS_AT_ONCE
+        selected, num_processes = (
+            ["-m", "gpu and not long", "--continue-on-collection-errors", *TESTS, *flags],
+            TESTS_AT_ONCE,
+        )
         if importlib.util.find_spec("xdist") is not None and not self._dry_run:
             # Compilers take most of the time. A plugin for benchmarks, where there is one, warns of workers.
             selected += ["-n", str(num_processes), "--dist", "worksteal", "-p", "no:benchmark"]

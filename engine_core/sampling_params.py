@@ -45,9 +45,14 @@ class SamplingParams:
     @property
     def is_plain(self) -> bool:
         """Whether tokens are drawn from the logits as they are, and nothing is asked about them."""
+        return self.is_unedited and (self.top_k, self.top_p, self.min_p) == (0, 1.0, 0.0)
+
+    @property
+    def is_unedited(self) -> bool:
+        """Whether tokens are drawn from the logits as they are, be it from the likeliest alone, and nothing is asked
+        about them."""
         return (
-            (self.top_k, self.top_p, self.min_p, self.repetition_penalty) == (0, 1.0, 0.0, 1.0)
-            and self.presence_penalty == self.frequency_penalty == 0.0
+            not self.has_penalties
             and not (self.min_tokens_blocked_ids or self.bad_words or self.allowed_token_ids or self.logit_bias)
             and self.num_logprobs is None
         )

@@ -49,6 +49,11 @@ class Acceptance:
         chances: Float64Array = self._all_right / self._all_tried
         return chances
 
+    def note_rows(self, rows: npt.NDArray[np.integer], num_right: Int32Array, is_over: npt.NDArray[np.bool_]) -> None:
+        """As `note`, of drafts after a match that nobody knows."""
+        self._right[rows] = MEMORY * self._right[rows] + num_right
+        self._tried[rows] = MEMORY * self._tried[rows] + num_right + is_over
+
     def note(
         self,
         rows: npt.NDArray[np.integer],
@@ -57,10 +62,8 @@ class Acceptance:
         is_over: npt.NDArray[np.bool_],
     ) -> None:
         """Each row's draft had so many right tokens; where it is over, one behind them was wrong."""
-        tried = num_right + is_over
-        self._right[rows] = MEMORY * self._right[rows] + num_right
-        self._tried[rows] = MEMORY * self._tried[rows] + tried
-        kind = _kind(match_lens)
+        self.note_rows(rows, num_right, is_over)
+        tried, kind = num_right + is_over, _kind(match_lens)
         kept = SHARED_MEMORY ** np.bincount(kind, minlength=LONGEST_MATCH)
         self._all_right *= kept
         self._all_tried *= kept

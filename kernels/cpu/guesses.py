@@ -37,6 +37,8 @@ def _take_better(
     guesses: Any,
     num_guesses: Any,
     guessed_after: Any,
+    drafter: int,
+    guessed_by: Any,
 ) -> None:
     for i in range(len(rows)):
         row, length = rows[i], min(num_drafts[i], most[i], draft_ids.shape[1], guesses.shape[1])
@@ -47,7 +49,7 @@ def _take_better(
         if num_legal > 0 and _promise(chances, match_lens[i], num_legal) > promised:
             for j in range(num_legal):
                 guesses[row, j] = draft_ids[i, j]
-            num_guesses[row], guessed_after[row] = num_legal, match_lens[i]
+            num_guesses[row], guessed_after[row], guessed_by[row] = num_legal, match_lens[i], drafter
 
 
 def _compare(
@@ -142,9 +144,11 @@ def better_taker() -> Callable[..., None]:
 
     Its arguments: rows int64 [R]; draft_ids int32 [R, any], num_drafts, match_lens and most int32 [R]; vocab_size;
     chances float64 [L], of a drafted token after a match of 1 … L tokens or more; and what it writes: guesses int32
-    [T, K], num_guesses and guessed_after int32 [T], the last being lengths of matches.
+    [T, K], num_guesses and guessed_after int32 [T], the last being lengths of matches; then the drafter's number, which
+    it writes to guessed_by int32 [T].
     """
-    signature = types.void(_ROWS, _TABLE, _COLUMN, _COLUMN, _COLUMN, types.int64, _NUMBERS, _TABLE, _COLUMN, _COLUMN)
+    proposal, guess = (_TABLE, _COLUMN, _COLUMN, _COLUMN), (_TABLE, _COLUMN, _COLUMN)
+    signature = types.void(_ROWS, *proposal, types.int64, _NUMBERS, *guess, types.int64, _COLUMN)
     return compile_function(_take_better, signature)
 
 

@@ -293,7 +293,7 @@ def test_a_request_inherits_nothing_that_was_known_of_the_row_before_it() -> Non
     run = Run(Oracle(match_len=5), costs=StepCosts.measured([1, 64], [1.0, 64.0]))
     run.add(1, 100)
     # It leaves in the middle of a guess, some of whose tokens were right.
-    while len(run.tokens[1]) < 20 or not run.speculator._num_right[0]:
+    while len(run.tokens[1]) < 20 or not run.speculator._guesses._num_right[0]:
         run.step()
     run.engine.cancel(1)
     run.run()
@@ -301,8 +301,8 @@ def test_a_request_inherits_nothing_that_was_known_of_the_row_before_it() -> Non
     while not run.tokens.get(2):
         run.step()
     rows, match_lens = np.arange(2), np.full(2, 5, np.int32)
-    of_row, of_any = run.speculator._acceptance.of(rows, match_lens).tolist()
-    assert run.speculator._num_guesses.nonzero()[0].tolist() == [0]
+    of_row, of_any = run.speculator._guesses._acceptance.of(rows, match_lens).tolist()
+    assert run.speculator._guesses.num_tokens.nonzero()[0].tolist() == [0]
     assert of_row == of_any
 
 

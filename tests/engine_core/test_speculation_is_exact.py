@@ -6,41 +6,25 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from headwater.engine_core.drafting.ngram import NGramDrafter
-from headwater.engine_core.drafting.step_costs import StepCosts
-from headwater.engine_core.drafting.suffix import SuffixDrafter
-from headwater.engine_core.engine import Engine
 from headwater.engine_core.executor import Int32Array
-from headwater.engine_core.request import NewRequest, Speculation, TokenLogprobs
 from headwater.engine_core.sampling_params import SamplingParams
-from headwater.engine_core.scheduling.adaptive_speculator import AdaptiveSpeculator
 from headwater.engine_core.scheduling.masks import Rows
 from headwater.engine_core.scheduling.request_table import RequestTable
 from headwater.engine_core.step_output import EngineLoad
 from tests.engine_core.fixed_speculator import FixedSpeculator
+from tests.engine_core.many_requests import check_equality
 from tests.engine_core.oracle_speculator import VOCAB_SIZE, answers_of_a_new_engine, new_engine
 from tests.engine_core.small_models import Answer, SmallEngine, convert, greedy, random_checkpoint
 
 MAX_DRAFTS = 7
 MAX_SEQS = 32
-COSTS = StepCosts.measured([1, 64], [1.0, 1.0], gap=0.05)
-PENALTIES: list[dict[str, Any]] = [{}, {}, {"repetition_penalty": 1.2}, {"presence_penalty": 0.5, "bad_words": ((9,),)}]
-FILTERS: list[dict[str, Any]] = [{}, {}, {"top_k": 20}, {"top_p": 0.8, "min_p": 0.02}]
-WISHES = [
-    Speculation(),
-    Speculation(),
-    Speculation(max_tokens=2),
-    Speculation(drafter="ngram"),
-    Speculation(is_on=False),
-]
 
 
 @pytest.fixture(scope="module")
@@ -57,88 +41,17 @@ def roomy(folder: Path) -> Iterator[SmallEngine]:
     engine.close()
 
 
-@dataclass
-class Told:
-    """What one request was told."""
-
-    token_ids: list[int]
-    logprobs: list[TokenLogprobs]
-
-
-def requests(rng: np.random.Generator, count: int) -> list[NewRequest]:
-    """Some have a prefix in common; some are choices of one prompt."""
-    leads = rng.integers(3, VOCAB_SIZE, (3, 40)).tolist()
-    drawn: list[NewRequest] = []
-    for key in range(count):
-        lead = leads[rng.integers(3)][: rng.integers(0, 41)] if rng.random() < 0.6 else []
-        sampling = SamplingParams(
-            temperature=float(rng.choice([0.0, 0.5, 1.0])),
-            seed=int(rng.integers(4)),
-            max_tokens=int(rng.integers(1, 60)),
-            stop_token_ids=tuple(range(3, 11)) if rng.random() < 0.3 else (),
-            num_logprobs=int(rng.integers(4)) if rng.random() < 0.3 else None,
-            **PENALTIES[rng.integers(4)],
-            **FILTERS[rng.integers(4)],
-        )
-        new = NewRequest(
-            key=key,
-            prompt_ids=[*lead, *rng.integers(3, VOCAB_SIZE, rng.integers(1, 30)).tolist()],
-            output_ids=[],
-            sampling=sampling,
-            choice_index=int(rng.integers(3)),
-            speculation=WISHES[rng.integers(len(WISHES))],
-        )
-        drawn.append(replace(drawn[-1], key=key, choice_index=3) if drawn and rng.random() < 0.1 else new)
-    return drawn
-
-
-def tell(engine: Engine, asked: Sequence[NewRequest]) -> list[Told]:
-    told = {new.key: Told(list(new.output_ids), []) for new in asked}
-    for new in asked:
-        engine.add(new)
-    while engine.has_work():
-        if (output := engine.step()) is None:
-            continue
-        at = 0
-        for key, num_tokens in zip(output.keys, output.num_tokens, strict=True):
-            told[key].token_ids += output.token_ids[at : at + num_tokens]
-            told[key].logprobs += [output.logprobs[i] for i in range(at, at + num_tokens) if i in output.logprobs]
-            at += num_tokens
-    assert engine.load().num_used_blocks == 0
-    return list(told.values())
-
-
-def check_equality(roomy: SmallEngine, folder: Path, count: int) -> EngineLoad:
-    """Without speculation and with room for all, then with it and few blocks: as they are, then again, when suffixes of
-    the answers are known, some in the middle of their answer."""
-    crowded = SmallEngine(
-        folder, num_blocks=20, max_model_len=256, max_num_seqs=MAX_SEQS, max_num_batched_tokens=64, max_draft_tokens=7
-    )
-    drafters = NGramDrafter(MAX_SEQS, 256, MAX_DRAFTS), SuffixDrafter(MAX_SEQS, MAX_DRAFTS)
-    speculator = AdaptiveSpeculator(drafters, COSTS, num_rows=MAX_SEQS, max_drafts=MAX_DRAFTS, vocab_size=VOCAB_SIZE)
-    plain, drafting = roomy.engine, Engine(crowded.config, crowded.executor, speculator=speculator)
-    rng = np.random.default_rng(11)
-    first_key = 0
-    for size in [min(100, count - done) for done in range(0, count, 100)]:
-        asked = [replace(new, key=first_key + new.key) for new in requests(rng, size)]
-        expected = tell(plain, asked)
-        assert tell(drafting, asked) == expected
-        again = []
-        for new, right in zip(asked, expected, strict=True):
-            known = int(rng.integers(len(right.token_ids))) if rng.random() < 0.3 else 0
-            again.append(replace(new, key=new.key + size, output_ids=right.token_ids[:known]))
-        for new, told, right in zip(again, tell(drafting, again), expected, strict=True):
-            assert told.token_ids == right.token_ids, new
-            assert told.logprobs == right.logprobs[len(new.output_ids) :], new
-        first_key += 2 * size
-    load = drafting.load()
-    crowded.close()
-    return load
+@pytest.fixture
+def crowded(folder: Path) -> Iterator[SmallEngine]:
+    options = {"num_blocks": 20, "max_model_len": 256, "max_num_seqs": MAX_SEQS, "max_num_batched_tokens": 64}
+    engine = SmallEngine(folder, max_draft_tokens=MAX_DRAFTS, **options)
+    yield engine
+    engine.close()
 
 
 @pytest.mark.slow
-def test_no_token_and_no_log_probability_of_many_requests_differs(roomy: SmallEngine, folder: Path) -> None:
-    load = check_equality(roomy, folder, 100)
+def test_no_token_and_no_log_probability_of_many_requests_differs(roomy: SmallEngine, crowded: SmallEngine) -> None:
+    load = check_equality(roomy, crowded, 100)
     assert load.num_accepted_tokens > 200
     assert load.num_preemptions > 0
     assert load.prefix_hits > 0
@@ -146,8 +59,10 @@ def test_no_token_and_no_log_probability_of_many_requests_differs(roomy: SmallEn
 
 @pytest.mark.long
 @pytest.mark.timeout(1800)
-def test_no_token_and_no_log_probability_of_ten_thousand_requests_differs(roomy: SmallEngine, folder: Path) -> None:
-    load = check_equality(roomy, folder, 10_000)
+def test_no_token_and_no_log_probability_of_ten_thousand_requests_differs(
+    roomy: SmallEngine, crowded: SmallEngine
+) -> None:
+    load = check_equality(roomy, crowded, 10_000)
     assert load.num_accepted_tokens > 20_000
     assert load.num_preemptions > 100
 
