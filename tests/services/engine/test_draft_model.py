@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from headwater.engine_core.scheduling.model_speculator import NAME, PROBE_STEPS
+from headwater.proto.common_pb2 import Sampling, Speculative
 from headwater.services.speculation import DRAFT_MODEL
 from tests.chatting_model import make_chatting_model
 from tests.services.engine.engine_process import EngineProcess, add, answer, client_of, engine_process, prompt
@@ -28,11 +29,12 @@ def test_the_drafter_has_one_name() -> None:
 
 async def test_an_engine_answers_the_same_with_a_draft_model(folder: Path) -> None:
     """A model as large as the served one never pays, so it is asked for one token in so many steps."""
-    told = []
+    max_tokens, told = 3 * PROBE_STEPS, []
+    sampling = Sampling(temperature=0.0, max_tokens=max_tokens, speculative=Speculative(drafter=DRAFT_MODEL))
     for flags in ((), (f"--draft-model={folder}",)):
         with engine_process(f"--model-folder={folder}", *SMALL, *flags) as engine:
             async with client_of(engine) as client:
-                await client.send(add(1, list(range(20, 50)), max_tokens=3 * PROBE_STEPS))
+                await client.send(add(1, list(range(20, 50)), max_tokens, sampling=sampling))
                 await client.read_until_finished(1)
             told.append(client.tokens[1])
             figures = await metrics(engine)
