@@ -39,6 +39,8 @@ QUESTION_TOKENS = 80
 TEMPERATURES = (0.0, 1.0)
 """Of answers, in turn."""
 TEXT_FILES = ("tokenizer.json", "tokenizer_config.json", "generation_config.json")
+GPU_SHARE = 0.4
+"""Of a GPU's memory for the engine that answers; tuning takes more, afterwards."""
 MARK = "\N{PILCROW SIGN}"
 """Stands for a user's words while a chat template is taken apart."""
 
@@ -55,6 +57,7 @@ def main(
     minutes: Annotated[float, typer.Option(help="of tuning at most")] = 5.0,
     steps: Annotated[int, typer.Option(help="of tuning at most; 0: no tuning")] = 20_000,
     learning_rate: Annotated[float, typer.Option(help="of AdamW, at its highest")] = 5e-4,
+    batch_tokens: Annotated[int, typer.Option(help="of a step of tuning; each takes 30 bytes a token id")] = 4096,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda")] = "auto",
 ) -> None:
     """Make a draft model from the first layers of a model and tune it on the model's own answers."""
@@ -62,10 +65,16 @@ def main(
         raise typer.BadParameter(f"{folder} exists already")
     device = resolve_device(device)
     source = pull(model, cache_dir=default_cache_dir(), progress=silent, device=device)
-    options = ExecutorOptions(model_folder=source, device=device, max_num_seqs=rows, block_size=64)
+    options = ExecutorOptions(
+        model_folder=source,
+        device=device,
+        max_num_seqs=rows,
+        block_size=64,
+        gpu_memory_utilization=GPU_SHARE,
+    )
     texts = list(own_answers(options, answers, answer_tokens))
     typer.echo(f"{len(texts)} answers, {sum(len(text.token_ids) - text.num_prompt for text in texts)} tokens")
-    tuning = Tuning(steps=steps, seconds=60 * minutes, learning_rate=learning_rate)
+    tuning = Tuning(steps=steps, seconds=60 * minutes, learning_rate=learning_rate, batch_tokens=batch_tokens)
     tensors = tuned_layers(source, layers, texts, tuning, torch.device(device))
     write_draft_model(source, layers, tensors, folder)
     typer.echo(f"written: {folder}")
