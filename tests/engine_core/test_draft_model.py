@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +10,16 @@ import numpy as np
 import pytest
 import transformers
 
+from headwater.bench.forced_answers import FREE, ForcedAnswers
 from headwater.engine_core.config import ConfigError
-from headwater.engine_core.devices import cpu
+from headwater.engine_core.devices import cuda
 from headwater.engine_core.drafting.ngram import NGramDrafter
 from headwater.engine_core.drafting.step_costs import StepCosts
 from headwater.engine_core.engine import Engine
 from headwater.engine_core.executor import Int32Array
+from headwater.engine_core.executors.build import checked
 from headwater.engine_core.executors.draft_model import CATCH_UP
+from headwater.engine_core.options import ExecutorOptions
 from headwater.engine_core.request import NewRequest, Speculation
 from headwater.engine_core.sampling_params import SamplingParams
 from headwater.engine_core.scheduling.masks import Rows
@@ -180,6 +182,32 @@ def test_what_was_not_computed_while_nothing_was_drafted_is_caught_up(twin: Smal
     assert load.num_accepted_tokens == load.num_draft_tokens > 50
 
 
+@pytest.mark.parametrize("is_ahead", [False, True], ids=["waiting", "ahead"])
+def test_behind_a_guess_that_was_wrong_the_model_goes_on_from_what_was_sampled(folder: Path, is_ahead: bool) -> None:
+    """Every seventh token of the answer is another than the model's, so that it is guessed wrong; all others follow
+    from it, and are guessed right only by a model that has read it."""
+    length, forced = 60, ForcedAnswers(64)
+    forced.expect({5: [7 + i if i % 7 == 6 else FREE for i in range(length)]})
+    with forced.installed():
+        small = SmallEngine(folder, draft_model=folder, max_draft_tokens=MAX_DRAFTS)
+    _, load = answers_of_a_new_engine(
+        small, PROMPTS[2:3], [greedy(length, seed=5)], WholeDrafts(is_ahead=is_ahead).beside(small.config)
+    )
+    small.close()
+    assert load.num_accepted_tokens == num_acceptable(length)
+
+
+def num_acceptable(length: int) -> int:
+    """Drafted tokens before the next one that is guessed wrong, step by step."""
+    position, num_accepted = 1, 0
+    while position < length:
+        right = [i for i in range(position, min(position + MAX_DRAFTS, length - 1)) if i % 7 != 6]
+        run = next((j for j, i in enumerate(right) if i != position + j), len(right))
+        num_accepted += run
+        position += run + 1
+    return num_accepted
+
+
 @pytest.mark.parametrize("kind", ["greedy", "seeded", "penalties"])
 def test_requests_that_are_preempted_between_drafts_answer_the_same(folder: Path, other: Path, kind: str) -> None:
     samplings = [SamplingParams(max_tokens=60, **SAMPLINGS[kind])]
@@ -256,10 +284,10 @@ def test_an_engine_that_drafts_nothing_takes_no_draft_model(folder: Path) -> Non
         SmallEngine(folder, draft_model=folder)
 
 
-def test_a_platform_without_draft_models_names_the_setting(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cpu, "capabilities", replace(cpu.capabilities, draft_models=False))
-    with pytest.raises(ConfigError, match=r"draft_model is .*; allowed: none on the platform cpu"):
-        SmallEngine(folder, draft_model=folder, max_draft_tokens=MAX_DRAFTS)
+def test_a_gpu_serves_none_yet_and_names_the_setting(folder: Path) -> None:
+    options = ExecutorOptions(model_folder=folder, draft_model=folder, max_draft_tokens=MAX_DRAFTS)
+    with pytest.raises(ConfigError, match=r"draft_model is .*; allowed: none on the platform cuda"):
+        checked(options, cuda.name, cuda.capabilities)
 
 
 def test_the_memory_of_a_cache_holds_both_models_planes(folder: Path) -> None:
