@@ -17,7 +17,7 @@ import torch
 
 from headwater.engine_core.executor import AdmittedRow, Int32Array
 from headwater.engine_core.executors import cuda, runner
-from headwater.engine_core.executors.device_sampler import DeviceSampler
+from headwater.engine_core.executors.device_sampler import DeviceSampler, Needs, Places
 from headwater.engine_core.request import TokenLogprobs
 from headwater.engine_core.sampling.sampler import Known, Sampler
 from headwater.kernels.device import upload
@@ -105,7 +105,7 @@ class ForcedSampler(Sampler):
 
 
 class ForcedDeviceSampler(DeviceSampler):
-    """On a GPU, for rows that are drawn plainly: others are not forced."""
+    """On a GPU. Log probabilities are those of the tokens that would have been drawn."""
 
     def __init__(
         self,
@@ -115,8 +115,9 @@ class ForcedDeviceSampler(DeviceSampler):
         num_positions: int,
         dtype: torch.dtype,
         device: torch.device,
+        num_parts: int,
     ) -> None:
-        super().__init__(lm_head, num_rows, num_positions, dtype, device)
+        super().__init__(lm_head, num_rows, num_positions, dtype, device, num_parts)
         self._forced = ForcedTokens(answers, num_rows, device)
 
     def admit(self, admitted: AdmittedRow) -> None:
@@ -128,4 +129,17 @@ class ForcedDeviceSampler(DeviceSampler):
     ) -> torch.Tensor:
         tokens = super().draw(hidden, table_params, rows, output_indices)
         self._forced.replace(tokens, rows, output_indices)
+        return tokens
+
+    def draw_special(
+        self,
+        hidden: torch.Tensor,
+        table_params: torch.Tensor,
+        token_table: torch.Tensor,
+        places: Places,
+        needs: Needs,
+        masks: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        tokens = super().draw_special(hidden, table_params, token_table, places, needs, masks)
+        self._forced.replace(tokens, places.rows, places.output_indices)
         return tokens

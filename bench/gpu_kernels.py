@@ -16,11 +16,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 
+import numpy as np
 import torch
 
 from headwater.bench.program import program_name
 from headwater.kernels.decode_attention import decode_attention
 from headwater.kernels.decode_plan import DecodePlan, plan_decode
+from headwater.kernels.edit_logits import Edits, edit_logits
 from headwater.kernels.filtered_sample import Filters, filtered_sample
 from headwater.kernels.gemm import configure_blas, linear
 from headwater.kernels.lm_head_sample import MAX_ROWS, lm_head_sample
@@ -34,7 +36,7 @@ from headwater.kernels.row_gemv import gemv_add, norm_gemv, norm_gemv_silu_mul
 from headwater.kernels.sample import Candidates, Draws, sample
 from headwater.kernels.shared_prefix_attention import shared_prefix_attention
 from headwater.kernels.silu_mul import silu_mul
-from headwater.kernels.wide_gemm import TILES, WideTiles, wide_gemm
+from headwater.kernels.wide_gemm import tiles_for, wide_gemm
 
 BYTES_PER_US = 4.27e6
 FLOPS_PER_US = 796e6
@@ -58,13 +60,6 @@ NARROW_LINEARS = {
     "hidden 576 down": (576, 1536),
     "hidden 576 head": (49_152, 576),
 }
-OTHER_TILES = (
-    WideTiles(64, 256, 64, 4, 4, 0.8),
-    WideTiles(64, 128, 64, 4, 6, 0.6),
-    WideTiles(128, 128, 64, 8, 3, 0.9, persistent=False),
-    WideTiles(64, 128, 64, 4, 4, 0.85, persistent=False),
-)
-"""Timed beside those that `wide_gemm` takes."""
 CONTEXTS = {
     "16 x 30k": [30_000] * 16,
     "256 x 1k": [1024] * 256,
@@ -98,17 +93,24 @@ def captured(calls: Sequence[Callable[[], object]]) -> torch.cuda.CUDAGraph:
 
 def timed(calls: Sequence[Callable[[], object]], replays: int = 15) -> float:
     """Median microseconds of one call; the calls of the list run one after another inside a graph."""
-    graph = captured(calls)
-    graph.replay()
-    times: list[float] = []
-    for _ in range(replays):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-        start.record()
+    return timed_in_turn(calls, replays=replays)[0]
+
+
+def timed_in_turn(*lists: Sequence[Callable[[], object]], replays: int = 15) -> list[float]:
+    """As `timed`, of each list. Their graphs take turns: a GPU at its limit of power slows down for all alike."""
+    graphs = [captured(calls) for calls in lists]
+    for graph in graphs:
         graph.replay()
-        end.record()
-        end.synchronize()
-        times.append(start.elapsed_time(end) * 1e3 / len(calls))
-    return sorted(times)[len(times) // 2]
+    times: list[list[float]] = [[] for _ in lists]
+    for _ in range(replays):
+        for calls, graph, found in zip(lists, graphs, times, strict=True):
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+            start.record()
+            graph.replay()
+            end.record()
+            end.synchronize()
+            found.append(start.elapsed_time(end) * 1e3 / len(calls))
+    return [sorted(found)[replays // 2] for found in times]
 
 
 def copies_for(num_bytes: int) -> int:
@@ -134,17 +136,17 @@ def linears(batch_sizes: tuple[int, ...]) -> Iterator[Figure]:
 
 
 def products() -> Iterator[Figure]:
-    """Our product for many rows beside the library's, then with each of several tiles, to choose among them by."""
+    """Our product for many rows beside the library's, then with each of its tiles, to choose among them by."""
     for name, (n, k) in (LINEARS | NARROW_LINEARS).items():
         weights = [randn(n, k) for _ in range(copies_for(2 * n * k))]
         for m in (64, 256, 512, 2048, 8192):
             x, out = randn(m, k), torch.empty(m, n, device="cuda", dtype=torch.bfloat16)
             limit = max(2 * (n * k + m * (n + k)) / BYTES_PER_US, 2 * m * n * k / FLOPS_PER_US)
-            ours = timed([partial(wide_gemm, x, w, out) for w in weights])
-            cublas = timed([partial(torch.mm, x, w.t(), out=out) for w in weights])
+            library = [partial(torch.mm, x, w.t(), out=out) for w in weights]
+            ours, cublas = timed_in_turn([partial(wide_gemm, x, w, out) for w in weights], library)
             each = {
                 str(tiles): timed([partial(wide_gemm, x, w, out, tiles) for w in weights], replays=7)
-                for tiles in (*TILES, *OTHER_TILES)
+                for tiles in tiles_for(weights[0])
             }
             note = f"cuBLASLt {cublas:.1f}; " + ", ".join(f"{tiles} {us:.1f}" for tiles, us in each.items())
             yield Figure("product of many rows", f"{name} M={m}", ours, limit, note)
@@ -353,9 +355,34 @@ def sampling(vocab: int = 151_936, hidden: int = 4096) -> Iterator[Figure]:
         yield Figure("draw", f"M={rows}", timed([partial(sample, logits, draws, candidates, out)] * 3), one_pass)
         for name, (top_k, top_p) in {"top-k 50": (50, 1.0), "top-p 0.9": (0, 0.9), "both": (50, 0.9)}.items():
             yield Figure("filtered draw", f"{name} M={rows}", time_filter(logits, draws, top_k, top_p), one_pass)
-        tops = (torch.empty(rows, device="cuda"), torch.empty(rows, 5, dtype=torch.int32, device="cuda"))
-        call = partial(logprobs, logits, out, *tops, torch.empty(rows, 5, device="cuda"))
+        num_tops, top_ids = (torch.full(shape, 5, dtype=torch.int32, device="cuda") for shape in ((rows,), (rows, 5)))
+        call = partial(logprobs, logits, out, num_tops, torch.empty(rows, device="cuda"), top_ids, top_ids.float())
         yield Figure("logprobs, 5 likeliest", f"M={rows}", timed([call] * 2), one_pass)
+        for num_outputs in (100, 8000):
+            yield Figure(
+                "edits", f"penalties, {num_outputs} outputs M={rows}", time_edits(logits, num_outputs), one_pass
+            )
+
+
+def time_edits(logits: torch.Tensor, num_outputs: int) -> float:
+    """Microseconds of penalties, biases and bad words for positions of one row, as of a row with drafts."""
+    (num_positions, vocab_size), random = logits.shape, np.random.default_rng(0)
+    prompt_ids, outputs = (random.integers(0, vocab_size, n).astype(np.int32) for n in (2000, num_outputs))
+    edits = Edits(
+        prompt_ids=prompt_ids,
+        bad_words=[outputs[i : i + 3].tolist() for i in range(50)],
+        biases=dict.fromkeys(range(0, vocab_size, vocab_size // 300), 1.0),
+        repetition=1.1,
+        presence=0.1,
+        frequency=0.1,
+    )
+    packed = torch.from_numpy(edits.packed(vocab_size)).cuda()
+    addresses = torch.tensor([[packed.data_ptr()]], device="cuda")
+    table = torch.from_numpy(np.concatenate((prompt_ids, outputs, outputs[:1])))[None].cuda()
+    indices = torch.arange(num_positions, dtype=torch.int32, device="cuda") + num_outputs - num_positions
+    rows, out = torch.zeros_like(indices), torch.empty_like(logits, dtype=torch.float32)
+    positions = indices + len(prompt_ids) - 1
+    return timed([partial(edit_logits, logits, rows, positions, indices, table, addresses, out)] * 2)
 
 
 def run_tests() -> None:

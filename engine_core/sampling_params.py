@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 
 GREEDY_TEMPERATURE = 1e-5
 """Temperatures below this are greedy."""
+MOST_LOGPROBS = 20
+"""Alternatives beside a token whose log probabilities come with it, at most."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,14 +47,9 @@ class SamplingParams:
     @property
     def is_plain(self) -> bool:
         """Whether tokens are drawn from the logits as they are, and nothing is asked about them."""
-        return self.is_unedited and (self.top_k, self.top_p, self.min_p) == (0, 1.0, 0.0)
-
-    @property
-    def is_unedited(self) -> bool:
-        """Whether tokens are drawn from the logits as they are, be it from the likeliest alone, and nothing is asked
-        about them."""
         return (
-            not self.has_penalties
+            (self.top_k, self.top_p, self.min_p) == (0, 1.0, 0.0)
+            and not self.has_penalties
             and not (self.min_tokens_blocked_ids or self.bad_words or self.allowed_token_ids or self.logit_bias)
             and self.num_logprobs is None
         )

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 import triton
 
-from headwater.kernels import gemm, wide_gemm
+from headwater.kernels import gemm, hopper_wide_gemm, wide_gemm, wide_tiles
 from headwater.kernels.device import driver_version
 
 Multiply = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], None]
@@ -39,7 +39,7 @@ class Product(NamedTuple):
 
 def own_reference(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> None:
     """Always the same one of our kernels, so that a probe compiles one: all have the same bits."""
-    wide_gemm.wide_gemm(x, weight, out, wide_gemm.fitting_tiles(x.dtype)[0])
+    wide_gemm.wide_gemm(x, weight, out, wide_gemm.tiles_for(weight)[0])
 
 
 def launch_reference(weight: torch.Tensor) -> None:
@@ -96,7 +96,9 @@ def _bits(values: torch.Tensor) -> torch.Tensor:
 
 def facts(device: torch.device) -> dict[str, str]:
     """All that a verdict depends on beside product and numbers of rows."""
-    sources = [Path(module.__file__ or "") for module in (gemm, wide_gemm)] + [Path(__file__)]
+    sources = [Path(module.__file__ or "") for module in (gemm, wide_gemm, wide_tiles, hopper_wide_gemm)] + [
+        Path(__file__)
+    ]
     digest = hashlib.blake2b(b"".join(path.read_bytes() for path in sources), digest_size=16)
     return {
         "device": torch.cuda.get_device_name(device),

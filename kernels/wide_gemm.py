@@ -1,114 +1,29 @@
 """x @ weight.T for more rows than `skinny_gemm` serves, any N and K: one arithmetic, K never split, the bits of `gemm`.
 
-Programs over tiles of the product, which the copy engine reads and writes, where rows begin at multiples of 16 bytes;
-elsewhere a slower program for each tile. Which tiles serve is a matter of speed alone.
+The copy engine reads and writes tiles of the product where rows begin at multiples of 16 bytes; elsewhere a slower
+kernel does. Which tiles serve is a matter of speed alone (`wide_tiles`); on Hopper some are `hopper_wide_gemm`'s.
 """
 
 from __future__ import annotations
-
-import math
-from dataclasses import dataclass
 
 import torch
 import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from headwater.kernels import hopper_attention
 from headwater.kernels.device import num_multiprocessors
+from headwater.kernels.hopper_wide_gemm import hopper_wide_gemm
+from headwater.kernels.wide_tiles import GROUP, TeamTiles, WideTiles, choose_wide, fitting_tiles, place
 
-
-@dataclass(frozen=True, slots=True)
-class WideTiles:
-    block_m: int
-    block_n: int
-    """A power of two, or, unless persistent, the sum of two: weights and product are read and written in two parts."""
-    block_k: int
-    """Elements of two bytes; a tile has half as many of four."""
-    num_warps: int
-    num_stages: int
-    rate: float
-    """Products in a unit of time by one of the programs that share a multiprocessor; of the largest tile 1."""
-    persistent: bool = True
-    """Otherwise each program makes one tile: its loop is shorter, and shared memory may have room for two programs."""
-
-    def __post_init__(self) -> None:
-        assert not self.persistent or self.first_n == self.block_n
-
-    @property
-    def first_n(self) -> int:
-        """Columns of the first part."""
-        return 1 << (self.block_n.bit_length() - 1)
-
-    def __str__(self) -> str:
-        name = f"{self.block_m}x{self.block_n}x{self.block_k}"
-        return name if self.persistent else f"{name} once x{self.num_stages}"
-
-    def time(self, m: int, n: int, k: int, itemsize: int, num_multiprocessors: int) -> float:
-        """Predicted time of [m, k] x [n, k]: rounds of programs that each make one tile at a time."""
-        rounds = self.count(m, n) / (num_multiprocessors * self.resident(itemsize))
-        starts = 1 if self.persistent else math.ceil(rounds)
-        depth = (math.ceil(rounds) + CROWDING * rounds) * k + starts * START
-        return depth * self.block_m * self.block_n / self.rate
-
-    def count(self, m: int, n: int) -> int:
-        """Number of tiles of a product [m, n]."""
-        return -(-m // self.block_m) * -(-n // self.block_n)
-
-    def shared_bytes(self, itemsize: int) -> int:
-        """Upper bound for all stages and the product, which takes their place in a program of one tile of two bytes."""
-        stages = self.num_stages * (self.block_m + self.block_n) * self.block_k * 2
-        product = self.block_m * self.block_n * itemsize
-        # Parts begin at rounded addresses, and each stage has barriers.
-        return (stages + product if self.persistent or itemsize > 2 else max(stages, product)) + 512
-
-    def resident(self, itemsize: int) -> int:
-        """Programs that a multiprocessor runs at a time."""
-        if self.persistent:
-            return 1
-        return (SHARED_BYTES + RESERVED_BYTES) // (self.shared_bytes(itemsize) + RESERVED_BYTES)
-
-
-# Rates, CROWDING and START are fitted to times on an H200: `headwater.bench.gpu_kernels --only products` takes them.
-TILES = (
-    WideTiles(128, 256, 64, 8, 3, 1.0),
-    WideTiles(128, 128, 64, 8, 4, 0.8),
-    WideTiles(64, 288, 64, 4, 4, 0.9, persistent=False),
-    WideTiles(64, 256, 64, 4, 5, 0.86, persistent=False),
-    WideTiles(64, 192, 64, 4, 6, 0.71, persistent=False),
-    WideTiles(64, 192, 64, 4, 3, 0.425, persistent=False),
-    WideTiles(64, 144, 64, 4, 5, 0.6, persistent=False),
-    WideTiles(64, 128, 64, 4, 8, 0.61, persistent=False),
-    WideTiles(64, 64, 128, 4, 6, 0.44, persistent=False),
-    WideTiles(64, 32, 128, 4, 8, 0.26, persistent=False),
-)
-"""Widths between the powers of two are for weights of which those leave many multiprocessors idle in the last round;
-144 and 288 divide 576. In a persistent loop the two parts took twice the time."""
-CROWDING = 0.53
-"""Share of a round's time that grows with the number of tiles: programs read through one cache."""
-START = 700
-"""Steps along K in the time that a program takes to fill its stages and to store its tile. A persistent one does both
-beside the products of other tiles, but for its first."""
-SHARED_BYTES = 227 << 10
-"""Bytes of shared memory of a multiprocessor that one program may have."""
-RESERVED_BYTES = 1 << 10
-"""Beside those, of each program."""
-GROUP = 8
-"""Tiles of rows that follow one another over the same weights, which stay in the second-level cache."""
-UNALIGNED = WideTiles(64, 64, 32, 4, 3, 0.1)
+NUM_WARPS = 4
+UNALIGNED = WideTiles(64, 64, 3, 0.1, block_k=32)
 """Addresses of single elements leave room for no more in registers."""
 
 
-def fitting_tiles(dtype: torch.dtype) -> tuple[WideTiles, ...]:
-    """Those whose stages and product fit into shared memory."""
-    return tuple(tiles for tiles in TILES if tiles.shared_bytes(dtype.itemsize) <= SHARED_BYTES)
-
-
-def choose_wide(m: int, n: int, k: int, dtype: torch.dtype, num_multiprocessors: int) -> WideTiles:
-    """The tiles that take the least time for [m, k] x [n, k]."""
-    return min(fitting_tiles(dtype), key=lambda tiles: tiles.time(m, n, k, dtype.itemsize, num_multiprocessors))
-
-
-def wide_gemm(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, tiles: WideTiles | None = None) -> None:
+def wide_gemm(
+    x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, tiles: WideTiles | TeamTiles | None = None
+) -> None:
     """x [M, K], weight [N, K]; writes out [M, N], all of one dtype of two or four bytes. Tiles are chosen by shape
     where none are given, and are always the same where rows are unaligned."""
     m, k = x.shape
@@ -120,30 +35,36 @@ def wide_gemm(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, tiles: W
         _unaligned_gemm(x, weight, out)
         return
     multiprocessors = num_multiprocessors(x.device)
-    tiles = tiles or choose_wide(m, n, k, x.dtype, multiprocessors)
-    num_tiles, first_n, rest_n = tiles.count(m, n), tiles.first_n, tiles.block_n - tiles.first_n
-    block_k = tiles.block_k * 2 // x.element_size()
-    described = (
-        TensorDescriptor.from_tensor(x, [tiles.block_m, block_k]),
-        TensorDescriptor.from_tensor(weight, [first_n, block_k]),
-        TensorDescriptor.from_tensor(out, [tiles.block_m, first_n]),
-    )
-    blocks = {"BLOCK_M": tiles.block_m, "BLOCK_N": first_n, "BLOCK_K": block_k, "GROUP": GROUP}
-    options = {"STAGES": tiles.num_stages, "num_warps": tiles.num_warps}
-    if tiles.persistent:
-        _wide_gemm[(min(num_tiles, multiprocessors),)](*described, m, n, k, **blocks, **options)
+    tiles = tiles or choose_wide(m, n, k, x.dtype, multiprocessors, has_teams=hopper_attention.is_hopper(x.device))
+    if isinstance(tiles, TeamTiles):
+        hopper_wide_gemm(x, weight, out, tiles, num_programs=multiprocessors)
         return
-    rest = (
-        TensorDescriptor.from_tensor(weight, [rest_n, block_k]) if rest_n else None,
-        TensorDescriptor.from_tensor(out, [tiles.block_m, rest_n]) if rest_n else None,
+    block_k = tiles.block_k * 2 // x.element_size()
+    _wide_gemm[(tiles.count(m, n),)](
+        TensorDescriptor.from_tensor(x, [tiles.block_m, block_k]),
+        TensorDescriptor.from_tensor(weight, [tiles.block_n, block_k]),
+        TensorDescriptor.from_tensor(out, [tiles.block_m, tiles.block_n]),
+        m,
+        n,
+        k,
+        BLOCK_M=tiles.block_m,
+        BLOCK_N=tiles.block_n,
+        BLOCK_K=block_k,
+        GROUP=GROUP,
+        STAGES=tiles.num_stages,
+        num_warps=NUM_WARPS,
     )
-    _wide_gemm_once[(num_tiles,)](*described, *rest, m, n, k, REST_N=rest_n, **blocks, **options)
+
+
+def tiles_for(weight: torch.Tensor) -> tuple[WideTiles | TeamTiles, ...]:
+    """Those that products with weights like this one may take; the first are for very many rows."""
+    return fitting_tiles(weight.dtype, has_teams=hopper_attention.is_hopper(weight.device))
 
 
 def launch_all_tiles(weight: torch.Tensor) -> None:
     """Launches every kernel that products with weights like this one may take."""
     x = weight.new_zeros(1, weight.shape[1])
-    for tiles in fitting_tiles(weight.dtype):
+    for tiles in tiles_for(weight):
         wide_gemm(x, weight, weight.new_empty(1, len(weight)), tiles)
 
 
@@ -163,7 +84,7 @@ def _unaligned_gemm(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) ->
         BLOCK_N=UNALIGNED.block_n,
         BLOCK_K=UNALIGNED.block_k,
         GROUP=GROUP,
-        num_warps=UNALIGNED.num_warps,
+        num_warps=NUM_WARPS,
         num_stages=UNALIGNED.num_stages,
     )
 
@@ -171,16 +92,6 @@ def _unaligned_gemm(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) ->
 def _is_aligned(matrix: torch.Tensor) -> bool:
     """Whether the copy engine can read it: each row begins at a multiple of 16 bytes."""
     return matrix.data_ptr() % 16 == matrix.stride(0) * matrix.element_size() % 16 == 0
-
-
-@triton.jit
-def _place(i_tile, m, n, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GROUP: tl.constexpr):
-    """First row and first column of a tile."""
-    num_m, num_n = tl.cdiv(m, BLOCK_M), tl.cdiv(n, BLOCK_N)
-    in_group = GROUP * num_n
-    first_m = i_tile // in_group * GROUP
-    rows = tl.minimum(num_m - first_m, GROUP)
-    return (first_m + i_tile % in_group % rows) * BLOCK_M, i_tile % in_group // rows * BLOCK_N
 
 
 @triton.jit(do_not_specialize=["m"])
@@ -197,49 +108,12 @@ def _wide_gemm(
     GROUP: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """Persistent programs. What lies past the last row or column is read as zero and not written."""
-    num_tiles = tl.cdiv(m, BLOCK_M) * tl.cdiv(n, BLOCK_N)
-    dtype: tl.constexpr = out.dtype
-    # Flattened: the next tile's copies begin while this one is stored.
-    for i_tile in tl.range(tl.program_id(0), num_tiles, tl.num_programs(0), flatten=True):
-        o_m, o_n = _place(i_tile, m, n, BLOCK_M, BLOCK_N, GROUP)
-        b_acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-        for i_k in tl.range(0, k, BLOCK_K, num_stages=STAGES):
-            b_acc = tl.dot(x.load([o_m, i_k]), tl.trans(weight.load([o_n, i_k])), b_acc)
-        out.store([o_m, o_n], b_acc.to(dtype))
-
-
-@triton.jit(do_not_specialize=["m"])
-def _wide_gemm_once(
-    x,
-    weight,
-    out,
-    weight_rest,
-    out_rest,
-    m,
-    n,
-    k,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    REST_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    GROUP: tl.constexpr,
-    STAGES: tl.constexpr,
-):
-    """Programs of one tile: of BLOCK_N columns and REST_N more, each a power of two with descriptors of its own."""
-    o_m, o_n = _place(tl.program_id(0), m, n, BLOCK_M, BLOCK_N + REST_N, GROUP)
+    """Programs of one tile. What lies past the last row or column is read as zero and not written."""
+    o_m, o_n = place(tl.program_id(0), m, n, BLOCK_M, BLOCK_N, GROUP)
     b_acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-    if REST_N:
-        b_rest = tl.zeros((BLOCK_M, REST_N), tl.float32)
     for i_k in tl.range(0, k, BLOCK_K, num_stages=STAGES):
-        b_x = x.load([o_m, i_k])
-        b_acc = tl.dot(b_x, tl.trans(weight.load([o_n, i_k])), b_acc)
-        if REST_N:
-            b_rest = tl.dot(b_x, tl.trans(weight_rest.load([o_n + BLOCK_N, i_k])), b_rest)
-    dtype: tl.constexpr = out.dtype
-    out.store([o_m, o_n], b_acc.to(dtype))
-    if REST_N:
-        out_rest.store([o_m, o_n + BLOCK_N], b_rest.to(dtype))
+        b_acc = tl.dot(x.load([o_m, i_k]), tl.trans(weight.load([o_n, i_k])), b_acc)
+    out.store([o_m, o_n], b_acc.to(out.dtype))
 
 
 @triton.jit(do_not_specialize=["m"])
@@ -258,7 +132,7 @@ def _wide_gemm_unaligned(
     BLOCK_K: tl.constexpr,
     GROUP: tl.constexpr,
 ):
-    o_m, o_n = _place(tl.program_id(0), m, n, BLOCK_M, BLOCK_N, GROUP)
+    o_m, o_n = place(tl.program_id(0), m, n, BLOCK_M, BLOCK_N, GROUP)
     o_m, o_n = o_m + tl.arange(0, BLOCK_M)[:, None], o_n + tl.arange(0, BLOCK_N)[:, None]
     o_k = tl.arange(0, BLOCK_K)[None, :]
     is_m, is_n = o_m < m, o_n < n

@@ -15,8 +15,8 @@ from headwater.engine_core.conformance.case import NUM_ITEMS, REGRET, Case
 from headwater.engine_core.conformance.subject import Subject, rows_of
 from headwater.engine_core.executor import AdmittedRow, StepPlan
 from headwater.engine_core.platforms import specification
+from headwater.engine_core.sampling.edits import RequestEdits, edits_of
 from headwater.engine_core.sampling.pooling import POOLINGS, Pools
-from headwater.engine_core.sampling.sampler import edit
 from headwater.engine_core.sampling_params import SamplingParams
 from headwater.kernels.filtered_sample import Filters
 from headwater.kernels.sample import Draws
@@ -81,13 +81,17 @@ def _masks(subject: Subject) -> Tensor:
 
 
 def _edit(platform: Any, name: str, params: SamplingParams, logits: Tensor) -> Case:
-    """Torch on the platform's device, row by row, as `Sampler` does it."""
+    """As `Sampler` does it, on the platform's device."""
     prompt, output = torch.tensor([4, 4, 9], dtype=torch.int32), torch.tensor([9, 12, 12, 11], dtype=torch.int32)
+    ids = prompt.numpy()
+    edits = edits_of(AdmittedRow(row=0, token_ids=ids, num_prompt_tokens=3, sampling=params, choice_index=0))
+    assert edits is not None
+    request_edits = RequestEdits(edits)
 
     def run(items: list[int]) -> list[Tensor]:
         rows = rows_of(logits, items, platform).clone()
-        for row in rows:
-            edit(row, params, 3, prompt.to(platform.device), output.to(platform.device))
+        for i in range(len(rows)):
+            request_edits.apply(rows[i : i + 1], 3, output.numpy())
         return list(rows.clamp(min=-1e6))
 
     expected = [_edited(row.double(), params, prompt, output).clamp(min=-1e6) for row in logits]
@@ -99,7 +103,7 @@ def _edit(platform: Any, name: str, params: SamplingParams, logits: Tensor) -> C
 
 
 def _edited(row: Tensor, params: SamplingParams, prompt: Tensor, output: Tensor) -> Tensor:
-    """The twin of `sampler.edit` after three tokens of output, in the words of the sampling contract."""
+    """The twin of `RequestEdits.apply` after three tokens of output, in the words of the sampling contract."""
     if params.allowed_token_ids:
         allowed = torch.full_like(row, -math.inf)
         allowed[list(params.allowed_token_ids)] = 0

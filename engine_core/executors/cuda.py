@@ -12,12 +12,12 @@ from headwater.engine_core.config import EngineConfig
 from headwater.engine_core.executor import DrawPlan, Int32Array, StepPlan, StepResult
 from headwater.engine_core.executors.cuda_graphs import Graphs
 from headwater.engine_core.executors.cuda_swapper import CudaSwapper
-from headwater.engine_core.executors.device_sampler import DeviceSampler, Drawn, score
+from headwater.engine_core.executors.device_sampler import EVERYTHING, PLAIN, DeviceSampler, Needs, Places, score
 from headwater.engine_core.executors.device_table import DeviceTable
 from headwater.engine_core.executors.draw_inbox import DrawInbox, held_at
 from headwater.engine_core.executors.flight import Flight
 from headwater.engine_core.executors.own_rows import OwnRows
-from headwater.engine_core.executors.spread import SpreadDraw, spread_drafts, spread_draw
+from headwater.engine_core.executors.spread import spread_drafts, spread_draw
 from headwater.engine_core.executors.step_inbox import StepInbox
 from headwater.engine_core.executors.step_shapes import StepShape, StepShapes
 from headwater.engine_core.layers.batch import ForwardBatch
@@ -64,16 +64,16 @@ class CudaExecutor:
         self.can_draft = config.max_draft_tokens > 0 and one_row is None
         num_rows, num_positions = config.max_num_seqs, config.max_positions
         self._table = DeviceTable(config, device)
-        self._sampler = DeviceSampler(decoder.lm_head, num_rows, num_positions, decoder.dtype, device)
+        # Written by the device; one part for each step and draw that may be in flight.
+        num_parts = 2 * config.async_depth + 1
+        self._sampler = DeviceSampler(decoder.lm_head, num_rows, num_positions, decoder.dtype, device, num_parts)
         self._pools = Pools()
-        self._num_prompt = np.zeros(num_rows, np.int32)
+        self._num_prompt, self._num_prompt_logprobs = np.zeros((2, num_rows), np.int32)
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch ships it so
         self._flights: deque[Flight] = deque()
         self._shapes = StepShapes(config, platform)
         self._inbox = StepInbox(config, self._shapes.max_tiles, device)
         self._draw_inbox = DrawInbox(config, decoder.config.vocab_size, device)
-        # Written by the device; one part for each step and draw that may be in flight.
-        num_parts = 2 * config.async_depth + 1
         self._results = torch.zeros(num_parts, config.decode_steps, num_positions, dtype=torch.int32, pin_memory=True)
         self._own_rows = OwnRows(config, self._table, self._inbox, num_parts)
         # A thread that waits for a step sleeps: the next step is in flight, so the device need not wait for it.
@@ -89,7 +89,7 @@ class CudaExecutor:
         # Weights, cache, tables and workspaces are made on the stream that is current here.
         self._stream.wait_stream(torch.cuda.current_stream(device))
         self._unprepared = deque(partial(self._capture, shape) for shape in self._shapes.likely())
-        self._unprepared.insert(self._shapes.num_first, partial(self._sampler.rehearse, self._table.params))
+        self._unprepared.insert(self._shapes.num_first, partial(self._rehearse))
 
     @torch.inference_mode()
     def launch_likely(self) -> None:
@@ -100,11 +100,12 @@ class CudaExecutor:
                 hidden = self._chosen[: shape.num_tokens]
                 self._draw_and_advance(shape, hidden)
                 self._draw(hidden)
-                self._draw_masked(len(hidden), is_filtered=False)
+                self._draw_special(len(hidden), EVERYTHING, 0)
+                self._draw_masked(len(hidden), EVERYTHING)
             if self.can_draft:
                 self._own_rows.draft(shape, 1)
                 self._own_rows.store(self._sampler.tokens, 1, self._results)
-        self._sampler.rehearse(self._table.params)
+        self._rehearse()
         if self.swapper is not None:
             self.swapper.rehearse()
 
@@ -127,6 +128,7 @@ class CudaExecutor:
                 self._sampler.admit(admitted)
                 self._pools.admit(admitted)
                 self._num_prompt[admitted.row] = admitted.num_prompt_tokens
+                self._num_prompt_logprobs[admitted.row] = admitted.sampling.num_prompt_logprobs or 0
             flight = self._flight(plan.step, spread.output_indices[spread.samples], plan.row_steps)
             if own is not None:
                 flight.own = self._own_rows.gains(plan, self._part(plan.step))
@@ -150,36 +152,22 @@ class CudaExecutor:
                 flight.num_drafts, flight.drafts = plan.num_drafts, self._held_drafts[spread.rows, spread.place]
             num_draws = self._shapes.num_rows(len(spread.rows))
             self._draw_inbox.send(plan.step, spread, plan.masks, num_draws, self._first_result(plan.step))
-            if self._sampler.needs_host(plan.rows):
-                self._draw_masked_special(spread, flight)
-            else:
-                is_filtered = self._sampler.is_filtered(plan.rows)
-                key = num_draws, "filtered" if is_filtered else "masked"
-                self._graphs.run_once(key, partial(self._draw_masked, num_draws, is_filtered=is_filtered))
+            needs = self._sampler.needs(plan.rows)
+            self._graphs.run_once((num_draws, "masked", needs), partial(self._draw_masked, num_draws, needs))
+            if needs.scores:
+                flight.scores = self._sampler.scores(plan.step, spread.rows)
             flight.done.record(self._stream)
         self._flights.append(flight)
         return plan.step
 
-    def _draw_masked(self, num_draws: int, *, is_filtered: bool) -> None:
+    def _draw_masked(self, num_draws: int, needs: Needs) -> None:
         """The draw that the inbox holds."""
-        rows, positions, outputs = self._draw_inbox.draws(num_draws)
+        places, first_result = Places(*self._draw_inbox.draws(num_draws)), self._draw_inbox.first_result
         masks, held = self._draw_inbox.masks(num_draws)
-        params = self._table.params
-        tokens = self._sampler.draw_masked(self._held[held], masks, params, rows, outputs, is_filtered=is_filtered)
-        self._store_masked(rows, positions, outputs, tokens)
-
-    def _draw_masked_special(self, draw: SpreadDraw, flight: Flight) -> None:
-        rows, positions, outputs = self._draw_inbox.draws(len(draw.rows))
-        masks, held = self._draw_inbox.masks(len(draw.rows))
-        drawn = Drawn(draw.rows, draw.positions, draw.output_indices, masks)
-        tokens = self._sample_special(drawn, flight, self._held[held], rows, outputs)
-        self._store_masked(rows, positions, outputs, tokens)
-
-    def _store_masked(
-        self, rows: torch.Tensor, positions: torch.Tensor, outputs: torch.Tensor, tokens: torch.Tensor
-    ) -> None:
-        first_result = self._draw_inbox.first_result
-        store_tokens(rows, positions, outputs, tokens, self._table.token_ids, self._results, first_result)
+        table = self._table
+        tokens = self._sampler.draw_special(self._held[held], table.params, table.token_ids, places, needs, masks)
+        where = places.rows, places.positions, places.output_indices
+        store_tokens(*where, tokens, table.token_ids, self._results, first_result)
 
     def _flight(self, step: int, output_indices: Int32Array, row_steps: Int32Array | None = None) -> Flight:
         part, num_steps = self._part(step), 1 if row_steps is None else int(row_steps.max())
@@ -228,7 +216,7 @@ class CudaExecutor:
             self._graphs.run_once((shape, "draw"), partial(self._draw_and_advance, shape, hidden))
             self._graphs.run_once(num_draws, partial(self._draw, self._chosen[:num_draws]))
             self._draw_inbox.clear(num_draws)
-            self._graphs.run_once((num_draws, "masked"), partial(self._draw_masked, num_draws, is_filtered=False))
+            self._graphs.run_once((num_draws, "masked", PLAIN), partial(self._draw_masked, num_draws, PLAIN))
 
     def _own_columns(self, plan: StepPlan) -> Int32Array | None:
         """What the device is told of a plan's rows where it drafts, or knows alone where they are."""
@@ -283,10 +271,14 @@ class CudaExecutor:
         num_draws = len(flight.steps)
         padded_draws = self._shapes.num_rows(num_draws)
         samples_all = shape.is_decode and num_draws == len(plan.rows)
-        if not samples_all:
+        needs = self._sampler.needs(plan.rows[plan.samples])
+        if needs != PLAIN or not samples_all:
             hidden = torch.index_select(hidden, 0, self._inbox.draws[3, :padded_draws], out=self._chosen[:padded_draws])
-        if not self._sampler.is_plain(plan.rows[plan.samples]):
-            self._draw_special(plan, flight, hidden[:num_draws], num_own_rows)
+        if needs != PLAIN:
+            launch = partial(self._draw_special, padded_draws, needs, num_own_rows)
+            self._graphs.run_once((padded_draws, needs, num_own_rows), launch)
+            if needs.scores:
+                flight.scores = self._sampler.scores(plan.step, plan.rows[plan.samples])
         elif num_own_rows:
             key = shape if samples_all else padded_draws, "own", num_own_rows
             self._graphs.run_once(key, partial(self._draw_own, hidden, num_own_rows))
@@ -367,31 +359,21 @@ class CudaExecutor:
             words.seq_lens,
         )
 
-    def _draw_special(self, plan: StepPlan, flight: Flight, hidden: torch.Tensor, num_own_rows: int) -> None:
-        rows, positions, outputs, _ = self._inbox.draws[:, : len(hidden)].unbind()
-        sampled = plan.samples
-        drawn = Drawn(plan.rows[sampled], (plan.starts + plan.counts)[sampled], plan.output_indices[sampled])
-        tokens = self._sample_special(drawn, flight, hidden, rows, outputs)
+    def _draw_special(self, num_draws: int, needs: Needs, num_own_rows: int) -> None:
+        """Of the hidden states that are chosen."""
+        places, table = Places(*self._inbox.draws[:3, :num_draws].unbind()), self._table
+        hidden = self._chosen[:num_draws]
+        tokens = self._sampler.draw_special(hidden, table.params, table.token_ids, places, needs)
         if num_own_rows:
             self._own_rows.store(tokens, num_own_rows, self._results)
         else:
-            self._store(rows, positions, outputs, tokens)
+            self._store(places.rows, places.positions, places.output_indices, tokens)
 
-    def _sample_special(
-        self, drawn: Drawn, flight: Flight, hidden: torch.Tensor, rows: torch.Tensor, outputs: torch.Tensor
-    ) -> torch.Tensor:
-        tokens, flight.scored, flight.scores = self._sampler.draw_special(
-            hidden, self._table.params, rows, outputs, drawn, self._known
-        )
-        flight.num_tops = {j: self._sampler.num_logprobs(drawn.rows[j]) for j in flight.scored}
-        return tokens
+    def _rehearse(self) -> None:
+        self._sampler.rehearse(self._table.params, self._table.token_ids)
 
     def _store(self, rows: torch.Tensor, positions: torch.Tensor, outputs: torch.Tensor, tokens: torch.Tensor) -> None:
         store_tokens(rows, positions, outputs, tokens, self._table.token_ids, self._results, self._inbox.first_result)
-
-    def _known(self, row: int, length: int) -> tuple[torch.Tensor, torch.Tensor]:
-        num_prompt = int(self._num_prompt[row])
-        return self._table.token_ids[row, :num_prompt], self._table.token_ids[row, num_prompt:length]
 
     def _score_prompt(self, plan: StepPlan, flight: Flight, hidden: torch.Tensor, row: int) -> None:
         i = int(np.flatnonzero(plan.rows == row)[0])
@@ -399,7 +381,7 @@ class CudaExecutor:
         count = min(int(plan.counts[i]), int(self._num_prompt[row]) - 1 - start)
         # A copy: the row may be another's before the scores are read.
         next_ids = self._table.token_ids[row, start + 1 : start + 1 + count].clone()
-        num_top = self._sampler.params[row].num_prompt_logprobs or 0
+        num_top = int(self._num_prompt_logprobs[row])
         parts = []
         for at in range(0, count, SCORED_AT_ONCE):
             end = min(at + SCORED_AT_ONCE, count)

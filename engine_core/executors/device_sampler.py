@@ -1,23 +1,21 @@
-"""From hidden states to tokens on a GPU, in the order of `sampler`. Plain and filtered draws are launches only; rows
-that edit logits or want log probabilities take extra launches of torch, row by row."""
+"""From hidden states to tokens on a GPU, in the order of `sampler`: launches only, a constant number of them, so that a
+graph can hold each way to draw."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 
 from headwater.engine_core.executor import AdmittedRow, Int32Array
+from headwater.engine_core.executors.row_settings import RowSettings
+from headwater.engine_core.executors.score_table import SampledScores, ScoreTable
 from headwater.engine_core.layers.dense import DenseLinear
 from headwater.engine_core.layers.lm_head import LMHead
-from headwater.engine_core.sampling.sampler import edit, edits_logits
-from headwater.engine_core.sampling_params import SamplingParams
-from headwater.kernels.device import upload
 from headwater.kernels.filtered_sample import Filters, filtered_sample
 from headwater.kernels.lm_head_sample import MAX_ROWS, lm_head_sample
-from headwater.kernels.logprobs import logprobs
+from headwater.kernels.logprobs import logprobs_of
 from headwater.kernels.sample import Candidates, Draws, sample
 from headwater.kernels.step_rows import load_draws
 from headwater.kernels.token_mask import mask_tokens
@@ -33,31 +31,44 @@ class Scores:
 
 
 @dataclass(frozen=True, slots=True)
-class Drawn:
-    """What the host knows of rows that are sampled, [S] each."""
+class Needs:
+    """What some row of a draw wants beside a token of its logits as they are."""
 
-    rows: Int32Array
-    ends: Int32Array
-    """Tokens before the one that is sampled."""
-    output_indices: Int32Array
-    masks: torch.Tensor | None = None
-    """int32 [S, words] on the device."""
+    edits: bool = False
+    filters: bool = False
+    scores: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Places:
+    """The positions of a draw on the device, int32 [S] each; those of padding are of row -1."""
+
+    rows: torch.Tensor
+    positions: torch.Tensor
+    """Of the last token before each."""
+    output_indices: torch.Tensor
+
+
+PLAIN = Needs()
+EVERYTHING = Needs(edits=True, filters=True, scores=True)
 REHEARSED_ROWS = (32, 16, 2, 1)
 """For each of which another product makes the logits."""
-Known = Callable[[int, int], tuple[torch.Tensor, torch.Tensor]]
-"""From a table row and its number of tokens to the ids of its prompt and of its outputs."""
 
 
 class DeviceSampler:
     """Holds the workspace of sampling and, on the host, what is special about each row of the request table."""
 
     def __init__(
-        self, lm_head: LMHead, num_rows: int, num_positions: int, dtype: torch.dtype, device: torch.device
+        self,
+        lm_head: LMHead,
+        num_rows: int,
+        num_positions: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        num_parts: int,
     ) -> None:
-        """For a table of `num_rows` rows, and up to `num_positions` that are sampled at once; dtype is that of hidden
-        states."""
+        """For a table of `num_rows` rows, up to `num_positions` that are sampled at once, and up to `num_parts` draws
+        in flight; dtype is that of hidden states."""
         self._lm_head, self._dtype, self._device = lm_head, dtype, device
         head = lm_head.linear
         self._dense_head = head.weight if isinstance(head, DenseLinear) else None
@@ -75,29 +86,22 @@ class DeviceSampler:
             top_ps=torch.ones(num_positions, device=device),
             min_ps=torch.zeros(num_positions, device=device),
         )
-        self.params = [SamplingParams()] * num_rows
+        self._settings = RowSettings(num_rows, head.out_features, device)
+        self._scores = ScoreTable(num_parts, num_positions, device)
         self._is_filtered = np.zeros(num_rows, np.bool_)
-        self._is_edited = np.zeros(num_rows, np.bool_)
-        self._num_logprobs = np.full(num_rows, -1, np.int32)
 
     def admit(self, admitted: AdmittedRow) -> None:
         row, params = admitted.row, admitted.sampling
-        self.params[row] = params
         filters = params.top_k > 0 or params.top_p < 1 or params.min_p > 0
         self._is_filtered[row] = filters and not params.is_greedy
-        self._is_edited[row] = edits_logits(params)
-        self._num_logprobs[row] = -1 if params.num_logprobs is None else params.num_logprobs
+        self._settings.admit(admitted)
 
-    def is_plain(self, rows: Int32Array) -> bool:
-        """Whether `draw` is all that these rows need."""
-        return not (self.is_filtered(rows) or self.needs_host(rows))
-
-    def is_filtered(self, rows: Int32Array) -> bool:
-        return bool(self._is_filtered[rows].any())
-
-    def needs_host(self, rows: Int32Array) -> bool:
-        """Whether some need `draw_special`, whose launches are not the same every time."""
-        return bool((self._is_edited[rows] | (self._num_logprobs[rows] >= 0)).any())
+    def needs(self, rows: Int32Array) -> Needs:
+        return Needs(
+            edits=bool(self._settings.is_edited[rows].any()),
+            filters=bool(self._is_filtered[rows].any()),
+            scores=bool((self._settings.num_logprobs[rows] >= 0).any()),
+        )
 
     def draw(
         self, hidden: torch.Tensor, table_params: torch.Tensor, rows: torch.Tensor, output_indices: torch.Tensor
@@ -111,77 +115,51 @@ class DeviceSampler:
             sample(self._lm_head(hidden), draws, self._candidates, tokens)
         return tokens
 
-    def draw_masked(
-        self,
-        hidden: torch.Tensor,
-        masks: torch.Tensor,
-        table_params: torch.Tensor,
-        rows: torch.Tensor,
-        output_indices: torch.Tensor,
-        *,
-        is_filtered: bool,
-    ) -> torch.Tensor:
-        """As `draw`, under masks int32 [S, words] and, if so, filters."""
-        draws, filters = self._load(table_params, rows, output_indices)
-        tokens = self.tokens[: len(rows)]
-        logits = self._lm_head(hidden)
-        masked = torch.empty_like(logits, dtype=torch.float32)
-        mask_tokens(logits, masks, masked)
-        sample(masked, draws, self._candidates, tokens)
-        if is_filtered:
-            filtered_sample(masked, draws, filters, tokens)
-        return tokens
-
     def draw_special(
         self,
         hidden: torch.Tensor,
         table_params: torch.Tensor,
-        rows: torch.Tensor,
-        output_indices: torch.Tensor,
-        drawn: Drawn,
-        known: Known,
-    ) -> tuple[torch.Tensor, dict[int, int], Scores | None]:
-        """As `draw`, under filters, edits and masks. Returns also the index of each scored row among the scores."""
-        draws, filters = self._load(table_params, rows, output_indices)
-        tokens = self.tokens[: len(rows)]
-        raw = self._lm_head(hidden)
-        logits = raw
-        if self._is_edited[drawn.rows].any():
-            logits = raw.float()
-            for i in np.flatnonzero(self._is_edited[drawn.rows]).tolist():
-                row, end = int(drawn.rows[i]), int(drawn.ends[i])
-                edit(logits[i], self.params[row], int(drawn.output_indices[i]), *known(row, end))
-        if drawn.masks is not None:
-            masked = torch.empty_like(logits, dtype=torch.float32) if logits is raw else logits
-            mask_tokens(logits, drawn.masks, masked)
-            logits = masked
+        token_table: torch.Tensor,
+        places: Places,
+        needs: Needs,
+        masks: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """As `draw`, under masks int32 [S, words] if given, with what the rows need. token_table: int32 [rows, …]."""
+        draws, filters = self._load(table_params, places.rows, places.output_indices)
+        tokens = self.tokens[: len(places.rows)]
+        logits = raw = self._lm_head(hidden)
+        if needs.edits or masks is not None:
+            logits = torch.empty(raw.shape, dtype=torch.float32, device=raw.device)
+        if needs.edits:
+            self._settings.edit(raw, places.rows, places.positions, places.output_indices, token_table, logits)
+        if masks is not None:
+            mask_tokens(logits if needs.edits else raw, masks, logits)
         sample(logits, draws, self._candidates, tokens)
-        if self.is_filtered(drawn.rows):
+        if needs.filters:
             filtered_sample(logits, draws, filters, tokens)
-        wanted = np.flatnonzero(self._num_logprobs[drawn.rows] >= 0).tolist()
-        if not wanted:
-            return tokens, {}, None
-        num_top = int(self._num_logprobs[drawn.rows].max())
-        at = upload(np.array(wanted, np.int32), raw.device).long()
-        return tokens, {j: i for i, j in enumerate(wanted)}, score(raw[at], tokens[at], num_top)
+        if needs.scores:
+            self._scores.fill(raw, tokens, self._settings.num_logprobs_of(places.rows))
+        return tokens
 
-    def rehearse(self, table_params: torch.Tensor) -> None:
+    def scores(self, step: int, rows: Int32Array) -> SampledScores:
+        """Of the rows [S] that were drawn last, once the step is done."""
+        return self._scores.copy(step, self._settings.num_logprobs[rows])
+
+    def rehearse(self, table_params: torch.Tensor, token_table: torch.Tensor) -> None:
         """Launches once what `draw_special` does, for a row of padding, so that no step compiles it."""
-        head, no_row = self._lm_head.linear, torch.full((1,), -1, dtype=torch.int32, device=table_params.device)
-        draws, filters = self._load(table_params, no_row, torch.zeros_like(no_row))
+        head, device = self._lm_head.linear, self._device
         for num_rows in REHEARSED_ROWS:
-            hidden = torch.zeros(num_rows, head.in_features, dtype=self._dtype, device=self._device)
-            raw = self._lm_head(hidden)[:1]
-        masked, everything = raw.float(), no_row.expand(-(-head.out_features // 32))[None, :].contiguous()
-        mask_tokens(raw, everything, masked)
-        mask_tokens(masked, everything, masked)
-        for logits in (raw, masked):
-            sample(logits, draws, self._candidates, self.tokens[:1])
-            filtered_sample(logits, draws, filters, self.tokens[:1])
+            raw = self._lm_head(torch.zeros(num_rows, head.in_features, dtype=self._dtype, device=device))[:1]
+        # Apart as far as in an inbox: kernels are compiled for how pointers are aligned.
+        padding = torch.zeros(3, 4, dtype=torch.int32, device=device)
+        padding[0].fill_(-1)
+        places = Places(*padding[:, :1])
+        masks = torch.full((1, -(-head.out_features // 32)), -1, dtype=torch.int32, device=device)
+        for needs in (EVERYTHING, replace(EVERYTHING, edits=False)):
+            for given in (None, masks):
+                hidden = torch.zeros(1, head.in_features, dtype=self._dtype, device=device)
+                self.draw_special(hidden, table_params, token_table, places, needs, given)
         score(raw, self.tokens[:1], 1)
-
-    def num_logprobs(self, row: int) -> int:
-        return int(self._num_logprobs[row])
 
     def _load(
         self, table_params: torch.Tensor, rows: torch.Tensor, output_indices: torch.Tensor
@@ -199,11 +177,5 @@ class DeviceSampler:
 
 
 def score(logits: torch.Tensor, token_ids: torch.Tensor, num_top: int) -> Scores:
-    num_rows = len(token_ids)
-    scores = Scores(
-        chosen=torch.empty(num_rows, device=logits.device),
-        top_ids=torch.empty(num_rows, num_top, dtype=torch.int32, device=logits.device),
-        top_logprobs=torch.empty(num_rows, num_top, device=logits.device),
-    )
-    logprobs(logits, token_ids, scores.chosen, scores.top_ids, scores.top_logprobs)
-    return scores
+    chosen, top_ids, top_logprobs = logprobs_of(logits, token_ids, num_top)
+    return Scores(chosen=chosen, top_ids=top_ids, top_logprobs=top_logprobs)

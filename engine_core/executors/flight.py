@@ -10,8 +10,9 @@ import torch
 from headwater.engine_core.executor import Int32Array, StepResult
 from headwater.engine_core.executors.device_sampler import Scores
 from headwater.engine_core.executors.own_rows import OwnGains
+from headwater.engine_core.executors.score_table import SampledScores
 from headwater.engine_core.request import TokenLogprobs
-from headwater.engine_core.sampling.verification import Gained, by_entry, gained
+from headwater.engine_core.sampling.verification import Gained, gained
 
 
 @dataclass(slots=True, kw_only=True)
@@ -33,10 +34,7 @@ class Flight:
     own: OwnGains | None = None
     """Of a step in which the device drafts; S counts positions then, too."""
     done: torch.cuda.Event
-    scored: dict[int, int] = field(default_factory=dict)
-    """From the index of a sampled row to its row of `scores`."""
-    scores: Scores | None = None
-    num_tops: dict[int, int] = field(default_factory=dict)
+    scores: SampledScores | None = None
     prompt_scores: dict[int, tuple[list[Scores], int]] = field(default_factory=dict)
     vectors: dict[int, torch.Tensor] = field(default_factory=dict)
     """By row, of prompts that are pooled."""
@@ -44,38 +42,42 @@ class Flight:
     def result(self) -> StepResult:
         """Waits for the step, and returns what it sampled."""
         self.done.synchronize()
-        logprobs: dict[int, TokenLogprobs] = {}
-        if self.scores is not None:
-            entries = _entries(self.scores)
-            logprobs = {j: _cut(entries[i], self.num_tops[j]) for j, i in self.scored.items()}
         prompt_logprobs = {
             row: [_cut(entry, num_top) for scores in parts for entry in _entries(scores)]
             for row, (parts, num_top) in self.prompt_scores.items()
         }
-        found, logprobs, num_drafts = self._gained(logprobs)
+        found, num_positions, num_drafts = self._gained()
         return StepResult(
             token_ids=found.token_ids,
             num_tokens=found.num_tokens,
             num_drafts=num_drafts,
-            logprobs=logprobs,
+            logprobs=self._logprobs(found, num_positions),
             prompt_logprobs=prompt_logprobs,
             embeddings={row: vector.cpu().numpy().tobytes() for row, vector in self.vectors.items()},
         )
 
-    def _gained(self, logprobs: dict[int, TokenLogprobs]) -> tuple[Gained, dict[int, TokenLogprobs], Int32Array | None]:
-        """What the step's rows gained, of log probabilities by position those of tokens that count, and how many drafts
-        each row had, where the device drafted."""
+    def _gained(self) -> tuple[Gained, Int32Array, Int32Array | None]:
+        """What the step's rows gained, of how many positions each, and how many drafts each had where the device
+        drafted."""
         if self.own is not None:
             token_ids, num_tokens, num_drafts = self.own.read(self.tokens.numpy()[0, : len(self.steps)])
-            found = Gained(token_ids, num_tokens)
-            return found, by_entry(found, self.own.num_positions, logprobs), num_drafts
+            return Gained(token_ids, num_tokens), self.own.num_positions, num_drafts
         tokens: Int32Array = self.tokens.numpy()[self.steps, np.arange(len(self.steps))[:, None]]
-        if self.num_drafts is None:
-            num_tokens = np.ones(len(tokens), np.int32) if self.row_steps is None else self.row_steps
-            return Gained(tokens, num_tokens), logprobs, None
-        num_positions = self.num_drafts + 1
-        found = gained(tokens[:, 0], self.drafts, num_positions)
-        return found, by_entry(found, num_positions, logprobs), None
+        if self.num_drafts is not None:
+            num_positions = self.num_drafts + 1
+            return gained(tokens[:, 0], self.drafts, num_positions), num_positions, None
+        ones = np.ones(len(tokens), np.int32)
+        return Gained(tokens, ones if self.row_steps is None else self.row_steps), ones, None
+
+    def _logprobs(self, found: Gained, num_positions: Int32Array) -> dict[int, TokenLogprobs]:
+        """Those of tokens that count, as `StepResult` has them."""
+        if self.scores is None:
+            return {}
+        rows, columns = found.places
+        positions = (np.cumsum(num_positions) - num_positions)[rows] + columns
+        is_wanted = self.scores.num_tops[positions] >= 0
+        entries = (rows * found.token_ids.shape[1] + columns)[is_wanted]
+        return dict(zip(entries.tolist(), self.scores.entries(positions[is_wanted]), strict=True))
 
 
 def _entries(scores: Scores) -> list[TokenLogprobs]:

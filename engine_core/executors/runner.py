@@ -122,7 +122,7 @@ class Runner:
 
     def _draw_guesses(self, logits: torch.Tensor, rows: Int32Array, at: Int32Array) -> Int32Array:
         outputs = at - self._num_prompt[rows]
-        return self._sampler.draw(logits, rows, outputs, lambda i: self._known(int(rows[i]), int(at[i])))
+        return self._sampler.draw(logits, rows, outputs, lambda i: self._outputs(int(rows[i]), int(at[i])))
 
     def _ends(self, plan: StepPlan, batch: ForwardBatch) -> Ends | None:
         """Where nobody looks at every token of the plan."""
@@ -155,7 +155,7 @@ class Runner:
             logits,
             each,
             np.repeat(output_indices, num_positions) + place,
-            lambda i: self._known(int(each[i]), int(at[i])),
+            lambda i: self._outputs(int(each[i]), int(at[i])),
             masks,
         )
         drafts = self._token_ids[_index(each), _index(at)].numpy()
@@ -185,10 +185,9 @@ class Runner:
             rows, at = np.repeat(plan.rows, count), np.repeat(ends - count, count) + places(count)
             self._token_ids[_index(rows), _index(at)] = torch.from_numpy(plan.draft_ids)
 
-    def _known(self, row: int, length: int) -> tuple[torch.Tensor, torch.Tensor]:
-        num_prompt = int(self._num_prompt[row])
-        token_ids = self._token_ids[row, :length].to(self._device)
-        return token_ids[:num_prompt], token_ids[num_prompt:]
+    def _outputs(self, row: int, length: int) -> Int32Array:
+        token_ids: Int32Array = self._token_ids[row, self._num_prompt[row] : length].numpy()
+        return token_ids
 
     def _score_prompt(self, plan: StepPlan, hidden: torch.Tensor, row: int) -> list[TokenLogprobs]:
         """Of the prompt tokens after the positions that the row computes."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from headwater.kernels.filtered_sample import Filters, filtered_sample
-from headwater.kernels.logprobs import logprobs
+from headwater.kernels.logprobs import logprobs_of
 from headwater.kernels.sample import Candidates, Draws, sample
 from headwater.kernels.token_mask import mask_tokens
 
@@ -32,9 +32,4 @@ class CudaSampling:
     def logprobs(
         self, logits: torch.Tensor, token_ids: torch.Tensor, num_top: int
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        num_rows, device = logits.shape[0], logits.device
-        chosen = torch.empty(num_rows, device=device)
-        top_ids = torch.empty(num_rows, num_top, dtype=torch.int32, device=device)
-        top_logprobs = torch.empty(num_rows, num_top, device=device)
-        logprobs(logits, token_ids, chosen, top_ids, top_logprobs)
-        return chosen, top_ids, top_logprobs
+        return logprobs_of(logits, token_ids, num_top)

@@ -1,5 +1,6 @@
 """The operations of sampling that a platform offers, each on whole rows of logits; `platforms.specification` has their
-twins. What edits single rows (`sampler.edit`) is torch on the platform's device."""
+twins. Edits of logits (`edits.RequestEdits`) are no operation of a platform: they are a compiled kernel on a CPU, and
+torch on other devices."""
 
 from __future__ import annotations
 

@@ -15,15 +15,15 @@ import numpy as np
 import torch
 
 from headwater.engine_core.executor import AdmittedRow, Int32Array
+from headwater.engine_core.ragged import run_lengths
 from headwater.engine_core.request import TokenLogprobs
+from headwater.engine_core.sampling.edits import RequestEdits, edits_of
 from headwater.engine_core.sampling.operations import SamplingOperations
-from headwater.engine_core.sampling_params import SamplingParams
 from headwater.kernels.filtered_sample import Filters
-from headwater.kernels.penalties import penalize_twin
 from headwater.kernels.sample import Draws
 
-Known = Callable[[int], tuple[torch.Tensor, torch.Tensor]]
-"""From the index of what is sampled to the ids of the prompt and of the outputs before it, both int32 [n]."""
+Known = Callable[[int], Int32Array]
+"""From the index of what is sampled to the ids of the outputs before it [n], of which drafts are the last."""
 
 
 class Sampler:
@@ -31,7 +31,8 @@ class Sampler:
 
     def __init__(self, num_rows: int, operations: SamplingOperations, device: torch.device) -> None:
         self._operations, self._device = operations, device
-        self._params = [SamplingParams()] * num_rows
+        self._edits: list[RequestEdits | None] = [None] * num_rows
+        self._num_prompt_logprobs = np.zeros(num_rows, np.int32)
         self._seeds = np.zeros(num_rows, np.int64)
         self._choices = np.zeros(num_rows, np.int32)
         self._temperatures = np.zeros(num_rows, np.float32)
@@ -43,11 +44,13 @@ class Sampler:
 
     def admit(self, admitted: AdmittedRow) -> None:
         row, params = admitted.row, admitted.sampling
-        self._params[row] = params
+        edits = edits_of(admitted)
+        self._edits[row] = None if edits is None else RequestEdits(edits)
         self._seeds[row], self._choices[row] = params.seed, admitted.choice_index
         self._temperatures[row] = 0.0 if params.is_greedy else params.temperature
         self._top_ks[row], self._top_ps[row], self._min_ps[row] = max(params.top_k, 0), params.top_p, params.min_p
-        self._is_edited[row] = edits_logits(params)
+        self._is_edited[row] = edits is not None
+        self._num_prompt_logprobs[row] = params.num_prompt_logprobs or 0
         self._num_logprobs[row] = -1 if params.num_logprobs is None else params.num_logprobs
 
     def sample(
@@ -59,7 +62,7 @@ class Sampler:
         masks: Int32Array | None = None,
     ) -> tuple[Int32Array, dict[int, TokenLogprobs]]:
         """logits [S, V] after some token of table rows [S], under masks [S, words] if given; returns int32 [S] and log
-        probabilities by index."""
+        probabilities by index. Positions of one row stand side by side, each behind one more token."""
         tokens = self.draw(logits, rows, output_indices, known, masks)
         wanted = np.flatnonzero(self._num_logprobs[rows] >= 0)
         if not wanted.size:
@@ -77,18 +80,23 @@ class Sampler:
         masks: Int32Array | None = None,
     ) -> Int32Array:
         """As `sample`, the tokens alone."""
-        raw = logits
         if self._is_edited[rows].any():
-            logits = logits.float()
-            logits = logits.clone() if logits is raw else logits
-            for i in np.flatnonzero(self._is_edited[rows]).tolist():
-                edit(logits[i], self._params[rows[i]], int(output_indices[i]), *known(i))
+            edited = torch.empty_like(logits, dtype=torch.float32, memory_format=torch.contiguous_format)
+            logits = edited.copy_(logits)
+            self._edit(logits, rows, output_indices, known)
         return self._draw(logits, rows, output_indices, None if masks is None else self._on_device(masks))
 
     def score_prompt(self, logits: torch.Tensor, token_ids: torch.Tensor, row: int) -> list[TokenLogprobs]:
         """Of prompt tokens int32 [N] under the logits [N, V] before each."""
-        num_top = self._params[row].num_prompt_logprobs or 0
+        num_top = int(self._num_prompt_logprobs[row])
         return self._score(logits, token_ids, [num_top] * len(token_ids))
+
+    def _edit(self, logits: torch.Tensor, rows: Int32Array, output_indices: Int32Array, known: Known) -> None:
+        ends = np.cumsum(run_lengths(rows))
+        for first, end in zip([0, *ends[:-1].tolist()], ends.tolist(), strict=True):
+            edits = self._edits[rows[first]]
+            if edits is not None:
+                edits.apply(logits[first:end], int(output_indices[first]), known(end - 1))
 
     def _draw(
         self, logits: torch.Tensor, rows: Int32Array, output_indices: Int32Array, masks: torch.Tensor | None
@@ -139,42 +147,3 @@ class Sampler:
     def _on_host(self, tokens: torch.Tensor) -> Int32Array:
         array: Int32Array = tokens.cpu().numpy()
         return array
-
-
-def edits_logits(params: SamplingParams) -> bool:
-    return bool(
-        params.allowed_token_ids
-        or params.bad_words
-        or params.logit_bias
-        or params.has_penalties
-        or (params.min_tokens and params.min_tokens_blocked_ids)
-    )
-
-
-def edit(
-    logits: torch.Tensor, params: SamplingParams, output_index: int, prompt_ids: torch.Tensor, output_ids: torch.Tensor
-) -> None:
-    """One row, float32 [V], in place."""
-    if params.allowed_token_ids:
-        forbidden = torch.ones_like(logits, dtype=torch.bool)
-        forbidden[list(params.allowed_token_ids)] = False
-        logits.masked_fill_(forbidden, float("-inf"))
-    for word in params.bad_words:
-        if len(word) == 1 or output_ids[max(0, len(output_ids) - len(word) + 1) :].tolist() == list(word[:-1]):
-            logits[word[-1]] = float("-inf")
-    if output_index < params.min_tokens:
-        logits[list(params.min_tokens_blocked_ids)] = float("-inf")
-    if params.logit_bias:
-        logits[list(params.logit_bias)] += torch.tensor(list(params.logit_bias.values()), device=logits.device)
-    if params.has_penalties:
-        _penalize(logits, params, prompt_ids, output_ids)
-
-
-def _penalize(logits: torch.Tensor, params: SamplingParams, prompt_ids: torch.Tensor, output_ids: torch.Tensor) -> None:
-    counts = torch.bincount(output_ids.long(), minlength=len(logits))
-    in_prompt = torch.zeros_like(counts, dtype=torch.bool)
-    in_prompt[prompt_ids.long()] = True
-    strengths = (params.repetition_penalty, params.presence_penalty, params.frequency_penalty)
-    repetition, presence, frequency = (torch.tensor([strength], device=logits.device) for strength in strengths)
-    penalized = penalize_twin(logits[None], counts[None], in_prompt[None], repetition, presence, frequency)
-    logits.copy_(penalized[0])

@@ -32,7 +32,7 @@ MOST_PACE = 2.0
 """Gains count as this much at most: however good drafts were, a few steps without any are enough to stop waiting."""
 NO_DRAFTS = 0.95
 """What a step counts for which the executor is asked for no drafts: without them nothing is learned about them."""
-REVIEWED_STEPS = 64
+REVIEWED_STEPS = 32
 """After which rows wait no more: whether it is better to run ahead is decided anew."""
 WATCHED_STEPS = 4
 """While rows run ahead, what other drafters guess is looked at in every such step."""
@@ -54,7 +54,7 @@ class AdaptiveSpeculator:
         executor_drafts: str = "",
     ) -> None:
         """`num_rows`: of the request table; `executor_drafts`: which of the drafters the executor has as well, if any,
-        for rows whose logits nobody edits."""
+        for rows without a grammar."""
         self.max_drafts = max_drafts
         self.needs_result: BoolArray = np.zeros(num_rows, np.bool_)
         self.runs_ahead: BoolArray = np.zeros(num_rows, np.bool_)
@@ -68,7 +68,9 @@ class AdaptiveSpeculator:
         self._by_executor = ExecutorDrafts(num_rows)
         self.num_bytes = self._guesses.num_bytes
         self._is_waiting, self._is_ahead = False, False
-        self._pace, self._gain_ahead, self._num_steps = 1.0, 1.0, 0
+        self._pace, self._num_steps = 1.0, 0
+        self._gain_ahead = self._gain_waiting = 1.0
+        """While rows run ahead, of late: what that gains, and what waiting for other drafters' guesses would."""
         self._next_watched = 0
         self._is_seated: BoolArray = np.zeros(num_rows, np.bool_)
         """Rows that a request has: those that wait when rows wait."""
@@ -84,9 +86,9 @@ class AdaptiveSpeculator:
         self._most[row] = min(asked.max_tokens or self.max_drafts, self.max_drafts) if is_served else 0
         self._wanted[row] = names.index(asked.drafter) if is_served and asked.drafter else ANY
         self._is_seated[row] = True
-        is_unedited = request.sampling.is_unedited and not request.has_grammar
         is_ahead = self._ahead != ANY and self._wanted[row] in (ANY, self._ahead)
-        self._may_run_ahead[row] = is_served and is_unedited and is_ahead
+        # Masks of a grammar are filled for drafts that are known.
+        self._may_run_ahead[row] = is_served and is_ahead and not request.has_grammar
         self.needs_result[row] = self._is_waiting
         self.runs_ahead[row] = self._is_ahead and self._may_run_ahead[row]
         self._by_executor.reset(row)
@@ -165,10 +167,11 @@ class AdaptiveSpeculator:
         unguessed = self._unguessed(rows)
         if unguessed.size:
             self._guesses.make(table, unguessed, self._most[unguessed], self._wanted[unguessed], self._others)
-        waiting = self._gain(table, rows, self._costs)
-        if waiting > WORTHWHILE * self._gain_ahead:
+        gain = self._gain(table, rows, self._costs)
+        self._gain_waiting = PACE_MEMORY * self._gain_waiting + (1 - PACE_MEMORY) * gain
+        if self._gain_waiting > WORTHWHILE * self._gain_ahead:
             self._stop()
-            self._start_waiting(waiting)
+            self._start_waiting(self._gain_waiting)
 
     def _unguessed(self, rows: Rows) -> Rows:
         """Those of `rows` for which a guess is to be made now."""
@@ -192,7 +195,8 @@ class AdaptiveSpeculator:
         self._pace = PACE_MEMORY * self._pace + (1 - PACE_MEMORY) * min(gain, MOST_PACE)
 
     def _start_ahead(self, gain: float) -> None:
-        self._is_ahead, self._pace, self._gain_ahead, self._num_steps = True, min(gain, MOST_PACE), gain, 0
+        self._is_ahead, self._pace, self._num_steps = True, min(gain, MOST_PACE), 0
+        self._gain_ahead, self._gain_waiting = gain, 1.0
         self._guesses.end(np.flatnonzero(self._is_seated))
         self.runs_ahead[:] = self._is_seated & self._may_run_ahead
 

@@ -36,6 +36,8 @@ class RequestTable:
         self.runs_ahead: BoolArray = np.zeros(num_rows, np.bool_) if runs_ahead is None else runs_ahead
         self.num_uncertain: Int32Array = np.zeros(num_rows, np.int32)
         """Steps in flight, or held, that have drafts of the row, so that `num_computed` may come to less."""
+        self.awaits_drafts: BoolArray = np.zeros(num_rows, np.bool_)
+        """Whether such a step has drafts that its plan names: the executor computes nothing of the row behind it."""
         self._hashes_blocks = config.enable_prefix_caching
         self.requests: list[RequestState | None] = [None] * num_rows
         self.free_rows = list(reversed(range(num_rows)))
@@ -83,7 +85,7 @@ class RequestTable:
         self.capacity[row] = len(blocks) * self.block_size
         self.credit[row] = request.credit
         self.is_alive[row] = True
-        self.num_uncertain[row] = 0
+        self.num_uncertain[row], self.awaits_drafts[row] = 0, False
         self.max_len[row] = request.max_len
         self.min_len[row] = min(request.num_prompt_tokens + request.min_tokens, NEVER)
         self.is_plain[row] = request.sampling.is_plain and not request.has_grammar
@@ -134,7 +136,7 @@ class RequestTable:
         is_decodable = (self.num_computed < self.compute_end) & (self.credit > 0) & (self.held.num_held == 0)
         if self._has_speculator:
             # A row that needs no result any more may still have drafts in flight.
-            waits = self.needs_result | ((self.num_uncertain > 0) & ~self.runs_ahead)
+            waits = self.needs_result | self.awaits_drafts | ((self.num_uncertain > 0) & ~self.runs_ahead)
             is_decodable &= (self.num_known > self.num_computed) | ~waits
         return np.flatnonzero(is_decodable)
 
@@ -142,6 +144,7 @@ class RequestTable:
         """Takes back counts[i] tokens that a step scheduled for rows[i] and its result did not confirm; those that had
         drafts in it are less uncertain by that step."""
         self.num_uncertain[rows] -= had_drafts
+        self.awaits_drafts[rows] &= ~had_drafts
         self.num_computed[rows] -= counts
         self.credit[rows] += counts
 

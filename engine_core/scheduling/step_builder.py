@@ -115,6 +115,7 @@ class StepBuilder:
         follows = self._following(table)
         if self.num_drafts is not None:
             table.num_uncertain[rows] += self.num_drafts > 0
+            table.awaits_drafts[rows] = (self.num_drafts > 0) & (self.draft_ids is not None)
         plan_rows, starts, counts, samples, num_drafts = self._with_chunks(starts, counts)
         output_indices = starts + counts - table.num_prompt[plan_rows]
         if num_drafts is not None:

@@ -11,11 +11,12 @@ from dataclasses import dataclass, replace
 
 from headwater.engine_core.kv.prefix_hash import HASH_LEN
 from headwater.engine_core.request import NewRequest, Speculation
-from headwater.engine_core.sampling_params import SamplingParams
+from headwater.engine_core.sampling_params import MOST_LOGPROBS, SamplingParams
 from headwater.proto import common_pb2
 from headwater.proto.common_pb2 import Sampling, Speculative
 from headwater.proto.engine_pb2 import Add, AddPart
 from headwater.services.errors import BadRequest, ContextTooLong, UnsupportedField
+from headwater.services.request_limits import MAX_BIASES, check_count
 from headwater.services.speculation import DRAFTERS
 
 POOLINGS = {
@@ -141,6 +142,9 @@ def _check(pending: PendingAdd, limits: Limits) -> None:
     _check_ids("stop_token_ids", add.sampling.stop_token_ids, limits)
     _check_ids("allowed_token_ids", add.sampling.allowed_token_ids, limits)
     _check_ids("logit_bias", list(add.sampling.logit_bias), limits)
+    check_count("logit_bias", len(add.sampling.logit_bias), MAX_BIASES)
+    if add.sampling.top_logprobs > MOST_LOGPROBS:
+        raise BadRequest.of("top_logprobs", add.sampling.top_logprobs, f"at most {MOST_LOGPROBS}")
     for word in add.bad_word_ids:
         _check_ids("bad_word_ids", word.token_ids, limits)
         if not word.token_ids:

@@ -1,4 +1,4 @@
-"""A speculator whose rows run ahead of their results all the time, if nobody edits logits; the executor drafts."""
+"""A speculator whose rows without a grammar run ahead of their results all the time; the executor drafts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class AheadSpeculator(FixedSpeculator):
         self._rng = None if seed is None else np.random.default_rng(seed)
 
     def seat(self, request: RequestState) -> None:
-        self.runs_ahead[request.row] = request.sampling.is_unedited and not request.has_grammar
+        self.runs_ahead[request.row] = not request.has_grammar
 
     def vacate(self, row: int, token_ids: Int32Array) -> None:
         self.runs_ahead[row] = False

@@ -149,24 +149,21 @@ def test_rows_stop_running_ahead_when_nothing_stands_any_more_and_steps_grow_dea
     assert 0 < modes.ahead < 100 < modes.neither
 
 
-@pytest.mark.parametrize(
-    ("sampling", "speculation"),
-    [
-        (replace(PLAIN, presence_penalty=0.3), Speculation()),
-        (replace(PLAIN, num_logprobs=2), Speculation()),
-        (PLAIN, Speculation(drafter="other")),
-    ],
-    ids=["penalties", "log probabilities", "names another drafter"],
-)
-def test_a_row_that_the_executor_does_not_serve_waits_and_others_with_it(
-    sampling: SamplingParams, speculation: Speculation
-) -> None:
+def test_a_row_that_the_executor_does_not_serve_waits_and_others_with_it() -> None:
     run = Run(always, Oracle(always, name="other"))
-    run.add(1, sampling, speculation)
+    run.add(1, PLAIN, Speculation(drafter="other"))
     run.add(2)
     modes = run.run()
-    assert modes.ahead == 0
-    assert modes.waiting > modes.neither
+    # Once it has ended the other one may run ahead.
+    assert modes.waiting > 5 * (modes.ahead + modes.neither)
+
+
+@pytest.mark.parametrize("sampling", [replace(PLAIN, presence_penalty=0.3), replace(PLAIN, num_logprobs=2)])
+def test_rows_of_every_sampling_run_ahead(sampling: SamplingParams) -> None:
+    run = Run(always)
+    run.add(1, sampling)
+    run.add(2)
+    assert run.run().ahead > 10
 
 
 def test_a_request_that_wants_no_drafts_gets_none_while_others_run_ahead() -> None:

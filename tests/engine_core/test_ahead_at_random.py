@@ -55,8 +55,7 @@ class WaveringSpeculator(HalfRightSpeculator):
 
     def _mark(self, row: int) -> None:
         request = self._seated[row]
-        is_plain = request.sampling.is_plain and not request.has_grammar
-        self.runs_ahead[row] = self._mode == 2 and self.serves(request) and is_plain
+        self.runs_ahead[row] = self._mode == 2 and self.serves(request) and not request.has_grammar
         self.needs_result[row] = self._mode == 1 and self.serves(request)
 
 
@@ -118,3 +117,18 @@ def test_a_row_is_planned_while_its_drafts_are_in_flight(depth: int) -> None:
     assert driver.executor.max_in_flight == depth
     load = driver.engine.load()
     assert load.num_accepted_tokens == load.num_draft_tokens > 100
+
+
+def test_a_row_whose_drafts_a_plan_named_waits_for_them_although_it_may_run_ahead_by_now() -> None:
+    """Another row's result changes the way of all rows while the drafts are in flight."""
+    config = EngineConfig(
+        block_size=BLOCK_SIZE, num_blocks=80, max_model_len=MAX_MODEL_LEN, max_num_seqs=8, async_depth=4
+    )
+    for seed in range(8):
+        driver = Driver(config, late_polls=MANY, speculator=WaveringSpeculator(seed, 7, change=0.5))
+        knows_answers(driver, seed, 0.2)
+        for key in range(1, 7):
+            sampling = SamplingParams(temperature=1.0, seed=key, max_tokens=90)
+            driver.add(NewRequest(key=key, prompt_ids=[3 + key] * (9 * key), output_ids=[], sampling=sampling))
+        driver.run()
+        assert all(stream.tokens == stream.answer for stream in driver.streams.values())

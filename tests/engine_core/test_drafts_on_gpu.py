@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -25,7 +25,7 @@ EVERY_SAMPLING = [SamplingParams(max_tokens=40 - i, **fields) for i, fields in e
 SEEDED = [SamplingParams(temperature=0.9, seed=i, max_tokens=40) for i in range(64)]
 
 
-def prompts_of(lengths: Sequence[int], shared: int = 0) -> list[list[int]]:
+def prompts_of(lengths: Iterable[int], shared: int = 0) -> list[list[int]]:
     prefix = RNG.integers(3, 512, shared).tolist()
     return [prefix + RNG.integers(3, 512, length).tolist() for length in lengths]
 
@@ -69,6 +69,24 @@ def test_answers_and_log_probabilities_are_those_without_drafts(
 ) -> None:
     samplings = [SamplingParams(max_tokens=40 - i % 7, **SAMPLINGS[kind]) for i in range(len(NEAR_PAGES))]
     check_drafts(engine_of(), prompts_of(NEAR_PAGES), samplings)
+
+
+def test_edits_of_every_kind_count_the_drafts_before_them(engine_of: Callable[..., SmallEngine]) -> None:
+    """Few ids are allowed, so that drafts repeat tokens, begin and end bad words, and cross minimum lengths."""
+    few = {"allowed_token_ids": tuple(range(20, 32)), "bad_words": ((21, 22), (23, 24, 25), (31,))}
+    penalties = {"repetition_penalty": 1.2, "presence_penalty": 0.3, "frequency_penalty": 0.2}
+    early = {"min_tokens": 11, "min_tokens_blocked_ids": (26, 27), "stop_token_ids": (26, 27)}
+    biases = {"logit_bias": {token: token / 200 - 1 for token in range(0, 512, 3)}}
+    samplings = [
+        SamplingParams(temperature=0.9, seed=seed, max_tokens=60, num_logprobs=num_logprobs, **edits, **filters)
+        for seed, (edits, num_logprobs, filters) in enumerate(
+            (edits, num_logprobs, filters)
+            for edits in (few, penalties, few | penalties, few | early, penalties | biases, {})
+            for num_logprobs in (None, 0, 20)
+            for filters in ({}, {"top_k": 8, "top_p": 0.95})
+        )
+    ]
+    check_drafts(engine_of(), prompts_of(3 + 31 * i % 600 for i in range(len(samplings))), samplings, num_rounds=2)
 
 
 @pytest.mark.parametrize("num_rows", [1, 2, 7, 40, 130])

@@ -64,9 +64,24 @@ def test_ends_of_pages_and_of_splits_are_crossed(engine_of: EngineOf) -> None:
     check_own_drafts(engine_of(), prompts_of(NEAR_PAGES + NEAR_SPLITS), PLAIN)
 
 
-def test_rows_that_need_more_than_a_plain_draw_stand_beside_those_that_run_ahead(engine_of: EngineOf) -> None:
+def test_rows_of_every_sampling_run_ahead_beside_each_other(engine_of: EngineOf) -> None:
     samplings = [each for special in EVERY_SAMPLING for each in (GREEDY, special)]
     check_own_drafts(engine_of(), prompts_of([1 + i * 37 % 200 for i in range(40)]), samplings)
+
+
+@pytest.mark.parametrize("num_rows", [1, 30])
+def test_edits_count_drafts_that_the_host_has_not_seen(num_rows: int, engine_of: EngineOf) -> None:
+    """Few allowed ids, so that answers repeat themselves: their bad words begin and end within drafts."""
+    few = replace(GREEDY, allowed_token_ids=tuple(range(20, 26)), num_logprobs=4)
+    samplings = [
+        replace(few, bad_words=((20, 21), (22, 23, 24))),
+        replace(few, frequency_penalty=0.05, presence_penalty=0.1),
+        replace(few, temperature=0.3, seed=3, repetition_penalty=1.05, logit_bias={21: 1.0, 25: -1.0}),
+        replace(few, min_tokens=33, min_tokens_blocked_ids=(22,)),
+    ]
+    for first in range(len(samplings) if num_rows == 1 else 1):
+        turned = samplings[first:] + samplings[:first]
+        check_own_drafts(engine_of(), prompts_of([5 + i * 37 % 200 for i in range(num_rows)]), turned)
 
 
 @pytest.mark.parametrize(

@@ -22,9 +22,9 @@ def drawn(logits: torch.Tensor, num_draws: int, seed: int = FIRST_SEED) -> Int32
     sampling = SamplingParams(temperature=1.0, seed=seed)
     prompt = np.ones(1, np.int32)
     sampler.admit(AdmittedRow(row=0, token_ids=prompt, num_prompt_tokens=1, sampling=sampling, choice_index=0))
-    rows, nothing = np.zeros(num_draws, np.int32), torch.empty(0, dtype=torch.int32)
+    rows, nothing = np.zeros(num_draws, np.int32), np.empty(0, np.int32)
     indices = np.arange(num_draws, dtype=np.int32)
-    return sampler.draw(logits.repeat(num_draws, 1), rows, indices, lambda i: (nothing, nothing))
+    return sampler.draw(logits.repeat(num_draws, 1), rows, indices, lambda i: nothing)
 
 
 def pair(kind: str, seed: int) -> tuple[torch.Tensor, torch.Tensor]:

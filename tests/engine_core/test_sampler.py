@@ -16,7 +16,7 @@ from headwater.kernels.candidate_sample import candidate_sample
 from headwater.kernels.filtered_sample import Filters, filtered_sample_twin
 from headwater.kernels.sample import Draws
 
-NO_IDS = torch.empty(0, dtype=torch.int32)
+NO_IDS = np.empty(0, np.int32)
 
 
 def choose(
@@ -25,12 +25,10 @@ def choose(
     """The token that one row chooses."""
     sampler, outputs = Sampler(1, CpuSampling(), torch.device("cpu")), outputs or []
     params = SamplingParams(**{"temperature": 0.0} | rules)
-    sampler.admit(
-        AdmittedRow(row=0, token_ids=np.empty(0, np.int32), num_prompt_tokens=1, sampling=params, choice_index=0)
-    )
-    known = (torch.tensor(prompt or [], dtype=torch.int32), torch.tensor(outputs, dtype=torch.int32))
+    ids, known = np.array(prompt or [], np.int32), np.array(outputs, np.int32)
+    sampler.admit(AdmittedRow(row=0, token_ids=ids, num_prompt_tokens=len(ids), sampling=params, choice_index=0))
     index = np.array([len(outputs)], np.int32)
-    tokens, _ = sampler.sample(torch.tensor([logits]), np.zeros(1, np.int32), index, lambda row: known)
+    tokens, _ = sampler.sample(torch.tensor([logits]), np.zeros(1, np.int32), index, lambda i: known)
     return int(tokens[0])
 
 
@@ -90,7 +88,7 @@ def test_samples_are_distributed_as_the_softmax() -> None:
         logits.expand(count, -1),
         np.zeros(count, np.int32),
         np.arange(count, dtype=np.int32),
-        lambda row: (NO_IDS, NO_IDS),
+        lambda i: NO_IDS,
     )
     observed = np.bincount(tokens, minlength=4) / count
     assert observed == pytest.approx((logits / 0.7).softmax(0).numpy(), abs=0.012)

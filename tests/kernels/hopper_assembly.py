@@ -1,4 +1,4 @@
-"""Prints the PTX of decode attention as a Hopper GPU gets it, as JSON; compiled here, so that no GPU is needed.
+"""Prints the PTX of kernels as a Hopper GPU gets it, as JSON; compiled here, so that no GPU is needed.
 
 A program of its own: in a process of tests kernels are interpreted.
 """
@@ -15,8 +15,16 @@ from triton.compiler import ASTSource
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon._runtime import GluonASTSource
 
-from headwater.kernels import decode_attention, hopper_decode_attention, hopper_decode_splits
+from headwater.kernels import (
+    decode_attention,
+    draft_rows,
+    edit_logits,
+    hopper_decode_attention,
+    hopper_decode_splits,
+    hopper_wide_gemm,
+)
 from headwater.kernels.online_softmax import HALF, SPLIT, TILE
+from headwater.kernels.wide_tiles import TEAM_TILES, TeamTiles
 
 INTS = ("p_table", "p_table_row", "p_seq_len", "p_count", "p_item", "p_tail", "p_first_partial", "p_arrived")
 SCALARS = {"qk_scale": "fp32", "stride_table": "i32", "num_rows": "i32"}
@@ -28,7 +36,11 @@ HEADS = ((1, 64), (1, 128), (2, 128))
 
 
 def compiled(kernel: Any, types: Mapping[str, str], constants: Mapping[str, Any], source: Any, **options: Any) -> str:
-    """Arguments without a type are constants; pointers are aligned."""
+    """PTX. Arguments without a type are constants; pointers are aligned."""
+    return str(built(kernel, types, constants, source, **options).asm["ptx"])
+
+
+def built(kernel: Any, types: Mapping[str, str], constants: Mapping[str, Any], source: Any, **options: Any) -> Any:
     names = kernel.arg_names
     made = source(
         kernel,
@@ -37,13 +49,16 @@ def compiled(kernel: Any, types: Mapping[str, str], constants: Mapping[str, Any]
         attrs={(i,): [["tt.divisibility", 16]] for i, name in enumerate(names) if types.get(name, "")[:1] == "*"},
     )
     options |= {"num_warps": 4, "launch_pdl": True}
-    ptx: str = triton.compile(made, target=GPUTarget("cuda", 90, 32), options=options).asm["ptx"]
-    return ptx
+    return triton.compile(made, target=GPUTarget("cuda", 90, 32), options=options)
+
+
+def described(num_rows: int, num_columns: int) -> str:
+    layout = gl.NVMMASharedLayout.get_default_for([num_rows, num_columns], gl.bfloat16)
+    return f"tensordesc<bf16[{num_rows}, {num_columns}],{layout!r}>"
 
 
 def with_rings(kernel: Any, keys_per_copy: int, constants: Mapping[str, int], head_dim: int) -> str:
-    layout = gl.NVMMASharedLayout.get_default_for([keys_per_copy, head_dim], gl.bfloat16)
-    ring = f"tensordesc<bf16[{keys_per_copy}, {head_dim}],{layout!r}>"
+    ring = described(keys_per_copy, head_dim)
     values = SHAPE | {"NUM_KV_HEADS": 3, "HEAD_DIM": head_dim} | constants
     return compiled(kernel, TYPES | {"k": ring, "v": ring}, values, GluonASTSource)
 
@@ -57,6 +72,58 @@ def any_gpu(num_kv_heads: int, head_dim: int) -> str:
     return compiled(
         decode_attention._decode_splits, TYPES | unused | caches, values, ASTSource, num_stages=2, maxnreg=registers
     )
+
+
+def many_rows(tiles: TeamTiles) -> dict[str, Any]:
+    """PTX and bytes of shared memory of a product by teams."""
+    rows, rest_n = tiles.team_rows, tiles.block_n - tiles.first_n
+    types = dict.fromkeys(("m", "n", "k"), "i32")
+    types |= {"x": described(rows, 64), "weight": described(tiles.first_n, 64), "out": described(rows, tiles.chunk)}
+    types |= {"weight_rest": described(rest_n, 64)} if rest_n else {}
+    types |= {"out_rest": described(rows, rest_n)} if 0 < rest_n < tiles.chunk else {}
+    values = dict.fromkeys({"weight_rest", "out_rest"} - types.keys()) | hopper_wide_gemm.constants(tiles)
+    kernel = built(hopper_wide_gemm._hopper_wide_gemm, types, values, GluonASTSource)
+    return {"ptx": kernel.asm["ptx"], "shared": kernel.metadata.shared, "bound": tiles.shared_bytes()}
+
+
+def edits() -> dict[str, str]:
+    """The kernels of `edit_logits` by name, as it launches them."""
+    types = dict.fromkeys(("p_row", "p_position", "p_table", "p_mark", "p_output"), "*i32")
+    types |= {"p_address": "*i64", "p_logit": "*bf16", "p_out": "*fp32"}
+    types |= dict.fromkeys(("stride_table", "stride_address", "stride_logit", "vocab_size"), "i32")
+    kernels = {
+        "clear": (edit_logits._clear_marks, {"BLOCK": edit_logits.BLOCK}),
+        "mark": (edit_logits._mark, {"BLOCK": edit_logits.LIST_BLOCK, "COUNTERS": edit_logits.COUNTERS}),
+        "edit": (edit_logits._edit, {"BLOCK": edit_logits.BLOCK}),
+        "forbid": (edit_logits._forbid, {"BLOCK": edit_logits.LIST_BLOCK}),
+    }
+    options = {"edit": edit_logits.EDIT_OPTIONS}
+    return {
+        name: compiled(kernel, types, constants, ASTSource, **options.get(name, {}))
+        for name, (kernel, constants) in kernels.items()
+    }
+
+
+def drafts() -> dict[str, str]:
+    """The kernels of `draft_rows` by name, as it launches them."""
+    sizes = {"PLACE_BITS": draft_rows._PLACE_BITS, "SPLITS": draft_rows._SPLITS}
+    matches = sizes | {"MIN": draft_rows.MIN_MATCH, "MAX": draft_rows.MAX_MATCH, "BLOCK": draft_rows._BLOCK}
+    width = {"WIDTH": draft_rows._WIDTH}
+    kernels = {
+        "match": (draft_rows._find_matches, matches),
+        "write": (draft_rows._write_drafts, sizes | width | {"HAS_ENDS": False}),
+        "write with ends": (draft_rows._write_drafts, sizes | width | {"HAS_ENDS": True}),
+        "store": (draft_rows._store_drafted, width),
+    }
+    return {
+        name: compiled(
+            kernel,
+            {each: "*i32" if each.startswith("p_") else "i32" for each in kernel.arg_names if each not in constants},
+            constants,
+            ASTSource,
+        )
+        for name, (kernel, constants) in kernels.items()
+    }
 
 
 def main() -> None:
@@ -74,7 +141,8 @@ def main() -> None:
     others = {
         f"{num_kv_heads} key heads of {head_dim}": any_gpu(num_kv_heads, head_dim) for num_kv_heads, head_dim in HEADS
     }
-    print(json.dumps({"rings": rings, "others": others}))
+    teams = {str(tiles): many_rows(tiles) for tiles in TEAM_TILES if tiles.first_n < tiles.block_n}
+    print(json.dumps({"rings": rings, "others": others, "teams": teams, "edits": edits(), "drafts": drafts()}))
 
 
 if __name__ == "__main__":

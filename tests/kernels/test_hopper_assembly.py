@@ -16,6 +16,8 @@ from tests.kernels import hopper_assembly
 READ, FENCE = "ldmatrix", "fence.proxy.async"
 GIVEN_BACK = re.compile(r"mbarrier\.arrive\.shared|cp\.async\.bulk\.tensor")
 """A slot of a ring is free, or is filled again."""
+ARRIVE, STORE = "mbarrier.arrive.shared::cta", "cp.async.bulk.tensor.2d.global"
+STEP = re.compile(f"{ARRIVE}|{STORE}|{FENCE}|bar\\.sync|wgmma\\.wait_group|cp\\.async\\.bulk\\.wait_group\\.read")
 
 
 @pytest.fixture(scope="module")
@@ -47,3 +49,42 @@ def test_attention_for_any_gpu_is_compiled_for_a_single_key_head_too(programs: A
     """A pass of the compiler failed on it, so that such models could not start."""
     assert len(programs["others"]) == len(hopper_assembly.HEADS)
     assert all("mma.sync" in assembly for assembly in programs["others"].values())
+
+
+@pytest.mark.slow
+def test_teams_of_a_product_hand_tiles_to_the_copy_engine_only_when_they_are_done_with_them(programs: Any) -> None:
+    """A slot is free when all warps have waited for their products; a chunk is written when the copy engine has read
+    the last one there, and is fenced and complete before it is copied."""
+    assert programs["teams"]
+    for name, program in programs["teams"].items():
+        steps = [match.group() for line in program["ptx"].splitlines() if (match := STEP.search(line))]
+        before = {step: {tuple(steps[max(i - 2, 0) : i]) for i, at in enumerate(steps) if at == step} for step in steps}
+        assert before[ARRIVE] == {("wgmma.wait_group", "bar.sync")}, name
+        assert before[STORE] == {(FENCE, "bar.sync")}, name
+        for i, step in enumerate(steps):
+            if step == STORE:
+                chunk = steps[i - 4 : i]
+                assert chunk == ["cp.async.bulk.wait_group.read", "bar.sync", FENCE, "bar.sync"], name
+
+
+@pytest.mark.slow
+def test_rings_of_a_product_take_no_more_shared_memory_than_is_said(programs: Any) -> None:
+    for name, program in programs["teams"].items():
+        assert program["bound"] - 512 < program["shared"] <= program["bound"], name
+
+
+@pytest.mark.slow
+def test_edits_round_each_product_and_quotient_as_plain_torch_does(programs: Any) -> None:
+    """A fused product and sum has other bits than a CPU's, and so has a fast quotient."""
+    assert programs["edits"].keys() == {"clear", "mark", "edit", "forbid"}
+    assembly = programs["edits"]["edit"]
+    assert "div.rn.f32" in assembly
+    assert "mul.rn.f32" in assembly
+    assert not re.search(r"\bfma\.|div\.full|mul\.f32", assembly)
+
+
+@pytest.mark.slow
+def test_the_gpus_own_drafts_are_compiled_for_it(programs: Any) -> None:
+    """Of what is only interpreted a name may change its type within a branch."""
+    assert programs["drafts"].keys() == {"match", "write", "write with ends", "store"}
+    assert all(programs["drafts"].values())

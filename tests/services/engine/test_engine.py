@@ -217,6 +217,14 @@ async def test_what_the_core_could_not_run_is_refused_with_a_sentence(engine: En
         (add(1, [1], num_output_tokens=17, output_ids=[1] * 17), "output_ids is '17 tokens'; allowed: "),
         (add(1, [1], choice_indices=[0, 1]), "choice_indices is [0, 1]; allowed: one a stream"),
         (add(1, [1], sampling=Sampling(max_tokens=1, logit_bias={60000: 1.0})), "logit_bias is 60000; allowed: "),
+        (
+            add(1, [1], sampling=Sampling(max_tokens=1, logit_bias=dict.fromkeys(range(1025), 1.0))),
+            "logit_bias has 1025 entries; allowed: at most 1024",
+        ),
+        (
+            add(1, [1], sampling=Sampling(max_tokens=1, logprobs=True, top_logprobs=21)),
+            "top_logprobs is 21; allowed: at most 20",
+        ),
         (add(1, [1], stream_ids=[1, 1], sampling=sampling), "stream_ids is [1, 1]; allowed: "),
     ]
     for request, sentence in rows:
