@@ -25,11 +25,12 @@ from headwater.bench.replays.replay import Exchange
 from headwater.bench.speculated_run import EDITS, FIRST_SEED, NO_EDITS, SpeculatedRun, run_exchanges
 from headwater.bench.speculation_figures import Case, Measurement, Pair, table
 from headwater.bench.workloads import MODELS, TINY
+from headwater.engine_core.executor import Executor
 from headwater.engine_core.executors.build import build_executor
 from headwater.engine_core.options import ExecutorOptions
 from headwater.engine_core.scheduling.speculator import Speculator
 from headwater.services.engine.settings import EngineSettings
-from headwater.services.engine.speculation import build_speculator
+from headwater.services.engine.speculation import build_speculator, drafters_of
 from headwater.services.models.demo_model import DEMO_NAME
 from headwater.services.models.manifest import MANIFEST_NAME, ModelManifest
 from headwater.services.models.store import default_cache_dir, pull
@@ -49,11 +50,15 @@ WARM_UP_LEN = 24
 
 
 class Bench:
-    """One executor, and engines over it."""
+    """One executor, and engines over it. An executor with a draft model has one without beside it: a draft model
+    computes prompts also where nothing is drafted."""
 
     def __init__(self, options: ExecutorOptions, drafters: Sequence[str], forced: ForcedAnswers | None) -> None:
         with nullcontext() if forced is None else forced.installed():
-            self.executor, self.config, self._facts = build_executor(options, lambda phase, done, total: None)
+            self.executor, self.config, self._facts = build_executor(options, silent)
+            self._plain = self.executor
+            if options.draft_model is not None:
+                self._plain, _, _ = build_executor(replace(options, draft_model=None), silent)
         self._forced = forced
         folder = options.model_folder
         assert folder is not None
@@ -65,10 +70,20 @@ class Bench:
             block_size=options.block_size,
             drafters=tuple(drafters),
             max_draft_tokens=options.max_draft_tokens,
+            draft_model=options.draft_model,
         )
-        self.executor.warm_up()
-        while self.executor.prepare():
-            pass
+        for executor in dict.fromkeys((self.executor, self._plain)):
+            executor.warm_up()
+            while executor.prepare():
+                pass
+
+    @property
+    def drafters(self) -> tuple[str, ...]:
+        return drafters_of(self._settings)
+
+    def close(self) -> None:
+        for executor in dict.fromkeys((self.executor, self._plain)):
+            executor.close()
 
     def measure(self, case: Case, *, runs: int) -> Measurement:
         """Runs off and on, in turn."""
@@ -81,15 +96,15 @@ class Bench:
         return Measurement.of(case, pairs, is_forced=self._forced is not None, different_tokens=num_different)
 
     def _pair(self, case: Case) -> Pair:
-        off = self._run(None, case)
+        off = self._run(self._plain, None, case)
         speculator = build_speculator(self._settings, self.config, self.executor, self._facts.vocab_size)
-        return off, self._run(speculator, case)
+        return off, self._run(self.executor, speculator, case)
 
-    def _run(self, speculator: Speculator | None, case: Case) -> SpeculatedRun:
+    def _run(self, executor: Executor, speculator: Speculator | None, case: Case) -> SpeculatedRun:
         if self._forced is not None:
             self._forced.expect({FIRST_SEED + i: each.answer_ids for i, each in enumerate(case.exchanges)})
         return run_exchanges(
-            *(self.executor, self.config, speculator, case.exchanges),
+            *(executor, self.config, speculator, case.exchanges),
             rows=case.rows,
             temperature=case.temperature,
             stop_token_ids=self._stop_token_ids,
@@ -116,6 +131,7 @@ def run(
     ] = 0,
     max_drafts: Annotated[int, typer.Option(help="drafted tokens of a request in a step")] = 15,
     drafter: Annotated[list[str] | None, typer.Option(help=f"{', '.join(DRAFTERS)}; repeatable; none: all")] = None,
+    draft_model: Annotated[Path | None, typer.Option(help="a converted model that drafts instead, on a CPU")] = None,
     temperature: Annotated[
         float, typer.Option(help="at which tokens are drawn, before they are replaced")
     ] = TEMPERATURE,
@@ -159,10 +175,11 @@ def run(
             async_depth=async_depth,
             kv_cache_dtype=kv_cache_dtype,
             max_draft_tokens=max_drafts,
+            draft_model=draft_model,
         )
         bench = Bench(options, drafters, None if own_answers else ForcedAnswers(longest))
-        stack.callback(bench.executor.close)
-        told = {"model": model if model_folder is None else model_folder.name, "drafters": drafters}
+        stack.callback(bench.close)
+        told = {"model": model if model_folder is None else model_folder.name, "drafters": bench.drafters}
         for case in cases:
             measurements.append(bench.measure(case, runs=runs))
             if as_json:

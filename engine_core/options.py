@@ -39,6 +39,8 @@ class ExecutorOptions:
     decode_steps: int = 1
     max_draft_tokens: int = 0
     """Drafted tokens of one row and step at most; 0: none are drafted."""
+    draft_model: Path | None = None
+    """A converted model that drafts tokens for the served one; None: none does."""
     gemv: bool = False
     """Steps of one row take kernels of their own: faster, other bits, on a GPU."""
     gpu_memory_utilization: float = 0.9
@@ -49,6 +51,8 @@ class ExecutorOptions:
     """Time of a simulated step, whatever is in it."""
     simulated_prefill_seconds: float = 0.0
     """What each prompt token adds to it."""
+    simulated_draft_acceptance: float = 0.0
+    """Share of the simulated executor's own guesses that are right; 0: it guesses nothing itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +65,8 @@ class BuildRequest:
     """Type of weights and activations."""
     kv_format: str
     """Type of keys and values: `dtype`, or fp8."""
+    draft: BuildRequest | None = None
+    """The model that drafts, as if it were served by itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,5 +4,9 @@ from __future__ import annotations
 
 MODES = ("auto", "off")
 DRAFTERS = ("ngram", "suffix")
+"""What looks tokens up."""
+DRAFT_MODEL = "draft_model"
+NAMES = (*DRAFTERS, DRAFT_MODEL)
+"""Drafters that a request may name."""
 MAX_DRAFT_TOKENS = 31
 """Of one request in one step."""

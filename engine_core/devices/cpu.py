@@ -7,6 +7,7 @@ from functools import partial
 from headwater.engine_core.config import EngineConfig
 from headwater.engine_core.executor import Executor
 from headwater.engine_core.executors.build_single import engine_config_of, load_weights, single_executor
+from headwater.engine_core.layers.kinds import Weights
 from headwater.engine_core.layers.packed import pack_linears
 from headwater.engine_core.options import BuildRequest, ExecutorOptions, Progress
 from headwater.engine_core.platforms.capabilities import Capabilities
@@ -25,6 +26,7 @@ capabilities = Capabilities(
     size_multiple=NUM_LANES,
     linear_kinds=("dense", "packed"),
     windows=True,
+    draft_models=True,
 )
 KV_CACHE_BYTES = 512 << 20
 
@@ -43,9 +45,15 @@ def kv_cache_memory(options: ExecutorOptions) -> int:
 
 def build_executor(request: BuildRequest, progress: Progress) -> tuple[Executor, EngineConfig]:
     config = engine_config_of(request, kv_cache_memory(request.options))
+    draft = None if request.draft is None else _loaded(request.draft, config, progress)
+    return single_executor(request, config, *_loaded(request, config, progress), draft=draft), config
+
+
+def _loaded(request: BuildRequest, config: EngineConfig, progress: Progress) -> tuple[CpuPlatform, Weights]:
+    """One model's operations and its weights."""
     weights = load_weights(request, CpuPlatform.device, progress)
     folder = request.options.model_folder if request.options.load_format == "auto" else None
     weights = pack_linears(weights, folder, partial(progress, "packing weights"))
     platform = CpuPlatform.of(request.model, config)
     platform.prepare(weights, partial(progress, "loading kernels"))
-    return single_executor(request, config, platform, weights), config
+    return platform, weights

@@ -13,7 +13,7 @@ import numpy as np
 
 from headwater.engine_core.config import EngineConfig
 from headwater.engine_core.drafting.step_costs import StepCosts
-from headwater.engine_core.executor import AdmittedRow, Executor, StepPlan
+from headwater.engine_core.executor import AdmittedRow, Executor, Int32Array, StepPlan
 from headwater.engine_core.sampling_params import SamplingParams
 
 SIZES = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 192, 256, 384, 512)
@@ -45,10 +45,26 @@ def measured_costs(
     return StepCosts.measured(sizes, [seconds[size] for size in sizes], gap)
 
 
+def measured_passes(
+    executor: Executor, config: EngineConfig, clock: Callable[[], float] = time.perf_counter
+) -> StepCosts:
+    """Seconds in which a draft model of the executor guesses one more token for each of so many rows: what steps take
+    longer that guess their drafts themselves. To be called with nothing in flight."""
+    trial = _Trial(executor, config.max_num_seqs, clock)
+    most = min(config.max_positions, config.max_num_batched_tokens)
+    seconds = {}
+    for num_rows, num_drafts in ((1, min(config.max_draft_tokens, most - 1)), (min(most // 2, config.max_num_seqs), 1)):
+        if num_rows not in seconds:
+            given, own = (trial.with_drafts(num_rows, num_drafts, is_own=is_own) for is_own in (False, True))
+            seconds[num_rows] = max(own - given, 0.0) / num_drafts
+    trial.end()
+    return StepCosts.measured(list(seconds), list(seconds.values()))
+
+
 class _Trial:
     def __init__(self, executor: Executor, max_rows: int, clock: Callable[[], float]) -> None:
-        self._executor, self._clock = executor, clock
-        self._plans, self._began = _Plans(max_rows), clock()
+        self._executor, self._max_rows, self._clock = executor, max_rows, clock
+        self._plans, self._began = _Plans(), clock()
 
     @property
     def seconds(self) -> float:
@@ -82,31 +98,44 @@ class _Trial:
                 break
         return quickest
 
+    def with_drafts(self, num_rows: int, num_drafts: int, *, is_own: bool) -> float:
+        """Seconds of a step of rows with so many drafts each, given ones or the executor's own."""
+        drafts = np.full(num_rows, num_drafts, np.int32)
+
+        def step() -> None:
+            self._executor.retire(self._executor.submit(self._plans.next(drafts, is_own=is_own)))
+
+        # The first one finds memory for the others.
+        step()
+        return self._quickest(step)
+
     def end(self) -> None:
         self._executor.retire(self._executor.submit(self._plans.last()))
 
     def _submit(self, size: int) -> int:
-        return self._executor.submit(self._plans.next(size))
+        drafts = np.zeros(min(size, self._max_rows), np.int32)
+        drafts[0] = size - drafts.size
+        return self._executor.submit(self._plans.next(drafts))
 
 
 class _Plans:
     """Plans of steps whose rows decode behind a prompt of one token. The keys of that token are arbitrary, since they
-    change no time. Where there are fewer rows than positions, the first row has drafts."""
+    change no time. Where there are fewer rows than positions, rows have drafts."""
 
-    def __init__(self, max_rows: int) -> None:
-        self._max_rows, self._step, self._num_admitted = max_rows, 0, 0
+    def __init__(self) -> None:
+        self._step = self._num_admitted = 0
 
-    def next(self, size: int) -> StepPlan:
-        num_rows = min(size, self._max_rows)
-        admitted = [_admitted(row) for row in range(self._num_admitted, num_rows)]
-        self._num_admitted = max(self._num_admitted, num_rows)
+    def next(self, num_drafts: Int32Array, *, is_own: bool = False) -> StepPlan:
+        """num_drafts [R], given with the plan unless they are the executor's own."""
+        admitted = [_admitted(row) for row in range(self._num_admitted, num_drafts.size)]
+        self._num_admitted = max(self._num_admitted, num_drafts.size)
         self._step += 1
-        return _plan(self._step, num_rows, size - num_rows, admitted, [])
+        return _plan(self._step, num_drafts, admitted, [], is_own=is_own)
 
     def last(self) -> StepPlan:
         """Gives the rows back."""
         self._step += 1
-        return _plan(self._step, 1, 0, [], list(range(1, self._num_admitted)))
+        return _plan(self._step, np.zeros(1, np.int32), [], list(range(1, self._num_admitted)))
 
 
 def _admitted(row: int) -> AdmittedRow:
@@ -114,10 +143,11 @@ def _admitted(row: int) -> AdmittedRow:
     return AdmittedRow(row=row, token_ids=np.ones(1, np.int32), num_prompt_tokens=1, sampling=greedy, choice_index=0)
 
 
-def _plan(step: int, num_rows: int, num_drafts: int, admitted: list[AdmittedRow], released: list[int]) -> StepPlan:
-    nothing, zeros, ones = np.empty(0, np.int32), np.zeros(num_rows, np.int32), np.ones(num_rows, np.int32)
-    drafts = zeros.copy()
-    drafts[0] = num_drafts
+def _plan(
+    step: int, num_drafts: Int32Array, admitted: list[AdmittedRow], released: list[int], *, is_own: bool = False
+) -> StepPlan:
+    nothing, zeros, ones = np.empty(0, np.int32), np.zeros_like(num_drafts), np.ones_like(num_drafts)
+    is_drafted = bool(num_drafts.any())
     return StepPlan(
         step=step,
         released=released,
@@ -125,13 +155,13 @@ def _plan(step: int, num_rows: int, num_drafts: int, admitted: list[AdmittedRow]
         block_rows=nothing,
         block_indices=nothing,
         block_ids=nothing,
-        rows=np.arange(num_rows, dtype=np.int32),
+        rows=np.arange(num_drafts.size, dtype=np.int32),
         starts=zeros,
-        counts=ones + drafts,
+        counts=ones + num_drafts,
         samples=ones.astype(np.bool_),
         output_indices=zeros,
         holds=zeros.astype(np.bool_),
-        num_drafts=drafts if num_drafts else None,
-        draft_ids=np.ones(num_drafts, np.int32) if num_drafts else None,
+        num_drafts=num_drafts if is_drafted else None,
+        draft_ids=np.ones(num_drafts.sum(), np.int32) if is_drafted and not is_own else None,
         shares=False,
     )

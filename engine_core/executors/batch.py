@@ -13,19 +13,32 @@ from headwater.engine_core.sampling.verification import positions_of
 
 def make_batch(plan: StepPlan, token_table: torch.Tensor, block_table: torch.Tensor, block_size: int) -> ForwardBatch:
     """token_table int32 [rows, max_model_len] and block_table int32 [rows, max blocks] are the request table's."""
-    ends = np.cumsum(plan.counts)
-    token_rows = np.repeat(plan.rows, plan.counts)
-    positions = np.arange(ends[-1]) - np.repeat(ends - plan.counts, plan.counts) + np.repeat(plan.starts, plan.counts)
+    return ragged_batch(plan.rows, plan.starts, plan.counts, num_sampled(plan), token_table, block_table, block_size)
+
+
+def ragged_batch(
+    table_rows: Int32Array,
+    starts: Int32Array,
+    counts: Int32Array,
+    num_wanted: Int32Array,
+    token_table: torch.Tensor,
+    block_table: torch.Tensor,
+    block_size: int,
+) -> ForwardBatch:
+    """Positions starts[i] … starts[i] + counts[i] − 1 of table_rows[i], of which the last num_wanted[i] are sampled."""
+    ends = np.cumsum(counts)
+    token_rows = np.repeat(table_rows, counts)
+    positions = np.arange(ends[-1]) - np.repeat(ends - counts, counts) + np.repeat(starts, counts)
     rows, at = torch.from_numpy(token_rows).long(), torch.from_numpy(positions)
-    num_blocks = int((plan.starts + plan.counts - 1).max()) // block_size + 1
+    num_blocks = int((starts + counts - 1).max()) // block_size + 1
     return ForwardBatch(
         token_ids=token_table[rows, at].long(),
         positions=at,
         slots=block_table[rows, at // block_size].long() * block_size + at % block_size,
-        starts=plan.starts,
-        counts=plan.counts,
-        block_tables=block_table[torch.from_numpy(plan.rows).long(), :num_blocks],
-        sampled=torch.from_numpy(last_elements(plan.counts, num_sampled(plan))),
+        starts=starts,
+        counts=counts,
+        block_tables=block_table[torch.from_numpy(table_rows).long(), :num_blocks],
+        sampled=torch.from_numpy(last_elements(counts, num_wanted)),
     )
 
 

@@ -3,6 +3,8 @@ device say which options it serves; the device builds its executor itself."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from headwater.engine_core.config import ConfigError, EngineConfig
@@ -62,7 +64,36 @@ def checked(options: ExecutorOptions, device: str, flags: Capabilities) -> Build
         raise ConfigError("block_size", options.block_size, f"{' or '.join(map(str, flags.block_sizes))} {where}")
     _check_sizes(options, model, flags, where)
     kv_format = dtype if options.kv_cache_dtype == "auto" else options.kv_cache_dtype
-    return BuildRequest(options=options, model=model, dtype=dtype, kv_format=kv_format)
+    draft = None if options.draft_model is None else _checked_draft(options, model, device, flags)
+    return BuildRequest(options=options, model=model, dtype=dtype, kv_format=kv_format, draft=draft)
+
+
+def _checked_draft(options: ExecutorOptions, model: ModelConfig, device: str, flags: Capabilities) -> BuildRequest:
+    """The model that drafts, beside the one whose tokens it guesses. Raises `ConfigError` naming `draft_model`."""
+    folder = options.draft_model
+    if not flags.draft_models:
+        raise ConfigError("draft_model", str(folder), f"none on the platform {device}")
+    if options.gemv or not options.max_draft_tokens:
+        raise ConfigError("draft_model", str(folder), "none where nothing is drafted")
+    # Random weights have the served model's type; stored ones have their own.
+    dtype = "auto" if options.load_format == "auto" else options.dtype
+    alone = replace(options, model_folder=folder, draft_model=None, dtype=dtype, kv_cache_dtype="auto", max_model_len=0)
+    try:
+        draft = checked(alone, device, flags)
+    except ConfigError as error:
+        raise ConfigError(
+            "draft_model", str(folder), f"a model that is served by itself; of this one {error}"
+        ) from None
+    if draft.model.vocab_size != model.vocab_size:
+        allowed = f"a model of {model.vocab_size} tokens, as the served one; this one has {draft.model.vocab_size}"
+        raise ConfigError("draft_model", str(folder), allowed)
+    max_model_len = options.max_model_len or model.max_position_embeddings
+    if draft.model.max_position_embeddings < max_model_len:
+        allowed = (
+            f"a model of {max_model_len} positions (max_model_len); this one has {draft.model.max_position_embeddings}"
+        )
+        raise ConfigError("draft_model", str(folder), allowed)
+    return draft
 
 
 def _check_sizes(options: ExecutorOptions, model: ModelConfig, flags: Capabilities, where: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from headwater.engine_core.config import EngineConfig
+from headwater.engine_core.config import ConfigError, EngineConfig
 from headwater.engine_core.executor import Executor
 from headwater.engine_core.executors.simulated import SimulatedExecutor, SimulatedModel, SimulatedTiming
 from headwater.engine_core.models import registry
@@ -25,7 +25,11 @@ def build_executor(options: ExecutorOptions, progress: Progress) -> tuple[Execut
     timing = SimulatedTiming(
         step_seconds=options.simulated_step_seconds, seconds_per_prefill_token=options.simulated_prefill_seconds
     )
-    executor = SimulatedExecutor(config, simulated_model(vocab_size), timing)
+    if options.draft_model is not None:
+        allowed = "none with the simulated executor, which pretends to have one by simulated_draft_acceptance"
+        raise ConfigError("draft_model", str(options.draft_model), allowed)
+    acceptance = options.simulated_draft_acceptance
+    executor = SimulatedExecutor(config, simulated_model(vocab_size), timing, draft_acceptance=acceptance)
     facts = ModelFacts(dtype="simulated", kv_format="simulated", vocab_size=vocab_size, numerics_id="simulated")
     return executor, config, facts
 

@@ -15,6 +15,7 @@ from headwater.engine_core.layers import kinds
 from headwater.engine_core.layers.kinds import Weights
 from headwater.engine_core.layers.platform import Platform
 from headwater.engine_core.models import registry
+from headwater.engine_core.models.model import Model
 from headwater.engine_core.options import BuildRequest, Progress, engine_config
 from headwater.engine_core.weights import model_file
 from headwater.engine_core.weights.dummy import DUMMIES, dummy
@@ -39,9 +40,9 @@ def load_weights(request: BuildRequest, device: torch.device, progress: Progress
 def engine_config_of(request: BuildRequest, kv_cache_memory: int) -> EngineConfig:
     """With a KV cache of so many bytes where the options name neither bytes nor blocks; with 0, of the fewest blocks
     that serve one request. Raises `ConfigError`."""
-    options, model = request.options, request.model
-    max_model_len = options.max_model_len or model.max_position_embeddings
-    block_bytes = model.kv_elements_per_token * options.block_size * KV_DTYPES[request.kv_format].itemsize
+    options = request.options
+    max_model_len = options.max_model_len or request.model.max_position_embeddings
+    block_bytes = block_bytes_of(request)
     if kv_cache_memory:
         num_blocks = (options.kv_cache_memory or kv_cache_memory) // block_bytes
     else:
@@ -49,7 +50,28 @@ def engine_config_of(request: BuildRequest, kv_cache_memory: int) -> EngineConfi
     return engine_config(options, max_model_len, options.num_blocks or num_blocks, block_bytes=block_bytes)
 
 
-def single_executor(request: BuildRequest, config: EngineConfig, platform: Platform, weights: Weights) -> Executor:
-    """Model, KV cache and sampling over the platform's operations; for platforms without launches to wait for."""
-    model = registry.model_class(request.model)(request.model, weights, platform, config.max_model_len)
-    return SingleExecutor(Runner(model, config, KV_DTYPES[request.kv_format], platform))
+def block_bytes_of(request: BuildRequest) -> int:
+    """Of one KV block: the planes of the model, and those of the model that drafts."""
+    own = request.model.kv_elements_per_token * request.options.block_size * KV_DTYPES[request.kv_format].itemsize
+    return own if request.draft is None else own + block_bytes_of(request.draft)
+
+
+def single_executor(
+    request: BuildRequest,
+    config: EngineConfig,
+    platform: Platform,
+    weights: Weights,
+    *,
+    draft: tuple[Platform, Weights] | None = None,
+) -> Executor:
+    """Model, KV cache and sampling over the platform's operations; for platforms without launches to wait for. `draft`:
+    platform and weights of `request.draft`."""
+    runner = Runner(_model(request, config, platform, weights), config, KV_DTYPES[request.kv_format], platform)
+    if request.draft is not None:
+        assert draft is not None
+        runner.draft_by(_model(request.draft, config, *draft), KV_DTYPES[request.draft.kv_format])
+    return SingleExecutor(runner)
+
+
+def _model(request: BuildRequest, config: EngineConfig, platform: Platform, weights: Weights) -> Model:
+    return registry.model_class(request.model)(request.model, weights, platform, config.max_model_len)

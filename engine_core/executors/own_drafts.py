@@ -16,9 +16,7 @@ Draft = Callable[[int, int, int], Int32Array]
 
 def with_own_drafts(plan: StepPlan, num_known: Int32Array, draft: Draft) -> StepPlan:
     """num_known [rows of the table] counts the tokens that the executor has written, sampled ones included."""
-    if plan.follows is not None:
-        behind = np.where(plan.follows, plan.starts + 1 - num_known[plan.rows], 0).astype(np.int32)
-        plan = replace(plan, starts=plan.starts - behind, output_indices=plan.output_indices - behind, follows=None)
+    plan = at_known_positions(plan, num_known)
     if plan.num_drafts is None or plan.draft_ids is not None:
         return plan
     drafted = np.flatnonzero(plan.num_drafts).tolist()
@@ -28,6 +26,14 @@ def with_own_drafts(plan: StepPlan, num_known: Int32Array, draft: Draft) -> Step
     num_drafts[drafted] = [len(part) for part in parts]
     draft_ids = np.concatenate([*parts, NOTHING]).astype(np.int32)
     return replace(plan, counts=plan.counts - plan.num_drafts + num_drafts, num_drafts=num_drafts, draft_ids=draft_ids)
+
+
+def at_known_positions(plan: StepPlan, num_known: Int32Array) -> StepPlan:
+    """The plan with the positions at which its rows are."""
+    if plan.follows is None:
+        return plan
+    behind = np.where(plan.follows, plan.starts + 1 - num_known[plan.rows], 0).astype(np.int32)
+    return replace(plan, starts=plan.starts - behind, output_indices=plan.output_indices - behind, follows=None)
 
 
 def repeated(known: Int32Array, most: int) -> Int32Array:

@@ -11,6 +11,8 @@ import torch
 from headwater.engine_core.config import EngineConfig
 from headwater.engine_core.executor import DrawPlan, Int32Array, StepPlan, StepResult
 from headwater.engine_core.executors.batch import make_batch, num_sampled
+from headwater.engine_core.executors.draft_model import DraftModel
+from headwater.engine_core.executors.own_drafts import at_known_positions
 from headwater.engine_core.executors.rehearsal import rehearsal
 from headwater.engine_core.layers.batch import ForwardBatch
 from headwater.engine_core.layers.platform import Platform
@@ -44,10 +46,22 @@ class Runner:
         self._token_ids = torch.zeros(config.max_num_seqs, config.max_model_len + 1, dtype=torch.int32)
         self._block_ids = torch.zeros(config.max_num_seqs, max_blocks, dtype=torch.int32)
         self._num_prompt = np.zeros(config.max_num_seqs, np.int32)
+        self._num_known = np.zeros(config.max_num_seqs, np.int32)
+        """Tokens of each row, sampled ones included."""
         self._held: dict[int, HeldRow] = {}
         """By table row, for a draw."""
         shape = (model.num_layers, 2, config.num_blocks, model.num_kv_heads, config.block_size, model.head_dim)
         self._kv_cache = torch.zeros(shape, dtype=kv_dtype, device=self._device)
+        self._draft: DraftModel | None = None
+
+    def draft_by(self, decoder: Model, kv_dtype: torch.dtype) -> None:
+        """Has a smaller model guess tokens from now on; to be called before the first plan."""
+        tables = self._token_ids, self._block_ids
+        self._draft = DraftModel(decoder, self._config, kv_dtype, self._device, *tables)
+
+    @property
+    def can_draft(self) -> bool:
+        return self._draft is not None
 
     def rehearse(self) -> float:
         """Computes a few plans for what they touch, and forgets them. Returns the seconds of a step of the whole budget
@@ -67,7 +81,10 @@ class Runner:
 
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> StepResult:
+        plan = at_known_positions(plan, self._num_known)
         self._update_table(plan)
+        if self._draft is not None:
+            self._guess(plan, self._draft)
         batch = make_batch(plan, self._token_ids, self._block_ids, self._block_size).to(self._device)
         ends = self._ends(plan, batch)
         hidden = self._decoder.forward(batch, self._kv_cache, ends=ends)
@@ -83,6 +100,8 @@ class Runner:
                 first = (plan.starts + plan.counts)[plan.samples] - num_positions + 1
                 outputs = plan.output_indices[plan.samples]
                 result = self._sample(logits, plan.rows[plan.samples], first, num_positions, outputs)
+        if plan.num_drafts is not None and plan.draft_ids is None:
+            result = replace(result, num_drafts=plan.num_drafts[plan.samples])
         embeddings = {row: vector.cpu().numpy().tobytes() for row, vector in vectors.items()}
         return replace(result, prompt_logprobs=prompt_logprobs, embeddings=embeddings)
 
@@ -92,6 +111,18 @@ class Runner:
         num_positions = positions_of(plan.num_drafts, len(plan.rows))
         masks = plan.masks[places(num_positions), np.repeat(plan.rows, num_positions)]
         return self._sample(logits, plan.rows, plan.positions, num_positions, plan.output_indices, masks)
+
+    def _guess(self, plan: StepPlan, draft: DraftModel) -> None:
+        """Writes guesses into the table where the plan leaves them to the executor. They are drawn as the row's own
+        tokens are, with the same noise, which makes them equal oftener than two draws of their own would be."""
+        none = np.zeros(len(plan.rows), np.int32)
+        num_drafts = none if plan.num_drafts is None else plan.num_drafts
+        ends = plan.starts + plan.counts - num_drafts
+        draft.follow(plan.rows, plan.starts, ends, num_drafts if plan.draft_ids is None else none, self._draw_guesses)
+
+    def _draw_guesses(self, logits: torch.Tensor, rows: Int32Array, at: Int32Array) -> Int32Array:
+        outputs = at - self._num_prompt[rows]
+        return self._sampler.draw(logits, rows, outputs, lambda i: self._outputs(int(rows[i]), int(at[i])))
 
     def _ends(self, plan: StepPlan, batch: ForwardBatch) -> Ends | None:
         """Where nobody looks at every token of the plan."""
@@ -131,6 +162,7 @@ class Runner:
         found = gained(sampled, drafts, num_positions)
         i, column = found.places
         self._token_ids[_index(rows[i]), _index(first[i] + column)] = torch.from_numpy(found.token_ids[i, column])
+        self._num_known[rows] = first + found.num_tokens
         logprobs = by_entry(found, num_positions, scores)
         return StepResult(token_ids=found.token_ids, num_tokens=found.num_tokens, logprobs=logprobs)
 
@@ -141,8 +173,11 @@ class Runner:
             self._token_ids[admitted.row, : len(admitted.token_ids)] = torch.from_numpy(admitted.token_ids)
             self._block_ids[admitted.row] = 0
             self._num_prompt[admitted.row] = admitted.num_prompt_tokens
+            self._num_known[admitted.row] = len(admitted.token_ids)
             self._sampler.admit(admitted)
             self._pools.admit(admitted)
+            if self._draft is not None:
+                self._draft.seat(admitted.row)
         where = torch.from_numpy(plan.block_rows).long(), torch.from_numpy(plan.block_indices).long()
         self._block_ids[where] = torch.from_numpy(plan.block_ids)
         if plan.num_drafts is not None and plan.draft_ids is not None:

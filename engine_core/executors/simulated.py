@@ -28,6 +28,7 @@ UInt64Array = npt.NDArray[np.uint64]
 TOKEN_SALT = np.uint64(0x9E3779B97F4A7C15)
 POSITION_SALT = np.uint64(0xC2B2AE3D27D4EB4F)
 SEED_SALT = 0x165667B19E3779F9
+DRAFT_SALT = np.uint64(0x9FB21C651E98DF25)
 CHOICE_SALT = 0x27D4EB2F165667C5
 NUM_SAID_UNDER_MASK = 16
 NUM_SIMULATED_VALUES = 64
@@ -120,13 +121,17 @@ class SimulatedExecutor:
         model: SimulatedModel,
         timing: SimulatedTiming = INSTANT,
         *,
+        draft_acceptance: float = 0.0,
         verify_every: int = 64,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        """Every `verify_every` steps one row's whole KV is read and compared with its tokens."""
+        """`draft_acceptance`: share of the tokens of a pretended draft model that are right; 0: what is drafted here is
+        what followed the last token before. Every `verify_every` steps one row's whole KV is read and compared with its
+        tokens."""
         num_rows, self._block_size = config.max_num_seqs, config.block_size
         self._model, self._timing, self._verify_every = model, timing, verify_every
+        self._draft_acceptance = draft_acceptance
         self._clock, self._sleep = clock, sleep
         self._in_flight: deque[_InFlight] = deque()
         self._busy_until = 0.0
@@ -215,7 +220,23 @@ class SimulatedExecutor:
             self._num_prompt_logprobs[row] = sampling.num_prompt_logprobs
 
     def _draft(self, row: int, num_known: int, most: int) -> Int32Array:
+        if self._draft_acceptance:
+            return self._pretended(row, num_known, most)
         return repeated(self._token_ids[row, :num_known], most)
+
+    def _pretended(self, row: int, num_known: int, most: int) -> Int32Array:
+        """What a draft model would guess that finds the right token so often."""
+        rows, at = np.array([row], np.int32), np.array([num_known - 1], np.int32)
+        before = self._kv[self._slots(rows, at - 1)] * (at > 0)
+        entry, noise = before + _hashes(self._token_ids[rows, at], at), self._noise[rows]
+        drafts = np.empty(most, np.int32)
+        for i in range(most):
+            output = at + np.int32(i + 1) - self._num_prompt[rows]
+            token = self._model.tokens(entry, noise, output, self._eos_from[rows])
+            is_right = float(_mix(entry + DRAFT_SALT)[0]) < self._draft_acceptance * 2**64
+            drafts[i] = token[0] if is_right else (token[0] + 1) % self._model.vocab_size
+            entry = entry + _hashes(drafts[i : i + 1], at + np.int32(i + 1))
+        return drafts
 
     def _write_drafts(self, plan: StepPlan) -> None:
         if plan.num_drafts is not None and plan.draft_ids is not None:

@@ -14,13 +14,16 @@ class SingleExecutor:
 
     swapper = None
     """The cache is in host memory."""
-    can_draft = False
     prefill_seconds = 0.0
     """Depends on the model and the machine."""
 
     def __init__(self, runner: Runner) -> None:
         self._runner = runner
         self._done: deque[tuple[int, StepResult]] = deque()
+
+    @property
+    def can_draft(self) -> bool:
+        return self._runner.can_draft
 
     def submit(self, plan: StepPlan) -> int:
         self._done.append((plan.step, self._runner.run(plan)))

@@ -34,5 +34,7 @@ class Capabilities:
     """The most decode steps of one plan."""
     single_row_kernels: bool = False
     """Kernels of their own for steps of one row (`--gemv`)."""
+    draft_models: bool = False
+    """A smaller model drafts tokens (`--draft-model`)."""
     prompt_logprobs: bool = True
     """Log probabilities of prompts."""

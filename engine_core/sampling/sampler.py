@@ -63,17 +63,28 @@ class Sampler:
     ) -> tuple[Int32Array, dict[int, TokenLogprobs]]:
         """logits [S, V] after some token of table rows [S], under masks [S, words] if given; returns int32 [S] and log
         probabilities by index. Positions of one row stand side by side, each behind one more token."""
-        raw = logits
-        if self._is_edited[rows].any():
-            logits = torch.empty_like(raw, dtype=torch.float32, memory_format=torch.contiguous_format).copy_(raw)
-            self._edit(logits, rows, output_indices, known)
-        tokens = self._draw(logits, rows, output_indices, None if masks is None else self._on_device(masks))
+        tokens = self.draw(logits, rows, output_indices, known, masks)
         wanted = np.flatnonzero(self._num_logprobs[rows] >= 0)
         if not wanted.size:
             return tokens, {}
         chosen = self._on_device(tokens[wanted])
-        entries = self._score(raw[self._on_device(wanted)], chosen, self._num_logprobs[rows[wanted]].tolist())
+        entries = self._score(logits[self._on_device(wanted)], chosen, self._num_logprobs[rows[wanted]].tolist())
         return tokens, dict(zip(wanted.tolist(), entries, strict=True))
+
+    def draw(
+        self,
+        logits: torch.Tensor,
+        rows: Int32Array,
+        output_indices: Int32Array,
+        known: Known,
+        masks: Int32Array | None = None,
+    ) -> Int32Array:
+        """As `sample`, the tokens alone."""
+        if self._is_edited[rows].any():
+            edited = torch.empty_like(logits, dtype=torch.float32, memory_format=torch.contiguous_format)
+            logits = edited.copy_(logits)
+            self._edit(logits, rows, output_indices, known)
+        return self._draw(logits, rows, output_indices, None if masks is None else self._on_device(masks))
 
     def score_prompt(self, logits: torch.Tensor, token_ids: torch.Tensor, row: int) -> list[TokenLogprobs]:
         """Of prompt tokens int32 [N] under the logits [N, V] before each."""

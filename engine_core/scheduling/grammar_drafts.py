@@ -86,12 +86,17 @@ class GrammarDrafts:
         self._note_needs()
         return num_drafts
 
-    def draft(self, table: RequestTable, rows: Rows, most: Int32Array, total: int) -> tuple[Int32Array, Int32Array]:
-        num_drafts, draft_ids = self._drafts_of_others(table, rows, most, total)
+    def draft(
+        self, table: RequestTable, rows: Rows, most: Int32Array, total: int
+    ) -> tuple[Int32Array, Int32Array | None]:
         num_left = self._num_forced[rows] - self._num_right[rows]
         num_forced = np.minimum(np.minimum(num_left, most), self._most[rows])
         forced = np.flatnonzero(num_forced)
-        if forced.size:
+        num_drafts, draft_ids = self._drafts_of_others(table, rows, most, total)
+        if draft_ids is None and forced.size:
+            # The executor would draft for others: a step has drafts from here or its own.
+            num_drafts, draft_ids = np.zeros(rows.size, np.int32), np.zeros((rows.size, self.max_drafts), np.int32)
+        if draft_ids is not None and forced.size:
             places = np.arange(self.max_drafts)
             at = np.minimum(self._num_right[rows[forced], None] + places, self._forced.shape[1] - 1)
             forced_ids = self._forced[rows[forced, None], at]
@@ -106,12 +111,15 @@ class GrammarDrafts:
 
     def _drafts_of_others(
         self, table: RequestTable, rows: Rows, most: Int32Array, total: int
-    ) -> tuple[Int32Array, Int32Array]:
-        """What the other speculator drafts for rows that wait for its sake; [R] and [R, max_drafts]."""
+    ) -> tuple[Int32Array, Int32Array | None]:
+        """What the other speculator drafts for rows that wait for its sake; [R] and [R, max_drafts], or None where it
+        leaves that to the executor."""
         num_drafts, draft_ids = np.zeros(rows.size, np.int32), np.zeros((rows.size, self.max_drafts), np.int32)
         waits = self._speculator.needs_result[rows]
         if waits.any():
             num_drafts, ids = self._speculator.draft(table, rows, np.where(waits, most, 0).astype(np.int32), total)
+            if ids is None:
+                return num_drafts, None
             draft_ids[:, : ids.shape[1]] = ids
         return num_drafts, draft_ids
 

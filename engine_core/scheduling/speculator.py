@@ -46,7 +46,9 @@ class Speculator(Protocol):
         """How many tokens the executor shall draft for each of `rows`, all that decode in a step, int32 [R]: up to
         most[i], which is 0 where the row does not run ahead. What is more than `total` tokens in all is left away."""
 
-    def draft(self, table: RequestTable, rows: Rows, most: Int32Array, total: int) -> tuple[Int32Array, Int32Array]:
+    def draft(
+        self, table: RequestTable, rows: Rows, most: Int32Array, total: int
+    ) -> tuple[Int32Array, Int32Array | None]:
         """What may follow the known tokens of `rows`, all that decode in a step: how many tokens for each, int32 [R],
-        up to most[i], which is 0 where the row does not wait for results; and which, int32 [R, K]. What is more than
-        `total` tokens in all is left away."""
+        up to most[i], which is 0 where the row does not wait for results; and which, int32 [R, K], or None where the
+        executor drafts them. What is more than `total` tokens in all is left away."""

@@ -8,7 +8,7 @@ from msgspec import Meta, Struct
 
 from headwater.gateway.openai.body import Body
 from headwater.services.request_limits import MAX_BIASES, MAX_MESSAGE_PARTS, MAX_TEXTS, MAX_TOOLS
-from headwater.services.speculation import DRAFTERS, MAX_DRAFT_TOKENS
+from headwater.services.speculation import MAX_DRAFT_TOKENS, NAMES
 
 U32 = 2**32 - 1
 
@@ -23,7 +23,7 @@ class Speculative(Struct, kw_only=True, forbid_unknown_fields=True):
     """How the tokens of an answer may be drafted."""
 
     mode: Annotated[Literal["auto", "off"], Meta(description="auto or off")] | None = None
-    drafter: Annotated[str, Meta(description=" or ".join(DRAFTERS))] | None = None
+    drafter: Annotated[str, Meta(description=" or ".join(NAMES))] | None = None
     max_tokens: Annotated[Whole, Meta(description=f"a whole number, 1…{MAX_DRAFT_TOKENS}")] | None = None
 
 

@@ -176,6 +176,10 @@ def up(
             help="auto: engines draft tokens where that pays, which changes none; off.",
         ),
     ] = "",
+    draft_model: Annotated[
+        str | None,
+        typer.Option(envvar="HEADWATER_DRAFT_MODEL", help="A smaller model of the same tokens that drafts, on a CPU."),
+    ] = None,
     kv_swap_memory: Annotated[
         int, typer.Option(envvar="HEADWATER_KV_SWAP_MEMORY", help="Bytes of host memory for prefixes, each engine.")
     ] = 0,

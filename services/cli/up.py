@@ -12,6 +12,8 @@ import signal
 import sys
 import time
 from collections.abc import Coroutine, Iterator
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -36,14 +38,16 @@ def up(settings: StackSettings, console: Console) -> int:
     signal.signal(signal.SIGTERM, _interrupt)
     with _own_state_folder(settings.state_dir):
         with ProgressBars(console) as bars:
-            folder = model_store.pull(
-                settings.model,
+            pull = partial(
+                model_store.pull,
                 cache_dir=settings.cache_dir,
                 progress=bars.report,
-                revision=settings.revision,
                 dtype=settings.dtype,
                 device=settings.device,
             )
+            folder = pull(settings.model, revision=settings.revision)
+            if settings.draft_model is not None:
+                settings = replace(settings, draft_model=str(pull(settings.draft_model)))
         return asyncio.run(_run(settings, folder, console, began))
 
 

@@ -17,6 +17,7 @@ from headwater.services.engine.metrics import collected
 from headwater.services.engine.replica import Replica
 from headwater.services.engine.servicer import EngineServicer
 from headwater.services.engine.settings import EngineSettings
+from headwater.services.models.draft_model import check_draft_model
 from headwater.services.models.entry import ModelRefused
 from headwater.services.models.manifest import ModelFolderError, ModelManifest
 from headwater.services.runtime import Lifetime, configure_logging, in_one_line, lifetime, owned_task, run_stage
@@ -33,6 +34,8 @@ async def serve(settings: EngineSettings) -> None:
     """From settings to the last token. Raises `CoreFailed`, `ModelFolderError` or `ModelRefused`."""
     if settings.model_folder is not None:
         ModelManifest.read(settings.model_folder)
+        if settings.draft_model is not None:
+            check_draft_model(settings.model_folder, settings.draft_model)
     async with lifetime("engine") as life, CoreLink.running(settings) as core:
         # The core takes longer to start: what the door needs is read meanwhile.
         with contextlib.closing(GrammarCompiler(settings.model_folder)) as compiler:

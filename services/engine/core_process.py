@@ -180,9 +180,11 @@ def executor_options(settings: EngineSettings) -> ExecutorOptions:
         async_depth=settings.async_depth,
         decode_steps=settings.decode_steps,
         max_draft_tokens=settings.max_draft_tokens if settings.speculates else 0,
+        draft_model=settings.draft_model,
         gemv=settings.gemv,
         simulated_step_seconds=settings.simulated_step_seconds,
         simulated_prefill_seconds=settings.simulated_prefill_seconds,
+        simulated_draft_acceptance=settings.simulated_draft_acceptance,
     )
 
 

@@ -13,6 +13,7 @@ from headwater.services.stage_security import StageSecuritySettings
 LOAD_FORMATS = ("auto", "dummy", "dummy-uniform")
 KV_CACHE_DTYPES = ("auto", "fp8")
 CHOICES = {"executor": ("single", "simulated"), "load_format": LOAD_FORMATS, "kv_cache_dtype": KV_CACHE_DTYPES}
+NO_DRAFTS = "none with --speculation off or --gemv, where nothing is drafted"
 BESIDE_GEMV = "off with --gemv, whose bits depend on the step that computes a token"
 
 
@@ -55,10 +56,16 @@ class EngineSettings(StageSecuritySettings):
     )
     drafters: tuple[str, ...] = setting(DRAFTERS, f"what drafts: {' and '.join(DRAFTERS)}, or one of them")
     max_draft_tokens: int = setting(15, "drafted tokens of a request in a step, 1…31 and fewer than a block has")
+    draft_model: Path | None = setting(
+        None, "converted smaller model of the same tokens that drafts beside --drafters (CPU); none: no model does"
+    )
     policy: str = setting("priority", "order of waiting requests: priority (tier, fair order, arrival) or fcfs")
     threads: int = setting(0, "threads that compute on a CPU; 0: one a core")
     simulated_step_seconds: float = setting(0.0, "time of a step of the simulated executor")
     simulated_prefill_seconds: float = setting(0.0, "what each prompt token adds to it")
+    simulated_draft_acceptance: float = setting(
+        0.0, "share of a pretended draft model's tokens that are right; 0: the simulated executor has no draft model"
+    )
     hang_limit: float = setting(
         30.0,
         "seconds that a core with work may be silent, ten steps at least; ten times that at its start; 0: for ever",
@@ -99,3 +106,7 @@ class EngineSettings(StageSecuritySettings):
         most = min(MAX_DRAFT_TOKENS, max(self.block_size, min(BLOCK_SIZES)) - 1)
         if not 1 <= self.max_draft_tokens <= most:
             raise SettingError("max_draft_tokens", self.max_draft_tokens, f"1…{most}")
+        if self.draft_model is not None and not self.speculates:
+            raise SettingError("draft_model", str(self.draft_model), NO_DRAFTS)
+        if not 0 <= self.simulated_draft_acceptance <= 1:
+            raise SettingError("simulated_draft_acceptance", self.simulated_draft_acceptance, "0…1")

@@ -14,7 +14,7 @@ from headwater.engine_core.sampling_params import GREEDY_TEMPERATURE
 from headwater.proto import common_pb2
 from headwater.services.errors import BadRequest, ContextTooLong
 from headwater.services.request_limits import check_sampling_sizes
-from headwater.services.speculation import DRAFTERS, MAX_DRAFT_TOKENS, MODES
+from headwater.services.speculation import MAX_DRAFT_TOKENS, MODES, NAMES
 from headwater.services.text.model_limits import ModelLimits
 
 MAX_CHOICES = 128
@@ -165,8 +165,8 @@ def _check_ids(checked: common_pb2.Sampling, vocab_size: int) -> None:
 def _check_speculative(asked: common_pb2.Speculative) -> None:
     if asked.HasField("mode") and asked.mode not in MODES:
         raise BadRequest.of("speculative.mode", asked.mode, " or ".join(MODES))
-    if asked.HasField("drafter") and asked.drafter not in DRAFTERS:
-        raise BadRequest.of("speculative.drafter", asked.drafter, " or ".join(DRAFTERS))
+    if asked.HasField("drafter") and asked.drafter not in NAMES:
+        raise BadRequest.of("speculative.drafter", asked.drafter, ", ".join(NAMES))
     if asked.HasField("max_tokens") and not 1 <= asked.max_tokens <= MAX_DRAFT_TOKENS:
         raise BadRequest.of("speculative.max_tokens", asked.max_tokens, f"1…{MAX_DRAFT_TOKENS}")
 

@@ -282,6 +282,7 @@ class ModelDesk:
                     chat_template=None,
                     generation_config=None,
                     profile=None,
+                    draft_model=None,
                     escape_special_tokens=self._settings.escape_special_tokens or request.escape_special_tokens,
                 ),
                 model_folder=folder,

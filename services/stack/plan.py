@@ -91,6 +91,7 @@ class StackPlan:
         flags += [f"--gpu-memory-utilization={settings.gpu_memory_utilization}"]
         flags += ["--gemv"] if settings.gemv else []
         flags += [f"--speculation={settings.speculation}"] if settings.speculation else []
+        flags += [f"--draft-model={settings.draft_model}"] if settings.draft_model is not None else []
         flags += gpu_flags(os.environ) if self.device == "cuda" else []
         flags += Profile.read(settings.profile).engine_flags(os.environ) if settings.profile else []
         return flags + self._length()

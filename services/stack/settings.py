@@ -9,7 +9,7 @@ from pathlib import Path
 
 from headwater.engine_core.platforms.registry import device_names, is_registered
 from headwater.services.advertise import is_loopback
-from headwater.services.engine.settings import BESIDE_GEMV, KV_CACHE_DTYPES, LOAD_FORMATS
+from headwater.services.engine.settings import BESIDE_GEMV, KV_CACHE_DTYPES, LOAD_FORMATS, NO_DRAFTS
 from headwater.services.hardware import DTYPES
 from headwater.services.settings import SettingError
 from headwater.services.speculation import MODES
@@ -70,6 +70,8 @@ class StackSettings:
     escape_special_tokens: bool = False
     gemv: bool = False
     speculation: str = ""
+    draft_model: str | None = None
+    """As `model`; a stack is given its folder."""
     kv_swap_memory: int = 0
     tls_cert_file: Path | None = None
     tls_key_file: Path | None = None
@@ -104,6 +106,8 @@ class StackSettings:
                 raise SettingError(name, getattr(self, name), ", ".join(filter(None, allowed)))
         if self.gemv and self.speculation == "auto":
             raise SettingError("speculation", self.speculation, BESIDE_GEMV)
+        if self.draft_model is not None and (self.gemv or self.speculation == "off"):
+            raise SettingError("draft_model", self.draft_model, NO_DRAFTS)
 
     @property
     def rules(self) -> ScaleRules:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from headwater.engine_core.drafting.drafter import Drafter
 from headwater.engine_core.drafting.ngram import NGramDrafter
 from headwater.engine_core.drafting.step_costs import StepCosts
 from headwater.engine_core.drafting.suffix import SuffixDrafter
@@ -15,6 +16,7 @@ from headwater.engine_core.engine import Engine
 from headwater.engine_core.request import NewRequest, Speculation, TokenLogprobs
 from headwater.engine_core.sampling_params import SamplingParams
 from headwater.engine_core.scheduling.adaptive_speculator import AdaptiveSpeculator
+from headwater.engine_core.scheduling.model_speculator import ModelSpeculator
 from headwater.engine_core.step_output import EngineLoad
 from tests.engine_core.oracle_speculator import VOCAB_SIZE
 from tests.engine_core.small_models import SmallEngine
@@ -83,19 +85,12 @@ def tell(engine: Engine, asked: Sequence[NewRequest]) -> list[Told]:
     return list(told.values())
 
 
-def check_equality(roomy: SmallEngine, crowded: SmallEngine, count: int) -> EngineLoad:
+def check_equality(
+    roomy: SmallEngine, crowded: SmallEngine, count: int, *, has_draft_model: bool = False
+) -> EngineLoad:
     """Without speculation and with room for all, then with it and few blocks: as they are, then again, when suffixes of
     the answers are known, some in the middle of their answer."""
-    num_rows, max_drafts = crowded.config.max_num_seqs, crowded.config.max_draft_tokens
-    drafters = NGramDrafter(num_rows, crowded.config.max_model_len, max_drafts), SuffixDrafter(num_rows, max_drafts)
-    speculator = AdaptiveSpeculator(
-        drafters,
-        COSTS,
-        num_rows=num_rows,
-        max_drafts=max_drafts,
-        vocab_size=VOCAB_SIZE,
-        executor_drafts="ngram" if crowded.executor.can_draft else "",
-    )
+    speculator = _with_draft_model(crowded) if has_draft_model else _without_draft_model(crowded)
     plain, drafting = roomy.engine, Engine(crowded.config, crowded.executor, speculator=speculator)
     rng = np.random.default_rng(11)
     first_key = 0
@@ -112,3 +107,22 @@ def check_equality(roomy: SmallEngine, crowded: SmallEngine, count: int) -> Engi
             assert told.logprobs == right.logprobs[len(new.output_ids) :], new
         first_key += 2 * size
     return drafting.load()
+
+
+def _without_draft_model(small: SmallEngine) -> AdaptiveSpeculator:
+    ahead = NGramDrafter.name if small.executor.can_draft else ""
+    return AdaptiveSpeculator(_drafters(small), COSTS, **_sizes(small), executor_drafts=ahead)
+
+
+def _with_draft_model(small: SmallEngine) -> ModelSpeculator:
+    return ModelSpeculator(_drafters(small), COSTS, StepCosts.measured([1], [0.05]), **_sizes(small))
+
+
+def _drafters(small: SmallEngine) -> list[Drafter]:
+    num_rows, max_drafts = small.config.max_num_seqs, small.config.max_draft_tokens
+    return [NGramDrafter(num_rows, small.config.max_model_len, max_drafts), SuffixDrafter(num_rows, max_drafts)]
+
+
+def _sizes(small: SmallEngine) -> dict[str, int]:
+    config = small.config
+    return {"num_rows": config.max_num_seqs, "max_drafts": config.max_draft_tokens, "vocab_size": VOCAB_SIZE}

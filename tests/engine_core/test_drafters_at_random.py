@@ -22,6 +22,8 @@ from headwater.engine_core.drafting.suffix import SuffixDrafter
 from headwater.engine_core.executor import Int32Array
 from headwater.engine_core.request import NewRequest, Speculation
 from headwater.engine_core.scheduling.adaptive_speculator import AdaptiveSpeculator
+from headwater.engine_core.scheduling.model_speculator import ModelSpeculator
+from headwater.engine_core.scheduling.speculator import Speculator
 from tests.engine_core.checked_engine import BLOCK_SIZE, MODEL
 from tests.engine_core.test_engine_at_random import (
     MANY,
@@ -47,6 +49,7 @@ SPECULATIONS = [
     Speculation(drafter="wild"),
     Speculation(drafter="ngram"),
     Speculation(drafter="suffix"),
+    Speculation(drafter="draft_model"),
     Speculation(drafter="unknown"),
     Speculation(is_on=False),
 ]
@@ -117,15 +120,18 @@ def wild(draw: st.DrawFn) -> NewDrafter:
 
 
 @st.composite
-def speculators(draw: st.DrawFn) -> Callable[[EngineConfig], AdaptiveSpeculator]:
+def speculators(draw: st.DrawFn) -> Callable[[EngineConfig], Speculator]:
     max_drafts, costs = draw(st.sampled_from([1, 4, BLOCK_SIZE - 1])), draw(st.sampled_from(ALL_COSTS))
     drafters = draw(st.lists(wild() | st.sampled_from([ngram, suffix]), min_size=1, max_size=3))
+    pass_seconds = draw(st.none() | st.sampled_from([0.0, 0.1, 1.0]))
 
-    def build(config: EngineConfig) -> AdaptiveSpeculator:
+    def build(config: EngineConfig) -> Speculator:
         each = [new(config, max_drafts) for new in drafters]
-        return AdaptiveSpeculator(
-            each, costs, num_rows=config.max_num_seqs, max_drafts=max_drafts, vocab_size=MODEL.vocab_size
-        )
+        sizes = {"num_rows": config.max_num_seqs, "max_drafts": max_drafts, "vocab_size": MODEL.vocab_size}
+        if pass_seconds is None:
+            return AdaptiveSpeculator(each, costs, **sizes)
+        # What the simulated executor drafts by itself stands for a draft model.
+        return ModelSpeculator(each, costs, StepCosts.measured([1], [pass_seconds]), **sizes)
 
     return build
 
@@ -162,7 +168,7 @@ def test_whatever_drafters_propose_no_stream_changes_and_nothing_leaks(
     late_polls: int,
     mask_delay: int,
     rounds: list[Round],
-    speculator: Callable[[EngineConfig], AdaptiveSpeculator],
+    speculator: Callable[[EngineConfig], Speculator],
 ) -> None:
     check_drafters(config, late_polls, mask_delay, rounds, speculator)
 
@@ -176,7 +182,7 @@ def test_nor_does_it_in_many_more_rounds(
     late_polls: int,
     mask_delay: int,
     rounds: list[Round],
-    speculator: Callable[[EngineConfig], AdaptiveSpeculator],
+    speculator: Callable[[EngineConfig], Speculator],
 ) -> None:
     check_drafters(config, late_polls, mask_delay, rounds, speculator)
 
@@ -186,7 +192,7 @@ def check_drafters(
     late_polls: int,
     mask_delay: int,
     rounds: list[Round],
-    speculator: Callable[[EngineConfig], AdaptiveSpeculator],
+    speculator: Callable[[EngineConfig], Speculator],
 ) -> None:
     driver = check_rounds(config, late_polls, mask_delay, rounds, speculator(config))
     counts = driver.executor.num_tokens_of_drafts

@@ -49,6 +49,24 @@ def crowded(folder: Path) -> Iterator[SmallEngine]:
     engine.close()
 
 
+@pytest.fixture
+def modelled(folder: Path, tmp_path: Path) -> Iterator[SmallEngine]:
+    """As `crowded`, with a draft model that is the served one, rounded: it guesses right more often than not."""
+    options = {"num_blocks": 20, "max_model_len": 256, "max_num_seqs": MAX_SEQS, "max_num_batched_tokens": 64}
+    draft = convert(folder.parent / "hf", tmp_path / "draft", dtype="bfloat16")
+    engine = SmallEngine(folder, draft_model=draft, max_draft_tokens=MAX_DRAFTS, **options)
+    yield engine
+    engine.close()
+
+
+@pytest.mark.slow
+def test_a_draft_model_changes_none_of_many_requests(roomy: SmallEngine, modelled: SmallEngine) -> None:
+    load = check_equality(roomy, modelled, 100, has_draft_model=True)
+    assert 500 < load.num_accepted_tokens < load.num_draft_tokens
+    assert load.num_preemptions > 0
+    assert load.prefix_hits > 0
+
+
 @pytest.mark.slow
 def test_no_token_and_no_log_probability_of_many_requests_differs(roomy: SmallEngine, crowded: SmallEngine) -> None:
     load = check_equality(roomy, crowded, 100)

@@ -27,7 +27,7 @@ def test_the_flags_of_up_are_the_settings_of_a_line() -> None:
     assert fields == {
         *("model", "revision", "served_model_name", "dtype", "device", "max_model_len"),
         *("load_format", "kv_cache_dtype", "kv_swap_memory", "gpu_memory_utilization", "gemv"),
-        "speculation",
+        *("speculation", "draft_model"),
         *(
             "escape_special_tokens",
             "chat_template",

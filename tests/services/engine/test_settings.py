@@ -17,8 +17,9 @@ def test_a_new_knob_is_a_decision() -> None:
         "metrics_port", "otlp_endpoint", "log_level", "executor", "device", "dtype", "load_format", "block_size",
         "num_blocks", "kv_cache_memory", "kv_swap_memory", "kv_cache_dtype", "gpu_memory_utilization", "max_model_len",
         "max_num_seqs", "max_num_batched_tokens", "long_prefill_chunk", "async_depth", "decode_steps", "gemv",
-        "speculation", "drafters", "max_draft_tokens",
-        "policy", "threads", "simulated_step_seconds", "simulated_prefill_seconds", "hang_limit", "drain_limit",
+        "speculation", "drafters", "max_draft_tokens", "draft_model",
+        "policy", "threads", "simulated_step_seconds", "simulated_prefill_seconds",
+        "simulated_draft_acceptance", "hang_limit", "drain_limit",
     ]  # fmt: skip
 
 
@@ -56,6 +57,18 @@ def test_the_core_reads_the_doors_settings_from_flags() -> None:
         (
             ["--executor=simulated", "--drafters=ngram", "--drafters=ngram"],
             "--drafters is ('ngram', 'ngram'); allowed: ngram or suffix, each at most once",
+        ),
+        (
+            ["--executor=simulated", "--draft-model=/d", "--speculation=off"],
+            "--draft-model is '/d'; allowed: none with --speculation off or --gemv, where nothing is drafted",
+        ),
+        (
+            ["--executor=simulated", "--draft-model=/d", "--gemv"],
+            "--draft-model is '/d'; allowed: none with --speculation off or --gemv, where nothing is drafted",
+        ),
+        (
+            ["--executor=simulated", "--simulated-draft-acceptance=1.5"],
+            "--simulated-draft-acceptance is 1.5; allowed: 0…1",
         ),
         (["--executor=simulated", "--max-draft-tokens=0"], "--max-draft-tokens is 0; allowed: 1…15"),
         (["--executor=simulated", "--max-draft-tokens=16"], "--max-draft-tokens is 16; allowed: 1…15"),

@@ -48,8 +48,9 @@ def config(**more: object) -> EngineConfig:
     return EngineConfig(**(values | more))  # type: ignore[arg-type]
 
 
-def simulated(settings: EngineConfig) -> SimulatedExecutor:
-    return SimulatedExecutor(settings, SimulatedModel(vocab_size=VOCAB_SIZE, first_token_id=256), verify_every=1)
+def simulated(settings: EngineConfig, draft_acceptance: float = 0.0) -> SimulatedExecutor:
+    model = SimulatedModel(vocab_size=VOCAB_SIZE, first_token_id=256)
+    return SimulatedExecutor(settings, model, draft_acceptance=draft_acceptance, verify_every=1)
 
 
 async def answers(

@@ -10,14 +10,16 @@ import numpy as np
 import pytest
 
 from headwater.engine_core.config import EngineConfig
+from headwater.engine_core.drafting.step_costs import StepCosts
 from headwater.engine_core.executor import Int32Array
 from headwater.engine_core.request import FinishReason
 from headwater.engine_core.scheduling.masks import Rows
+from headwater.engine_core.scheduling.model_speculator import ModelSpeculator
 from headwater.engine_core.scheduling.request_table import RequestTable
 from headwater.services.engine.grammars import GrammarCompiler
 from headwater.services.text.model import TextModel
 from tests.engine_core.fixed_speculator import FixedSpeculator
-from tests.services.grammars.structured_engine import VOCAB_SIZE, Ask, Told, answers, config, sampling
+from tests.services.grammars.structured_engine import VOCAB_SIZE, Ask, Told, answers, config, sampling, simulated
 from tests.services.grammars.test_structured_answers import PERSON, check, prompt, schema_grammar, text_of
 
 MAX_DRAFTS = 6
@@ -90,6 +92,22 @@ async def test_neither_preemption_nor_a_resumed_beginning_change_them(compiler: 
     wide = drafting()
     resumed, _ = await answers(compiler, wide, again, speculator=Guesser(plain, 0.3).beside(wide))
     assert [told.token_ids for told in resumed] == [told.token_ids for told in plain]
+
+
+@pytest.mark.parametrize("depth", [1, 3])
+async def test_a_draft_model_guesses_for_rows_without_a_grammar_beside_rows_with_one(
+    compiler: GrammarCompiler, depth: int
+) -> None:
+    grammar = schema_grammar(PERSON)
+    asks = [Ask(grammar if i % 2 else "", prompt(i), sampling(seed=i, max_tokens=90)) for i in range(12)]
+    plain, _ = await answers(compiler, config(), asks)
+    settings, flat = drafting(async_depth=depth), StepCosts.measured([1, 64], [1.0, 1.0])
+    sizes = {"num_rows": settings.max_num_seqs, "max_drafts": MAX_DRAFTS, "vocab_size": VOCAB_SIZE}
+    speculator = ModelSpeculator([], flat, StepCosts.measured([1], [0.01]), **sizes)
+    drafted, engine = await answers(compiler, settings, asks, simulated(settings, 0.8), speculator)
+    assert drafted == plain
+    load = engine.load()
+    assert 100 < load.num_accepted_tokens < load.num_draft_tokens
 
 
 async def test_a_stop_and_the_longest_length_hold_inside_a_draft(compiler: GrammarCompiler) -> None:

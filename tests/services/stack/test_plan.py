@@ -75,6 +75,14 @@ def test_speculation_is_the_engines_to_decide_unless_the_line_is_told() -> None:
         plan(speculation="on")
 
 
+def test_a_draft_model_is_for_the_engines_of_a_line_that_drafts() -> None:
+    assert engine_of(plan(draft_model="/models/small")).draft_model == Path("/models/small")
+    assert engine_of(plan()).draft_model is None
+    for nothing in ({"speculation": "off"}, {"device": "cuda", "gemv": True}):
+        with pytest.raises(SettingError, match="--draft-model is 'small'; allowed: none with --speculation off or"):
+            plan(draft_model="small", **nothing)
+
+
 def test_special_tokens_are_text_to_processors_where_the_line_is_told_so() -> None:
     assert processor_of(plan(escape_special_tokens=True)).escape_special_tokens
     assert not processor_of(plan()).escape_special_tokens

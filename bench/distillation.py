@@ -1,0 +1,153 @@
+"""Tunes a model to say what another one would say next, on texts of that other one. Knows neither files nor engines."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from headwater.bench.decoder_twin import DecoderTwin
+
+HELD_BACK = 16
+"""One text of so many is for measuring alone."""
+WARM_UP = 0.05
+"""Share of the time in which the learning rate rises; afterwards it falls as a cosine."""
+LEAST_RATE = 0.1
+"""Share of the learning rate that is left at the end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """Tokens of a prompt and its answer. What follows prompt tokens is not learned."""
+
+    token_ids: list[int]
+    num_prompt: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tuning:
+    """How long and how fast to tune."""
+
+    steps: int
+    """At most."""
+    seconds: float = math.inf
+    """After which no other step begins."""
+    learning_rate: float = 5e-4
+    batch_tokens: int = 4096
+    """Of a step, padding included."""
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quality:
+    """How near a student is to its teacher, over tokens of answers that it has not seen."""
+
+    divergence: float
+    """Mean Kullback-Leibler divergence from the teacher, in nats."""
+    overlap: float
+    """Mean of the probability that two distributions share: what rejection sampling accepts at temperature 1."""
+    agreement: float
+    """Share of tokens with the same likeliest next token: what is accepted at temperature 0."""
+
+
+def distill(
+    student: DecoderTwin,
+    teacher: DecoderTwin,
+    texts: Sequence[Text],
+    tuning: Tuning,
+    report: Callable[[int, float], None] = lambda step, loss: None,
+) -> None:
+    """Tunes all tensors of the student but embedding and head, in place, by AdamW on the divergence from the teacher's
+    distribution after each token of the answers. `report`: step and its loss."""
+    tuned = [tensor for name, tensor in student.tensors.items() if name not in ("embed", "lm_head")]
+    for tensor in tuned:
+        tensor.requires_grad_(True)
+    optimizer = torch.optim.AdamW(tuned, lr=tuning.learning_rate, betas=(0.9, 0.95), weight_decay=0.01)
+    batches, began = _batches(_split(texts)[0], tuning), time.monotonic()
+    for step in range(tuning.steps):
+        share = max(step / tuning.steps, (time.monotonic() - began) / tuning.seconds)
+        if share >= 1:
+            break
+        for group in optimizer.param_groups:
+            group["lr"] = tuning.learning_rate * _pace(share)
+        loss = _divergence(*_logits(student, teacher, next(batches)))
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()  # type: ignore[no-untyped-call]  # torch ships it so
+        torch.nn.utils.clip_grad_norm_(tuned, 1.0)
+        optimizer.step()
+        report(step, loss.item())
+    for tensor in tuned:
+        tensor.requires_grad_(False)
+
+
+@torch.no_grad()
+def quality(student: DecoderTwin, teacher: DecoderTwin, texts: Sequence[Text], tuning: Tuning) -> Quality:
+    """Over the texts that `distill` leaves out."""
+    divergence = overlap = agreement = 0.0
+    num_tokens = 0
+    for batch in _packed(_split(texts)[1], tuning.batch_tokens):
+        ours, theirs = _logits(student, teacher, batch)
+        divergence += _divergence(ours, theirs).item() * len(ours)
+        overlap += torch.minimum(ours.softmax(1), theirs.softmax(1)).sum().item()
+        agreement += (ours.argmax(1) == theirs.argmax(1)).sum().item()
+        num_tokens += len(ours)
+    return Quality(divergence=divergence / num_tokens, overlap=overlap / num_tokens, agreement=agreement / num_tokens)
+
+
+def _logits(student: DecoderTwin, teacher: DecoderTwin, texts: Sequence[Text]) -> tuple[Tensor, Tensor]:
+    """Of both after each token from a prompt's last to an answer's last but one, float32 [N, V]."""
+    device, longest = student.tensors["embed"].device, max(len(text.token_ids) for text in texts)
+    token_ids = torch.zeros(len(texts), longest, dtype=torch.int64)
+    is_learned = torch.zeros(len(texts), longest, dtype=torch.bool)
+    for i, text in enumerate(texts):
+        token_ids[i, : len(text.token_ids)] = torch.tensor(text.token_ids)
+        is_learned[i, max(text.num_prompt - 1, 0) : len(text.token_ids) - 1] = True
+    token_ids, is_learned = token_ids.to(device), is_learned.to(device)
+    # On a CPU everything is computed in float32.
+    with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
+        ours = student.logits(student.hidden(token_ids)[is_learned])
+        with torch.no_grad():
+            theirs = teacher.logits(teacher.hidden(token_ids)[is_learned])
+    return ours, theirs
+
+
+def _divergence(ours: Tensor, theirs: Tensor) -> Tensor:
+    expected = theirs.log_softmax(1)
+    return (expected.exp() * (expected - ours.log_softmax(1))).sum(1).mean()
+
+
+def _split(texts: Sequence[Text]) -> tuple[list[Text], list[Text]]:
+    """What is learned, and what is held back."""
+    answers = [text for text in texts if len(text.token_ids) > max(text.num_prompt, 1)]
+    held = answers[::HELD_BACK]
+    return [text for i, text in enumerate(answers) if i % HELD_BACK] or held, held
+
+
+def _batches(texts: Sequence[Text], tuning: Tuning) -> Iterator[list[Text]]:
+    """Without end; each text comes once a round, beside others of about its length."""
+    generator = torch.Generator().manual_seed(tuning.seed)
+    while True:
+        order = torch.randperm(len(texts), generator=generator).tolist()
+        batches = _packed([texts[i] for i in order], tuning.batch_tokens)
+        for i in torch.randperm(len(batches), generator=generator).tolist():
+            yield batches[i]
+
+
+def _packed(texts: Sequence[Text], batch_tokens: int) -> list[list[Text]]:
+    batches: list[list[Text]] = []
+    for text in sorted(texts, key=lambda text: len(text.token_ids)):
+        if not batches or (len(batches[-1]) + 1) * len(text.token_ids) > batch_tokens:
+            batches.append([])
+        batches[-1].append(text)
+    return batches
+
+
+def _pace(share: float) -> float:
+    """Of the learning rate, after this share of the time."""
+    if share < WARM_UP:
+        return (share + 0.01) / (WARM_UP + 0.01)
+    return LEAST_RATE + (1 - LEAST_RATE) * (1 + math.cos(math.pi * (share - WARM_UP) / (1 - WARM_UP))) / 2

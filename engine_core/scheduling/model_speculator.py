@@ -1,0 +1,118 @@
+"""Drafts by look-up or by the executor's draft model, whichever brings a step more tokens a second.
+
+All rows wait for their results: a draft model is served where plans are computed as they are submitted, so that nothing
+would run beside the wait. Rows under a grammar are drafted by look-up alone, since their masks are filled for drafts
+that are known when a step is planned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from headwater.engine_core.drafting.draft_depths import choose_depth
+from headwater.engine_core.drafting.draft_lengths import Choice, choose
+from headwater.engine_core.drafting.drafter import Drafter
+from headwater.engine_core.drafting.executor_drafts import ExecutorDrafts
+from headwater.engine_core.drafting.step_costs import StepCosts
+from headwater.engine_core.executor import BoolArray, Int32Array
+from headwater.engine_core.scheduling.guesses import ANY, Guesses
+from headwater.engine_core.scheduling.masks import Rows
+from headwater.engine_core.scheduling.request_state import RequestState
+from headwater.engine_core.scheduling.request_table import RequestTable
+
+NAME = "draft_model"
+"""As requests name the drafter."""
+PROBE_STEPS = 64
+"""Steps without a draft after which the model guesses one token for each row: it may have become easier."""
+
+
+class ModelSpeculator:
+    """See `Speculator`."""
+
+    def __init__(
+        self,
+        drafters: Sequence[Drafter],
+        costs: StepCosts,
+        pass_costs: StepCosts,
+        *,
+        num_rows: int,
+        max_drafts: int,
+        vocab_size: int,
+    ) -> None:
+        """`drafters` look up; `pass_costs`: seconds of a pass of the draft model by rows; `num_rows`: of the request
+        table."""
+        self.max_drafts = max_drafts
+        self.needs_result: BoolArray = np.zeros(num_rows, np.bool_)
+        self.runs_ahead: BoolArray = np.zeros(num_rows, np.bool_)
+        self._names = [drafter.name for drafter in drafters]
+        # All rows wait, drafted or not, so that a gap would be there in any case.
+        self._costs, self._pass_costs = replace(costs, gap=0.0), pass_costs
+        self._guesses = Guesses(drafters, num_rows=num_rows, most=max_drafts, vocab_size=vocab_size)
+        self._by_model = ExecutorDrafts(num_rows)
+        self.num_bytes = self._guesses.num_bytes
+        self._most: Int32Array = np.zeros((2, num_rows), np.int32)
+        """Drafts that each row's request allows: of those that look up, and of the model."""
+        self._wanted: Int32Array = np.full(num_rows, ANY, np.int32)
+        """The drafter of those that look up which each row's request names."""
+        self._num_idle = 0
+        """Steps since the last one with drafts."""
+
+    def seat(self, request: RequestState) -> None:
+        row, asked, names = request.row, request.speculation, self._names
+        most = min(asked.max_tokens or self.max_drafts, self.max_drafts) if asked.is_on else 0
+        is_looked_up = asked.drafter in ("", *names)
+        is_modelled = asked.drafter in ("", NAME) and not request.has_grammar
+        self._most[:, row] = most * is_looked_up, most * is_modelled
+        self._wanted[row] = names.index(asked.drafter) if asked.drafter in names else ANY
+        self.needs_result[row] = True
+        self._by_model.reset(row)
+        self._guesses.seat(row, request.chain.namespace, request.num_prompt_tokens)
+
+    def vacate(self, row: int, token_ids: Int32Array) -> None:
+        self.needs_result[row] = False
+        self._most[:, row] = 0
+        self._guesses.vacate(row, token_ids)
+        self.num_bytes = self._guesses.num_bytes
+
+    def foresee(self, table: RequestTable, rows: Rows, token_ids: Sequence[Sequence[int]]) -> None:
+        """Drafts nothing of that: `GrammarDrafts` does."""
+
+    def settle_drafts(self, rows: Rows, most: Int32Array, num_drafts: Int32Array, num_accepted: Int32Array) -> None:
+        self._by_model.note(rows, most, num_drafts, num_accepted)
+
+    def settle(self, table: RequestTable, rows: Rows, first: Int32Array) -> None:
+        self._guesses.compare(table, rows, first)
+
+    def lengths(self, rows: Rows, most: Int32Array, total: int) -> Int32Array:
+        """No row runs ahead."""
+        return np.zeros(rows.size, np.int32)
+
+    def draft(
+        self, table: RequestTable, rows: Rows, most: Int32Array, total: int
+    ) -> tuple[Int32Array, Int32Array | None]:
+        by_look_up, most_of_model = np.minimum(most, self._most[:, rows])
+        looked_up = self._look_up(table, rows, by_look_up, total)
+        stands = self._by_model.stands(rows, most_of_model, self.max_drafts)
+        modelled = choose_depth(stands, self._costs, self._pass_costs, rows.size, total)
+        if modelled.gain > looked_up.gain:
+            return modelled.num_drafts, None
+        self._num_idle = 0 if looked_up.num_drafts.any() else self._num_idle + 1
+        if self._num_idle < PROBE_STEPS:
+            return looked_up.num_drafts, self._guesses.token_ids[rows]
+        self._num_idle = 0
+        return np.minimum(most_of_model, 1), None
+
+    def _look_up(self, table: RequestTable, rows: Rows, most: Int32Array, total: int) -> Choice:
+        """Guesses for each row, up to most[i], and chooses how many of them to verify. What the model drafts instead
+        says all the same how many were right."""
+        num_drafts, gain = np.zeros(rows.size, np.int32), 1.0
+        asked = np.flatnonzero(most > 0)
+        if asked.size:
+            some = rows[asked]
+            self._guesses.make(table, some, most[asked], self._wanted[some], range(len(self._names)))
+            stands = self._guesses.stands(some, self._guesses.num_tokens[some])
+            num_drafts[asked], gain = choose(stands, self._costs, rows.size, total)
+        return Choice(num_drafts, gain)
