@@ -12,13 +12,13 @@ from collections.abc import Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 
 from headwater.engine_core.config import ConfigError
 from headwater.engine_core.executor import Int32Array, SwapPlan
+from headwater.engine_core.executors.locked_memory import LockedMemory
 from headwater.kernels.copy_blocks import as_planes, copy_blocks
 from headwater.kernels.device import upload
 
@@ -39,7 +39,8 @@ class CudaSwapper:
         self._cache, device = as_planes(kv_cache), kv_cache.device
         num_planes, _, num_words = self._cache.shape
         num_staged = staged_blocks(4 * num_planes * num_words)
-        self._host = _page_locked((num_slots, num_planes, num_words))
+        self._locked = _page_locked((num_slots, num_planes, num_words))
+        self._host = self._locked.memory
         self._staged_out, self._staged_in = torch.empty(
             (2, num_staged, num_planes, num_words), dtype=torch.int32, device=device
         )
@@ -81,7 +82,7 @@ class CudaSwapper:
 
     def close(self) -> None:
         """With nothing in flight."""
-        _cudart().cudaHostUnregister(self._host.data_ptr())
+        self._locked.release()
 
     def measure(self) -> None:
         """Times the way of blocks from host memory to the buffer on the GPU, as many as cross together. To be called
@@ -161,17 +162,13 @@ def _has_passed(event: torch.cuda.Event) -> bool:
     return bool(event.query())  # type: ignore[no-untyped-call]  # torch ships it so
 
 
-def _cudart() -> Any:
-    return torch.cuda.cudart()  # type: ignore[no-untyped-call]  # torch ships it so
-
-
 def _most_memory() -> float:
     """Bytes that a container's processes may have; whoever takes more is killed without a word."""
     limit = CONTAINER_LIMIT.read_text().strip() if CONTAINER_LIMIT.exists() else ""
     return int(limit) if limit.isdigit() else math.inf
 
 
-def _page_locked(shape: tuple[int, int, int]) -> torch.Tensor:
+def _page_locked(shape: tuple[int, int, int]) -> LockedMemory:
     """int32 in host memory that copies reach without waiting. Of this size exactly: what torch allocates of such memory
     is a power of two. Raises `ConfigError`."""
     num_bytes = 4 * math.prod(shape)
@@ -185,6 +182,7 @@ def _page_locked(shape: tuple[int, int, int]) -> torch.Tensor:
     pages = memory.view(-1).numpy()[:: PAGE_BYTES // 4]
     with ThreadPoolExecutor(TOUCHERS) as threads:
         list(threads.map(lambda some: some.fill(0), np.array_split(pages, TOUCHERS)))
-    if _cudart().cudaHostRegister(memory.data_ptr(), memory.nbytes, 0) != _cudart().cudaError.success:
-        raise ConfigError("kv_swap_memory", num_bytes, "what the host lets a GPU lock in memory")
-    return memory
+    try:
+        return LockedMemory(memory)
+    except RuntimeError:
+        raise ConfigError("kv_swap_memory", num_bytes, "what the host lets a GPU lock in memory") from None

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import torch
-from torch.cuda import check_error, cudart
 
 from headwater.engine_core.config import EngineConfig
 from headwater.engine_core.executor import Int32Array
+from headwater.engine_core.executors.locked_memory import LockedMemory
 from headwater.engine_core.executors.spread import SpreadDraw
 from headwater.engine_core.executors.step_shapes import aligned
 
@@ -40,6 +38,7 @@ class DrawInbox:
         self._masks = torch.full((num_masks, -(-vocab_size // 32)), -1, dtype=torch.int32, device=device)
         self._table: tuple[Int32Array, torch.Tensor] | None = None
         """Which is read, and how torch sees it."""
+        self._locked: LockedMemory | None = None
 
     def send(self, step: int, draw: SpreadDraw, table: Int32Array, num_draws: int, first_result: int) -> None:
         """Copies a draw to the device, padded to `num_draws`, with its masks of the table [positions, rows, words]."""
@@ -69,9 +68,9 @@ class DrawInbox:
 
     def close(self) -> None:
         """Lets go of the table. Nothing may be in flight."""
-        if self._table is not None and self._is_gpu:
-            check_error(_runtime().cudaHostUnregister(self._table[1].data_ptr()))
-        self._table = None
+        if self._locked is not None:
+            self._locked.release()
+        self._table = self._locked = None
 
     def _source(self, table: Int32Array) -> torch.Tensor:
         """The table, pinned: the device reads it where it is, beside what runs here."""
@@ -79,7 +78,7 @@ class DrawInbox:
             self.close()
             source = torch.from_numpy(table)
             if self._is_gpu:
-                check_error(_runtime().cudaHostRegister(source.data_ptr(), table.nbytes, 0))
+                self._locked = LockedMemory(source)
             self._table = table, source
         return self._table[1]
 
@@ -106,7 +105,3 @@ def held_at(rows: Int32Array, place: Int32Array, num_rows: int) -> Int32Array:
     """Where the state of each row's place lies among those that are held, by place and row."""
     at: Int32Array = place * num_rows + rows
     return at
-
-
-def _runtime() -> Any:
-    return cudart()  # type: ignore[no-untyped-call]  # torch ships it so

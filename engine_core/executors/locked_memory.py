@@ -1,0 +1,38 @@
+"""Host memory that a GPU reads and writes where it is."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import torch
+from torch.cuda import cudart
+
+
+class LockedMemory:
+    """Locks the memory of a tensor until `release`, or until this object is gone: what stays locked when it is given
+    back to the system makes copies fail from whatever lies there next."""
+
+    def __init__(self, memory: torch.Tensor) -> None:
+        """Raises `RuntimeError` where the host does not let so much be locked."""
+        self.memory = memory
+        runtime = _runtime()
+        code = runtime.cudaHostRegister(memory.data_ptr(), memory.nbytes, 0)
+        if code != runtime.cudaError.success:
+            raise RuntimeError(f"{memory.nbytes} bytes cannot be locked: CUDA error {int(code)}")
+        # Holds the memory, which is therefore unlocked before it is given back.
+        self._unlock = weakref.finalize(self, _unlock, memory)
+        # A process that ends takes its locks along; CUDA may have ended before.
+        self._unlock.atexit = False
+
+    def release(self) -> None:
+        """Nothing may be in flight that reads or writes it."""
+        self._unlock()
+
+
+def _unlock(memory: torch.Tensor) -> None:
+    _runtime().cudaHostUnregister(memory.data_ptr())
+
+
+def _runtime() -> Any:
+    return cudart()  # type: ignore[no-untyped-call]  # torch ships it so

@@ -1,0 +1,85 @@
+"""Memory that a GPU reads is unlocked before it is given back, also where nobody says that it is needed no more."""
+
+from __future__ import annotations
+
+import gc
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from headwater.engine_core.config import EngineConfig
+from headwater.engine_core.executors import locked_memory
+from headwater.engine_core.executors.draw_inbox import DrawInbox
+from headwater.engine_core.executors.locked_memory import LockedMemory
+
+CONFIG = EngineConfig(num_blocks=600, max_model_len=4096, max_num_seqs=4)
+
+
+class Runtime:
+    """CUDA's, as far as locks go."""
+
+    cudaError = SimpleNamespace(success=0)  # noqa: N815  # CUDA's name
+
+    def __init__(self) -> None:
+        self.locked: dict[int, int] = {}
+        self.refuses = False
+
+    def cudaHostRegister(self, address: int, num_bytes: int, flags: int) -> int:  # CUDA's name
+        if self.refuses:
+            return 2
+        assert address not in self.locked
+        self.locked[address] = num_bytes
+        return 0
+
+    def cudaHostUnregister(self, address: int) -> int:  # CUDA's name
+        del self.locked[address]
+        return 0
+
+
+@pytest.fixture
+def runtime(monkeypatch: pytest.MonkeyPatch) -> Runtime:
+    runtime = Runtime()
+    monkeypatch.setattr(locked_memory, "_runtime", lambda: runtime)
+    return runtime
+
+
+def test_memory_is_unlocked_when_it_is_released_and_only_once(runtime: Runtime) -> None:
+    memory = torch.zeros(100)
+    locked = LockedMemory(memory)
+    assert runtime.locked == {memory.data_ptr(): 400}
+    locked.release()
+    assert not runtime.locked
+    locked.release()
+    del locked
+    gc.collect()
+    assert not runtime.locked
+
+
+def test_memory_is_unlocked_when_nobody_holds_it_any_more(runtime: Runtime) -> None:
+    locked = LockedMemory(torch.zeros(100))
+    assert runtime.locked
+    del locked
+    gc.collect()
+    assert not runtime.locked
+
+
+def test_memory_that_cannot_be_locked_is_said(runtime: Runtime) -> None:
+    runtime.refuses = True
+    with pytest.raises(RuntimeError, match="400 bytes cannot be locked"):
+        LockedMemory(torch.zeros(100))
+
+
+def test_a_table_of_masks_is_unlocked_with_its_inbox(runtime: Runtime) -> None:
+    first, second = np.zeros((1, 4, 3), np.int32), np.zeros((1, 4, 3), np.int32)
+    inbox = DrawInbox(CONFIG, 96, torch.device("cpu"))
+    inbox._is_gpu = True
+    inbox._source(first)
+    inbox._source(first)
+    assert list(runtime.locked) == [first.ctypes.data]
+    inbox._source(second)
+    assert list(runtime.locked) == [second.ctypes.data]
+    del inbox
+    gc.collect()
+    assert not runtime.locked
