@@ -66,6 +66,8 @@ class Scheduler:
         self._clock = clock
         self._max_chunk = config.long_prefill_chunk or config.max_num_batched_tokens
         self._planned_step = self._retired_step = 0
+        self._num_steps = 0
+        """Planned so far, draws left out."""
         self._num_planned_rows = 0
         """Of all steps so far: requests that each computed, added up."""
         self._leavers = Leavers(self.table, self.pool)
@@ -90,6 +92,7 @@ class Scheduler:
         if self._config.decode_steps > 1 and not (step.chunks or is_short or self.num_waiting):
             self._ahead.plan_steps(step)
         self._planned_step += 1
+        self._num_steps += 1
         self._num_planned_rows += step.num_requests
         released, self._released_rows = self._released_rows, []
         return step.compose(self._planned_step, self.table, released, shares=self.pool.num_shared > 0)
@@ -317,7 +320,7 @@ class Scheduler:
             request.scheduled_at = self._clock()
             request.num_cached_tokens = min(request.num_computed, request.num_prompt_tokens)
             self.cache.count(request.num_prompt_tokens, request.num_cached_tokens)
-        request.num_steps -= self._planned_step
+        request.num_steps -= self._num_steps
         request.num_step_rows -= self._num_planned_rows
         self.table.seat(request, blocks)
         if self.speculator is not None:
@@ -366,7 +369,7 @@ class Scheduler:
         self.shares.unseat(request.tenant)
         self._moved()
         # Seating took off what had been planned before.
-        request.num_steps += self._planned_step
+        request.num_steps += self._num_steps
         request.num_step_rows += self._num_planned_rows
         self.table.count_drafts(request)
         if self.prefilling.pop(request.key, None) is not None:

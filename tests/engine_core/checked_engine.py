@@ -272,6 +272,7 @@ class Stream:
     """Prompt positions whose log probabilities came."""
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
+    num_steps: int = 0
 
 
 class HalfRightSpeculator(FixedSpeculator):
@@ -452,6 +453,7 @@ class Driver:
             if finish.work is not None:
                 stream.num_draft_tokens = finish.work.num_draft_tokens
                 stream.num_accepted_tokens = finish.work.num_accepted_tokens
+                stream.num_steps = finish.work.num_steps
         if (wanted := output.masks_wanted) is not None:
             columns = (wanted.keys, wanted.rows, wanted.tickets, wanted.output_indices, wanted.draft_ids)
             for key, row, ticket, index, draft_ids in zip(*columns, strict=True):

@@ -137,3 +137,12 @@ def test_forced_tokens_come_before_those_of_drafters_and_drafters_guess_the_rest
     load = each.engine.load()
     assert load.num_drafts > before
     assert load.num_accepted_tokens < load.num_draft_tokens
+
+
+def test_draws_are_no_steps_of_a_request() -> None:
+    """Whoever looks at tokens a step would else see half of them for an answer under a grammar."""
+    plain = driver(lambda stream: [])
+    add(plain, 1)
+    run(plain)
+    (stream,) = plain.streams.values()
+    assert len(stream.tokens) == stream.num_steps > 10
