@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import pytest
@@ -80,8 +80,9 @@ class World(Protocol):
 class Ledger:
     """Answers of one world: what several cells compare with is asked once."""
 
-    def __init__(self, world: World) -> None:
-        self._world = world
+    def __init__(self, world: World, heat: float = 1.0) -> None:
+        """Temperatures are multiplied by `heat`: a trained model is surer of itself than one of random weights."""
+        self._world, self._heat = world, heat
         self._answers: dict[tuple[object, ...], Answer] = {}
 
     def ask(self, capabilities: tuple[Capability, ...], needs: Fields, moves: frozenset[Move] = frozenset()) -> Answer:
@@ -92,7 +93,11 @@ class Ledger:
             for each in capabilities:
                 if each.asks_after is not None:
                     more |= each.asks_after(self.ask(_without(capabilities, each), needs))
-            self._answers[key] = self._world.run(asked(capabilities, needs, more, moves))
+            wanted = asked(capabilities, needs, more, moves)
+            if "temperature" in wanted.fields:
+                temperature = wanted.fields["temperature"] * self._heat
+                wanted = replace(wanted, fields={**wanted.fields, "temperature": temperature})
+            self._answers[key] = self._world.run(wanted)
         return self._answers[key]
 
 

@@ -90,9 +90,11 @@ class Systems:
         text_folder: Path,
         options: dict[str, Any],
         families: Collection[str] = (DEVICE, SIMULATED),
+        heat: float = 1.0,
     ) -> None:
+        """`heat`: see `Ledger`."""
         self._stack, self._engine_folder, self._text_folder = stack, engine_folder, text_folder
-        self._options, self._families = options, families
+        self._options, self._families, self._heat = options, families, heat
         self._is_cpu = options["device"] == "cpu"
         self._in_process: dict[str, Ledger] = {}
         self._cluster: Cluster | None = None
@@ -114,14 +116,14 @@ class Systems:
             given = self._options if family == DEVICE else {"executor": "simulated"}
             world = EngineWorld(self._engine_folder, **given)
             self._stack.callback(world.close)
-            self._in_process[family] = Ledger(world)
+            self._in_process[family] = Ledger(world, self._heat)
         return self._in_process[family]
 
     def _ledger_of_cluster(self, family: str) -> Ledger:
         if self._cluster is None:
             self._kinds, self._cluster = self._start_cluster()
         if family not in self._clusters:
-            self._clusters[family] = Ledger(ClusterWorld(self._cluster, self._kinds, family))
+            self._clusters[family] = Ledger(ClusterWorld(self._cluster, self._kinds, family), self._heat)
         return self._clusters[family]
 
     def _start_cluster(self) -> tuple[list[EngineKind], Cluster]:

@@ -15,6 +15,8 @@ from tests.combinations.conftest import CellRunner
 from tests.combinations.systems import Systems, with_plain_template
 
 pytestmark = pytest.mark.long
+HEAT = 5.0
+"""A few letters of a pattern are drawn by lot then, and no seed gives another's answer."""
 
 
 @pytest.fixture(scope="module")
@@ -22,7 +24,7 @@ def systems(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Systems]:
     model = pull(DEMO_NAME, cache_dir=default_cache_dir(), progress=silent, dtype="float32")
     folder = with_plain_template(model, tmp_path_factory.mktemp("models") / "demo")
     with contextlib.ExitStack() as stack:
-        yield Systems(stack, folder, folder, {"device": "cpu"})
+        yield Systems(stack, folder, folder, {"device": "cpu"}, heat=HEAT)
 
 
 @pytest.mark.parametrize("cell", CELLS.values(), ids=CELLS)
