@@ -38,7 +38,7 @@ class Tuning:
     """After which no other step begins."""
     learning_rate: float = 5e-4
     batch_tokens: int = 4096
-    """Of a step, padding included."""
+    """A step takes so many tokens, padding included."""
     seed: int = 0
 
 
@@ -99,7 +99,7 @@ def quality(student: DecoderTwin, teacher: DecoderTwin, texts: Sequence[Text], t
 
 
 def _logits(student: DecoderTwin, teacher: DecoderTwin, texts: Sequence[Text]) -> tuple[Tensor, Tensor]:
-    """Of both after each token from a prompt's last to an answer's last but one, float32 [N, V]."""
+    """Returns both models' logits after each token from a prompt's last to an answer's last but one, float32 [N, V]."""
     device, longest = student.tensors["embed"].device, max(len(text.token_ids) for text in texts)
     token_ids = torch.zeros(len(texts), longest, dtype=torch.int64)
     is_learned = torch.zeros(len(texts), longest, dtype=torch.bool)
@@ -128,7 +128,7 @@ def _split(texts: Sequence[Text]) -> tuple[list[Text], list[Text]]:
 
 
 def _batches(texts: Sequence[Text], tuning: Tuning) -> Iterator[list[Text]]:
-    """Without end; each text comes once a round, beside others of about its length."""
+    """Yields batches without end; each text comes once a round, beside others of about its length."""
     generator = torch.Generator().manual_seed(tuning.seed)
     while True:
         order = torch.randperm(len(texts), generator=generator).tolist()
@@ -147,7 +147,7 @@ def _packed(texts: Sequence[Text], batch_tokens: int) -> list[list[Text]]:
 
 
 def _pace(share: float) -> float:
-    """Of the learning rate, after this share of the time."""
+    """The share of the learning rate that counts after this share of the time."""
     if share < WARM_UP:
         return (share + 0.01) / (WARM_UP + 0.01)
     return LEAST_RATE + (1 - LEAST_RATE) * (1 + math.cos(math.pi * (share - WARM_UP) / (1 - WARM_UP))) / 2

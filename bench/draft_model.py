@@ -37,10 +37,10 @@ from headwater.services.text.model import ServingChoices, load_text_model
 
 QUESTION_TOKENS = 80
 TEMPERATURES = (0.0, 1.0)
-"""Of answers, in turn."""
+"""Answers are drawn at these in turn."""
 TEXT_FILES = ("tokenizer.json", "tokenizer_config.json", "generation_config.json")
 GPU_SHARE = 0.4
-"""Of a GPU's memory for the engine that answers; tuning takes more, afterwards."""
+"""The engine that answers takes this share of a GPU's memory; tuning takes more, afterwards."""
 MARK = "\N{PILCROW SIGN}"
 """Stands for a user's words while a chat template is taken apart."""
 

@@ -44,7 +44,7 @@ TEMPERATURE = 0.6
 OWN_TEMPERATURES = (0.0, 1.0)
 MAX_MODEL_LEN = 8192
 DEFAULT_SEATS = 256
-"""Of an engine that is told nothing: they bound the positions that a step samples."""
+"""An engine that is told nothing has so many; they bound the positions that a step samples."""
 WARM_UP_LEN = 24
 """Tokens of answers before the first measured run."""
 

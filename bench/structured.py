@@ -61,7 +61,7 @@ class Measurement:
     mask_p50_us: float
     mask_p99_us: float
     schema_tokens_per_step: float
-    """Of an answer: a step brings it one token and the drafts that stand."""
+    """Tokens that a step brings an answer: one, and the drafts that stand."""
 
 
 class Client:

@@ -66,7 +66,7 @@ class ExecutorDrafts:
     def note(
         self, rows: npt.NDArray[np.integer], most: Int32Array, num_drafts: Int32Array, num_accepted: Int32Array
     ) -> None:
-        """Of up to most[i] tokens, num_drafts[i] were drafted and num_accepted[i] of them stand."""
+        """Up to most[i] tokens were asked for, num_drafts[i] were drafted, and num_accepted[i] of them stand."""
         asked = np.flatnonzero(most)
         if asked.size:
             rows, num_drafts, num_accepted = rows[asked], num_drafts[asked], num_accepted[asked]

@@ -51,7 +51,7 @@ def engine_config_of(request: BuildRequest, kv_cache_memory: int) -> EngineConfi
 
 
 def block_bytes_of(request: BuildRequest) -> int:
-    """Of one KV block: the planes of the model, and those of the model that drafts."""
+    """The bytes of one KV block: planes of the model, and those of the model that drafts."""
     own = request.model.kv_elements_per_token * request.options.block_size * KV_DTYPES[request.kv_format].itemsize
     return own if request.draft is None else own + block_bytes_of(request.draft)
 

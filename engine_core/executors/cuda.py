@@ -339,7 +339,7 @@ class CudaExecutor:
         self._store(rows, positions, outputs, self._sampler.draw(hidden, self._table.params, rows, outputs))
 
     def _draw_own(self, hidden: torch.Tensor, num_rows: int) -> None:
-        """Of a step in which the device drafts."""
+        """Draws what a step samples in which the device drafts, and counts what stands."""
         rows, _, outputs, _ = self._inbox.draws[:, : len(hidden)].unbind()
         self._own_rows.store(self._sampler.draw(hidden, self._table.params, rows, outputs), num_rows, self._results)
 

@@ -32,7 +32,7 @@ class Flight:
     drafts: Int32Array = field(default_factory=lambda: np.empty(0, np.int32))
     """[S] see `drafts_in_place`."""
     own: OwnGains | None = None
-    """Of a step in which the device drafts; S counts positions then, too."""
+    """What rows gain where the device drafts; S counts positions then, too."""
     done: torch.cuda.Event
     scores: SampledScores | None = None
     prompt_scores: dict[int, tuple[list[Scores], int]] = field(default_factory=dict)

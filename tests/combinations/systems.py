@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import shutil
-from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -80,8 +79,7 @@ def with_few_tokens(folder: Path, vocab_size: int = TEXT_VOCAB_SIZE) -> Path:
 
 
 class Systems:
-    """Started when the first cell wants them; `options` are those of every engine that computes, `families` those of
-    the cluster's engines."""
+    """Started when the first cell wants them; `options` are those of every engine that computes."""
 
     def __init__(
         self,
@@ -89,12 +87,11 @@ class Systems:
         engine_folder: Path,
         text_folder: Path,
         options: dict[str, Any],
-        families: Collection[str] = (DEVICE, SIMULATED),
         heat: float = 1.0,
     ) -> None:
         """`heat`: see `Ledger`."""
         self._stack, self._engine_folder, self._text_folder = stack, engine_folder, text_folder
-        self._options, self._families, self._heat = options, families, heat
+        self._options, self._heat = options, heat
         self._is_cpu = options["device"] == "cpu"
         self._in_process: dict[str, Ledger] = {}
         self._cluster: Cluster | None = None
@@ -127,10 +124,9 @@ class Systems:
         return self._clusters[family]
 
     def _start_cluster(self) -> tuple[list[EngineKind], Cluster]:
-        kinds: list[EngineKind] = []
-        common = {DEVICE: self._options, SIMULATED: {"executor": "simulated"}}
-        if DEVICE in self._families:
-            kinds += kinds_of(DEVICE, [each for each in CAPABILITIES if not (self._is_cpu and each.refused_on_cpu)])
-        if self._is_cpu and SIMULATED in self._families:
+        on_device = [each for each in CAPABILITIES if not (self._is_cpu and each.refused_on_cpu)]
+        kinds, common = kinds_of(DEVICE, on_device), {DEVICE: self._options}
+        if self._is_cpu:
             kinds += kinds_of(SIMULATED, [each for each in CAPABILITIES if each.refused_on_cpu and each.is_simulated])
+            common[SIMULATED] = {"executor": "simulated"}
         return kinds, self._stack.enter_context(running_cluster(self._text_folder, kinds, common))

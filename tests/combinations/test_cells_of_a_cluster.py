@@ -11,7 +11,6 @@ import pytest
 from tests.combinations.cells import CELLS, Cell
 from tests.combinations.conftest import CellRunner
 from tests.combinations.systems import (
-    DEVICE,
     RANDOM_ON_CPU,
     TEXT_VOCAB_SIZE,
     Systems,
@@ -20,9 +19,7 @@ from tests.combinations.systems import (
     write_config,
 )
 
-CELLS_OF_A_CLUSTER = {
-    name: cell for name, cell in CELLS.items() if not (cell.is_in_process_on_cpu or cell.is_simulated_on_cpu)
-}
+CELLS_OF_A_CLUSTER = {name: cell for name, cell in CELLS.items() if not cell.is_in_process_on_cpu}
 
 # Told first of a run's groups: it starts many processes.
 pytestmark = pytest.mark.slow
@@ -33,7 +30,7 @@ def systems(demo_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
     folder = with_few_tokens(with_plain_template(demo_folder, tmp_path_factory.mktemp("models") / "random"))
     write_config(folder, vocab_size=TEXT_VOCAB_SIZE)
     with contextlib.ExitStack() as stack:
-        yield Systems(stack, folder, folder, RANDOM_ON_CPU, families=(DEVICE,))
+        yield Systems(stack, folder, folder, RANDOM_ON_CPU)
 
 
 @pytest.mark.parametrize("cell", CELLS_OF_A_CLUSTER.values(), ids=CELLS_OF_A_CLUSTER)
