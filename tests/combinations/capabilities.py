@@ -30,10 +30,11 @@ NO_PLAN = "a row that is not drawn plainly is planned a step at a time"
 
 
 def _stops_before_the_end(without: Answer) -> Fields:
-    """A stop string out of the answer: some characters of its last part, so many that they stand nowhere before."""
-    text, begin = without.text, len(without.text) * 5 // 6
-    parts = (text[begin:end] for end in range(begin + 6, len(text) + 1))
-    return {"stop": [next((part for part in parts if text.index(part) == begin), text[begin : begin + 6])]}
+    """A stop string out of the answer: of all pieces before its last part the one that comes latest. What repeats
+    itself there ends where it begins to."""
+    text = without.text
+    pieces = (text[begin : begin + 6] for begin in range(len(text) * 5 // 6 + 1))
+    return {"stop": [max(pieces, key=text.index)]}
 
 
 def _calls_the_tool(answer: Answer) -> bool:
