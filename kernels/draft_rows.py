@@ -23,7 +23,7 @@ MIN_MATCH, MAX_MATCH = 2, 32
 MOST_DRAFTS = 31
 _WIDTH = MOST_DRAFTS + 1
 _PLACE_BITS = 25
-"""Of a match: its position, below the number of tokens that agree."""
+"""A match is one number: its position in the lower bits, the number of tokens that agree above them."""
 _SPLITS, _BLOCK = 8, 1024
 """Programs that look through one row, and positions that one looks at together."""
 

@@ -50,7 +50,7 @@ class Acceptance:
         return chances
 
     def note_rows(self, rows: npt.NDArray[np.integer], num_right: Int32Array, is_over: npt.NDArray[np.bool_]) -> None:
-        """Notes drafts as `note` does, but behind a match of a length that nobody knows."""
+        """Notes drafts as `note` does, where the length of the match is not known."""
         self._right[rows] = MEMORY * self._right[rows] + num_right
         self._tried[rows] = MEMORY * self._tried[rows] + num_right + is_over
 

@@ -360,7 +360,7 @@ class CudaExecutor:
         )
 
     def _draw_special(self, num_draws: int, needs: Needs, num_own_rows: int) -> None:
-        """Of the hidden states that are chosen."""
+        """Draws from the hidden states that are chosen, with what the rows need."""
         places, table = Places(*self._inbox.draws[:3, :num_draws].unbind()), self._table
         hidden = self._chosen[:num_draws]
         tokens = self._sampler.draw_special(hidden, table.params, table.token_ids, places, needs)

@@ -45,7 +45,7 @@ class Places:
 
     rows: torch.Tensor
     positions: torch.Tensor
-    """Of the last token before each."""
+    """Where the last token before each draw stands."""
     output_indices: torch.Tensor
 
 
@@ -142,7 +142,7 @@ class DeviceSampler:
         return tokens
 
     def scores(self, step: int, rows: Int32Array) -> SampledScores:
-        """Of the rows [S] that were drawn last, once the step is done."""
+        """Returns the scores of the rows [S] that were drawn last; they are there once the step is done."""
         return self._scores.copy(step, self._settings.num_logprobs[rows])
 
     def rehearse(self, table_params: torch.Tensor, token_table: torch.Tensor) -> None:

@@ -76,7 +76,7 @@ class DraftModel:
                 logits, at = self._logits(rows, at, ones, ones), at + 1
 
     def _logits(self, rows: Int32Array, starts: Int32Array, counts: Int32Array, num_wanted: Int32Array) -> torch.Tensor:
-        """Of the last num_wanted[i] positions of each row, [sum of num_wanted, V]."""
+        """Returns the logits of the last num_wanted[i] positions of each row, [sum of num_wanted, V]."""
         tables = self._token_table, self._block_table
         batch = ragged_batch(rows, starts, counts, num_wanted, *tables, self._block_size).to(self._device)
         hidden = self._decoder.forward(batch, self._kv_cache, ends=self._decoder.ends(batch, num_wanted))

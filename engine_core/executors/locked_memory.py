@@ -26,12 +26,14 @@ class LockedMemory:
         self._unlock.atexit = False
 
     def release(self) -> None:
-        """Nothing may be in flight that reads or writes it."""
+        """Nothing may be in flight that reads or writes it. Raises `RuntimeError` where CUDA does not unlock it."""
         self._unlock()
 
 
 def _unlock(memory: torch.Tensor) -> None:
-    _runtime().cudaHostUnregister(memory.data_ptr())
+    runtime = _runtime()
+    if (code := runtime.cudaHostUnregister(memory.data_ptr())) != runtime.cudaError.success:
+        raise RuntimeError(f"{memory.nbytes} bytes cannot be unlocked: CUDA error {int(code)}")
 
 
 def _runtime() -> Any:

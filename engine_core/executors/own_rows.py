@@ -30,8 +30,8 @@ class OwnGains:
     """[S] of each row that samples, drafts that were not found included."""
 
     def read(self, sampled: Int32Array) -> tuple[Int32Array, Int32Array, Int32Array]:
-        """Of all positions' tokens [P]: those of each row [S, n], how many of them it gained, and how many drafts it
-        had."""
+        """Sorts the tokens of all positions [P] by row. Returns them [S, n], how many of them each row gained, and how
+        many drafts it had."""
         packed: Int32Array = self.packed.numpy()[: len(self.samples)][self.samples]
         is_own = np.arange(self.num_positions.max()) < self.num_positions[:, None]
         token_ids = np.full(is_own.shape, NO_TOKEN, np.int32)

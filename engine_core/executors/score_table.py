@@ -19,7 +19,7 @@ _IDS, _LOGPROBS, _NUM_WORDS = 1, 1 + MOST_LOGPROBS, 1 + 2 * MOST_LOGPROBS
 
 @dataclass(frozen=True, slots=True)
 class SampledScores:
-    """Of the positions of a step."""
+    """Log probabilities at the positions of one step."""
 
     words: Int32Array
     """[S, words], there when the step is done."""
@@ -50,12 +50,13 @@ class ScoreTable:
         self._copies = torch.zeros(shape, dtype=torch.int32, pin_memory=device.type == "cuda")
 
     def fill(self, logits: torch.Tensor, token_ids: torch.Tensor, num_tops: torch.Tensor) -> None:
-        """Of positions [S], all in one launch; see `logprobs`."""
+        """Scores positions [S], all in one launch; see `logprobs`."""
         ids, values = self._words[: len(token_ids)], self._words[: len(token_ids)].view(torch.float32)
         logprobs(logits, token_ids, num_tops, values[:, 0], ids[:, _IDS:_LOGPROBS], values[:, _LOGPROBS:])
 
     def copy(self, step: int, num_tops: Int32Array) -> SampledScores:
-        """Of positions that want so many [S], until as many steps later as there are copies. Does not wait."""
+        """Copies what positions [S] that want so many were scored, and does not wait. The copy stands for as many steps as
+        there are copies."""
         copied = self._copies[step % len(self._copies), : len(num_tops)]
         copied.copy_(self._words[: len(num_tops)], non_blocking=True)
         return SampledScores(copied.numpy(), num_tops)

@@ -32,8 +32,8 @@ class Speculator(Protocol):
         """The request leaves the row, with these known tokens."""
 
     def foresee(self, table: RequestTable, rows: Rows, token_ids: Sequence[Sequence[int]]) -> None:
-        """The grammars of `rows` force token_ids[i] behind the known tokens of rows[i], as far as whoever fills their
-        masks can tell; replaces what was said of these rows before."""
+        """Takes the tokens token_ids[i] that the grammar of rows[i] forces behind its known tokens, in place of those
+        that it was told before. Who fills the masks says them, and may be wrong."""
 
     def settle(self, table: RequestTable, rows: Rows, first: Int32Array) -> None:
         """The tokens of `rows` from position first[i] on have become known, at least one each."""
