@@ -55,8 +55,8 @@ class ScoreTable:
         logprobs(logits, token_ids, num_tops, values[:, 0], ids[:, _IDS:_LOGPROBS], values[:, _LOGPROBS:])
 
     def copy(self, step: int, num_tops: Int32Array) -> SampledScores:
-        """Copies what positions [S] that want so many were scored, and does not wait. The copy stands for as many steps as
-        there are copies."""
+        """Copies the scores of positions [S] that want so many alternatives, and does not wait. The copy stands for as
+        many steps as there are copies."""
         copied = self._copies[step % len(self._copies), : len(num_tops)]
         copied.copy_(self._words[: len(num_tops)], non_blocking=True)
         return SampledScores(copied.numpy(), num_tops)

@@ -34,6 +34,8 @@ class Runtime:
         return 0
 
     def cudaHostUnregister(self, address: int) -> int:  # CUDA's name
+        if self.refuses:
+            return 1
         del self.locked[address]
         return 0
 
@@ -69,6 +71,13 @@ def test_memory_that_cannot_be_locked_is_said(runtime: Runtime) -> None:
     runtime.refuses = True
     with pytest.raises(RuntimeError, match="400 bytes cannot be locked"):
         LockedMemory(torch.zeros(100))
+
+
+def test_memory_that_cannot_be_unlocked_is_said(runtime: Runtime) -> None:
+    locked = LockedMemory(torch.zeros(100))
+    runtime.refuses = True
+    with pytest.raises(RuntimeError, match="400 bytes cannot be unlocked: CUDA error 1"):
+        locked.release()
 
 
 def test_a_table_of_masks_is_unlocked_with_its_inbox(runtime: Runtime) -> None:
