@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -47,7 +47,8 @@ CORE_ROOMS_SEEN = {
     "drafting": set[str](),
     "conformance": {"executors", "models", "platforms", "layers", "sampling", "weights"},
     "devices": {"executors", "platforms", "layers", "weights"},
-    "executors": {"models", "platforms", "layers", "sampling", "weights"},
+    "executors": {"heads", "models", "platforms", "layers", "sampling", "weights"},
+    "heads": {"models", "layers", "weights"},
     "models": {"layers", "weights"},
     "platforms": {"layers", "sampling"},
     "layers": {"sampling", "weights"},
@@ -55,6 +56,30 @@ CORE_ROOMS_SEEN = {
     "weights": set[str](),
 }
 """Rooms of the engine core; its other files are contracts, which every room sees and which see no room."""
+OUTPUT_PROCESSOR_ORDER = (
+    "__main__",
+    "session",
+    "stream_logs",
+    "stream_log",
+    "running_request",
+    "engines",
+    "stream",
+    "transcript",
+    "pending_usage",
+    "pending_record",
+    "frames",
+    "text_plan",
+    "token_logprobs",
+    "detokenizer",
+    "stops",
+    "silence",
+    "pace",
+    "metrics",
+)
+"""Files of services/output_processor: each imports only files below it. A new file gets a row here and in the table in
+CONTRIBUTING.md."""
+CIRCLE_FREE = ("services/output_processor", "engine_core", "kernels", "proto")
+"""Rooms, and rooms inside rooms, without a circle of imports."""
 TORCH_FREE_CORE = {
     "headwater.engine_core.kv.prefix_hash",
     "headwater.engine_core.sampling_params",
@@ -76,6 +101,37 @@ def imports_of(path: Path) -> Iterator[str]:
             yield from (
                 (f"{module}.{alias.name}" for alias in node.names) if module.startswith("headwater") else (module,)
             )
+
+
+def module_of(path: Path) -> str:
+    return ".".join(("headwater", *path.relative_to(ROOT).with_suffix("").parts))
+
+
+def imported_among(paths: Iterable[Path]) -> dict[str, set[str]]:
+    """What each module imports of the others, for types alone or inside a function too."""
+    modules = {module_of(path): path for path in paths}
+    return {
+        module: {
+            prefix
+            for name in imports_of(path)
+            for prefix in (name, name.rpartition(".")[0])
+            if prefix in modules and prefix != module
+        }
+        for module, path in modules.items()
+    }
+
+
+def circle_in(imported: Mapping[str, set[str]]) -> list[str]:
+    """Modules each of which imports the next one, the last the first; empty where there is no circle."""
+    left = dict(imported)
+    while free := [module for module, others in left.items() if others.isdisjoint(left)]:
+        for module in free:
+            del left[module]
+    # Each module that is left imports another one that is left: a walk among them comes back to where it was.
+    walk = [min(left)] if left else []
+    while walk and (following := min(left[walk[-1]] & left.keys())) not in walk:
+        walk.append(following)
+    return walk[walk.index(following) :] if walk else []
 
 
 @pytest.mark.parametrize("room", THIRD_PARTY)
@@ -113,6 +169,33 @@ def test_a_room_of_the_engine_core_imports_only_the_rooms_below_it() -> None:
     }
     assert breaches == set()
     assert CORE_ROOMS_SEEN.keys() >= {path.name for path in core.iterdir() if any(path.glob("*.py"))}
+
+
+@pytest.mark.parametrize("room", CIRCLE_FREE)
+def test_no_files_of_a_room_import_each_other_in_a_circle(room: str) -> None:
+    circle = circle_in(imported_among((ROOT / room).rglob("*.py")))
+    assert not circle, "a circle of imports: " + " imports ".join([*circle, circle[0]])
+
+
+def test_a_circle_through_an_import_for_types_or_inside_a_function_is_named(tmp_path: Path) -> None:
+    imported = {"a": {"b"}, "b": {"c", "d"}, "c": {"d", "b"}, "d": set[str]()}
+    assert circle_in(imported) == ["b", "c"]
+    assert circle_in(imported | {"c": {"d"}}) == []
+    hidden = tmp_path / "hidden.py"
+    hidden.write_text("if TYPE_CHECKING:\n    from headwater.a.b import C\n\ndef f():\n    import headwater.d\n")
+    assert list(imports_of(hidden)) == ["headwater.a.b.C", "headwater.d"]
+
+
+def test_a_file_of_the_output_processor_imports_only_files_below_it() -> None:
+    room = ROOT / "services" / "output_processor"
+    below = {
+        module_of(room / f"{name}.py"): {module_of(room / f"{each}.py") for each in OUTPUT_PROCESSOR_ORDER[i + 1 :]}
+        for i, name in enumerate(OUTPUT_PROCESSOR_ORDER)
+    }
+    imported = imported_among(room.glob("*.py"))
+    assert imported.keys() == below.keys()
+    assert {f"{module}: {each}" for module, others in imported.items() for each in others - below[module]} == set()
+    assert [path.name for path in room.glob("*.py") if "TYPE_CHECKING" in path.read_text()] == []
 
 
 def test_only_the_engine_service_sees_the_engine_core() -> None:

@@ -1,6 +1,6 @@
-"""The output processor: carries requests to engines and turns tokens into text.
+"""The output processor: sends requests to engines and turns their tokens into text.
 
-Stateless but for open streams, and those that can be resumed.
+Its only state is open streams, and logs of those that can be resumed.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from headwater.services.errors import NotFound
 from headwater.services.gateway_identity import Gateway
 from headwater.services.member import Kind
 from headwater.services.models.manifest import ModelFolderError, ModelManifest
-from headwater.services.output_processor.bills import Bills
 from headwater.services.output_processor.engines import EngineLinks
+from headwater.services.output_processor.pending_usage import PendingUsage
 from headwater.services.output_processor.session import GatewaySession
 from headwater.services.output_processor.stream_logs import StreamLogs
 from headwater.services.runtime import configure_logging, in_one_line, run_stage
@@ -40,18 +40,18 @@ class OutputProcessorSettings(TextStageSettings):
 
 
 class OutputProcessor(output_processor_pb2_grpc.OutputProcessorServicer):
-    """A session a gateway; all of them share one session with each engine."""
+    """One session with each gateway; all of them share one session with each engine."""
 
     def __init__(
         self,
         tokenizers: Mapping[str, Tokenizer],
         links: EngineLinks,
         tracing: Tracing = NO_TRACING,
-        bills: Bills | None = None,
+        usage: PendingUsage | None = None,
     ) -> None:
         self._tokenizers, self._links, self._tracing = tokenizers, links, tracing
         self._sessions: set[GatewaySession] = set()
-        self._logs = StreamLogs(bills)
+        self._logs = StreamLogs(usage)
 
     async def Session(
         self,
@@ -84,14 +84,14 @@ class OutputProcessor(output_processor_pb2_grpc.OutputProcessorServicer):
         return output_processor_pb2.ForgetStreamReply()
 
     def leave(self) -> None:
-        """Takes no new streams; each session ends with its last one."""
-        self._logs.bills.leave()
+        """Refuses new streams from now on; each session ends with its last stream."""
+        self._logs.usage.leave()
         for session in self._sessions:
             session.leave("the output processor is leaving")
 
 
 async def serve(settings: OutputProcessorSettings) -> None:
-    """From settings to the last token."""
+    """Runs the stage until it is told to leave."""
     folders = names_of(settings.model_folder, settings.served_model_name)
     tokenizers = {name: load_tokenizer(path) for path, name in folders}
     for tokenizer in tokenizers.values():
@@ -102,15 +102,15 @@ async def serve(settings: OutputProcessorSettings) -> None:
         async with (
             EngineLinks() as links,
             Bus.open(settings.nats_url or None) as bus,
-            Bills(bus).running() as bills,
+            PendingUsage(bus).running() as usage,
         ):
-            servicer = OutputProcessor(tokenizers, links, tracing, bills)
+            servicer = OutputProcessor(tokenizers, links, tracing, usage)
             add = functools.partial(output_processor_pb2_grpc.add_OutputProcessorServicer_to_server, servicer)
             await serve_stage(settings, Kind.OUTPUT_PROCESSOR, models, add, servicer.leave, shared_bus=bus)
 
 
 def _served(folder: Path, name: str) -> ServedModel:
-    """What gateways are told; how engines cache it is no business of text."""
+    """What gateways read of the model; the fields of its KV cache belong to engines and stay empty."""
     manifest = ModelManifest.read(folder)
     return ServedModel(
         name=name,

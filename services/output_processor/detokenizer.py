@@ -19,7 +19,7 @@ class Detokenizer:
     __slots__ = ("_bytes_of", "_decoder", "_is_open", "_text_of")
 
     def __init__(self, table: TokenTable, *, skip_special_tokens: bool = True, shown: tuple[str, ...] = ()) -> None:
-        """`shown` are special tokens that are spelled nevertheless."""
+        """`shown` are special tokens that become text although others are skipped."""
         visible = table.visible(shown) if skip_special_tokens else (table.text_of, table.bytes_of)
         self._text_of, self._bytes_of = visible
         self._decoder = _new_decoder("replace")

@@ -1,4 +1,4 @@
-"""One session with each engine, kept for all gateways: requests down, token frames up, stream ids renumbered.
+"""One session with each engine, shared by all gateways: requests down, token frames up, stream ids renumbered.
 
 Reading never waits for a stream. Knows nothing about text.
 """
@@ -28,10 +28,10 @@ from headwater.services.runtime import end, log_failure, owned_task
 
 INTRODUCTION_SECONDS = 3.0
 """Time for an engine to accept a connection and say who it is."""
-MAX_WORDS = 1024
-"""Cancels, and credits, in one frame."""
+MAX_SMALL_ITEMS = 1024
+"""Most cancels, credits and probes in one frame, of each."""
 FULL_FRAME_BYTES = 240 * 1024
-"""What waits joins a frame until it has this size; a gateway's frame, renumbered, fits alone."""
+"""A frame takes more items until it has this size; the items of one gateway's frame fit in one."""
 HIGHEST_STREAM_ID = 2**32 - 1
 
 
@@ -40,15 +40,15 @@ class Request:
     """Choices that enter the engine together."""
 
     engine: str
-    """Replica id, for people."""
+    """Replica id, for messages."""
     epoch: int
     first: int
-    """The number that parts of the request name."""
+    """Stream id that parts of the request name."""
     streams: dict[int, OutputStream]
-    """By the number that the engine knows them by; those that ended are gone."""
+    """Streams that have not ended, by the engine's stream ids."""
     is_sent: bool = False
     early_cancels: list[Cancel] = field(default_factory=list)
-    """Of single choices, for right after the request."""
+    """Cancels of single choices, sent right after the request."""
 
 
 class EngineLink:
@@ -57,25 +57,21 @@ class EngineLink:
     def __init__(self, address: str) -> None:
         self.address = address
         self._requests: dict[int, Request] = {}
-        """By each of their numbers."""
+        """By each of the engine's stream ids."""
         self._queue: deque[tuple[Request, Add | AddPart]] = deque()
         self._cancels: deque[Cancel] = deque()
         self._credits: dict[int, int] = {}
         self._pace = Pace()
-        self._asked: set[int] = set()
+        self._probes: set[int] = set()
         self._last_id = 0
         self._epoch = 0
         self._wake = asyncio.Event()
-        self._silence = Silence(self._ask_any)
+        self._silence = Silence(self._probe_any)
         self._cause: common_pb2.LossCause.ValueType = common_pb2.LOSS_CAUSE_ENGINE_GONE
-        """Why streams are lost that the engine has."""
-
-    @property
-    def num_streams(self) -> int:
-        return len(self._requests)
+        """Cause of the loss of streams that the engine has."""
 
     def open(self, opening: Open, streams: Sequence[OutputStream], *, is_paced: bool) -> Request:
-        """Queues a request. A paced one's credit goes on as `told` says that its tokens have left for the gateway."""
+        """Queues a request. A paced one's credit goes on as `on_delivered` reports its tokens."""
         numbers = [self._new_id() for _ in streams]
         request = Request(
             engine=opening.replica_id,
@@ -101,9 +97,9 @@ class EngineLink:
         if number in self._requests:
             self._give(number, self._pace.granted(number, tokens))
 
-    def told(self, number: int, tokens: int) -> None:
-        """So many more of a stream's tokens have left for its gateway."""
-        if given := self._pace.told(number, tokens):
+    def on_delivered(self, number: int, tokens: int) -> None:
+        """So many more of a stream's tokens have left for the gateway."""
+        if given := self._pace.on_delivered(number, tokens):
             self._give(number, given)
 
     def _give(self, number: int, tokens: int) -> None:
@@ -111,10 +107,10 @@ class EngineLink:
             self._credits[number] = self._credits.get(number, 0) + tokens
             self._wake.set()
 
-    def ask(self, number: int) -> None:
+    def probe(self, number: int) -> None:
         """Has the engine end the stream if it does not have it."""
         if (request := self._requests.get(number)) is not None and request.is_sent:
-            self._asked.add(number)
+            self._probes.add(number)
             self._wake.set()
 
     def cancel(self, number: int, reason: str) -> None:
@@ -129,15 +125,15 @@ class EngineLink:
             request.early_cancels.append(cancel)
 
     async def run(self) -> None:
-        """Connects, carries frames until the session breaks, and tells the streams that are left."""
+        """Runs the session until it breaks, then fails the streams that are left."""
         try:
-            problem = await self._carry()
+            problem = await self._run_session()
         finally:
             self._lose()
         output_metrics.ENGINES_LOST.inc()
         structlog.get_logger().warning("engine session lost", engine=self.address, problem=problem)
 
-    async def _carry(self) -> str:
+    async def _run_session(self) -> str:
         """One session to its end; returns what ended it."""
         try:
             async with open_channel(self.address) as channel:
@@ -168,19 +164,19 @@ class EngineLink:
     async def _read(self, call: grpc.aio.StreamStreamCall[ClientFrame, EngineFrame]) -> None:
         while (frame := await call.read()) is not grpc.aio.EOF:
             assert isinstance(frame, EngineFrame)
-            self._silence.heard()
+            self._silence.on_frame()
             with output_metrics.FRAME_SECONDS.time():
                 self._take(frame)
 
-    def _ask_any(self) -> bool:
-        """Asks for a stream that the engine has; False when it has none."""
+    def _probe_any(self) -> bool:
+        """Probes a stream that the engine has; False when it has none."""
         sent = next((number for number, request in self._requests.items() if request.is_sent), None)
         if sent is not None:
-            self.ask(sent)
+            self.probe(sent)
         return sent is not None
 
     def _take(self, frame: EngineFrame) -> None:
-        """Sorts one frame to its streams; rows of streams that ended here are dropped."""
+        """Hands one frame to its streams; rows of streams that ended here are dropped."""
         requests, token_ids, position = self._requests, frame.token_ids[:], 0
         output_metrics.ENGINE_FRAMES.inc()
         output_metrics.TOKENS.inc(len(token_ids))
@@ -222,11 +218,11 @@ class EngineLink:
 
     def _frames(self) -> Iterator[ClientFrame]:
         """Empties the queues: cancels overtake requests that wait, except those of the request itself."""
-        while self._cancels or self._credits or self._asked or self._queue:
-            frame = ClientFrame(cancels=self._next_cancels(), credits=self._next_credits(), asked=self._next_asked())
+        while self._cancels or self._credits or self._probes or self._queue:
+            frame = ClientFrame(cancels=self._next_cancels(), credits=self._next_credits(), asked=self._next_probes())
             num_bytes = frame.ByteSize()
             while self._queue:
-                # NOTE: to ask for a message's size is to encode it.
+                # NOTE: ByteSize encodes the message.
                 size = self._queue[0][1].ByteSize()
                 if num_bytes and num_bytes + size > FULL_FRAME_BYTES:
                     break
@@ -237,14 +233,14 @@ class EngineLink:
                 yield frame
 
     def _next_cancels(self) -> list[Cancel]:
-        return [self._cancels.popleft() for _ in range(min(MAX_WORDS, len(self._cancels)))]
+        return [self._cancels.popleft() for _ in range(min(MAX_SMALL_ITEMS, len(self._cancels)))]
 
     def _next_credits(self) -> list[Credit]:
-        numbers = list(self._credits)[:MAX_WORDS]
+        numbers = list(self._credits)[:MAX_SMALL_ITEMS]
         return [Credit(stream_id=number, tokens=self._credits.pop(number)) for number in numbers]
 
-    def _next_asked(self) -> list[int]:
-        return [self._asked.pop() for _ in range(min(MAX_WORDS, len(self._asked)))]
+    def _next_probes(self) -> list[int]:
+        return [self._probes.pop() for _ in range(min(MAX_SMALL_ITEMS, len(self._probes)))]
 
     def _put_next(self, frame: ClientFrame) -> bool:
         """Whether the frame may take more: one part of a long prompt, and nothing behind a choice's own cancel."""
@@ -273,7 +269,7 @@ class EngineLink:
             del request.streams[number]
             self._pace.forget(number)
             self._credits.pop(number, None)
-            self._asked.discard(number)
+            self._probes.discard(number)
         return request
 
     def _lose(self) -> None:
@@ -315,7 +311,7 @@ class EngineLinks:
         return link
 
     async def _run(self, link: EngineLink) -> None:
-        """A link that broke is gone before anyone can ask for it again."""
+        """A link that broke is gone before the next request needs one."""
         try:
             await link.run()
         finally:

@@ -1,6 +1,6 @@
-"""What one gateway is about to hear, as columns of frames below the limit. Knows no stream's state.
+"""Output that waits for one gateway, as columns of frames below the size limit. Knows no stream's state.
 
-While the gateway reads slowly, what comes meanwhile joins the frame that waits; credit bounds how much that can be.
+While the gateway reads slowly, new output joins the frame that waits; credit bounds how much that can be.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from headwater.proto.output_processor_pb2 import (
 FULL_FRAME_BYTES = 192 * 1024
 """A frame takes nothing more from this size on; no item is larger than the rest of the 256 KiB that it may have."""
 _FINISHES_BYTES = 48 * 1024
-"""That ends of streams may take of a frame beyond that."""
+"""Room in a frame beyond that, for finishes alone."""
 _ROW_BYTES, _TOKEN_BYTES, _START_BYTES = 32, 4, 32
-"""More than protobuf takes for them."""
+"""Upper bounds of what protobuf takes for them."""
 
 
 class _Columns:
@@ -107,14 +107,14 @@ class Outbox:
         columns.num_bytes += _ROW_BYTES + _TOKEN_BYTES * len(token_ids) + num_bytes
 
     def add_logprobs(self, tokens: Iterable[TokenLogprob]) -> None:
-        """Of the row that was added last."""
+        """They belong to the row that was added last."""
         columns = self._frames[-1]
         row = RowLogprobs(row=len(columns.stream_ids) - 1, tokens=tokens)
         columns.logprobs.append(row)
         columns.num_bytes += row.ByteSize() + _ROW_BYTES
 
     def add_parts(self, parts: RowParts) -> None:
-        """Of the row that was added last."""
+        """They belong to the row that was added last."""
         columns = self._frames[-1]
         parts.row = len(columns.stream_ids) - 1
         columns.parts.append(parts)
@@ -126,7 +126,7 @@ class Outbox:
         columns.num_bytes += attached.ByteSize() + _ROW_BYTES
 
     def seal(self) -> None:
-        """What comes from now on comes in another frame: within one, rows are read ahead of finishes."""
+        """Later output goes into another frame: a gateway reads the rows of a frame ahead of its finishes."""
         self._is_sealed = True
 
     def add_start(self, start: Start) -> None:
@@ -143,7 +143,7 @@ class Outbox:
         if self._num_parts[finish.stream_id]:
             self._held[finish.stream_id] = finish
             return
-        # With the row before it, if that is its stream's: what is told of an end comes with the end or not at all.
+        # In the frame of the row before it, which may be its stream's: last tokens come with the finish or not at all.
         is_room = (
             self._frames and not self._is_sealed and self._frames[-1].num_bytes < FULL_FRAME_BYTES + _FINISHES_BYTES
         )

@@ -1,4 +1,4 @@
-"""What an output processor tells Prometheus. Counted a frame, never a token."""
+"""Metrics of an output processor. Counted by frame, never by token."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How far an engine may run ahead of what its gateways were told: less a stream, the more streams there are.
+"""How far an engine may run ahead of what its gateways were sent: the more streams, the fewer tokens each.
 
 Credit bounds what a stream may have on its way, a thousand tokens; of hundreds of streams together that is seconds of
 work for a gateway, behind which every other stream's tokens wait. Credit is passed on to the engine in parts, as tokens
@@ -11,27 +11,27 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 TOKENS_AHEAD = 8192
-"""Of all streams of an engine together, if that leaves each of them the least."""
+"""Tokens of all streams of an engine together, if that leaves each of them LEAST_AHEAD."""
 LEAST_AHEAD = 32
-"""Of a stream: more than engines plan at once, and than they compute until more credit is there."""
+"""Tokens of one stream: more than engines plan at once, and than they compute until more credit is there."""
 
 
 @dataclass(slots=True)
 class _Paced:
     withheld: int
-    """Credit of the gateway's that the engine has not been given."""
+    """Credit from the gateway that the engine has not been given."""
     ahead: int
-    """Credit that the engine was given, less what the gateway was told."""
+    """Credit that the engine was given, less the tokens that left for the gateway."""
 
 
 class Pace:
-    """By the numbers that an engine knows its streams by. Those it does not know are not paced."""
+    """Paced streams, by the engine's stream ids. Other streams get all of their credit at once."""
 
     def __init__(self) -> None:
         self._streams: dict[int, _Paced] = {}
 
     def open(self, numbers: Sequence[int], credit: int) -> int:
-        """What each of a request's new streams begins with."""
+        """Returns the credit that each of a request's new streams begins with."""
         self._streams.update({number: _Paced(0, 0) for number in numbers})
         first = min(credit, self._window)
         for number in numbers:
@@ -42,14 +42,14 @@ class Pace:
         self._streams.pop(number, None)
 
     def granted(self, number: int, tokens: int) -> int:
-        """What of a gateway's credit the engine is given now."""
+        """Takes credit from the gateway; returns the part that the engine is given now."""
         if (paced := self._streams.get(number)) is None:
             return tokens
         paced.withheld += tokens
         return self._due(paced)
 
-    def told(self, number: int, tokens: int) -> int:
-        """What the engine is given when tokens have left for the gateway."""
+    def on_delivered(self, number: int, tokens: int) -> int:
+        """Tokens have left for the gateway; returns the credit that the engine is given now."""
         if (paced := self._streams.get(number)) is None:
             return 0
         paced.ahead = max(0, paced.ahead - tokens)

@@ -5,71 +5,31 @@ Reading never waits for writing. Knows which stream is at which engine; knows no
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 
 import structlog
 
 from headwater.proto import common_pb2
 from headwater.proto.common_pb2 import AnswerFormat
-from headwater.proto.engine_pb2 import AddPart, Cancel
+from headwater.proto.engine_pb2 import AddPart, Cancel, Credit
 from headwater.proto.output_processor_pb2 import Attach, GatewayFrame, LetGo, Open, OutputFinish, OutputFrame
 from headwater.services.answers.parser import unknown_parser
 from headwater.services.gateway_identity import NOBODY, Gateway
 from headwater.services.output_processor import metrics as output_metrics
-from headwater.services.output_processor.engines import EngineLink, EngineLinks, Request
+from headwater.services.output_processor.engines import EngineLinks
 from headwater.services.output_processor.frames import Outbox
-from headwater.services.output_processor.stream import OutputStream, TextPlan
+from headwater.services.output_processor.running_request import RunningChoice, RunningRequest
+from headwater.services.output_processor.stream import OutputStream, Sink
 from headwater.services.output_processor.stream_log import StreamLog
 from headwater.services.output_processor.stream_logs import StreamLogs
+from headwater.services.output_processor.text_plan import TextPlan
 from headwater.services.runtime import owned_task
 from headwater.services.text.tokenizer import Tokenizer
 from headwater.services.tracing import NO_TRACING, Span, Tracing
 
 
-@dataclass(slots=True)
-class Place:
-    """Where a stream is computed."""
-
-    link: EngineLink
-    number: int
-    stream: OutputStream
-    opened: _Opened
-
-    def abandon(self, reason: str) -> None:
-        """Ends it, here and at its engine."""
-        self.link.cancel(self.number, reason)
-        self.stream.cancel()
-
-
-@dataclass(slots=True)
-class _Opened:
-    """A request of which parts may still come; `resumed` is the choice that goes on, if one does."""
-
-    link: EngineLink
-    request: Request
-    first: int
-    """The gateway's id of its first stream: parts name it."""
-    num_running: int
-    num_missing_prompt: int
-    num_missing_output: int
-    num_missing_grammar: int
-    """Bytes."""
-    resumed: OutputStream | None
-    delivered_bytes: int
-    span: Span
-
-    def one_ended(self) -> bool:
-        """Whether it was the last of them."""
-        output_metrics.STREAMS.dec()
-        self.num_running -= 1
-        if not self.num_running:
-            self.span.end()
-        return not self.num_running
-
-
 class GatewaySession:
-    """`tokenizers` by the names of the models that they belong to."""
+    """`tokenizers` by the names of the models that they belong to. All stream ids are the gateway's."""
 
     def __init__(
         self,
@@ -81,26 +41,24 @@ class GatewaySession:
     ) -> None:
         self._tokenizers, self._links, self._tracing = tokenizers, links, tracing
         self._logs, self.gateway = logs if logs is not None else StreamLogs(), gateway
-        self._logged: dict[int, StreamLog] = {}
-        """That this session reads, by each of its streams' ids."""
-        self._kept: dict[int, bytes] = {}
-        """What gateways need to go on with requests that are about to be opened, by their first stream's id."""
-        self._places: dict[int, Place] = {}
-        """By the gateway's stream id."""
-        self._opened: dict[int, _Opened] = {}
-        """Requests whose parts are still coming, by the gateway's id of their first stream."""
+        self._usage = self._logs.usage
+        self._contexts: dict[int, bytes] = {}
+        """What gateways need to go on with requests that are about to be opened, by first stream id."""
+        self._choices: dict[int, RunningChoice] = {}
+        """By stream id."""
+        self._incomplete: dict[int, RunningRequest] = {}
+        """Requests of which parts are missing, by first stream id."""
+        self._read_logs: dict[int, StreamLog] = {}
+        """Logs that this session reads, by each of their stream ids."""
+        self._log_ids: dict[StreamLog, list[int]] = {}
         self.outbox = Outbox()
         self._refusal: str | None = None
+        """Why new streams are refused, if they are."""
         self._is_over = False
 
-    @property
-    def num_streams(self) -> int:
-        return len(self._places)
-
     async def run(self, incoming: AsyncIterator[GatewayFrame]) -> AsyncIterator[OutputFrame]:
-        """What the gateway hears, until it leaves. Its streams do not outlive it, but for those that can be resumed."""
-        bills = self._logs.bills
-        bills.joined(self.gateway)
+        """Frames for the gateway, until it leaves. Only streams that can be resumed outlive the session."""
+        self._usage.on_session_opened(self.gateway)
         try:
             async with owned_task(self._read(incoming)) as reading:
                 reading.add_done_callback(lambda _: self.end())
@@ -110,208 +68,155 @@ class GatewaySession:
                     for frame in self.outbox.frames():
                         output_metrics.GATEWAY_FRAMES.inc()
                         yield frame
-                        self._left(frame)
+                        self._on_frame_sent(frame)
         finally:
-            for log in dict.fromkeys(self._logged.values()):
-                self._let_go(log, None)
+            for log in list(self._log_ids):
+                self._detach(log, None)
             self._cancel_all("gateway_gone")
-            bills.parted(self.gateway)
-
-    def _left(self, frame: OutputFrame) -> None:
-        """The gateway's connection has taken a frame."""
-        for stream_id, count in zip(frame.stream_ids[:], frame.num_tokens[:], strict=True):
-            if (place := self._places.get(stream_id)) is not None:
-                place.link.told(place.number, count)
-
-    async def _read(self, incoming: AsyncIterator[GatewayFrame]) -> None:
-        async for frame in incoming:
-            self.take(frame)
-
-    def take(self, frame: GatewayFrame) -> None:
-        """Everything a gateway's frame asks for, cancels first."""
-        early = [cancel for cancel in frame.cancels if not self._cancel(cancel)]
-        for kept in frame.keeps:
-            self._kept[kept.stream_id] = self._kept.get(kept.stream_id, b"") + kept.context
-        for opening in frame.opens:
-            self._open(opening)
-        for part in frame.parts:
-            self._extend(part)
-        for cancel in early:
-            self._cancel(cancel)
-        for credit in frame.credits:
-            if (place := self._places.get(credit.stream_id)) is not None:
-                place.stream.grant(credit.tokens)
-                place.link.grant(place.number, credit.tokens)
-        self._ask(frame.asked)
-        self._logs.bills.recorded(self.gateway, frame.recorded)
-        for said in frame.let_go:
-            self._leave_for_later(said)
-        for attach in frame.attaches:
-            self._attach(attach)
+            self._usage.on_session_closed(self.gateway)
 
     def leave(self, reason: str) -> None:
         """Refuses new streams from now on; the session ends with the last one that runs."""
         self._refusal = reason
-        if not self._places:
-            self.end()
+        self._end_if_left()
 
     def end(self) -> None:
         """Ends the session after what is queued."""
         self._is_over = True
         self.outbox.filled.set()
 
+    def _on_frame_sent(self, frame: OutputFrame) -> None:
+        """The gateway's connection has taken a frame."""
+        for stream_id, num_tokens in zip(frame.stream_ids[:], frame.num_tokens[:], strict=True):
+            if (choice := self._choices.get(stream_id)) is not None:
+                choice.on_delivered(num_tokens)
+
+    async def _read(self, incoming: AsyncIterator[GatewayFrame]) -> None:
+        async for frame in incoming:
+            self.take(frame)
+
+    def take(self, frame: GatewayFrame) -> None:
+        """Does what a gateway's frame asks for, cancels first."""
+        early = [cancel for cancel in frame.cancels if not self._cancel(cancel)]
+        for kept in frame.keeps:
+            self._contexts[kept.stream_id] = self._contexts.get(kept.stream_id, b"") + kept.context
+        for opening in frame.opens:
+            self._open(opening)
+        for part in frame.parts:
+            self._extend(part)
+        for cancel in early:
+            self._cancel(cancel)
+        self._grant(frame.credits)
+        self._probe(frame.asked)
+        self._usage.on_recorded(self.gateway, frame.recorded)
+        for left in frame.let_go:
+            self._leave_for_later(left)
+        for attach in frame.attaches:
+            self._attach(attach)
+
+    # Requests.
+
     def _open(self, opening: Open) -> None:
-        add, stream_ids = opening.add, list(opening.add.stream_ids)
-        context = self._kept.pop(stream_ids[0], b"") if stream_ids else b""
-        if not stream_ids or len({*stream_ids}) < len(stream_ids) or not self._places.keys().isdisjoint(stream_ids):
-            # Of streams that are taken nothing can be said without ending them.
-            self._refuse([each for each in stream_ids if each not in self._places], "stream ids are taken")
+        stream_ids = list(opening.add.stream_ids)
+        context = self._contexts.pop(stream_ids[0], b"") if stream_ids else b""
+        if not stream_ids or len({*stream_ids}) < len(stream_ids) or not self._choices.keys().isdisjoint(stream_ids):
+            # A refusal of a stream id that is taken would end the stream that has it.
+            self._refuse([each for each in stream_ids if each not in self._choices], "stream ids are taken")
         elif self._refusal is not None:
             self._refuse(stream_ids, self._refusal, cause=common_pb2.LOSS_CAUSE_OUTPUT_PROCESSOR_LEAVING)
-        elif (unknown := unknown_parser(opening.answer_format)) is not None:
-            self._refuse(stream_ids, f"the parser {unknown!r} is not known here")
-        elif (tokenizer := self._tokenizers.get(opening.model)) is None:
-            self._refuse(stream_ids, f"the model {opening.model!r} has no tokenizer here")
-        elif add.choice_indices and len(add.choice_indices) != len(stream_ids):
-            self._refuse(stream_ids, "choice_indices are not one a stream")
-        elif add.num_output_tokens and len(stream_ids) > 1:
-            self._refuse(stream_ids, "output_ids belong to one choice; allowed: one stream")
+        elif (fault := self._fault_of(opening)) is not None:
+            self._refuse(stream_ids, fault)
         else:
-            plan = TextPlan.of(add, tokenizer.table, _format_of(opening))
-            log = self._logs.begin(self, opening, context) if opening.resumable else None
-            streams = [
-                OutputStream(each, plan, log or self.outbox, add.credit, self._forget, choice_index)
-                for each, choice_index in zip(stream_ids, add.choice_indices or range(len(stream_ids)), strict=True)
-            ]
-            bill = self._logs.bills.opened(self.gateway, opening, streams)
-            if log is not None:
-                log.runs(streams, bill)
-            link = self._links.to(opening.engine_address)
-            self._expect(link, opening, streams)
+            self._start(opening, context)
 
-    def _expect(self, link: EngineLink, opening: Open, streams: list[OutputStream]) -> None:
-        """What an `Open` lacks comes in parts; what it resumes is replayed as it comes."""
-        add, output_ids = opening.add, list(opening.add.output_ids)
-        told = {"headwater.request_id": add.request_id, "attempt": add.attempt, "engine": opening.replica_id}
-        span = self._tracing.begin("output", add.traceparent, add.tracestate, **told)
+    def _fault_of(self, opening: Open) -> str | None:
+        add = opening.add
+        if (unknown := unknown_parser(opening.answer_format)) is not None:
+            return f"the parser {unknown!r} is not known here"
+        if opening.model not in self._tokenizers:
+            return f"the model {opening.model!r} has no tokenizer here"
+        if add.choice_indices and len(add.choice_indices) != len(add.stream_ids):
+            return "choice_indices are not one a stream"
+        if add.num_output_tokens and len(add.stream_ids) > 1:
+            return "output_ids belong to one choice; allowed: one stream"
+        return None
+
+    def _start(self, opening: Open, context: bytes) -> None:
+        """Sends a request to its engine."""
+        add = opening.add
+        log = self._logs.begin(self, opening, context) if opening.resumable else None
+        streams = self._streams_of(opening, log)
+        record = self._usage.open(self.gateway, opening, streams)
+        link, span = self._links.to(opening.engine_address), self._begin_span(opening)
+        request = RunningRequest(link, opening, streams, span)
+        for choice in request.choices:
+            choice.attach(choice.stream_id, self._on_choice_end)
+            self._choices[choice.stream_id] = choice
+        if log is not None:
+            log.on_opened(request.choices, record)
+            self._register(log)
+        self._incomplete[request.first_id] = request
+        request.replay(list(add.output_ids))
+        self._forget_if_complete(request)
+
+    def _streams_of(self, opening: Open, log: StreamLog | None) -> list[OutputStream]:
+        add = opening.add
+        plan = TextPlan.of(add, self._tokenizers[opening.model].table, _format_of(opening))
+        sink: Sink = self.outbox if log is None else log
+        numbered = zip(add.stream_ids, add.choice_indices or range(len(add.stream_ids)), strict=True)
+        # A log knows its choices by index: their stream ids are other ones for each reader.
+        return [
+            OutputStream(sink, stream_id if log is None else index, plan, add.credit, index)
+            for stream_id, index in numbered
+        ]
+
+    def _begin_span(self, opening: Open) -> Span:
+        """Begins the request's span here; the engine's span comes below it."""
+        add = opening.add
+        fields = {"headwater.request_id": add.request_id, "attempt": add.attempt, "engine": opening.replica_id}
+        span = self._tracing.begin("output", add.traceparent, add.tracestate, **fields)
         add.traceparent, add.tracestate = span.context.traceparent, span.context.tracestate
         structlog.get_logger().debug(
-            "stream opened", trace_id=span.context.trace_id, tenant=add.tenant, model=opening.model, **told
+            "stream opened", trace_id=span.context.trace_id, tenant=add.tenant, model=opening.model, **fields
         )
-        # One that can be resumed goes on while no gateway is told.
-        request = link.open(opening, streams, is_paced=not opening.resumable)
-        opened = _Opened(
-            link=link,
-            request=request,
-            first=streams[0].stream_id,
-            num_running=len(streams),
-            num_missing_prompt=add.num_prompt_tokens - len(add.prompt_ids),
-            num_missing_output=add.num_output_tokens,
-            num_missing_grammar=add.num_grammar_bytes - len(add.grammar),
-            resumed=streams[0] if add.num_output_tokens else None,
-            delivered_bytes=opening.delivered_bytes[0] if opening.delivered_bytes else 0,
-            span=span,
-        )
-        for number, stream in request.streams.items():
-            self._places[stream.stream_id] = Place(link, number, stream, opened)
-        output_metrics.STREAMS.inc(len(streams))
-        self._opened[opened.first] = opened
-        self._arrived(opened, output_ids)
+        return span
 
     def _extend(self, part: AddPart) -> None:
-        # A part of a request that was refused or cancelled is nobody's.
-        if (opened := self._opened.get(part.stream_id)) is None:
-            return
-        opened.num_missing_prompt -= len(part.prompt_ids)
-        opened.num_missing_grammar -= len(part.grammar)
-        output_ids = list(part.output_ids)
-        opened.link.extend(opened.request, part)
-        self._arrived(opened, output_ids)
+        # Parts of a request that was refused or cancelled still come for a while.
+        if (request := self._incomplete.get(part.stream_id)) is not None:
+            request.extend(part)
+            self._forget_if_complete(request)
 
-    def _arrived(self, opened: _Opened, output_ids: list[int]) -> None:
-        if opened.resumed is not None and output_ids and not opened.resumed.ended:
-            opened.num_missing_output -= len(output_ids)
-            opened.resumed.replay(output_ids)
-            if opened.num_missing_output <= 0:
-                opened.resumed.resume(opened.delivered_bytes)
-            if opened.resumed.ended:
-                opened.link.cancel(opened.request.first, "nothing_to_resume")
-        if max(opened.num_missing_prompt, opened.num_missing_output, opened.num_missing_grammar) <= 0:
-            self._opened.pop(opened.first, None)
+    def _forget_if_complete(self, request: RunningRequest) -> None:
+        if (request.is_complete or request.has_ended) and self._incomplete.get(request.first_id) is request:
+            del self._incomplete[request.first_id]
+
+    def _grant(self, granted: Iterable[Credit]) -> None:
+        for credit in granted:
+            if (choice := self._choices.get(credit.stream_id)) is not None:
+                choice.grant(credit.tokens)
 
     def _cancel(self, cancel: Cancel) -> bool:
         """False when there is no such stream."""
-        self._kept.pop(cancel.stream_id, None)
-        if (place := self._places.get(cancel.stream_id)) is None:
+        self._contexts.pop(cancel.stream_id, None)
+        if (choice := self._choices.get(cancel.stream_id)) is None:
             return False
-        place.abandon(cancel.reason or "cancelled")
+        choice.abandon(cancel.reason or "cancelled")
         return True
 
-    def _ask(self, stream_ids: Sequence[int]) -> None:
-        """Ends those that are not here; whether engines have the others is theirs to say."""
-        missing = []
+    def _cancel_all(self, reason: str) -> None:
+        for choice in list(self._choices.values()):
+            choice.abandon(reason)
+
+    def _probe(self, stream_ids: Sequence[int]) -> None:
+        """Ends streams that are not here; engines end those that they do not have."""
+        missing = [stream_id for stream_id in stream_ids if stream_id not in self._choices]
         for stream_id in stream_ids:
-            if (place := self._places.get(stream_id)) is not None:
-                place.link.ask(place.number)
-            else:
-                missing.append(stream_id)
+            if (choice := self._choices.get(stream_id)) is not None:
+                choice.probe()
         if missing:
             structlog.get_logger().warning("streams that were asked for are not here", stream_ids=missing)
             self._refuse(missing, "the output processor does not have it", cause=common_pb2.LOSS_CAUSE_MISSING)
-
-    def _attach(self, attach: Attach) -> None:
-        """Goes on with what another session carried, or an earlier reader of this one."""
-        log, stream_ids = self._logs.find(attach.request_id, attach.tenant), list(attach.stream_ids)
-        if log is None or log.num_choices != len(stream_ids) or not self._places.keys().isdisjoint(stream_ids):
-            self._refuse(stream_ids, "the stream is no longer kept")
-            return
-        for stream_id, place in log.take_over(self, stream_ids, attach.record_id).items():
-            place.stream.belong_to(stream_id, self._forget)
-            self._places[stream_id] = place
-        log.tell()
-
-    def _leave_for_later(self, said: LetGo) -> None:
-        """What is not kept ends."""
-        for stream_id in said.stream_ids:
-            if (log := self._logged.get(stream_id)) is not None:
-                self._let_go(log, said)
-        for stream_id in said.stream_ids:
-            self._cancel(Cancel(stream_id=stream_id, reason="client_gone"))
-
-    def reads(self, log: StreamLog, stream_id: int, before: int | None) -> None:
-        """A choice of it goes by that number from now on, in place of the one before."""
-        if before is not None:
-            self._logged.pop(before, None)
-        self._logged[stream_id] = log
-
-    def forget(self, log: StreamLog) -> None:
-        """It cannot be resumed any longer, or not by this session: nothing that is said here is about it."""
-        for stream_id in log.stream_ids:
-            self._logged.pop(stream_id, None)
-
-    def _let_go(self, log: StreamLog, said: LetGo | None) -> None:
-        """Leaves a request to whoever comes for it, unless parts of it never came."""
-        self.forget(log)
-        places = {stream_id: self._places[stream_id] for stream_id in log.stream_ids if stream_id in self._places}
-        for stream_id, place in list(places.items()):
-            if place.opened.first in self._opened:
-                del places[stream_id]
-                place.abandon("gateway_gone")
-        for stream_id in places:
-            del self._places[stream_id]
-        log.let_go(places, said)
-        self._end_if_left()
-
-    def give_up(self, log: StreamLog) -> dict[int, Place]:
-        """Another reader takes it over: the choices that run, by their ids here."""
-        self.forget(log)
-        gone = "another reader goes on with the stream"
-        self._refuse(log.open_ids, gone, cause=common_pb2.LOSS_CAUSE_TAKEN_OVER, retriable=False)
-        return {stream_id: self._places.pop(stream_id) for stream_id in log.stream_ids if stream_id in self._places}
-
-    def _cancel_all(self, reason: str) -> None:
-        for stream_id in list(self._places):
-            self._cancel(Cancel(stream_id=stream_id, reason=reason))
 
     def _refuse(
         self,
@@ -321,21 +226,78 @@ class GatewaySession:
         cause: common_pb2.LossCause.ValueType = common_pb2.LOSS_CAUSE_UNSPECIFIED,
         retriable: bool | None = None,
     ) -> None:
-        """With a cause it is retriable, unless said otherwise."""
+        """With a cause it is retriable, unless `retriable` says otherwise."""
         for stream_id in stream_ids:
             finish = OutputFinish(stream_id=stream_id, reason=common_pb2.FINISH_REASON_ERROR, error=error, cause=cause)
             finish.retriable = cause != common_pb2.LOSS_CAUSE_UNSPECIFIED if retriable is None else retriable
             self.outbox.add_finish(finish)
 
-    def _forget(self, stream: OutputStream) -> None:
-        opened = self._places.pop(stream.stream_id).opened
-        if opened.one_ended():
-            self._opened.pop(opened.first, None)
+    def _on_choice_end(self, choice: RunningChoice) -> None:
+        del self._choices[choice.stream_id]
+        self._forget_if_complete(choice.request)
         self._end_if_left()
 
     def _end_if_left(self) -> None:
-        if self._refusal is not None and not self._places:
+        if self._refusal is not None and not self._choices:
             self.end()
+
+    # Logs of requests that can be resumed.
+
+    def _attach(self, attach: Attach) -> None:
+        """Goes on with what another session carried, or an earlier reader of this one."""
+        log, stream_ids = self._logs.find(attach.request_id, attach.tenant), list(attach.stream_ids)
+        if log is None or log.num_choices != len(stream_ids) or not self._choices.keys().isdisjoint(stream_ids):
+            self._refuse(stream_ids, "the stream is no longer kept")
+            return
+        for stream_id, choice in log.attach(self, stream_ids, attach.record_id).items():
+            choice.attach(stream_id, self._on_choice_end)
+            self._choices[stream_id] = choice
+        self._register(log)
+        log.replay()
+
+    def _leave_for_later(self, left: LetGo) -> None:
+        """The gateway reads these no longer: what is not kept ends."""
+        for stream_id in left.stream_ids:
+            if (log := self._read_logs.get(stream_id)) is not None:
+                self._detach(log, (left.prompt_tokens, left.output_tokens))
+        for stream_id in left.stream_ids:
+            self._cancel(Cancel(stream_id=stream_id, reason="client_gone"))
+
+    def _detach(self, log: StreamLog, charged: tuple[int, int] | None) -> None:
+        """Leaves a request to its next reader, unless parts of it are missing: those will not come."""
+        self._unregister(log)
+        for choice in log.running:
+            if choice.request.is_complete:
+                del self._choices[choice.stream_id]
+            else:
+                choice.abandon("gateway_gone")
+        log.detach(charged)
+        self._end_if_left()
+
+    def on_log_taken(self, log: StreamLog) -> None:
+        """Another reader goes on with the log and its choices."""
+        self._unregister(log)
+        error = "another reader goes on with the stream"
+        self._refuse(log.open_ids, error, cause=common_pb2.LOSS_CAUSE_TAKEN_OVER, retriable=False)
+        for choice in log.running:
+            del self._choices[choice.stream_id]
+
+    def on_log_dropped(self, log: StreamLog) -> None:
+        """The log's choices cannot be resumed any longer."""
+        self._unregister(log)
+
+    def _register(self, log: StreamLog) -> None:
+        """Finds the log by its present stream ids from now on, and by no earlier ones."""
+        self._unregister(log)
+        if log.is_kept:
+            self._log_ids[log] = [stream_id for stream_id in log.stream_ids if stream_id]
+            self._read_logs.update(dict.fromkeys(self._log_ids[log], log))
+
+    def _unregister(self, log: StreamLog) -> None:
+        for stream_id in self._log_ids.pop(log, ()):
+            # Another request may have the stream id by now.
+            if self._read_logs.get(stream_id) is log:
+                del self._read_logs[stream_id]
 
 
 def _format_of(opening: Open) -> AnswerFormat | None:

@@ -1,6 +1,6 @@
-"""Finds out that the other side of a session says nothing though it answers pings: it is asked, and has to answer.
+"""Finds out that the other side of a session sends nothing though it answers pings: a probe has to be answered.
 
-Counts ticks of this process's own event loop rather than seconds: one that was held up itself blames nobody.
+Counts ticks of this process's own event loop rather than seconds: a process that was held up itself blames no other.
 """
 
 from __future__ import annotations
@@ -9,19 +9,19 @@ import asyncio
 from collections.abc import Callable
 
 TICK_SECONDS = 0.5
-ASK_TICKS = 6
-"""Silent ticks after which it is asked."""
+PROBE_TICKS = 6
+"""Silent ticks after which it is probed."""
 LOST_TICKS = 16
-"""Silent ticks after which it is given up. A paused process, which answers no pings, is by then."""
+"""Silent ticks after which it counts as lost. A paused process, which answers no pings, is lost before that."""
 
 
 class Silence:
-    def __init__(self, ask: Callable[[], bool]) -> None:
-        """`ask` is called when nothing was heard for long; False: nothing is awaited."""
-        self._ask = ask
+    def __init__(self, probe: Callable[[], bool]) -> None:
+        """`probe` is called when nothing came for long; False: no answer is due."""
+        self._probe = probe
         self._num_ticks = 0
 
-    def heard(self) -> None:
+    def on_frame(self) -> None:
         self._num_ticks = 0
 
     async def until_lost(self) -> None:
@@ -30,5 +30,5 @@ class Silence:
         while self._num_ticks < LOST_TICKS:
             await asyncio.sleep(TICK_SECONDS)
             self._num_ticks += 1
-            if self._num_ticks >= ASK_TICKS and not self._ask():
+            if self._num_ticks >= PROBE_TICKS and not self._probe():
                 self._num_ticks = 0

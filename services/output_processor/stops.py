@@ -78,6 +78,6 @@ class StopMatcher:
         return self.hit is not None
 
     def flush(self) -> str:
-        """What was held back, at the end of the stream."""
+        """Text that was held back, at the end of the stream."""
         held, self._held = self._held, ""
         return held

@@ -2,31 +2,26 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from headwater.proto.output_processor_pb2 import Open
 from headwater.services.bus import Bus
 from headwater.services.output_processor import metrics as output_metrics
-from headwater.services.output_processor.bills import Bills
-from headwater.services.output_processor.stream_log import StreamLog
-
-if TYPE_CHECKING:
-    from headwater.services.output_processor.session import GatewaySession
+from headwater.services.output_processor.pending_usage import PendingUsage
+from headwater.services.output_processor.stream_log import Reader, StreamLog
 
 MAX_BYTES = 64 * 1024 * 1024
 """Of all requests together."""
 
 
 class StreamLogs:
-    """Of one output processor, by request."""
+    """Logs by request id."""
 
-    def __init__(self, bills: Bills | None = None, max_bytes: int = MAX_BYTES) -> None:
-        self.bills = bills if bills is not None else Bills(Bus(None))
+    def __init__(self, usage: PendingUsage | None = None, max_bytes: int = MAX_BYTES) -> None:
+        self.usage = usage if usage is not None else PendingUsage(Bus(None))
         self._max_bytes = max_bytes
         self._logs: dict[str, StreamLog] = {}
         self._num_bytes = 0
 
-    def begin(self, reader: GatewaySession, opening: Open, context: bytes) -> StreamLog | None:
+    def begin(self, reader: Reader, opening: Open, context: bytes) -> StreamLog | None:
         """The log of a request that is to be resumable. None where what was answered before is not known here."""
         add = opening.add
         log = self._logs.get(add.request_id)
@@ -35,7 +30,8 @@ class StreamLogs:
         if log is None:
             if add.num_output_tokens or len(add.stream_ids) != max(add.sampling.n, 1):
                 return None
-            log = self._logs[add.request_id] = StreamLog(self, add.request_id, add.tenant, len(add.stream_ids))
+            log = StreamLog(self, self.usage, add.request_id, add.tenant, len(add.stream_ids))
+            self._logs[add.request_id] = log
             output_metrics.LOGS.inc()
         log.begin(reader, opening, context)
         return log
@@ -45,11 +41,8 @@ class StreamLogs:
         log = self._logs.get(request_id)
         return log if log is not None and log.tenant == tenant and log.is_wanted else None
 
-    def has(self, log: StreamLog) -> bool:
-        return self._logs.get(log.request_id) is log
-
     def grow(self, num_bytes: int) -> None:
-        """Past the bound the oldest goes that has ended, or else the oldest."""
+        """Counts bytes of a log. Past the bound it drops the oldest log that has ended, or else the oldest."""
         self._num_bytes += num_bytes
         output_metrics.LOG_BYTES.set(self._num_bytes)
         while self._num_bytes > self._max_bytes and self._logs:
@@ -57,8 +50,8 @@ class StreamLogs:
             self.drop(next(ended, None) or next(iter(self._logs.values())))
 
     def drop(self, log: StreamLog) -> None:
-        """Nobody can resume it any longer."""
-        if self.has(log):
+        """Makes the request one that cannot be resumed."""
+        if self._logs.get(log.request_id) is log:
             del self._logs[log.request_id]
             self._num_bytes -= log.num_bytes
             output_metrics.LOGS.dec()

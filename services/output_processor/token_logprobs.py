@@ -8,7 +8,7 @@ from headwater.proto import common_pb2, engine_pb2, output_processor_pb2
 from headwater.services.text.token_table import TokenTable
 
 Entry = tuple[float, Sequence[int], Sequence[float]]
-"""Of one token: its log probability, the ids of the likeliest alternatives, their log probabilities."""
+"""One token's log probability, the ids of the likeliest alternatives, and their log probabilities."""
 
 PROMPT_CANDIDATES_A_PART = 2048
 """Candidates in one message of prompt log probabilities: about 100 KiB of them."""

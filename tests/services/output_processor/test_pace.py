@@ -30,10 +30,10 @@ def test_many_streams_have_a_share_each_and_more_as_their_tokens_leave() -> None
     pace = Pace()
     numbers = range(TOKENS_AHEAD // LEAST_AHEAD)
     assert pace.open(numbers, CREDIT) == LEAST_AHEAD
-    assert pace.told(0, LEAST_AHEAD // 2 - 1) == 0
-    assert pace.told(0, 1) == LEAST_AHEAD // 2
+    assert pace.on_delivered(0, LEAST_AHEAD // 2 - 1) == 0
+    assert pace.on_delivered(0, 1) == LEAST_AHEAD // 2
     assert pace.granted(1, 1) == 0
-    assert pace.told(1, LEAST_AHEAD) == LEAST_AHEAD
+    assert pace.on_delivered(1, LEAST_AHEAD) == LEAST_AHEAD
 
 
 def test_no_credit_is_lost_or_made_and_no_stream_stands_still() -> None:
@@ -45,14 +45,14 @@ def test_no_credit_is_lost_or_made_and_no_stream_stands_still() -> None:
             assert given[number] > told[number], "it has used its credit and gets no more"
             given[number] += pace.granted(number, 100) if not told[number] else 0
             told[number] += (step := min(7, given[number] - told[number]))
-            given[number] += pace.told(number, step)
+            given[number] += pace.on_delivered(number, step)
             assert given[number] - told[number] <= LEAST_AHEAD
     assert set(given.values()) == {CREDIT + 100}
 
 
 def test_a_stream_that_is_not_paced_has_what_it_was_granted() -> None:
     pace = Pace()
-    assert (pace.granted(9, 50), pace.told(9, 50)) == (50, 0)
+    assert (pace.granted(9, 50), pace.on_delivered(9, 50)) == (50, 0)
     pace.open([9], CREDIT)
     pace.forget(9)
     assert pace.granted(9, 50) == 50

@@ -12,7 +12,7 @@ import grpc
 import pytest
 
 from headwater.proto import common_pb2, output_processor_pb2_grpc
-from headwater.proto.engine_pb2 import Cancel, Credit, EngineFrame, LogprobColumns, Start
+from headwater.proto.engine_pb2 import AddPart, Cancel, Credit, EngineFrame, LogprobColumns, Start
 from headwater.proto.output_processor_pb2 import (
     Attach,
     FindStreamRequest,
@@ -27,6 +27,7 @@ from headwater.services.output_processor import stream_log
 from headwater.services.output_processor.__main__ import OutputProcessor
 from headwater.services.output_processor.engines import EngineLinks
 from headwater.services.output_processor.session import GatewaySession
+from headwater.services.output_processor.stream_log import StreamLog
 from headwater.services.output_processor.stream_logs import StreamLogs
 from headwater.services.text.stage import Listener
 from headwater.services.text.tokenizer import Tokenizer
@@ -242,31 +243,35 @@ async def test_the_oldest_that_has_ended_makes_room_or_else_the_oldest(line: Lin
         for number, name in enumerate(("running", "ended", "young"), 1):
             opening = gateway.opening(number, request_id=name, tenant="acme", sampling=common_pb2.Sampling(n=1))
             kept[name] = logs.begin(session, opening, b"")
-        for number, (name, log) in enumerate(kept.items(), 1):
+        for name, log in kept.items():
             assert log is not None
-            log.add_row(number, 0, [5], "x", 0, 1)
+            log.add_row(0, 0, [5], "x", 0, 1)
             if name == "ended":
-                log.add_finish(OutputFinish(stream_id=number))
+                log.add_finish(OutputFinish(stream_id=0))
         assert [name for name in kept if logs.find(name, "acme")] == ["running", "ended", "young"]
         assert kept["young"] is not None
-        kept["young"].add_row(3, 1, [5], "x" * 500, 1, 500)
+        kept["young"].add_row(0, 1, [5], "x" * 500, 1, 500)
         assert [name for name in kept if logs.find(name, "acme")] == ["running", "young"]
-        kept["young"].add_row(3, 2, [5], "x" * 200, 501, 200)
+        kept["young"].add_row(0, 2, [5], "x" * 200, 501, 200)
         assert [name for name in kept if logs.find(name, "acme")] == ["young"]
 
 
 async def test_a_number_leaves_the_request_that_has_it_now(line: Line) -> None:
     logs, two = StreamLogs(), common_pb2.Sampling(n=2)
-    async with line.gateway() as gateway:
-        session = GatewaySession({}, EngineLinks(), logs=logs)
+    async with line.gateway() as gateway, EngineLinks() as links:
+        session = GatewaySession({DEMO_NAME: line.tokenizer}, links, logs=logs)
 
-        def begun(*stream_ids: int, request_id: str, **add: Any) -> Any:
+        def begun(*stream_ids: int, request_id: str, **add: Any) -> StreamLog:
             opening = gateway.opening(*stream_ids, request_id=request_id, tenant="acme", sampling=two, **add)
-            return logs.begin(session, opening, b"")
+            opening.resumable = True
+            session.take(GatewayFrame(opens=[opening]))
+            log = logs.find(request_id, "acme")
+            assert log is not None
+            return log
 
         first = begun(1, 2, request_id="r1")
         # Its second choice goes on under another number, and the old one is given to another request.
-        assert begun(3, request_id="r1", choice_indices=[1], num_output_tokens=1) is first
+        assert begun(3, request_id="r1", choice_indices=[1], output_ids=[5], num_output_tokens=1) is first
         second = begun(2, 4, request_id="r2")
         readers = []
         for stream_ids in ([2, 4], [2], [3]):
@@ -292,3 +297,33 @@ async def test_an_attempt_on_another_engine_goes_on_in_the_log(line: Line) -> No
         await attach(second, 5)
         await second.finish(5)
         assert (second.heard[5].text, second.heard[5].token_ids) == (" one two three", ids)
+
+
+async def test_a_stream_that_was_taken_over_ends_and_a_request_with_its_old_number_still_gets_its_parts(
+    line: Line,
+) -> None:
+    async with line.gateway() as first:
+        [number] = await line.open(first, 1)
+    async with line.gateway() as second:
+        opening = second.opening(1, request_id="r2", tenant="acme", num_prompt_tokens=3)
+        await second.send(opening)
+        other = (await line.engine.add(1)).stream_ids[0]
+        await attach(second, 5)
+        line.engine.say_finish(number)
+        await second.finish(5)
+        await second.send(parts=[AddPart(stream_id=1, prompt_ids=[7])])
+        await line.engine.hears(lambda: [each.stream_id for each in line.engine.parts] == [other])
+
+
+async def test_a_choice_that_is_opened_again_while_it_runs_replaces_what_runs(line: Line) -> None:
+    word = line.tokenizer.encode(" hello", add_special_tokens=False)[0]
+    async with line.gateway() as gateway:
+        [old] = await line.open(gateway, 1, attempt=1)
+        line.engine.say_tokens({old: [word]})
+        await until(gateway, {1: " hello"})
+        [number] = await line.open(gateway, 2, attempt=2)
+        line.engine.say_tokens({old: [word]}, first=1)
+        line.engine.say_tokens({number: [word, word]})
+        await until(gateway, {2: " hello hello"})
+        assert (await gateway.finish(1)).reason == common_pb2.FINISH_REASON_CANCELLED
+        await line.engine.hears(lambda: line.engine.cancels == {old: "superseded"})

@@ -20,11 +20,10 @@ from headwater.proto.output_processor_pb2 import Attach, Charge, FindStreamReque
 from headwater.services.bus import Bus
 from headwater.services.gateway_identity import Gateway
 from headwater.services.models.demo_model import DEMO_NAME
-from headwater.services.output_processor import bills as bills_module
-from headwater.services.output_processor import stream_log
+from headwater.services.output_processor import pending_usage, stream_log
 from headwater.services.output_processor.__main__ import OutputProcessor
-from headwater.services.output_processor.bills import Bills
 from headwater.services.output_processor.engines import EngineLinks
+from headwater.services.output_processor.pending_usage import PendingUsage
 from headwater.services.text.stage import Listener
 from headwater.services.text.tokenizer import Tokenizer
 from headwater.services.usage_log import LEFT, UsageLog, UsageRecord
@@ -42,7 +41,7 @@ class Line:
 
     address: str
     engine: ScriptedEngine
-    bills: Bills
+    usage: PendingUsage
     bus: Bus
     tenant: str
 
@@ -90,17 +89,17 @@ class Line:
 
 @pytest.fixture
 async def line(demo_tokenizer: Tokenizer, nats_url: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Line]:
-    monkeypatch.setattr(bills_module, "RETURN_SECONDS", 0.3)
+    monkeypatch.setattr(pending_usage, "RETURN_SECONDS", 0.3)
     async with (
         scripted_engine() as engine,
         EngineLinks() as links,
         Bus.open(nats_url, wait_seconds=20.0) as bus,
-        Bills(bus).running() as bills,
+        PendingUsage(bus).running() as usage,
     ):
-        servicer, listener = OutputProcessor({DEMO_NAME: demo_tokenizer}, links, bills=bills), Listener("127.0.0.1", 0)
+        servicer, listener = OutputProcessor({DEMO_NAME: demo_tokenizer}, links, usage=usage), Listener("127.0.0.1", 0)
         output_processor_pb2_grpc.add_OutputProcessorServicer_to_server(servicer, listener.server)
         await listener.start()
-        yield Line(listener.address, engine, bills, bus, f"t-{os.urandom(4).hex()}")
+        yield Line(listener.address, engine, usage, bus, f"t-{os.urandom(4).hex()}")
         await listener.server.stop(grace=0)
 
 
@@ -160,14 +159,14 @@ async def test_what_a_dead_gateway_carried_is_recorded_once_to_the_token(line: L
 async def test_a_gateway_that_comes_back_writes_its_own_and_one_taken_for_dead_has_the_last_word(
     line: Line, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bills_module, "RETURN_SECONDS", 60.0)
+    monkeypatch.setattr(pending_usage, "RETURN_SECONDS", 60.0)
     async with line.gateway("same") as gateway:
         [number] = await line.open(gateway, 1, charge=line.charge("r", prompt_tokens=2))
         line.engine.say_tokens({number: [5, 6, 7]})
         await heard(gateway, {1: 3})
     async with line.gateway("same") as gateway:
         await line.open(gateway, 1, charge=line.charge("n", prompt_tokens=2))
-        monkeypatch.setattr(bills_module, "RETURN_SECONDS", 0.3)
+        monkeypatch.setattr(pending_usage, "RETURN_SECONDS", 0.3)
         async with line.gateway("other") as other:
             await line.open(other, 1, charge=line.charge("o", prompt_tokens=2))
         await line.until_recorded(lambda records: [each.request_id for each in records] == ["o"])
@@ -221,10 +220,10 @@ async def test_a_request_that_can_be_resumed_is_recorded_by_whoever_goes_on_or_w
     assert counts(records["r.1"]) == (0, 0, 0, 2)
 
 
-async def test_more_bills_than_there_is_room_for_are_left_to_their_gateways(
+async def test_more_pending_records_than_there_is_room_for_are_left_to_their_gateways(
     line: Line, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bills_module, "MAX_BILLS", 2)
+    monkeypatch.setattr(pending_usage, "MAX_RECORDS", 2)
     async with line.gateway("first") as first:
         for i in range(4):
             await line.open(first, i + 1, charge=line.charge(f"r{i}", prompt_tokens=2))

@@ -1,0 +1,56 @@
+"""How the text of a request's choices is made; one plan for all of them. Knows nothing about streams."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from headwater.proto.common_pb2 import AnswerFormat
+from headwater.proto.engine_pb2 import Add
+from headwater.services.answers.parser import markers_of
+from headwater.services.output_processor.detokenizer import Detokenizer
+from headwater.services.output_processor.stops import Stops
+from headwater.services.text.token_table import TokenTable
+
+MAX_ROW_TOKENS, MAX_SCORED_ROW_TOKENS = 256, 8
+"""Tokens of a row without and with log probabilities, which keep it far below a frame."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextPlan:
+    table: TokenTable
+    skip_special_tokens: bool
+    stops: Stops | None
+    min_tokens: int
+    """Stop strings are not looked for in the text of so many first tokens."""
+    silent_ids: frozenset[int]
+    """Ids that end the answer and are no part of its text."""
+    reported_ids: frozenset[int]
+    """Ids that are reported when they end the answer: the requested ones, not the plain end of sequence."""
+    wants_logprobs: bool
+    max_row_tokens: int
+    request_id: str
+    answer_format: AnswerFormat | None
+    """None: all of the text is content."""
+
+    @classmethod
+    def of(cls, add: Add, table: TokenTable, answer_format: AnswerFormat | None = None) -> TextPlan:
+        sampling = add.sampling
+        eos = frozenset[int]() if sampling.ignore_eos else frozenset(add.eos_token_ids)
+        requested = frozenset(sampling.stop_token_ids)
+        with_stop = sampling.include_stop_str_in_output
+        return cls(
+            table=table,
+            skip_special_tokens=sampling.skip_special_tokens if sampling.HasField("skip_special_tokens") else True,
+            stops=Stops.compile(sampling.stop, include_in_output=with_stop) if sampling.stop else None,
+            min_tokens=sampling.min_tokens,
+            silent_ids=frozenset() if with_stop else requested | eos,
+            reported_ids=requested - eos,
+            wants_logprobs=sampling.logprobs,
+            max_row_tokens=MAX_SCORED_ROW_TOKENS if sampling.logprobs else MAX_ROW_TOKENS,
+            request_id=add.request_id,
+            answer_format=answer_format,
+        )
+
+    def new_detokenizer(self) -> Detokenizer:
+        shown = markers_of(self.answer_format) if self.answer_format is not None else ()
+        return Detokenizer(self.table, skip_special_tokens=self.skip_special_tokens, shown=shown)
