@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from headwater.engine_core.config import ConfigError
+from headwater.engine_core.quantization import Quantization, read_quantization
 
 MAX_SIZES = {
     "num_hidden_layers": 1024,
@@ -23,8 +24,6 @@ MAX_SIZES = {
 }
 """Several times those of any model."""
 REQUIRED_SIZES = MAX_SIZES.keys() - {"num_key_value_heads", "head_dim"}
-QUANTIZATIONS = ("quantization_config", "compression_config")
-"""Keys under which a checkpoint says how its weights are packed; the second is an older one of compressed-tensors."""
 ROPE_TYPES = ("default", "linear", "llama3")
 
 
@@ -49,6 +48,8 @@ class ModelConfig:
     qk_norm: bool = False
     sliding_window: int = 0
     """Keys that a position sees in layers with a window, its own included; 0: no layer has one."""
+    quantization: Quantization | None = None
+    """How the linear layers are packed; None: they are not."""
 
     @property
     def qkv_size(self) -> int:
@@ -65,7 +66,7 @@ class ModelConfig:
         config may say otherwise of the bias. Raises `ConfigError` naming what is not served."""
         if (activation := config.get("hidden_act", "silu")) != "silu":
             raise ConfigError("hidden_act", activation, "silu")
-        check_quantization(config)
+        quantization = read_quantization(config)
         check_sizes(config)
         num_heads, hidden_size = config["num_attention_heads"], config["hidden_size"]
         rope = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
@@ -86,15 +87,8 @@ class ModelConfig:
             tie_word_embeddings=bool(config.get("tie_word_embeddings", False)),
             qkv_bias=bool(config.get("attention_bias", qkv_bias)),
             qk_norm=qk_norm,
+            quantization=quantization,
         )
-
-
-def check_quantization(config: Mapping[str, Any]) -> None:
-    """Such a checkpoint holds other tensors, or tensors that mean something else. Raises `ConfigError`."""
-    for key in QUANTIZATIONS:
-        if (quantization := config.get(key)) is not None:
-            method = quantization.get("quant_method") if isinstance(quantization, dict) else quantization
-            raise ConfigError(f"{key}.quant_method", method, "checkpoints of float32, bfloat16 or float16")
 
 
 def check_sizes(config: Mapping[str, Any]) -> None:

@@ -22,11 +22,13 @@ class DenseLinear(StoredLinear):
         self.out_features, self.in_features = weight.shape
 
     @classmethod
-    def parameters(cls, out_features: int, in_features: int, dtype: torch.dtype) -> tuple[Parameter, ...]:
+    def parameters(
+        cls, out_features: int, in_features: int, dtype: torch.dtype, stored: Mapping[str, torch.Tensor]
+    ) -> tuple[Parameter, ...]:
         return (Parameter(suffix="", shape=(out_features, in_features), dtype=dtype, out_axis=0, in_axis=1),)
 
     @classmethod
-    def load(cls, tensors: Mapping[str, torch.Tensor]) -> Self:
+    def load(cls, tensors: Mapping[str, torch.Tensor], dtype: torch.dtype) -> Self:
         return cls(tensors[""])
 
     def product(self, x: torch.Tensor) -> torch.Tensor:

@@ -9,11 +9,12 @@ import torch
 
 from headwater.engine_core.config import ConfigError
 from headwater.engine_core.layers.dense import DenseLinear
+from headwater.engine_core.layers.int4 import Int4Linear
 from headwater.engine_core.layers.linear import Linear, StoredLinear
 from headwater.engine_core.weights.layout import Layout
 
 Tensors = Mapping[str, torch.Tensor]
-KINDS: dict[str, type[StoredLinear]] = {DenseLinear.kind: DenseLinear}
+KINDS: dict[str, type[StoredLinear]] = {DenseLinear.kind: DenseLinear, Int4Linear.kind: Int4Linear}
 """Kinds that a model's file can hold, by name."""
 
 
@@ -42,12 +43,14 @@ def load_weights(layout: Layout, tensors: Tensors, dtype: torch.dtype) -> Weight
         source = spec.tied_to or name
         if spec.is_linear:
             kind = _kind_of(source, tensors)
-            parts = {part.suffix: part for part in kind.parameters(spec.shape[0], spec.shape[1], dtype)}
+            suffixes = (*kind.suffixes, *kind.optional_suffixes)
+            stored = {suffix: tensors[source + suffix] for suffix in suffixes if source + suffix in tensors}
+            parts = {part.suffix: part for part in kind.parameters(spec.shape[0], spec.shape[1], dtype, stored)}
             own = {suffix: _tensor(tensors, source + suffix, part.shape) for suffix, part in parts.items()}
             for suffix, part in parts.items():
                 if own[suffix].dtype != part.dtype:
                     raise ConfigError(f"dtype of tensor {source + suffix}", own[suffix].dtype, str(part.dtype))
-            linears[name] = kind.load(own)
+            linears[name] = kind.load(own, dtype)
             used |= {source + suffix for suffix in own}
         else:
             plain[name] = _tensor(tensors, source, spec.shape)

@@ -51,13 +51,18 @@ class StoredLinear(Linear):
 
     suffixes: ClassVar[tuple[str, ...]]
     """Names of its tensors, behind the layer's name; a layer is of the kind whose suffixes its tensors have."""
+    optional_suffixes: ClassVar[tuple[str, ...]] = ()
+    """Names of tensors that some layers of the kind have beside these."""
 
     @classmethod
     @abstractmethod
-    def parameters(cls, out_features: int, in_features: int, dtype: torch.dtype) -> tuple[Parameter, ...]:
-        """The tensors of such a layer. dtype is the one that the model computes in."""
+    def parameters(
+        cls, out_features: int, in_features: int, dtype: torch.dtype, stored: Mapping[str, torch.Tensor]
+    ) -> tuple[Parameter, ...]:
+        """The tensors of such a layer. dtype is the one that the model computes in. `stored` are the layer's own by
+        suffix: they decide what the kind leaves open, as the size of groups. Raises `ConfigError`."""
 
     @classmethod
     @abstractmethod
-    def load(cls, tensors: Mapping[str, torch.Tensor]) -> Self:
-        """The layer made of tensors by suffix."""
+    def load(cls, tensors: Mapping[str, torch.Tensor], dtype: torch.dtype) -> Self:
+        """The layer made of tensors by suffix. dtype is the one that the model computes in."""

@@ -1,4 +1,5 @@
-"""Dense weights in the order that the CPU's library reads. Made when a model is loaded; a model's file has none."""
+"""Weights as the CPU's library reads them: dense, in an order of its own. Made when a model is loaded, of dense weights
+and of those of few bits; a model's file has none."""
 
 from __future__ import annotations
 
@@ -8,9 +9,10 @@ from pathlib import Path
 import torch
 
 from headwater.engine_core.layers.dense import DenseLinear
+from headwater.engine_core.layers.int4 import Int4Linear
 from headwater.engine_core.layers.kinds import Weights
 from headwater.engine_core.layers.linear import Linear
-from headwater.engine_core.weights.packed import packed_memory
+from headwater.engine_core.weights.packed import Matrix, packed_memory
 from headwater.kernels.packed_linear import PackedLayout, can_pack, linear, packed_view
 
 
@@ -31,15 +33,24 @@ class PackedLinear(Linear):
 
 
 def pack_linears(weights: Weights, folder: Path | None, progress: Callable[[int, int], None]) -> Weights:
-    """The weights with every dense matrix packed, where this machine can. Progress is told in matrices.
+    """The weights with every matrix expanded and packed, where this machine can. Progress is told in matrices.
 
     `folder` is the one that the weights were loaded from; there the packed matrices are kept. None: the weights come
     from no folder.
     """
-    dense = {
-        name: linear.weight
-        for name, linear in sorted(weights.linears.items())
-        if isinstance(linear, DenseLinear) and can_pack(linear.weight.dtype)
-    }
-    packed = {name: PackedLinear(*at) for name, at in packed_memory(dense, folder, progress).items()}
-    return Weights(linears={**weights.linears, **packed}, tensors=weights.tensors)
+    known = {name: _matrix(linear) for name, linear in sorted(weights.linears.items())}
+    matrices = {name: matrix for name, matrix in known.items() if matrix is not None}
+    packable = {name: matrix for name, matrix in matrices.items() if can_pack(matrix.dtype)}
+    packed = {name: PackedLinear(*at) for name, at in packed_memory(packable, folder, progress).items()}
+    others = {name: DenseLinear(matrix.read()) for name, matrix in matrices.items() if name not in packable}
+    return Weights(linears={**weights.linears, **others, **packed}, tensors=weights.tensors)
+
+
+def _matrix(linear: Linear) -> Matrix | None:
+    """The layer's weights; None: of a kind that has a product of its own."""
+    shape = linear.out_features, linear.in_features
+    if isinstance(linear, DenseLinear):
+        return Matrix(shape, linear.weight.dtype, lambda: linear.weight)
+    if isinstance(linear, Int4Linear):
+        return Matrix(shape, linear.dtype, linear.expanded)
+    return None

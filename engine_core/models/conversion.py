@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -11,9 +12,12 @@ import torch
 from headwater.engine_core.layers.kinds import load_weights
 from headwater.engine_core.layers.packed import pack_linears
 from headwater.engine_core.models import registry
-from headwater.engine_core.weights import model_file
+from headwater.engine_core.quantization import Quantization
+from headwater.engine_core.weights import awq, gptq, int4, model_file
 from headwater.engine_core.weights.gguf import GgufFile
 from headwater.engine_core.weights.hugging_face import HuggingFaceFolder
+from headwater.engine_core.weights.layout import Layout
+from headwater.kernels.int4_layout import Int4Weight
 
 
 def convert(source: Path, folder: Path, *, dtype: str, progress: Callable[[int, int], None]) -> None:
@@ -27,15 +31,46 @@ def convert(source: Path, folder: Path, *, dtype: str, progress: Callable[[int, 
     config, total = registry.config_of(hf_config), len(checkpoint) + 1
     model = registry.model_class(config)
     computed_in = model_file.DTYPES[dtype]
-    tensors = model.names.collect(checkpoint.tensors(), computed_in, lambda done: progress(done, total))
+    counted = _counted(checkpoint.tensors(), lambda done: progress(done, total))
+    published = _unpacked(counted, config.quantization)
+    tensors = model.names.collect(published, computed_in, lambda done: None)
     layout = model.layout(config)
     for name, spec in layout.items():
         if spec.tied_to:
             tensors.pop(name, None)
+    _drop_idle_biases(tensors, layout)
     load_weights(layout, tensors, computed_in)
     (folder / "config.json").write_text(json.dumps(hf_config, indent=2) + "\n")
     model_file.save(tensors, folder)
     progress(total, total)
+
+
+def _drop_idle_biases(tensors: model_file.Tensors, layout: Layout) -> None:
+    """Tools that pack layers write a bias for each, of zeros where the model has none."""
+    for name in [name for name in tensors if name.endswith("bias") and name not in layout]:
+        if not bool(tensors[name].any()):
+            del tensors[name]
+
+
+def _counted(
+    tensors: Iterator[tuple[str, torch.Tensor]], progress: Callable[[int], None]
+) -> Iterator[tuple[str, torch.Tensor]]:
+    for done, tensor in enumerate(tensors):
+        progress(done)
+        yield tensor
+
+
+def _unpacked(
+    tensors: Iterator[tuple[str, torch.Tensor]], quantization: Quantization | None
+) -> Iterator[tuple[str, torch.Tensor | Int4Weight]]:
+    """The tensors, packed layers as one tensor each."""
+    if quantization is None:
+        return tensors
+    group_size, zero_offset = quantization.group_size, quantization.zero_offset
+    if quantization.packing == "awq":
+        return int4.unpacked(tensors, awq.SUFFIXES, partial(awq.unpack, group_size=group_size))
+    unpack = partial(gptq.unpack, group_size=group_size, zero_offset=zero_offset)
+    return int4.unpacked(tensors, gptq.SUFFIXES, unpack)
 
 
 def pack_folder(folder: Path, progress: Callable[[int, int], None]) -> None:

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from headwater.engine_core.config import ConfigError
-from headwater.engine_core.model_config import ModelConfig, check_quantization, check_sizes, checked_rope
+from headwater.engine_core.model_config import ModelConfig, check_sizes, checked_rope
+from headwater.engine_core.quantization import read_quantization
 
 ACTIVATION = "gelu_pytorch_tanh"
 SLIDING, FULL = "sliding_attention", "full_attention"
@@ -33,7 +34,7 @@ class Gemma3Config(ModelConfig):
 
 def read_config(config: Mapping[str, Any]) -> Gemma3Config:
     """Raises `ConfigError` naming what is not served."""
-    check_quantization(config)
+    quantization = read_quantization(config)
     check_sizes(config)
     if (activation := config.get("hidden_activation", ACTIVATION)) != ACTIVATION:
         raise ConfigError("hidden_activation", activation, ACTIVATION)
@@ -60,6 +61,7 @@ def read_config(config: Mapping[str, Any]) -> Gemma3Config:
         attention_scale=_positive(config, "query_pre_attn_scalar", 256) ** -0.5,
         local_rope_theta=_positive(local, "rope_theta", LOCAL_THETA),
         is_windowed=_is_windowed(config),
+        quantization=quantization,
     )
 
 

@@ -16,6 +16,7 @@ from headwater.engine_core.config import EngineConfig
 from headwater.engine_core.executor import Int32Array
 from headwater.engine_core.layers.batch import ForwardBatch
 from headwater.engine_core.layers.dense import DenseLinear
+from headwater.engine_core.layers.int4 import Int4Linear
 from headwater.engine_core.layers.kinds import Weights
 from headwater.engine_core.layers.linear import Linear, Product
 from headwater.engine_core.model_config import ModelConfig
@@ -27,6 +28,8 @@ from headwater.kernels.decode_attention import decode_attention
 from headwater.kernels.decode_plan import DecodePlan, plan_decode
 from headwater.kernels.device import kernel_cache_dir
 from headwater.kernels.gemm import configure_blas, linear, linear_silu_mul
+from headwater.kernels.int4_gemm import expanded, int4_linear
+from headwater.kernels.int4_layout import Int4Weight
 from headwater.kernels.prefill_attention import list_tiles, prefill_attention, tokens_per_tile
 from headwater.kernels.product_probe import Product as ProbedProduct
 from headwater.kernels.qk_norm_rope_store_kv import qk_norm_rope_store_kv
@@ -113,7 +116,7 @@ class CudaPlatform:
         self._windowed_plans = [plan.beside() if self._window else plan for plan in self._decode_plans]
         self._windowed_ends_plan = self._ends_plan.beside() if self._window else self._ends_plan
         self._choices: dict[ProbedProduct, ProductChoice] = {}
-        self._products = {DenseLinear.kind: self._dense}
+        self._products = {DenseLinear.kind: self._dense, Int4Linear.kind: self._int4}
         self._gated_products = {(DenseLinear.kind, "silu"): self._dense_silu}
 
     @classmethod
@@ -128,7 +131,7 @@ class CudaPlatform:
 
     @property
     def own_products(self) -> frozenset[ProbedProduct]:
-        """Those that the library makes with other bits; see `prepare`."""
+        """Those that the library makes with other bits, see `prepare`, and those of expanded matrices."""
         return frozenset(product for product, choice in self._choices.items() if choice.is_own)
 
     def prepare(self, weights: Weights, row_counts: Sequence[int], head_row_counts: Sequence[int]) -> None:
@@ -152,9 +155,11 @@ class CudaPlatform:
 
     def launch_own_products(self, weights: Weights) -> None:
         """Once with all kernels that serve where the library does not, so that no step compiles them."""
-        own = {ProbedProduct.of(weight): weight for weight in _dense(weights).values()}
+        dense = {ProbedProduct.of(weight): weight for weight in _dense(weights).values()}
+        packed = {_expanded_product(each): each for each in weights.linears.values() if isinstance(each, Int4Linear)}
         for product in self.own_products:
-            launch_all_tiles(own[product])
+            weight = dense.get(product)
+            launch_all_tiles(expanded(packed[product].weight, product.dtype) if weight is None else weight)
 
     def decode_plan(self, num_rows: int) -> DecodePlan:
         """The workspace for this many decoding rows: a single row has one of its own, which needs no work list."""
@@ -339,6 +344,12 @@ class CudaPlatform:
         weight = _matrix(linear)
         return partial(_linear_silu_mul, weight=weight, choice=self._choice(ProbedProduct.of(weight)))
 
+    def _int4(self, linear: Linear) -> Product:
+        assert isinstance(linear, Int4Linear)
+        # Only our kernels multiply the matrix that many rows are worth, so that there is nothing to probe.
+        self._choice(_expanded_product(linear)).is_own = True
+        return partial(_int4_linear, weight=linear.weight)
+
     def _choice(self, product: ProbedProduct) -> ProductChoice:
         return self._choices.setdefault(product, ProductChoice())
 
@@ -356,6 +367,14 @@ def _linear(x: torch.Tensor, weight: torch.Tensor, *, choice: ProductChoice) -> 
 
 def _linear_silu_mul(x: torch.Tensor, weight: torch.Tensor, *, choice: ProductChoice) -> torch.Tensor:
     return linear_silu_mul(x, weight, dependent=_is_early(x), is_own=choice.is_own)
+
+
+def _int4_linear(x: torch.Tensor, weight: Int4Weight) -> torch.Tensor:
+    return int4_linear(x, weight, dependent=_is_early(x))
+
+
+def _expanded_product(linear: Int4Linear) -> ProbedProduct:
+    return ProbedProduct(linear.out_features, linear.in_features, linear.dtype)
 
 
 def _matrix(linear: Linear) -> torch.Tensor:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from headwater.engine_core.config import ConfigError
+from headwater.engine_core.weights.int4 import joined, named
 from headwater.engine_core.weights.model_file import Tensors
+from headwater.kernels.int4_layout import Int4Weight
 
 _LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)")
 
@@ -29,26 +31,38 @@ class CheckpointNames:
     """Endings of names of tensors that are no weights."""
 
     def collect(
-        self, tensors: Iterable[tuple[str, torch.Tensor]], dtype: torch.dtype, progress: Callable[[int], None]
+        self,
+        tensors: Iterable[tuple[str, torch.Tensor | Int4Weight]],
+        dtype: torch.dtype,
+        progress: Callable[[int], None],
     ) -> Tensors:
         """The tensors under our names. Progress is told in tensors read. Raises `ConfigError` for a tensor that the
-        architecture has not, and for parts of a tensor without the others."""
+        architecture has not, for parts of a tensor without the others, and for parts that cannot be joined."""
         collected: Tensors = {}
-        parts: dict[str, dict[int, torch.Tensor]] = {}
+        parts: dict[str, dict[int, torch.Tensor | Int4Weight]] = {}
         num_parts = Counter(name for name, _ in self.fused.values())
         for done, (name, tensor) in enumerate(tensors):
-            if not name.endswith(self.ignored):
+            if not (name.endswith(self.ignored) or self._is_idle_bias(name, tensor)):
                 prefix, ours, place = self._place(name)
                 waiting = parts.setdefault(prefix + ours, {})
-                waiting[place] = tensor.to(dtype)
+                if isinstance(tensor, Int4Weight) and not prefix:
+                    raise ConfigError("checkpoint tensor", name, "embedding and head that are not packed")
+                waiting[place] = tensor.to(dtype) if isinstance(tensor, torch.Tensor) else tensor
                 if len(waiting) == num_parts.get(ours, 1):
                     del parts[prefix + ours]
-                    whole = [waiting[i] for i in range(len(waiting))]
-                    collected[prefix + ours] = torch.cat(whole) if len(whole) > 1 else whole[0].contiguous()
+                    collected |= _whole(prefix + ours, [waiting[i] for i in range(len(waiting))])
             progress(done)
         if parts:
             raise ConfigError("checkpoint", sorted(parts), "every part of a fused projection")
         return collected
+
+    def _is_idle_bias(self, name: str, tensor: torch.Tensor | Int4Weight) -> bool:
+        """Whether it is a bias of zeros that no model of the architecture has: tools that pack layers write them."""
+        if not (name.endswith(".bias") and isinstance(tensor, torch.Tensor)):
+            return False
+        match = _LAYER.fullmatch(name)
+        is_known = name in self.model or (match is not None and (match[2] in self.layer or match[2] in self.fused))
+        return not is_known and not bool(tensor.any())
 
     def _place(self, name: str) -> tuple[str, str, int]:
         """Our prefix and name, and the place among parts."""
@@ -62,3 +76,14 @@ class CheckpointNames:
             if rest in self.fused:
                 return prefix, *self.fused[rest]
         raise ConfigError("checkpoint tensor", name, "tensors of the architecture")
+
+
+def _whole(name: str, parts: Sequence[torch.Tensor | Int4Weight]) -> Tensors:
+    """The tensors of a weight made of parts. Raises `ConfigError` where some are packed, or otherwise than others."""
+    packed = [part for part in parts if isinstance(part, Int4Weight)]
+    plain = [part for part in parts if isinstance(part, torch.Tensor)]
+    if packed and plain:
+        raise ConfigError(f"packed parts of {name}", len(packed), f"none or {len(parts)}")
+    if packed:
+        return named(joined(name, packed), name)
+    return {name: torch.cat(plain) if len(plain) > 1 else plain[0].contiguous()}

@@ -10,6 +10,7 @@ import hashlib
 import os
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 
@@ -23,8 +24,17 @@ Progress = Callable[[int, int], None]
 """(done, total) matrices"""
 
 
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    """A matrix [N, K] that may be made when it is asked for, since not all of them need be in memory at once."""
+
+    shape: tuple[int, int]
+    dtype: torch.dtype
+    read: Callable[[], torch.Tensor]
+
+
 def packed_memory(
-    matrices: Mapping[str, torch.Tensor], folder: Path | None, progress: Progress
+    matrices: Mapping[str, Matrix], folder: Path | None, progress: Progress
 ) -> dict[str, tuple[torch.Tensor, PackedLayout]]:
     """For each matrix [N, K] the memory that it is packed in, uint8, and its layout there.
 
@@ -43,7 +53,7 @@ def packed_memory(
 
 
 def _mapped(
-    matrices: Mapping[str, torch.Tensor],
+    matrices: Mapping[str, Matrix],
     layouts: dict[str, PackedLayout],
     offsets: list[int],
     num_bytes: int,
@@ -72,24 +82,23 @@ def _mapped(
 
 def _fill(
     memory: torch.Tensor,
-    matrices: Mapping[str, torch.Tensor],
+    matrices: Mapping[str, Matrix],
     layouts: dict[str, PackedLayout],
     offsets: list[int],
     progress: Progress,
 ) -> None:
     for done, ((name, layout), offset) in enumerate(zip(layouts.items(), offsets, strict=True)):
-        copy_packed(pack(matrices[name]), memory[offset : offset + layout.num_bytes])
+        copy_packed(pack(matrices[name].read()), memory[offset : offset + layout.num_bytes])
         progress(done, len(layouts))
 
 
-def _layouts(matrices: Mapping[str, torch.Tensor]) -> dict[str, PackedLayout]:
+def _layouts(matrices: Mapping[str, Matrix]) -> dict[str, PackedLayout]:
     known: dict[tuple[int, int], PackedLayout] = {}
     layouts = {}
     for name, matrix in matrices.items():
-        shape = matrix.shape[0], matrix.shape[1]
-        if shape not in known:
-            known[shape] = PackedLayout.of(shape, matrix.dtype)
-        layouts[name] = known[shape]
+        if matrix.shape not in known:
+            known[matrix.shape] = PackedLayout.of(matrix.shape, matrix.dtype)
+        layouts[name] = known[matrix.shape]
     return layouts
 
 

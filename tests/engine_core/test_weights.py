@@ -156,7 +156,7 @@ def test_an_architecture_that_is_not_served_is_refused_by_name() -> None:
 
 
 @pytest.mark.parametrize("key", ["quantization_config", "compression_config"])
-@pytest.mark.parametrize("method", ["gptq", "awq", "fp8", "compressed-tensors", None])
+@pytest.mark.parametrize("method", ["gguf", "bitsandbytes", "fp8", "compressed-tensors", None])
 def test_packed_weights_are_refused_by_their_method_before_any_tensor_is_read(
     key: str, method: str | None, tmp_path: Path
 ) -> None:
@@ -165,7 +165,7 @@ def test_packed_weights_are_refused_by_their_method_before_any_tensor_is_read(
     (tmp_path / "hf" / "config.json").write_text(json.dumps(config | {key: {"bits": 4, "quant_method": method}}))
     # Nothing that could be read as a tensor.
     (tmp_path / "hf" / "model.safetensors").write_bytes(b"")
-    with pytest.raises(ConfigError, match=f"{key}.quant_method is {method!r}; allowed: checkpoints of float32"):
+    with pytest.raises(ConfigError, match=f"{key}.quant_method is {method!r}; allowed: gptq, awq, auto-round, or"):
         convert(tmp_path / "hf", tmp_path / "ours")
 
 

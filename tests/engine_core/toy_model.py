@@ -24,7 +24,7 @@ from headwater.engine_core.layers.norm import RMSNorm
 from headwater.engine_core.layers.platform import Platform
 from headwater.engine_core.layers.rope import cos_sin_table
 from headwater.engine_core.model_config import ModelConfig
-from headwater.engine_core.models.model import Ends
+from headwater.engine_core.models.model import Ends, LayerInputs
 from headwater.engine_core.models.registry import Architecture
 from headwater.engine_core.weights.layout import Layout, linear, norm, table
 from headwater.engine_core.weights.names import CheckpointNames
@@ -43,14 +43,16 @@ class SignLinear(StoredLinear):
         self.out_features, self.in_features = signs.shape
 
     @classmethod
-    def parameters(cls, out_features: int, in_features: int, dtype: torch.dtype) -> tuple[Parameter, ...]:
+    def parameters(
+        cls, out_features: int, in_features: int, dtype: torch.dtype, stored: Mapping[str, torch.Tensor]
+    ) -> tuple[Parameter, ...]:
         return (
             Parameter(suffix=".signs", shape=(out_features, in_features), dtype=torch.int8, out_axis=0, in_axis=1),
             Parameter(suffix=".scales", shape=(out_features,), dtype=dtype, out_axis=0, in_axis=None),
         )
 
     @classmethod
-    def load(cls, tensors: Mapping[str, torch.Tensor]) -> Self:
+    def load(cls, tensors: Mapping[str, torch.Tensor], dtype: torch.dtype) -> Self:
         return cls(tensors[".signs"], tensors[".scales"])
 
     def product(self, x: torch.Tensor) -> torch.Tensor:
@@ -125,11 +127,15 @@ class Toy:
         *,
         ends: Ends | None = None,
         num_layers: int | None = None,
+        inputs: LayerInputs | None = None,
     ) -> torch.Tensor:
         plan = attention_plan or self._platform.plan_attention(batch)
         residual = self.embedding(batch.token_ids)
         x = self.norms[0](residual)
-        for attention, mlp, following, cache in zip(self.attentions, self.mlps, self.norms[1:], kv_cache, strict=True):
+        parts = zip(self.attentions, self.mlps, self.norms[1:], kv_cache, strict=True)
+        for i, (attention, mlp, following, cache) in enumerate(parts):
+            if inputs is not None:
+                inputs.take(i, residual)
             attended = attention.attend(attention.queries(x, batch, cache), cache, plan)
             x = following.add(attended + mlp(x), residual)
         return x if ends is None else x[ends.tokens]

@@ -1,0 +1,63 @@
+"""Weights of four bits in groups, each with a scale and a zero point, packed from the file to the kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Self
+
+import torch
+
+from headwater.engine_core.config import ConfigError
+from headwater.engine_core.layers.linear import Parameter, StoredLinear
+from headwater.engine_core.weights.int4 import GROUPS, SCALE_DTYPES, SCALES, WORDS, ZEROS
+from headwater.kernels.int4_layout import BLOCK, WORD, Int4Weight, expand
+
+
+class Int4Linear(StoredLinear):
+    """A weight is (q - zero) * scale, rounded to the model's dtype; what is made of it then is what a dense layer of
+    these weights makes, to the bit."""
+
+    kind = "int4"
+    suffixes = (WORDS, SCALES, ZEROS)
+    optional_suffixes = (GROUPS,)
+
+    def __init__(self, weight: Int4Weight, dtype: torch.dtype) -> None:
+        """dtype is the one that the model computes in."""
+        self.weight, self.dtype = weight, dtype
+        self.out_features, self.in_features = weight.shape
+
+    @classmethod
+    def parameters(
+        cls, out_features: int, in_features: int, dtype: torch.dtype, stored: Mapping[str, torch.Tensor]
+    ) -> tuple[Parameter, ...]:
+        """Number of groups, dtype of scales and whether inputs name their groups are as stored."""
+        scales = stored[SCALES]
+        num_groups, scale_dtype = len(scales), scales.dtype if scales.dtype in SCALE_DTYPES else SCALE_DTYPES[0]
+        if in_features % BLOCK or not num_groups or in_features % num_groups:
+            raise ConfigError("groups of int4 weights", f"{num_groups} of {in_features} inputs", "equal ones, by 32")
+        words = Parameter(
+            suffix=WORDS, shape=(out_features, in_features // WORD), dtype=torch.int32, out_axis=0, in_axis=1
+        )
+        of_groups = (num_groups, out_features)
+        parts = (
+            words,
+            Parameter(suffix=SCALES, shape=of_groups, dtype=scale_dtype, out_axis=1, in_axis=0),
+            Parameter(suffix=ZEROS, shape=of_groups, dtype=torch.uint8, out_axis=1, in_axis=0),
+        )
+        if GROUPS not in stored:
+            return parts
+        return (*parts, Parameter(suffix=GROUPS, shape=(in_features,), dtype=torch.int32, out_axis=None, in_axis=0))
+
+    @classmethod
+    def load(cls, tensors: Mapping[str, torch.Tensor], dtype: torch.dtype) -> Self:
+        weight = Int4Weight(
+            words=tensors[WORDS], scales=tensors[SCALES], zeros=tensors[ZEROS], groups=tensors.get(GROUPS)
+        )
+        return cls(weight, dtype)
+
+    def expanded(self) -> torch.Tensor:
+        """The weights [N, K] in the model's dtype."""
+        return expand(self.weight, self.dtype)
+
+    def product(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.linear(x, self.expanded())

@@ -1,0 +1,38 @@
+"""Layers as AWQ's tools pack them for products of matrices (Lin et al., 2023; the layout "gemm" of AutoAWQ).
+
+qweight int32 [K, N / 8]: word c of a row holds outputs 8 c … 8 c + 7 in the order `ORDER`, the first in the lowest four
+bits. qzeros int32 [groups, N / 8]: likewise. scales [groups, N].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from headwater.engine_core.config import ConfigError
+from headwater.engine_core.weights.int4 import SCALE_DTYPES, check_shape, nibbles_of, num_groups
+from headwater.kernels.int4_layout import WORD, Int4Weight, pack
+
+SUFFIXES = ("qweight", "qzeros", "scales")
+ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
+"""Outputs of a word by nibble."""
+
+
+def unpack(name: str, tensors: Mapping[str, torch.Tensor], *, group_size: int) -> Int4Weight:
+    """Raises `ConfigError` naming the tensor that does not fit."""
+    qweight, qzeros, scales = (tensors[suffix] for suffix in SUFFIXES)
+    if qweight.ndim != 2:
+        raise ConfigError(f"checkpoint tensor {name}.qweight", tuple(qweight.shape), "[inputs, outputs / 8]")
+    k, n = qweight.shape[0], qweight.shape[1] * WORD
+    groups = num_groups(name, k, group_size)
+    check_shape(f"{name}.qweight", qweight, (k, n // WORD), torch.int32)
+    check_shape(f"{name}.qzeros", qzeros, (groups, n // WORD), torch.int32)
+    check_shape(f"{name}.scales", scales, (groups, n), *SCALE_DTYPES)
+    return Int4Weight(words=pack(_in_order(qweight).t().contiguous()), scales=scales, zeros=_in_order(qzeros))
+
+
+def _in_order(words: torch.Tensor) -> torch.Tensor:
+    """int32 [R, N / 8] → uint8 [R, N]"""
+    nibble_of_output = torch.tensor([ORDER.index(i) for i in range(WORD)])
+    return nibbles_of(words)[..., nibble_of_output].flatten(1)

@@ -1,0 +1,81 @@
+"""Weights of four bits in the order that kernels read them in, and what they expand to. Knows no file format.
+
+A row is cut into tiles of `depth` inputs and these into blocks of 32. Word c of a block, of four, holds in nibble
+4 e + p the input 8 p + 2 c + e. So a shift by 4 p and one mask give both elements of a pair as halves of a register,
+and the four pairs of a word are those that one thread of a warp hands to the matrix unit in two steps of 16 inputs. In
+a tile the words c of all blocks are neighbours: a thread reads them at once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+BLOCK = 32
+"""Inputs divide by it, and so do groups."""
+DEPTHS = (128, 64, 32)
+WORD = 8
+"""Weights in an int32."""
+_ROWS = 1024
+"""Rows that are expanded at a time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Int4Weight:
+    """A weight [N, K]: (q - zero) * scale, with a scale and a zero point for each output and group of inputs."""
+
+    words: torch.Tensor
+    """int32 [N, K / 8]"""
+    scales: torch.Tensor
+    """float16 or bfloat16 [groups, N]"""
+    zeros: torch.Tensor
+    """uint8 [groups, N], 0…16"""
+    groups: torch.Tensor | None = None
+    """int32 [K]: the group of each input; None: groups follow one another, all of one size."""
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.words.shape[0], self.words.shape[1] * WORD
+
+    @property
+    def group_size(self) -> int:
+        return self.shape[1] // len(self.scales)
+
+
+def depth(num_inputs: int) -> int:
+    """Inputs of a tile: as many as divide the inputs of a row, up to 128."""
+    assert num_inputs % BLOCK == 0
+    return next(size for size in DEPTHS if num_inputs % size == 0)
+
+
+def pack(values: torch.Tensor) -> torch.Tensor:
+    """uint8 [N, K] of 0…15 → int32 [N, K / 8]"""
+    n, k = values.shape
+    assert values.dtype == torch.uint8
+    blocks = depth(k) // BLOCK
+    # [N, tiles, blocks, p, c, e] → [N, tiles, c, blocks, e, p]
+    nibbles = values.reshape(n, -1, blocks, 4, 4, 2).permute(0, 1, 4, 2, 5, 3).reshape(n, k // 2, 2)
+    return (nibbles[..., 0] | nibbles[..., 1] << 4).view(torch.int32)
+
+
+def unpack(words: torch.Tensor) -> torch.Tensor:
+    """int32 [N, K / 8] → uint8 [N, K] of 0…15"""
+    n, k = words.shape[0], words.shape[1] * WORD
+    pairs = words.contiguous().view(torch.uint8)
+    nibbles = torch.stack((pairs & 15, pairs >> 4), dim=-1)
+    return nibbles.view(n, -1, 4, depth(k) // BLOCK, 2, 4).permute(0, 1, 3, 5, 2, 4).reshape(n, k)
+
+
+def expand(weight: Int4Weight, dtype: torch.dtype) -> torch.Tensor:
+    """The weights [N, K], each rounded to the dtype once: in plain torch, the specification of all kernels."""
+    n, k = weight.shape
+    of_inputs = torch.arange(k, device=weight.words.device) // weight.group_size
+    of_inputs = of_inputs if weight.groups is None else weight.groups.long()
+    out = torch.empty(n, k, dtype=dtype, device=weight.words.device)
+    for begin in range(0, n, _ROWS):
+        rows = slice(begin, begin + _ROWS)
+        zero, scale = (of_groups[:, rows].t().float()[:, of_inputs] for of_groups in (weight.zeros, weight.scales))
+        # Five bits times eleven: float32 holds the product as it is.
+        out[rows] = ((unpack(weight.words[rows]).float() - zero) * scale).to(dtype)
+    return out

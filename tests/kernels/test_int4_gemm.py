@@ -1,0 +1,136 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from headwater.kernels.gemm import configure_blas, linear, linear_twin
+from headwater.kernels.int4_gemm import MOST_ROWS, TILES, Int4Tiles, choose, expanded, int4_gemm, int4_linear
+from headwater.kernels.int4_layout import Int4Weight, expand, pack
+from tests.kernels.paging import GPU, LONG, POISON, relative_error
+from tests.kernels.test_int4_layout import random_weight
+
+ROWS = (1, 2, 8, 16, 17, 64, 200, MOST_ROWS, 1024)
+SHAPES = [(8192, 8192), (6144, 4096), (4096, 12288), (1152, 896), (576, 1536)]
+"""[N, K]; the last ones are whole in no number of large tiles."""
+ALL_TILES = list(TILES.values())
+
+
+def made(
+    n: int,
+    k: int,
+    group_size: int,
+    generator: torch.Generator,
+    *,
+    in_order: bool = True,
+    scale_dtype: torch.dtype = torch.float16,
+) -> Int4Weight:
+    num_groups = k // (k if group_size == -1 else group_size)
+    weights, scales, zeros = random_weight(n, k, num_groups, generator, scale_dtype)
+    of_inputs = torch.arange(k, device=generator.device) // (k // num_groups)
+    shuffled = of_inputs[torch.randperm(k, generator=generator, device=generator.device)].int()
+    return Int4Weight(words=pack(weights), scales=scales, zeros=zeros, groups=None if in_order else shuffled)
+
+
+def rows(m: int, k: int, generator: torch.Generator, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    return torch.randn(m, k, generator=generator, device=generator.device).to(dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+@pytest.mark.parametrize("scale_dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("in_order", [True, False])
+@pytest.mark.parametrize(("n", "k", "group_size"), [(40, 128, 32), (33, 256, 64), (70, 256, 128), (64, 96, -1)])
+def test_an_expanded_matrix_has_the_bits_of_its_specification(
+    n: int,
+    k: int,
+    group_size: int,
+    in_order: bool,
+    scale_dtype: torch.dtype,
+    dtype: torch.dtype,
+    generator: torch.Generator,
+) -> None:
+    weight = made(n, k, group_size, generator, in_order=in_order, scale_dtype=scale_dtype)
+    assert torch.equal(expanded(weight, dtype), expand(weight, dtype))
+
+
+@pytest.mark.parametrize("tiles", ALL_TILES, ids=str)
+@pytest.mark.parametrize("in_order", [True, False])
+@pytest.mark.parametrize(
+    ("m", "n", "k", "group_size"),
+    [
+        (1, 96, 256, 64),
+        (3, 70, 576, 32),
+        pytest.param(13, 64, 160, 32, marks=LONG),
+        pytest.param(40, 72, 512, 128, marks=LONG),
+        (130, 40, 192, -1),
+        pytest.param(61, 4104, 4096, 128, marks=GPU),
+    ],
+)
+def test_int4_gemm_agrees_with_float64(
+    m: int, n: int, k: int, group_size: int, in_order: bool, tiles: Int4Tiles, generator: torch.Generator
+) -> None:
+    weight, x = made(n, k, group_size, generator, in_order=in_order), rows(m, k, generator)
+    whole = x.new_full((m + 1, n), POISON)
+    int4_gemm(x, weight, whole[:m], tiles)
+    assert bool((whole[m] == POISON).all())
+    assert relative_error(whole[:m], linear_twin(x.double(), expand(weight, torch.bfloat16).double())) < 3e-3
+
+
+@pytest.mark.parametrize("m", [2, MOST_ROWS + 1])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+def test_every_type_and_number_of_rows_is_served(m: int, dtype: torch.dtype, generator: torch.Generator) -> None:
+    weight, x = made(64, 128, 32, generator), rows(m, 128, generator, dtype)
+    out = int4_linear(x, weight)
+    assert out.dtype == dtype
+    assert relative_error(out, linear_twin(x.double(), expand(weight, dtype).double())) < 3e-3
+
+
+@pytest.mark.parametrize("fault", ["scale", "zero", "order", "group"])
+def test_a_fault_of_one_group_shows(fault: str, generator: torch.Generator) -> None:
+    weight, x = made(64, 256, 64, generator, in_order=False), rows(4, 256, generator)
+    reference = linear_twin(x.double(), expand(weight, torch.bfloat16).double())
+    assert weight.groups is not None
+    if fault == "scale":
+        weight.scales[1] *= 1.2
+    elif fault == "zero":
+        weight.zeros[1] ^= 1
+    elif fault == "order":
+        weight.words[:, :4] = weight.words[:, :4].flip(1)
+    else:
+        weight.groups[:] = weight.groups.flip(0)
+    assert relative_error(int4_linear(x, weight), reference) > 1e-2
+
+
+@GPU
+@pytest.mark.parametrize(("n", "k"), SHAPES)
+@pytest.mark.parametrize("group_size", [32, 64, 128, -1])
+@pytest.mark.parametrize("in_order", [True, False])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_every_number_of_rows_has_the_bits_of_the_expanded_matrix(
+    n: int, k: int, group_size: int, in_order: bool, dtype: torch.dtype, generator: torch.Generator
+) -> None:
+    configure_blas()
+    weight, x = made(n, k, group_size, generator, in_order=in_order), rows(max(ROWS), k, generator, dtype)
+    matrix = expand(weight, dtype)
+    assert torch.equal(expanded(weight, dtype), matrix)
+    for m in ROWS:
+        expected = linear(x[:m], matrix, is_own=True)
+        for dependent in (False, True):
+            assert torch.equal(int4_linear(x[:m], weight, dependent=dependent), expected), (m, dependent)
+
+
+@GPU
+@pytest.mark.parametrize("tiles", ALL_TILES, ids=str)
+@pytest.mark.parametrize("m", [1, 5, 16, 100, 256])
+def test_all_tiles_have_the_same_bits(m: int, tiles: Int4Tiles, generator: torch.Generator) -> None:
+    configure_blas()
+    weight, x = made(4104, 4096, 128, generator), rows(m, 4096, generator)
+    out = x.new_full((m, 4104), POISON)
+    int4_gemm(x, weight, out, tiles)
+    assert torch.equal(out, linear(x, expand(weight, torch.bfloat16), is_own=True))
+
+
+def test_few_rows_are_multiplied_in_registers_and_many_as_a_matrix() -> None:
+    assert [choose(m, torch.bfloat16) is not None for m in (1, 16, 17, 64, MOST_ROWS, MOST_ROWS + 1)] == [True] * 5 + [
+        False
+    ]
+    assert choose(1, torch.float32) is None
