@@ -6,6 +6,7 @@ of its own. Libraries cost most of the time that a stage takes to start; each wo
 
 from __future__ import annotations
 
+import gc
 import importlib
 import multiprocessing
 import os
@@ -31,12 +32,16 @@ LIBRARIES = [
     "redis.asyncio.cluster",
     "starlette.applications",
     "structlog",
+    "tests.numba_start",
     "tokenizers",
+    "torch",
+    "triton.language",
     "uvicorn",
     "uvloop",
 ]
 """None starts a thread, or registers something that a stage would show, when it is imported."""
 STDERR = "stderr"
+ENGINE = "headwater.services.engine"
 multiprocessing.get_context("forkserver").set_forkserver_preload(LIBRARIES)
 
 
@@ -57,11 +62,15 @@ class ForkedStage(ForkServerProcess):
         return self.__dict__ | {"_files": {name: DupFd(file) for name, file in self._files.items()}}
 
     def run(self) -> None:
+        # What was inherited stays: no collection looks at it, which would copy the pages that hold it.
+        gc.freeze()
         numbers = {name: file.detach() for name, file in self._files.items()}
         os.dup2(numbers.pop(STDERR), sys.stderr.fileno())
         os.environ.clear()
         os.environ.update(self._environment | {name: str(number) for name, number in numbers.items()})
         sys.argv = [self._stage, *self._flags]
+        if self._stage == ENGINE:
+            importlib.import_module("tests.forked_core").install()
         importlib.import_module(f"{self._stage}.__main__").main()
 
     def send_signal(self, number: int) -> None:

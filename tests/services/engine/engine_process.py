@@ -32,12 +32,12 @@ FLAGS = ("--executor=simulated", "--served-model-name=simulated", "--max-model-l
 class EngineProcess:
     """A door and its core. `address` is where the door answers."""
 
-    def __init__(self, *flags: str) -> None:
+    def __init__(self, *flags: str, start: Callable[..., Any] = ForkedStage) -> None:
         ready_read, ready_write = os.pipe()
         watched, self._supervisor = os.pipe()
         self._log = StageLog("the engine")
         descriptors = {READY_FD: ready_write, PARENT_FD: watched}
-        self.process = ForkedStage("headwater.services.engine", *FLAGS, *flags, stderr=self._log.file, **descriptors)
+        self.process = start("headwater.services.engine", *FLAGS, *flags, stderr=self._log.file, **descriptors)
         os.close(ready_write)
         os.close(watched)
         with os.fdopen(ready_read) as word:
@@ -77,8 +77,8 @@ class EngineProcess:
 
 
 @contextlib.contextmanager
-def engine_process(*flags: str) -> Iterator[EngineProcess]:
-    engine = EngineProcess(*flags)
+def engine_process(*flags: str, start: Callable[..., Any] = ForkedStage) -> Iterator[EngineProcess]:
+    engine = EngineProcess(*flags, start=start)
     try:
         yield engine
     finally:

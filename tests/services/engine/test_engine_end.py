@@ -13,13 +13,14 @@ import pytest
 from headwater.proto import common_pb2
 from headwater.proto import engine_pb2 as pb
 from headwater.proto.common_pb2 import LOSS_CAUSE_HANDED_OVER, LOSS_CAUSE_MISSING
+from tests.gateway.stages import launched
 from tests.services.engine.engine_process import add, answer, client_of, engine_process, prompt, wait_for_end
 
 CANCELLED, ERROR = common_pb2.FINISH_REASON_CANCELLED, common_pb2.FINISH_REASON_ERROR
 
 
 async def test_when_the_core_is_killed_streams_end_retriable_and_the_door_ends_too() -> None:
-    with engine_process() as engine:
+    with engine_process(start=launched) as engine:
         async with client_of(engine) as client:
             await client.send(*(add(i, prompt(i), 1000, credit=3) for i in range(10)))
             await client.read_tokens(9, 3)
@@ -37,7 +38,7 @@ async def test_when_the_core_is_killed_streams_end_retriable_and_the_door_ends_t
 @pytest.mark.parametrize("how", ["killed", "supervisor lost"])
 async def test_nothing_outlives_a_door(how: str) -> None:
     shared_memory = set(os.listdir("/dev/shm"))
-    with engine_process() as engine:
+    with engine_process(start=launched) as engine:
         core = engine.core_pid
         async with client_of(engine) as client:
             await client.send(add(1, prompt(1), 1000, credit=3))
