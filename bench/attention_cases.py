@@ -12,7 +12,8 @@ from itertools import accumulate
 
 import torch
 
-from headwater.bench.gpu_kernels import BYTES_PER_US, FLOPS_PER_US, Sequences, captured, prefill_flops, randn
+from headwater.bench.gpu_kernels import Sequences, prefill_flops
+from headwater.bench.gpu_timing import BYTES_PER_US, FLOPS_PER_US, captured, randn
 from headwater.kernels.decode_attention import decode_attention
 from headwater.kernels.decode_plan import DecodePlan, plan_decode
 from headwater.kernels.prefill_attention import prefill_attention, prefill_tiles

@@ -22,7 +22,8 @@ from rich.table import Table
 
 from headwater.bench.attention_cases import HEAD_DIM, KV_HEADS, Batch, Planned, ours
 from headwater.bench.attention_others import has_flashinfer, others
-from headwater.bench.gpu_kernels import CONTEXTS, captured, randn
+from headwater.bench.gpu_kernels import CONTEXTS
+from headwater.bench.gpu_timing import captured, randn
 from headwater.bench.program import run_program
 from headwater.kernels.gemm import configure_blas, linear, linear_silu_mul
 

@@ -24,19 +24,26 @@ class DecoderTwin:
             raise ConfigError("architectures", config.architecture, "one with the layers of Llama, Qwen2 or Qwen3")
         self.config, self.tensors = config, tensors
 
-    def hidden(self, token_ids: Tensor) -> Tensor:
-        """token_ids int64 [B, T] → normed hidden states [B, T, H]."""
+    def hidden(self, token_ids: Tensor, inputs: dict[int, Tensor] | None = None) -> Tensor:
+        """token_ids int64 [B, T] → normed hidden states [B, T, H]. `inputs` takes those before each layer that is a key
+        of it."""
         cos, sin = cos_sin_table(self.config, token_ids.shape[1]).to(token_ids.device).chunk(2, dim=1)
         x = embedding(token_ids, self.tensors["embed"])
         for i in range(self.config.num_layers):
+            if inputs is not None and i in inputs:
+                inputs[i] = x
             x = x + self._attention(self._norm(x, f"layers.{i}.input_norm"), f"layers.{i}.", cos, sin)
             x = x + self._mlp(self._norm(x, f"layers.{i}.post_norm"), f"layers.{i}.")
         return self._norm(x, "final_norm")
 
+    @property
+    def vocabulary(self) -> Tensor:
+        """[V, H]: what makes logits of hidden states."""
+        return self.tensors["embed" if self.config.tie_word_embeddings else "lm_head"]
+
     def logits(self, hidden: Tensor) -> Tensor:
         """[…, H] → float32 […, V]."""
-        head = "embed" if self.config.tie_word_embeddings else "lm_head"
-        return linear(hidden, self.tensors[head]).float()
+        return linear(hidden, self.vocabulary).float()
 
     def _norm(self, x: Tensor, name: str) -> Tensor:
         weight = self.tensors[name]
@@ -50,7 +57,7 @@ class DecoderTwin:
         q, k, v = torch.split(heads, sizes, dim=1)
         if config.qk_norm:
             q, k = self._norm(q, prefix + "q_norm"), self._norm(k, prefix + "k_norm")
-        q, k = _rotated(q, cos, sin), _rotated(k, cos, sin)
+        q, k = rotated(q, cos, sin), rotated(k, cos, sin)
         read = scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
         return linear(read.transpose(1, 2).flatten(2), self.tensors[prefix + "o"])
 
@@ -59,7 +66,7 @@ class DecoderTwin:
         return linear(silu(gates) * ups, self.tensors[prefix + "down"])
 
 
-def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """x [B, heads, T, D], cos and sin [T, D / 2]: halves of each head are rotated by their position."""
     low, high = x.float().chunk(2, dim=-1)
     return torch.cat((low * cos - high * sin, high * cos + low * sin), dim=-1).to(x.dtype)

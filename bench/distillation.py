@@ -26,6 +26,8 @@ class Text:
 
     token_ids: list[int]
     num_prompt: int
+    temperature: float = 0.0
+    """At which the answer was drawn."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,17 +66,28 @@ def distill(
     """Tunes all tensors of the student but embedding and head, in place, by AdamW on the divergence from the teacher's
     distribution after each token of the answers. `report`: step and its loss."""
     tuned = [tensor for name, tensor in student.tensors.items() if name not in ("embed", "lm_head")]
+    tune(tuned, lambda batch: _divergence(*_logits(student, teacher, batch)), split(texts)[0], tuning, report)
+
+
+def tune(
+    tuned: Sequence[Tensor],
+    loss_of: Callable[[Sequence[Text]], Tensor],
+    texts: Sequence[Text],
+    tuning: Tuning,
+    report: Callable[[int, float], None] = lambda step, loss: None,
+) -> None:
+    """Tunes tensors in place by AdamW on the loss over batches of the texts. `report`: step and its loss."""
     for tensor in tuned:
         tensor.requires_grad_(True)
     optimizer = torch.optim.AdamW(tuned, lr=tuning.learning_rate, betas=(0.9, 0.95), weight_decay=0.01)
-    batches, began = _batches(_split(texts)[0], tuning), time.monotonic()
+    batches, began = _batches(texts, tuning), time.monotonic()
     for step in range(tuning.steps):
         share = max(step / tuning.steps, (time.monotonic() - began) / tuning.seconds)
         if share >= 1:
             break
         for group in optimizer.param_groups:
             group["lr"] = tuning.learning_rate * _pace(share)
-        loss = _divergence(*_logits(student, teacher, next(batches)))
+        loss = loss_of(next(batches))
         optimizer.zero_grad(set_to_none=True)
         loss.backward()  # type: ignore[no-untyped-call]  # torch ships it so
         torch.nn.utils.clip_grad_norm_(tuned, 1.0)
@@ -89,7 +102,7 @@ def quality(student: DecoderTwin, teacher: DecoderTwin, texts: Sequence[Text], t
     """Over the texts that `distill` leaves out."""
     divergence = overlap = agreement = 0.0
     num_tokens = 0
-    for batch in _packed(_split(texts)[1], tuning.batch_tokens):
+    for batch in packed(split(texts)[1], tuning.batch_tokens):
         ours, theirs = _logits(student, teacher, batch)
         divergence += _divergence(ours, theirs).item() * len(ours)
         overlap += torch.minimum(ours.softmax(1), theirs.softmax(1)).sum().item()
@@ -100,19 +113,30 @@ def quality(student: DecoderTwin, teacher: DecoderTwin, texts: Sequence[Text], t
 
 def _logits(student: DecoderTwin, teacher: DecoderTwin, texts: Sequence[Text]) -> tuple[Tensor, Tensor]:
     """Returns both models' logits after each token from a prompt's last to an answer's last but one, float32 [N, V]."""
-    device, longest = student.tensors["embed"].device, max(len(text.token_ids) for text in texts)
+    device = student.tensors["embed"].device
+    token_ids, is_learned = padded(texts, device)
+    with computing(device):
+        ours = student.logits(student.hidden(token_ids)[is_learned])
+        with torch.no_grad():
+            theirs = teacher.logits(teacher.hidden(token_ids)[is_learned])
+    return ours, theirs
+
+
+def padded(texts: Sequence[Text], device: torch.device) -> tuple[Tensor, Tensor]:
+    """Token ids [B, T], and whether the distribution after a token is learned [B, T]: from a prompt's last token to an
+    answer's last but one."""
+    longest = max(len(text.token_ids) for text in texts)
     token_ids = torch.zeros(len(texts), longest, dtype=torch.int64)
     is_learned = torch.zeros(len(texts), longest, dtype=torch.bool)
     for i, text in enumerate(texts):
         token_ids[i, : len(text.token_ids)] = torch.tensor(text.token_ids)
         is_learned[i, max(text.num_prompt - 1, 0) : len(text.token_ids) - 1] = True
-    token_ids, is_learned = token_ids.to(device), is_learned.to(device)
-    # On a CPU everything is computed in float32.
-    with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
-        ours = student.logits(student.hidden(token_ids)[is_learned])
-        with torch.no_grad():
-            theirs = teacher.logits(teacher.hidden(token_ids)[is_learned])
-    return ours, theirs
+    return token_ids.to(device), is_learned.to(device)
+
+
+def computing(device: torch.device) -> torch.autocast:
+    """On a GPU products are computed in bfloat16, on a CPU everything in float32."""
+    return torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda")
 
 
 def _divergence(ours: Tensor, theirs: Tensor) -> Tensor:
@@ -120,7 +144,7 @@ def _divergence(ours: Tensor, theirs: Tensor) -> Tensor:
     return (expected.exp() * (expected - ours.log_softmax(1))).sum(1).mean()
 
 
-def _split(texts: Sequence[Text]) -> tuple[list[Text], list[Text]]:
+def split(texts: Sequence[Text]) -> tuple[list[Text], list[Text]]:
     """What is learned, and what is held back."""
     answers = [text for text in texts if len(text.token_ids) > max(text.num_prompt, 1)]
     held = answers[::HELD_BACK]
@@ -132,12 +156,13 @@ def _batches(texts: Sequence[Text], tuning: Tuning) -> Iterator[list[Text]]:
     generator = torch.Generator().manual_seed(tuning.seed)
     while True:
         order = torch.randperm(len(texts), generator=generator).tolist()
-        batches = _packed([texts[i] for i in order], tuning.batch_tokens)
+        batches = packed([texts[i] for i in order], tuning.batch_tokens)
         for i in torch.randperm(len(batches), generator=generator).tolist():
             yield batches[i]
 
 
-def _packed(texts: Sequence[Text], batch_tokens: int) -> list[list[Text]]:
+def packed(texts: Sequence[Text], batch_tokens: int) -> list[list[Text]]:
+    """Batches of texts of about the same length."""
     batches: list[list[Text]] = []
     for text in sorted(texts, key=lambda text: len(text.token_ids)):
         if not batches or (len(batches[-1]) + 1) * len(text.token_ids) > batch_tokens:

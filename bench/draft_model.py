@@ -104,7 +104,7 @@ def own_answers(options: ExecutorOptions, num_answers: int, answer_tokens: int) 
     for i, temperature in enumerate(TEMPERATURES):
         some = prompts[i :: len(TEMPERATURES)]
         for prompt, answer in zip(some, said(some, temperature, answer_tokens), strict=True):
-            yield Text(prompt + answer, len(prompt))
+            yield Text(prompt + answer, len(prompt), temperature)
     executor.close()
 
 

@@ -31,7 +31,6 @@ MOST_WARMUP = 256
 def main(
     load: Annotated[list[str] | None, typer.Option(help="ids, S1 … T128; repeatable; default: all")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda")] = "auto",
-    gemv: Annotated[bool, typer.Option("--gemv", help="kernels of their own for steps of one row, on a GPU")] = False,
     runs: Annotated[int, typer.Option(help="of each load, after a warm-up; the best counts")] = 2,
     dry_run: Annotated[bool, typer.Option(help="a few short requests of each load, on a tiny model")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON only, a line as soon as it is known")] = False,
@@ -40,7 +39,7 @@ def main(
     if unknown := set(load or ()) - LINE_LOADS.keys():
         raise typer.BadParameter(f"load is {', '.join(sorted(unknown))}; allowed: {', '.join(LINE_LOADS)}")
     chosen = {name: tried_load(LINE_LOADS[name]) if dry_run else LINE_LOADS[name] for name in load or LINE_LOADS}
-    options: dict[str, object] = {"device": device, "load_format": "dummy", "gemv": gemv}
+    options: dict[str, object] = {"device": device, "load_format": "dummy"}
     if torch.cuda.is_available() and device != "cpu":
         options |= {name.replace("-", "_"): value for name, value in GPU_DEFAULTS.items()}
     rows = []

@@ -12,13 +12,23 @@ import argparse
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
 
 import torch
 
 from headwater.bench.edit_cases import edit_call
+from headwater.bench.gpu_timing import (
+    BYTES_PER_US,
+    FLOPS_PER_US,
+    Figure,
+    copies_for,
+    randn,
+    timed,
+    timed_in_turn,
+)
+from headwater.bench.int4_products import int4_products
 from headwater.bench.program import program_name
 from headwater.kernels.decode_attention import decode_attention
 from headwater.kernels.decode_plan import DecodePlan, plan_decode
@@ -30,17 +40,10 @@ from headwater.kernels.prefill_attention import prefill_attention, prefill_tiles
 from headwater.kernels.qk_norm_rope_store_kv import qk_norm_rope_store_kv
 from headwater.kernels.reduce_splits import reduce_splits
 from headwater.kernels.rms_norm import add_rms_norm
-from headwater.kernels.row_attention import RowWorkspace, row_attention
-from headwater.kernels.row_gemv import gemv_add, norm_gemv, norm_gemv_silu_mul
 from headwater.kernels.sample import Candidates, Draws, sample
 from headwater.kernels.shared_prefix_attention import shared_prefix_attention
 from headwater.kernels.silu_mul import silu_mul
 from headwater.kernels.wide_gemm import tiles_for, wide_gemm
-
-BYTES_PER_US = 4.27e6
-FLOPS_PER_US = 796e6
-"""Ceilings of an H200, measured 2026-11-21: a reduction's read, and a bf16 product of 8192 cubed."""
-L2_BYTES = 60 << 20
 
 LINEARS = {
     "8B qkv": (6144, 4096),
@@ -67,58 +70,6 @@ CONTEXTS = {
     "1 x 32k": [32_768],
     "1 x 1k": [1024],
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Figure:
-    kernel: str
-    case: str
-    us: float
-    limit_us: float
-    note: str = ""
-
-
-def captured(calls: Sequence[Callable[[], object]]) -> torch.cuda.CUDAGraph:
-    """The calls of the list one after another, as a graph."""
-    for call in calls[:2]:
-        call()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for call in calls:
-            call()
-    return graph
-
-
-def timed(calls: Sequence[Callable[[], object]], replays: int = 15) -> float:
-    """Median microseconds of one call; the calls of the list run one after another inside a graph."""
-    return timed_in_turn(calls, replays=replays)[0]
-
-
-def timed_in_turn(*lists: Sequence[Callable[[], object]], replays: int = 15) -> list[float]:
-    """As `timed`, of each list. Their graphs take turns: a GPU at its limit of power slows down for all alike."""
-    graphs = [captured(calls) for calls in lists]
-    for graph in graphs:
-        graph.replay()
-    times: list[list[float]] = [[] for _ in lists]
-    for _ in range(replays):
-        for calls, graph, found in zip(lists, graphs, times, strict=True):
-            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-            start.record()
-            graph.replay()
-            end.record()
-            end.synchronize()
-            found.append(start.elapsed_time(end) * 1e3 / len(calls))
-    return [sorted(found)[replays // 2] for found in times]
-
-
-def copies_for(num_bytes: int) -> int:
-    """Enough copies of an input to overflow the cache twice, at most 64."""
-    return max(min(3 * L2_BYTES // max(num_bytes, 1) + 1, 64), 2)
-
-
-def randn(*shape: int) -> torch.Tensor:
-    return torch.randn(shape, device="cuda", dtype=torch.bfloat16)
 
 
 def linears(batch_sizes: tuple[int, ...]) -> Iterator[Figure]:
@@ -149,38 +100,6 @@ def products() -> Iterator[Figure]:
             }
             note = f"cuBLASLt {cublas:.1f}; " + ", ".join(f"{tiles} {us:.1f}" for tiles, us in each.items())
             yield Figure("product of many rows", f"{name} M={m}", ours, limit, note)
-
-
-def one_row() -> Iterator[Figure]:
-    """Products and attention of a single row, each launched while the one before it ends."""
-    for name, (n, k) in LINEARS.items():
-        weights = [randn(n, k) for _ in range(copies_for(2 * n * k))]
-        x, norm, out = randn(k), randn(k), randn(n)
-        if name.endswith("gate_up"):
-            calls = [partial(norm_gemv_silu_mul, x, norm, 1e-6, w, out[: n // 2], dependent=True) for w in weights]
-        elif name.endswith("qkv"):
-            calls = [partial(norm_gemv, x, norm, 1e-6, w, out, dependent=True) for w in weights]
-        else:
-            calls = [partial(gemv_add, x, w, out, dependent=True) for w in weights]
-        yield Figure("one row's product", name, timed(calls * 2), 2 * n * k / BYTES_PER_US)
-    for num_q_heads, length in ((16, 256), (32, 256), (32, 1024), (32, 32_768)):
-        caches = Sequences([length], num_q_heads).caches()
-        device = torch.device("cuda")
-        workspace = RowWorkspace.allocate(num_q_heads=num_q_heads, num_kv_heads=8, head_dim=128, device=device)
-        where = (
-            torch.full((1,), length, dtype=torch.int32, device=device),
-            torch.zeros(1, dtype=torch.int32, device=device),
-        )
-        table = torch.randperm(-(-length // 64), device=device).int()[None]
-        given = (randn((num_q_heads + 16) * 128), *where, table, torch.randn(length, 128, device=device))
-        norm, out = randn(128), randn(num_q_heads * 128)
-        calls = [
-            partial(row_attention, *given, *cache, workspace, out, q_norm=norm, k_norm=norm, dependent=True)
-            for cache in caches
-        ]
-        yield Figure(
-            "one row's attention", f"{num_q_heads} heads, {length}", timed(calls), length * 4096 / BYTES_PER_US
-        )
 
 
 @dataclass(slots=True)
@@ -371,7 +290,7 @@ def run_tests() -> None:
 PARTS: dict[str, Callable[[], Iterator[Figure]]] = {
     "linears": partial(linears, (1, 8, 16, 32, 64, 128)),
     "products": products,
-    "one-row": one_row,
+    "int4": partial(int4_products, LINEARS),
     "decodes": decodes,
     "prefills": prefills,
     "elementwise": elementwise,

@@ -51,13 +51,12 @@ TARGET = {
 }  # fmt: skip
 ASIDE = {
     "uniform": ("--load-format=dummy-uniform", ("O5", "O6")),
-    "gemv": ("--gemv", ("O3", "O4")),
     "fp8": ("--kv-cache-dtype=fp8", ("O1",)),
 }
 """Workloads that are run under a setting as well, if time is left: on the peer's kind of random weights where power is
 the limit, and where a setting buys speed with other bits."""
 SAME_BITS = {"D1": "O2", "D3": "O3"}
-"""Figures for bits that do not depend on the batch: the default path has no others."""
+"""Figures for bits that do not depend on the batch: Headwater computes no others."""
 MOST_RESTARTS = 1000
 """Workers that end before xdist gives up; time is what limits the tests."""
 TESTS_AT_ONCE = max(1, (os.cpu_count() or 2) // 2)

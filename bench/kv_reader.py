@@ -53,6 +53,6 @@ class KvReader:
 def _kv_cache(executor: Executor) -> torch.Tensor:
     """[layers, 2, num_blocks, Hk, block_size, D]"""
     if isinstance(executor, CudaExecutor):
-        return executor._kv_cache
+        return executor._model.kv_cache
     assert isinstance(executor, SingleExecutor)
     return executor._runner._kv_cache

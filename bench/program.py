@@ -22,6 +22,7 @@ BENCHMARKS = {
     "scheduler": ("scheduler_steps", "Host time of an engine step with the simulated executor."),
     "drafters": ("drafters", "Host time of the drafters that look tokens up, a row and step."),
     "draft-model": ("draft_model", "Make a draft model from a model's first layers, tuned on its own answers."),
+    "draft-heads": ("draft_heads", "Train EAGLE, EAGLE-3 or Medusa heads for a model on its own answers."),
     "routing": ("routing_decision", "Time of a routing decision."),
     "index-events": ("index_events", "What it costs a gateway to know the caches of a thousand replicas."),
     "policies": ("policy_replay", "Replay traces through routing policies: hit rate and time to first token."),

@@ -24,6 +24,7 @@ from headwater.bench.replays import replay
 from headwater.bench.replays.replay import Exchange
 from headwater.bench.speculated_run import EDITS, FIRST_SEED, NO_EDITS, SpeculatedRun, run_exchanges
 from headwater.bench.speculation_figures import Case, Measurement, Pair, table
+from headwater.bench.whole_drafts import WholeDrafts
 from headwater.bench.workloads import MODELS, TINY
 from headwater.engine_core.executor import Executor
 from headwater.engine_core.executors.build import build_executor
@@ -50,16 +51,25 @@ WARM_UP_LEN = 24
 
 
 class Bench:
-    """One executor, and engines over it. An executor with a draft model has one without beside it: a draft model
-    computes prompts also where nothing is drafted."""
+    """One executor, and engines over it. An executor with a draft model or heads has one without beside it: they
+    compute prompts also where nothing is drafted."""
 
-    def __init__(self, options: ExecutorOptions, drafters: Sequence[str], forced: ForcedAnswers | None) -> None:
+    def __init__(
+        self,
+        options: ExecutorOptions,
+        drafters: Sequence[str],
+        forced: ForcedAnswers | None,
+        *,
+        whole_drafts: bool = False,
+    ) -> None:
+        """`whole_drafts`: what computes its guesses makes as many as it may, in each step."""
         with nullcontext() if forced is None else forced.installed():
             self.executor, self.config, self._facts = build_executor(options, silent)
             self._plain = self.executor
-            if options.draft_model is not None:
-                self._plain, _, _ = build_executor(replace(options, draft_model=None), silent)
-        self._forced = forced
+            if options.draft_model is not None or options.draft_heads is not None:
+                alone = replace(options, draft_model=None, draft_heads=None)
+                self._plain, _, _ = build_executor(alone, silent)
+        self._forced, self._is_whole = forced, whole_drafts
         folder = options.model_folder
         assert folder is not None
         # What is forced has its length.
@@ -71,6 +81,7 @@ class Bench:
             drafters=tuple(drafters),
             max_draft_tokens=options.max_draft_tokens,
             draft_model=options.draft_model,
+            draft_heads=options.draft_heads,
         )
         for executor in dict.fromkeys((self.executor, self._plain)):
             executor.warm_up()
@@ -97,8 +108,13 @@ class Bench:
 
     def _pair(self, case: Case) -> Pair:
         off = self._run(self._plain, None, case)
-        speculator = build_speculator(self._settings, self.config, self.executor, self._facts.vocab_size)
-        return off, self._run(self.executor, speculator, case)
+        return off, self._run(self.executor, self._speculator(), case)
+
+    def _speculator(self) -> Speculator | None:
+        if self._is_whole:
+            config, most = self.config, self._facts.most_own_drafts
+            return WholeDrafts(config.num_rows, min(most or config.max_draft_tokens, config.max_draft_tokens))
+        return build_speculator(self._settings, self.config, self.executor, self._facts)
 
     def _run(self, executor: Executor, speculator: Speculator | None, case: Case) -> SpeculatedRun:
         if self._forced is not None:
@@ -131,7 +147,12 @@ def run(
     ] = 0,
     max_drafts: Annotated[int, typer.Option(help="drafted tokens of a request in a step")] = 15,
     drafter: Annotated[list[str] | None, typer.Option(help=f"{', '.join(DRAFTERS)}; repeatable; none: all")] = None,
-    draft_model: Annotated[Path | None, typer.Option(help="a converted model that drafts instead, on a CPU")] = None,
+    draft_model: Annotated[Path | None, typer.Option(help="a converted model that drafts instead")] = None,
+    draft_heads: Annotated[Path | None, typer.Option(help="a folder of heads that draft instead, on a CPU")] = None,
+    whole_drafts: Annotated[
+        bool,
+        typer.Option("--whole-drafts", help="model or heads draft --max-drafts tokens in each step, and nothing else"),
+    ] = False,
     temperature: Annotated[
         float, typer.Option(help="at which tokens are drawn, before they are replaced")
     ] = TEMPERATURE,
@@ -176,8 +197,12 @@ def run(
             kv_cache_dtype=kv_cache_dtype,
             max_draft_tokens=max_drafts,
             draft_model=draft_model,
+            draft_heads=draft_heads,
         )
-        bench = Bench(options, drafters, None if own_answers else ForcedAnswers(longest))
+        if whole_drafts and draft_model is None and draft_heads is None:
+            raise typer.BadParameter("--whole-drafts goes with --draft-model or --draft-heads")
+        forced = None if own_answers else ForcedAnswers(longest)
+        bench = Bench(options, drafters, forced, whole_drafts=whole_drafts)
         stack.callback(bench.close)
         told = {"model": model if model_folder is None else model_folder.name, "drafters": bench.drafters}
         for case in cases:

@@ -40,7 +40,7 @@ class Stress:
     def _guard(self) -> torch.Tensor:
         """[layers, 2, guard blocks, Hk, block_size, D]"""
         assert self._executor is not None
-        return self._executor._kv_cache[:, :, -NUM_GUARD_BLOCKS:]
+        return self._executor._model.kv_cache[:, :, -NUM_GUARD_BLOCKS:]
 
     def __enter__(self) -> None:
         if self._executor is not None:

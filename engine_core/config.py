@@ -20,7 +20,10 @@ class EngineConfig:
     max_model_len: int
     """Prompt and answer together."""
     max_num_seqs: int = 256
-    """Requests that run at once; rows of the executor's request table."""
+    """Requests that run at once."""
+    spare_rows: int = 0
+    """Rows of the executor's request table beside theirs: a request takes the seat of one that leaves while steps in
+    flight still list that one's row."""
     max_num_batched_tokens: int = 2048
     """Token budget of a step."""
     long_prefill_chunk: int = 0
@@ -51,6 +54,8 @@ class EngineConfig:
             raise ConfigError("num_host_blocks", self.num_host_blocks, "0 or more")
         if self.max_num_seqs < 1:
             raise ConfigError("max_num_seqs", self.max_num_seqs, "at least 1")
+        if self.spare_rows < 0:
+            raise ConfigError("spare_rows", self.spare_rows, "0 or more")
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise ConfigError(
                 "max_num_batched_tokens", self.max_num_batched_tokens, f"at least max_num_seqs ({self.max_num_seqs})"
@@ -60,6 +65,11 @@ class EngineConfig:
             raise ConfigError(
                 "num_blocks", self.num_blocks, f"at least {needed} for max_model_len {self.max_model_len}"
             )
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of the executor's request table."""
+        return self.max_num_seqs + self.spare_rows
 
     @property
     def max_positions(self) -> int:

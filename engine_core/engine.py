@@ -41,8 +41,8 @@ class Engine:
         speculator: Speculator | None = None,
         sources: Sequence[BlockSource] = (),
     ) -> None:
-        """`masks`, int32 [positions, max_num_seqs, words], holds the masks of requests that have a grammar; others fill
-        it. Positions are one more than a row's drafts. `sources` are asked for blocks beside host memory, which
+        """`masks`, int32 [positions, rows of the table, words], holds the masks of requests that have a grammar; others
+        fill it. Positions are one more than a row's drafts. `sources` are asked for blocks beside host memory, which
         comes first."""
         self._config = config
         self._clock = clock

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from headwater.engine_core.config import ConfigError, EngineConfig
+from headwater.engine_core.heads_config import HeadsConfig
 from headwater.engine_core.model_config import ModelConfig
 
 Progress = Callable[[str, int, int], None]
@@ -33,6 +34,7 @@ class ExecutorOptions:
     """Bytes of host memory for blocks that nobody uses at present; 0: none."""
     max_model_len: int = 0
     max_num_seqs: int = 256
+    spare_rows: int = 0
     max_num_batched_tokens: int = 2048
     long_prefill_chunk: int = 0
     async_depth: int = 2
@@ -41,8 +43,8 @@ class ExecutorOptions:
     """Drafted tokens of one row and step at most; 0: none are drafted."""
     draft_model: Path | None = None
     """A converted model that drafts tokens for the served one; None: none does."""
-    gemv: bool = False
-    """Steps of one row take kernels of their own: faster, other bits, on a GPU."""
+    draft_heads: Path | None = None
+    """A folder of published heads (Medusa, EAGLE, EAGLE-3) that draft; None: none do. Not beside `draft_model`."""
     gpu_memory_utilization: float = 0.9
     """Share of a GPU's memory that weights, activations and KV cache may take."""
     kv_cache_dtype: str = "auto"
@@ -67,6 +69,8 @@ class BuildRequest:
     """Type of keys and values: `dtype`, or fp8."""
     draft: BuildRequest | None = None
     """The model that drafts, as if it were served by itself."""
+    heads: HeadsConfig | None = None
+    """The heads that draft."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,9 +81,11 @@ class ModelFacts:
     kv_format: str
     vocab_size: int
     numerics_id: str
-    """Equal ids give equal bits; empty: nothing of the kind is promised."""
+    """Equal ids give equal bits."""
     prompt_logprobs: bool = True
     """Whether log probabilities of prompts are served."""
+    most_own_drafts: int = 0
+    """Drafts that heads guess for one row and step, at most; 0: as many as the engine drafts."""
 
 
 def engine_config(options: ExecutorOptions, max_model_len: int, num_blocks: int, *, block_bytes: int) -> EngineConfig:
@@ -92,6 +98,7 @@ def engine_config(options: ExecutorOptions, max_model_len: int, num_blocks: int,
         num_host_blocks=options.kv_swap_memory // block_bytes,
         max_model_len=max_model_len,
         max_num_seqs=options.max_num_seqs,
+        spare_rows=options.spare_rows,
         max_num_batched_tokens=options.max_num_batched_tokens,
         long_prefill_chunk=options.long_prefill_chunk,
         async_depth=options.async_depth,

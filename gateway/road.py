@@ -57,9 +57,7 @@ class Road:
     @property
     def is_exact(self) -> bool:
         """Every attempt computed with the same bits, so the answer is that of an undisturbed one."""
-        ids = {attempt.decision.member.numerics_id for attempt in self.attempts}
-        # An engine without an id promises no bits, not even its own of before.
-        return len(self.attempts) <= 1 or (len(ids) == 1 and "" not in ids)
+        return len({attempt.decision.member.numerics_id for attempt in self.attempts}) <= 1
 
     @property
     def ttft(self) -> float | None:

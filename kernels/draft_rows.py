@@ -3,7 +3,7 @@
 A step is launched before it is known how far the one before it came, so rows go on from `known`, which the device
 keeps: how many tokens of each row are known. Before a step computes, drafts are looked up, and the words that its
 launches read are set to where each row really is. After it has sampled, drafts are compared with what was sampled in
-their places.
+their places. Drafts may also be there already: then only the words are set.
 
 `steps` int32 [5, R] says of each row of the step: its row of the tables, negative for padding; the index of its first
 token among the step's; how many drafts it may have at most, 0…31; whether it goes on from `known` or from the words;
@@ -53,15 +53,20 @@ def draft_rows(
     words: StepWords,
     scratch: torch.Tensor,
     num_drafts: torch.Tensor,
+    *,
+    are_there: bool = False,
 ) -> None:
     """Looks up drafts, of the longest match the most recent, and writes them to `token_table` int32 [rows, …] behind
     the last known token; sets `known` int32 [rows] and the words. num_drafts int32 [R]: how many were found, all that
-    the row may have or none. Words of drafts that were not found become padding."""
+    the row may have or none. Words of drafts that were not found become padding.
+
+    `are_there`: as many as the rows may have stand in the table, so nothing is looked up."""
     num_rows = steps.shape[1]
     shared = (steps, steps.stride(0), known, words.positions, token_table, token_table.stride(0), scratch)
-    _find_matches[(num_rows, _SPLITS)](
-        *shared, MIN=MIN_MATCH, MAX=MAX_MATCH, PLACE_BITS=_PLACE_BITS, SPLITS=_SPLITS, BLOCK=_BLOCK
-    )
+    if not are_there:
+        _find_matches[(num_rows, _SPLITS)](
+            *shared, MIN=MIN_MATCH, MAX=MAX_MATCH, PLACE_BITS=_PLACE_BITS, SPLITS=_SPLITS, BLOCK=_BLOCK
+        )
     _write_drafts[(num_rows,)](
         *shared,
         words.rows,
@@ -71,6 +76,7 @@ def draft_rows(
         words.draws.stride(0),
         num_drafts,
         HAS_ENDS=words.end_lens is not None,
+        ARE_THERE=are_there,
         PLACE_BITS=_PLACE_BITS,
         SPLITS=_SPLITS,
         WIDTH=_WIDTH,
@@ -127,7 +133,7 @@ def draft_twin(known_ids: list[int], most: int) -> list[int]:
 
 
 @triton.jit
-def _start(p_step, stride_step, p_known, p_position, i_row, row):
+def first_position(p_step, stride_step, p_known, p_position, i_row, row):
     """Position of the row's last known token, and where the words have it."""
     planned = tl.load(p_position + tl.load(p_step + stride_step + i_row))
     follows = tl.load(p_step + 3 * stride_step + i_row) != 0
@@ -152,7 +158,7 @@ def _find_matches(
     i_row, i_split = tl.program_id(0), tl.program_id(1)
     row, best = tl.load(p_step + i_row), 0
     if (row >= 0) & (tl.load(p_step + 2 * stride_step + i_row) > 0):
-        start, _ = _start(p_step, stride_step, p_known, p_position, i_row, row)
+        start, _ = first_position(p_step, stride_step, p_known, p_position, i_row, row)
         p_token = p_table + row.to(tl.int64) * stride_table
         last = tl.load(p_token + start)
         for first in range(i_split * BLOCK, start, SPLITS * BLOCK):
@@ -189,6 +195,7 @@ def _write_drafts(
     stride_draw,
     p_num_drafts,
     HAS_ENDS: tl.constexpr,
+    ARE_THERE: tl.constexpr,
     PLACE_BITS: tl.constexpr,
     SPLITS: tl.constexpr,
     WIDTH: tl.constexpr,
@@ -197,17 +204,20 @@ def _write_drafts(
     row, most = tl.load(p_step + i_row), tl.load(p_step + 2 * stride_step + i_row)
     num_drafts = 0
     if (row >= 0) & ((most > 0) | (tl.load(p_step + 3 * stride_step + i_row) != 0)):
-        start, planned = _start(p_step, stride_step, p_known, p_position, i_row, row)
-        best = tl.max(tl.load(p_best + i_row * SPLITS + tl.arange(0, SPLITS)))
-        is_found = (best > 0) & (most > 0)
-        place = best & ((1 << PLACE_BITS) - 1)
-        num_drafts = tl.where(is_found, most, 0)
-        p_token = p_table + row.to(tl.int64) * stride_table
+        start, planned = first_position(p_step, stride_step, p_known, p_position, i_row, row)
         o_i = tl.arange(0, WIDTH)
-        # A copy that reaches the end of what is known goes on with what it has written.
-        source = place + 1 + o_i % tl.maximum(start - place, 1)
-        drafted = o_i < num_drafts
-        tl.store(p_token + start + 1 + o_i, tl.load(p_token + source, mask=drafted), mask=drafted)
+        if ARE_THERE:
+            num_drafts = most
+        else:
+            best = tl.max(tl.load(p_best + i_row * SPLITS + tl.arange(0, SPLITS)))
+            is_found = (best > 0) & (most > 0)
+            place = best & ((1 << PLACE_BITS) - 1)
+            num_drafts = tl.where(is_found, most, 0)
+            p_token = p_table + row.to(tl.int64) * stride_table
+            # A copy that reaches the end of what is known goes on with what it has written.
+            source = place + 1 + o_i % tl.maximum(start - place, 1)
+            drafted = o_i < num_drafts
+            tl.store(p_token + start + 1 + o_i, tl.load(p_token + source, mask=drafted), mask=drafted)
         tl.store(p_known + row, start + 1)
         is_own, is_live = o_i <= most, o_i <= num_drafts
         o_token = tl.load(p_step + stride_step + i_row) + o_i

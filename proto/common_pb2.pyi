@@ -434,7 +434,7 @@ class Speculative(_message.Message):
     mode: _builtins.str
     """auto or off"""
     drafter: _builtins.str
-    """ngram, suffix or draft_model: only this one is asked"""
+    """ngram, suffix, draft_model or draft_heads: only this one is asked"""
     max_tokens: _builtins.int
     """1…31: the most drafted tokens of a step"""
     def __init__(

@@ -337,7 +337,7 @@ class Member(_message.Message):
     model_key: _builtins.str
     """hex, as in subjects"""
     numerics_id: _builtins.str
-    """of an engine: equal ids give equal bits; empty: none promised"""
+    """of an engine: equal ids give equal bits"""
     draining: _builtins.bool
     """leaving"""
     leaving: _builtins.bool

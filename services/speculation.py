@@ -6,7 +6,8 @@ MODES = ("auto", "off")
 DRAFTERS = ("ngram", "suffix")
 """What looks tokens up."""
 DRAFT_MODEL = "draft_model"
-NAMES = (*DRAFTERS, DRAFT_MODEL)
+DRAFT_HEADS = "draft_heads"
+NAMES = (*DRAFTERS, DRAFT_MODEL, DRAFT_HEADS)
 """Drafters that a request may name."""
 MAX_DRAFT_TOKENS = 31
 """Of one request in one step."""

@@ -6,7 +6,12 @@ from functools import partial
 
 from headwater.engine_core.config import EngineConfig
 from headwater.engine_core.executor import Executor
-from headwater.engine_core.executors.build_single import engine_config_of, load_weights, single_executor
+from headwater.engine_core.executors.build_single import (
+    engine_config_of,
+    load_heads_weights,
+    load_weights,
+    single_executor,
+)
 from headwater.engine_core.layers.kinds import Weights
 from headwater.engine_core.layers.packed import pack_linears
 from headwater.engine_core.options import BuildRequest, ExecutorOptions, Progress
@@ -27,6 +32,7 @@ capabilities = Capabilities(
     linear_kinds=("dense", "packed"),
     windows=True,
     draft_models=True,
+    draft_heads=True,
 )
 KV_CACHE_BYTES = 512 << 20
 
@@ -46,7 +52,9 @@ def kv_cache_memory(options: ExecutorOptions) -> int:
 def build_executor(request: BuildRequest, progress: Progress) -> tuple[Executor, EngineConfig]:
     config = engine_config_of(request, kv_cache_memory(request.options))
     draft = None if request.draft is None else _loaded(request.draft, config, progress)
-    return single_executor(request, config, *_loaded(request, config, progress), draft=draft), config
+    served = _loaded(request, config, progress)
+    heads = None if request.heads is None else _loaded_heads(request, config, progress)
+    return single_executor(request, config, *served, draft=draft, heads=heads), config
 
 
 def _loaded(request: BuildRequest, config: EngineConfig, progress: Progress) -> tuple[CpuPlatform, Weights]:
@@ -57,3 +65,10 @@ def _loaded(request: BuildRequest, config: EngineConfig, progress: Progress) -> 
     platform = CpuPlatform.of(request.model, config)
     platform.prepare(weights, partial(progress, "loading kernels"))
     return platform, weights
+
+
+def _loaded_heads(request: BuildRequest, config: EngineConfig, progress: Progress) -> tuple[CpuPlatform, Weights]:
+    """As `_loaded`, of the heads that draft. Their kernels are those of the served model."""
+    weights = pack_linears(load_heads_weights(request, CpuPlatform.device), None, partial(progress, "packing weights"))
+    assert request.heads is not None
+    return CpuPlatform.of(request.heads.layer or request.model, config), weights

@@ -10,7 +10,7 @@ import torch
 
 from headwater.engine_core.config import EngineConfig
 from headwater.engine_core.executor import Executor
-from headwater.engine_core.executors.build_single import KV_DTYPES, engine_config_of, load_weights
+from headwater.engine_core.executors.build_single import KV_DTYPES, engine_config_of, load_heads_weights, load_weights
 from headwater.engine_core.layers.kinds import Weights
 from headwater.engine_core.layers.linear import Linear
 from headwater.engine_core.options import BuildRequest, ExecutorOptions, Progress
@@ -29,7 +29,8 @@ capabilities = Capabilities(
     host_blocks=True,
     graphs=True,
     decode_steps=16,
-    single_row_kernels=True,
+    draft_models=True,
+    draft_heads=True,
 )
 
 
@@ -86,17 +87,20 @@ def copy_blocks(
 
 def build_executor(request: BuildRequest, progress: Progress) -> tuple[Executor, EngineConfig]:
     from headwater.engine_core.executors.build_cuda import build_cuda_executor  # noqa: PLC0415
+    from headwater.engine_core.executors.cuda_drafting import LoadedHeads, LoadedModel  # noqa: PLC0415
 
     device, options = torch.device("cuda"), request.options
-    config = engine_config_of(request, kv_cache_memory(options))
+
+    def loaded(each: BuildRequest) -> LoadedModel:
+        return LoadedModel(each.model, load_weights(each, device, progress), KV_DTYPES[each.kv_format])
+
     return build_cuda_executor(
-        request.model,
-        load_weights(request, device, progress),
-        config,
+        loaded(request),
+        engine_config_of(request, kv_cache_memory(options)),
         device,
-        kv_dtype=KV_DTYPES[request.kv_format],
+        draft=None if request.draft is None else loaded(request.draft),
+        heads=None if request.heads is None else LoadedHeads(request.heads, load_heads_weights(request, device)),
         kv_cache_memory=options.kv_cache_memory,
         gpu_memory_utilization=options.gpu_memory_utilization,
         is_sized=bool(options.num_blocks),
-        gemv=options.gemv,
     )

@@ -15,15 +15,15 @@ def choose_depth(
     stands: Float64Array, costs: StepCosts, pass_costs: StepCosts, num_rows: int, most_drafts: int
 ) -> Choice:
     """Lengths for rows whose i-th draft stands with probability stands[r, i], descending along a row, in a step of
-    `num_rows` rows, these among them, and up to `most_drafts` drafts. `pass_costs`: of the draft model, by rows. A
-    draft that promises less than its own position costs is left out; of what remains, so many passes are made as bring
-    most tokens a second."""
+    `num_rows` rows, these among them, and up to `most_drafts` drafts. `pass_costs`: of the draft model, by rows; their
+    gap is what a step takes longer that has any. A draft that promises less than its own position costs is left out; of
+    what remains, so many passes are made as bring most tokens a second."""
     plain = float(costs.of(num_rows))
     position = (float(costs.of(num_rows + len(stands))) - plain) / len(stands)
     is_worth = stands * plain > position * num_rows
     counts = np.count_nonzero(is_worth, axis=0)
     num_drafts, tokens = np.cumsum(counts), num_rows + np.cumsum(np.where(is_worth, stands, 0.0).sum(axis=0))
-    seconds = costs.of(num_rows + num_drafts) + np.cumsum(pass_costs.of(counts))
+    seconds = costs.of(num_rows + num_drafts) + pass_costs.gap + np.cumsum(pass_costs.of(counts))
     gains = np.where(num_drafts <= most_drafts, tokens / seconds, 0.0) * plain / num_rows
     depth = int(gains.argmax())
     if gains[depth] <= 1.0:

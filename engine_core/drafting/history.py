@@ -20,13 +20,14 @@ class History:
     Position 0 is a separator, since it stands for none in the index.
     """
 
-    __slots__ = ("_heads", "_previous", "_tokens", "end")
+    __slots__ = ("_addresses", "_heads", "_previous", "_tokens", "end")
 
     def __init__(self, capacity: int) -> None:
         assert capacity > max(KEY_LENS), capacity
         self._tokens: Int32Array = np.full(capacity, SEPARATOR, np.int32)
         self._previous: Int32Array = np.zeros((len(KEY_LENS), capacity), np.int32)
         self._heads: Int32Array = np.zeros((len(KEY_LENS), capacity // TOKENS_PER_BUCKET), np.int32)
+        self._addresses = tuple(array.ctypes.data for array in (self._tokens, self._heads, self._previous))
         self.end = 1
 
     @property
@@ -38,10 +39,9 @@ class History:
         return self._tokens.nbytes + self._previous.nbytes + self._heads.nbytes
 
     @property
-    def fields(self) -> tuple[int, int, int, int, int, int]:
+    def fields(self) -> tuple[int, ...]:
         """What `history_drafter` knows of it; true until it learns."""
-        tokens, heads, previous = (array.ctypes.data for array in (self._tokens, self._heads, self._previous))
-        return tokens, heads, previous, self.capacity, self._heads.shape[1], self.end
+        return *self._addresses, self.capacity, self._heads.shape[1], self.end
 
     def learn(self, answer: Int32Array) -> None:
         """Adds an answer, of which the last capacity − 1 tokens are kept."""

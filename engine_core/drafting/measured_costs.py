@@ -46,19 +46,23 @@ def measured_costs(
 
 
 def measured_passes(
-    executor: Executor, config: EngineConfig, clock: Callable[[], float] = time.perf_counter
+    executor: Executor, config: EngineConfig, clock: Callable[[], float] = time.perf_counter, *, most_drafts: int = 0
 ) -> StepCosts:
-    """Seconds in which a draft model of the executor guesses one more token for each of so many rows: what steps take
-    longer that guess their drafts themselves. To be called with nothing in flight."""
+    """Seconds in which a draft model of the executor, or one of its heads, guesses one more token for each of so many
+    rows, and as the gap what a step takes longer in which it guesses any. `most_drafts`: that it guesses for a row; 0:
+    as many as are drafted. To be called with nothing in flight."""
     trial = _Trial(executor, config.max_num_seqs, clock)
     most = min(config.max_positions, config.max_num_batched_tokens)
-    seconds = {}
-    for num_rows, num_drafts in ((1, min(config.max_draft_tokens, most - 1)), (min(most // 2, config.max_num_seqs), 1)):
-        if num_rows not in seconds:
-            given, own = (trial.with_drafts(num_rows, num_drafts, is_own=is_own) for is_own in (False, True))
-            seconds[num_rows] = max(own - given, 0.0) / num_drafts
+    longest = min(most_drafts or config.max_draft_tokens, config.max_draft_tokens, most - 1)
+    num_rows = min(most // 2, config.max_num_seqs)
+    one, whole = trial.longer_with_own(1, 1), trial.longer_with_own(1, longest)
+    # What a step takes longer whatever it guesses is not part of a pass.
+    each = whole / longest if longest == 1 else max(whole - one, 0.0) / (longest - 1)
+    begin, seconds = max(one - each, 0.0), {1: each}
+    if num_rows > 1:
+        seconds[num_rows] = max(trial.longer_with_own(num_rows, 1) - begin, 0.0)
     trial.end()
-    return StepCosts.measured(list(seconds), list(seconds.values()))
+    return StepCosts.measured(list(seconds), list(seconds.values()), begin)
 
 
 class _Trial:
@@ -98,8 +102,12 @@ class _Trial:
                 break
         return quickest
 
-    def with_drafts(self, num_rows: int, num_drafts: int, *, is_own: bool) -> float:
-        """Seconds of a step of rows with so many drafts each, given ones or the executor's own."""
+    def longer_with_own(self, num_rows: int, num_drafts: int) -> float:
+        """Seconds that a step of rows takes longer if the executor makes their drafts, so many each, itself."""
+        given, own = (self._with_drafts(num_rows, num_drafts, is_own=is_own) for is_own in (False, True))
+        return max(own - given, 0.0)
+
+    def _with_drafts(self, num_rows: int, num_drafts: int, *, is_own: bool) -> float:
         drafts = np.full(num_rows, num_drafts, np.int32)
 
         def step() -> None:

@@ -9,6 +9,8 @@ import torch
 
 from headwater.engine_core.config import ConfigError, EngineConfig
 from headwater.engine_core.executor import Executor
+from headwater.engine_core.heads.registry import read_heads
+from headwater.engine_core.heads_config import HeadsConfig
 from headwater.engine_core.model_config import ModelConfig
 from headwater.engine_core.models import registry as models
 from headwater.engine_core.numerics_id import ROOMS, numerics_id
@@ -34,6 +36,7 @@ def build_executor(options: ExecutorOptions, progress: Progress) -> tuple[Execut
         vocab_size=request.model.vocab_size,
         numerics_id=_numerics_id(request, loaded),
         prompt_logprobs=loaded.device.capabilities.prompt_logprobs,
+        most_own_drafts=0 if request.heads is None else request.heads.most,
     )
     executor, config = loaded.device.build_executor(request, progress)
     return executor, config, facts
@@ -49,8 +52,6 @@ def checked(options: ExecutorOptions, device: str, flags: Capabilities) -> Build
     where = f"on the platform {device}"
     if dtype not in flags.dtypes:
         raise ConfigError("dtype", dtype, f"{' or '.join(flags.dtypes)} {where}")
-    if options.gemv and not flags.single_row_kernels:
-        raise ConfigError("gemv", options.gemv, f"False {where}")
     if options.kv_swap_memory and not flags.host_blocks:
         raise ConfigError("kv_swap_memory", options.kv_swap_memory, f"0 {where}")
     if options.kv_cache_dtype not in KV_CACHE_DTYPES:
@@ -65,7 +66,8 @@ def checked(options: ExecutorOptions, device: str, flags: Capabilities) -> Build
     _check_sizes(options, model, flags, where)
     kv_format = dtype if options.kv_cache_dtype == "auto" else options.kv_cache_dtype
     draft = None if options.draft_model is None else _checked_draft(options, model, device, flags)
-    return BuildRequest(options=options, model=model, dtype=dtype, kv_format=kv_format, draft=draft)
+    heads = None if options.draft_heads is None else _checked_heads(options, model, device, flags)
+    return BuildRequest(options=options, model=model, dtype=dtype, kv_format=kv_format, draft=draft, heads=heads)
 
 
 def _checked_draft(options: ExecutorOptions, model: ModelConfig, device: str, flags: Capabilities) -> BuildRequest:
@@ -73,11 +75,19 @@ def _checked_draft(options: ExecutorOptions, model: ModelConfig, device: str, fl
     folder = options.draft_model
     if not flags.draft_models:
         raise ConfigError("draft_model", str(folder), f"none on the platform {device}")
-    if options.gemv or not options.max_draft_tokens:
+    if not options.max_draft_tokens:
         raise ConfigError("draft_model", str(folder), "none where nothing is drafted")
     # Random weights have the served model's type; stored ones have their own.
     dtype = "auto" if options.load_format == "auto" else options.dtype
-    alone = replace(options, model_folder=folder, draft_model=None, dtype=dtype, kv_cache_dtype="auto", max_model_len=0)
+    alone = replace(
+        options,
+        model_folder=folder,
+        draft_model=None,
+        draft_heads=None,
+        dtype=dtype,
+        kv_cache_dtype="auto",
+        max_model_len=0,
+    )
     try:
         draft = checked(alone, device, flags)
     except ConfigError as error:
@@ -96,16 +106,40 @@ def _checked_draft(options: ExecutorOptions, model: ModelConfig, device: str, fl
     return draft
 
 
+def _checked_heads(options: ExecutorOptions, model: ModelConfig, device: str, flags: Capabilities) -> HeadsConfig:
+    """The heads that draft, beside the model whose hidden states they read. Raises `ConfigError` naming
+    `draft_heads`."""
+    folder = options.draft_heads
+    assert folder is not None
+    if not flags.draft_heads:
+        raise ConfigError("draft_heads", str(folder), f"none on the platform {device}")
+    if not options.max_draft_tokens:
+        raise ConfigError("draft_heads", str(folder), "none where nothing is drafted")
+    if options.draft_model is not None:
+        raise ConfigError("draft_heads", str(folder), "none beside draft_model")
+    try:
+        heads = read_heads(folder, model)
+        if heads.layer is not None:
+            _check_shapes(heads.layer, flags, f"on the platform {device}")
+    except ConfigError as error:
+        raise ConfigError("draft_heads", str(folder), f"heads for the served model; of these {error}") from None
+    return heads
+
+
 def _check_sizes(options: ExecutorOptions, model: ModelConfig, flags: Capabilities, where: str) -> None:
+    _check_shapes(model, flags, where)
+    if model.sliding_window and not flags.windows:
+        raise ConfigError("sliding_window", model.sliding_window, f"no window {where}")
+    if options.max_model_len > model.max_position_embeddings:
+        raise ConfigError("max_model_len", options.max_model_len, f"at most {model.max_position_embeddings}")
+
+
+def _check_shapes(model: ModelConfig, flags: Capabilities, where: str) -> None:
     for name in ("head_dim", "hidden_size", "intermediate_size"):
         if getattr(model, name) % flags.size_multiple:
             raise ConfigError(name, getattr(model, name), f"multiples of {flags.size_multiple} {where}")
     if model.head_dim > flags.max_head_dim:
         raise ConfigError("head_dim", model.head_dim, f"at most {flags.max_head_dim} {where}")
-    if model.sliding_window and not flags.windows:
-        raise ConfigError("sliding_window", model.sliding_window, f"no window {where}")
-    if options.max_model_len > model.max_position_embeddings:
-        raise ConfigError("max_model_len", options.max_model_len, f"at most {model.max_position_embeddings}")
 
 
 def _dtype(options: ExecutorOptions) -> str:
@@ -120,11 +154,8 @@ def _dtype(options: ExecutorOptions) -> str:
 
 
 def _numerics_id(request: BuildRequest, loaded: LoadedDevice) -> str:
-    """The id of what computes. Empty with `--gemv`: a token's bits then depend on whether its request was alone, which
-    another engine cannot repeat. Files and version of another distribution's platform count as Headwater's do."""
+    """The id of what computes. Files and version of another distribution's platform count as Headwater's do."""
     options, origin = request.options, loaded.registration
-    if options.gemv:
-        return ""
     assert options.model_folder is not None
     source = options.model_folder.name if options.load_format == "auto" else options.load_format
     what = [source, request.model, request.dtype, request.kv_format]

@@ -28,6 +28,10 @@ def build_executor(options: ExecutorOptions, progress: Progress) -> tuple[Execut
     if options.draft_model is not None:
         allowed = "none with the simulated executor, which pretends to have one by simulated_draft_acceptance"
         raise ConfigError("draft_model", str(options.draft_model), allowed)
+    if options.draft_heads is not None:
+        raise ConfigError(
+            "draft_heads", str(options.draft_heads), "none with the simulated executor, which has no model"
+        )
     acceptance = options.simulated_draft_acceptance
     executor = SimulatedExecutor(config, simulated_model(vocab_size), timing, draft_acceptance=acceptance)
     facts = ModelFacts(dtype="simulated", kv_format="simulated", vocab_size=vocab_size, numerics_id="simulated")

@@ -9,8 +9,15 @@ import torch
 
 from headwater.engine_core.config import EngineConfig
 from headwater.engine_core.executor import Executor
+from headwater.engine_core.executors.chained_heads import ChainedHeads
+from headwater.engine_core.executors.draft_model import DraftModel
+from headwater.engine_core.executors.own_guesser import OwnGuesser
+from headwater.engine_core.executors.parallel_heads import ParallelHeads
 from headwater.engine_core.executors.runner import Runner
 from headwater.engine_core.executors.single import SingleExecutor
+from headwater.engine_core.heads.medusa import Medusa
+from headwater.engine_core.heads.registry import chain_heads, load_heads
+from headwater.engine_core.heads_config import HeadsConfig
 from headwater.engine_core.layers import kinds
 from headwater.engine_core.layers.kinds import Weights
 from headwater.engine_core.layers.platform import Platform
@@ -32,9 +39,18 @@ def load_weights(request: BuildRequest, device: torch.device, progress: Progress
     if options.load_format == "auto":
         tensors = model_file.load(options.model_folder, device, loading)
     else:
-        tensors = dummy(layout, dtype, device, uniform=DUMMIES[options.load_format])
+        uniform = DUMMIES[options.load_format]
+        tensors = dummy(layout, dtype, device, uniform=uniform, quantization=request.model.quantization)
         loading(1, 1)
     return kinds.load_weights(layout, tensors, dtype)
+
+
+def load_heads_weights(request: BuildRequest, device: torch.device) -> Weights:
+    """Those of the heads that draft. Raises `ConfigError`."""
+    folder = request.options.draft_heads
+    assert folder is not None
+    assert request.heads is not None
+    return load_heads(folder, request.heads, request.model, DTYPES[request.dtype], device)
 
 
 def engine_config_of(request: BuildRequest, kv_cache_memory: int) -> EngineConfig:
@@ -51,8 +67,11 @@ def engine_config_of(request: BuildRequest, kv_cache_memory: int) -> EngineConfi
 
 
 def block_bytes_of(request: BuildRequest) -> int:
-    """The bytes of one KV block: planes of the model, and those of the model that drafts."""
-    own = request.model.kv_elements_per_token * request.options.block_size * KV_DTYPES[request.kv_format].itemsize
+    """The bytes of one KV block: planes of the model, and those of the model or the heads that draft."""
+    block_size = request.options.block_size
+    own = request.model.kv_elements_per_token * block_size * KV_DTYPES[request.kv_format].itemsize
+    if request.heads is not None:
+        own += request.heads.kv_elements_per_token * block_size * DTYPES[request.dtype].itemsize
     return own if request.draft is None else own + block_bytes_of(request.draft)
 
 
@@ -63,14 +82,36 @@ def single_executor(
     weights: Weights,
     *,
     draft: tuple[Platform, Weights] | None = None,
+    heads: tuple[Platform, Weights] | None = None,
 ) -> Executor:
-    """Model, KV cache and sampling over the platform's operations; for platforms without launches to wait for. `draft`:
-    platform and weights of `request.draft`."""
-    runner = Runner(_model(request, config, platform, weights), config, KV_DTYPES[request.kv_format], platform)
+    """Model, KV cache and sampling over the platform's operations; for platforms without launches to wait for. `draft`
+    and `heads`: platform and weights of those of the request."""
+    served = _model(request, config, platform, weights)
+    runner = Runner(served, config, KV_DTYPES[request.kv_format], platform)
     if request.draft is not None:
         assert draft is not None
-        runner.draft_by(_model(request.draft, config, *draft), KV_DTYPES[request.draft.kv_format])
+        kv_dtype = KV_DTYPES[request.draft.kv_format]
+        model = _model(request.draft, config, *draft)
+        runner.draft_by(DraftModel(model, config, kv_dtype, platform.device, *runner.tables))
+    if request.heads is not None:
+        assert heads is not None
+        runner.draft_by(_head_guesser(request.heads, config, served, *heads, runner.tables))
     return SingleExecutor(runner)
+
+
+def _head_guesser(
+    heads: HeadsConfig,
+    config: EngineConfig,
+    served: Model,
+    platform: Platform,
+    weights: Weights,
+    tables: tuple[torch.Tensor, torch.Tensor],
+) -> OwnGuesser:
+    if heads.layer is None:
+        medusa = Medusa(heads, weights, platform, served, config.max_model_len)
+        return ParallelHeads(medusa, config, served.dtype, tables[0])
+    chained = chain_heads(heads, weights, platform, served, config.max_model_len)
+    return ChainedHeads(chained, config, served.dtype, platform.device, *tables)
 
 
 def _model(request: BuildRequest, config: EngineConfig, platform: Platform, weights: Weights) -> Model:

@@ -10,8 +10,10 @@ import torch
 
 from headwater.engine_core.config import EngineConfig
 from headwater.engine_core.executor import DrawPlan, Int32Array, StepPlan, StepResult
-from headwater.engine_core.executors.cuda_graphs import Graphs
+from headwater.engine_core.executors.cuda_guesser import CudaGuesser
+from headwater.engine_core.executors.cuda_guessers import Drafted, Make
 from headwater.engine_core.executors.cuda_swapper import CudaSwapper
+from headwater.engine_core.executors.device_model import DeviceModel
 from headwater.engine_core.executors.device_sampler import EVERYTHING, PLAIN, DeviceSampler, Needs, Places, score
 from headwater.engine_core.executors.device_table import DeviceTable
 from headwater.engine_core.executors.draw_inbox import DrawInbox, held_at
@@ -20,20 +22,16 @@ from headwater.engine_core.executors.own_rows import OwnRows
 from headwater.engine_core.executors.spread import spread_drafts, spread_draw
 from headwater.engine_core.executors.step_inbox import StepInbox
 from headwater.engine_core.executors.step_shapes import StepShape, StepShapes
-from headwater.engine_core.layers.batch import ForwardBatch
-from headwater.engine_core.models.model import Ends, Model
-from headwater.engine_core.models.one_row import OneRow
-from headwater.engine_core.platforms.cuda import DEPENDENT_ROWS, AttentionPlan, CudaPlatform
+from headwater.engine_core.models.model import Model
+from headwater.engine_core.platforms.cuda import CudaPlatform
 from headwater.engine_core.ragged import places, run_lengths
 from headwater.engine_core.sampling.pooling import Pools
 from headwater.engine_core.sampling.verification import NO_TOKEN, drafts_in_place
 from headwater.kernels.device import upload
-from headwater.kernels.step_rows import load_tokens, store_tokens, store_tokens_and_advance
+from headwater.kernels.step_rows import store_tokens, store_tokens_and_advance
 
 SCORED_AT_ONCE = 256
 """Prompt positions whose logits exist at the same time."""
-_UNUSED: Int32Array = np.empty(0, np.int32)
-"""What only a CPU reads of a batch."""
 
 
 class CudaExecutor:
@@ -53,26 +51,27 @@ class CudaExecutor:
         config: EngineConfig,
         kv_cache: torch.Tensor,
         *,
-        one_row: OneRow | None = None,
         swapper: CudaSwapper | None = None,
+        looks_at_all: bool = False,
     ) -> None:
+        """`looks_at_all`: what drafts is shown the hidden states of all tokens."""
         self.swapper = swapper
-        self._decoder, self._platform, self._config, self._kv_cache = decoder, platform, config, kv_cache
-        device = self._device = platform.device
-        self._one_row = one_row
-        # With the products for one row a token's bits depend on the step that computes it.
-        self.can_draft = config.max_draft_tokens > 0 and one_row is None
-        num_rows, num_positions = config.max_num_seqs, config.max_positions
+        self._config, device = config, platform.device
+        self._device = device
+        self.can_draft = config.max_draft_tokens > 0
+        num_rows, num_positions = config.num_rows, config.max_positions
         self._table = DeviceTable(config, device)
         # Written by the device; one part for each step and draw that may be in flight.
         num_parts = 2 * config.async_depth + 1
+        self._shapes = StepShapes(config, platform, looks_at_all=looks_at_all)
+        self._inbox = StepInbox(config, self._shapes.max_tiles, device, num_parts)
+        self._model = DeviceModel(decoder, platform, config, kv_cache, self._table, self._inbox, self._shapes)
+        self._decoder, self._graphs = decoder, self._model.graphs
         self._sampler = DeviceSampler(decoder.lm_head, num_rows, num_positions, decoder.dtype, device, num_parts)
         self._pools = Pools()
         self._num_prompt, self._num_prompt_logprobs = np.zeros((2, num_rows), np.int32)
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch ships it so
         self._flights: deque[Flight] = deque()
-        self._shapes = StepShapes(config, platform)
-        self._inbox = StepInbox(config, self._shapes.max_tiles, device)
         self._draw_inbox = DrawInbox(config, decoder.config.vocab_size, device)
         self._results = torch.zeros(num_parts, config.decode_steps, num_positions, dtype=torch.int32, pin_memory=True)
         self._own_rows = OwnRows(config, self._table, self._inbox, num_parts)
@@ -85,17 +84,24 @@ class CudaExecutor:
         self._held = torch.zeros(most_held, decoder.config.hidden_size, dtype=decoder.dtype, device=device)
         # Of each table row, in the places of the tokens that are drawn from these; behind the last there is none.
         self._held_drafts = np.full((num_rows, config.max_draft_tokens + 1), NO_TOKEN, np.int32)
-        self._graphs = Graphs()
+        self._guesser: CudaGuesser | None = None
         # Weights, cache, tables and workspaces are made on the stream that is current here.
         self._stream.wait_stream(torch.cuda.current_stream(device))
         self._unprepared = deque(partial(self._capture, shape) for shape in self._shapes.likely())
         self._unprepared.insert(self._shapes.num_first, partial(self._rehearse))
 
+    def draft_by(self, make: Make) -> None:
+        """Has a model or heads guess tokens in place of look-up; to be called before anything is launched."""
+        self._guesser = make(Drafted(self._model, self._sampler, self._table, len(self._done)))
+        self._model.shown = self._guesser.shown
+        self._own_rows.are_guessed = True
+        self._stream.wait_stream(torch.cuda.current_stream(self._device))
+
     @torch.inference_mode()
     def launch_likely(self) -> None:
         """All kernels of likely steps: one layer of each shape that has some of its own, and each way to draw."""
         for shape in self._shapes.for_each_kernel():
-            self._try(shape)
+            self._model.try_out(shape)
             if shape.is_decode:
                 hidden = self._chosen[: shape.num_tokens]
                 self._draw_and_advance(shape, hidden)
@@ -106,6 +112,8 @@ class CudaExecutor:
                 self._own_rows.draft(shape, 1)
                 self._own_rows.store(self._sampler.tokens, 1, self._results)
         self._rehearse()
+        if self._guesser is not None:
+            self._guesser.launch_likely()
         if self.swapper is not None:
             self.swapper.rehearse()
 
@@ -120,9 +128,12 @@ class CudaExecutor:
         with torch.cuda.stream(self._stream):
             if self.swapper is not None:
                 self.swapper.protect(self._stream, plan.written_blocks(self._config.block_size))
+            if self._guesser is not None:
+                for admitted in plan.admitted:
+                    self._guesser.seat(admitted.row)
             spread = spread_drafts(plan)
             own = self._own_columns(plan)
-            shape, hidden = self._launch(spread, self._table.changes(plan), own)
+            shape, hidden = self._launch(plan, spread, own)
             # The device is at work: what layers do not read is noted meanwhile.
             for admitted in plan.admitted:
                 self._sampler.admit(admitted)
@@ -130,16 +141,21 @@ class CudaExecutor:
                 self._num_prompt[admitted.row] = admitted.num_prompt_tokens
                 self._num_prompt_logprobs[admitted.row] = admitted.sampling.num_prompt_logprobs or 0
             flight = self._flight(plan.step, spread.output_indices[spread.samples], plan.row_steps)
+            if plan.num_drafts is not None and plan.draft_ids is not None:
+                self._held_drafts[np.repeat(plan.rows, plan.num_drafts), places(plan.num_drafts)] = plan.draft_ids
             if own is not None:
                 flight.own = self._own_rows.gains(plan, self._part(plan.step))
             elif plan.num_drafts is not None and plan.draft_ids is not None:
-                self._held_drafts[np.repeat(plan.rows, plan.num_drafts), places(plan.num_drafts)] = plan.draft_ids
                 flight.num_drafts = plan.num_drafts[plan.samples]
                 sampled = np.repeat(plan.samples, plan.num_drafts)
                 flight.drafts = drafts_in_place(flight.num_drafts, plan.draft_ids[sampled])
             self._take(spread, flight, shape, hidden, num_own_rows=0 if own is None else own.shape[1])
+            if self._guesser is not None and own is not None:
+                self._guesser.see(shape, self._inbox.steps[:, : own.shape[1]])
             flight.done.record(self._stream)
             self._graphs.capture_due()
+            if self._guesser is not None:
+                self._guesser.capture_due()
         self._flights.append(flight)
         return plan.step
 
@@ -211,21 +227,28 @@ class CudaExecutor:
     def _capture(self, shape: StepShape) -> None:
         num_draws = self._shapes.num_rows(shape.num_decodes or 1)
         self._inbox.clear(shape, num_draws)
-        hidden = self._graphs.prepare(shape, partial(self._forward, shape), partial(self._try, shape))
+        hidden = self._model.prepare(shape)
         if shape.is_decode:
+            if self._guesser is not None and not shape.shares:
+                self._guesser.prepare(shape)
             self._graphs.run_once((shape, "draw"), partial(self._draw_and_advance, shape, hidden))
             self._graphs.run_once(num_draws, partial(self._draw, self._chosen[:num_draws]))
             self._draw_inbox.clear(num_draws)
             self._graphs.run_once((num_draws, "masked", PLAIN), partial(self._draw_masked, num_draws, PLAIN))
 
     def _own_columns(self, plan: StepPlan) -> Int32Array | None:
-        """What the device is told of a plan's rows where it drafts, or knows alone where they are."""
-        if plan.follows is None and (plan.num_drafts is None or plan.draft_ids is not None):
-            return None
-        return self._own_rows.columns(plan, self._shapes.num_rows(len(plan.rows)))
+        """What the device is told of a plan's rows where it drafts, or knows alone where they are, or tells what drafts
+        how far they came."""
+        if self._model.shown is not None:
+            is_told = plan.row_steps is None
+        else:
+            is_told = plan.follows is not None or (plan.num_drafts is not None and plan.draft_ids is None)
+        return self._own_rows.columns(plan, self._shapes.num_rows(len(plan.rows))) if is_told else None
 
-    def _launch(self, plan: StepPlan, changes: Int32Array, own: Int32Array | None) -> tuple[StepShape, torch.Tensor]:
-        """Tells the device the step, and what it changes in the table, and has it compute the hidden states."""
+    def _launch(self, whole: StepPlan, plan: StepPlan, own: Int32Array | None) -> tuple[StepShape, torch.Tensor]:
+        """Tells the device the step, and what it changes in the table, and has it compute the hidden states. `plan`:
+        the whole one with its drafts spread."""
+        changes = self._table.changes(whole)
         shape, tiles = self._shapes.of(plan)
         num_draws = int(plan.samples.sum())
         padded_draws = self._shapes.num_rows(num_draws) if num_draws else 0
@@ -233,10 +256,12 @@ class CudaExecutor:
         sent = self._inbox.send(plan, shape, tiles, padded_draws, changes, first_results, own)
         if changes.size:
             self._table.apply(upload(changes, self._device) if sent is None else sent)
+        num_rows = 0 if own is None else own.shape[1]
+        if self._guesser is not None:
+            self._guesser.follow(whole, self._inbox.steps[:, :num_rows], self._inbox.words(shape).positions)
         if own is not None:
-            num_rows = own.shape[1]
             self._graphs.run_once((shape, "drafts", num_rows), partial(self._own_rows.draft, shape, num_rows))
-        return shape, self._hidden(shape)
+        return shape, self._model.hidden(shape)
 
     def _take(
         self, plan: StepPlan, flight: Flight, shape: StepShape, hidden: torch.Tensor, *, num_own_rows: int
@@ -255,15 +280,9 @@ class CudaExecutor:
         """Keeps hidden states for a draw. Rows of the plan that are of one table row stand side by side."""
         rows = plan.rows[plan.holds]
         place = places(run_lengths(rows))
-        where = np.stack([held_at(rows, place, self._config.max_num_seqs), shape.last_states(plan)[plan.holds]])
+        where = np.stack([held_at(rows, place, self._config.num_rows), shape.last_states(plan)[plan.holds]])
         to, at = upload(where.astype(np.int32), self._device).long().unbind()
         self._held.index_copy_(0, to, hidden[at])
-
-    def _hidden(self, shape: StepShape) -> torch.Tensor:
-        launch = partial(self._forward, shape)
-        if shape.is_decode:
-            return self._graphs.replay(shape, launch, partial(self._try, shape))
-        return self._graphs.run(shape, launch) if self._shapes.recurs(shape) else launch()
 
     def _sample(
         self, plan: StepPlan, flight: Flight, shape: StepShape, hidden: torch.Tensor, num_own_rows: int
@@ -285,54 +304,10 @@ class CudaExecutor:
         elif samples_all:
             self._graphs.run_once((shape, "draw"), partial(self._draw_and_advance, shape, hidden))
             for _ in range(plan.num_steps - 1):
-                hidden = self._hidden(shape)
+                hidden = self._model.hidden(shape)
                 self._graphs.run_once((shape, "draw"), partial(self._draw_and_advance, shape, hidden))
         else:
             self._graphs.run_once(padded_draws, partial(self._draw, hidden))
-
-    def _try(self, shape: StepShape) -> None:
-        """Layers are alike but for the last, so two of them launch all there is."""
-        self._forward(shape, num_layers=2)
-
-    def _forward(self, shape: StepShape, num_layers: int | None = None) -> torch.Tensor:
-        """Hidden states of the step that the inbox holds, [num_tokens, H] or [num_ends, H]."""
-        words, table = self._inbox.words(shape), self._table
-        if self._one_row is not None and shape.is_one_row:
-            where = words.rows, words.positions, words.seq_lens, table.token_ids, table.block_ids
-            return self._one_row.forward(*where, self._kv_cache, num_layers)
-        token_ids = torch.empty(shape.num_tokens, dtype=torch.int64, device=self._device)
-        slots = torch.empty(shape.num_tokens, dtype=torch.int32, device=self._device)
-        block_size = self._config.block_size
-        load_tokens(words.rows, words.positions, table.token_ids, table.block_ids, block_size, token_ids, slots)
-        attention = AttentionPlan(
-            num_decodes=shape.num_decodes,
-            seq_lens=words.seq_lens,
-            table_rows=words.table_rows,
-            block_tables=table.block_ids,
-            decode=self._platform.decode_plan(shape.num_decodes),
-            windowed=self._platform.windowed_plan(shape.num_decodes),
-            shares=shape.shares,
-            chunk_lens=words.chunk_lens,
-            chunk_rows=words.chunk_rows,
-            query_starts=words.query_starts,
-            tiles=words.tiles.view(-1, 2),
-            dependent=shape.num_tokens <= DEPENDENT_ROWS,
-        )
-        self._platform.refresh(attention)
-        ends = None
-        if shape.num_ends:
-            plan = self._platform.plan_ends(words.end_lens, words.end_rows, table.block_ids, shares=shape.shares)
-            ends = Ends(words.end_tokens, plan)
-        batch = ForwardBatch(
-            token_ids=token_ids,
-            positions=words.positions,
-            slots=slots,
-            starts=_UNUSED,
-            counts=_UNUSED,
-            block_tables=table.block_ids,
-            sampled=slots[:0],
-        )
-        return self._decoder.forward(batch, self._kv_cache, attention, ends=ends, num_layers=num_layers)
 
     def _draw(self, hidden: torch.Tensor) -> None:
         rows, positions, outputs, _ = self._inbox.draws[:, : len(hidden)].unbind()

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import math
 from collections import deque
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
@@ -34,16 +34,16 @@ TOUCHERS = 16
 class CudaSwapper:
     """See `Swapper`."""
 
-    def __init__(self, kv_cache: torch.Tensor, num_slots: int) -> None:
-        """kv_cache [layers, 2, num_blocks, Hk, block_size, D]. Raises `ConfigError` where there is no such memory."""
-        self._cache, device = as_planes(kv_cache), kv_cache.device
-        num_planes, _, num_words = self._cache.shape
-        num_staged = staged_blocks(4 * num_planes * num_words)
-        self._locked = _page_locked((num_slots, num_planes, num_words))
+    def __init__(self, kv_caches: Sequence[torch.Tensor], num_slots: int) -> None:
+        """kv_caches [layers, 2, num_blocks, Hk, block_size, D] of each model whose keys and values a block has. Raises
+        `ConfigError` where there is no such memory."""
+        self._caches, self._device = [as_planes(each) for each in kv_caches], kv_caches[0].device
+        num_words = [planes.shape[0] * planes.shape[2] for planes in self._caches]
+        device, num_staged = self._device, staged_blocks(4 * sum(num_words))
+        self._locked = _page_locked((num_slots, sum(num_words)))
         self._host = self._locked.memory
-        self._staged_out, self._staged_in = torch.empty(
-            (2, num_staged, num_planes, num_words), dtype=torch.int32, device=device
-        )
+        self._out_words, self._in_words = torch.empty((2, num_staged, sum(num_words)), dtype=torch.int32, device=device)
+        self._staged_out, self._staged_in = self._split(self._out_words), self._split(self._in_words)
         self._order = torch.arange(num_staged, dtype=torch.int32, device=device)
         self._out = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch ships it so
         self._in = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch ships it so
@@ -57,8 +57,9 @@ class CudaSwapper:
 
     def rehearse(self) -> None:
         """Launches what copies launch: block 0, which is nobody's."""
-        copy_blocks(self._cache, self._staged_out.transpose(0, 1), self._order[:1], self._order[:1])
-        copy_blocks(self._staged_out.transpose(0, 1), self._cache, self._order[:1], self._order[:1])
+        for cache, staged in zip(self._caches, self._staged_out, strict=True):
+            copy_blocks(cache, staged, self._order[:1], self._order[:1])
+            copy_blocks(staged, cache, self._order[:1], self._order[:1])
 
     def swap(self, plan: SwapPlan) -> None:
         if plan.out_blocks.size:
@@ -93,29 +94,40 @@ class CudaSwapper:
         with torch.cuda.stream(self._in):
             # The first copy may wait for what is loaded when it is needed.
             for event in (begin, end):
-                self._staged_in[:num_blocks].copy_(self._host[:num_blocks], non_blocking=True)
+                self._in_words[:num_blocks].copy_(self._host[:num_blocks], non_blocking=True)
                 event.record()
         end.synchronize()
         self.seconds_per_block = float(begin.elapsed_time(end)) / 1e3 / num_blocks
 
     def _copy_out(self, blocks: Int32Array, slots: Int32Array) -> None:
         for part in self._parts(blocks.size):
-            staged = self._staged_out[: part.stop - part.start]
-            ids = upload(blocks[part], self._cache.device)
-            copy_blocks(self._cache, staged.transpose(0, 1), ids, self._order[: len(staged)])
+            words = self._out_words[: part.stop - part.start]
+            ids = upload(blocks[part], self._device)
+            for cache, staged in zip(self._caches, self._staged_out, strict=True):
+                copy_blocks(cache, staged, ids, self._order[: len(words)])
             self._read.note(self._out, blocks[part])
             for at, run in _runs(slots[part]):
-                self._host[run].copy_(staged[at], non_blocking=True)
+                self._host[run].copy_(words[at], non_blocking=True)
             self._written.note(self._out, slots[part])
 
     def _copy_in(self, slots: Int32Array, blocks: Int32Array) -> None:
         for part in self._parts(blocks.size):
-            staged = self._staged_in[: part.stop - part.start]
+            words = self._in_words[: part.stop - part.start]
             for at, run in _runs(slots[part]):
-                staged[at].copy_(self._host[run], non_blocking=True)
-            ids = upload(blocks[part], self._cache.device)
-            copy_blocks(staged.transpose(0, 1), self._cache, self._order[: len(staged)], ids)
-            self._loads.append((self._in.record_event(), len(staged)))
+                words[at].copy_(self._host[run], non_blocking=True)
+            ids = upload(blocks[part], self._device)
+            for cache, staged in zip(self._caches, self._staged_in, strict=True):
+                copy_blocks(staged, cache, self._order[: len(words)], ids)
+            self._loads.append((self._in.record_event(), len(words)))
+
+    def _split(self, words: torch.Tensor) -> list[torch.Tensor]:
+        """Staged blocks [N, words] as planes of each cache."""
+        sizes = [planes.shape[0] * planes.shape[2] for planes in self._caches]
+        parts = torch.split(words, sizes, dim=1)
+        return [
+            part.view(len(part), planes.shape[0], planes.shape[2]).transpose(0, 1)
+            for part, planes in zip(parts, self._caches, strict=True)
+        ]
 
     def _parts(self, num_blocks: int) -> Iterator[slice]:
         """As many at once as are staged."""
@@ -168,7 +180,7 @@ def _most_memory() -> float:
     return int(limit) if limit.isdigit() else math.inf
 
 
-def _page_locked(shape: tuple[int, int, int]) -> LockedMemory:
+def _page_locked(shape: tuple[int, int]) -> LockedMemory:
     """int32 in host memory that copies reach without waiting. Of this size exactly: what torch allocates of such memory
     is a power of two. Raises `ConfigError`."""
     num_bytes = 4 * math.prod(shape)

@@ -69,8 +69,10 @@ class DeviceSampler:
     ) -> None:
         """For a table of `num_rows` rows, up to `num_positions` that are sampled at once, and up to `num_parts` draws
         in flight; dtype is that of hidden states."""
-        self._lm_head, self._dtype, self._device = lm_head, dtype, device
+        self._num_positions = num_positions
+        self._lm_head, self.dtype, self._device = lm_head, dtype, device
         head = lm_head.linear
+        self.vocab_size = head.out_features
         self._dense_head = head.weight if isinstance(head, DenseLinear) else None
         """[V, H], where one launch makes logits and samples."""
         self._candidates = Candidates.allocate(num_positions, head.out_features, device)
@@ -89,6 +91,12 @@ class DeviceSampler:
         self._settings = RowSettings(num_rows, head.out_features, device)
         self._scores = ScoreTable(num_parts, num_positions, device)
         self._is_filtered = np.zeros(num_rows, np.bool_)
+
+    def beside(self, lm_head: LMHead, dtype: torch.dtype) -> DeviceSampler:
+        """Returns one for another model's logits of the same rows; this one admits them."""
+        other = DeviceSampler(lm_head, 1, self._num_positions, dtype, self._device, 1)
+        other._settings, other._is_filtered = self._settings, self._is_filtered
+        return other
 
     def admit(self, admitted: AdmittedRow) -> None:
         row, params = admitted.row, admitted.sampling
@@ -125,9 +133,21 @@ class DeviceSampler:
         masks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """As `draw`, under masks int32 [S, words] if given, with what the rows need. token_table: int32 [rows, …]."""
+        return self.draw_from(self._lm_head(hidden), table_params, token_table, places, needs, masks)
+
+    def draw_from(
+        self,
+        raw: torch.Tensor,
+        table_params: torch.Tensor,
+        token_table: torch.Tensor,
+        places: Places,
+        needs: Needs,
+        masks: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """As `draw_special`, from logits [S, V]."""
         draws, filters = self._load(table_params, places.rows, places.output_indices)
         tokens = self.tokens[: len(places.rows)]
-        logits = raw = self._lm_head(hidden)
+        logits = raw
         if needs.edits or masks is not None:
             logits = torch.empty(raw.shape, dtype=torch.float32, device=raw.device)
         if needs.edits:
@@ -149,7 +169,7 @@ class DeviceSampler:
         """Launches once what `draw_special` does, for a row of padding, so that no step compiles it."""
         head, device = self._lm_head.linear, self._device
         for num_rows in REHEARSED_ROWS:
-            raw = self._lm_head(torch.zeros(num_rows, head.in_features, dtype=self._dtype, device=device))[:1]
+            raw = self._lm_head(torch.zeros(num_rows, head.in_features, dtype=self.dtype, device=device))[:1]
         # Apart as far as in an inbox: kernels are compiled for how pointers are aligned.
         padding = torch.zeros(3, 4, dtype=torch.int32, device=device)
         padding[0].fill_(-1)
@@ -157,7 +177,7 @@ class DeviceSampler:
         masks = torch.full((1, -(-head.out_features // 32)), -1, dtype=torch.int32, device=device)
         for needs in (EVERYTHING, replace(EVERYTHING, edits=False)):
             for given in (None, masks):
-                hidden = torch.zeros(1, head.in_features, dtype=self._dtype, device=device)
+                hidden = torch.zeros(1, head.in_features, dtype=self.dtype, device=device)
                 self.draw_special(hidden, table_params, token_table, places, needs, given)
         score(raw, self.tokens[:1], 1)
 

@@ -15,7 +15,7 @@ class DeviceTable:
     """All parts are views of one int32 tensor, so that a step's changes are one list of (index, value)."""
 
     def __init__(self, config: EngineConfig, device: torch.device) -> None:
-        rows, max_blocks = config.max_num_seqs, -(-config.max_model_len // config.block_size)
+        rows, max_blocks = config.num_rows, -(-config.max_model_len // config.block_size)
         # A position more than a request has: a sampled token is written even when it is the last.
         self._token_stride, self._block_stride = config.max_model_len + 1, max_blocks
         sizes = [rows * self._token_stride, rows * max_blocks, rows * PARAM_WORDS]

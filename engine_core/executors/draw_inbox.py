@@ -23,7 +23,7 @@ class DrawInbox:
 
     def __init__(self, config: EngineConfig, vocab_size: int, device: torch.device) -> None:
         stride, self._is_gpu = aligned(config.max_positions), device.type == "cuda"
-        self._num_rows = config.max_num_seqs
+        self._num_rows = config.num_rows
         self._words = torch.zeros(_HEAD + _NUM_COLUMNS * stride, dtype=torch.int32, device=device)
         self._pinned = [
             torch.zeros(len(self._words), dtype=torch.int32, pin_memory=self._is_gpu)
@@ -34,7 +34,7 @@ class DrawInbox:
         # A row of each: table rows or -1, positions before the token, output indices, and where masks and logits lie.
         self._draws = self._words[_HEAD:].view(_NUM_COLUMNS, -1)
         # With what is copied in between, but never more than all.
-        num_masks = min(_MOST_GAPS * config.max_positions, config.max_num_seqs * (config.max_draft_tokens + 1))
+        num_masks = min(_MOST_GAPS * config.max_positions, config.num_rows * (config.max_draft_tokens + 1))
         self._masks = torch.full((num_masks, -(-vocab_size // 32)), -1, dtype=torch.int32, device=device)
         self._table: tuple[Int32Array, torch.Tensor] | None = None
         """Which is read, and how torch sees it."""

@@ -36,6 +36,14 @@ def at_known_positions(plan: StepPlan, num_known: Int32Array) -> StepPlan:
     return replace(plan, starts=plan.starts - behind, output_indices=plan.output_indices - behind, follows=None)
 
 
+def with_at_most(plan: StepPlan, most: int) -> StepPlan:
+    """The plan with as many drafts of the executor for each row as it can guess."""
+    if plan.num_drafts is None or plan.draft_ids is not None or not (plan.num_drafts > most).any():
+        return plan
+    num_drafts = np.minimum(plan.num_drafts, most).astype(np.int32)
+    return replace(plan, counts=plan.counts - plan.num_drafts + num_drafts, num_drafts=num_drafts)
+
+
 def repeated(known: Int32Array, most: int) -> Int32Array:
     """What followed the last token when it stood before, up to `most` tokens."""
     places = np.flatnonzero(known[:-1] == known[-1])

@@ -33,7 +33,8 @@ class OwnGains:
         """Sorts the tokens of all positions [P] by row. Returns them [S, n], how many of them each row gained, and how
         many drafts it had."""
         packed: Int32Array = self.packed.numpy()[: len(self.samples)][self.samples]
-        is_own = np.arange(self.num_positions.max()) < self.num_positions[:, None]
+        # A step of prompt chunks alone samples for no row.
+        is_own = np.arange(self.num_positions.max(initial=1)) < self.num_positions[:, None]
         token_ids = np.full(is_own.shape, NO_TOKEN, np.int32)
         token_ids[is_own] = sampled
         return token_ids, packed % 256, packed // 256
@@ -42,6 +43,8 @@ class OwnGains:
 class OwnRows:
     def __init__(self, config: EngineConfig, table: DeviceTable, inbox: StepInbox, num_parts: int) -> None:
         """`num_parts`: steps whose results may be unread at the same time."""
+        self.are_guessed = False
+        """Whether a model has written the drafts before; otherwise they are looked up."""
         device = inbox.steps.device
         self._table, self._inbox = table, inbox
         self._most_rows = config.max_num_seqs
@@ -87,6 +90,7 @@ class OwnRows:
             ),
             self._scratch,
             self._num_drafts,
+            are_there=self.are_guessed,
         )
 
     def store(self, token_ids: torch.Tensor, num_rows: int, results: torch.Tensor) -> None:

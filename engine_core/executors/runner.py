@@ -11,12 +11,12 @@ import torch
 from headwater.engine_core.config import EngineConfig
 from headwater.engine_core.executor import DrawPlan, Int32Array, StepPlan, StepResult
 from headwater.engine_core.executors.batch import make_batch, num_sampled
-from headwater.engine_core.executors.draft_model import DraftModel
-from headwater.engine_core.executors.own_drafts import at_known_positions
+from headwater.engine_core.executors.own_drafts import at_known_positions, with_at_most
+from headwater.engine_core.executors.own_guesser import Computed, OwnGuesser
 from headwater.engine_core.executors.rehearsal import rehearsal
 from headwater.engine_core.layers.batch import ForwardBatch
 from headwater.engine_core.layers.platform import Platform
-from headwater.engine_core.models.model import Ends, Model
+from headwater.engine_core.models.model import Ends, LayerInputs, Model
 from headwater.engine_core.ragged import places
 from headwater.engine_core.request import TokenLogprobs
 from headwater.engine_core.sampling.pooling import Pools
@@ -40,28 +40,32 @@ class Runner:
         self._decoder, self._config = decoder, config
         self._block_size = config.block_size
         self._device = platform.device
-        self._sampler = Sampler(config.max_num_seqs, platform.sampling, platform.device)
+        self._sampler = Sampler(config.num_rows, platform.sampling, platform.device)
         self._pools = Pools()
         # One position more than a request has: a sampled token is written even when it is the last.
-        self._token_ids = torch.zeros(config.max_num_seqs, config.max_model_len + 1, dtype=torch.int32)
-        self._block_ids = torch.zeros(config.max_num_seqs, max_blocks, dtype=torch.int32)
-        self._num_prompt = np.zeros(config.max_num_seqs, np.int32)
-        self._num_known = np.zeros(config.max_num_seqs, np.int32)
+        self._token_ids = torch.zeros(config.num_rows, config.max_model_len + 1, dtype=torch.int32)
+        self._block_ids = torch.zeros(config.num_rows, max_blocks, dtype=torch.int32)
+        self._num_prompt = np.zeros(config.num_rows, np.int32)
+        self._num_known = np.zeros(config.num_rows, np.int32)
         """Tokens of each row, sampled ones included."""
         self._held: dict[int, HeldRow] = {}
         """By table row, for a draw."""
         shape = (model.num_layers, 2, config.num_blocks, model.num_kv_heads, config.block_size, model.head_dim)
         self._kv_cache = torch.zeros(shape, dtype=kv_dtype, device=self._device)
-        self._draft: DraftModel | None = None
+        self._guesser: OwnGuesser | None = None
 
-    def draft_by(self, decoder: Model, kv_dtype: torch.dtype) -> None:
-        """Has a smaller model guess tokens from now on; to be called before the first plan."""
-        tables = self._token_ids, self._block_ids
-        self._draft = DraftModel(decoder, self._config, kv_dtype, self._device, *tables)
+    @property
+    def tables(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Tokens int32 [rows, length] and blocks int32 [rows, max blocks] of each row."""
+        return self._token_ids, self._block_ids
+
+    def draft_by(self, guesser: OwnGuesser) -> None:
+        """Has tokens guessed from now on; to be called before the first plan. The guesser is over `tables`."""
+        self._guesser = guesser
 
     @property
     def can_draft(self) -> bool:
-        return self._draft is not None
+        return self._guesser is not None
 
     def rehearse(self) -> float:
         """Computes a few plans for what they touch, and forgets them. Returns the seconds of a step of the whole budget
@@ -81,13 +85,18 @@ class Runner:
 
     @torch.inference_mode()
     def run(self, plan: StepPlan) -> StepResult:
-        plan = at_known_positions(plan, self._num_known)
+        plan, guesser = at_known_positions(plan, self._num_known), self._guesser
         self._update_table(plan)
-        if self._draft is not None:
-            self._guess(plan, self._draft)
+        if guesser is not None:
+            plan = with_at_most(plan, guesser.most)
+            self._guess(plan, guesser)
         batch = make_batch(plan, self._token_ids, self._block_ids, self._block_size).to(self._device)
         ends = self._ends(plan, batch)
-        hidden = self._decoder.forward(batch, self._kv_cache, ends=ends)
+        inputs = LayerInputs(guesser.layers) if guesser is not None and guesser.layers else None
+        hidden = self._decoder.forward(batch, self._kv_cache, ends=ends, inputs=inputs)
+        if guesser is not None:
+            final = hidden if ends is not None or guesser.looks_at_all else hidden[batch.sampled]
+            guesser.see(_computed(plan, final, inputs))
         prompt_logprobs = {row: self._score_prompt(plan, hidden, row) for row in plan.prompt_logprob_rows}
         vectors = self._pools.take(plan, hidden)
         result = NOTHING
@@ -112,13 +121,13 @@ class Runner:
         masks = plan.masks[places(num_positions), np.repeat(plan.rows, num_positions)]
         return self._sample(logits, plan.rows, plan.positions, num_positions, plan.output_indices, masks)
 
-    def _guess(self, plan: StepPlan, draft: DraftModel) -> None:
+    def _guess(self, plan: StepPlan, guesser: OwnGuesser) -> None:
         """Writes guesses into the table where the plan leaves them to the executor. They are drawn as the row's own
         tokens are, with the same noise, which makes them equal oftener than two draws of their own would be."""
-        none = np.zeros(len(plan.rows), np.int32)
-        num_drafts = none if plan.num_drafts is None else plan.num_drafts
+        num_drafts = _num_drafts(plan)
         ends = plan.starts + plan.counts - num_drafts
-        draft.follow(plan.rows, plan.starts, ends, num_drafts if plan.draft_ids is None else none, self._draw_guesses)
+        wanted = num_drafts if plan.draft_ids is None else np.zeros_like(num_drafts)
+        guesser.follow(plan.rows, plan.starts, ends, wanted, self._draw_guesses)
 
     def _draw_guesses(self, logits: torch.Tensor, rows: Int32Array, at: Int32Array) -> Int32Array:
         outputs = at - self._num_prompt[rows]
@@ -126,7 +135,8 @@ class Runner:
 
     def _ends(self, plan: StepPlan, batch: ForwardBatch) -> Ends | None:
         """Where nobody looks at every token of the plan."""
-        if plan.looks_at_all or len(batch.sampled) == plan.num_tokens:
+        looks_at_all = plan.looks_at_all or (self._guesser is not None and self._guesser.looks_at_all)
+        if looks_at_all or len(batch.sampled) == plan.num_tokens:
             return None
         return self._decoder.ends(batch, num_sampled(plan))
 
@@ -176,8 +186,8 @@ class Runner:
             self._num_known[admitted.row] = len(admitted.token_ids)
             self._sampler.admit(admitted)
             self._pools.admit(admitted)
-            if self._draft is not None:
-                self._draft.seat(admitted.row)
+            if self._guesser is not None:
+                self._guesser.seat(admitted.row)
         where = torch.from_numpy(plan.block_rows).long(), torch.from_numpy(plan.block_indices).long()
         self._block_ids[where] = torch.from_numpy(plan.block_ids)
         if plan.num_drafts is not None and plan.draft_ids is not None:
@@ -201,6 +211,22 @@ class Runner:
             logits = self._decoder.logits(hidden[first + at : first + end])
             entries += self._sampler.score_prompt(logits, next_ids[at:end], row)
         return entries
+
+
+def _num_drafts(plan: StepPlan) -> Int32Array:
+    return np.zeros(len(plan.rows), np.int32) if plan.num_drafts is None else plan.num_drafts
+
+
+def _computed(plan: StepPlan, final: torch.Tensor, inputs: LayerInputs | None) -> Computed:
+    return Computed(
+        rows=plan.rows,
+        starts=plan.starts,
+        counts=plan.counts,
+        num_drafts=_num_drafts(plan),
+        num_sampled=num_sampled(plan),
+        final=final,
+        inputs={} if inputs is None else inputs.states,
+    )
 
 
 def _index(values: Int32Array) -> torch.Tensor:

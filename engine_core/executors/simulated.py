@@ -129,7 +129,7 @@ class SimulatedExecutor:
         """`draft_acceptance`: share of the tokens of a pretended draft model that are right; 0: what is drafted here is
         what followed the last token before. Every `verify_every` steps one row's whole KV is read and compared with its
         tokens."""
-        num_rows, self._block_size = config.max_num_seqs, config.block_size
+        num_rows, self._block_size = config.num_rows, config.block_size
         self._model, self._timing, self._verify_every = model, timing, verify_every
         self._draft_acceptance = draft_acceptance
         self._clock, self._sleep = clock, sleep

@@ -47,9 +47,10 @@ class Words:
 
 
 class StepInbox:
-    """One buffer on the device, and a pinned one for each step in flight."""
+    """One buffer on the device, and a pinned one for each step that is on its way."""
 
-    def __init__(self, config: EngineConfig, max_tiles: int, device: torch.device) -> None:
+    def __init__(self, config: EngineConfig, max_tiles: int, device: torch.device, num_sends: int) -> None:
+        """`num_sends`: steps that may be sent before the first of them is done."""
         self._draw_stride = aligned(config.max_positions)
         num_tokens = max(config.max_num_batched_tokens, config.max_positions)
         most = StepShape(
@@ -64,8 +65,7 @@ class StepInbox:
         size = self._first_word + most.num_words + 2 * NUM_UPDATES
         self._words = torch.zeros(size, dtype=torch.int32, device=device)
         self._pinned = [
-            torch.zeros(size, dtype=torch.int32, pin_memory=device.type == "cuda")
-            for _ in range(2 * config.async_depth + 1)
+            torch.zeros(size, dtype=torch.int32, pin_memory=device.type == "cuda") for _ in range(num_sends)
         ]
         self._staged: list[Int32Array] = [each.numpy() for each in self._pinned]
         self.first_result, self.first_results = self._words[:1], self._words[:2]
@@ -88,13 +88,18 @@ class StepInbox:
         updates: Int32Array,
         first_results: tuple[int, int],
         steps: Int32Array | None = None,
+        num_left: Int32Array | None = None,
     ) -> torch.Tensor | None:
         """Copies a step to the device, padded to the shape and to `num_draws`; updates are int32 [2, U], `steps` [5, R]
-        as in `draft_rows`. Returns updates on the device, if they went along."""
+        as in `draft_rows`, `num_left` [S] as in `guessed_rows`, in place of which hidden states are sampled after.
+        Returns updates on the device, if they went along."""
         turn = plan.step % len(self._staged)
         staged = self._staged[turn]
         staged[:2] = first_results
-        _stage_draws(plan, shape, staged[_HEAD : self._first_row].reshape(4, -1), num_draws)
+        draws = staged[_HEAD : self._first_row].reshape(4, -1)
+        _stage_draws(plan, shape, draws, num_draws)
+        if num_left is not None:
+            draws[3, : len(num_left)] = num_left
         if steps is not None:
             staged[self._first_row : self._first_word].reshape(5, -1)[:, : steps.shape[1]] = steps
         _stage(plan, shape, tiles, self._split(staged, shape))

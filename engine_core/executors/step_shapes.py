@@ -44,10 +44,6 @@ class StepShape:
         return not self.num_tiles
 
     @property
-    def is_one_row(self) -> bool:
-        return self.is_decode and self.num_tokens == 1
-
-    @property
     def sizes(self) -> tuple[int, ...]:
         """Of the columns of `step_inbox.Words`."""
         tokens, decodes, chunks, ends = self.num_tokens, self.num_decodes, self.num_chunks, self.num_ends
@@ -65,12 +61,13 @@ class StepShape:
 class StepShapes:
     """The shapes of one engine's steps."""
 
-    def __init__(self, config: EngineConfig, platform: CudaPlatform) -> None:
-        self._platform = platform
-        self._most_rows, self._most_tokens = config.max_positions, config.max_num_batched_tokens
+    def __init__(self, config: EngineConfig, platform: CudaPlatform, *, looks_at_all: bool = False) -> None:
+        """`looks_at_all`: the hidden states of all tokens are wanted in any step."""
+        self._platform, self._looks_at_all = platform, looks_at_all
+        self._most_rows, self.most_tokens = config.max_positions, config.max_num_batched_tokens
         self._rows = sorted({size for size in ROWS if size < self._most_rows} | {self._most_rows})
         self._num_rows_for = np.array([next(r for r in self._rows if r >= n) for n in range(self._most_rows + 1)])
-        self.max_tiles = platform.max_tiles(self._most_tokens, self._most_rows)
+        self.max_tiles = platform.max_tiles(self.most_tokens, self._most_rows)
         first = [size for size in self._rows if size in FIRST_ROWS or size == self._most_rows]
         # Large ones first: the small then fit into the memory that those left.
         self._ordered = first[::-1] + [size for size in self._rows[::-1] if size not in first]
@@ -89,7 +86,7 @@ class StepShapes:
             return StepShape(num_tokens=size, num_decodes=size, shares=shares), NO_TILES
         tiles = self._platform.list_tiles(plan.counts[n:], plan.starts[n:])
         num_tokens, num_chunks = plan.num_tokens, len(plan.rows) - n
-        if MOST_PADDED < num_tokens < self._most_tokens:
+        if MOST_PADDED < num_tokens < self.most_tokens:
             shape = StepShape(
                 num_tokens=num_tokens,
                 num_decodes=self._room_for(n, num_tokens),
@@ -103,7 +100,7 @@ class StepShapes:
 
     def recurs(self, shape: StepShape) -> bool:
         """Whether other steps are likely to have this shape too."""
-        return shape.is_decode or shape.num_tokens <= MOST_PADDED or shape.num_tokens == self._most_tokens
+        return shape.is_decode or shape.num_tokens <= MOST_PADDED or shape.num_tokens == self.most_tokens
 
     def likely(self) -> Iterator[StepShape]:
         """What steps will have, each once, `num_first` of them before the engine serves."""
@@ -132,14 +129,14 @@ class StepShapes:
 
     def _all_mixed(self, numbers_of_decodes: Iterable[int], *, shares: bool) -> Iterator[StepShape]:
         for num_decodes in (min(number, self._most_rows) for number in numbers_of_decodes):
-            for num_tokens in (*_PADDED_TOKENS, self._most_tokens):
-                if num_decodes < num_tokens <= self._most_tokens:
+            for num_tokens in (*_PADDED_TOKENS, self.most_tokens):
+                if num_decodes < num_tokens <= self.most_tokens:
                     yield self._ending(self._mixed(num_tokens, num_decodes, 1, shares=shares))
             if self._most_rows > FEW:
-                yield self._ending(self._mixed(self._most_tokens, num_decodes, FEW + 1, shares=shares))
+                yield self._ending(self._mixed(self.most_tokens, num_decodes, FEW + 1, shares=shares))
 
     def _mixed(self, num_tokens: int, num_decodes: int, num_chunks: int, *, shares: bool) -> StepShape:
-        num_tokens = min(_padded(num_tokens), self._most_tokens)
+        num_tokens = min(_padded(num_tokens), self.most_tokens)
         num_chunks = min(self._room(num_chunks), num_tokens)
         return StepShape(
             num_tokens=num_tokens,
@@ -152,6 +149,8 @@ class StepShapes:
     def _ending(self, shape: StepShape) -> StepShape:
         """The same, but only the rows' last tokens leave the last layer, where that is much less. However many chunks
         there are, their room is one of two: what the last layer launches was launched before."""
+        if self._looks_at_all:
+            return shape
         num_rows = shape.num_decodes + self._room(shape.num_chunks)
         num_ends = self.num_rows(min(num_rows, self._most_rows))
         return replace(shape, num_ends=num_ends) if 2 * num_ends <= shape.num_tokens else shape

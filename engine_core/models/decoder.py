@@ -18,7 +18,7 @@ from headwater.engine_core.layers.norm import RMSNorm
 from headwater.engine_core.layers.platform import Platform
 from headwater.engine_core.layers.rope import cos_sin_table
 from headwater.engine_core.model_config import ModelConfig
-from headwater.engine_core.models.model import Ends
+from headwater.engine_core.models.model import Ends, LayerInputs
 from headwater.engine_core.weights.layout import Layout, linear, norm, table
 from headwater.engine_core.weights.names import CheckpointNames
 
@@ -99,6 +99,7 @@ class Decoder:
         *,
         ends: Ends | None = None,
         num_layers: int | None = None,
+        inputs: LayerInputs | None = None,
     ) -> torch.Tensor:
         last = len(self.layers) - 1
         attention_plan = attention_plan or self._platform.plan_attention(batch)
@@ -106,6 +107,8 @@ class Decoder:
         x = self.layers[0].input_norm(residual)
         for i in [*range(last if num_layers is None else min(num_layers - 1, last)), last]:
             layer = self.layers[i]
+            if inputs is not None:
+                inputs.take(i, residual)
             queries = layer.attention.queries(x, batch, kv_cache[i])
             if i == last and ends is not None:
                 if not len(ends.tokens):

@@ -18,7 +18,7 @@ from headwater.engine_core.layers.norm import RMSNorm
 from headwater.engine_core.layers.platform import Platform
 from headwater.engine_core.layers.rope import cos_sin_table
 from headwater.engine_core.models.gemma3_config import Gemma3Config
-from headwater.engine_core.models.model import Ends
+from headwater.engine_core.models.model import Ends, LayerInputs
 from headwater.engine_core.weights.layout import Layout, linear, norm, table
 from headwater.engine_core.weights.names import CheckpointNames
 
@@ -94,6 +94,7 @@ class Gemma3:
         *,
         ends: Ends | None = None,
         num_layers: int | None = None,
+        inputs: LayerInputs | None = None,
     ) -> torch.Tensor:
         last = len(self.layers) - 1
         attention_plan = attention_plan or self._platform.plan_attention(batch)
@@ -101,6 +102,8 @@ class Gemma3:
         x = self.layers[0].input_norm(residual)
         for i in range(last + 1) if num_layers is None else self._one_of_each_kind():
             layer = self.layers[i]
+            if inputs is not None:
+                inputs.take(i, residual)
             queries = layer.attention.queries(x, batch, kv_cache[i])
             if i == last and ends is not None:
                 if not len(ends.tokens):

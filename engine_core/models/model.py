@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
 import torch
 
 from headwater.engine_core.executor import Int32Array
 from headwater.engine_core.layers.batch import ForwardBatch
+from headwater.engine_core.layers.embedding import Embedding
 from headwater.engine_core.layers.kinds import Weights
 from headwater.engine_core.layers.lm_head import LMHead
 from headwater.engine_core.layers.platform import Platform
@@ -28,11 +29,27 @@ class Ends:
     """The platform's: each of them decodes."""
 
 
+@dataclass(slots=True)
+class LayerInputs:
+    """Hidden states that a forward pass hands out beside its result, of every token of its batch."""
+
+    layers: tuple[int, ...]
+    """Layers whose inputs are wanted, 0 … layers of the model − 1."""
+    states: dict[int, torch.Tensor] = field(default_factory=dict)
+    """The residual stream [T, H] before each of them, a copy; there when the pass has returned."""
+
+    def take(self, layer: int, residual: torch.Tensor) -> None:
+        """To be called before each layer. Layers add to the residual stream in place, hence the copy."""
+        if layer in self.layers:
+            self.states[layer] = residual.clone()
+
+
 class Model(Protocol):
     """Token rows in, hidden states and logits out. Holds weights; the KV cache is the caller's."""
 
     names: ClassVar[CheckpointNames]
     config: ModelConfig
+    embedding: Embedding
     dtype: torch.dtype
     lm_head: LMHead
 
@@ -51,11 +68,12 @@ class Model(Protocol):
         *,
         ends: Ends | None = None,
         num_layers: int | None = None,
+        inputs: LayerInputs | None = None,
     ) -> torch.Tensor:
         """Normed hidden states [T, H], or [E, H] of the ends. kv_cache [layers, 2, num_blocks, Hk, block_size, D] takes
         the batch's keys and values. The attention plan is the platform's, made here when it is not given. With fewer
         layers than there are, the first ones and the last: it launches what the whole model launches, and the result is
-        of no use."""
+        of no use. `inputs` takes the hidden states that it names; without it nothing else is launched."""
 
     def ends(self, batch: ForwardBatch, num_wanted: Int32Array) -> Ends:
         """The last num_wanted[r] tokens of each request, [R]."""

@@ -32,9 +32,9 @@ class Capabilities:
     """Launches can be captured and replayed; needs `capture`."""
     decode_steps: int = 1
     """The most decode steps of one plan."""
-    single_row_kernels: bool = False
-    """Kernels of their own for steps of one row (`--gemv`)."""
     draft_models: bool = False
     """A smaller model drafts tokens (`--draft-model`)."""
+    draft_heads: bool = False
+    """Heads over the served model's hidden states draft tokens (`--draft-heads`)."""
     prompt_logprobs: bool = True
     """Log probabilities of prompts."""

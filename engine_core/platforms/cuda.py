@@ -328,13 +328,10 @@ class CudaPlatform:
             )
         return out.flatten(1)
 
-    def kv_scale(self, kv_cache: torch.Tensor) -> torch.Tensor | None:
-        """float32 [Hk] of keys and of values; None: what is stored is the value."""
-        return self._kv_scale if kv_cache.dtype == torch.float8_e4m3fn else None
-
     def _scales(self, kv_cache: torch.Tensor) -> dict[str, torch.Tensor]:
-        scale = self.kv_scale(kv_cache)
-        return {} if scale is None else {"k_scale": scale, "v_scale": scale}
+        """float32 [Hk] of keys and of values; none where what is stored is the value."""
+        is_fp8 = kv_cache.dtype == torch.float8_e4m3fn
+        return {"k_scale": self._kv_scale, "v_scale": self._kv_scale} if is_fp8 else {}
 
     def _dense(self, linear: Linear) -> Product:
         weight = _matrix(linear)

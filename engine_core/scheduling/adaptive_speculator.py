@@ -18,10 +18,11 @@ from headwater.engine_core.drafting.drafter import Drafter
 from headwater.engine_core.drafting.executor_drafts import ExecutorDrafts
 from headwater.engine_core.drafting.step_costs import StepCosts
 from headwater.engine_core.executor import BoolArray, Int32Array
-from headwater.engine_core.scheduling.guesses import ANY, Guesses
+from headwater.engine_core.scheduling.guesses import ANY
 from headwater.engine_core.scheduling.masks import Rows
 from headwater.engine_core.scheduling.request_state import RequestState
 from headwater.engine_core.scheduling.request_table import RequestTable
+from headwater.engine_core.scheduling.side_guesses import SideGuesses
 
 WORTHWHILE = 1.05
 """Gain from which on rows wait or run ahead, over what they do now."""
@@ -35,9 +36,10 @@ NO_DRAFTS = 0.95
 REVIEWED_STEPS = 32
 """After which rows wait no more: whether it is better to run ahead is decided anew."""
 WATCHED_STEPS = 4
-"""While rows run ahead, what other drafters guess is looked at in every such step."""
-MOST_WATCHED = 64
-"""Rows for which guesses are made on the side in a step; others follow in the next. Of many rows each gains little."""
+"""While rows run ahead, what other drafters guess is looked at in every such step; while they do neither, what all of
+them guess, once nothing was worth it for long."""
+BARREN_STEPS = 16
+"""Looks after which it was."""
 
 
 class AdaptiveSpeculator:
@@ -64,14 +66,12 @@ class AdaptiveSpeculator:
         """Number of the drafter that the executor has."""
         self._others = [i for i in self._all if i != self._ahead]
         self._costs, self._costs_ahead = costs, replace(costs, gap=0.0)
-        self._guesses = Guesses(drafters, num_rows=num_rows, most=max_drafts, vocab_size=vocab_size)
+        self._guesses = SideGuesses(drafters, num_rows=num_rows, most=max_drafts, vocab_size=vocab_size)
         self._by_executor = ExecutorDrafts(num_rows)
-        self.num_bytes = self._guesses.num_bytes
         self._is_waiting, self._is_ahead = False, False
-        self._pace, self._num_steps = 1.0, 0
+        self._pace, self._num_steps, self._num_barren = 1.0, 0, 0
         self._gain_ahead = self._gain_waiting = 1.0
         """While rows run ahead, of late: what that gains, and what waiting for other drafters' guesses would."""
-        self._next_watched = 0
         self._is_seated: BoolArray = np.zeros(num_rows, np.bool_)
         """Rows that a request has: those that wait when rows wait."""
         self._may_run_ahead: BoolArray = np.zeros(num_rows, np.bool_)
@@ -79,6 +79,10 @@ class AdaptiveSpeculator:
         """Drafts that each row's request allows."""
         self._wanted: Int32Array = np.full(num_rows, ANY, np.int32)
         """The drafter that each row's request names."""
+
+    @property
+    def num_bytes(self) -> int:
+        return self._guesses.num_bytes
 
     def seat(self, request: RequestState) -> None:
         row, asked, names = request.row, request.speculation, self._names
@@ -91,6 +95,7 @@ class AdaptiveSpeculator:
         self._may_run_ahead[row] = is_served and is_ahead and not request.has_grammar
         self.needs_result[row] = self._is_waiting
         self.runs_ahead[row] = self._is_ahead and self._may_run_ahead[row]
+        self._num_barren = 0
         self._by_executor.reset(row)
         self._guesses.seat(row, request.chain.namespace, request.num_prompt_tokens)
 
@@ -98,7 +103,6 @@ class AdaptiveSpeculator:
         self.needs_result[row] = self.runs_ahead[row] = self._is_seated[row] = self._may_run_ahead[row] = False
         self._most[row] = 0
         self._guesses.vacate(row, token_ids)
-        self.num_bytes = self._guesses.num_bytes
 
     def settle_drafts(self, rows: Rows, most: Int32Array, num_drafts: Int32Array, num_accepted: Int32Array) -> None:
         self._by_executor.note(rows, most, num_drafts, num_accepted)
@@ -109,15 +113,13 @@ class AdaptiveSpeculator:
 
     def settle(self, table: RequestTable, rows: Rows, first: Int32Array) -> None:
         self._num_steps += 1
-        if not self._is_ahead:
+        if self._guesses.num_tokens[rows].any():
             self._guesses.compare(table, rows, first)
-            if not self._is_waiting:
+        if not self._is_ahead and not self._is_waiting:
+            if self._num_barren < BARREN_STEPS or self._num_steps % WATCHED_STEPS == 0:
                 self._watch(table, rows)
-        elif self._others:
-            if self._guesses.num_tokens[rows].any():
-                self._guesses.compare(table, rows, first)
-            if self._num_steps % WATCHED_STEPS == 0:
-                self._watch_others(table, rows)
+        elif self._is_ahead and self._others and self._num_steps % WATCHED_STEPS == 0:
+            self._watch_others(table, rows)
 
     def lengths(self, rows: Rows, most: Int32Array, total: int) -> Int32Array:
         most = np.minimum(most, self._most[rows])
@@ -149,17 +151,18 @@ class AdaptiveSpeculator:
 
     def _watch(self, table: RequestTable, rows: Rows) -> None:
         """Guesses on the side while rows do neither, and lets them run ahead or wait if that pays."""
-        unguessed, ahead = self._unguessed(rows), 1.0
+        unguessed, ahead = self._guesses.unguessed(rows, self._most), 1.0
         asked = table, unguessed, self._most[unguessed], self._wanted[unguessed]
         own = [] if self._ahead == ANY else [self._ahead]
         if unguessed.size:
             self._guesses.make(*asked, own)
         if own and self._may_run_ahead[self._is_seated & (self._most > 0)].all():
             by_executor = rows[self._guesses.guessed_by[rows] == self._ahead]
-            ahead = self._gain(table, by_executor, self._costs_ahead)
+            ahead = self._guesses.gain(table, by_executor, self._costs_ahead)
         if unguessed.size:
             self._guesses.improve(*asked, self._others)
-        waiting = self._gain(table, rows, self._costs)
+        waiting = self._guesses.gain(table, rows, self._costs)
+        self._num_barren = 0 if max(ahead, waiting) > 1.0 else self._num_barren + 1
         if ahead > max(WORTHWHILE, waiting):
             self._start_ahead(ahead)
         elif waiting > WORTHWHILE:
@@ -167,32 +170,14 @@ class AdaptiveSpeculator:
 
     def _watch_others(self, table: RequestTable, rows: Rows) -> None:
         """Guesses on the side while rows run ahead, and lets them wait instead if that pays better."""
-        unguessed = self._unguessed(rows)
+        unguessed = self._guesses.unguessed(rows, self._most)
         if unguessed.size:
             self._guesses.make(table, unguessed, self._most[unguessed], self._wanted[unguessed], self._others)
-        gain = self._gain(table, rows, self._costs)
+        gain = self._guesses.gain(table, rows, self._costs)
         self._gain_waiting = PACE_MEMORY * self._gain_waiting + (1 - PACE_MEMORY) * gain
         if self._gain_waiting > WORTHWHILE * self._gain_ahead:
             self._stop()
             self._start_waiting(self._gain_waiting)
-
-    def _unguessed(self, rows: Rows) -> Rows:
-        """Those of `rows` for which a guess is to be made now."""
-        unguessed: Rows = rows[(self._guesses.num_tokens[rows] == 0) & (self._most[rows] > 0)]
-        if unguessed.size > MOST_WATCHED:
-            first = int(np.searchsorted(unguessed, self._next_watched))
-            unguessed = unguessed.take(range(first, first + MOST_WATCHED), mode="wrap")
-            self._next_watched = int(unguessed[-1]) + 1
-        return unguessed
-
-    def _gain(self, table: RequestTable, rows: Rows, costs: StepCosts) -> float:
-        """Tokens a second with what is guessed for `rows`, over those without drafts."""
-        rows = rows[self._guesses.num_tokens[rows] > 0]
-        if not rows.size:
-            return 1.0
-        stands = self._guesses.stands(rows, self._guesses.num_left(table, rows))
-        num_decoding = max(int(np.count_nonzero(table.compute_end)), rows.size)
-        return choose(stands, costs, num_decoding, num_decoding * self.max_drafts).gain
 
     def _note_pace(self, gain: float) -> None:
         self._pace = PACE_MEMORY * self._pace + (1 - PACE_MEMORY) * min(gain, MOST_PACE)

@@ -29,7 +29,6 @@ class GrammarDrafts:
         self.max_drafts = speculator.max_drafts
         self.needs_result: BoolArray = np.zeros(num_rows, np.bool_)
         self.runs_ahead: BoolArray = np.zeros(num_rows, np.bool_)
-        self.num_bytes = speculator.num_bytes
         self._speculator, self._vocab_size = speculator, vocab_size
         self._is_awaited: BoolArray = np.zeros(num_rows, np.bool_)
         """Rows that wait for the sake of what is forced."""
@@ -44,6 +43,10 @@ class GrammarDrafts:
         self._num_right: Int32Array = np.zeros(num_rows, np.int32)
         """Tokens of the run that were sampled so far."""
 
+    @property
+    def num_bytes(self) -> int:
+        return self._speculator.num_bytes
+
     def seat(self, request: RequestState) -> None:
         self._speculator.seat(request)
         row, asked = request.row, request.speculation
@@ -54,7 +57,6 @@ class GrammarDrafts:
 
     def vacate(self, row: int, token_ids: Int32Array) -> None:
         self._speculator.vacate(row, token_ids)
-        self.num_bytes = self._speculator.num_bytes
         self._most[row], self._num_forced[row], self._is_awaited[row] = 0, 0, False
         self._note_needs()
 

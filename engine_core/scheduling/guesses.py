@@ -12,10 +12,12 @@ from headwater.engine_core.drafting.drafter import Drafter
 from headwater.engine_core.executor import BoolArray, Int32Array
 from headwater.engine_core.scheduling.masks import Rows
 from headwater.engine_core.scheduling.request_table import RequestTable
-from headwater.kernels.cpu.guesses import WRONG, better_taker, comparer
+from headwater.kernels.cpu.guesses import WRONG, better_taker, comparer, length_chooser
 
 ANY = -1
 """Whichever drafter promises most."""
+UNKNOWN = -1
+"""In place of a number of bytes, which many requests that leave at once would count many times."""
 
 
 class Guesses:
@@ -23,8 +25,11 @@ class Guesses:
 
     def __init__(self, drafters: Sequence[Drafter], *, num_rows: int, most: int, vocab_size: int) -> None:
         """`most`: tokens of a guess."""
+        # Compiled here, so that no step waits for it.
+        for compiled in (better_taker, comparer, length_chooser):
+            compiled()
         self._drafters, self._vocab_size, self._most = tuple(drafters), vocab_size, most
-        self._acceptance = Acceptance(num_rows)
+        self._acceptance, self._num_bytes = Acceptance(num_rows), UNKNOWN
         self.token_ids: Int32Array = np.zeros((num_rows, most), np.int32)
         self.num_tokens: Int32Array = np.zeros(num_rows, np.int32)
         """Tokens of the row's last guess; 0 once it is over."""
@@ -47,11 +52,14 @@ class Guesses:
         self.end(np.array([row]))
         for drafter in self._drafters:
             drafter.vacate(row, token_ids)
+        self._num_bytes = UNKNOWN
 
     @property
     def num_bytes(self) -> int:
-        """Memory that drafters hold."""
-        return sum(drafter.num_bytes for drafter in self._drafters)
+        """Memory that drafters hold, as of when a request last left its row."""
+        if self._num_bytes == UNKNOWN:
+            self._num_bytes = sum(drafter.num_bytes for drafter in self._drafters)
+        return self._num_bytes
 
     def make(
         self, table: RequestTable, rows: Rows, most: Int32Array, wanted: Int32Array, drafters: Collection[int]

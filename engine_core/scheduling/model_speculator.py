@@ -1,6 +1,6 @@
-"""Drafts by look-up or by the executor's draft model, whichever brings a step more tokens a second.
+"""Drafts by look-up or by the executor's draft model or heads, whichever brings a step more tokens a second.
 
-All rows wait for their results: a draft model is served where plans are computed as they are submitted, so that nothing
+All rows wait for their results: both are served where plans are computed as they are submitted, so that nothing
 would run beside the wait. Rows under a grammar are drafted by look-up alone, since their masks are filled for drafts
 that are known when a step is planned.
 """
@@ -18,13 +18,14 @@ from headwater.engine_core.drafting.drafter import Drafter
 from headwater.engine_core.drafting.executor_drafts import ExecutorDrafts
 from headwater.engine_core.drafting.step_costs import StepCosts
 from headwater.engine_core.executor import BoolArray, Int32Array
-from headwater.engine_core.scheduling.guesses import ANY, Guesses
+from headwater.engine_core.scheduling.guesses import ANY
 from headwater.engine_core.scheduling.masks import Rows
 from headwater.engine_core.scheduling.request_state import RequestState
 from headwater.engine_core.scheduling.request_table import RequestTable
+from headwater.engine_core.scheduling.side_guesses import SideGuesses
 
 NAME = "draft_model"
-"""As requests name the drafter."""
+"""As requests name the drafter, where they do not name heads."""
 PROBE_STEPS = 64
 """Steps without a draft after which the model guesses one token for each row: it may have become easier."""
 
@@ -41,18 +42,21 @@ class ModelSpeculator:
         num_rows: int,
         max_drafts: int,
         vocab_size: int,
+        name: str = NAME,
+        most: int = 0,
     ) -> None:
-        """`drafters` look up; `pass_costs`: seconds of a pass of the draft model by rows; `num_rows`: of the request
-        table."""
+        """`drafters` look up; `pass_costs`: seconds of a pass of the draft model by rows, or of one of its heads;
+        `num_rows`: of the request table; `name`: of the model; `most`: its guesses for a row and step, 0 for
+        `max_drafts`."""
         self.max_drafts = max_drafts
         self.needs_result: BoolArray = np.zeros(num_rows, np.bool_)
         self.runs_ahead: BoolArray = np.zeros(num_rows, np.bool_)
-        self._names = [drafter.name for drafter in drafters]
+        self._names, self._name = [drafter.name for drafter in drafters], name
+        self._most_of_model = min(most or max_drafts, max_drafts)
         # All rows wait, drafted or not, so that a gap would be there in any case.
         self._costs, self._pass_costs = replace(costs, gap=0.0), pass_costs
-        self._guesses = Guesses(drafters, num_rows=num_rows, most=max_drafts, vocab_size=vocab_size)
+        self._guesses = SideGuesses(drafters, num_rows=num_rows, most=max_drafts, vocab_size=vocab_size)
         self._by_model = ExecutorDrafts(num_rows)
-        self.num_bytes = self._guesses.num_bytes
         self._most: Int32Array = np.zeros((2, num_rows), np.int32)
         """Drafts that each row's request allows: of those that look up, and of the model."""
         self._wanted: Int32Array = np.full(num_rows, ANY, np.int32)
@@ -60,12 +64,16 @@ class ModelSpeculator:
         self._num_idle = 0
         """Steps since the last one with drafts."""
 
+    @property
+    def num_bytes(self) -> int:
+        return self._guesses.num_bytes
+
     def seat(self, request: RequestState) -> None:
         row, asked, names = request.row, request.speculation, self._names
         most = min(asked.max_tokens or self.max_drafts, self.max_drafts) if asked.is_on else 0
         is_looked_up = asked.drafter in ("", *names)
-        is_modelled = asked.drafter in ("", NAME) and not request.has_grammar
-        self._most[:, row] = most * is_looked_up, most * is_modelled
+        is_modelled = asked.drafter in ("", self._name) and not request.has_grammar
+        self._most[:, row] = most * is_looked_up, min(most, self._most_of_model) * is_modelled
         self._wanted[row] = names.index(asked.drafter) if asked.drafter in names else ANY
         self.needs_result[row] = True
         self._by_model.reset(row)
@@ -75,7 +83,6 @@ class ModelSpeculator:
         self.needs_result[row] = False
         self._most[:, row] = 0
         self._guesses.vacate(row, token_ids)
-        self.num_bytes = self._guesses.num_bytes
 
     def foresee(self, table: RequestTable, rows: Rows, token_ids: Sequence[Sequence[int]]) -> None:
         """Drafts nothing of that: `GrammarDrafts` does."""

@@ -27,7 +27,7 @@ class RequestTable:
         """`needs_result` [rows]: whether the row's next plan needs the result of the last one, so that it decodes with
         nothing of it in flight; `runs_ahead` [rows]: whether the executor drafts for the row, which is then planned
         also while it is not known how far it came. None: no row's is. Another's, who may change them between steps."""
-        num_rows = config.max_num_seqs
+        num_rows = config.num_rows
         max_blocks = -(-config.max_model_len // config.block_size)
         self.block_size = config.block_size
         self.held = held

@@ -22,6 +22,7 @@ from headwater.engine_core.scheduling.pending_release import Leavers
 from headwater.engine_core.scheduling.preemption import Victims
 from headwater.engine_core.scheduling.request_state import NO_ROW, Rank, RequestState
 from headwater.engine_core.scheduling.request_table import RequestTable
+from headwater.engine_core.scheduling.seats import Seats
 from headwater.engine_core.scheduling.speculator import Speculator
 from headwater.engine_core.scheduling.step_builder import Chunk, PlannedStep, StepBuilder, compose_draw
 from headwater.engine_core.scheduling.tenant_shares import TenantShares, split
@@ -53,7 +54,7 @@ class Scheduler:
         self.pool = BlockPool(config.num_blocks)
         self.cache = PrefixCache(self.pool)
         self.loads = BlockLoads(self.pool, self.cache, sources, clock, prefill_seconds * config.block_size)
-        self.held = HeldRows(config.max_num_seqs, masks, clock)
+        self.held = HeldRows(config.num_rows, masks, clock)
         self.speculator = speculator
         waiting, ahead = (None, None) if speculator is None else (speculator.needs_result, speculator.runs_ahead)
         self.table = RequestTable(config, self.held, waiting, ahead)
@@ -71,8 +72,9 @@ class Scheduler:
         self._num_planned_rows = 0
         """Of all steps so far: requests that each computed, added up."""
         self._leavers = Leavers(self.table, self.pool)
+        self._seats = Seats(self.running, self.table, config.max_num_seqs)
         self._victims = Victims(self.running, self.shares, self.table, config.block_size)
-        self._yielding = Yielding(self.waiting, self._victims, self._leavers, self.table, self.pool)
+        self._yielding = Yielding(self.waiting, self._victims, self._leavers, self._seats, self.pool)
         self._ahead = DecodeAhead(self.table, self.pool, speculator, config)
         self._released_rows: list[int] = []
 
@@ -225,7 +227,7 @@ class Scheduler:
         demands = Counter[str]()
         for request in self.prefilling.values():
             demands[request.tenant] += min(request.num_tokens - request.num_computed, self._max_chunk)
-        following = self.waiting.peek() if self.table.free_rows else None
+        following = self.waiting.peek() if self._seats.num_free else None
         if following is not None and following is not self._yielding.too_large:
             demands[following.tenant] += min(following.num_uncached_tokens, self._max_chunk)
         parts = split(budget, demands, self.shares.weight)
@@ -273,11 +275,11 @@ class Scheduler:
         once, and leaves a block for each running one to grow into."""
         if self._leavers.num_preempted:
             return
-        while step.budget > 0 and self.table.free_rows:
+        while step.budget > 0 and self._seats.num_free:
             request = self.waiting.peek()
             if request is None or request is self._yielding.too_large:
                 return
-            if not self.shares.may_take(request.tenant, len(self.table.free_rows)):
+            if not self.shares.may_take(request.tenant, self._seats.num_free):
                 return
             max_hits = request.num_cacheable_blocks(self._config.block_size)
             hits = self.cache.match(request.chain, max_hits)

@@ -22,8 +22,10 @@ class Speculator(Protocol):
     runs_ahead: BoolArray
     """[rows of the table] whether the executor drafts for the row: it is planned also while it is not known how far it
     came. Never of a row that needs its result. May change from step to step."""
-    num_bytes: int
-    """Memory that drafters hold, as of when a request last left its row."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory that drafters hold, as of when a request last left its row."""
 
     def seat(self, request: RequestState) -> None:
         """A request has taken a row."""

@@ -1,6 +1,6 @@
 """Which running requests make room for waiting ones: stalled ones, and those of tenants ahead of their fair share.
 
-Only names them, one at a time; the scheduler preempts each before it asks for the next. Rows and blocks of requests
+Only names them, one at a time; the scheduler preempts each before it asks for the next. Seats and blocks of requests
 that are leaving count as free.
 """
 
@@ -12,18 +12,18 @@ from headwater.engine_core.kv.block_pool import BlockPool
 from headwater.engine_core.scheduling.pending_release import Leavers
 from headwater.engine_core.scheduling.preemption import Victims
 from headwater.engine_core.scheduling.request_state import RequestState
-from headwater.engine_core.scheduling.request_table import RequestTable
+from headwater.engine_core.scheduling.seats import Seats
 from headwater.engine_core.scheduling.waiting_queue import WaitingQueue
 
 
 class Yielding:
     def __init__(
-        self, waiting: WaitingQueue, victims: Victims, leavers: Leavers, table: RequestTable, pool: BlockPool
+        self, waiting: WaitingQueue, victims: Victims, leavers: Leavers, seats: Seats, pool: BlockPool
     ) -> None:
         self.too_large: RequestState | None = None
         """The waiting request that found too few blocks; it is not looked at again until some are released."""
         self._num_blocks_wanted = 0
-        self._waiting, self._victims, self._leavers, self._table, self._pool = waiting, victims, leavers, table, pool
+        self._waiting, self._victims, self._leavers, self._seats, self._pool = waiting, victims, leavers, seats, pool
         self._num_moves = 0
         """Seats that were taken or left."""
         self._unyielding: tuple[int, int] | None = None
@@ -56,7 +56,7 @@ class Yielding:
             while self._lacks_blocks() and (victim := self._victims.take_for(following, held)) is not None:
                 yield victim
         else:
-            for behind in self._waiting.heads()[len(self._leavers) :]:
+            for behind in self._waiting.heads()[self._seats.num_left :]:
                 if (victim := self._victims.take_for(behind, held)) is None:
                     break
                 yield victim
@@ -64,10 +64,10 @@ class Yielding:
 
     def _following_without_room(self) -> RequestState | None:
         """The request whose turn is next, if it lacks a seat or blocks."""
-        if self._table.free_rows and self.too_large is None:
+        if self._seats.num_free and self.too_large is None:
             return None
         following = self._waiting.peek()
-        return following if following is self.too_large or not self._table.free_rows else None
+        return following if following is self.too_large or not self._seats.num_free else None
 
     def _lacks_room(self) -> bool:
         """Whether the request whose turn is next lacks blocks, or some ready request a seat."""
@@ -76,7 +76,7 @@ class Yielding:
             return False
         if following is self.too_large:
             return self._lacks_blocks()
-        return len(self._table.free_rows) + len(self._leavers) < self._waiting.num_ready
+        return self._seats.num_left < self._waiting.num_ready
 
     def _lacks_blocks(self) -> bool:
         return self._num_blocks_wanted > self._pool.num_free + self._leavers.num_returning_blocks()

@@ -165,20 +165,20 @@ def up(
         ),
     ] = "auto",
     kv_cache_dtype: KvCacheDtype = "auto",
-    gemv: Annotated[
-        bool, typer.Option(envvar="HEADWATER_GEMV", help="Kernels of their own for steps of one request, on a GPU.")
-    ] = False,
     speculation: Annotated[
         str,
         typer.Option(
             envvar="HEADWATER_SPECULATION",
-            show_default="auto; off with --gemv",
             help="auto: engines draft tokens where that pays, which changes none; off.",
         ),
-    ] = "",
+    ] = "auto",
     draft_model: Annotated[
         str | None,
-        typer.Option(envvar="HEADWATER_DRAFT_MODEL", help="A smaller model of the same tokens that drafts, on a CPU."),
+        typer.Option(envvar="HEADWATER_DRAFT_MODEL", help="A smaller model of the same tokens that drafts."),
+    ] = None,
+    draft_heads: Annotated[
+        Path | None,
+        typer.Option(envvar="HEADWATER_DRAFT_HEADS", help="Folder of Medusa or EAGLE heads that draft."),
     ] = None,
     kv_swap_memory: Annotated[
         int, typer.Option(envvar="HEADWATER_KV_SWAP_MEMORY", help="Bytes of host memory for prefixes, each engine.")
@@ -257,6 +257,7 @@ def up(
     usual = replicas if replicas is not None else tuned or default_replicas(device)
     given["min_replicas"], given["replicas"] = replica_bounds(replicas, given.pop("max_replicas"), min_replicas, usual)
     given["state_dir"], given["cache_dir"] = state_dir.expanduser().resolve(), cache_dir.expanduser().resolve()
+    given["draft_heads"] = None if draft_heads is None else draft_heads.expanduser().resolve()
     raise typer.Exit(run_line(StackSettings(**given), Console()))
 
 

@@ -9,8 +9,8 @@ import random
 import sys
 import threading
 from collections import deque
-from collections.abc import AsyncIterator, Callable
-from typing import assert_never
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from typing import Protocol, assert_never
 
 import msgspec
 import structlog
@@ -50,6 +50,33 @@ class CoreFailed(Exception):
     """The core did not start, or has ended by itself."""
 
 
+class CoreProcess(Protocol):
+    """Methods of `asyncio.subprocess.Process` that the link uses."""
+
+    pid: int
+
+    async def wait(self) -> int:
+        """The exit status, negative where a signal ended the process."""
+
+    def kill(self) -> None:
+        """Raises `ProcessLookupError` after the end of the process."""
+
+
+async def start_core(
+    arguments: Sequence[str], *, environment: Mapping[str, str], descriptors: Sequence[int]
+) -> CoreProcess:
+    """Starts the core in a new interpreter, which inherits the descriptors."""
+    return await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "headwater.services.engine.core_process",
+        *arguments,
+        stdin=asyncio.subprocess.DEVNULL,
+        env=environment,
+        pass_fds=descriptors,
+    )
+
+
 class CoreLink:
     """Commands are sent in order and never wait: what the ring has no room for waits here."""
 
@@ -71,7 +98,7 @@ class CoreLink:
         self._num_commands = 0
         self._backlog: deque[tuple[bytes, int]] = deque()
         self._num_backlog_bytes = 0
-        self._process: asyncio.subprocess.Process | None = None
+        self._process: CoreProcess | None = None
         self.settled = asyncio.Event()
         """`ready` has an answer."""
         self.gone = asyncio.Event()
@@ -120,7 +147,7 @@ class CoreLink:
 
     def map_masks(self, ready: Ready) -> Int32Array:
         """The table in which the core finds the masks of its rows, to be written."""
-        return map_masks(self._mask_memory, ready.max_draft_tokens + 1, ready.max_num_seqs, ready.vocab_size)
+        return map_masks(self._mask_memory, ready.max_draft_tokens + 1, ready.num_rows, ready.vocab_size)
 
     def take_mask_reports(self) -> RingReader:
         """Once: where steps come that ask for masks or were drawn under them, also to be closed by whoever takes it."""
@@ -150,17 +177,11 @@ class CoreLink:
             masks=self._mask_memory,
             lifeline=lifeline,
         )
-        argument = msgspec.json.encode(ends).decode()
         # NOTE: the door does not speak gRPC yet. Where it does, a child of uvloop may die before it has begun.
-        self._process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            "headwater.services.engine.core_process",
-            argument,
-            *to_argv(settings),
-            stdin=asyncio.subprocess.DEVNULL,
-            env=core_environment(settings.threads),
-            pass_fds=(*ends.commands, *ends.reports, *ends.mask_reports, ends.masks, lifeline),
+        self._process = await start_core(
+            [msgspec.json.encode(ends).decode(), *to_argv(settings)],
+            environment=core_environment(settings.threads),
+            descriptors=(*ends.commands, *ends.reports, *ends.mask_reports, ends.masks, lifeline),
         )
         for end in (self._command_reader, self._report_writer, self._mask_report_writer):
             end.close()

@@ -48,6 +48,8 @@ from headwater.services.engine.settings import EngineSettings
 from headwater.services.engine.speculation import build_speculator, drafters_of
 from headwater.services.settings import read_settings
 
+SPARE_ROWS = 8
+"""Requests a step that take the seat of one which is still in flight."""
 PATIENCE_SECONDS = 0.0002
 """Between two looks at the device while masks are awaited."""
 QUIET_SECONDS = 0.05
@@ -134,9 +136,9 @@ def main() -> None:
     longest_step = executor.warm_up()
     measured = MeasuredExecutor(executor)
     with contextlib.closing(measured):
-        masks = map_masks(ends.masks, config.max_draft_tokens + 1, config.max_num_seqs, facts.vocab_size)
+        masks = map_masks(ends.masks, config.max_draft_tokens + 1, config.num_rows, facts.vocab_size)
         config = replace(config, policy=settings.policy)
-        speculator = build_speculator(settings, config, executor, facts.vocab_size)
+        speculator = build_speculator(settings, config, executor, facts)
         with contextlib.closing(Engine(config, measured, masks=masks, speculator=speculator)) as engine:
             # What stands now stands for good: a collection in a step need not look at it.
             gc.collect()
@@ -175,13 +177,14 @@ def executor_options(settings: EngineSettings) -> ExecutorOptions:
         gpu_memory_utilization=settings.gpu_memory_utilization,
         max_model_len=settings.max_model_len,
         max_num_seqs=settings.max_num_seqs,
+        spare_rows=min(SPARE_ROWS, settings.max_num_seqs),
         max_num_batched_tokens=settings.max_num_batched_tokens,
         long_prefill_chunk=settings.long_prefill_chunk,
         async_depth=settings.async_depth,
         decode_steps=settings.decode_steps,
         max_draft_tokens=settings.max_draft_tokens if settings.speculates else 0,
         draft_model=settings.draft_model,
-        gemv=settings.gemv,
+        draft_heads=settings.draft_heads,
         simulated_step_seconds=settings.simulated_step_seconds,
         simulated_prefill_seconds=settings.simulated_prefill_seconds,
         simulated_draft_acceptance=settings.simulated_draft_acceptance,
@@ -200,6 +203,7 @@ def _ready(
         num_blocks=engine.load().num_total_blocks,
         max_model_len=config.max_model_len,
         max_num_seqs=config.max_num_seqs,
+        num_rows=config.num_rows,
         longest_step=longest_step,
         prompt_logprobs=facts.prompt_logprobs,
         drafters=drafters,

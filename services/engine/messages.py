@@ -77,6 +77,8 @@ class Ready(msgspec.Struct, tag="ready", array_like=True):
     num_blocks: int
     max_model_len: int
     max_num_seqs: int
+    num_rows: int
+    """Rows of the request table, and of the mask table."""
     longest_step: float
     """Seconds that a step of the whole budget may take, as far as one can tell beforehand; 0: no word."""
     prompt_logprobs: bool = True

@@ -12,9 +12,14 @@ from headwater.services.stage_security import StageSecuritySettings
 
 LOAD_FORMATS = ("auto", "dummy", "dummy-uniform")
 KV_CACHE_DTYPES = ("auto", "fp8")
-CHOICES = {"executor": ("single", "simulated"), "load_format": LOAD_FORMATS, "kv_cache_dtype": KV_CACHE_DTYPES}
-NO_DRAFTS = "none with --speculation off or --gemv, where nothing is drafted"
-BESIDE_GEMV = "off with --gemv, whose bits depend on the step that computes a token"
+CHOICES = {
+    "executor": ("single", "simulated"),
+    "load_format": LOAD_FORMATS,
+    "kv_cache_dtype": KV_CACHE_DTYPES,
+    "speculation": MODES,
+}
+NO_DRAFTS = "none with --speculation off, where nothing is drafted"
+BESIDE_DRAFT_MODEL = "none beside --draft-model"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,14 +55,14 @@ class EngineSettings(StageSecuritySettings):
     long_prefill_chunk: int = setting(0, "the most prompt tokens one request gets a step; 0: the whole budget")
     async_depth: int = setting(2, "steps in flight, 1…4")
     decode_steps: int = setting(1, "decode steps that a GPU goes on by itself while nothing changes, 1…16")
-    gemv: bool = setting(False, "kernels of their own for steps of one request: faster, other bits (GPUs)")
-    speculation: str = setting(
-        "", "auto (drafts tokens where that pays; changes no token) or off; empty: auto, but off with --gemv"
-    )
+    speculation: str = setting("auto", "auto (drafts tokens where that pays; changes no token) or off")
     drafters: tuple[str, ...] = setting(DRAFTERS, f"what drafts: {' and '.join(DRAFTERS)}, or one of them")
     max_draft_tokens: int = setting(15, "drafted tokens of a request in a step, 1…31 and fewer than a block has")
     draft_model: Path | None = setting(
-        None, "converted smaller model of the same tokens that drafts beside --drafters (CPU); none: no model does"
+        None, "converted smaller model of the same tokens that drafts beside --drafters; none: no model does"
+    )
+    draft_heads: Path | None = setting(
+        None, "folder of heads that draft (Medusa, EAGLE, EAGLE-3, as published), not beside --draft-model; none"
     )
     policy: str = setting("priority", "order of waiting requests: priority (tier, fair order, arrival) or fcfs")
     threads: int = setting(0, "threads that compute on a CPU; 0: one a core")
@@ -93,13 +98,9 @@ class EngineSettings(StageSecuritySettings):
 
     @property
     def speculates(self) -> bool:
-        return (self.speculation or ("off" if self.gemv else "auto")) == "auto"
+        return self.speculation == "auto"
 
     def _check_speculation(self) -> None:
-        if self.speculation not in ("", *MODES):
-            raise SettingError("speculation", self.speculation, " or ".join(MODES))
-        if self.gemv and self.speculation == "auto":
-            raise SettingError("speculation", self.speculation, BESIDE_GEMV)
         if not self.drafters or not set(self.drafters) <= set(DRAFTERS) or len(set(self.drafters)) < len(self.drafters):
             raise SettingError("drafters", self.drafters, f"{' or '.join(DRAFTERS)}, each at most once")
         # Another size of blocks than these is refused with the rest of the cache's settings.
@@ -108,5 +109,9 @@ class EngineSettings(StageSecuritySettings):
             raise SettingError("max_draft_tokens", self.max_draft_tokens, f"1…{most}")
         if self.draft_model is not None and not self.speculates:
             raise SettingError("draft_model", str(self.draft_model), NO_DRAFTS)
+        if self.draft_heads is not None and not self.speculates:
+            raise SettingError("draft_heads", str(self.draft_heads), NO_DRAFTS)
+        if self.draft_heads is not None and self.draft_model is not None:
+            raise SettingError("draft_heads", str(self.draft_heads), BESIDE_DRAFT_MODEL)
         if not 0 <= self.simulated_draft_acceptance <= 1:
             raise SettingError("simulated_draft_acceptance", self.simulated_draft_acceptance, "0…1")

@@ -283,6 +283,7 @@ class ModelDesk:
                     generation_config=None,
                     profile=None,
                     draft_model=None,
+                    draft_heads=None,
                     escape_special_tokens=self._settings.escape_special_tokens or request.escape_special_tokens,
                 ),
                 model_folder=folder,

@@ -89,9 +89,9 @@ class StackPlan:
         flags += [f"--device={self.device}", f"--threads={self.threads}", f"--load-format={settings.load_format}"]
         flags += [f"--kv-cache-dtype={settings.kv_cache_dtype}", f"--kv-swap-memory={settings.kv_swap_memory}"]
         flags += [f"--gpu-memory-utilization={settings.gpu_memory_utilization}"]
-        flags += ["--gemv"] if settings.gemv else []
-        flags += [f"--speculation={settings.speculation}"] if settings.speculation else []
+        flags += [f"--speculation={settings.speculation}"]
         flags += [f"--draft-model={settings.draft_model}"] if settings.draft_model is not None else []
+        flags += [f"--draft-heads={settings.draft_heads}"] if settings.draft_heads is not None else []
         flags += gpu_flags(os.environ) if self.device == "cuda" else []
         flags += Profile.read(settings.profile).engine_flags(os.environ) if settings.profile else []
         return flags + self._length()

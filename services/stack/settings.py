@@ -9,7 +9,7 @@ from pathlib import Path
 
 from headwater.engine_core.platforms.registry import device_names, is_registered
 from headwater.services.advertise import is_loopback
-from headwater.services.engine.settings import BESIDE_GEMV, KV_CACHE_DTYPES, LOAD_FORMATS, NO_DRAFTS
+from headwater.services.engine.settings import BESIDE_DRAFT_MODEL, KV_CACHE_DTYPES, LOAD_FORMATS, NO_DRAFTS
 from headwater.services.hardware import DTYPES
 from headwater.services.settings import SettingError
 from headwater.services.speculation import MODES
@@ -21,7 +21,7 @@ CHOICES = {
     "executor": ("single", "simulated"),
     "load_format": LOAD_FORMATS,
     "kv_cache_dtype": KV_CACHE_DTYPES,
-    "speculation": ("", *MODES),
+    "speculation": MODES,
 }
 
 LEAST = dict.fromkeys(("replicas", "gateways", "processors", "output_processors"), 1)
@@ -68,10 +68,10 @@ class StackSettings:
     target_requests: int = TARGET_REQUESTS
     cold_start_timeout: float = COLD_START_SECONDS
     escape_special_tokens: bool = False
-    gemv: bool = False
-    speculation: str = ""
+    speculation: str = "auto"
     draft_model: str | None = None
     """As `model`; a stack is given its folder."""
+    draft_heads: Path | None = None
     kv_swap_memory: int = 0
     tls_cert_file: Path | None = None
     tls_key_file: Path | None = None
@@ -103,11 +103,19 @@ class StackSettings:
     def _check_words(self) -> None:
         for name, allowed in CHOICES.items():
             if getattr(self, name) not in allowed:
-                raise SettingError(name, getattr(self, name), ", ".join(filter(None, allowed)))
-        if self.gemv and self.speculation == "auto":
-            raise SettingError("speculation", self.speculation, BESIDE_GEMV)
-        if self.draft_model is not None and (self.gemv or self.speculation == "off"):
+                raise SettingError(name, getattr(self, name), ", ".join(allowed))
+        if self.draft_model is not None and self.speculation == "off":
             raise SettingError("draft_model", self.draft_model, NO_DRAFTS)
+        if self.draft_heads is not None:
+            self._check_draft_heads(self.draft_heads)
+
+    def _check_draft_heads(self, folder: Path) -> None:
+        if self.speculation == "off":
+            raise SettingError("draft_heads", str(folder), NO_DRAFTS)
+        if self.draft_model is not None:
+            raise SettingError("draft_heads", str(folder), BESIDE_DRAFT_MODEL)
+        if not folder.is_dir():
+            raise SettingError("draft_heads", str(folder), "an existing folder")
 
     @property
     def rules(self) -> ScaleRules:

@@ -7,11 +7,13 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from headwater.bench.replays import edits, replay
 from headwater.bench.replays.agent_turns import NUM_AGENTS, TURNS, agent_turns
 from headwater.bench.speculation import RANDOM, ROWS
 from headwater.bench.workloads import TINY
+from tests.engine_core.published_heads import publish
 
 
 def words(text: str) -> list[int]:
@@ -126,3 +128,19 @@ def test_the_benchmark_runs_dry() -> None:
     rows = json.loads(free.stdout.splitlines()[-1])
     assert [(row["temperature"], row["different_tokens"]) for row in rows] == [(0.0, 0), (1.0, 0)] * 2
     assert all(row["is_edited"] for row in rows)
+
+
+def test_heads_draft_whole_chains_where_they_are_told_to(tmp_path: Path) -> None:
+    shapes = {"0.0.linear.weight": (64, 64), "0.0.linear.bias": (64,), "0.1.weight": (49_152, 64)}
+    tensors = {name: torch.zeros(shape) for name, shape in shapes.items()}
+    heads = publish(tmp_path / "heads", {"medusa_num_heads": 1, "medusa_num_layers": 1}, tensors)
+    command = [sys.executable, "-m", "headwater.bench.speculation", "--dry-run", "--device=cpu", "--threads=1"]
+    command += ["--runs=1", "--json", "--workload=chat", "--rows=1", "--whole-drafts"]
+    done = subprocess.run([*command, f"--draft-heads={heads}"], capture_output=True, text=True, check=True)
+    row = json.loads(done.stdout.splitlines()[-1])[0]
+    assert row["different_tokens"] == 0
+    # Three answers of up to 48 tokens: a guess in each step but that of a prompt and the last of an answer.
+    assert 30 < row["drafted"] <= 3 * 46
+    without = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert without.returncode != 0
+    assert "--whole-drafts goes with --draft-model or --draft-heads" in without.stderr

@@ -10,8 +10,8 @@ from tests.combinations.capability import Capability, Fields, Move
 BLOCK_SIZE = 16
 MAX_MODEL_LEN = 384
 NUM_BLOCKS = 128
-MAX_TOKENS = 44
-COMPANY_TOKENS = 140
+MAX_TOKENS = 32
+COMPANY_TOKENS = 112
 """A longer answer, which ends after that of the request that it runs beside."""
 MAX_DRAFT_TOKENS = 15
 PLAIN: Fields = {"temperature": 0.0, "max_tokens": MAX_TOKENS, "speculative": "off"}

@@ -12,15 +12,19 @@ TIGHT_BLOCKS = 25
 """Blocks of an engine whose cache holds one context of `MAX_MODEL_LEN` and no more."""
 DECODE_STEPS = 4
 WIDTH = 3
+BEAM_TOKENS = 16
+"""A search asks all stages for each token of each beam."""
 TEMPERATURE = 0.25
 """Low enough for penalties of logits to matter to random weights too."""
 PATTERN = "([a-e] ){32,36}"
+GRAMMAR_TOKENS = 44
+"""A trained model takes one for each letter. Fewer may all have been said when a replica is lost."""
 PLACES = ["Ulm", "Oulu", "Graz", "Lima", "Perth"]
 WEATHER = {
     "type": "object",
     "properties": {
         "place": {"enum": PLACES},
-        "days": {"type": "array", "items": {"enum": PLACES}, "minItems": 4, "maxItems": 6},
+        "days": {"type": "array", "items": {"enum": PLACES}, "minItems": 1, "maxItems": 2},
     },
     "required": ["place", "days"],
     "additionalProperties": False,
@@ -33,7 +37,7 @@ def _stops_before_the_end(without: Answer) -> Fields:
     """A stop string out of the answer: of all pieces before its last part the one that comes latest. What repeats
     itself there ends where it begins to."""
     text = without.text
-    pieces = (text[begin : begin + 6] for begin in range(len(text) * 5 // 6 + 1))
+    pieces = (text[begin : begin + 6] for begin in range(len(text) * 3 // 4 + 1))
     return {"stop": [max(pieces, key=text.index)]}
 
 
@@ -122,7 +126,7 @@ CHOICES = Capability(
 BEAMS = Capability(
     name="beams",
     promise=Promise.OWN,
-    asks={"use_beam_search": True, "best_of": WIDTH},
+    asks={"use_beam_search": True, "best_of": WIDTH, "max_tokens": BEAM_TOKENS},
     is_above_engine=True,
     sampling=frozenset({"use_beam_search", "length_penalty"}),
     took_place=lambda answer: answer.num_searches > len(answer.token_ids),
@@ -138,7 +142,7 @@ STOP_STRINGS = Capability(
 GRAMMAR = Capability(
     name="grammar",
     promise=Promise.OWN,
-    asks={"structured_outputs": {"regex": PATTERN}},
+    asks={"structured_outputs": {"regex": PATTERN}, "max_tokens": GRAMMAR_TOKENS},
     is_above_engine=True,
     sampling=frozenset({"structured_output"}),
     took_place=lambda answer: bool(re.fullmatch(f"{PATTERN}|[a-e ]*", answer.text)),
@@ -182,7 +186,7 @@ SPECULATION = Capability(
     promise=Promise.SAME,
     asks={"speculative": "auto"},
     moves=frozenset({Move.REPEAT}),
-    settings=frozenset({"max_draft_tokens", "draft_model", "simulated_draft_acceptance"}),
+    settings=frozenset({"max_draft_tokens", "draft_model", "draft_heads", "simulated_draft_acceptance"}),
     sampling=frozenset({"speculative"}),
     took_place=lambda answer: answer.num_accepted_tokens > 0,
     beside={

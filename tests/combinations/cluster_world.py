@@ -27,12 +27,12 @@ SYSTEM = (
 QUESTION = "Tell me of the longest night."
 OTHER_QUESTION = "What do the birds eat in winter?"
 COMPANY_QUESTION = "Which boats came last spring?"
-CROWD: Fields = {"max_tokens": 44, "n": 5, "temperature": 1.0, "seed": 7, "speculative": "off"}
+CROWD: Fields = {"max_tokens": 32, "n": 7, "temperature": 1.0, "seed": 7, "speculative": "off"}
 """Several choices share their prompt's blocks and grow together: whichever of the two requests comes first, both begin,
 and blocks run out before the other one ends."""
 FLOODS = ("What lies up the river? " * 22, "Who lives on the island? " * 22, "When does the ferry leave? " * 22)
 LOST_AFTER_BYTES = 300
-"""Of frames, about a third of an answer; more than half of the shortest one, of 38 tokens."""
+"""Of frames, at most two thirds of an answer. A connection says half as much of itself before the first token."""
 BUCKET = re.compile(r'le="([^"]*)"')
 MOST_ASKED = 4
 """Times that a request is asked until another one has taken its blocks, its engine is lost between its tokens, or the

@@ -28,7 +28,7 @@ SHARED_LEN = 52
 COMPANY_LEN = 238
 """It wants another block before an answer of a few steps beside it ends."""
 REPEAT_FLOOD_LEN = 320
-LOST_AFTER = 16
+LOST_AFTER = 8
 """Tokens that the first of two replicas answers."""
 SAMPLING = ("temperature", "seed", "max_tokens", "presence_penalty", "frequency_penalty", "repetition_penalty")
 MAX_NUM_SEQS = 16

@@ -14,11 +14,9 @@ NO_CAPABILITY_OPTIONS = {
     # What is served, and on what.
     "model_folder", "executor", "device", "dtype", "load_format", "num_threads",
     # Sizes.
-    "block_size", "max_model_len", "max_num_seqs",
+    "block_size", "max_model_len", "max_num_seqs", "spare_rows",
     # Steps in flight: the same engine, see test_engine_at_random.py.
     "async_depth",
-    # Other bits by intent, which no engine repeats.
-    "gemv",
     # Time of the simulated executor.
     "simulated_step_seconds", "simulated_prefill_seconds",
 }  # fmt: skip

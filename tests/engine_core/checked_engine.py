@@ -347,7 +347,7 @@ class Driver:
         self.executor = CheckedExecutor(self.config, self.late_polls)
         self.num_steps = 0
         num_positions = self.config.max_draft_tokens + 1
-        self.masks = np.zeros((num_positions, self.config.max_num_seqs, NUM_WORDS), np.int32)
+        self.masks = np.zeros((num_positions, self.config.num_rows, NUM_WORDS), np.int32)
         self.engine = Engine(
             self.config,
             self.executor,
@@ -362,7 +362,7 @@ class Driver:
     def _beside_grammars(self) -> Speculator | None:
         if self.speculator is None or self.foretold is None:
             return self.speculator
-        return GrammarDrafts(self.speculator, num_rows=self.config.max_num_seqs, vocab_size=MODEL.vocab_size)
+        return GrammarDrafts(self.speculator, num_rows=self.config.num_rows, vocab_size=MODEL.vocab_size)
 
     def add(self, new: NewRequest) -> None:
         answer = expected_tokens(

@@ -37,7 +37,7 @@ def engine_of(folder_of: Callable[[str], Path]) -> Iterator[Callable[..., SmallE
 
     def engine(family: str = "qwen3", **options: Any) -> SmallEngine:
         given = {"device": "cuda", "block_size": 64, "num_blocks": 700, "max_num_batched_tokens": 1024}
-        given |= {"max_draft_tokens": MAX_DRAFTS, "max_num_seqs": 256} | options
+        given |= {"max_draft_tokens": MAX_DRAFTS, "max_num_seqs": 256, "spare_rows": 2} | options
         engines.append(SmallEngine(folder_of(family), **given))
         return engines[-1]
 

@@ -26,7 +26,7 @@ class FixedSpeculator:
 
     def beside(self, config: EngineConfig) -> Self:
         """The same, for the engine of this config."""
-        self.needs_result, self.runs_ahead = np.zeros((2, config.max_num_seqs), np.bool_)
+        self.needs_result, self.runs_ahead = np.zeros((2, config.num_rows), np.bool_)
         return self
 
     def serves(self, request: RequestState) -> bool:

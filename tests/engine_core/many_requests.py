@@ -16,7 +16,7 @@ from headwater.engine_core.engine import Engine
 from headwater.engine_core.request import NewRequest, Speculation, TokenLogprobs
 from headwater.engine_core.sampling_params import SamplingParams
 from headwater.engine_core.scheduling.adaptive_speculator import AdaptiveSpeculator
-from headwater.engine_core.scheduling.model_speculator import ModelSpeculator
+from headwater.engine_core.scheduling.model_speculator import NAME, ModelSpeculator
 from headwater.engine_core.step_output import EngineLoad
 from tests.engine_core.oracle_speculator import VOCAB_SIZE
 from tests.engine_core.small_models import SmallEngine
@@ -86,11 +86,11 @@ def tell(engine: Engine, asked: Sequence[NewRequest]) -> list[Told]:
 
 
 def check_equality(
-    roomy: SmallEngine, crowded: SmallEngine, count: int, *, has_draft_model: bool = False
+    roomy: SmallEngine, crowded: SmallEngine, count: int, *, has_draft_model: bool = False, name: str = NAME
 ) -> EngineLoad:
     """Without speculation and with room for all, then with it and few blocks: as they are, then again, when suffixes of
-    the answers are known, some in the middle of their answer."""
-    speculator = _with_draft_model(crowded) if has_draft_model else _without_draft_model(crowded)
+    the answers are known, some in the middle of their answer. `name`: of what drafts in the executor."""
+    speculator = _with_draft_model(crowded, name) if has_draft_model else _without_draft_model(crowded)
     plain, drafting = roomy.engine, Engine(crowded.config, crowded.executor, speculator=speculator)
     rng = np.random.default_rng(11)
     first_key = 0
@@ -114,15 +114,15 @@ def _without_draft_model(small: SmallEngine) -> AdaptiveSpeculator:
     return AdaptiveSpeculator(_drafters(small), COSTS, **_sizes(small), executor_drafts=ahead)
 
 
-def _with_draft_model(small: SmallEngine) -> ModelSpeculator:
-    return ModelSpeculator(_drafters(small), COSTS, StepCosts.measured([1], [0.05]), **_sizes(small))
+def _with_draft_model(small: SmallEngine, name: str) -> ModelSpeculator:
+    return ModelSpeculator(_drafters(small), COSTS, StepCosts.measured([1], [0.05]), **_sizes(small), name=name)
 
 
 def _drafters(small: SmallEngine) -> list[Drafter]:
-    num_rows, max_drafts = small.config.max_num_seqs, small.config.max_draft_tokens
+    num_rows, max_drafts = small.config.num_rows, small.config.max_draft_tokens
     return [NGramDrafter(num_rows, small.config.max_model_len, max_drafts), SuffixDrafter(num_rows, max_drafts)]
 
 
 def _sizes(small: SmallEngine) -> dict[str, int]:
     config = small.config
-    return {"num_rows": config.max_num_seqs, "max_drafts": config.max_draft_tokens, "vocab_size": VOCAB_SIZE}
+    return {"num_rows": config.num_rows, "max_drafts": config.max_draft_tokens, "vocab_size": VOCAB_SIZE}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import event, given
+from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 from headwater.engine_core.config import EngineConfig
@@ -15,7 +15,16 @@ from headwater.engine_core.scheduling.masks import Rows
 from headwater.engine_core.scheduling.request_state import RequestState
 from headwater.engine_core.scheduling.request_table import RequestTable
 from tests.engine_core.checked_engine import BLOCK_SIZE, MAX_MODEL_LEN, Driver, HalfRightSpeculator
-from tests.engine_core.test_engine_at_random import MANY, SOME, Round, check_rounds, configs, rounds, swapping_configs
+from tests.engine_core.test_engine_at_random import (
+    MANY,
+    SOME,
+    VERY_MANY,
+    Round,
+    check_rounds,
+    configs,
+    rounds,
+    swapping_configs,
+)
 
 
 class WaveringSpeculator(HalfRightSpeculator):
@@ -73,8 +82,7 @@ def knows_answers(driver: Driver, seed: int, share: float) -> None:
     driver.executor._executor._draft = draft  # type: ignore[method-assign]
 
 
-@SOME
-@given(
+OWN_DRAFTS = given(
     configs() | swapping_configs(),
     st.sampled_from([0, 3, MANY]),
     st.sampled_from([0, 1, 4]),
@@ -83,8 +91,9 @@ def knows_answers(driver: Driver, seed: int, share: float) -> None:
     st.sampled_from([1, 4, BLOCK_SIZE - 1]),
     st.sampled_from([0.0, 0.05, 0.5]),
 )
-@pytest.mark.filterwarnings("ignore:Generating overly large repr")
-def test_whatever_the_executor_drafts_no_stream_changes_and_nothing_leaks(
+
+
+def check_own_drafts(
     config: EngineConfig,
     late_polls: int,
     mask_delay: int,
@@ -101,11 +110,48 @@ def test_whatever_the_executor_drafts_no_stream_changes_and_nothing_leaks(
     event(f"own drafts: {speculator.num_own_drafts > 0}, most gained: {min(max(counts, default=0), 3)}")
 
 
+@SOME
+@OWN_DRAFTS
+@pytest.mark.filterwarnings("ignore:Generating overly large repr")
+def test_whatever_the_executor_drafts_no_stream_changes_and_nothing_leaks(
+    config: EngineConfig,
+    late_polls: int,
+    mask_delay: int,
+    several: list[Round],
+    seed: int,
+    max_drafts: int,
+    change: float,
+) -> None:
+    check_own_drafts(config, late_polls, mask_delay, several, seed, max_drafts, change)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+@settings(VERY_MANY, max_examples=2000)
+@OWN_DRAFTS
+@pytest.mark.filterwarnings("ignore:Generating overly large repr")
+def test_nor_does_it_in_many_more_schedules(
+    config: EngineConfig,
+    late_polls: int,
+    mask_delay: int,
+    several: list[Round],
+    seed: int,
+    max_drafts: int,
+    change: float,
+) -> None:
+    check_own_drafts(config, late_polls, mask_delay, several, seed, max_drafts, change)
+
+
 @pytest.mark.parametrize("depth", [1, 2, 4])
 def test_a_row_is_planned_while_its_drafts_are_in_flight(depth: int) -> None:
     """With everything right a row gains all drafts of every step, and steps are in flight all the time."""
     config = EngineConfig(
-        block_size=BLOCK_SIZE, num_blocks=80, max_model_len=MAX_MODEL_LEN, max_num_seqs=8, async_depth=depth
+        block_size=BLOCK_SIZE,
+        num_blocks=80,
+        max_model_len=MAX_MODEL_LEN,
+        max_num_seqs=8,
+        spare_rows=2,
+        async_depth=depth,
     )
     driver = Driver(config, late_polls=MANY, speculator=WaveringSpeculator(3, 7, change=0.0))
     knows_answers(driver, 5, 0.0)

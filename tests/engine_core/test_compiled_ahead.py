@@ -29,7 +29,6 @@ from headwater.engine_core.executors.own_rows import OwnGains
 from headwater.engine_core.layers.kinds import Weights, load_weights
 from headwater.engine_core.model_config import ModelConfig
 from headwater.engine_core.models.decoder import Decoder
-from headwater.engine_core.models.one_row import OneRow
 from headwater.engine_core.platforms import cuda as cuda_platform
 from headwater.engine_core.request import NewRequest
 from headwater.engine_core.sampling_params import SamplingParams
@@ -161,15 +160,13 @@ def prepared(config: EngineConfig) -> tuple[cuda_platform.CudaPlatform, Weights]
     return platform, weights
 
 
-def executor(config: EngineConfig, kv_dtype: torch.dtype, *, gemv: bool) -> CudaExecutor:
+def executor(config: EngineConfig, kv_dtype: torch.dtype) -> CudaExecutor:
     platform, weights = prepared(config)
     decoder = Decoder(MODEL, weights, platform, config.max_model_len)
     shape = (MODEL.num_layers, 2, config.num_blocks, MODEL.num_kv_heads, config.block_size, MODEL.head_dim)
     with CompileAhead(platform.device) as ahead:
         ahead.note(partial(platform.launch_own_products, weights))
-        kv_cache = torch.zeros(shape, dtype=kv_dtype)
-        row = OneRow(decoder, platform.device, platform.kv_scale(kv_cache)) if gemv else None
-        made = CudaExecutor(decoder, platform, config, kv_cache, one_row=row)
+        made = CudaExecutor(decoder, platform, config, torch.zeros(shape, dtype=kv_dtype))
         ahead.note(made.launch_likely)
     return made
 
@@ -193,13 +190,13 @@ def sampling(rng: np.random.Generator) -> SamplingParams:
 
 
 @pytest.mark.parametrize(
-    ("budget", "max_num_seqs", "kv_dtype", "gemv", "library_differs"),
+    ("budget", "max_num_seqs", "kv_dtype", "drafts", "library_differs"),
     [
-        (8192, 96, torch.bfloat16, False, False),
+        (8192, 96, torch.bfloat16, True, False),
         (2048, 96, torch.float8_e4m3fn, True, False),
-        (8192, 3, torch.bfloat16, True, False),
-        (8192, 96, torch.bfloat16, False, True),
-        (8192, 3, torch.bfloat16, False, True),
+        (8192, 3, torch.bfloat16, False, False),
+        (8192, 96, torch.bfloat16, True, True),
+        (8192, 3, torch.bfloat16, True, True),
     ],
 )
 def test_nothing_is_compiled_that_was_not_compiled_ahead(
@@ -208,22 +205,23 @@ def test_nothing_is_compiled_that_was_not_compiled_ahead(
     budget: int,
     max_num_seqs: int,
     kv_dtype: torch.dtype,
-    gemv: bool,
+    drafts: bool,
     library_differs: bool,
 ) -> None:
     assert gemm.choose(1, 1024, 1024) is not None
     launches.library_differs = library_differs
     config = replace(CONFIG, max_num_batched_tokens=budget, max_num_seqs=max_num_seqs)
-    device = executor(config, kv_dtype, gemv=gemv)
+    config = config if drafts else replace(config, max_draft_tokens=0)
+    device = executor(config, kv_dtype)
     ahead = set(launches.seen)
     assert len(ahead) > 20
     device.prepare_first()
     while device.prepare():
         pass
-    assert device.can_draft != gemv
+    assert device.can_draft == drafts
     monkeypatch.setattr(OwnGains, "read", nothing_gained)
-    speculator = AheadSpeculator(config.max_draft_tokens, seed=1).beside(config) if device.can_draft else None
-    rng, engine, keys = np.random.default_rng(int(gemv)), Engine(config, device, speculator=speculator), count()
+    speculator = AheadSpeculator(config.max_draft_tokens, seed=1).beside(config) if drafts else None
+    rng, engine, keys = np.random.default_rng(0), Engine(config, device, speculator=speculator), count()
 
     def add(prompt_len: int, common: int = 0) -> None:
         prompt_ids = [7] * common + rng.integers(1, 512, prompt_len).tolist()

@@ -27,7 +27,7 @@ def swapper(request: pytest.FixtureRequest, cache: torch.Tensor, monkeypatch: py
     block_bytes = cache[:, :, 0].nbytes
     monkeypatch.setattr(cuda_swapper, "STAGING_BYTES", request.param * block_bytes)
     assert staged_blocks(block_bytes) == request.param
-    return CudaSwapper(cache, NUM_SLOTS)
+    return CudaSwapper([cache], NUM_SLOTS)
 
 
 DELAY_CYCLES = 400_000_000
@@ -39,7 +39,7 @@ def test_copies_wait_for_what_a_swapper_is_made_of(cache: torch.Tensor, monkeypa
     monkeypatch.setattr(cuda_swapper, "STAGING_BYTES", 3 * cache[:, :, 0].nbytes)
     before = cache.clone()
     torch.cuda._sleep(DELAY_CYCLES)
-    swapper = CudaSwapper(cache, NUM_SLOTS)
+    swapper = CudaSwapper([cache], NUM_SLOTS)
     swapper.swap(out([4, 9, 2, 30, 7], [10, 11, 12, 3, 50]))
     torch.cuda.synchronize()
     cache.zero_()
@@ -67,6 +67,23 @@ def wait(swapper: CudaSwapper, num_loaded: int) -> None:
         if swapper.num_loaded == num_loaded:
             return
         assert attempt < 1_000_000, "blocks do not come"
+
+
+def test_a_block_has_planes_of_several_caches(cache: torch.Tensor) -> None:
+    other = torch.randn(2, 2, NUM_BLOCKS, 3, 16, 32, device="cuda")
+    before = cache.clone(), other.clone()
+    swapper = CudaSwapper([cache, other], NUM_SLOTS)
+    swapper.swap(out([4, 9, 2], [10, 11, 3]))
+    torch.cuda.synchronize()
+    cache.zero_()
+    other.zero_()
+    torch.cuda.synchronize()
+    swapper.swap(back([3, 10, 11], [1, 20, 21]))
+    wait(swapper, 3)
+    for after, expected in zip((cache, other), before, strict=True):
+        assert torch.equal(after[:, :, [1, 20, 21]], expected[:, :, [2, 4, 9]])
+        assert not after[:, :, 2:20].any()
+    swapper.close()
 
 
 def test_blocks_come_back_from_slots_in_any_order_as_they_left(cache: torch.Tensor, swapper: CudaSwapper) -> None:

@@ -12,14 +12,11 @@ import transformers
 
 from headwater.bench.forced_answers import FREE, ForcedAnswers
 from headwater.engine_core.config import ConfigError
-from headwater.engine_core.devices import cuda
 from headwater.engine_core.drafting.ngram import NGramDrafter
 from headwater.engine_core.drafting.step_costs import StepCosts
 from headwater.engine_core.engine import Engine
 from headwater.engine_core.executor import Int32Array
-from headwater.engine_core.executors.build import checked
-from headwater.engine_core.executors.draft_model import CATCH_UP
-from headwater.engine_core.options import ExecutorOptions
+from headwater.engine_core.executors.kept_positions import CATCH_UP
 from headwater.engine_core.request import NewRequest, Speculation
 from headwater.engine_core.sampling_params import SamplingParams
 from headwater.engine_core.scheduling.masks import Rows
@@ -31,6 +28,7 @@ from tests.engine_core.fixed_speculator import FixedSpeculator
 from tests.engine_core.oracle_speculator import SAMPLINGS, answers_of_a_new_engine
 from tests.engine_core.small_models import SHAPE, Answer, SmallEngine, convert, greedy, random_checkpoint
 
+LONG = pytest.mark.long
 MAX_DRAFTS = 5
 RNG = np.random.default_rng(3)
 PROMPTS = [RNG.integers(3, 512, n).tolist() for n in (1, 5, 16, 31, 40, 100)]
@@ -72,8 +70,8 @@ class WholeDrafts(FixedSpeculator):
     """Asks the executor for as many drafts as there may be, of rows that run ahead of their results or wait for
     them."""
 
-    def __init__(self, *, is_ahead: bool = False) -> None:
-        super().__init__(MAX_DRAFTS)
+    def __init__(self, max_drafts: int = MAX_DRAFTS, *, is_ahead: bool = False) -> None:
+        super().__init__(max_drafts)
         self._is_ahead = is_ahead
 
     def seat(self, request: RequestState) -> None:
@@ -208,7 +206,7 @@ def num_acceptable(length: int) -> int:
     return num_accepted
 
 
-@pytest.mark.parametrize("kind", ["greedy", "seeded", "penalties"])
+@pytest.mark.parametrize("kind", ["penalties", *(pytest.param(kind, marks=LONG) for kind in ("greedy", "seeded"))])
 def test_requests_that_are_preempted_between_drafts_answer_the_same(folder: Path, other: Path, kind: str) -> None:
     samplings = [SamplingParams(max_tokens=60, **SAMPLINGS[kind])]
     few = {"num_blocks": 16, "max_model_len": 192, "max_num_seqs": 8, "max_num_batched_tokens": 24}
@@ -282,12 +280,6 @@ def test_fewer_positions_are_enough_for_an_engine_that_serves_no_more(folder: Pa
 def test_an_engine_that_drafts_nothing_takes_no_draft_model(folder: Path) -> None:
     with pytest.raises(ConfigError, match=r"draft_model is .*; allowed: none where nothing is drafted"):
         SmallEngine(folder, draft_model=folder)
-
-
-def test_a_gpu_serves_none_yet_and_names_the_setting(folder: Path) -> None:
-    options = ExecutorOptions(model_folder=folder, draft_model=folder, max_draft_tokens=MAX_DRAFTS)
-    with pytest.raises(ConfigError, match=r"draft_model is .*; allowed: none on the platform cuda"):
-        checked(options, cuda.name, cuda.capabilities)
 
 
 def test_the_memory_of_a_cache_holds_both_models_planes(folder: Path) -> None:

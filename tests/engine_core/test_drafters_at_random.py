@@ -105,11 +105,11 @@ NewDrafter = Callable[[EngineConfig, int], Drafter]
 
 
 def ngram(config: EngineConfig, max_drafts: int) -> Drafter:
-    return NGramDrafter(config.max_num_seqs, config.max_model_len, max_drafts)
+    return NGramDrafter(config.num_rows, config.max_model_len, max_drafts)
 
 
 def suffix(config: EngineConfig, max_drafts: int) -> Drafter:
-    return SuffixDrafter(config.max_num_seqs, max_drafts, max_tokens=512)
+    return SuffixDrafter(config.num_rows, max_drafts, max_tokens=512)
 
 
 @st.composite
@@ -127,7 +127,7 @@ def speculators(draw: st.DrawFn) -> Callable[[EngineConfig], Speculator]:
 
     def build(config: EngineConfig) -> Speculator:
         each = [new(config, max_drafts) for new in drafters]
-        sizes = {"num_rows": config.max_num_seqs, "max_drafts": max_drafts, "vocab_size": MODEL.vocab_size}
+        sizes = {"num_rows": config.num_rows, "max_drafts": max_drafts, "vocab_size": MODEL.vocab_size}
         if pass_seconds is None:
             return AdaptiveSpeculator(each, costs, **sizes)
         # What the simulated executor drafts by itself stands for a draft model.

@@ -79,7 +79,7 @@ def run(
         options["max_draft_tokens"], num_positions = guesser.max_drafts, guesser.max_drafts + 1
     given = ExecutorOptions(model_folder=folder, device=device, async_depth=depth, **options)  # type: ignore[arg-type]
     executor, config, _ = build_executor(given, lambda phase, done, total: None)
-    masks = np.zeros((num_positions, config.max_num_seqs, VOCAB_SIZE // 32), np.int32)
+    masks = np.zeros((num_positions, config.num_rows, VOCAB_SIZE // 32), np.int32)
     engine = Engine(config, executor, masks=masks, speculator=None if guesser is None else guesser.beside(config))
     answers: list[list[int]] = [[] for _ in masked]
     scored = [0] * len(masked)

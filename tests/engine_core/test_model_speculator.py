@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -17,7 +18,8 @@ from headwater.engine_core.executor import Int32Array, StepPlan
 from headwater.engine_core.executors.simulated import SimulatedExecutor, SimulatedModel, expected_tokens
 from headwater.engine_core.request import NewRequest, Speculation
 from headwater.engine_core.sampling_params import SamplingParams
-from headwater.engine_core.scheduling.model_speculator import ModelSpeculator
+from headwater.engine_core.scheduling.ahead_model_speculator import AheadModelSpeculator
+from headwater.engine_core.scheduling.model_speculator import PROBE_STEPS, ModelSpeculator
 from headwater.engine_core.step_output import EngineLoad
 
 MODEL, MAX_DRAFTS = SimulatedModel(vocab_size=1000), 7
@@ -108,11 +110,19 @@ def requests(drafter: str = "") -> list[NewRequest]:
     ]
 
 
-def run(asked: Sequence[NewRequest], drafters: Sequence[Drafter], *, depth: int = 2) -> tuple[EngineLoad, int]:
+def run(
+    asked: Sequence[NewRequest],
+    drafters: Sequence[Drafter],
+    *,
+    depth: int = 2,
+    kind: type[ModelSpeculator] = ModelSpeculator,
+    pass_seconds: float = 0.05,
+    gap: float = 0.0,
+) -> tuple[EngineLoad, int]:
     """Checks answers beside a draft model of which 70 % is right; returns what became of drafts, and the steps."""
     executor = SimulatedExecutor(config(async_depth=depth), MODEL, draft_acceptance=0.7)
     sizes = {"num_rows": 64, "max_drafts": MAX_DRAFTS, "vocab_size": 1000}
-    speculator = ModelSpeculator(drafters, FLAT, passes(0.05), **sizes)
+    speculator = kind(drafters, replace(FLAT, gap=gap), passes(pass_seconds), **sizes)
     engine = Engine(config(async_depth=depth), executor, speculator=speculator)
     tokens: list[list[int]] = [[] for _ in asked]
     num_steps = 0
@@ -139,6 +149,37 @@ def test_answers_beside_a_simulated_draft_model_are_the_plain_ones_in_fewer_step
     assert num_steps < 80
 
 
+@pytest.mark.parametrize("depth", [1, 2, 4])
+def test_rows_run_ahead_of_what_the_model_guessed(depth: int) -> None:
+    load, num_steps = run(requests(), [], depth=depth, kind=AheadModelSpeculator, gap=0.5)
+    assert load.num_accepted_by_position[0] / load.num_drafts == pytest.approx(0.7, abs=0.05)
+    assert num_steps < 80
+
+
+def test_rows_that_run_ahead_wait_for_look_up_where_it_promises_more_than_that_costs() -> None:
+    asked = requests()
+    shares = []
+    for num_known, gap in ((1000, 0.1), (1000, 50.0), (0, 0.1)):
+        load, _ = run(asked, [KnowingDrafter(asked, num_known)], kind=AheadModelSpeculator, gap=gap)
+        shares.append(load.num_accepted_tokens / load.num_draft_tokens)
+    assert shares[0] > 0.85
+    assert max(shares[1:]) < 0.75
+
+
+def test_rows_that_run_ahead_stop_waiting_when_look_up_finds_nothing_more() -> None:
+    asked = requests()
+    load, steps = run(asked, [KnowingDrafter(asked, 50)], kind=AheadModelSpeculator, gap=0.1)
+    _, by_model = run(asked, [], kind=AheadModelSpeculator, gap=0.1)
+    assert steps < by_model
+    assert 0.7 < load.num_accepted_tokens / load.num_draft_tokens < 0.95
+
+
+def test_a_model_that_brings_nothing_is_tried_now_and_then_while_rows_run_ahead() -> None:
+    asked = [replace(requests()[0], sampling=SamplingParams(temperature=1.0, seed=1, max_tokens=200))]
+    load, _ = run(asked, [], kind=AheadModelSpeculator, pass_seconds=1.0)
+    assert load.num_draft_tokens == load.num_drafts == 200 // PROBE_STEPS
+
+
 def test_look_up_drafts_where_it_promises_more_and_the_model_elsewhere() -> None:
     """Right guesses of look-up cost no pass of the model."""
     asked = requests()
@@ -154,25 +195,28 @@ def test_look_up_drafts_where_it_promises_more_and_the_model_elsewhere() -> None
 
 def test_a_request_that_names_the_model_or_look_up_is_drafted_by_it_alone() -> None:
     asked = requests("draft_model")
-    load, _ = run(asked, [KnowingDrafter(asked, 1000)])
-    assert load.num_accepted_tokens < 0.75 * load.num_draft_tokens
-    asked = requests("ngram")
-    load, _ = run(asked, [KnowingDrafter(asked, 1000)])
-    assert load.num_accepted_tokens == load.num_draft_tokens > 1000
+    for kind in (ModelSpeculator, AheadModelSpeculator):
+        asked = requests("draft_model")
+        load, _ = run(asked, [KnowingDrafter(asked, 1000)], kind=kind)
+        assert load.num_accepted_tokens < 0.75 * load.num_draft_tokens
+        asked = requests("ngram")
+        load, _ = run(asked, [KnowingDrafter(asked, 1000)], kind=kind)
+        assert load.num_accepted_tokens == load.num_draft_tokens > 1000
 
 
 class PassExecutor(SimulatedExecutor):
     """Takes time for positions, and for each pass of a draft model, on a clock of its own."""
 
-    def __init__(self, limits: EngineConfig) -> None:
+    def __init__(self, limits: EngineConfig, begin: float = 0.0) -> None:
+        """`begin`: seconds before the first pass."""
         super().__init__(limits, MODEL, draft_acceptance=0.5)
-        self.now = 0.0
+        self.now, self._begin = 0.0, begin
 
     def submit(self, plan: StepPlan) -> int:
         self.now += 1e-3 + 1e-5 * plan.num_tokens
         if plan.num_drafts is not None and plan.draft_ids is None:
             rows = int(np.count_nonzero(plan.num_drafts))
-            self.now += int(plan.num_drafts.max()) * (2e-4 + 1e-6 * rows)
+            self.now += self._begin + int(plan.num_drafts.max()) * (2e-4 + 1e-6 * rows)
         return super().submit(plan)
 
 
@@ -186,3 +230,13 @@ def test_passes_of_an_engine_of_one_row_are_measured_at_one_row() -> None:
     executor = PassExecutor(config(max_num_seqs=1, max_num_batched_tokens=4))
     found = measured_passes(executor, config(max_num_seqs=1, max_num_batched_tokens=4), lambda: executor.now)
     assert found.sizes.tolist() == [1]
+
+
+def test_what_a_step_takes_longer_whatever_it_guesses_is_no_part_of_a_pass() -> None:
+    limits = config(max_num_seqs=64, max_num_batched_tokens=128)
+    executor = PassExecutor(limits, 5e-4)
+    found = measured_passes(executor, limits, lambda: executor.now)
+    assert found.gap == pytest.approx(5e-4)
+    np.testing.assert_allclose(found.of([1, 35]), [2.01e-4, 2.35e-4], rtol=1e-6)
+    assert choose_depth(stands(0.6), FLAT, passes(0.05), 1, 100).num_drafts.any()
+    assert not choose_depth(stands(0.6), FLAT, replace(passes(0.05), gap=2.0), 1, 100).num_drafts.any()

@@ -50,7 +50,7 @@ def check_own_drafts(
             assert answer.logprobs == expected.logprobs, (seed, i)
         assert load.num_accepted_tokens <= load.num_draft_tokens
         # Few answers may never repeat themselves.
-        assert load.num_draft_tokens > 0
+        assert len(prompts) < 7 or load.num_draft_tokens > 0
         assert len(prompts) < 30 or load.num_accepted_tokens > 0
 
 

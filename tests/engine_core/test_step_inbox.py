@@ -103,7 +103,7 @@ def test_a_step_with_prompt_tokens_is_padded_where_launches_would_show(
 
 
 def test_a_step_arrives_whole_and_the_rest_of_its_shape_is_padding() -> None:
-    inbox = StepInbox(CONFIG, SHAPES.max_tiles, torch.device("cpu"))
+    inbox = StepInbox(CONFIG, SHAPES.max_tiles, torch.device("cpu"), 5)
     plan = step((5, 40, 1), (2, 7, 1), (9, 100, 20), (4, 0, 3), (8, 6, 1), samples=[True, True, False, True, True])
     shape, tiles = SHAPES.of(plan)
     for number in (1, 2, 3, 4, 5, 6):
@@ -133,7 +133,7 @@ def test_a_step_arrives_whole_and_the_rest_of_its_shape_is_padding() -> None:
 
 
 def test_of_a_prompt_step_only_the_last_tokens_come_out_unless_others_are_looked_at() -> None:
-    inbox = StepInbox(CONFIG, SHAPES.max_tiles, torch.device("cpu"))
+    inbox = StepInbox(CONFIG, SHAPES.max_tiles, torch.device("cpu"), 5)
     plan = step((5, 40, 1), (9, 100, 300), (4, 0, 3), (8, 6, 1), samples=[True, False, False, True])
     plan = replace(plan, holds=np.array([False, False, True, False]))
     shape, tiles = SHAPES.of(plan)
@@ -151,7 +151,7 @@ def test_of_a_prompt_step_only_the_last_tokens_come_out_unless_others_are_looked
 
 
 def test_more_changes_than_there_is_room_for_travel_by_themselves() -> None:
-    inbox, plan = StepInbox(CONFIG, SHAPES.max_tiles, torch.device("cpu")), step((1, 1, 1))
+    inbox, plan = StepInbox(CONFIG, SHAPES.max_tiles, torch.device("cpu"), 5), step((1, 1, 1))
     shape, tiles = SHAPES.of(plan)
     assert inbox.send(plan, shape, tiles, 1, np.zeros((2, NUM_UPDATES), np.int32), 0) is not None
     assert inbox.send(plan, shape, tiles, 1, np.zeros((2, NUM_UPDATES + 1), np.int32), 0) is None

@@ -46,12 +46,14 @@ class Bench:
         num_blocks: int = 2000,
         depth: int = 2,
         step_seconds: float = 1.0,
+        spare_rows: int = 0,
     ) -> None:
         self.now, self.num_added, self.step_seconds = 0.0, 0, step_seconds
         self.config = EngineConfig(
             num_blocks=num_blocks,
             max_model_len=1024,
             max_num_seqs=num_seats,
+            spare_rows=spare_rows,
             max_num_batched_tokens=budget,
             async_depth=depth,
             policy="priority",
@@ -123,9 +125,10 @@ def test_one_who_is_alone_takes_every_seat_again_when_the_others_have_been_gone_
     assert bench.seats() == {"abuser": 8}
 
 
+@pytest.mark.parametrize("spare_rows", [0, 3])
 @pytest.mark.parametrize("depth", [1, 2, 4])
-def test_whoever_comes_beside_an_abuser_starts_at_once(depth: int) -> None:
-    bench = Bench(depth=depth)
+def test_whoever_comes_beside_an_abuser_starts_at_once(depth: int, spare_rows: int) -> None:
+    bench = Bench(depth=depth, spare_rows=spare_rows)
     alone = bench.steps_to_first_token(bench.add("ada"))
     for _ in range(100):
         bench.add("abuser", answer_len=500)
@@ -134,8 +137,10 @@ def test_whoever_comes_beside_an_abuser_starts_at_once(depth: int) -> None:
     # With the virtual time at which the abuser stands, as gateways lift who comes back.
     bench.add("eve", answer_len=400, time=9.0)
     waits = [bench.steps_to_first_token(bench.add(name, answer_len=400, time=9.0)) for name in ("bob", "ada", "fay")]
-    # The first takes the seat that is kept; the others that of an abuser's request, when no step in flight lists it.
-    assert max(waits) <= alone + 2 * depth
+    # The first takes the seat that is kept; the others that of an abuser's request, when no step in flight lists it, or
+    # at once where there are rows to spare.
+    assert max(waits) <= alone + (1 if spare_rows else 2 * depth)
+    assert not spare_rows or waits[1:] == [alone, alone]
     assert bench.seats()["abuser"] in (3, 4), "one may be free again"
 
 
@@ -164,6 +169,17 @@ def test_long_prompts_of_one_do_not_keep_out_another_s() -> None:
     assert bench.seats() == {"abuser": 2}
     ada = bench.add("ada", prompt_len=100, time=1000.0)
     assert bench.steps_to_first_token(ada) <= 5, "of about fifty"
+
+
+def test_requests_run_on_seats_alone_however_many_rows_are_to_spare() -> None:
+    bench = Bench(num_seats=4, spare_rows=3)
+    for i in range(40):
+        bench.add("ada", answer_len=2 + i % 7)
+    while any(bench.open.values()):
+        bench.step()
+        assert sum(bench.seats().values()) <= 4
+    assert bench.tokens["ada"] == sum(2 + i % 7 for i in range(40))
+    assert bench.engine.load().num_used_blocks == 0
 
 
 def test_who_holds_most_blocks_yields_them() -> None:

@@ -103,6 +103,26 @@ def test_drafts_are_what_followed_the_longest_match(case: str, vocab_size: int, 
     assert (step.num_drafts[-2:] == 0).all(), "padding drafts nothing"
 
 
+def test_drafts_that_are_there_stay_as_they_are(generator: torch.Generator) -> None:
+    step = Step(generator, {0: 17, 5: 250, 1: 9}, [3, 15, 0], [2, -1, 4])
+    table = step.table.clone()
+    draft_rows(
+        step.steps,
+        step.known_words,
+        step.table,
+        step.words,
+        match_scratch(5, step.table.device),
+        step.num_drafts,
+        are_there=True,
+    )
+    assert torch.equal(step.table, table)
+    assert step.num_drafts.tolist() == [3, 15, 0, 0, 0]
+    assert step.words.positions[:4].tolist() == [16, 17, 18, 19]
+    assert step.words.positions[4:20].tolist() == list(range(249, 265))
+    assert step.words.draws[2, 20] == 1008
+    assert step.known_words[[0, 5, 1]].tolist() == [17, 250, 9]
+
+
 def test_a_match_is_compared_no_further_than_is_known(generator: torch.Generator) -> None:
     step = Step(generator, {1: MAX_MATCH * 4}, [5], [-1], vocab_size=1)
     step.draft()

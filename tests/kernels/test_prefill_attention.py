@@ -64,7 +64,7 @@ def test_a_recomputed_row_has_the_bits_of_its_decode_step(
     q = batch.queries(sum(counts))
     together = prefill(batch, q, counts)
     starts, full_lens = bounds(counts).tolist(), list(batch.seq_lens)
-    for back in (0, 1, 2, 60):
+    for back in (0, 1, 2, 60) if q.is_cuda else (0, 1, 60):
         rows = [i for i, count in enumerate(counts) if count > back]
         if not rows:
             continue

@@ -121,7 +121,6 @@ def test_a_distribution_cannot_take_the_name_of_a_device_of_headwater(site: Path
     ("given", "sentence"),
     [
         ({"dtype": "float16"}, "dtype is 'float16'; allowed: float32 or bfloat16 on the platform cpu"),
-        ({"gemv": True}, "gemv is True; allowed: False on the platform cpu"),
         ({"kv_swap_memory": 1 << 20}, "kv_swap_memory is 1048576; allowed: 0 on the platform cpu"),
         ({"kv_cache_dtype": "fp8"}, "kv_cache_dtype is 'fp8'; allowed: auto on the platform cpu"),
         ({"kv_cache_dtype": "int4"}, "kv_cache_dtype is 'int4'; allowed: auto or fp8"),

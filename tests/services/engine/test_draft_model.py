@@ -70,7 +70,7 @@ def test_a_model_of_other_tokens_is_refused_before_it_is_loaded(folder: Path, tm
     ("flags", "sentence"),
     [
         (("--draft-model=/no/folder",), "/no/folder is not a converted model: model.json is missing"),
-        (("--draft-model=/no/folder", "--speculation=off"), "allowed: none with --speculation off or --gemv"),
+        (("--draft-model=/no/folder", "--speculation=off"), "allowed: none with --speculation off, where"),
     ],
     ids=["no model", "no speculation"],
 )

@@ -23,6 +23,7 @@ from headwater.proto.common_pb2 import Sampling
 from headwater.proto.events_pb2 import KvEventBatch
 from headwater.services.engine.frames import MAX_FRAME_BYTES
 from headwater.services.engine.kv_events import checksum_of
+from tests.gateway.stages import launched
 from tests.services.engine.engine_process import (
     MODEL,
     VOCAB_SIZE,
@@ -330,10 +331,10 @@ async def test_a_core_that_hangs_holds_up_the_door_for_nobody_and_too_much_for_i
         assert client.tokens[1] == answer(prompt(1))
 
 
-def test_the_core_computes_with_the_threads_that_it_was_given_and_they_do_not_spin_for_long(
-    engine: EngineProcess,
-) -> None:
-    environment = Path(f"/proc/{engine.core_pid}/environ").read_bytes().split(b"\0")
+def test_the_core_computes_with_the_threads_that_it_was_given_and_they_do_not_spin_for_long() -> None:
+    # A core that is forked has its tests' environment when its libraries are loaded.
+    with engine_process("--threads=1", start=launched) as engine:
+        environment = Path(f"/proc/{engine.core_pid}/environ").read_bytes().split(b"\0")
     assert {b"OMP_NUM_THREADS=1", b"MKL_NUM_THREADS=1", b"GOMP_SPINCOUNT=30000"} <= set(environment)
     assert not any(entry.startswith(b"HEADWATER_READY_FD") for entry in environment)
 

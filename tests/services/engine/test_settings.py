@@ -16,8 +16,8 @@ def test_a_new_knob_is_a_decision() -> None:
         "model_folder", "served_model_name", "replica_id", "host", "port", "advertise", "nats_url", "redis_url",
         "metrics_port", "otlp_endpoint", "log_level", "executor", "device", "dtype", "load_format", "block_size",
         "num_blocks", "kv_cache_memory", "kv_swap_memory", "kv_cache_dtype", "gpu_memory_utilization", "max_model_len",
-        "max_num_seqs", "max_num_batched_tokens", "long_prefill_chunk", "async_depth", "decode_steps", "gemv",
-        "speculation", "drafters", "max_draft_tokens", "draft_model",
+        "max_num_seqs", "max_num_batched_tokens", "long_prefill_chunk", "async_depth", "decode_steps",
+        "speculation", "drafters", "max_draft_tokens", "draft_model", "draft_heads",
         "policy", "threads", "simulated_step_seconds", "simulated_prefill_seconds",
         "simulated_draft_acceptance", "hang_limit", "drain_limit",
     ]  # fmt: skip
@@ -47,10 +47,6 @@ def test_the_core_reads_the_doors_settings_from_flags() -> None:
         (["--executor=simulated", "--drain-limit=-1"], "--drain-limit is -1.0; allowed: 0 or more seconds"),
         (["--executor=simulated", "--speculation=on"], "--speculation is 'on'; allowed: auto or off"),
         (
-            ["--executor=simulated", "--gemv", "--speculation=auto"],
-            "--speculation is 'auto'; allowed: off with --gemv, whose bits depend on the step that computes a token",
-        ),
-        (
             ["--executor=simulated", "--drafters=ngram", "--drafters=eagle"],
             "--drafters is ('ngram', 'eagle'); allowed: ngram or suffix, each at most once",
         ),
@@ -60,11 +56,15 @@ def test_the_core_reads_the_doors_settings_from_flags() -> None:
         ),
         (
             ["--executor=simulated", "--draft-model=/d", "--speculation=off"],
-            "--draft-model is '/d'; allowed: none with --speculation off or --gemv, where nothing is drafted",
+            "--draft-model is '/d'; allowed: none with --speculation off, where nothing is drafted",
         ),
         (
-            ["--executor=simulated", "--draft-model=/d", "--gemv"],
-            "--draft-model is '/d'; allowed: none with --speculation off or --gemv, where nothing is drafted",
+            ["--executor=simulated", "--draft-heads=/h", "--speculation=off"],
+            "--draft-heads is '/h'; allowed: none with --speculation off, where nothing is drafted",
+        ),
+        (
+            ["--executor=simulated", "--draft-heads=/h", "--draft-model=/d"],
+            "--draft-heads is '/h'; allowed: none beside --draft-model",
         ),
         (
             ["--executor=simulated", "--simulated-draft-acceptance=1.5"],
@@ -84,13 +84,11 @@ def test_settings_that_cannot_be_served_are_refused_by_name(flags: list[str], se
     assert str(refused.value) == sentence
 
 
-def test_an_engine_speculates_unless_it_is_told_not_to_or_its_bits_depend_on_the_step() -> None:
+def test_an_engine_speculates_unless_it_is_told_not_to() -> None:
     usual = EngineSettings(executor="simulated")
     assert (usual.speculates, usual.drafters, usual.max_draft_tokens) == (True, ("ngram", "suffix"), 15)
     assert EngineSettings(executor="simulated", speculation="auto", max_draft_tokens=31, block_size=32).speculates
     assert not EngineSettings(executor="simulated", speculation="off").speculates
-    assert not EngineSettings(executor="simulated", gemv=True).speculates
-    assert not EngineSettings(executor="simulated", gemv=True, speculation="off").speculates
 
 
 def test_drafters_are_flags_that_repeat_or_a_list_in_the_environment() -> None:

@@ -128,7 +128,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     (
         {"speculative": Speculative(drafter="eagle")},
         "speculative.drafter",
-        "speculative.drafter is 'eagle'; allowed: ngram, suffix, draft_model",
+        "speculative.drafter is 'eagle'; allowed: ngram, suffix, draft_model, draft_heads",
     ),
     (
         {"speculative": Speculative(max_tokens=0)},

@@ -50,27 +50,20 @@ def test_the_settings_of_a_gpu_reach_its_engine_and_who_hashes_for_it() -> None:
         load_format="dummy",
         kv_cache_dtype="fp8",
         gpu_memory_utilization=0.5,
-        gemv=True,
         kv_swap_memory=7,
     )
     engine, processor = engine_of(stack), processor_of(stack)
     assert (engine.device, engine.load_format, engine.kv_cache_dtype) == ("cuda", "dummy", "fp8")
     assert engine.gpu_memory_utilization == 0.5
-    assert engine.gemv
     assert (engine.kv_swap_memory, engine_of(plan()).kv_swap_memory) == (7, 0)
-    assert not engine_of(plan()).gemv
     assert (engine.max_num_seqs, engine.max_num_batched_tokens) == (512, 2048)
     assert engine.block_size == processor.block_size == 64
     assert processor.kv_format == "fp8"
 
 
-def test_speculation_is_the_engines_to_decide_unless_the_line_is_told() -> None:
+def test_engines_speculate_unless_the_line_is_told_not_to() -> None:
     assert engine_of(plan()).speculates
-    assert not engine_of(plan(device="cuda", gemv=True)).speculates
     assert not engine_of(plan(speculation="off")).speculates
-    assert engine_of(plan(speculation="auto")).speculation == "auto"
-    with pytest.raises(SettingError, match="--speculation is 'auto'; allowed: off with --gemv"):
-        plan(device="cuda", gemv=True, speculation="auto")
     with pytest.raises(SettingError, match="--speculation is 'on'; allowed: auto, off"):
         plan(speculation="on")
 
@@ -78,9 +71,19 @@ def test_speculation_is_the_engines_to_decide_unless_the_line_is_told() -> None:
 def test_a_draft_model_is_for_the_engines_of_a_line_that_drafts() -> None:
     assert engine_of(plan(draft_model="/models/small")).draft_model == Path("/models/small")
     assert engine_of(plan()).draft_model is None
-    for nothing in ({"speculation": "off"}, {"device": "cuda", "gemv": True}):
-        with pytest.raises(SettingError, match="--draft-model is 'small'; allowed: none with --speculation off or"):
-            plan(draft_model="small", **nothing)
+    with pytest.raises(SettingError, match="--draft-model is 'small'; allowed: none with --speculation off, where"):
+        plan(draft_model="small", speculation="off")
+
+
+def test_draft_heads_are_for_the_engines_of_a_line_that_drafts_by_no_model(tmp_path: Path) -> None:
+    assert engine_of(plan(draft_heads=tmp_path)).draft_heads == tmp_path
+    assert engine_of(plan()).draft_heads is None
+    with pytest.raises(SettingError, match=r"--draft-heads is .*; allowed: none with --speculation off, where"):
+        plan(draft_heads=tmp_path, speculation="off")
+    with pytest.raises(SettingError, match=r"--draft-heads is .*; allowed: none beside --draft-model"):
+        plan(draft_heads=tmp_path, draft_model="small")
+    with pytest.raises(SettingError, match="--draft-heads is '/no/heads'; allowed: an existing folder"):
+        plan(draft_heads=Path("/no/heads"))
 
 
 def test_special_tokens_are_text_to_processors_where_the_line_is_told_so() -> None:

@@ -1,0 +1,109 @@
+"""What is to draft on a GPU, before there is an executor: a smaller model, or heads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from headwater.engine_core.config import ConfigError, EngineConfig
+from headwater.engine_core.executors.cuda_draft_model import guessing_config
+from headwater.engine_core.executors.cuda_guessers import Make, by_chain, by_model, by_places
+from headwater.engine_core.executors.gpu_memory import Planes, measure
+from headwater.engine_core.heads.medusa import Medusa
+from headwater.engine_core.heads.registry import ChainHeads, chain_heads
+from headwater.engine_core.heads_config import HeadsConfig
+from headwater.engine_core.layers.kinds import Weights
+from headwater.engine_core.model_config import ModelConfig
+from headwater.engine_core.models import registry
+from headwater.engine_core.models.model import Model
+from headwater.engine_core.platforms.cuda import CudaPlatform
+from headwater.kernels.compile_ahead import CompileAhead
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model and its weights on the GPU."""
+
+    config: ModelConfig
+    weights: Weights
+    kv_dtype: torch.dtype
+
+    def on(self, platform: CudaPlatform, max_model_len: int) -> Model:
+        return registry.model_class(self.config)(self.config, self.weights, platform, max_model_len)
+
+    @property
+    def planes(self) -> Planes:
+        return Planes(self.config, self.kv_dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedHeads:
+    """Draft heads and their weights on the GPU, of the served model's dtype."""
+
+    config: HeadsConfig
+    weights: Weights
+
+
+class Drafting(Protocol):
+    """What is to draft, before there is an executor."""
+
+    planes: list[Planes]
+    looks_at_all: bool
+    """Whether it is shown the hidden states of all tokens."""
+
+    def measure(self, ahead: CompileAhead) -> int:
+        """Bytes of the activations of its largest step."""
+
+    def make(self, config: EngineConfig, kv_caches: Sequence[torch.Tensor]) -> Make:
+        """With the caches of its planes."""
+
+
+class ModelDrafting:
+    """See `Drafting`."""
+
+    looks_at_all = False
+
+    def __init__(self, draft: LoadedModel, config: EngineConfig) -> None:
+        self.planes, self._config = [draft.planes], guessing_config(config)
+        self._platform = CudaPlatform.of(draft.config, config)
+        self._decoder = draft.on(self._platform, config.max_model_len)
+
+    def measure(self, ahead: CompileAhead) -> int:
+        return measure(self._decoder, self._platform, self.planes[0], self._config, ahead).step
+
+    def make(self, config: EngineConfig, kv_caches: Sequence[torch.Tensor]) -> Make:
+        return by_model(self._decoder, self._platform, config, kv_caches[0])
+
+
+class HeadsDrafting:
+    """See `Drafting`. They are small beside the served model, so their steps take less memory than its steps."""
+
+    def __init__(self, heads: LoadedHeads, served: ModelConfig, decoder: Model, config: EngineConfig) -> None:
+        """Raises `ConfigError` where the served model's work list does not serve the heads."""
+        layer, self._decoder = heads.config.layer, decoder
+        self.planes = [] if layer is None else [Planes(layer, decoder.dtype)]
+        self._platform = CudaPlatform.of(layer or served, config)
+        self._medusa: Medusa | None = None
+        self._chain: ChainHeads | None = None
+        what = heads.config, heads.weights, self._platform, decoder, config.max_model_len
+        if layer is None:
+            self._medusa, self.looks_at_all = Medusa(*what), True
+            return
+        ours, theirs = (model.num_heads // model.num_kv_heads for model in (layer, served))
+        if ours != theirs:
+            allowed = f"heads with {theirs} query heads a key head, as the served model; these have {ours}"
+            raise ConfigError("draft_heads", heads.config.kind, allowed)
+        self._chain = chain_heads(*what)
+        self.looks_at_all = self._chain.looks_at_all
+
+    def measure(self, ahead: CompileAhead) -> int:
+        return 0
+
+    def make(self, config: EngineConfig, kv_caches: Sequence[torch.Tensor]) -> Make:
+        if self._medusa is not None:
+            return by_places(self._medusa, self._decoder, self._platform, config)
+        assert self._chain is not None
+        return by_chain(self._chain, self._decoder, self._platform, config, kv_caches[0])

@@ -1,0 +1,78 @@
+"""What drafts on a GPU, made for an executor: a smaller model, or heads of one of the published kinds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from headwater.engine_core.config import EngineConfig
+from headwater.engine_core.executors.cuda_draft_model import CudaDraftModel, guessing_config
+from headwater.engine_core.executors.cuda_guesser import CudaGuesser, GuessingSteps
+from headwater.engine_core.executors.cuda_heads import CudaChainHeads, CudaParallelHeads, PairedModel, Pairs
+from headwater.engine_core.executors.device_model import DeviceModel
+from headwater.engine_core.executors.device_sampler import DeviceSampler
+from headwater.engine_core.executors.device_table import DeviceTable
+from headwater.engine_core.executors.step_inbox import StepInbox
+from headwater.engine_core.executors.step_shapes import StepShapes
+from headwater.engine_core.heads.medusa import Medusa
+from headwater.engine_core.heads.registry import ChainHeads
+from headwater.engine_core.models.model import Model
+from headwater.engine_core.platforms.cuda import CudaPlatform
+
+
+@dataclass(frozen=True, slots=True)
+class Drafted:
+    """What an executor lends to what drafts for it."""
+
+    served: DeviceModel
+    sampler: DeviceSampler
+    table: DeviceTable
+    num_parts: int
+    """Steps that may be in flight."""
+
+
+Make = Callable[[Drafted], CudaGuesser]
+
+
+def by_model(decoder: Model, platform: CudaPlatform, config: EngineConfig, kv_cache: torch.Tensor) -> Make:
+    def make(drafted: Drafted) -> CudaGuesser:
+        table, limits = drafted.table, guessing_config(config)
+        sampler = drafted.sampler.beside(decoder.lm_head, decoder.dtype)
+        steps = GuessingSteps(limits, StepShapes(limits, platform), sampler, table, drafted.num_parts)
+        model = DeviceModel(decoder, platform, limits, kv_cache, table, steps.inbox, steps.shapes)
+        return CudaDraftModel(model, steps, sampler, config, table, decoder.config.hidden_size)
+
+    return make
+
+
+def by_chain(
+    heads: ChainHeads, served: Model, platform: CudaPlatform, config: EngineConfig, kv_cache: torch.Tensor
+) -> Make:
+    def make(drafted: Drafted) -> CudaGuesser:
+        table, model = drafted.table, drafted.served
+        sampler = drafted.sampler.beside(served.lm_head, served.dtype)
+        steps = GuessingSteps(config, StepShapes(config, platform), sampler, table, drafted.num_parts)
+
+        def pairs(num_tokens: int, inbox: StepInbox, shapes: StepShapes) -> Pairs:
+            size = num_tokens, heads.config.hidden_size
+            features = torch.zeros(size, dtype=served.dtype, device=platform.device)
+            given = platform, config, kv_cache, table, inbox, shapes
+            return Pairs(DeviceModel(PairedModel(heads, features), *given, is_paired=True), features)
+
+        read = pairs(max(model.shapes.most_tokens, config.max_positions), model.inbox, model.shapes)
+        guess = pairs(config.max_positions, steps.inbox, steps.shapes)
+        return CudaChainHeads(heads, read, guess, steps, sampler, config, table)
+
+    return make
+
+
+def by_places(heads: Medusa, served: Model, platform: CudaPlatform, config: EngineConfig) -> Make:
+    def make(drafted: Drafted) -> CudaGuesser:
+        table = drafted.table
+        sampler = drafted.sampler.beside(served.lm_head, served.dtype)
+        steps = GuessingSteps(config, StepShapes(config, platform), sampler, table, drafted.num_parts)
+        return CudaParallelHeads(heads, drafted.served, steps, sampler, config, table)
+
+    return make

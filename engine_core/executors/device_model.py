@@ -1,0 +1,132 @@
+"""A model on a GPU, with its KV cache and the step that its inbox holds. Knows the launches of a step's layers, nothing
+about what is sampled."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from headwater.engine_core.config import EngineConfig
+from headwater.engine_core.executor import Int32Array
+from headwater.engine_core.executors.cuda_graphs import Graphs
+from headwater.engine_core.executors.device_table import DeviceTable
+from headwater.engine_core.executors.step_inbox import StepInbox
+from headwater.engine_core.executors.step_shapes import StepShape, StepShapes
+from headwater.engine_core.layers.batch import ForwardBatch
+from headwater.engine_core.models.model import Ends, LayerInputs
+from headwater.engine_core.platforms.cuda import DEPENDENT_ROWS, AttentionPlan, CudaPlatform
+from headwater.kernels.step_rows import load_tokens
+
+_UNUSED: Int32Array = np.empty(0, np.int32)
+"""What only a CPU reads of a batch."""
+
+
+class Shown(Protocol):
+    """What looks at a model's hidden states."""
+
+    layers: tuple[int, ...]
+    """Those whose inputs it is shown."""
+
+    def show(self, final: torch.Tensor, inputs: Mapping[int, torch.Tensor]) -> None:
+        """Launches only. Normed hidden states, of all tokens or of the ends, and the layers' inputs [T, H]."""
+
+
+class Forward(Protocol):
+    """The pass of a `Model`, or of what computes as one does."""
+
+    def forward(
+        self,
+        batch: ForwardBatch,
+        kv_cache: torch.Tensor,
+        attention_plan: Any = None,
+        *,
+        ends: Ends | None = None,
+        num_layers: int | None = None,
+        inputs: LayerInputs | None = None,
+    ) -> torch.Tensor:
+        """See `Model`."""
+
+
+class DeviceModel:
+    def __init__(
+        self,
+        decoder: Forward,
+        platform: CudaPlatform,
+        config: EngineConfig,
+        kv_cache: torch.Tensor,
+        table: DeviceTable,
+        inbox: StepInbox,
+        shapes: StepShapes,
+        *,
+        is_paired: bool = False,
+    ) -> None:
+        """`is_paired`: the token of a position is the one behind it."""
+        self.decoder, self.platform, self.kv_cache = decoder, platform, kv_cache
+        self.graphs, self.inbox, self.shapes = Graphs(), inbox, shapes
+        self._table, self._block_size = table, config.block_size
+        self._token_ids = table.token_ids[:, 1:] if is_paired else table.token_ids
+        self.shown: Shown | None = None
+        """Is given, within each forward pass, the layers' inputs that it names and the result."""
+
+    def hidden(self, shape: StepShape) -> torch.Tensor:
+        """Launches the step of this shape that the inbox holds. Returns its hidden states, [num_tokens, H] or
+        [num_ends, H]."""
+        launch = partial(self.forward, shape)
+        if shape.is_decode:
+            return self.graphs.replay(shape, launch, partial(self.try_out, shape))
+        return self.graphs.run(shape, launch) if self.shapes.recurs(shape) else launch()
+
+    def prepare(self, shape: StepShape) -> torch.Tensor:
+        """Captures the shape; see `Graphs.prepare`."""
+        return self.graphs.prepare(shape, partial(self.forward, shape), partial(self.try_out, shape))
+
+    def try_out(self, shape: StepShape) -> None:
+        """Layers are alike but for the last, so two of them launch all there is."""
+        self.forward(shape, num_layers=2)
+
+    def forward(self, shape: StepShape, num_layers: int | None = None) -> torch.Tensor:
+        """As `hidden`, without a graph."""
+        words, table = self.inbox.words(shape), self._table
+        device = self.platform.device
+        token_ids = torch.empty(shape.num_tokens, dtype=torch.int64, device=device)
+        slots = torch.empty(shape.num_tokens, dtype=torch.int32, device=device)
+        load_tokens(words.rows, words.positions, self._token_ids, table.block_ids, self._block_size, token_ids, slots)
+        attention = AttentionPlan(
+            num_decodes=shape.num_decodes,
+            seq_lens=words.seq_lens,
+            table_rows=words.table_rows,
+            block_tables=table.block_ids,
+            decode=self.platform.decode_plan(shape.num_decodes),
+            windowed=self.platform.windowed_plan(shape.num_decodes),
+            shares=shape.shares,
+            chunk_lens=words.chunk_lens,
+            chunk_rows=words.chunk_rows,
+            query_starts=words.query_starts,
+            tiles=words.tiles.view(-1, 2),
+            dependent=shape.num_tokens <= DEPENDENT_ROWS,
+        )
+        self.platform.refresh(attention)
+        ends = None
+        if shape.num_ends:
+            plan = self.platform.plan_ends(words.end_lens, words.end_rows, table.block_ids, shares=shape.shares)
+            ends = Ends(words.end_tokens, plan)
+        batch = ForwardBatch(
+            token_ids=token_ids,
+            positions=words.positions,
+            slots=slots,
+            starts=_UNUSED,
+            counts=_UNUSED,
+            block_tables=table.block_ids,
+            sampled=slots[:0],
+        )
+        given = batch, self.kv_cache, attention
+        if self.shown is None or num_layers is not None:
+            return self.decoder.forward(*given, ends=ends, num_layers=num_layers)
+        inputs = LayerInputs(self.shown.layers)
+        hidden = self.decoder.forward(*given, ends=ends, inputs=inputs)
+        self.shown.show(hidden, inputs.states)
+        return hidden

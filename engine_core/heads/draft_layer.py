@@ -1,0 +1,116 @@
+"""The one decoder layer of EAGLE, like Llama's but for what goes into it: names, shapes, forward pass."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+import torch
+
+from headwater.engine_core.executor import Int32Array
+from headwater.engine_core.heads.checkpoint import Shapes
+from headwater.engine_core.layers.attention import Attention
+from headwater.engine_core.layers.batch import ForwardBatch, last_tokens
+from headwater.engine_core.layers.kinds import Weights
+from headwater.engine_core.layers.mlp import Mlp
+from headwater.engine_core.layers.norm import RMSNorm
+from headwater.engine_core.layers.platform import Platform
+from headwater.engine_core.layers.rope import cos_sin_table
+from headwater.engine_core.model_config import ModelConfig
+from headwater.engine_core.models.model import Ends
+from headwater.engine_core.weights.layout import Layout, linear, norm, table
+
+FUSED = {
+    "self_attn.q_proj.weight": ("qkv", 0),
+    "self_attn.k_proj.weight": ("qkv", 1),
+    "self_attn.v_proj.weight": ("qkv", 2),
+    "self_attn.q_proj.bias": ("qkv_bias", 0),
+    "self_attn.k_proj.bias": ("qkv_bias", 1),
+    "self_attn.v_proj.bias": ("qkv_bias", 2),
+    "mlp.gate_proj.weight": ("gate_up", 0),
+    "mlp.up_proj.weight": ("gate_up", 1),
+}
+"""Published names of parts of a tensor, behind the layer's prefix; see `CheckpointNames`."""
+NAMES = {
+    "post_attention_layernorm.weight": "post_norm",
+    "self_attn.o_proj.weight": "o",
+    "mlp.down_proj.weight": "down",
+}
+
+
+def published_shapes(config: ModelConfig, in_features: int) -> Shapes:
+    """By name, behind the layer's prefix. `in_features`: of the projections before attention."""
+    hidden, inner, head_dim = config.hidden_size, config.intermediate_size, config.head_dim
+    q_size, kv_size = config.num_heads * head_dim, config.num_kv_heads * head_dim
+    return {
+        "self_attn.q_proj.weight": (q_size, in_features),
+        "self_attn.k_proj.weight": (kv_size, in_features),
+        "self_attn.v_proj.weight": (kv_size, in_features),
+        "self_attn.o_proj.weight": (hidden, q_size),
+        "post_attention_layernorm.weight": (hidden,),
+        "mlp.gate_proj.weight": (inner, hidden),
+        "mlp.up_proj.weight": (inner, hidden),
+        "mlp.down_proj.weight": (hidden, inner),
+    }
+
+
+def published_biases(config: ModelConfig) -> Shapes:
+    """As `published_shapes`, of what a layer may lack."""
+    q_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    return {f"self_attn.{name}_proj.bias": (q_size if name == "q" else kv_size,) for name in "qkv"}
+
+
+def layout(config: ModelConfig, in_features: int, names: Collection[str]) -> Layout:
+    """Under our names. `names`: tensors that the file has."""
+    hidden, q_size = config.hidden_size, config.num_heads * config.head_dim
+    return {
+        "layers.0.qkv": linear(config.qkv_size, in_features),
+        "layers.0.o": linear(hidden, q_size),
+        "layers.0.post_norm": norm(hidden),
+        "layers.0.gate_up": linear(2 * config.intermediate_size, hidden),
+        "layers.0.down": linear(hidden, config.intermediate_size),
+        **({"layers.0.qkv_bias": table(config.qkv_size)} if "layers.0.qkv_bias" in names else {}),
+    }
+
+
+class DraftLayer:
+    """T tokens of hidden size H, of which the last few of each row go on behind attention."""
+
+    def __init__(self, platform: Platform, config: ModelConfig, weights: Weights, max_model_len: int) -> None:
+        linears, tensors, eps = weights.linears, weights.tensors, config.rms_norm_eps
+        self._platform = platform
+        self._attention = Attention(
+            platform,
+            linears["layers.0.qkv"],
+            linears["layers.0.o"],
+            cos_sin_table(config, max_model_len).to(platform.device),
+            qkv_bias=tensors.get("layers.0.qkv_bias"),
+            eps=eps,
+        )
+        self._post_norm = RMSNorm(platform, tensors["layers.0.post_norm"], eps)
+        self._mlp = Mlp(platform, linears["layers.0.gate_up"], linears["layers.0.down"], "silu")
+
+    def ends(self, batch: ForwardBatch, num_wanted: Int32Array) -> Ends:
+        """The last num_wanted[r] tokens of each row, [R]."""
+        own = last_tokens(batch, num_wanted)
+        return Ends(own.sampled, self._platform.plan_attention(own, of_ends=True))
+
+    def forward(
+        self,
+        x: torch.Tensor,
+        residual: torch.Tensor,
+        batch: ForwardBatch,
+        kv_cache: torch.Tensor,
+        attention_plan: Any = None,
+        ends: Ends | None = None,
+    ) -> torch.Tensor:
+        """x [T, in features] and residual [T, H] → the residual stream behind the layer, [T, H], or [E, H] of the ends,
+        which have an attention plan of their own. kv_cache [2, num_blocks, Hk, block_size, D] takes keys and values."""
+        queries = self._attention.queries(x, batch, kv_cache)
+        if ends is not None:
+            if not len(ends.tokens):
+                return residual[:0]
+            queries, residual = queries.index_select(0, ends.tokens), residual.index_select(0, ends.tokens)
+            attention_plan = ends.attention_plan
+        attended = self._attention.attend(queries, kv_cache, attention_plan)
+        return self._mlp(self._post_norm.add(attended, residual)).add_(residual)

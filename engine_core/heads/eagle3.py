@@ -1,0 +1,134 @@
+"""EAGLE-3: as EAGLE, over hidden states of a low, a middle and a high layer, and with a head of its own over the tokens
+that it guesses among. Source: Li et al., "EAGLE-3: Scaling up inference acceleration of large language models via
+training-time test", 2025, with the published code."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import torch
+
+from headwater.engine_core.config import ConfigError
+from headwater.engine_core.executor import Int32Array
+from headwater.engine_core.heads import draft_layer
+from headwater.engine_core.heads.checkpoint import HeadsFile, Shapes
+from headwater.engine_core.heads.draft_layer import DraftLayer
+from headwater.engine_core.heads_config import NUM_INPUTS, HeadsConfig
+from headwater.engine_core.layers.batch import ForwardBatch
+from headwater.engine_core.layers.kinds import Weights
+from headwater.engine_core.layers.norm import RMSNorm
+from headwater.engine_core.layers.platform import Platform
+from headwater.engine_core.model_config import ModelConfig
+from headwater.engine_core.models.model import Ends, Model
+from headwater.engine_core.weights.layout import Layout, linear, norm, table
+from headwater.engine_core.weights.model_file import Tensors
+from headwater.engine_core.weights.names import CheckpointNames
+
+PREFIX = "midlayer."
+TO_TOKENS, TO_DRAFTS = "d2t", "t2d"
+"""What is added to the number of a token that heads guess among to get its id; whether heads guess a token."""
+NAMES = CheckpointNames(
+    model={"fc.weight": "fc", "norm.weight": "final_norm", "lm_head.weight": "lm_head"},
+    layer=draft_layer.NAMES | {"hidden_norm.weight": "hidden_norm", "input_layernorm.weight": "input_norm"},
+    fused=draft_layer.FUSED,
+    ignored=("embed_tokens.weight", TO_TOKENS, TO_DRAFTS),
+)
+NEVER = -1e4
+"""Logit of tokens that the heads do not guess among: finite in every dtype, divided by any temperature too."""
+
+
+class Eagle3:
+    """See `ChainHeads`."""
+
+    looks_at_all = False
+
+    def __init__(
+        self, config: HeadsConfig, weights: Weights, platform: Platform, served: Model, max_model_len: int
+    ) -> None:
+        assert config.layer is not None
+        linears, tensors, eps = weights.linears, weights.tensors, config.layer.rms_norm_eps
+        self.config, self.layers, self._served = config.layer, config.input_layers, served
+        self._fc, self._lm_head = platform.linear(linears["fc"]), platform.linear(linears["lm_head"])
+        self._hidden_norm = RMSNorm(platform, tensors["layers.0.hidden_norm"], eps)
+        self._input_norm = RMSNorm(platform, tensors["layers.0.input_norm"], eps)
+        self._layer = DraftLayer(platform, config.layer, weights, max_model_len)
+        self._final_norm = RMSNorm(platform, tensors["final_norm"], eps)
+        self._token_ids = tensors.get("token_ids")
+
+    @staticmethod
+    def published(config: HeadsConfig, served: ModelConfig) -> tuple[Shapes, Shapes]:
+        assert config.layer is not None
+        hidden, guessed, vocabulary = served.hidden_size, config.draft_vocab_size, served.vocab_size
+        layer = draft_layer.published_shapes(config.layer, 2 * hidden)
+        layer = {**layer, "hidden_norm.weight": (hidden,), "input_layernorm.weight": (hidden,)}
+        required: dict[str, tuple[int, ...]] = {PREFIX + name: shape for name, shape in layer.items()}
+        required |= {"fc.weight": (hidden, NUM_INPUTS * hidden), "norm.weight": (hidden,)}
+        required |= {"lm_head.weight": (guessed, hidden)}
+        maps: dict[str, tuple[int, ...]] = {TO_TOKENS: (guessed,)}
+        optional: dict[str, tuple[int, ...]] = {TO_DRAFTS: (vocabulary,), "embed_tokens.weight": (vocabulary, hidden)}
+        biases = {PREFIX + name: shape for name, shape in draft_layer.published_biases(config.layer).items()}
+        is_whole = guessed == vocabulary
+        return (required, optional | biases | maps) if is_whole else (required | maps, optional | biases)
+
+    @staticmethod
+    def collect(file: HeadsFile, config: HeadsConfig, dtype: torch.dtype) -> Tensors:
+        tensors = ((name.replace(PREFIX, "model.layers.0."), tensor) for name, tensor in file.tensors())
+        collected = NAMES.collect(tensors, dtype, lambda done: None)
+        return collected if (ids := token_ids(file)) is None else collected | {"token_ids": ids}
+
+    @staticmethod
+    def layout(config: HeadsConfig, served: ModelConfig, names: Collection[str]) -> Layout:
+        assert config.layer is not None
+        hidden = served.hidden_size
+        return {
+            "fc": linear(hidden, NUM_INPUTS * hidden),
+            "layers.0.hidden_norm": norm(hidden),
+            "layers.0.input_norm": norm(hidden),
+            **draft_layer.layout(config.layer, 2 * hidden, names),
+            "final_norm": norm(hidden),
+            "lm_head": linear(config.draft_vocab_size, hidden),
+            **({"token_ids": table(config.draft_vocab_size)} if "token_ids" in names else {}),
+        }
+
+    def features(self, final: torch.Tensor, inputs: Mapping[int, torch.Tensor]) -> torch.Tensor:
+        return self._fc(torch.cat([inputs[layer] for layer in self.layers], dim=1))
+
+    def ends(self, batch: ForwardBatch, num_wanted: Int32Array) -> Ends:
+        return self._layer.ends(batch, num_wanted)
+
+    def forward(
+        self,
+        batch: ForwardBatch,
+        features: torch.Tensor,
+        kv_cache: torch.Tensor,
+        attention_plan: Any = None,
+        *,
+        ends: Ends | None = None,
+    ) -> torch.Tensor:
+        read = self._input_norm(self._served.embedding(batch.token_ids)), self._hidden_norm(features)
+        return self._layer.forward(torch.cat(read, dim=1), features, batch, kv_cache[0], attention_plan, ends)
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        logits = self._lm_head(self._final_norm(hidden))
+        if self._token_ids is None:
+            return logits
+        whole = logits.new_full((len(logits), self._served.config.vocab_size), NEVER)
+        whole[:, self._token_ids] = logits
+        return whole
+
+
+def token_ids(file: HeadsFile) -> torch.Tensor | None:
+    """Ids of the tokens that heads guess among, int64; None: the file does not say, so all."""
+    if TO_TOKENS not in file.shapes:
+        return None
+    added = file.tensor(TO_TOKENS).long()
+    return added + torch.arange(len(added))
+
+
+def check_map(file: HeadsFile, config: HeadsConfig, served: ModelConfig) -> None:
+    """Raises `ConfigError` for a map that leads out of the vocabulary."""
+    ids = token_ids(file)
+    if ids is not None and not ((ids >= 0) & (ids < served.vocab_size)).all():
+        found = f"{int(ids.min())}…{int(ids.max())}"
+        raise ConfigError(f"checkpoint tensor {TO_TOKENS}", found, f"token ids 0…{served.vocab_size - 1}")

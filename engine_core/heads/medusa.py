@@ -1,0 +1,63 @@
+"""Medusa: heads over the served model's last hidden state, of which each guesses one token further ahead. Source: Cai
+et al., "Medusa: Simple LLM inference acceleration framework with multiple decoding heads", 2024, with the published
+code."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import torch
+from torch.nn.functional import silu
+
+from headwater.engine_core.heads.checkpoint import HeadsFile, Shapes
+from headwater.engine_core.heads_config import HeadsConfig
+from headwater.engine_core.layers.kinds import Weights
+from headwater.engine_core.layers.platform import Platform
+from headwater.engine_core.model_config import ModelConfig
+from headwater.engine_core.models.model import Model
+from headwater.engine_core.weights.layout import Layout, linear, table
+from headwater.engine_core.weights.model_file import Tensors
+
+
+class Medusa:
+    """num_heads heads of some residual blocks, x + silu(W x + b), and a product with the vocabulary."""
+
+    def __init__(
+        self, config: HeadsConfig, weights: Weights, platform: Platform, served: Model, max_model_len: int
+    ) -> None:
+        self.num_heads, self.hidden_size = config.num_heads, served.config.hidden_size
+        linears, tensors = weights.linears, weights.tensors
+        self._blocks = [
+            [
+                (platform.linear(linears[f"{i}.{j}.linear.weight"]), tensors[f"{i}.{j}.linear.bias"])
+                for j in range(config.num_blocks)
+            ]
+            for i in range(config.num_heads)
+        ]
+        self._heads = [platform.linear(linears[f"{i}.{config.num_blocks}.weight"]) for i in range(config.num_heads)]
+
+    @staticmethod
+    def published(config: HeadsConfig, served: ModelConfig) -> tuple[Shapes, Shapes]:
+        return {name: spec.shape for name, spec in Medusa.layout(config, served, ()).items()}, {}
+
+    @staticmethod
+    def collect(file: HeadsFile, config: HeadsConfig, dtype: torch.dtype) -> Tensors:
+        return {name: tensor.to(dtype).contiguous() for name, tensor in file.tensors()}
+
+    @staticmethod
+    def layout(config: HeadsConfig, served: ModelConfig, names: Collection[str]) -> Layout:
+        """Under the published names."""
+        hidden, last = served.hidden_size, config.num_blocks
+        found = {}
+        for i in range(config.num_heads):
+            for j in range(last):
+                found[f"{i}.{j}.linear.weight"] = linear(hidden, hidden)
+                found[f"{i}.{j}.linear.bias"] = table(hidden)
+            found[f"{i}.{last}.weight"] = linear(served.vocab_size, hidden)
+        return found
+
+    def logits(self, head: int, hidden: torch.Tensor) -> torch.Tensor:
+        """hidden [R, H], normed, after some token → [R, V]: of the token that stands head + 2 places behind it."""
+        for product, bias in self._blocks[head]:
+            hidden = hidden + silu(product(hidden) + bias)
+        return self._heads[head](hidden)

@@ -1,0 +1,103 @@
+"""Which class serves which kind of draft heads, and whether those of a folder fit a served model."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from headwater.engine_core.executor import Int32Array
+from headwater.engine_core.heads import eagle3
+from headwater.engine_core.heads.checkpoint import HeadsFile, Shapes, read_config
+from headwater.engine_core.heads.eagle import Eagle
+from headwater.engine_core.heads.eagle3 import Eagle3
+from headwater.engine_core.heads.medusa import Medusa
+from headwater.engine_core.heads_config import EAGLE, EAGLE3, MEDUSA, HeadsConfig
+from headwater.engine_core.layers import kinds
+from headwater.engine_core.layers.batch import ForwardBatch
+from headwater.engine_core.layers.kinds import Weights
+from headwater.engine_core.layers.platform import Platform
+from headwater.engine_core.model_config import ModelConfig
+from headwater.engine_core.models.model import Ends, Model
+from headwater.engine_core.weights.layout import Layout
+from headwater.engine_core.weights.model_file import Tensors
+
+
+class ChainHeads(Protocol):
+    """Heads that guess one token after another. They read pairs: the hidden state of a position and the token behind
+    it, at the place of the former."""
+
+    config: ModelConfig
+    """The config of their layer, which caches keys and values."""
+    layers: tuple[int, ...]
+    """Layers of the served model whose inputs they read."""
+    looks_at_all: bool
+    """Whether they read the normed hidden states of all tokens."""
+
+    def features(self, final: torch.Tensor, inputs: Mapping[int, torch.Tensor]) -> torch.Tensor:
+        """What they read of T tokens [T, H], from what they named of the served model's hidden states."""
+
+    def ends(self, batch: ForwardBatch, num_wanted: Int32Array) -> Ends:
+        """The last num_wanted[r] pairs of each row, [R]."""
+
+    def forward(
+        self,
+        batch: ForwardBatch,
+        features: torch.Tensor,
+        kv_cache: torch.Tensor,
+        attention_plan: Any = None,
+        *,
+        ends: Ends | None = None,
+    ) -> torch.Tensor:
+        """Pairs of features [T, H] and tokens of the batch → hidden states [T, H], or [E, H] of the ends, from which
+        `logits` are made; they serve as features of the next position. kv_cache [1, 2, num_blocks, Hk, block_size, D]
+        takes keys and values. Without ends the attention plan is of all pairs."""
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """hidden [S, H] → [S, V]"""
+
+
+class HeadsClass(Protocol):
+    """How heads of one kind are read from their published file."""
+
+    @staticmethod
+    def published(config: HeadsConfig, served: ModelConfig) -> tuple[Shapes, Shapes]:
+        """Shapes of the file's tensors: those that it must have, and those that it may have."""
+
+    @staticmethod
+    def collect(file: HeadsFile, config: HeadsConfig, dtype: torch.dtype) -> Tensors:
+        """The tensors under our names."""
+
+    @staticmethod
+    def layout(config: HeadsConfig, served: ModelConfig, names: Collection[str]) -> Layout:
+        """The layout of tensors under our names; `names` are those that there are."""
+
+
+CLASSES: Mapping[str, HeadsClass] = {MEDUSA: Medusa, EAGLE: Eagle, EAGLE3: Eagle3}
+
+
+def read_heads(folder: Path, served: ModelConfig) -> HeadsConfig:
+    """Reads the config, and names and shapes of tensors. Raises `ConfigError` where they do not fit the model."""
+    config, file = HeadsConfig.from_hf(read_config(folder), served), HeadsFile(folder)
+    file.check(*CLASSES[config.kind].published(config, served))
+    if config.kind == EAGLE3:
+        eagle3.check_map(file, config, served)
+    return config
+
+
+def load_heads(
+    folder: Path, config: HeadsConfig, served: ModelConfig, dtype: torch.dtype, device: torch.device
+) -> Weights:
+    """Weights in the dtype that the served model computes in."""
+    cls = CLASSES[config.kind]
+    tensors = {name: each.to(device) for name, each in cls.collect(HeadsFile(folder), config, dtype).items()}
+    return kinds.load_weights(cls.layout(config, served, tensors.keys()), tensors, dtype)
+
+
+def chain_heads(
+    config: HeadsConfig, weights: Weights, platform: Platform, served: Model, max_model_len: int
+) -> ChainHeads:
+    cls = Eagle if config.kind == EAGLE else Eagle3
+    return cls(config, weights, platform, served, max_model_len)

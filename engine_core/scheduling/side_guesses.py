@@ -1,0 +1,43 @@
+"""Guesses that are made while nothing waits for them: they are compared with what is sampled, and tell what waiting for
+them would gain."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from headwater.engine_core.drafting.draft_lengths import choose
+from headwater.engine_core.drafting.drafter import Drafter
+from headwater.engine_core.drafting.step_costs import StepCosts
+from headwater.engine_core.executor import Int32Array
+from headwater.engine_core.scheduling.guesses import Guesses
+from headwater.engine_core.scheduling.masks import Rows
+from headwater.engine_core.scheduling.request_table import RequestTable
+
+MOST_WATCHED = 64
+"""Rows for which guesses are made on the side in a step; others follow in the next. Of many rows each gains little."""
+
+
+class SideGuesses(Guesses):
+    def __init__(self, drafters: Sequence[Drafter], *, num_rows: int, most: int, vocab_size: int) -> None:
+        super().__init__(drafters, num_rows=num_rows, most=most, vocab_size=vocab_size)
+        self._next_watched = 0
+
+    def unguessed(self, rows: Rows, most: Int32Array) -> Rows:
+        """Those of `rows` for which a guess is to be made now; most [rows of the table]: drafts that each may have."""
+        unguessed: Rows = rows[(self.num_tokens[rows] == 0) & (most[rows] > 0)]
+        if unguessed.size > MOST_WATCHED:
+            first = int(np.searchsorted(unguessed, self._next_watched))
+            unguessed = unguessed.take(range(first, first + MOST_WATCHED), mode="wrap")
+            self._next_watched = int(unguessed[-1]) + 1
+        return unguessed
+
+    def gain(self, table: RequestTable, rows: Rows, costs: StepCosts) -> float:
+        """Tokens a second with what is guessed for `rows`, over those without drafts."""
+        rows = rows[self.num_tokens[rows] > 0]
+        if not rows.size:
+            return 1.0
+        stands = self.stands(rows, self.num_left(table, rows))
+        num_decoding = max(int(np.count_nonzero(table.compute_end)), rows.size)
+        return choose(stands, costs, num_decoding, num_decoding * self._most).gain

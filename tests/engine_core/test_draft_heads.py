@@ -1,0 +1,310 @@
+"""Draft heads on a CPU: they guess what their published definition guesses, and answers stay what they are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headwater.bench.forced_answers import ForcedAnswers
+from headwater.engine_core.config import ConfigError
+from headwater.engine_core.devices import cpu
+from headwater.engine_core.executor import Int32Array
+from headwater.engine_core.executors.build import checked
+from headwater.engine_core.executors.kept_positions import CATCH_UP
+from headwater.engine_core.executors.own_guesser import Draw, OwnGuesser
+from headwater.engine_core.executors.single import SingleExecutor
+from headwater.engine_core.options import ExecutorOptions
+from headwater.engine_core.sampling_params import SamplingParams
+from tests.engine_core.heads_twin import HeadsTwin
+from tests.engine_core.oracle_speculator import SAMPLINGS, answers_of_a_new_engine
+from tests.engine_core.published_heads import CONFIGS, LAYER, NUM_DRAFT_TOKENS, Tensors, publish, random_heads
+from tests.engine_core.small_models import SmallEngine, convert, greedy, random_checkpoint
+from tests.engine_core.test_draft_model import LENGTHS, LONG, MAX_DRAFTS, PROMPTS, PausingSpeculator, WholeDrafts
+
+SMALL = {"max_num_batched_tokens": 24, "max_num_seqs": 8, "max_model_len": 256}
+KINDS = ("medusa", "eagle", "eagle3")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    return random_checkpoint("qwen3", tmp_path_factory.mktemp("checkpoint") / "hf")
+
+
+@pytest.fixture(scope="module")
+def folder(model: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("served")
+    model.save_pretrained(path / "hf")
+    return convert(path / "hf", path / "ours")
+
+
+@pytest.fixture(scope="module")
+def engines(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, SmallEngine]]:
+    """One with heads of each kind, random ones, and for each kind one whose heads are broken: their logits are NaN."""
+    path, opened = tmp_path_factory.mktemp("heads"), dict[str, SmallEngine]()
+    for kind in KINDS:
+        for state in ("random", "broken"):
+            tensors = random_heads(kind)
+            if state == "broken":
+                tensors = {name: t * torch.nan if t.is_floating_point() else t for name, t in tensors.items()}
+            heads = publish(path / f"{kind}-{state}", CONFIGS[kind], tensors)
+            opened[f"{state} {kind}"] = SmallEngine(folder, **SMALL, draft_heads=heads, max_draft_tokens=MAX_DRAFTS)
+    yield opened
+    for engine in opened.values():
+        engine.close()
+
+
+class Recorder:
+    """Stands before the guesser of an executor and notes what it guesses behind which tokens."""
+
+    def __init__(self, small: SmallEngine) -> None:
+        assert isinstance(small.executor, SingleExecutor)
+        runner = small.executor._runner
+        assert runner._guesser is not None
+        self._guesser: OwnGuesser = runner._guesser
+        self._tokens = runner.tables[0]
+        self.noted: list[tuple[list[int], list[int]]] = []
+        runner._guesser = self
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._guesser, name)
+
+    def follow(
+        self, rows: Int32Array, starts: Int32Array, ends: Int32Array, num_drafts: Int32Array, draw: Draw
+    ) -> None:
+        self._guesser.follow(rows, starts, ends, num_drafts, draw)
+        for row, end, count in zip(rows.tolist(), ends.tolist(), num_drafts.tolist(), strict=True):
+            tokens = self._tokens[row, : end + count].tolist()
+            if count:
+                self.noted.append((tokens[:end], tokens[end:]))
+
+
+def half_right(twin: HeadsTwin, prompt: Sequence[int], length: int) -> list[int]:
+    """An answer that begins with a token of the prompt, then takes guesses and others in turn: none, all, one, …"""
+    answer, rng = [prompt[0]], np.random.default_rng(5)
+    while len(answer) < length:
+        guesses = twin.guesses([*prompt, *answer], MAX_DRAFTS)
+        right = guesses[: int(rng.integers(0, MAX_DRAFTS + 1))]
+        behind = guesses[len(right)] if len(right) < MAX_DRAFTS else 0
+        answer += [*right, (behind + 1) % 512]
+    return answer[:length]
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_guesses_are_those_of_a_twin_in_float64_behind_chunks_drafts_and_cached_prefixes(
+    model: Any, folder: Path, tmp_path: Path, kind: str
+) -> None:
+    config, tensors, length = CONFIGS[kind], random_heads(kind), 25
+    twin, forced = HeadsTwin(model, config, tensors), ForcedAnswers(64)
+    prompts = [PROMPTS[1], PROMPTS[3], PROMPTS[4]]
+    answers = [half_right(twin, prompt, length) for prompt in prompts]
+    forced.expect(dict(enumerate(answers, start=1)))
+    heads = publish(tmp_path / "heads", config, tensors, pickled="of" in kind or "with" in kind)
+    with forced.installed():
+        small = SmallEngine(folder, **SMALL, draft_heads=heads, max_draft_tokens=MAX_DRAFTS)
+    recorder = Recorder(small)
+    samplings = [greedy(length, seed=seed) for seed in (1, 2, 3)]
+    told, load = answers_of_a_new_engine(small, prompts, samplings, WholeDrafts().beside(small.config), num_rounds=2)
+    small.close()
+    assert [answer.token_ids for answer in told] == answers * 2
+    assert [answer.cached_tokens for answer in told] == [0, 0, 0, 0, 16, 32]
+    assert 0.3 * load.num_draft_tokens < load.num_accepted_tokens < 0.9 * load.num_draft_tokens
+    assert len(recorder.noted) > 20
+    for known, guesses in recorder.noted:
+        assert guesses == twin.guesses(known, len(guesses)), (len(known), len(guesses))
+
+
+@pytest.mark.parametrize("num_steps", [1, CATCH_UP + 3])
+@pytest.mark.parametrize("kind", ["eagle", "eagle3"])
+def test_pairs_that_were_not_read_while_nothing_was_drafted_are_caught_up(
+    model: Any, folder: Path, tmp_path: Path, kind: str, num_steps: int
+) -> None:
+    config, tensors = CONFIGS[kind], random_heads(kind)
+    heads, twin = publish(tmp_path / "heads", config, tensors), HeadsTwin(model, config, tensors)
+    small = SmallEngine(folder, **SMALL, draft_heads=heads, max_draft_tokens=MAX_DRAFTS)
+    recorder = Recorder(small)
+    speculator = PausingSpeculator(num_steps).beside(small.config)
+    answers_of_a_new_engine(small, PROMPTS[:3], [greedy(num_steps + 8)], speculator)
+    small.close()
+    assert recorder.noted
+    for known, guesses in recorder.noted:
+        assert guesses == twin.guesses(known, len(guesses))
+
+
+@pytest.mark.parametrize("way", ["one", pytest.param("both", marks=LONG)])
+@pytest.mark.parametrize("kind", SAMPLINGS)
+def test_answers_and_log_probabilities_are_those_without_heads(
+    engines: dict[str, SmallEngine], kind: str, way: str
+) -> None:
+    """`way`: whether each engine's rows run ahead and wait, or do the one with these samplings and the other with the
+    next."""
+    samplings = [SamplingParams(max_tokens=n, **SAMPLINGS[kind]) for n in LENGTHS]
+    plain, _ = answers_of_a_new_engine(engines["random eagle"], PROMPTS, samplings)
+    for i, (name, small) in enumerate(engines.items()):
+        turn = (i // 2 + i + list(SAMPLINGS).index(kind)) % 2 == 0
+        for is_ahead in (turn,) if way == "one" else (False, True):
+            speculator = WholeDrafts(is_ahead=is_ahead).beside(small.config)
+            answers, load = answers_of_a_new_engine(small, PROMPTS, samplings, speculator)
+            assert answers == plain, (name, is_ahead)
+            assert load.num_draft_tokens > 0
+
+
+def test_allowed_ids_that_heads_do_not_guess_among_change_no_token(engines: dict[str, SmallEngine]) -> None:
+    ids = random_heads("eagle3")["d2t"] + torch.arange(NUM_DRAFT_TOKENS)
+    others = tuple(sorted(set(range(512)) - set(ids.tolist())))[:20]
+    small = engines["random eagle3"]
+    for temperature in (0.0, 0.02, 1.0):
+        for more in ({}, {"top_p": 0.9, "top_k": 5}):
+            sampling = SamplingParams(temperature=temperature, seed=3, max_tokens=30, allowed_token_ids=others, **more)
+            plain, _ = answers_of_a_new_engine(small, PROMPTS[:2], [sampling])
+            answers, load = answers_of_a_new_engine(small, PROMPTS[:2], [sampling], WholeDrafts().beside(small.config))
+            assert answers == plain
+            assert load.num_draft_tokens > 0
+
+
+@pytest.mark.parametrize("num_examples", [5, pytest.param(30, marks=LONG)])
+def test_no_token_differs_whatever_requests_ask_and_whoever_is_preempted(
+    engines: dict[str, SmallEngine], num_examples: int
+) -> None:
+    @settings(deadline=None, max_examples=num_examples)
+    @given(data=st.data())
+    def check(data: st.DataObject) -> None:
+        check_drawn_requests(engines, data)
+
+    check()
+
+
+def check_drawn_requests(engines: dict[str, SmallEngine], data: st.DataObject) -> None:
+    small = engines[data.draw(st.sampled_from(sorted(engines)))]
+    samplings = [
+        SamplingParams(
+            temperature=data.draw(st.sampled_from([0.0, 0.7, 1.0])),
+            seed=data.draw(st.integers(0, 3)),
+            max_tokens=data.draw(st.integers(1, 40)),
+            repetition_penalty=data.draw(st.sampled_from([1.0, 1.3])),
+            top_k=data.draw(st.sampled_from([0, 10])),
+            num_logprobs=data.draw(st.sampled_from([None, 2])),
+        )
+        for _ in PROMPTS
+    ]
+    plain, _ = answers_of_a_new_engine(small, PROMPTS, samplings)
+    speculator = WholeDrafts(is_ahead=data.draw(st.booleans())).beside(small.config)
+    answers, _ = answers_of_a_new_engine(small, PROMPTS, samplings, speculator, num_rounds=2)
+    assert [answer.token_ids for answer in answers] == [answer.token_ids for answer in plain] * 2
+    assert [answer.logprobs for answer in answers] == [answer.logprobs for answer in plain] * 2
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_requests_that_are_preempted_between_drafts_answer_the_same(folder: Path, tmp_path: Path, kind: str) -> None:
+    heads = publish(tmp_path / "heads", CONFIGS[kind], random_heads(kind))
+    few = {"num_blocks": 16, "max_model_len": 192, "max_num_seqs": 8, "max_num_batched_tokens": 24}
+    narrow = SmallEngine(folder, **few, draft_heads=heads, max_draft_tokens=MAX_DRAFTS)
+    samplings = [SamplingParams(max_tokens=60, **SAMPLINGS["penalties"])]
+    plain, _ = answers_of_a_new_engine(narrow, PROMPTS, samplings)
+    crowded, load = answers_of_a_new_engine(narrow, PROMPTS, samplings, WholeDrafts().beside(narrow.config))
+    narrow.close()
+    assert [answer.token_ids for answer in crowded] == [answer.token_ids for answer in plain]
+    assert load.num_preemptions > 0
+    assert load.num_draft_tokens > 50
+
+
+def with_shape(kind: str, name: str, shape: tuple[int, ...]) -> Tensors:
+    return random_heads(kind) | {name: torch.zeros(shape)}
+
+
+def without(kind: str, name: str) -> Tensors:
+    return {other: tensor for other, tensor in random_heads(kind).items() if other != name}
+
+
+REFUSED: dict[str, tuple[dict[str, Any], Tensors, str]] = {
+    "another width": (LAYER | {"hidden_size": 128}, {}, "hidden_size is 128; allowed: 64, as the served model"),
+    "another vocabulary": (LAYER | {"vocab_size": 640}, {}, "vocab_size is 640; allowed: 512, as the served model"),
+    "two layers": (LAYER | {"num_hidden_layers": 2}, {}, "num_hidden_layers is 2; allowed: 1"),
+    "another head size": (LAYER | {"head_dim": 32}, {}, r"[kq]_proj.weight is .*; allowed: \((64|128), 64\)"),
+    "no heads": (CONFIGS["medusa"] | {"medusa_num_heads": 0}, {}, "medusa_num_heads is 0; allowed: a whole number"),
+    "a layer that is not there": (
+        CONFIGS["eagle3"] | {"eagle_aux_hidden_state_layer_ids": [0, 1, 3]},
+        {},
+        r"eagle_aux_hidden_state_layer_ids is \[0, 1, 3\]; allowed: 3 ascending numbers of layers, 0…2",
+    ),
+    "words for layers": (
+        CONFIGS["eagle3"] | {"eagle_aux_hidden_state_layer_ids": "low"},
+        {},
+        "eagle_aux_hidden_state_layer_ids is 'low'",
+    ),
+    "more tokens than there are": (
+        CONFIGS["eagle3"] | {"draft_vocab_size": 513},
+        {},
+        r"draft_vocab_size is 513; .*1…512",
+    ),
+    "another shape": (
+        CONFIGS["eagle"],
+        with_shape("eagle", "fc.weight", (64, 192)),
+        r"checkpoint tensor fc.weight is \(64, 192\); allowed: \(64, 128\)",
+    ),
+    "a missing tensor": (
+        CONFIGS["eagle3"],
+        without("eagle3", "midlayer.hidden_norm.weight"),
+        "without midlayer.hidden",
+    ),
+    "no map of tokens": (CONFIGS["eagle3"], without("eagle3", "d2t"), "checkpoint is 'without d2t'"),
+    "a map out of the vocabulary": (
+        CONFIGS["eagle3"],
+        random_heads("eagle3") | {"d2t": torch.full((NUM_DRAFT_TOKENS,), 400)},
+        "checkpoint tensor d2t is '400…599'; allowed: token ids 0…511",
+    ),
+    "a tensor too many": (CONFIGS["medusa"], with_shape("medusa", "9.1.weight", (512, 64)), "9.1.weight"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+@pytest.mark.parametrize("pickled", [False, True], ids=["safetensors", "torch"])
+def test_heads_that_do_not_fit_are_refused_by_name(folder: Path, tmp_path: Path, case: str, pickled: bool) -> None:
+    config, tensors, sentence = REFUSED[case]
+    heads = publish(tmp_path / "heads", config, tensors or random_heads("eagle"), pickled=pickled)
+    options = ExecutorOptions(model_folder=folder, draft_heads=heads, max_draft_tokens=MAX_DRAFTS)
+    with pytest.raises(ConfigError, match=f"draft_heads is '{heads}'; allowed: heads for the served .*{sentence}"):
+        checked(options, "cpu", cpu.capabilities)
+
+
+def test_a_file_that_would_run_code_is_refused(folder: Path, tmp_path: Path) -> None:
+    heads = tmp_path / "heads"
+    publish(heads, CONFIGS["eagle"], {}, pickled=True)
+    torch.save({"fc.weight": HeadsTwin}, heads / "pytorch_model.bin")
+    options = ExecutorOptions(model_folder=folder, draft_heads=heads, max_draft_tokens=MAX_DRAFTS)
+    with pytest.raises(ConfigError, match="tensors alone as torch"):
+        checked(options, "cpu", cpu.capabilities)
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"max_draft_tokens": 0}, "none where nothing is drafted"),
+        ({"draft_model": "folder"}, "none beside draft_model"),
+    ],
+    ids=str,
+)
+def test_heads_are_refused_where_they_would_not_draft(
+    folder: Path, tmp_path: Path, options: dict[str, Any], sentence: str
+) -> None:
+    heads = publish(tmp_path / "heads", CONFIGS["eagle"], random_heads("eagle"))
+    given = {"max_draft_tokens": MAX_DRAFTS} | options | ({"draft_model": folder} if "draft_model" in options else {})
+    asked = ExecutorOptions(model_folder=folder, draft_heads=heads, **given)
+    with pytest.raises(ConfigError, match=f"draft_heads is .*; allowed: {sentence}"):
+        checked(asked, "cpu", cpu.capabilities)
+
+
+def test_the_memory_of_a_cache_holds_the_planes_of_heads(folder: Path, tmp_path: Path) -> None:
+    heads = publish(tmp_path / "heads", CONFIGS["eagle"], random_heads("eagle"))
+    sized = {"num_blocks": 0, "kv_cache_memory": 64 << 20}
+    alone, both = SmallEngine(folder, **sized), SmallEngine(folder, **sized, draft_heads=heads, max_draft_tokens=3)
+    # A layer of two heads of 16 beside three of two heads of 32.
+    assert both.config.num_blocks == alone.config.num_blocks * 6 // 7
+    alone.close()
+    both.close()
