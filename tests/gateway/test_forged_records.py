@@ -37,6 +37,7 @@ from tests.gateway.stages import (
     processor_stage,
     started,
 )
+from tests.nats_flush import flush
 
 TOKEN = secrets.token_hex(32)
 KEY = ClusterKey([TOKEN])
@@ -79,7 +80,7 @@ async def test_the_bus_brings_what_members_say_and_nothing_else(nats_url: str, m
     ):
         caught: asyncio.Queue[bytes] = asyncio.Queue()
         await stranger.subscribe(f"{word}.>", cb=_noting(caught))
-        await stranger.flush()
+        await flush(stranger)
         before = {why: refused("message", why) for why in ("unsigned", "forged", "replayed", "stale", "no_token_here")}
         await ours.publish(f"{word}.a", b"1")
         assert await next_of(heard) == b"1"
@@ -93,7 +94,7 @@ async def test_the_bus_brings_what_members_say_and_nothing_else(nats_url: str, m
         await stranger.publish(f"{word}.b", sealed)
         await stranger.publish(f"{word}.a", sealed[:-1] + b"2")
         await stranger.publish(f"{word}.a", sealed[:20])
-        await stranger.flush()
+        await flush(stranger)
         # The other cluster's message may come after this sender's first.
         async with asyncio.timeout(30):
             while refused("message", "forged") < before["forged"] + 3:
@@ -104,7 +105,7 @@ async def test_the_bus_brings_what_members_say_and_nothing_else(nats_url: str, m
             for module in (freshness, seal):
                 monkeypatch.setattr(module, "now_ms", lambda: now + 61_000)
             await stranger.publish(f"{word}.a", sealed)
-            await stranger.flush()
+            await flush(stranger)
             await ours.publish(f"{word}.a", b"4")
             assert await next_of(newcomer) == b"4"
         gained = {why: refused("message", why) - count for why, count in before.items()}
@@ -132,10 +133,10 @@ async def test_an_answer_to_a_question_is_believed_from_a_member_alone(nats_url:
 
     async with opened(nats_url, KEY) as asker, opened(nats_url, KEY) as knower:
         subscription = await stranger.subscribe(word, cb=lie)
-        await stranger.flush()
+        await flush(stranger)
         assert await asker.ask(word, b"?", seconds=10) is None
         await subscription.unsubscribe()
-        await stranger.flush()
+        await flush(stranger)
         async with knower.subscribe(word) as questions:
             asked = asyncio.create_task(asker.ask(word, b"?", seconds=30))
             question = await anext(questions)
@@ -227,7 +228,7 @@ async def test_a_forged_engine_is_sent_nothing_and_a_forged_key_opens_nothing(
             )
             for _ in range(3):
                 await stranger.publish(subjects.member("engine", "forged"), lie.to_pb().SerializeToString())
-                await stranger.flush()
+                await flush(stranger)
 
             def chat(i: int) -> int:
                 body = {"model": model, "prompt": f"secret {i}", "max_tokens": 4}
