@@ -58,6 +58,11 @@ class WaitingQueue:
         """At least as many as are ready."""
         return sum(map(len, self._ready.values()))
 
+    @property
+    def num_tenants(self) -> int:
+        """That have a ready request."""
+        return len(self._ready)
+
     def peek(self) -> RequestState | None:
         """The ready request that is next."""
         if self._next is None and self._ready:

@@ -26,11 +26,12 @@ class Yielding:
         self._waiting, self._victims, self._leavers, self._seats, self._pool = waiting, victims, leavers, seats, pool
         self._num_moves = 0
         """Seats that were taken or left."""
-        self._unyielding: tuple[int, int] | None = None
-        """(request key, move count) of the last attempt that found no victim."""
+        self._unyielding: tuple[int, int, int] | None = None
+        """(request key, waiting tenants, move count) of the last attempt that found no victim."""
 
     def note_too_large(self, request: RequestState, num_blocks_wanted: int) -> None:
         self.too_large, self._num_blocks_wanted = request, num_blocks_wanted
+        self._unyielding = None
 
     def note_released(self) -> None:
         """Blocks were released."""
@@ -48,26 +49,23 @@ class Yielding:
     def ahead(self) -> Iterator[RequestState]:
         """Requests of tenants that are ahead of those that wait: for seats for the first of each waiting tenant, or
         for the blocks of the request whose turn is next."""
-        following = self._following_without_room()
-        if following is None or self._unyielding == (following.key, self._num_moves):
+        following = self._waiting.peek()
+        if following is None or self._unyielding == self._attempt(following):
             return
         held = self._victims.held_blocks()
         if following is self.too_large:
             while self._lacks_blocks() and (victim := self._victims.take_for(following, held)) is not None:
                 yield victim
-        else:
+        elif self.too_large is None or not self._seats.num_free:
+            # Also while a seat is free: those behind the ones who take it come with them, not a step later.
             for behind in self._waiting.heads()[self._seats.num_left :]:
                 if (victim := self._victims.take_for(behind, held)) is None:
                     break
                 yield victim
-        self._unyielding = (following.key, self._num_moves)
+        self._unyielding = self._attempt(following)
 
-    def _following_without_room(self) -> RequestState | None:
-        """The request whose turn is next, if it lacks a seat or blocks."""
-        if self._seats.num_free and self.too_large is None:
-            return None
-        following = self._waiting.peek()
-        return following if following is self.too_large or not self._seats.num_free else None
+    def _attempt(self, following: RequestState) -> tuple[int, int, int]:
+        return following.key, self._waiting.num_tenants, self._num_moves
 
     def _lacks_room(self) -> bool:
         """Whether the request whose turn is next lacks blocks, or some ready request a seat."""

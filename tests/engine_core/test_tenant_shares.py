@@ -144,6 +144,19 @@ def test_whoever_comes_beside_an_abuser_starts_at_once(depth: int, spare_rows: i
     assert bench.seats()["abuser"] in (3, 4), "one may be free again"
 
 
+@pytest.mark.parametrize("depth", [1, 2, 4])
+@pytest.mark.parametrize("num_seats", [8, 32])
+def test_all_who_come_in_one_step_beside_an_abuser_start_in_the_next(num_seats: int, depth: int) -> None:
+    bench = Bench(num_seats, depth=depth, spare_rows=8)
+    alone = bench.steps_to_first_token(bench.add("ada"))
+    for _ in range(100):
+        bench.add("abuser", answer_len=500)
+    for _ in range(5):
+        bench.step()
+    keys = [bench.add(name, time=9.0) for name in ("ada", "bob", "eve")]
+    assert [bench.steps_to_first_token(key) for key in keys] == [alone, 0, 0], "fewer seats are kept than come"
+
+
 @pytest.mark.parametrize("weights", [{"a": 1.0, "b": 1.0, "c": 1.0}, {"a": 1.0, "b": 2.0, "c": 5.0}])
 def test_all_who_want_more_than_there_is_are_given_it_by_weight(weights: dict[str, float]) -> None:
     bench = Bench(num_seats=16)
