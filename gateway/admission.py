@@ -24,12 +24,13 @@ which takes that they know of it."""
 KEPT = 16
 """The tenant that has most turns leaves one of so many to others, who then need not wait for its answers to end."""
 
-HasRoom = Callable[[str, int], bool]
-"""Whether a model's replicas let more prompts wait there, so many tokens more than do so already."""
+HasRoom = Callable[[str, int, int], bool]
+"""Whether a model's replicas let one more prompt wait there, beside so many tokens that are on their way there and so
+many prompts that were sent and have not started."""
 Rank = tuple[int, float, int]
 
 
-def anywhere(model_key: str, num_tokens: int) -> bool:
+def anywhere(model_key: str, num_tokens: int, num_prompts: int) -> bool:
     """Room without end."""
     return True
 
@@ -95,6 +96,8 @@ class Turn:
             self._line.unstarted[self._tenant] -= 1
             if not self._line.unstarted[self._tenant]:
                 del self._line.unstarted[self._tenant]
+            # There may be room for the next prompt now.
+            self._admission.give()
 
     def release(self) -> None:
         """Gives the turn back. Calling it again does nothing."""
@@ -272,7 +275,10 @@ class Admission:
         return tenant if running.get(tenant, 0) > self._num_kept > 0 else ""
 
     def _is_open(self, model_key: str, line: _Line, tenant: str, num_choices: int) -> bool:
-        return self._has_turns(tenant, num_choices) and self._has_room(model_key, line.num_released_tokens)
+        return self._has_turns(tenant, num_choices) and self._has_room_for(model_key, line)
+
+    def _has_room_for(self, model_key: str, line: _Line) -> bool:
+        return self._has_room(model_key, line.num_released_tokens, line.unstarted.total())
 
     def _is_free(self, line: _Line, tenant: str, num_choices: int) -> bool:
         """Whether others have taken what room there was, and this tenant next to nothing."""
@@ -289,7 +295,7 @@ class Admission:
         """Who may have the next turn of a model. Others pass the tenant that leaves the last turns to them."""
         while line.queue and line.queue[0][1].turn.done():
             heapq.heappop(line.queue)
-        if not line.queue or not self._has_room(model_key, line.num_released_tokens):
+        if not line.queue or not self._has_room_for(model_key, line):
             return None
         first = line.queue[0]
         if self._has_turns(first[1].tenant, first[1].num_choices):

@@ -6,6 +6,8 @@ Knows membership, index and load; knows nothing about sessions, tenants or HTTP.
 from __future__ import annotations
 
 import contextlib
+import math
+import sys
 import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Collection
@@ -118,19 +120,26 @@ class Router:
         """Requests on their way or running, of all gateways that tell."""
         return sum(replica.load.num_requests for replica in self._fleet.of(model_key).values())
 
-    def has_room(self, model_key: str, num_tokens: int) -> bool:
-        """Whether replicas let this gateway have more prompts waiting there, `num_tokens` more than do so already."""
-        now, room, is_served = self._clock(), float(-num_tokens), False
+    def has_room(self, model_key: str, num_tokens: int, num_prompts: int) -> bool:
+        """Whether replicas let this gateway have one more prompt waiting there: beside `num_tokens` that are on their
+        way there, and `num_prompts` that were sent and have not started.
+
+        A replica needs no more prompts waiting than it runs at once. Short prompts within its credit of tokens would be
+        hundreds, sent in one burst that holds up everything else.
+        """
+        now, room, num_seats, is_served = self._clock(), float(-num_tokens), 0, False
         rates = self._fleet.rates(model_key, now)
         for replica in self._fleet.of(model_key).values():
             if replica.is_draining:
                 continue
             is_served = True
+            num_seats += replica.load.reported.max_running or sys.maxsize
             credit = replica.load.reported.waiting_credits.get(self.peers.epoch)
             if credit is None:
-                return True
-            room += max(0.0, credit - replica.load.sent_tokens(now, rates[replica.member.numerics_id].prefill_tps))
-            if room > 0:
+                room = math.inf
+            else:
+                room += max(0.0, credit - replica.load.sent_tokens(now, rates[replica.member.numerics_id].prefill_tps))
+            if room > 0 and num_prompts < num_seats:
                 return True
         # Where nobody takes requests, one that is sent finds out why.
         return not is_served

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from headwater.gateway.admission import Admission
+from headwater.gateway.admission import Admission, Turn
 from headwater.services.errors import LimitExceeded
 
 
@@ -119,7 +119,7 @@ async def test_whom_the_least_was_given_goes_first_and_who_waits_long_rises() ->
 
 async def test_a_model_without_room_keeps_only_its_own_requests_waiting_and_what_is_on_its_way_counts() -> None:
     room = {"full": 0, "free": 250}
-    admission = Admission(10, 10, has_room=lambda model_key, num_tokens: num_tokens < room[model_key])
+    admission = Admission(10, 10, has_room=lambda model_key, num_tokens, _: num_tokens < room[model_key])
     log, release = list[str](), asyncio.Event()
 
     async def wait(model_key: str, *, is_sent: bool) -> None:
@@ -150,9 +150,37 @@ async def test_a_model_without_room_keeps_only_its_own_requests_waiting_and_what
     assert not admission.someone_waits.is_set()
 
 
+async def test_a_prompt_that_starts_makes_room_for_the_next_one() -> None:
+    admission = Admission(100, 100, has_room=lambda _, __, num_prompts: num_prompts < 2)
+    turns = list[Turn]()
+
+    async def wait() -> None:
+        turns.append(await admission.take(0))
+
+    tasks = [asyncio.create_task(wait()) for _ in range(5)]
+    await settle()
+    assert len(turns) == 2
+    for turn in turns:
+        turn.sent()
+    await settle()
+    assert len(turns) == 2, "sent, not started"
+    turns[0].started()
+    turns[0].started()
+    await settle()
+    assert len(turns) == 3
+    turns[1].release()
+    await settle()
+    assert len(turns) == 4
+    for turn in turns:
+        turn.release()
+    await asyncio.gather(*tasks)
+    turns[4].release()
+    assert (admission.num_running, admission.num_queued) == (0, 0)
+
+
 async def test_a_tenant_finds_its_way_past_the_room_that_another_has_taken_with_a_few_prompts() -> None:
     admission, log, release = (
-        Admission(100, 100, has_room=lambda _, num_tokens: num_tokens < 200),
+        Admission(100, 100, has_room=lambda _, num_tokens, __: num_tokens < 200),
         list[str](),
         asyncio.Event(),
     )

@@ -288,11 +288,29 @@ async def test_a_prompt_that_is_new_to_all_goes_where_the_cache_has_most_room(cl
     assert other != dispatch.replica.member.replica_id
 
 
+async def test_replicas_need_no_more_prompts_waiting_than_they_run_at_once(cluster: Cluster) -> None:
+    epoch = cluster.router.peers.epoch
+
+    def most_prompts() -> int | None:
+        """Prompts at which there is no more room; None where there always is."""
+        return next((num for num in range(1000) if not cluster.router.has_room(cluster.model.key, 0, num)), None)
+
+    cluster.reports("a", replace(IDLE, max_running=32, waiting_credits={epoch: 10**6}))
+    cluster.reports("b", replace(IDLE, max_running=8))
+    assert most_prompts() == 40
+    cluster.reports("a", replace(IDLE, max_running=32, waiting_credits={epoch: 0}))
+    assert most_prompts() == 40, "b has not said how much may wait there"
+    cluster.reports("b", replace(IDLE, max_running=8, waiting_credits={epoch: 0}))
+    assert most_prompts() == 0
+    cluster.reports("b", replace(IDLE, max_running=0))
+    assert most_prompts() is None, "b does not say how many it runs"
+
+
 async def test_room_at_replicas_is_what_they_let_this_gateway_have_waiting_less_what_does(cluster: Cluster) -> None:
     epoch = cluster.router.peers.epoch
 
     def has_room(num_tokens: int) -> bool:
-        return cluster.router.has_room(cluster.model.key, num_tokens)
+        return cluster.router.has_room(cluster.model.key, num_tokens, 0)
 
     assert has_room(10**9)
     for name in "ab":
