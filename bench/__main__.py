@@ -7,7 +7,7 @@ import sys
 
 import typer
 
-from headwater.bench.program import BENCHMARKS
+from .program import BENCHMARKS
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="Measure what docs/benchmarks.md records.")
 

@@ -12,12 +12,13 @@ from itertools import accumulate
 
 import torch
 
-from headwater.bench.gpu_kernels import Sequences, prefill_flops
-from headwater.bench.gpu_timing import BYTES_PER_US, FLOPS_PER_US, captured, randn
 from headwater.kernels.decode_attention import decode_attention
 from headwater.kernels.decode_plan import DecodePlan, plan_decode
 from headwater.kernels.prefill_attention import prefill_attention, prefill_tiles
 from headwater.kernels.reduce_splits import reduce_splits
+
+from .gpu_kernels import Sequences, prefill_flops
+from .gpu_timing import BYTES_PER_US, FLOPS_PER_US, captured, randn
 
 HEADS, KV_HEADS, HEAD_DIM, PAGE = 32, 8, 128, 64
 

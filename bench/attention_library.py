@@ -20,12 +20,13 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from headwater.bench.attention_cases import HEAD_DIM, KV_HEADS, Batch, Planned, ours
-from headwater.bench.attention_others import has_flashinfer, others
-from headwater.bench.gpu_kernels import CONTEXTS
-from headwater.bench.gpu_timing import captured, randn
-from headwater.bench.program import run_program
 from headwater.kernels.gemm import configure_blas, linear, linear_silu_mul
+
+from .attention_cases import HEAD_DIM, KV_HEADS, Batch, Planned, ours
+from .attention_others import has_flashinfer, others
+from .gpu_kernels import CONTEXTS
+from .gpu_timing import captured, randn
+from .program import run_program
 
 PROMPTS = ((1, 8192, 0), (1, 8192, 8192), (1, 8192, 24_576), (1, 1024, 0), (8, 1024, 0))
 """Chunks, (how many, tokens of each, tokens cached before each), of O5, O6, O7 and O2."""

@@ -15,8 +15,9 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-from headwater.bench.attention_cases import HEAD_DIM, HEADS, KV_HEADS, PAGE, Batch, Planned, ints
 from headwater.kernels.hopper_attention import is_hopper
+
+from .attention_cases import HEAD_DIM, HEADS, KV_HEADS, PAGE, Batch, Planned, ints
 
 WORKSPACE_BYTES = 512 << 20
 INVARIANT_PAGES = 512 // PAGE

@@ -20,12 +20,6 @@ from typing import Annotated
 import structlog
 import typer
 
-from headwater.bench.bus_twin import Air, BusTwin
-from headwater.bench.program import run_program
-from headwater.bench.simulated_engine import SimulatedEngine
-from headwater.bench.simulated_gateway import Answer, SimulatedGateway
-from headwater.bench.store_twin import RedisTwin, StoreTwin
-from headwater.bench.virtual_loop import run_virtually
 from headwater.engine_core.config import EngineConfig
 from headwater.engine_core.executors.simulated import SimulatedModel, expected_tokens
 from headwater.engine_core.sampling_params import SamplingParams
@@ -33,6 +27,13 @@ from headwater.services.index.slots import SlotTable
 from headwater.services.member import Kind, Member
 from headwater.services.runtime import configure_logging
 from headwater.services.served_model import ServedModel
+
+from .bus_twin import Air, BusTwin
+from .program import run_program
+from .simulated_engine import SimulatedEngine
+from .simulated_gateway import Answer, SimulatedGateway
+from .store_twin import RedisTwin, StoreTwin
+from .virtual_loop import run_virtually
 
 NUM_ENGINES, NUM_GATEWAYS, NUM_REQUESTS, NUM_FAULTS = 3, 2, 16, 6
 FAULT_SECONDS = 5.0

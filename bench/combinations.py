@@ -16,9 +16,9 @@ from typing import Annotated, Any
 
 import typer
 
-from headwater.bench.part import run_part
-from headwater.bench.program import run_program
-from headwater.bench.source_version import ROOT, source_version
+from .part import run_part
+from .program import run_program
+from .source_version import ROOT, source_version
 
 TESTS = "tests/combinations"
 RESULTS, PAGE = ROOT / "docs" / "combinations.json", ROOT / "docs" / "combinations.md"

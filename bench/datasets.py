@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from headwater.bench.trace_file import read_bodies, read_trace
+from .trace_file import read_bodies, read_trace
 
 FIRST_ORDINARY_ID = 10
 """Ids below are special in many vocabularies."""

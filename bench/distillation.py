@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from headwater.bench.decoder_twin import DecoderTwin
+from .decoder_twin import DecoderTwin
 
 HELD_BACK = 16
 """One text of so many is for measuring alone."""

@@ -15,13 +15,6 @@ from typing import Annotated, Any
 import torch
 import typer
 
-from headwater.bench.decoder_twin import DecoderTwin
-from headwater.bench.distillation import Text, Tuning
-from headwater.bench.draft_model import GPU_SHARE, own_answers
-from headwater.bench.head_training import chain_quality, train_heads
-from headwater.bench.head_twins import HeadsTwin, Tensors, twin_of
-from headwater.bench.program import run_program
-from headwater.bench.teacher_states import TeacherStates
 from headwater.engine_core.config import ConfigError
 from headwater.engine_core.heads.checkpoint import write_heads
 from headwater.engine_core.heads.registry import CLASSES
@@ -34,6 +27,14 @@ from headwater.services.hardware import resolve_device
 from headwater.services.models.demo_model import DEMO_NAME
 from headwater.services.models.store import default_cache_dir, pull
 from headwater.services.progress import silent
+
+from .decoder_twin import DecoderTwin
+from .distillation import Text, Tuning
+from .draft_model import GPU_SHARE, own_answers
+from .head_training import chain_quality, train_heads
+from .head_twins import HeadsTwin, Tensors, twin_of
+from .program import run_program
+from .teacher_states import TeacherStates
 
 KINDS = (EAGLE, EAGLE3, MEDUSA)
 ROPE_KEYS = ("rope_theta", "rope_scaling", "rope_parameters", "head_dim", "max_position_embeddings")

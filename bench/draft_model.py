@@ -17,11 +17,6 @@ from typing import Annotated
 import torch
 import typer
 
-from headwater.bench.decoder_twin import DecoderTwin
-from headwater.bench.distillation import Text, Tuning, distill, quality
-from headwater.bench.program import run_program
-from headwater.bench.replays.replay import Exchange
-from headwater.bench.speculated_run import run_exchanges
 from headwater.engine_core.config import ConfigError
 from headwater.engine_core.executors.build import build_executor
 from headwater.engine_core.models import registry
@@ -34,6 +29,12 @@ from headwater.services.models.manifest import ModelManifest
 from headwater.services.models.store import default_cache_dir, pull
 from headwater.services.progress import silent
 from headwater.services.text.model import ServingChoices, load_text_model
+
+from .decoder_twin import DecoderTwin
+from .distillation import Text, Tuning, distill, quality
+from .program import run_program
+from .replays.replay import Exchange
+from .speculated_run import run_exchanges
 
 QUESTION_TOKENS = 80
 TEMPERATURES = (0.0, 1.0)

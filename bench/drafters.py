@@ -18,11 +18,12 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from headwater.bench.program import run_program
 from headwater.engine_core.drafting.drafter import Drafter
 from headwater.engine_core.drafting.ngram import NGramDrafter
 from headwater.engine_core.drafting.suffix import SuffixDrafter
 from headwater.engine_core.executor import Int32Array
+
+from .program import run_program
 
 VOCAB_SIZE, EXPONENT = 20_000, 1.3
 NUM_ROWS, CONTEXT_LENS = (1, 16, 256), (2_048, 32_768)

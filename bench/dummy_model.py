@@ -12,10 +12,11 @@ from typing import Annotated, Any
 
 import typer
 
-from headwater.bench.program import run_program
-from headwater.bench.text_folder import demo_text_folder
-from headwater.bench.workloads import MODELS
 from headwater.services.models.manifest import ModelManifest
+
+from .program import run_program
+from .text_folder import demo_text_folder
+from .workloads import MODELS
 
 
 def main(

@@ -19,11 +19,12 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from headwater.bench.offline import Bench
-from headwater.bench.program import run_program
-from headwater.bench.workloads import LINE_LOADS, MODELS, TINY, LineLoad, tried_load, uniform
 from headwater.engine_core.request import NewRequest
 from headwater.services.stack.plan import GPU_DEFAULTS
+
+from .offline import Bench
+from .program import run_program
+from .workloads import LINE_LOADS, MODELS, TINY, LineLoad, tried_load, uniform
 
 MOST_WARMUP = 256
 

@@ -21,13 +21,14 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from headwater.bench.exactness_shapes import SHAPES, TINY
-from headwater.bench.exactness_trial import Trial
-from headwater.bench.part import Row
-from headwater.bench.program import run_program
-from headwater.bench.stress import Stress
 from headwater.engine_core.executors.build import build_executor
 from headwater.engine_core.options import ExecutorOptions
+
+from .exactness_shapes import SHAPES, TINY
+from .exactness_trial import Trial
+from .part import Row
+from .program import run_program
+from .stress import Stress
 
 OPTIONS: tuple[dict[str, Any], ...] = (
     {"max_num_batched_tokens": 512, "block_size": 64},

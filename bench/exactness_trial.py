@@ -12,13 +12,14 @@ from itertools import count
 
 import torch
 
-from headwater.bench.kv_reader import KvReader
-from headwater.bench.stress import Stress
 from headwater.engine_core.config import EngineConfig
 from headwater.engine_core.engine import Engine
 from headwater.engine_core.executor import Executor
 from headwater.engine_core.request import NewRequest, TokenLogprobs
 from headwater.engine_core.sampling_params import SamplingParams
+
+from .kv_reader import KvReader
+from .stress import Stress
 
 ROUND_SIZES = (3, 14, 24, 24, 30, 40, 64)
 """Requests that are together in a round, drawn by lot: kernels are chosen by the number of rows."""

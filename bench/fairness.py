@@ -23,9 +23,10 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from headwater.bench.own_line import own_line
-from headwater.bench.program import run_program
 from headwater.services.stack.line_file import LineRecord
+
+from .own_line import own_line
+from .program import run_program
 
 NUM_NORMAL = 9
 ABUSER = "abuser"

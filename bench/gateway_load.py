@@ -21,16 +21,17 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from headwater.bench import arrivals, datasets
-from headwater.bench.datasets import Shape
-from headwater.bench.latency_report import Objective, summarize
-from headwater.bench.own_line import own_line
-from headwater.bench.program import program_name
-from headwater.bench.serve import drive
-from headwater.bench.sse_client import SseConnection
-from headwater.bench.sse_path import WARM_UP_SECONDS, Stages, cpu_seconds, said, serve_stages, served, stage, start
 from headwater.proto import common_pb2, engine_pb2, output_processor_pb2
 from headwater.services.runtime import run_stage
+
+from . import arrivals, datasets
+from .datasets import Shape
+from .latency_report import Objective, summarize
+from .own_line import own_line
+from .program import program_name
+from .serve import drive
+from .sse_client import SseConnection
+from .sse_path import WARM_UP_SECONDS, Stages, cpu_seconds, said, serve_stages, served, stage, start
 
 MODEL = "synthetic"
 WORD = " word"

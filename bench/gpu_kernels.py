@@ -18,18 +18,6 @@ from functools import partial
 
 import torch
 
-from headwater.bench.edit_cases import edit_call
-from headwater.bench.gpu_timing import (
-    BYTES_PER_US,
-    FLOPS_PER_US,
-    Figure,
-    copies_for,
-    randn,
-    timed,
-    timed_in_turn,
-)
-from headwater.bench.int4_products import int4_products
-from headwater.bench.program import program_name
 from headwater.kernels.decode_attention import decode_attention
 from headwater.kernels.decode_plan import DecodePlan, plan_decode
 from headwater.kernels.filtered_sample import Filters, filtered_sample
@@ -44,6 +32,19 @@ from headwater.kernels.sample import Candidates, Draws, sample
 from headwater.kernels.shared_prefix_attention import shared_prefix_attention
 from headwater.kernels.silu_mul import silu_mul
 from headwater.kernels.wide_gemm import tiles_for, wide_gemm
+
+from .edit_cases import edit_call
+from .gpu_timing import (
+    BYTES_PER_US,
+    FLOPS_PER_US,
+    Figure,
+    copies_for,
+    randn,
+    timed,
+    timed_in_turn,
+)
+from .int4_products import int4_products
+from .program import program_name
 
 LINEARS = {
     "8B qkv": (6144, 4096),

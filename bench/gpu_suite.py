@@ -25,13 +25,14 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from headwater.bench import dummy_model
-from headwater.bench.isolated_tests import IsolatedTests
-from headwater.bench.part import FAILED, Row, run_named, run_part
-from headwater.bench.program import run_program
-from headwater.bench.source_version import source_version
-from headwater.bench.workloads import LINE_LOADS, MODELS, TINY, WORKLOADS
 from headwater.services.engine.kernel_cache import with_kernel_cache
+
+from . import dummy_model
+from .isolated_tests import IsolatedTests
+from .part import FAILED, Row, run_named, run_part
+from .program import run_program
+from .source_version import source_version
+from .workloads import LINE_LOADS, MODELS, TINY, WORKLOADS
 
 TESTS = ("tests/kernels", "tests/engine_core")
 PEER = {

@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import smooth_l1_loss
 
-from headwater.bench.distillation import Text, Tuning, computing, packed, split, tune
-from headwater.bench.head_twins import HeadsTwin
-from headwater.bench.teacher_states import Taught, TeacherStates
 from headwater.engine_core.heads_config import EAGLE, HeadsConfig
+
+from .distillation import Text, Tuning, computing, packed, split, tune
+from .head_twins import HeadsTwin
+from .teacher_states import Taught, TeacherStates
 
 REGRESSION_WEIGHT = 0.2
 """Weight of the distance between what EAGLE makes of a hidden state and the next one, beside the cross entropy."""

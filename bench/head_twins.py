@@ -15,9 +15,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding, linear, pad, rms_norm, silu
 
-from headwater.bench.decoder_twin import DecoderTwin, rotated
 from headwater.engine_core.heads_config import EAGLE3, MEDUSA, HeadsConfig
 from headwater.engine_core.layers.rope import cos_sin_table
+
+from .decoder_twin import DecoderTwin, rotated
 
 Tensors = dict[str, Tensor]
 

@@ -26,8 +26,6 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from headwater.bench.program import run_program
-from headwater.bench.synthetic_publishers import BLOCKS_PER_BATCH, EPOCH, MODEL, SyntheticPublisher, publishers
 from headwater.engine_core.kv.prefix_hash import block_hashes
 from headwater.gateway.router.router import Router
 from headwater.proto.engine_pb2 import KvEventsRequest, KvSnapshotPart, KvSnapshotRequest
@@ -41,6 +39,9 @@ from headwater.services.membership import Members
 from headwater.services.runtime import configure_logging
 from headwater.services.stack.embedded import start_nats, start_valkey
 from headwater.services.store import Store
+
+from .program import run_program
+from .synthetic_publishers import BLOCKS_PER_BATCH, EPOCH, MODEL, SyntheticPublisher, publishers
 
 NUM_TOKENS, MAX_TOKENS = 8192, 256
 RATES = (100_000, 150_000, 200_000, 250_000, 300_000, 350_000, 400_000, 600_000, 800_000, 1_000_000)

@@ -7,10 +7,11 @@ from functools import partial
 
 import torch
 
-from headwater.bench.gpu_timing import BYTES_PER_US, FLOPS_PER_US, Figure, copies_for, randn, timed
 from headwater.kernels.gemm import linear
 from headwater.kernels.int4_gemm import TILES, expanded, int4_gemm, int4_linear
 from headwater.kernels.int4_layout import WORD, Int4Weight
+
+from .gpu_timing import BYTES_PER_US, FLOPS_PER_US, Figure, copies_for, randn, timed
 
 
 def random_int4(n: int, k: int, group_size: int, *, in_order: bool = True) -> Int4Weight:

@@ -15,8 +15,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from headwater.bench.part import TOO_LATE, run_part
-from headwater.bench.pytest_results import CRASHED
+from .part import TOO_LATE, run_part
+from .pytest_results import CRASHED
 
 EXIT_FAILED = "failed with 1"
 """pytest ended as it does after tests that failed."""

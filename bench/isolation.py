@@ -15,10 +15,11 @@ from typing import Annotated
 import numpy as np
 import typer
 
-from headwater.bench.own_line import own_line
-from headwater.bench.program import run_program
-from headwater.bench.sse_client import SseConnection
 from headwater.services.stack.line_file import LineRecord
+
+from .own_line import own_line
+from .program import run_program
+from .sse_client import SseConnection
 
 RESAMPLES = 2000
 

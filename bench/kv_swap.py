@@ -15,10 +15,11 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from headwater.bench.offline import Bench
-from headwater.bench.program import run_program
-from headwater.bench.workloads import MODELS, uniform
 from headwater.engine_core.models import registry
+
+from .offline import Bench
+from .program import run_program
+from .workloads import MODELS, uniform
 
 
 def main(

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from rich.table import Table
 
-from headwater.bench.sse_client import Outcome
+from .sse_client import Outcome
 
 PERCENTILES = (50, 90, 95, 99)
 

@@ -19,13 +19,14 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from headwater.bench import datasets, dummy_model
-from headwater.bench.latency_report import Objective, summarize
-from headwater.bench.own_line import own_line, wait_until_prepared
-from headwater.bench.program import run_program
-from headwater.bench.serve import drive
-from headwater.bench.workloads import LINE_LOADS, MODELS, TINY, LineLoad, tried_load
 from headwater.services.stack.line_file import LineRecord, StageRecord
+
+from . import datasets, dummy_model
+from .latency_report import Objective, summarize
+from .own_line import own_line, wait_until_prepared
+from .program import run_program
+from .serve import drive
+from .workloads import LINE_LOADS, MODELS, TINY, LineLoad, tried_load
 
 MOST_WARMUP = 256
 

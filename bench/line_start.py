@@ -19,9 +19,10 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from headwater.bench.own_line import own_line
-from headwater.bench.program import run_program
 from headwater.services.stack.line_file import LineRecord, StageRecord
+
+from .own_line import own_line
+from .program import run_program
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,14 +19,15 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from headwater.bench.program import run_program
-from headwater.bench.workloads import MODELS, TINY, WORKLOADS, Workload, tried, uniform
 from headwater.engine_core.engine import Engine
 from headwater.engine_core.executors.build import build_executor
 from headwater.engine_core.models import registry
 from headwater.engine_core.options import ExecutorOptions
 from headwater.engine_core.request import NewRequest
 from headwater.engine_core.sampling_params import SamplingParams
+
+from .program import run_program
+from .workloads import MODELS, TINY, WORKLOADS, Workload, tried, uniform
 
 TEMPERATURE = 0.6
 

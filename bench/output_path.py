@@ -23,8 +23,6 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from headwater.bench.program import run_program
-from headwater.bench.text_folder import demo_text_folder
 from headwater.proto import output_processor_pb2_grpc
 from headwater.proto.common_pb2 import Sampling
 from headwater.proto.engine_pb2 import Add, ClientFrame, EngineFrame, InfoRequest, LogprobColumns
@@ -33,6 +31,9 @@ from headwater.proto.output_processor_pb2 import GatewayFrame, Open, OutputFrame
 from headwater.services.channel import server_options
 from headwater.services.models.manifest import ModelManifest
 from headwater.services.runtime import READY_FD
+
+from .program import run_program
+from .text_folder import demo_text_folder
 
 EPOCH = 1
 WINDOW = 3

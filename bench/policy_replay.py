@@ -21,14 +21,6 @@ import typer
 from rich.console import Console
 from rich.table import Column, Table
 
-from headwater.bench.bus_twin import Air, BusTwin
-from headwater.bench.plot import check_plot, plot_curves
-from headwater.bench.program import run_program
-from headwater.bench.replica_facts import EngineStub
-from headwater.bench.routing_policies import RULES, Rule, Sight
-from headwater.bench.routing_traces import BLOCK_SIZE, Arrival, conversation, ladder
-from headwater.bench.simulated_replica import Hardware, Job, SimulatedReplica
-from headwater.bench.virtual_loop import run_virtually
 from headwater.gateway.router.router import Dispatch, Router
 from headwater.services.index.feed import IndexFeed
 from headwater.services.member import Kind, Member
@@ -36,6 +28,15 @@ from headwater.services.membership import Members
 from headwater.services.runtime import configure_logging
 from headwater.services.served_model import ServedModel
 from headwater.services.store import Store
+
+from .bus_twin import Air, BusTwin
+from .plot import check_plot, plot_curves
+from .program import run_program
+from .replica_facts import EngineStub
+from .routing_policies import RULES, Rule, Sight
+from .routing_traces import BLOCK_SIZE, Arrival, conversation, ladder
+from .simulated_replica import Hardware, Job, SimulatedReplica
+from .virtual_loop import run_virtually
 
 OURS = "seconds (headwater)"
 NUM_REPLICAS = 8

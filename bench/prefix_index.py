@@ -21,7 +21,6 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from headwater.bench.program import run_program
 from headwater.services.index.column import IndexColumn, Owner
 from headwater.services.index.reader import IndexReader
 from headwater.services.index.reaper import Reaper
@@ -29,6 +28,8 @@ from headwater.services.runtime import configure_logging
 from headwater.services.served_model import ServedModel
 from headwater.services.stack.embedded import start_valkey
 from headwater.services.store import Store
+
+from .program import run_program
 
 PROMPT_BLOCKS = 512
 MODEL = ServedModel(

@@ -18,8 +18,6 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from headwater.bench.program import run_program
-from headwater.bench.text_folder import demo_text_folder
 from headwater.engine_core.kv.prefix_hash import block_hashes
 from headwater.proto.common_pb2 import ChatMessage
 from headwater.proto.processor_pb2 import Conversation, PrepareRequest, Prompt
@@ -27,6 +25,9 @@ from headwater.services.models.manifest import ModelManifest
 from headwater.services.processor import conversation
 from headwater.services.processor.prepare import prepare
 from headwater.services.text.model import ServingChoices, TextModel, load_text_model
+
+from .program import run_program
+from .text_folder import demo_text_folder
 
 ROOT = Path(__file__).resolve().parents[1]
 NAMESPACE = bytes(16)

@@ -8,9 +8,10 @@ from typing import Any
 
 import typer
 
-from headwater.bench.trace_file import TraceError
 from headwater.engine_core.config import ConfigError
 from headwater.services.settings import SettingError
+
+from .trace_file import TraceError
 
 BENCHMARKS = {
     "serve": ("serve", "Drive an OpenAI-compatible server and tell what its users would feel."),

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from headwater.bench.pytest_health import POISONED
+from .pytest_health import POISONED
 
 MOST_CHARACTERS = 300
 """Characters that are kept of an error's first line."""

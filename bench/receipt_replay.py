@@ -16,10 +16,11 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from headwater.bench.program import run_program
-from headwater.bench.trace_file import TraceError, numbered_records
 from headwater.gateway.router import policy
 from headwater.gateway.router.cost import Parts
+
+from .program import run_program
+from .trace_file import TraceError, numbered_records
 
 
 class RoutedCandidate(msgspec.Struct, frozen=True):

@@ -19,7 +19,6 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from headwater.bench.program import run_program
 from headwater.engine_core.kv.prefix_hash import block_hashes
 from headwater.gateway.router.router import Router
 from headwater.services.bus import Bus
@@ -29,6 +28,8 @@ from headwater.services.membership import Members
 from headwater.services.runtime import configure_logging
 from headwater.services.served_model import ServedModel
 from headwater.services.store import Store
+
+from .program import run_program
 
 MAX_TOKENS = 256
 NUM_SHARED = 16

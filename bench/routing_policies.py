@@ -11,8 +11,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from headwater.bench.routing_traces import BLOCK_SIZE, Arrival
 from headwater.gateway.router import home
+
+from .routing_traces import BLOCK_SIZE, Arrival
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,13 +18,14 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from headwater.bench.program import run_program
-from headwater.bench.timed_executor import TimedExecutor
 from headwater.engine_core.config import EngineConfig
 from headwater.engine_core.engine import Engine
 from headwater.engine_core.executors.simulated import SimulatedExecutor, SimulatedModel, SimulatedTiming
 from headwater.engine_core.request import NewRequest
 from headwater.engine_core.sampling_params import SamplingParams
+
+from .program import run_program
+from .timed_executor import TimedExecutor
 
 VOCAB_SIZE = 32_000
 ROUNDS = 5

@@ -23,12 +23,12 @@ import uvloop
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn
 
-from headwater.bench import arrivals, datasets
-from headwater.bench.datasets import Dialogue, Shape
-from headwater.bench.latency_report import Objective, as_table, samples, summarize
-from headwater.bench.plot import check_plot, plot_latencies
-from headwater.bench.program import run_program
-from headwater.bench.sse_client import Outcome, ServerLostError, SseConnection
+from . import arrivals, datasets
+from .datasets import Dialogue, Shape
+from .latency_report import Objective, as_table, samples, summarize
+from .plot import check_plot, plot_latencies
+from .program import run_program
+from .sse_client import Outcome, ServerLostError, SseConnection
 
 API_KEY = "HEADWATER_API_KEY"
 """Environment variable with the key that is sent, when there is one."""

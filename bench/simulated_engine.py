@@ -11,7 +11,6 @@ import itertools
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 
-from headwater.bench.replica_facts import ReplicaFacts
 from headwater.engine_core.config import EngineConfig
 from headwater.engine_core.engine import Engine
 from headwater.engine_core.executors.simulated import SimulatedExecutor, SimulatedModel
@@ -24,6 +23,8 @@ from headwater.services.index.writer import IndexWriter
 from headwater.services.member import Member, ReplicaLoad
 from headwater.services.runtime import owned_task
 from headwater.services.store import Store
+
+from .replica_facts import ReplicaFacts
 
 STEP_SECONDS = 0.01
 

@@ -10,10 +10,6 @@ import contextlib
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 
-from headwater.bench.bus_twin import BusTwin
-from headwater.bench.replica_facts import EngineStub, ProberTwin
-from headwater.bench.simulated_engine import EngineLost, SimulatedEngine, Stream
-from headwater.bench.store_twin import StoreTwin
 from headwater.engine_core.kv.prefix_hash import block_hashes
 from headwater.engine_core.sampling_params import SamplingParams
 from headwater.gateway.router.router import Incarnation, Router
@@ -23,6 +19,11 @@ from headwater.services.member import Kind
 from headwater.services.membership import Members
 from headwater.services.prober import Prober
 from headwater.services.served_model import ServedModel
+
+from .bus_twin import BusTwin
+from .replica_facts import EngineStub, ProberTwin
+from .simulated_engine import EngineLost, SimulatedEngine, Stream
+from .store_twin import StoreTwin
 
 RETRY_SECONDS = 0.05
 """Until a request that no replica could take asks again."""

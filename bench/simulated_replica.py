@@ -11,11 +11,12 @@ from collections import OrderedDict, deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 
-from headwater.bench.replica_facts import ReplicaFacts
 from headwater.engine_core.step_output import CacheEvents, StoredChain
 from headwater.services.bus import Bus
 from headwater.services.member import Member, ReplicaLoad
 from headwater.services.runtime import owned_task
+
+from .replica_facts import ReplicaFacts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,8 +8,6 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-from headwater.bench.replays.replay import Exchange
-from headwater.bench.timed_executor import TimedExecutor
 from headwater.engine_core.config import EngineConfig
 from headwater.engine_core.engine import Engine
 from headwater.engine_core.executor import Executor
@@ -17,6 +15,9 @@ from headwater.engine_core.request import NewRequest
 from headwater.engine_core.sampling_params import SamplingParams
 from headwater.engine_core.scheduling.speculator import Speculator
 from headwater.engine_core.step_output import StepOutput
+
+from .replays.replay import Exchange
+from .timed_executor import TimedExecutor
 
 EDITS: dict[str, Any] = {
     "repetition_penalty": 1.1,

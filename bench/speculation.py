@@ -18,14 +18,6 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from headwater.bench.forced_answers import ForcedAnswers
-from headwater.bench.program import run_program
-from headwater.bench.replays import replay
-from headwater.bench.replays.replay import Exchange
-from headwater.bench.speculated_run import EDITS, FIRST_SEED, NO_EDITS, SpeculatedRun, run_exchanges
-from headwater.bench.speculation_figures import Case, Measurement, Pair, table
-from headwater.bench.whole_drafts import WholeDrafts
-from headwater.bench.workloads import MODELS, TINY
 from headwater.engine_core.executor import Executor
 from headwater.engine_core.executors.build import build_executor
 from headwater.engine_core.options import ExecutorOptions
@@ -37,6 +29,15 @@ from headwater.services.models.manifest import MANIFEST_NAME, ModelManifest
 from headwater.services.models.store import default_cache_dir, pull
 from headwater.services.progress import silent
 from headwater.services.speculation import DRAFTERS
+
+from .forced_answers import ForcedAnswers
+from .program import run_program
+from .replays import replay
+from .replays.replay import Exchange
+from .speculated_run import EDITS, FIRST_SEED, NO_EDITS, SpeculatedRun, run_exchanges
+from .speculation_figures import Case, Measurement, Pair, table
+from .whole_drafts import WholeDrafts
+from .workloads import MODELS, TINY
 
 RANDOM = "random"
 ROWS = {"edits": (1, 16), "agent-turns": (1, 16), "chat": (1, 16), RANDOM: (1, 16, 256)}

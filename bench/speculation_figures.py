@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from rich.table import Table
 
-from headwater.bench.replays.replay import Exchange
-from headwater.bench.speculated_run import SpeculatedRun
+from .replays.replay import Exchange
+from .speculated_run import SpeculatedRun
 
 Pair = tuple[SpeculatedRun, SpeculatedRun]
 """Speculation off, and on."""

@@ -26,7 +26,6 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from rich.console import Console
 from rich.table import Table
 
-from headwater.bench.program import run_program
 from headwater.proto import engine_pb2, events_pb2, output_processor_pb2, processor_pb2
 from headwater.services.channel import server_options
 from headwater.services.models.demo_model import DEMO_NAME
@@ -36,6 +35,8 @@ from headwater.services.prober import SERVICES
 from headwater.services.progress import silent
 from headwater.services.runtime import READY_FD, run_stage
 from headwater.services.served_model import ServedModel
+
+from .program import run_program
 
 REPLICA = "synthetic"
 WORDS = (" the", " river", " runs", " “down”", " to", "\n", " sea", ",")

@@ -19,7 +19,6 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from headwater.bench.program import run_program
 from headwater.proto import engine_pb2 as pb
 from headwater.proto.common_pb2 import Sampling, StructuredOutput
 from headwater.proto.events_pb2 import Incarnation
@@ -32,6 +31,8 @@ from headwater.services.grammars.grammars import Grammars, fill
 from headwater.services.grammars.structured_output import grammar_of
 from headwater.services.models.manifest import ModelManifest
 from headwater.services.runtime import configure_logging, owned_task
+
+from .program import run_program
 
 PERSON = {
     "type": "object",

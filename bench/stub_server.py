@@ -15,7 +15,7 @@ import httptools
 import typer
 import uvloop
 
-from headwater.bench.program import run_program
+from .program import run_program
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from headwater.bench.decoder_twin import DecoderTwin
-from headwater.bench.distillation import Text, computing, padded
+from .decoder_twin import DecoderTwin
+from .distillation import Text, computing, padded
 
 KEPT_BYTES = 24 << 30
 """On a GPU."""

@@ -20,16 +20,17 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from headwater.bench import arrivals, datasets
-from headwater.bench.datasets import Shape
-from headwater.bench.halving import Trial, pareto_front, successive_halving, winner
-from headwater.bench.latency_report import Objective, summarize
-from headwater.bench.own_line import LineFailed, own_line
-from headwater.bench.plot import check_plot, plot_front
-from headwater.bench.program import run_program
-from headwater.bench.serve import drive
 from headwater.services.stack.line_file import LineRecord
 from headwater.services.stack.profile import EngineProfile, Profile
+
+from . import arrivals, datasets
+from .datasets import Shape
+from .halving import Trial, pareto_front, successive_halving, winner
+from .latency_report import Objective, summarize
+from .own_line import LineFailed, own_line
+from .plot import check_plot, plot_front
+from .program import run_program
+from .serve import drive
 
 KEPT_SHARE = 0.95
 """Of the requests, that keep the objective where a setting is said to keep it."""

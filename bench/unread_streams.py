@@ -22,11 +22,12 @@ from urllib.parse import urlsplit
 import numpy as np
 import typer
 
-from headwater.bench.output_path import cpu_seconds
-from headwater.bench.own_line import own_line
-from headwater.bench.program import run_program
-from headwater.bench.sse_client import SseConnection
 from headwater.services.stack.line_file import LineRecord
+
+from .output_path import cpu_seconds
+from .own_line import own_line
+from .program import run_program
+from .sse_client import SseConnection
 
 SMALL_BUFFER = 4096
 """Of a socket that is not read: what the system would take in the client's place is not read either."""

@@ -10,19 +10,19 @@ from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
-from headwater.engine_core.config import EngineConfig
-from headwater.engine_core.executor import Executor, Int32Array, StepResult
-from headwater.engine_core.kv.block_source import BlockSource
-from headwater.engine_core.kv.host_blocks import HostBlocks
-from headwater.engine_core.request import FinishReason, NewRequest
-from headwater.engine_core.scheduling.in_flight import StepsInFlight
-from headwater.engine_core.scheduling.masks import Int64Array, Rows
-from headwater.engine_core.scheduling.request_state import RequestState
-from headwater.engine_core.scheduling.scheduler import Scheduler
-from headwater.engine_core.scheduling.speculator import Speculator
-from headwater.engine_core.scheduling.step_builder import PlannedStep
-from headwater.engine_core.scheduling.step_results import ResultHandler
-from headwater.engine_core.step_output import EngineLoad, Finished, StepOutput
+from .config import EngineConfig
+from .executor import Executor, Int32Array, StepResult
+from .kv.block_source import BlockSource
+from .kv.host_blocks import HostBlocks
+from .request import FinishReason, NewRequest
+from .scheduling.in_flight import StepsInFlight
+from .scheduling.masks import Int64Array, Rows
+from .scheduling.request_state import RequestState
+from .scheduling.scheduler import Scheduler
+from .scheduling.speculator import Speculator
+from .scheduling.step_builder import PlannedStep
+from .scheduling.step_results import ResultHandler
+from .step_output import EngineLoad, Finished, StepOutput
 
 NO_MASKS: Int32Array = np.empty((1, 0, 0), np.int32)
 """Of an engine without grammars."""

@@ -13,8 +13,8 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from headwater.engine_core.request import TokenLogprobs
-from headwater.engine_core.sampling_params import SamplingParams
+from .request import TokenLogprobs
+from .sampling_params import SamplingParams
 
 Int32Array = npt.NDArray[np.int32]
 BoolArray = npt.NDArray[np.bool_]

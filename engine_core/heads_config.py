@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from headwater.engine_core.config import ConfigError
-from headwater.engine_core.model_config import ModelConfig
+from .config import ConfigError
+from .model_config import ModelConfig
 
 MEDUSA, EAGLE, EAGLE3 = "medusa", "eagle", "eagle3"
 MAX_SIZES = {"medusa_num_heads": 64, "medusa_num_layers": 64}

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from headwater.engine_core.config import ConfigError
-from headwater.engine_core.quantization import Quantization, read_quantization
+from .config import ConfigError
+from .quantization import Quantization, read_quantization
 
 MAX_SIZES = {
     "num_hidden_layers": 1024,

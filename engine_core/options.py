@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from headwater.engine_core.config import ConfigError, EngineConfig
-from headwater.engine_core.heads_config import HeadsConfig
-from headwater.engine_core.model_config import ModelConfig
+from .config import ConfigError, EngineConfig
+from .heads_config import HeadsConfig
+from .model_config import ModelConfig
 
 Progress = Callable[[str, int, int], None]
 """(phase, done, total)"""

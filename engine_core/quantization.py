@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from headwater.engine_core.config import ConfigError
+from .config import ConfigError
 
 KEY, OLD_KEY = "quantization_config", "compression_config"
 """Keys under which a checkpoint says it; the second is an older one of compressed-tensors."""

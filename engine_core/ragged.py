@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from headwater.engine_core.executor import Int32Array
+from .executor import Int32Array
 
 
 def places(counts: Int32Array) -> Int32Array:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from headwater.engine_core.sampling_params import SamplingParams
+from .sampling_params import SamplingParams
 
 
 class FinishReason(Enum):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from headwater.engine_core.request import FinishReason, TokenLogprobs
+from .request import FinishReason, TokenLogprobs
 
 
 @dataclass(slots=True, kw_only=True)

@@ -16,44 +16,6 @@ import prometheus_client
 import structlog
 from starlette.types import ASGIApp
 
-from headwater.gateway.administration import Administration
-from headwater.gateway.admission import Admission
-from headwater.gateway.app import make_app
-from headwater.gateway.background.runner import BackgroundRunner
-from headwater.gateway.backlogs import Backlogs
-from headwater.gateway.batches.durable import FAILURES, Durable
-from headwater.gateway.batches.line_caller import LineCaller
-from headwater.gateway.batches.runner import Runner
-from headwater.gateway.batches.tenant_storage import TenantStorage
-from headwater.gateway.cache_namespace import CacheNamespaces
-from headwater.gateway.catalogues import Catalogues
-from headwater.gateway.demand import Demand
-from headwater.gateway.http_guard import HttpGuard
-from headwater.gateway.line import Line
-from headwater.gateway.listeners import ClientTls, GrpcListener, RestListener
-from headwater.gateway.long_work import SWITCH_SECONDS
-from headwater.gateway.metrics import Metrics
-from headwater.gateway.model_admin import ModelSurface
-from headwater.gateway.outages import Outages
-from headwater.gateway.output_sessions import OutputSessions
-from headwater.gateway.processors import Processors
-from headwater.gateway.replica_admin import ReplicaSurface
-from headwater.gateway.response_store import ResponseStore
-from headwater.gateway.roads import Roads
-from headwater.gateway.router.router import Router
-from headwater.gateway.settings import GatewaySettings
-from headwater.gateway.storage_bounds import StorageBounds
-from headwater.gateway.storage_limits import StorageLimits, no_own
-from headwater.gateway.tenancy.accounts import Accounts, ScopesOf, unlimited
-from headwater.gateway.tenancy.admin import AdminSurface, make_audit_stream
-from headwater.gateway.tenancy.book import TenantBook
-from headwater.gateway.tenancy.directory import TenantDirectory
-from headwater.gateway.tenancy.last_written import LastWritten
-from headwater.gateway.tenancy.limiter import Limiter
-from headwater.gateway.tenancy.purge import Purge
-from headwater.gateway.tenancy.snapshot import Snapshot
-from headwater.gateway.tenancy.virtual_time import VirtualTime
-from headwater.gateway.tenants import AdminKeys, KeyedTenants, OpenTenants, Tenants
 from headwater.services.bus import Bus
 from headwater.services.errors import Unavailable
 from headwater.services.heartbeat import Heartbeat
@@ -69,6 +31,45 @@ from headwater.services.store import Store
 from headwater.services.text.stage import metrics_served
 from headwater.services.tracing import Tracing, tracing_to
 from headwater.services.usage_log import UsageLog
+
+from .administration import Administration
+from .admission import Admission
+from .app import make_app
+from .background.runner import BackgroundRunner
+from .backlogs import Backlogs
+from .batches.durable import FAILURES, Durable
+from .batches.line_caller import LineCaller
+from .batches.runner import Runner
+from .batches.tenant_storage import TenantStorage
+from .cache_namespace import CacheNamespaces
+from .catalogues import Catalogues
+from .demand import Demand
+from .http_guard import HttpGuard
+from .line import Line
+from .listeners import ClientTls, GrpcListener, RestListener
+from .long_work import SWITCH_SECONDS
+from .metrics import Metrics
+from .model_admin import ModelSurface
+from .outages import Outages
+from .output_sessions import OutputSessions
+from .processors import Processors
+from .replica_admin import ReplicaSurface
+from .response_store import ResponseStore
+from .roads import Roads
+from .router.router import Router
+from .settings import GatewaySettings
+from .storage_bounds import StorageBounds
+from .storage_limits import StorageLimits, no_own
+from .tenancy.accounts import Accounts, ScopesOf, unlimited
+from .tenancy.admin import AdminSurface, make_audit_stream
+from .tenancy.book import TenantBook
+from .tenancy.directory import TenantDirectory
+from .tenancy.last_written import LastWritten
+from .tenancy.limiter import Limiter
+from .tenancy.purge import Purge
+from .tenancy.snapshot import Snapshot
+from .tenancy.virtual_time import VirtualTime
+from .tenants import AdminKeys, KeyedTenants, OpenTenants, Tenants
 
 LAST_WORDS = 1.0
 """Seconds that requests which were cut off at the drain limit are given to say so."""

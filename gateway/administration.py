@@ -10,9 +10,10 @@ import contextlib
 from collections.abc import AsyncIterator
 from typing import Any
 
-from headwater.gateway.exchange import Exchange
-from headwater.gateway.tenancy.admin import AdminSurface
 from headwater.services import errors
+
+from .exchange import Exchange
+from .tenancy.admin import AdminSurface
 
 
 class Administration:

@@ -9,46 +9,47 @@ import structlog
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from headwater.gateway.administration import Administration
-from headwater.gateway.background.surface import BackgroundResponses
-from headwater.gateway.batches.surface import BatchSurface
-from headwater.gateway.batches.tenant_storage import TenantStorage
-from headwater.gateway.caller import Caller
-from headwater.gateway.choice import Sink
-from headwater.gateway.conversations import Conversations
-from headwater.gateway.exchange import Exchange
-from headwater.gateway.line import Line, shutting_down
-from headwater.gateway.long_work import without_collector
-from headwater.gateway.model_admin import ModelSurface
-from headwater.gateway.openai import models
-from headwater.gateway.openai.answers import Answer, EventStream, Shape
-from headwater.gateway.openai.carry import Silence, carry
-from headwater.gateway.openai.chat import ChatShape
-from headwater.gateway.openai.completions import CompletionShape
-from headwater.gateway.openai.decode import build_decoders, decode
-from headwater.gateway.openai.embeddings import EmbeddingRequest, reply_of, to_embedding
-from headwater.gateway.openai.errors import MethodNotAllowed
-from headwater.gateway.openai.response_schema import ResponsesRequest
-from headwater.gateway.openai.schema import (
+from headwater.services import errors
+
+from .administration import Administration
+from .background.surface import BackgroundResponses
+from .batches.surface import BatchSurface
+from .batches.tenant_storage import TenantStorage
+from .caller import Caller
+from .choice import Sink
+from .conversations import Conversations
+from .exchange import Exchange
+from .line import Line, shutting_down
+from .long_work import without_collector
+from .model_admin import ModelSurface
+from .openai import models
+from .openai.answers import Answer, EventStream, Shape
+from .openai.carry import Silence, carry
+from .openai.chat import ChatShape
+from .openai.completions import CompletionShape
+from .openai.decode import build_decoders, decode
+from .openai.embeddings import EmbeddingRequest, reply_of, to_embedding
+from .openai.errors import MethodNotAllowed
+from .openai.response_schema import ResponsesRequest
+from .openai.schema import (
     Answering,
     ChatCompletionRequest,
     CompletionRequest,
     DetokenizeRequest,
     TokenizeRequest,
 )
-from headwater.gateway.own_pages import OwnPages
-from headwater.gateway.paths import Paths
-from headwater.gateway.pieces import Gathered
-from headwater.gateway.replica_admin import ReplicaSurface
-from headwater.gateway.responses import Responses
-from headwater.gateway.resumable import ResumableStreams
-from headwater.gateway.resumed import bare_id
-from headwater.gateway.session import Generation
-from headwater.gateway.settings import GatewaySettings
-from headwater.gateway.stream_context import StreamKind
-from headwater.gateway.tenancy.admin import AdminSurface
-from headwater.gateway.tenants import Tenant
-from headwater.services import errors
+from .own_pages import OwnPages
+from .paths import Paths
+from .pieces import Gathered
+from .replica_admin import ReplicaSurface
+from .responses import Responses
+from .resumable import ResumableStreams
+from .resumed import bare_id
+from .session import Generation
+from .settings import GatewaySettings
+from .stream_context import StreamKind
+from .tenancy.admin import AdminSurface
+from .tenants import Tenant
 
 EXPOSED = ["x-request-id", "retry-after"] + [
     f"x-ratelimit-{word}-{name}" for word in ("limit", "remaining", "reset") for name in ("requests", "tokens")

@@ -6,12 +6,13 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 
-from headwater.gateway.admission import Admission
-from headwater.gateway.router.router import Router
 from headwater.proto.events_pb2 import Backlog
 from headwater.services import subjects
 from headwater.services.bus import Bus
 from headwater.services.runtime import owned_task
+
+from .admission import Admission
+from .router.router import Router
 
 LOOK_SECONDS = 0.025
 """As often as busy replicas tell their load."""

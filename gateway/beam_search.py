@@ -10,10 +10,11 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from headwater.gateway.loss import BROKEN, Cause, StreamLost, error_of
-from headwater.gateway.output_session import OutputSession, Scores
 from headwater.proto import common_pb2, engine_pb2, output_processor_pb2
 from headwater.services import errors
+
+from .loss import BROKEN, Cause, StreamLost, error_of
+from .output_session import OutputSession, Scores
 
 Started = Callable[[engine_pb2.Start], None]
 MakeOpen = Callable[[Sequence[int], common_pb2.Sampling], output_processor_pb2.Open]

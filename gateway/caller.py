@@ -10,10 +10,11 @@ import time
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 
-from headwater.gateway.tenancy.grant import Standing
-from headwater.gateway.tenants import Identity, Tenant
 from headwater.services import errors
 from headwater.services.tracing import NoSpan, Span
+
+from .tenancy.grant import Standing
+from .tenants import Identity, Tenant
 
 MAX_ID_LEN = 256
 MAX_STATE_LEN = 512

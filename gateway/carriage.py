@@ -11,22 +11,23 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from headwater.gateway.beam_search import BeamSearch
-from headwater.gateway.loss import OUTPUT_PROCESSOR_UNAVAILABLE, Cause, PoisonRequest, StreamLost
-from headwater.gateway.output_session import OutputSession
-from headwater.gateway.parting import context_of, part
-from headwater.gateway.road import Attempt
-from headwater.gateway.router.decision import Decision
-from headwater.gateway.router.router import Dispatch, Incarnation
-from headwater.gateway.tenancy.charge import charge_of
 from headwater.proto import common_pb2, engine_pb2
 from headwater.proto.output_processor_pb2 import Open
 from headwater.services import errors
 from headwater.services.prefix import prefix_of
 
+from .beam_search import BeamSearch
+from .loss import OUTPUT_PROCESSOR_UNAVAILABLE, Cause, PoisonRequest, StreamLost
+from .output_session import OutputSession
+from .parting import context_of, part
+from .road import Attempt
+from .router.decision import Decision
+from .router.router import Dispatch, Incarnation
+from .tenancy.charge import charge_of
+
 if TYPE_CHECKING:
-    from headwater.gateway.choice import Choice
-    from headwater.gateway.session import Generation
+    from .choice import Choice
+    from .session import Generation
 
 MAX_ATTEMPTS = 3
 """That end by a fault; an engine that leaves in order is none."""

@@ -7,15 +7,16 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from headwater.gateway.loss import BROKEN, Cause, StreamLost, error_of
-from headwater.gateway.output_session import OutputSession, Scores
-from headwater.gateway.tenancy.grant import LEASE_TOKENS
 from headwater.proto import common_pb2, engine_pb2, output_processor_pb2
 from headwater.proto.output_processor_pb2 import RowParts
 from headwater.services import errors
 
+from .loss import BROKEN, Cause, StreamLost, error_of
+from .output_session import OutputSession, Scores
+from .tenancy.grant import LEASE_TOKENS
+
 if TYPE_CHECKING:
-    from headwater.gateway.session import Generation
+    from .session import Generation
 
 CREDIT_BATCH = 256
 """Tokens that are taken before their credit goes back."""

@@ -12,10 +12,11 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from headwater.gateway.storage_limits import StorageLimits
-from headwater.gateway.stored_bytes import StoredBytes
 from headwater.services import errors
 from headwater.services.store import Script, Store, StoreUnavailable
+
+from .storage_limits import StorageLimits
+from .stored_bytes import StoredBytes
 
 PATIENCE_SECONDS = 2.0
 MAX_ITEMS = 2000

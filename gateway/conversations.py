@@ -9,15 +9,16 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from headwater.gateway.caller import Caller
-from headwater.gateway.conversation_store import Conversation, ConversationStore, Head, Item
-from headwater.gateway.exchange import Exchange
-from headwater.gateway.openai.body import Body
-from headwater.gateway.openai.decode import decode
-from headwater.gateway.openai.paging import page_of
-from headwater.gateway.openai.response_input import as_item, check_items
-from headwater.gateway.openai.response_schema import InputItem
 from headwater.services.errors import NotFound
+
+from .caller import Caller
+from .conversation_store import Conversation, ConversationStore, Head, Item
+from .exchange import Exchange
+from .openai.body import Body
+from .openai.decode import decode
+from .openai.paging import page_of
+from .openai.response_input import as_item, check_items
+from .openai.response_schema import InputItem
 
 MAX_ADDED = 20
 """Items in one request."""

@@ -10,13 +10,14 @@ import contextlib
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
 
-from headwater.gateway.catalogues import AWAITED, Catalogues
 from headwater.proto import events_pb2
 from headwater.proto.events_pb2 import CatalogueEntry
 from headwater.services import errors, subjects
 from headwater.services.bus import Bus
 from headwater.services.runtime import owned_task
 from headwater.services.served_model import model_key
+
+from .catalogues import AWAITED, Catalogues
 
 TELL_SECONDS = 0.5
 """Between two words while anyone waits."""

@@ -6,15 +6,16 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from headwater.gateway.caller import Caller
-from headwater.gateway.choice_count import check_num_choices
-from headwater.gateway.job import Job
-from headwater.gateway.line import Line
-from headwater.gateway.pieces import Gathered
-from headwater.gateway.prompt_runs import prepare_all, run_all
-from headwater.gateway.session import Generation
 from headwater.proto import common_pb2, processor_pb2
 from headwater.services.errors import BadRequest
+
+from .caller import Caller
+from .choice_count import check_num_choices
+from .job import Job
+from .line import Line
+from .pieces import Gathered
+from .prompt_runs import prepare_all, run_all
+from .session import Generation
 
 POOLINGS = {
     "last": common_pb2.POOLING_LAST,

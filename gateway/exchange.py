@@ -12,12 +12,13 @@ from typing import IO, Any
 
 import msgspec
 
-from headwater.gateway.departure import Departure, Receive
-from headwater.gateway.openai import errors as http_errors
-from headwater.gateway.openai.sse import SseStream
-from headwater.gateway.tenancy.grant import Standing
-from headwater.gateway.tenants import KnownTenant
 from headwater.services import errors
+
+from .departure import Departure, Receive
+from .openai import errors as http_errors
+from .openai.sse import SseStream
+from .tenancy.grant import Standing
+from .tenants import KnownTenant
 
 Message = MutableMapping[str, Any]
 JSON = b"application/json"

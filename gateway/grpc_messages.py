@@ -7,11 +7,12 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
-from headwater.gateway.choice import Choice
-from headwater.gateway.pieces import CallPiece, Piece
-from headwater.gateway.session import Generation
 from headwater.proto import common_pb2, inference_pb2, processor_pb2
 from headwater.services import errors
+
+from .choice import Choice
+from .pieces import CallPiece, Piece
+from .session import Generation
 
 Asked = inference_pb2.ChatRequest | inference_pb2.CompleteRequest
 SCORES_PER_CHUNK = 256

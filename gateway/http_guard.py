@@ -15,11 +15,12 @@ from typing import Any
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from headwater.gateway.exchange import Exchange
-from headwater.gateway.metrics import Metrics
-from headwater.gateway.settings import GatewaySettings
 from headwater.services import errors
 from headwater.services.advertise import is_loopback
+
+from .exchange import Exchange
+from .metrics import Metrics
+from .settings import GatewaySettings
 
 UNIQUE = (b"authorization", b"host")
 """A proxy and a gateway that read different ones of two would disagree about the caller."""

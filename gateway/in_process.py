@@ -9,8 +9,8 @@ from typing import Any
 
 from starlette.types import ASGIApp
 
-from headwater.gateway.exchange import KNOWN_REQUEST, KNOWN_TENANT, KnownRequest
-from headwater.gateway.tenants import KnownTenant, Tenant
+from .exchange import KNOWN_REQUEST, KNOWN_TENANT, KnownRequest
+from .tenants import KnownTenant, Tenant
 
 Message = MutableMapping[str, Any]
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from headwater.gateway.caller import Caller
-from headwater.gateway.stream_context import StreamContext
 from headwater.proto import common_pb2, processor_pb2
+
+from .caller import Caller
+from .stream_context import StreamContext
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

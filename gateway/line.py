@@ -15,30 +15,31 @@ import msgspec
 import structlog
 from structlog.typing import FilteringBoundLogger
 
-from headwater.gateway.admission import Admission
-from headwater.gateway.cache_namespace import CacheNamespaces
-from headwater.gateway.caller import Caller
-from headwater.gateway.catalogues import Catalogues
-from headwater.gateway.demand import Demand
-from headwater.gateway.long_work import LongWork
-from headwater.gateway.metrics import Metrics
-from headwater.gateway.migrations import Migrations
-from headwater.gateway.output_sessions import ANY_MODEL, OutputSessions
-from headwater.gateway.processors import Processors
-from headwater.gateway.prompt_windows import PromptWindows
-from headwater.gateway.response_store import ResponseStore
-from headwater.gateway.roads import Explanation, Roads
-from headwater.gateway.router.router import Router
-from headwater.gateway.tenancy.accounts import Accounts
-from headwater.gateway.tenancy.virtual_time import VirtualTime
-from headwater.gateway.tenants import Tenants
 from headwater.services import errors
 from headwater.services.member import Kind
 from headwater.services.membership import Change, ChangeKind, Members
 from headwater.services.tracing import NoTracing, Tracing
 
+from .admission import Admission
+from .cache_namespace import CacheNamespaces
+from .caller import Caller
+from .catalogues import Catalogues
+from .demand import Demand
+from .long_work import LongWork
+from .metrics import Metrics
+from .migrations import Migrations
+from .output_sessions import ANY_MODEL, OutputSessions
+from .processors import Processors
+from .prompt_windows import PromptWindows
+from .response_store import ResponseStore
+from .roads import Explanation, Roads
+from .router.router import Router
+from .tenancy.accounts import Accounts
+from .tenancy.virtual_time import VirtualTime
+from .tenants import Tenants
+
 if TYPE_CHECKING:
-    from headwater.gateway.session import Generation
+    from .session import Generation
 
 
 @dataclass(slots=True, kw_only=True)

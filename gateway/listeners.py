@@ -19,13 +19,14 @@ from grpc_reflection.v1alpha import reflection
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from headwater.gateway.line import Line
-from headwater.gateway.public_grpc import InferenceService
-from headwater.gateway.settings import GatewaySettings
 from headwater.proto import inference_pb2, inference_pb2_grpc
 from headwater.services.advertise import advertised, joined
 from headwater.services.grpc_errors import ErrorInterceptor
 from headwater.services.tls import bind
+
+from .line import Line
+from .public_grpc import InferenceService
+from .settings import GatewaySettings
 
 BACKLOG = 2048
 KEEP_ALIVE_SECONDS = 60

@@ -6,7 +6,7 @@ import asyncio
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable
 
-from headwater.gateway.router.router import Incarnation
+from .router.router import Incarnation
 
 SHARE = 0.1
 """Of all dispatches: migrations that nobody's death calls for."""

@@ -6,12 +6,13 @@ from typing import Annotated, Any
 
 import msgspec
 
-from headwater.gateway.administration import Administration
-from headwater.gateway.catalogues import Catalogues
-from headwater.gateway.exchange import Exchange
-from headwater.gateway.openai.decode import decode
 from headwater.services import errors, subjects
 from headwater.services.bus import Bus
+
+from .administration import Administration
+from .catalogues import Catalogues
+from .exchange import Exchange
+from .openai.decode import decode
 
 MAX_BODY_BYTES = 64 * 1024
 ASK_SECONDS = 2.0

@@ -12,8 +12,6 @@ from typing import Protocol
 import grpc
 import structlog
 
-from headwater.gateway.opening import parts_of
-from headwater.gateway.stream_context import Found, contexts
 from headwater.proto import common_pb2, engine_pb2, output_processor_pb2, output_processor_pb2_grpc
 from headwater.proto.engine_pb2 import AddPart
 from headwater.proto.output_processor_pb2 import (
@@ -34,6 +32,9 @@ from headwater.services.channel import open_channel
 from headwater.services.gateway_identity import NOBODY, Gateway
 from headwater.services.grpc_errors import from_rpc_error
 from headwater.services.runtime import end
+
+from .opening import parts_of
+from .stream_context import Found, contexts
 
 MAX_CREDITS = 1024
 """And as many cancels, in one frame."""

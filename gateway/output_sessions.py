@@ -7,10 +7,11 @@ import secrets
 from collections.abc import Callable
 from hashlib import blake2b
 
-from headwater.gateway.output_session import OutputSession
 from headwater.services import errors
 from headwater.services.gateway_identity import Gateway
 from headwater.services.runtime import end, log_failure
+
+from .output_session import OutputSession
 
 ANY_MODEL = ""
 

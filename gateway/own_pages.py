@@ -8,11 +8,12 @@ from pathlib import Path
 
 import prometheus_client
 
-from headwater.gateway.administration import Administration
-from headwater.gateway.exchange import Exchange
-from headwater.gateway.line import Line
-from headwater.gateway.openai.document import openapi_document
 from headwater.services import errors
+
+from .administration import Administration
+from .exchange import Exchange
+from .line import Line
+from .openai.document import openapi_document
 
 VERSION = importlib.metadata.version("headwater")
 CONSOLE = Path(__file__).parent / "console"

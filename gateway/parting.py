@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from headwater.services import errors
 
 if TYPE_CHECKING:
-    from headwater.gateway.session import Generation
+    from .session import Generation
 
 
 def context_of(generation: Generation) -> bytes:

@@ -7,10 +7,11 @@ from collections import deque
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
-from headwater.gateway.choice import Choice
-from headwater.gateway.output_session import Scores
 from headwater.proto.common_pb2 import TokenLogprob, ToolCallDelta
 from headwater.proto.output_processor_pb2 import RowParts
+
+from .choice import Choice
+from .output_session import Scores
 
 
 @dataclass(slots=True)

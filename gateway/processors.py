@@ -12,7 +12,6 @@ from typing import TypeVar
 import grpc
 import structlog
 
-from headwater.gateway.prepare_session import MAX_CALL_BYTES, NoSessions, PrepareSession
 from headwater.proto import processor_pb2, processor_pb2_grpc
 from headwater.services import errors, grpc_errors
 from headwater.services.call_proof import Impostor, StageChannel
@@ -21,6 +20,8 @@ from headwater.services.runtime import end, log_failure
 from headwater.services.served_model import ServedModel
 from headwater.services.trace_context import TraceContext
 from headwater.services.tracing import Span
+
+from .prepare_session import MAX_CALL_BYTES, NoSessions, PrepareSession
 
 CALL_SECONDS = 30.0
 RETURN_SECONDS = 10.0

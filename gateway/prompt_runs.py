@@ -7,8 +7,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 
-from headwater.gateway.session import Generation
 from headwater.services.runtime import in_succession
+
+from .session import Generation
 
 
 async def prepare_all(generations: Sequence[Generation]) -> None:

@@ -14,9 +14,9 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Generic, NamedTuple, TypeVar
 
-from headwater.gateway.admission import Admission, Turn
-from headwater.gateway.tenancy.virtual_time import Share, VirtualTime
-from headwater.gateway.tenants import Tenant
+from .admission import Admission, Turn
+from .tenancy.virtual_time import Share, VirtualTime
+from .tenants import Tenant
 
 NO_BOUND = sys.maxsize
 ChoiceT = TypeVar("ChoiceT", bound=Hashable)

@@ -9,11 +9,15 @@ from typing import Any, TypeVar
 
 import grpc
 
-from headwater.gateway.caller import MAX_PRIORITY, Caller
-from headwater.gateway.choice import Choice, Sink
-from headwater.gateway.choice_count import check_num_choices
-from headwater.gateway.embeddings import Embedding
-from headwater.gateway.grpc_messages import (
+from headwater.proto import common_pb2, inference_pb2, inference_pb2_grpc, processor_pb2
+from headwater.services import errors
+from headwater.services.runtime import end
+
+from .caller import MAX_PRIORITY, Caller
+from .choice import Choice, Sink
+from .choice_count import check_num_choices
+from .embeddings import Embedding
+from .grpc_messages import (
     Asked,
     UsageTold,
     call_delta,
@@ -24,16 +28,13 @@ from headwater.gateway.grpc_messages import (
     reply_head,
     score_chunks,
 )
-from headwater.gateway.job import Job
-from headwater.gateway.line import Line, shutting_down
-from headwater.gateway.pieces import Gathered, OrderedQueue, Piece, PieceQueue
-from headwater.gateway.prompt_runs import run_all
-from headwater.gateway.resumed import ResumedGeneration, bare_id, caller_of, find, run_resumed
-from headwater.gateway.session import Generation
-from headwater.gateway.stream_context import Found, StreamContext, StreamKind, StreamNotKept
-from headwater.proto import common_pb2, inference_pb2, inference_pb2_grpc, processor_pb2
-from headwater.services import errors
-from headwater.services.runtime import end
+from .job import Job
+from .line import Line, shutting_down
+from .pieces import Gathered, OrderedQueue, Piece, PieceQueue
+from .prompt_runs import run_all
+from .resumed import ResumedGeneration, bare_id, caller_of, find, run_resumed
+from .session import Generation
+from .stream_context import Found, StreamContext, StreamKind, StreamNotKept
 
 Context = grpc.aio.ServicerContext[Any, Any]
 Working = Asked | inference_pb2.EmbedRequest

@@ -7,14 +7,15 @@ from typing import Annotated, Any
 import grpc
 import msgspec
 
-from headwater.gateway.administration import Administration
-from headwater.gateway.exchange import Exchange
-from headwater.gateway.openai.decode import decode
 from headwater.proto import engine_pb2, engine_pb2_grpc
 from headwater.services import errors, grpc_errors
 from headwater.services.channel import open_channel
 from headwater.services.member import Kind, Member, ReplicaLoad
 from headwater.services.membership import Members
+
+from .administration import Administration
+from .exchange import Exchange
+from .openai.decode import decode
 
 MAX_BODY_BYTES = 1024
 MARGIN_SECONDS = 10.0

@@ -13,11 +13,12 @@ from typing import Any, TypeVar
 import msgspec
 import structlog
 
-from headwater.gateway.conversation_store import ConversationStore
-from headwater.gateway.storage_limits import StorageLimits
-from headwater.gateway.stored_bytes import StoredBytes
 from headwater.services import errors
 from headwater.services.store import Store, StoreUnavailable
+
+from .conversation_store import ConversationStore
+from .storage_limits import StorageLimits
+from .stored_bytes import StoredBytes
 
 PATIENCE_SECONDS = 2.0
 MAX_BYTES = 4 * 1024 * 1024

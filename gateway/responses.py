@@ -8,14 +8,17 @@ from typing import Any
 import msgspec
 import structlog
 
-from headwater.gateway.caller import Caller
-from headwater.gateway.choice import Sink
-from headwater.gateway.exchange import Exchange
-from headwater.gateway.job import Job
-from headwater.gateway.line import Line
-from headwater.gateway.openai.numbered import NumberedSink, NumberedStream
-from headwater.gateway.openai.response_answer import ResponseAnswer, ResponseEvents
-from headwater.gateway.openai.response_input import (
+from headwater.proto import processor_pb2
+from headwater.services import errors
+
+from .caller import Caller
+from .choice import Sink
+from .exchange import Exchange
+from .job import Job
+from .line import Line
+from .openai.numbered import NumberedSink, NumberedStream
+from .openai.response_answer import ResponseAnswer, ResponseEvents
+from .openai.response_input import (
     as_item,
     check,
     items_of,
@@ -25,15 +28,13 @@ from headwater.gateway.openai.response_input import (
     to_sampling,
     without_oldest,
 )
-from headwater.gateway.openai.response_schema import InputItem, ResponsesRequest
-from headwater.gateway.pieces import Gathered
-from headwater.gateway.prompt_runs import run_all
-from headwater.gateway.response_store import Item, KeptResponse, ResponseStore
-from headwater.gateway.resumed import ResumedGeneration, run_resumed
-from headwater.gateway.session import Generation
-from headwater.gateway.stream_context import Found, StreamContext, StreamKind, StreamNotKept
-from headwater.proto import processor_pb2
-from headwater.services import errors
+from .openai.response_schema import InputItem, ResponsesRequest
+from .pieces import Gathered
+from .prompt_runs import run_all
+from .response_store import Item, KeptResponse, ResponseStore
+from .resumed import ResumedGeneration, run_resumed
+from .session import Generation
+from .stream_context import Found, StreamContext, StreamKind, StreamNotKept
 
 TOO_LONG = "context_length_exceeded"
 

@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import dataclasses
 
-from headwater.gateway.caller import Caller
-from headwater.gateway.exchange import Exchange
-from headwater.gateway.job import Job
-from headwater.gateway.line import Line
-from headwater.gateway.openai.answers import Answer, EventStream, Shape
-from headwater.gateway.openai.carry import Silence, carry
-from headwater.gateway.openai.chat import ChatShape
-from headwater.gateway.openai.completions import CompletionShape
-from headwater.gateway.openai.decode import decode
-from headwater.gateway.openai.numbered import NumberedSink, NumberedStream
-from headwater.gateway.openai.response_schema import ResponsesRequest
-from headwater.gateway.openai.schema import Answering, ChatCompletionRequest, CompletionRequest
-from headwater.gateway.responses import Responses
-from headwater.gateway.resumed import ResumedGeneration, bare_id, caller_of, find, forget
-from headwater.gateway.session import Generation
-from headwater.gateway.stream_context import Found, StreamContext, StreamKind, StreamNotKept
 from headwater.services.errors import BadRequest
+
+from .caller import Caller
+from .exchange import Exchange
+from .job import Job
+from .line import Line
+from .openai.answers import Answer, EventStream, Shape
+from .openai.carry import Silence, carry
+from .openai.chat import ChatShape
+from .openai.completions import CompletionShape
+from .openai.decode import decode
+from .openai.numbered import NumberedSink, NumberedStream
+from .openai.response_schema import ResponsesRequest
+from .openai.schema import Answering, ChatCompletionRequest, CompletionRequest
+from .responses import Responses
+from .resumed import ResumedGeneration, bare_id, caller_of, find, forget
+from .session import Generation
+from .stream_context import Found, StreamContext, StreamKind, StreamNotKept
 
 MAX_EVENTS = 2**32 - 1
 

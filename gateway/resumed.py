@@ -11,18 +11,19 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from headwater.gateway.caller import Caller
-from headwater.gateway.choice import Choice
-from headwater.gateway.line import Line
-from headwater.gateway.loss import StreamLost
-from headwater.gateway.output_session import OutputSession
-from headwater.gateway.parting import part
-from headwater.gateway.prompt_runs import log_request
-from headwater.gateway.prompt_turns import Part
-from headwater.gateway.session import Generation
-from headwater.gateway.stream_context import Found, StreamNotKept
 from headwater.proto import engine_pb2, output_processor_pb2
 from headwater.services import errors
+
+from .caller import Caller
+from .choice import Choice
+from .line import Line
+from .loss import StreamLost
+from .output_session import OutputSession
+from .parting import part
+from .prompt_runs import log_request
+from .prompt_turns import Part
+from .session import Generation
+from .stream_context import Found, StreamNotKept
 
 ReplyT = TypeVar("ReplyT")
 

@@ -11,12 +11,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from headwater.gateway.router.decision import Decision
 from headwater.proto import engine_pb2
 from headwater.services.tracing import Span
 
+from .router.decision import Decision
+
 if TYPE_CHECKING:
-    from headwater.gateway.session import Generation
+    from .session import Generation
 
 MAX_CHOICES = 128
 """Told of a prompt."""

@@ -14,10 +14,11 @@ from typing import Any
 
 import msgspec
 
-from headwater.gateway.tenants import Tenant
 from headwater.services import subjects
 from headwater.services.bus import Bus, Subscription
 from headwater.services.runtime import owned_task
+
+from .tenants import Tenant
 
 MAX_BYTES = 16 * 1024 * 1024
 _OVERHEAD_BYTES = 512

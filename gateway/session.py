@@ -13,19 +13,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from headwater.gateway.carriage import Carriage
-from headwater.gateway.choice import Choice, ScoredChoice, Sink
-from headwater.gateway.job import Job
-from headwater.gateway.line import Line
-from headwater.gateway.prompt_turns import Part, Place, PromptTurns
-from headwater.gateway.road import Road, told_work
-from headwater.gateway.roads import Explanation
-from headwater.gateway.router.decision import Decision
-from headwater.gateway.tenancy.grant import LEASE_TOKENS, Grant
 from headwater.proto import common_pb2, engine_pb2, processor_pb2
 from headwater.services import errors
 from headwater.services.runtime import owned_task
 from headwater.services.served_model import ServedModel
+
+from .carriage import Carriage
+from .choice import Choice, ScoredChoice, Sink
+from .job import Job
+from .line import Line
+from .prompt_turns import Part, Place, PromptTurns
+from .road import Road, told_work
+from .roads import Explanation
+from .router.decision import Decision
+from .tenancy.grant import LEASE_TOKENS, Grant
 
 
 @dataclass(slots=True, eq=False)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from headwater.gateway.storage_limits import DEFAULT_FILE_BYTES, DEFAULT_RESPONSE_BYTES, MIN_STORAGE_BYTES
 from headwater.services.advertise import is_loopback
 from headwater.services.settings import SettingError, setting
 from headwater.services.stage_security import StageSecuritySettings
+
+from .storage_limits import DEFAULT_FILE_BYTES, DEFAULT_RESPONSE_BYTES, MIN_STORAGE_BYTES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

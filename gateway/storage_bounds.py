@@ -14,7 +14,12 @@ import structlog
 from nats.js import JetStreamContext
 from nats.js.api import DiscardPolicy
 
-from headwater.gateway.batches.durable import (
+from headwater.services.bus import Bus
+from headwater.services.errors import Unavailable
+from headwater.services.runtime import owned_task
+from headwater.services.usage_log import AUDIT_STREAM, STREAM
+
+from .batches.durable import (
     BACKGROUND,
     BACKGROUND_LOG,
     BACKGROUND_QUEUE,
@@ -26,12 +31,8 @@ from headwater.gateway.batches.durable import (
     LINES_QUEUE,
     RESULTS,
 )
-from headwater.gateway.storage_limits import MIN_STORAGE_BYTES
-from headwater.gateway.tenancy.book import BUCKET
-from headwater.services.bus import Bus
-from headwater.services.errors import Unavailable
-from headwater.services.runtime import owned_task
-from headwater.services.usage_log import AUDIT_STREAM, STREAM
+from .storage_limits import MIN_STORAGE_BYTES
+from .tenancy.book import BUCKET
 
 PERCENT = {
     f"OBJ_{CONTENTS}": 40,

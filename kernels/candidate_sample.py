@@ -6,9 +6,9 @@ from __future__ import annotations
 
 import torch
 
-from headwater.kernels.filtered_sample import Filters, filtered_sample_twin
-from headwater.kernels.gumbel import gumbel_noise, noise_keys
-from headwater.kernels.sample import Draws
+from .filtered_sample import Filters, filtered_sample_twin
+from .gumbel import gumbel_noise, noise_keys
+from .sample import Draws
 
 NUM_CANDIDATES = 512
 

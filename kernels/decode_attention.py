@@ -14,13 +14,13 @@ import torch
 import triton
 import triton.language as tl
 
-from headwater.kernels.decode_plan import FEW_ROWS, DecodePlan
-from headwater.kernels.dependent_launch import launch_options, release_dependents, wait_for_inputs
-from headwater.kernels.device import num_multiprocessors
-from headwater.kernels.hopper_attention import serves
-from headwater.kernels.hopper_decode_attention import hopper_decode_attention
-from headwater.kernels.hopper_decode_splits import hopper_decode_splits
-from headwater.kernels.online_softmax import (
+from .decode_plan import FEW_ROWS, DecodePlan
+from .dependent_launch import launch_options, release_dependents, wait_for_inputs
+from .device import num_multiprocessors
+from .hopper_attention import serves
+from .hopper_decode_attention import hopper_decode_attention
+from .hopper_decode_splits import hopper_decode_splits
+from .online_softmax import (
     HALF,
     SPLIT,
     TILE,
@@ -34,7 +34,7 @@ from headwater.kernels.online_softmax import (
     row_sums,
     stages_of,
 )
-from headwater.kernels.paged_cache import as_pairs, is_paired, load_tile, pages_of
+from .paged_cache import as_pairs, is_paired, load_tile, pages_of
 
 MAX_PROGRAMS = 8448
 """Of rows that find their splits by arithmetic; items beyond them are walked in strides."""

@@ -12,8 +12,8 @@ import torch
 import triton
 import triton.language as tl
 
-from headwater.kernels.hopper_attention import ROWS, num_teams
-from headwater.kernels.online_softmax import SPLIT, first_keys
+from .hopper_attention import ROWS, num_teams
+from .online_softmax import SPLIT, first_keys
 
 DIRECT_ROWS = 4
 """Up to this many rows programs find their split by arithmetic and load no work list before the first key."""

@@ -19,8 +19,8 @@ import torch
 import triton
 import triton.language as tl
 
-from headwater.kernels.gumbel import PURPOSE_SAMPLE, row_keys
-from headwater.kernels.sample import Draws, best_token, perturb, scores_twin
+from .gumbel import PURPOSE_SAMPLE, row_keys
+from .sample import Draws, best_token, perturb, scores_twin
 
 BLOCK = 8192
 NUM_WARPS = 16

@@ -12,8 +12,8 @@ import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from headwater.kernels.device import num_multiprocessors
-from headwater.kernels.silu_mul import gated
+from .device import num_multiprocessors
+from .silu_mul import gated
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,11 +18,11 @@ import torch
 import triton
 import triton.language as tl
 
-from headwater.kernels.dependent_launch import ask_early, launch_options, release_dependents, wait_for_inputs
-from headwater.kernels.gated_gemm import gated_gemm, is_gated_at_once
-from headwater.kernels.hopper_rows_gemm import RowTiles, rows_gemm, serves
-from headwater.kernels.silu_mul import gated, silu_mul
-from headwater.kernels.wide_gemm import wide_gemm
+from .dependent_launch import ask_early, launch_options, release_dependents, wait_for_inputs
+from .gated_gemm import gated_gemm, is_gated_at_once
+from .hopper_rows_gemm import RowTiles, rows_gemm, serves
+from .silu_mul import gated, silu_mul
+from .wide_gemm import wide_gemm
 
 
 @dataclass(frozen=True, slots=True)

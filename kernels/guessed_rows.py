@@ -10,7 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
-from headwater.kernels.draft_rows import StepWords, first_position
+from .draft_rows import StepWords, first_position
 
 _BLOCK, _STATE_BLOCK = 128, 1024
 

@@ -14,8 +14,8 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia import hopper
 
-from headwater.kernels.online_softmax import GRAIN
-from headwater.kernels.paged_cache import bulk_copied, is_paired
+from .online_softmax import GRAIN
+from .paged_cache import bulk_copied, is_paired
 
 ROWS = 64
 """Query rows of a team."""

@@ -11,11 +11,11 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia import hopper
 
-from headwater.kernels import dependent_launch
-from headwater.kernels.decode_plan import DecodePlan
-from headwater.kernels.hopper_attention import finite, fold, hide, reference, spread, weigh
-from headwater.kernels.hopper_rings import as_ring_source, finish_reads
-from headwater.kernels.online_softmax import HALF, SPLIT, base_2_scale
+from . import dependent_launch
+from .decode_plan import DecodePlan
+from .hopper_attention import finite, fold, hide, reference, spread, weigh
+from .hopper_rings import as_ring_source, finish_reads
+from .online_softmax import HALF, SPLIT, base_2_scale
 
 NUM_STAGES = 3
 MAX_PROGRAMS = 128

@@ -11,11 +11,11 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia import hopper
 
-from headwater.kernels import dependent_launch
-from headwater.kernels.decode_plan import DecodePlan
-from headwater.kernels.device import num_multiprocessors
-from headwater.kernels.hopper_attention import finite, fold, hide, reference, spread, weigh
-from headwater.kernels.hopper_decode_attention import (
+from . import dependent_launch
+from .decode_plan import DecodePlan
+from .device import num_multiprocessors
+from .hopper_attention import finite, fold, hide, reference, spread, weigh
+from .hopper_decode_attention import (
     release_dependents,
     row_sums,
     scores,
@@ -23,8 +23,8 @@ from headwater.kernels.hopper_decode_attention import (
     wait_for_inputs,
     weighted,
 )
-from headwater.kernels.hopper_rings import as_ring_source, finish_reads
-from headwater.kernels.online_softmax import SPLIT, TILE, base_2_scale
+from .hopper_rings import as_ring_source, finish_reads
+from .online_softmax import SPLIT, TILE, base_2_scale
 
 PART = 32
 """Keys that are copied at once, a quarter of a tile: on average half as many are read past the end of a row."""

@@ -6,7 +6,7 @@ import torch
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from headwater.kernels.hopper_attention import (
+from .hopper_attention import (
     REGISTERS,
     ROWS,
     advance,
@@ -19,9 +19,9 @@ from headwater.kernels.hopper_attention import (
     scaled,
     spread,
 )
-from headwater.kernels.hopper_rings import as_ring_source, copy_tiles, make_pair_buffers, make_rings, widen_tiles
-from headwater.kernels.online_softmax import HALF, SPLIT, base_2_scale
-from headwater.kernels.paged_cache import is_paired
+from .hopper_rings import as_ring_source, copy_tiles, make_pair_buffers, make_rings, widen_tiles
+from .online_softmax import HALF, SPLIT, base_2_scale
+from .paged_cache import is_paired
 
 NUM_STAGES = 2
 FEW_TILES = 64

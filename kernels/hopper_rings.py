@@ -10,8 +10,8 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia import hopper
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from headwater.kernels.online_softmax import HALF
-from headwater.kernels.paged_cache import as_pairs
+from .online_softmax import HALF
+from .paged_cache import as_pairs
 
 
 def as_ring_source(cache: torch.Tensor, num_keys: int = HALF) -> TensorDescriptor:

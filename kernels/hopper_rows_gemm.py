@@ -15,7 +15,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia import hopper
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from headwater.kernels import dependent_launch, hopper_attention, silu_mul
+from . import dependent_launch, hopper_attention, silu_mul
 
 wait_for_inputs = gluon.jit(dependent_launch.wait_for_inputs.fn)
 release_dependents = gluon.jit(dependent_launch.release_dependents.fn)

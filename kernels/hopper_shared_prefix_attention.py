@@ -9,10 +9,10 @@ import torch
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from headwater.kernels.decode_plan import DecodePlan
-from headwater.kernels.hopper_attention import REGISTERS, ROWS, advance, begin, conclude, leave_out, row_sums, scaled
-from headwater.kernels.hopper_rings import as_ring_source, copy_tiles, make_rings
-from headwater.kernels.online_softmax import HALF, SPLIT, base_2_scale
+from .decode_plan import DecodePlan
+from .hopper_attention import REGISTERS, ROWS, advance, begin, conclude, leave_out, row_sums, scaled
+from .hopper_rings import as_ring_source, copy_tiles, make_rings
+from .online_softmax import HALF, SPLIT, base_2_scale
 
 NUM_STAGES = 3
 MAX_PROGRAMS = 132

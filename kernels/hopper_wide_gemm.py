@@ -13,8 +13,8 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia import hopper
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from headwater.kernels import dependent_launch, wide_tiles
-from headwater.kernels.wide_tiles import GROUP, TeamTiles
+from . import dependent_launch, wide_tiles
+from .wide_tiles import GROUP, TeamTiles
 
 wait_for_inputs = gluon.jit(dependent_launch.wait_for_inputs.fn)
 release_dependents = gluon.jit(dependent_launch.release_dependents.fn)

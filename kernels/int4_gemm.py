@@ -13,9 +13,9 @@ import torch
 import triton
 import triton.language as tl
 
-from headwater.kernels import gemm
-from headwater.kernels.dependent_launch import launch_options, release_dependents, wait_for_inputs
-from headwater.kernels.int4_layout import Int4Weight, depth
+from . import gemm
+from .dependent_launch import launch_options, release_dependents, wait_for_inputs
+from .int4_layout import Int4Weight, depth
 
 MOST_ROWS = 256
 """From here on writing a matrix and reading it again costs less than unpacking it in each program."""

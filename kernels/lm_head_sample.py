@@ -9,10 +9,10 @@ import torch
 import triton
 import triton.language as tl
 
-from headwater.kernels.dependent_launch import launch_options, wait_for_inputs
-from headwater.kernels.gemm import multiply_tiles
-from headwater.kernels.gumbel import PURPOSE_SAMPLE, row_keys
-from headwater.kernels.sample import Candidates, Draws, perturb, pick_best
+from .dependent_launch import launch_options, wait_for_inputs
+from .gemm import multiply_tiles
+from .gumbel import PURPOSE_SAMPLE, row_keys
+from .sample import Candidates, Draws, perturb, pick_best
 
 MAX_ROWS = 16
 BLOCK_N = 64

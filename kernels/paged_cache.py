@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from headwater.kernels.online_softmax import HALF
+from .online_softmax import HALF
 
 
 def is_paired(cache: torch.Tensor) -> bool:

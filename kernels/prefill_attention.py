@@ -17,10 +17,10 @@ import torch
 import triton
 import triton.language as tl
 
-from headwater.kernels.decode_attention import attention_of_rows
-from headwater.kernels.hopper_attention import ROWS, num_teams, serves, widens
-from headwater.kernels.hopper_prefill_attention import hopper_prefill_attention
-from headwater.kernels.online_softmax import (
+from .decode_attention import attention_of_rows
+from .hopper_attention import ROWS, num_teams, serves, widens
+from .hopper_prefill_attention import hopper_prefill_attention
+from .online_softmax import (
     HALF,
     SPLIT,
     TILE,
@@ -35,7 +35,7 @@ from headwater.kernels.online_softmax import (
     row_sums,
     stages_of,
 )
-from headwater.kernels.paged_cache import as_operand, as_pairs, bulk_copied, is_paired, load_tile, pages_of
+from .paged_cache import as_operand, as_pairs, bulk_copied, is_paired, load_tile, pages_of
 
 Int32Array = np.ndarray[tuple[int, ...], np.dtype[np.int32]]
 NUM_STAGES = 2

@@ -16,8 +16,8 @@ from typing import NamedTuple
 import torch
 import triton
 
-from headwater.kernels import gemm, hopper_wide_gemm, wide_gemm, wide_tiles
-from headwater.kernels.device import driver_version
+from . import gemm, hopper_wide_gemm, wide_gemm, wide_tiles
+from .device import driver_version
 
 Multiply = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], None]
 """x [M, K], weight [N, K], out [M, N]."""

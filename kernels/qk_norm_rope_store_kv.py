@@ -9,8 +9,8 @@ import torch
 import triton
 import triton.language as tl
 
-from headwater.kernels.dependent_launch import launch_options, release_dependents, wait_for_inputs
-from headwater.kernels.paged_cache import as_pairs
+from .dependent_launch import launch_options, release_dependents, wait_for_inputs
+from .paged_cache import as_pairs
 
 HEADS = 4
 """Heads a program; fixed, so that the layout of a reduction never depends on the batch."""

@@ -6,9 +6,9 @@ import torch
 import triton
 import triton.language as tl
 
-from headwater.kernels.decode_plan import FEW_ROWS, DecodePlan
-from headwater.kernels.dependent_launch import launch_options, release_dependents, wait_for_inputs
-from headwater.kernels.online_softmax import SPLIT, finish, first_keys, merge_states
+from .decode_plan import FEW_ROWS, DecodePlan
+from .dependent_launch import launch_options, release_dependents, wait_for_inputs
+from .online_softmax import SPLIT, finish, first_keys, merge_states
 
 
 def reduce_splits(

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 from torch.nn.functional import linear, pad
 
-from headwater.kernels import packed_linear
+from . import packed_linear
 
 CANDIDATES = (1, 2, 4, 8, 16, 32)
 PROBED_ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 15, 16, 17, 24, 31, 33, 48, 64, 100)

@@ -11,7 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
-from headwater.kernels.gumbel import PURPOSE_SAMPLE, gumbel_noise, gumbel_of, noise_keys, row_keys
+from .gumbel import PURPOSE_SAMPLE, gumbel_noise, gumbel_of, noise_keys, row_keys
 
 BLOCK = 4096
 

@@ -11,10 +11,10 @@ import torch
 import triton
 import triton.language as tl
 
-from headwater.kernels.decode_plan import DecodePlan
-from headwater.kernels.hopper_attention import ROWS, num_teams, serves
-from headwater.kernels.hopper_shared_prefix_attention import hopper_shared_prefix_attention
-from headwater.kernels.online_softmax import (
+from .decode_plan import DecodePlan
+from .hopper_attention import ROWS, num_teams, serves
+from .hopper_shared_prefix_attention import hopper_shared_prefix_attention
+from .online_softmax import (
     HALF,
     SPLIT,
     TILE,
@@ -27,7 +27,7 @@ from headwater.kernels.online_softmax import (
     row_sums,
     stages_of,
 )
-from headwater.kernels.paged_cache import as_operand, as_pairs, bulk_copied, is_paired, load_tile, pages_of
+from .paged_cache import as_operand, as_pairs, bulk_copied, is_paired, load_tile, pages_of
 
 MAX_PROGRAMS = 4224
 NUM_STAGES = 3

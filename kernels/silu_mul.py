@@ -6,7 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
-from headwater.kernels.dependent_launch import launch_options, release_dependents, wait_for_inputs
+from .dependent_launch import launch_options, release_dependents, wait_for_inputs
 
 BLOCK = 1024
 

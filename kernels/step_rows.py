@@ -9,8 +9,8 @@ import torch
 import triton
 import triton.language as tl
 
-from headwater.kernels.filtered_sample import Filters
-from headwater.kernels.sample import Draws
+from .filtered_sample import Filters
+from .sample import Draws
 
 NUM_STOPS = 8
 PARAM_WORDS = 20

@@ -11,10 +11,10 @@ import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from headwater.kernels import hopper_attention
-from headwater.kernels.device import num_multiprocessors
-from headwater.kernels.hopper_wide_gemm import hopper_wide_gemm
-from headwater.kernels.wide_tiles import GROUP, TeamTiles, WideTiles, choose_wide, fitting_tiles, place
+from . import hopper_attention
+from .device import num_multiprocessors
+from .hopper_wide_gemm import hopper_wide_gemm
+from .wide_tiles import GROUP, TeamTiles, WideTiles, choose_wide, fitting_tiles, place
 
 NUM_WARPS = 4
 UNALIGNED = WideTiles(64, 64, 3, 0.1, block_k=32)

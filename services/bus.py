@@ -21,10 +21,10 @@ from nats.aio.subscription import Subscription as ServerSubscription
 from nats.aio.transport import TcpTransport
 from nats.js import JetStreamContext
 
-from headwater.services import cluster_key
-from headwater.services.refusals import Refusals
-from headwater.services.runtime import end, log_failure
-from headwater.services.seal import Sealer, SealReader
+from . import cluster_key
+from .refusals import Refusals
+from .runtime import end, log_failure
+from .seal import Sealer, SealReader
 
 FAILURES = (nats.errors.Error, OSError, TimeoutError)
 OPEN_SECONDS = 1.0

@@ -17,9 +17,9 @@ from weakref import WeakKeyDictionary
 import grpc
 from grpc_health.v1 import health
 
-from headwater.services.cluster_key import ClusterKey, Purpose, framed
-from headwater.services.freshness import WINDOW_SECONDS, is_fresh, now_ms
-from headwater.services.refusals import Refusals
+from .cluster_key import ClusterKey, Purpose, framed
+from .freshness import WINDOW_SECONDS, is_fresh, now_ms
+from .refusals import Refusals
 
 PROOF_SECONDS = 3.0
 """Time for a server to answer a proof with its own."""

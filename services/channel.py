@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import grpc
 
-from headwater.services import cluster_key, tls
-from headwater.services.call_proof import StageChannel
+from . import cluster_key, tls
+from .call_proof import StageChannel
 
 PING_SECONDS = 3.0
 """Between two pings of a connection on which nothing else is heard."""

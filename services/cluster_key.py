@@ -13,8 +13,8 @@ from contextvars import ContextVar
 from enum import Enum
 from pathlib import Path
 
-from headwater.services.owner_file import write_owner_file
-from headwater.services.settings import SettingError
+from .owner_file import write_owner_file
+from .settings import SettingError
 
 MIN_TOKEN_LEN = 32
 MIN_MAC_LEN = 16

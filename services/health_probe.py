@@ -15,9 +15,9 @@ from urllib.request import urlopen
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from headwater.services.channel import open_channel
-from headwater.services.settings import read_settings, setting
-from headwater.services.tls import StageTlsSettings, certificates_shown, own_gateway_context
+from .channel import open_channel
+from .settings import read_settings, setting
+from .tls import StageTlsSettings, certificates_shown, own_gateway_context
 
 LIMIT = 3.0
 

@@ -7,10 +7,10 @@ import contextlib
 import dataclasses
 from collections.abc import AsyncIterator, Callable
 
-from headwater.services import subjects
-from headwater.services.bus import Bus
-from headwater.services.member import Member
-from headwater.services.runtime import owned_task
+from . import subjects
+from .bus import Bus
+from .member import Member
+from .runtime import owned_task
 
 BEAT_SECONDS = 1.0
 

@@ -10,7 +10,8 @@ from enum import Enum
 from typing import Any
 
 from headwater.proto import events_pb2
-from headwater.services.served_model import ServedModel
+
+from .served_model import ServedModel
 
 
 class Kind(Enum):

@@ -20,12 +20,13 @@ import structlog
 from google.protobuf.message import DecodeError
 
 from headwater.proto import events_pb2
-from headwater.services import subjects
-from headwater.services.bus import Bus, Subscription
-from headwater.services.member import Kind, Member
-from headwater.services.prober import Prober
-from headwater.services.runtime import owned_task
-from headwater.services.seeds import Resolve, Seeds, Target, resolved
+
+from . import subjects
+from .bus import Bus, Subscription
+from .member import Kind, Member
+from .prober import Prober
+from .runtime import owned_task
+from .seeds import Resolve, Seeds, Target, resolved
 
 EXPIRY_SECONDS = 4.0
 """Silence after which a process is gone."""

@@ -7,7 +7,7 @@ import secrets
 from pathlib import Path
 from typing import BinaryIO
 
-from headwater.services.settings import SettingError
+from .settings import SettingError
 
 OWNER_ONLY = 0o600
 OWN_FOLDER = 0o700

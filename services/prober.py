@@ -10,9 +10,10 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from headwater.proto import engine_pb2, engine_pb2_grpc
-from headwater.services.call_proof import Impostor, StageChannel
-from headwater.services.channel import open_channel
-from headwater.services.member import Kind, Member
+
+from .call_proof import Impostor, StageChannel
+from .channel import open_channel
+from .member import Kind, Member
 
 PROBE_SECONDS = 1.0
 SERVICES = {Kind.PROCESSOR: "headwater.v1.Processor", Kind.OUTPUT_PROCESSOR: "headwater.v1.OutputProcessor"}

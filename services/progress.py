@@ -10,7 +10,7 @@ from typing import Any, Self
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from headwater.services.printable import shown
+from .printable import shown
 
 Report = Callable[[str, int, int], None]
 """report(what, done, total): the part called `what` stands at `done` of `total`; the unit is the caller's."""

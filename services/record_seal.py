@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from headwater.services import cluster_key
-from headwater.services.cluster_key import Purpose, framed
-from headwater.services.freshness import now_ms
-from headwater.services.refusals import Refusals
+from . import cluster_key
+from .cluster_key import Purpose, framed
+from .freshness import now_ms
+from .refusals import Refusals
 
 _MAGIC = b"hw1"
 """No JSON document begins with it, and no map of msgpack."""

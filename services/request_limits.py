@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from headwater.proto import common_pb2, processor_pb2
-from headwater.services.errors import BadRequest
+
+from .errors import BadRequest
 
 MAX_MESSAGE_PARTS = 16_384
 """Messages, parts of their content and calls in them, together."""

@@ -15,7 +15,7 @@ from typing import Any
 
 import structlog
 
-from headwater.services.settings import SettingError
+from .settings import SettingError
 
 READY_FD = "HEADWATER_READY_FD"
 """File descriptor on which a stage writes one JSON line when it is ready: {"stage", "addresses", "pid"}."""

@@ -15,11 +15,12 @@ import structlog
 from google.protobuf import json_format
 
 from headwater.proto import events_pb2
-from headwater.services.bus import Bus
-from headwater.services.member import Member
-from headwater.services.membership import Change, ChangeKind, Members
-from headwater.services.owner_file import write_owner_file
-from headwater.services.runtime import owned_task
+
+from .bus import Bus
+from .member import Member
+from .membership import Change, ChangeKind, Members
+from .owner_file import write_owner_file
+from .runtime import owned_task
 
 SETTLE_SECONDS = 1.0
 """Between two writings: changes come many at once, while a line starts."""

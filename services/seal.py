@@ -10,9 +10,9 @@ import secrets
 import struct
 from collections import OrderedDict
 
-from headwater.services.cluster_key import MIN_MAC_LEN, ClusterKey, Purpose
-from headwater.services.freshness import is_fresh, now_ms
-from headwater.services.refusals import Refusals
+from .cluster_key import MIN_MAC_LEN, ClusterKey, Purpose
+from .freshness import is_fresh, now_ms
+from .refusals import Refusals
 
 _MAGIC = b"\x00hw1"
 """No message begins with these bytes by itself: neither protobuf nor JSON does."""

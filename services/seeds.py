@@ -14,10 +14,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mappin
 
 import structlog
 
-from headwater.services import tls
-from headwater.services.advertise import joined
-from headwater.services.member import Kind
-from headwater.services.runtime import owned_task
+from . import tls
+from .advertise import joined
+from .member import Kind
+from .runtime import owned_task
 
 RESOLVE_SECONDS = 5.0
 Target = tuple[Kind, str]

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 import structlog
 
-from headwater.services import cluster_key
-from headwater.services.cluster_key import ClusterKey, read_cluster_key
-from headwater.services.settings import setting
-from headwater.services.tls import StageTlsSettings, certificates_shown
+from . import cluster_key
+from .cluster_key import ClusterKey, read_cluster_key
+from .settings import setting
+from .tls import StageTlsSettings, certificates_shown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

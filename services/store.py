@@ -28,9 +28,9 @@ from redis.exceptions import (
 )
 from redis.exceptions import ConnectionError as ConnectionLost
 
-from headwater.services.bus import without_password
-from headwater.services.runtime import end
-from headwater.services.settings import SettingError
+from .bus import without_password
+from .runtime import end
+from .settings import SettingError
 
 READ_SECONDS = 0.003
 """What a read may take while a request waits for it."""

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import grpc
 
-from headwater.services.settings import SettingError, setting
+from .settings import SettingError, setting
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

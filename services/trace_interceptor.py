@@ -7,8 +7,8 @@ from typing import Any
 
 import grpc
 
-from headwater.services import errors
-from headwater.services.tracing import Tracing
+from . import errors
+from .tracing import Tracing
 
 
 class TraceInterceptor(grpc.aio.ServerInterceptor):

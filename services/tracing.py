@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from headwater.services.settings import SettingError
-from headwater.services.trace_context import TraceContext
+from .settings import SettingError
+from .trace_context import TraceContext
 
 FLUSH_MILLISECONDS = 2000
 """What the last spans get to reach the collector when the process leaves."""

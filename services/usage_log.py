@@ -20,10 +20,10 @@ import structlog
 from nats.js import JetStreamContext
 from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy, PubAck, StorageType, StreamConfig
 
-from headwater.services import subjects
-from headwater.services.bus import FAILURES, Bus
-from headwater.services.record_seal import RecordSeals
-from headwater.services.runtime import owned_task
+from . import subjects
+from .bus import FAILURES, Bus
+from .record_seal import RecordSeals
+from .runtime import owned_task
 
 MSG_ID = "Nats-Msg-Id"
 STREAM, AUDIT_STREAM = "headwater_usage", "headwater_audit"

@@ -92,15 +92,23 @@ def files_of(room: str) -> list[Path]:
 
 
 def imports_of(path: Path) -> Iterator[str]:
+    """Full names of the modules, or of what is taken from them."""
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{path}: imports are absolute"
-            module = node.module or ""
+            module = source_of(node, path)
             yield from (
                 (f"{module}.{alias.name}" for alias in node.names) if module.startswith("headwater") else (module,)
             )
+
+
+def source_of(node: ast.ImportFrom, path: Path) -> str:
+    """Full name of the module that the file at `path` imports from."""
+    if not node.level:
+        return node.module or ""
+    package = module_of(path).split(".")[: -node.level]
+    return ".".join((*package, *(node.module or "").split("."))).rstrip(".")
 
 
 def module_of(path: Path) -> str:
@@ -141,6 +149,19 @@ def test_a_room_imports_only_the_libraries_of_its_trade(room: str) -> None:
         for path in files_of(room)
         for name in imports_of(path)
         if (top := name.split(".")[0]) != "headwater" and top not in STDLIB and top not in THIRD_PARTY[room]
+    }
+    assert breaches == set()
+
+
+def test_an_import_inside_a_room_is_relative_and_one_that_crosses_a_wall_absolute() -> None:
+    breaches = {
+        f"{path.relative_to(ROOT)}:{node.lineno}"
+        for room in ROOMS_SEEN
+        for path in files_of(room)
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ImportFrom)
+        and (source := source_of(node, path).split("."))[0] == "headwater"
+        and (source[1:2] == [room]) != bool(node.level)
     }
     assert breaches == set()
 

@@ -21,21 +21,22 @@ import numpy as np
 import typer
 from rich.console import Console
 
-from headwater.bench.cluster.clients import Tally
-from headwater.bench.cluster.convergence import Convergence
-from headwater.bench.cluster.line import MAX_MODEL_LEN, Cluster, Shape, new_admin_key
-from headwater.bench.cluster.questions import Asker, Question
-from headwater.bench.cluster.replayed import replayed
-from headwater.bench.cluster.trial import HELD_UP_SECONDS, Outcome, Trials
-from headwater.bench.cluster.views import Views
-from headwater.bench.program import run_program
-from headwater.bench.routing_traces import Arrival, conversation, ladder
 from headwater.services.models import store as model_store
 from headwater.services.models.demo_model import DEMO_NAME
 from headwater.services.models.manifest import ModelManifest
 from headwater.services.progress import silent
 from headwater.services.runtime import configure_logging
 from headwater.services.text.model import load_tokenizer
+
+from ..program import run_program
+from ..routing_traces import Arrival, conversation, ladder
+from .clients import Tally
+from .convergence import Convergence
+from .line import MAX_MODEL_LEN, Cluster, Shape, new_admin_key
+from .questions import Asker, Question
+from .replayed import replayed
+from .trial import HELD_UP_SECONDS, Outcome, Trials
+from .views import Views
 
 console = Console(stderr=True)
 

@@ -7,10 +7,10 @@ import contextlib
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 
-from headwater.bench.cluster.clients import Tally
-from headwater.bench.cluster.line import ENGINE, NATS, REDIS, Cluster
-from headwater.bench.cluster.trial import TENANTS, ClusterFailed, Trials
-from headwater.bench.cluster.views import NotReached, Views
+from .clients import Tally
+from .line import ENGINE, NATS, REDIS, Cluster
+from .trial import TENANTS, ClusterFailed, Trials
+from .views import NotReached, Views
 
 AWAY_SECONDS = 2.0
 """Of a server, under load."""

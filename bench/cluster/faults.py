@@ -10,8 +10,8 @@ import random
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from headwater.bench.cluster.line import ENGINE, GATEWAY, NATS, OUTPUT_PROCESSOR, PROCESSOR, REDIS, Cluster, Shape
-from headwater.bench.cluster.relay import NatsRelay
+from .line import ENGINE, GATEWAY, NATS, OUTPUT_PROCESSOR, PROCESSOR, REDIS, Cluster, Shape
+from .relay import NatsRelay
 
 NUM_FAULTS = 3
 SPAN_SECONDS = 2.0

@@ -15,7 +15,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from headwater.bench.cluster.relay import NatsRelay, Relay
 from headwater.services import cluster_key
 from headwater.services.kept_child import keeper_command
 from headwater.services.models.demo_model import DEMO_NAME
@@ -29,6 +28,8 @@ from headwater.services.stack.local_stack import LocalStack
 from headwater.services.stack.plan import StackPlan
 from headwater.services.stack.settings import StackSettings
 from headwater.services.stack.stage_process import KeptStage, SupervisorPipe
+
+from .relay import NatsRelay, Relay
 
 HOST = "127.0.0.1"
 ENGINE, OUTPUT_PROCESSOR, PROCESSOR, GATEWAY = "engine", "output-processor", "processor", "gateway"

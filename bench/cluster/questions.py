@@ -10,11 +10,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from headwater.bench.routing_traces import BLOCK_SIZE, Arrival
 from headwater.engine_core.executors.build_simulated import simulated_model
 from headwater.engine_core.executors.simulated import expected_tokens
 from headwater.engine_core.sampling_params import SamplingParams
 from headwater.services.text.tokenizer import Tokenizer
+
+from ..routing_traces import BLOCK_SIZE, Arrival
 
 SHRINK = 16
 """A trace's lengths by so much: a block of 512 tokens becomes two of an engine's."""

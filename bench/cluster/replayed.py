@@ -9,12 +9,12 @@ import math
 from collections.abc import Sequence
 from hashlib import blake2b
 
-from headwater.bench.cluster.line import ENVIRONMENT
-from headwater.bench.cluster.questions import SHRINK, Question
-from headwater.bench.policy_replay import OURS, Outcome, replay
-from headwater.bench.routing_traces import BLOCK_SIZE, Arrival
-from headwater.bench.simulated_replica import Hardware
-from headwater.bench.virtual_loop import run_virtually
+from ..policy_replay import OURS, Outcome, replay
+from ..routing_traces import BLOCK_SIZE, Arrival
+from ..simulated_replica import Hardware
+from ..virtual_loop import run_virtually
+from .line import ENVIRONMENT
+from .questions import SHRINK, Question
 
 POLICIES = (OURS, "round robin")
 ENGINE_BLOCK = 16

@@ -17,13 +17,14 @@ from dataclasses import dataclass, field
 
 import httpx
 
-from headwater.bench.cluster.clients import Client, Limited, Tally
-from headwater.bench.cluster.faults import DEADLY, Breaker, Fault, schedule
-from headwater.bench.cluster.line import ENVIRONMENT, REDIS, Cluster
-from headwater.bench.cluster.questions import Asker, Question, prompt_of
-from headwater.bench.cluster.views import Views
-from headwater.bench.routing_traces import Arrival
 from headwater.services.runtime import owned_task
+
+from ..routing_traces import Arrival
+from .clients import Client, Limited, Tally
+from .faults import DEADLY, Breaker, Fault, schedule
+from .line import ENVIRONMENT, REDIS, Cluster
+from .questions import Asker, Question, prompt_of
+from .views import Views
 
 NUM_QUESTIONS, RATE = 20, 8.0
 """Of a schedule; a second."""

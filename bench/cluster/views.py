@@ -12,13 +12,14 @@ import grpc
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
-from headwater.bench.cluster.line import ENGINE, GATEWAY, OUTPUT_PROCESSOR, PROCESSOR, REDIS, Cluster
 from headwater.proto import engine_pb2, engine_pb2_grpc
 from headwater.services.channel import open_channel
 from headwater.services.index.slots import SlotTable, own_key
 from headwater.services.member import Member, ReplicaLoad
 from headwater.services.served_model import ServedModel
 from headwater.services.store import Store, StoreUnavailable
+
+from .line import ENGINE, GATEWAY, OUTPUT_PROCESSOR, PROCESSOR, REDIS, Cluster
 
 ASK_SECONDS = 2.0
 Series = dict[str, dict[str, float]]

@@ -12,16 +12,17 @@ from typing import Annotated
 
 import typer
 
-from headwater.bench.replays import replay
-from headwater.bench.replays.agent_turns import agent_turns
-from headwater.bench.replays.chats import chats
-from headwater.bench.replays.edits import edits
-from headwater.bench.source_version import ROOT
-from headwater.bench.text_folder import demo_text_folder
 from headwater.services.models.demo_model import DEMO_NAME
 from headwater.services.models.store import default_cache_dir, pull
 from headwater.services.progress import silent
 from headwater.services.text.model import load_tokenizer
+
+from ..source_version import ROOT
+from ..text_folder import demo_text_folder
+from . import replay
+from .agent_turns import agent_turns
+from .chats import chats
+from .edits import edits
 
 
 def main(

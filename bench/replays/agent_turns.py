@@ -12,7 +12,7 @@ import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from headwater.bench.replays.replay import Exchange
+from .replay import Exchange
 
 SEED = 29
 NUM_AGENTS = 12

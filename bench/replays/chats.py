@@ -7,11 +7,12 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from headwater.bench.replays.replay import Exchange
-from headwater.bench.speculated_run import run_exchanges
 from headwater.engine_core.executors.build import build_executor
 from headwater.engine_core.options import ExecutorOptions
 from headwater.services.text.model import ServingChoices, load_text_model
+
+from ..speculated_run import run_exchanges
+from .replay import Exchange
 
 TEMPERATURES = (0.0, 1.0)
 MAX_TOKENS = 160

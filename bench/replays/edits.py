@@ -10,7 +10,7 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
-from headwater.bench.replays.replay import Exchange
+from .replay import Exchange
 
 LAST_COMMIT = "767ad4ee6f54956272897bb75953f9dee65b91b5"
 """Edits are drawn from its ancestors and itself."""

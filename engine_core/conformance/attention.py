@@ -12,10 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headwater.engine_core.conformance.case import ALLOWED, NUM_ITEMS, Case
-from headwater.engine_core.conformance.subject import EPS, MAX_MODEL_LEN, Subject, rows_of
-from headwater.engine_core.layers.batch import ForwardBatch, last_tokens
-from headwater.engine_core.platforms import specification
+from ..layers.batch import ForwardBatch, last_tokens
+from ..platforms import specification
+from .case import ALLOWED, NUM_ITEMS, Case
+from .subject import EPS, MAX_MODEL_LEN, Subject, rows_of
 
 SHAPES = ((6, 2, 64), (5, 1, 128), (4, 4, 64))
 """Query heads, key heads, head size."""

@@ -10,19 +10,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headwater.engine_core.conformance.case import Line
-from headwater.engine_core.conformance.reference import ReferencePlatform
-from headwater.engine_core.engine import Engine
-from headwater.engine_core.executors.build import build_executor
-from headwater.engine_core.layers.batch import ForwardBatch
-from headwater.engine_core.layers.kinds import load_weights
-from headwater.engine_core.model_config import ModelConfig
-from headwater.engine_core.models import registry
-from headwater.engine_core.options import ExecutorOptions, Progress
-from headwater.engine_core.platforms.capabilities import Capabilities
-from headwater.engine_core.request import NewRequest
-from headwater.engine_core.sampling_params import SamplingParams
-from headwater.engine_core.weights import model_file
+from ..engine import Engine
+from ..executors.build import build_executor
+from ..layers.batch import ForwardBatch
+from ..layers.kinds import load_weights
+from ..model_config import ModelConfig
+from ..models import registry
+from ..options import ExecutorOptions, Progress
+from ..platforms.capabilities import Capabilities
+from ..request import NewRequest
+from ..sampling_params import SamplingParams
+from ..weights import model_file
+from .case import Line
+from .reference import ReferencePlatform
 
 MAX_GAPS = {"float32": 1e-3, "bfloat16": 0.5, "float16": 0.1}
 """How far below the highest logit of the reference a chosen token may lie; half a unit is a ratio of 1.6."""

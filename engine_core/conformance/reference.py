@@ -5,15 +5,16 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from headwater.engine_core.config import EngineConfig
-from headwater.engine_core.layers.batch import ForwardBatch
-from headwater.engine_core.layers.dense import DenseLinear
-from headwater.engine_core.layers.linear import Linear, Product
-from headwater.engine_core.model_config import ModelConfig
-from headwater.engine_core.platforms import specification
-from headwater.engine_core.sampling.operations import SamplingOperations
 from headwater.kernels.filtered_sample import Filters
 from headwater.kernels.sample import Draws
+
+from ..config import EngineConfig
+from ..layers.batch import ForwardBatch
+from ..layers.dense import DenseLinear
+from ..layers.linear import Linear, Product
+from ..model_config import ModelConfig
+from ..platforms import specification
+from ..sampling.operations import SamplingOperations
 
 
 class ReferenceSampling:

@@ -8,10 +8,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headwater.engine_core.conformance.case import NUM_ITEMS, Case
-from headwater.engine_core.conformance.subject import EPS, Subject, rows_of
-from headwater.engine_core.layers.batch import ForwardBatch
-from headwater.engine_core.platforms import specification
+from ..layers.batch import ForwardBatch
+from ..platforms import specification
+from .case import NUM_ITEMS, Case
+from .subject import EPS, Subject, rows_of
 
 VOCAB_SIZE = 997
 PRODUCTS = ((37, 83), (131, 29), (VOCAB_SIZE, 576))

@@ -11,15 +11,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headwater.engine_core.conformance.case import NUM_ITEMS, REGRET, Case
-from headwater.engine_core.conformance.subject import Subject, rows_of
-from headwater.engine_core.executor import AdmittedRow, StepPlan
-from headwater.engine_core.platforms import specification
-from headwater.engine_core.sampling.edits import RequestEdits, edits_of
-from headwater.engine_core.sampling.pooling import POOLINGS, Pools
-from headwater.engine_core.sampling_params import SamplingParams
 from headwater.kernels.filtered_sample import Filters
 from headwater.kernels.sample import Draws
+
+from ..executor import AdmittedRow, StepPlan
+from ..platforms import specification
+from ..sampling.edits import RequestEdits, edits_of
+from ..sampling.pooling import POOLINGS, Pools
+from ..sampling_params import SamplingParams
+from .case import NUM_ITEMS, REGRET, Case
+from .subject import Subject, rows_of
 
 VOCAB_SIZE = 997
 NUM_TOP = 5

@@ -8,16 +8,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from headwater.engine_core.config import EngineConfig
-from headwater.engine_core.conformance.case import ALLOWED
-from headwater.engine_core.layers.dense import DenseLinear
-from headwater.engine_core.layers.kinds import Weights
-from headwater.engine_core.layers.linear import Linear, Product
-from headwater.engine_core.layers.packed import pack_linears
-from headwater.engine_core.model_config import ModelConfig
-from headwater.engine_core.platforms.device import Device
-from headwater.engine_core.weights.model_file import DTYPES
 from headwater.kernels.packed_linear import can_pack
+
+from ..config import EngineConfig
+from ..layers.dense import DenseLinear
+from ..layers.kinds import Weights
+from ..layers.linear import Linear, Product
+from ..layers.packed import pack_linears
+from ..model_config import ModelConfig
+from ..platforms.device import Device
+from ..weights.model_file import DTYPES
+from .case import ALLOWED
 
 MAX_MODEL_LEN = 512
 EPS = 1e-5

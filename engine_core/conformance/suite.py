@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from headwater.engine_core.conformance.attention import attention_cases
-from headwater.engine_core.conformance.case import NUM_ITEMS, Case, Line, examine
-from headwater.engine_core.conformance.rows import row_cases
-from headwater.engine_core.conformance.sampling import sampling_cases
-from headwater.engine_core.conformance.subject import EPS, NEEDED, Subject, rows_of
-from headwater.engine_core.platforms import specification
-from headwater.engine_core.platforms.device import Device
+from ..platforms import specification
+from ..platforms.device import Device
+from .attention import attention_cases
+from .case import NUM_ITEMS, Case, Line, examine
+from .rows import row_cases
+from .sampling import sampling_cases
+from .subject import EPS, NEEDED, Subject, rows_of
 
 PARTS = ("rows", "attention", "sampling", "hooks")
 NEEDED_OF_SAMPLING = ("draw", "draw_filtered", "mask_tokens", "logprobs")

@@ -4,23 +4,24 @@ from __future__ import annotations
 
 from functools import partial
 
-from headwater.engine_core.config import EngineConfig
-from headwater.engine_core.executor import Executor
-from headwater.engine_core.executors.build_single import (
+from headwater.kernels.cpu.lanes import NUM_LANES
+from headwater.kernels.cpu.qk_norm_rope_store_kv import MAX_HEAD_DIM
+from headwater.kernels.environment import Environment
+
+from ..config import EngineConfig
+from ..executor import Executor
+from ..executors.build_single import (
     engine_config_of,
     load_heads_weights,
     load_weights,
     single_executor,
 )
-from headwater.engine_core.layers.kinds import Weights
-from headwater.engine_core.layers.packed import pack_linears
-from headwater.engine_core.options import BuildRequest, ExecutorOptions, Progress
-from headwater.engine_core.platforms.capabilities import Capabilities
-from headwater.engine_core.platforms.cpu import CPU_DTYPES, CpuPlatform
-from headwater.engine_core.weights.model_file import DTYPES
-from headwater.kernels.cpu.lanes import NUM_LANES
-from headwater.kernels.cpu.qk_norm_rope_store_kv import MAX_HEAD_DIM
-from headwater.kernels.environment import Environment
+from ..layers.kinds import Weights
+from ..layers.packed import pack_linears
+from ..options import BuildRequest, ExecutorOptions, Progress
+from ..platforms.capabilities import Capabilities
+from ..platforms.cpu import CPU_DTYPES, CpuPlatform
+from ..weights.model_file import DTYPES
 
 api = 1
 name = "cpu"

@@ -8,15 +8,16 @@ from typing import Any
 
 import torch
 
-from headwater.engine_core.config import EngineConfig
-from headwater.engine_core.executor import Executor
-from headwater.engine_core.executors.build_single import KV_DTYPES, engine_config_of, load_heads_weights, load_weights
-from headwater.engine_core.layers.kinds import Weights
-from headwater.engine_core.layers.linear import Linear
-from headwater.engine_core.options import BuildRequest, ExecutorOptions, Progress
-from headwater.engine_core.platforms.capabilities import Capabilities
-from headwater.engine_core.weights.model_file import DTYPES
 from headwater.kernels.environment import Environment
+
+from ..config import EngineConfig
+from ..executor import Executor
+from ..executors.build_single import KV_DTYPES, engine_config_of, load_heads_weights, load_weights
+from ..layers.kinds import Weights
+from ..layers.linear import Linear
+from ..options import BuildRequest, ExecutorOptions, Progress
+from ..platforms.capabilities import Capabilities
+from ..weights.model_file import DTYPES
 
 api = 1
 name = "cuda"
@@ -36,7 +37,7 @@ capabilities = Capabilities(
 
 def __getattr__(attribute: str) -> Any:
     if attribute == "Platform":
-        from headwater.engine_core.platforms.cuda import CudaPlatform  # noqa: PLC0415
+        from ..platforms.cuda import CudaPlatform  # noqa: PLC0415
 
         return CudaPlatform
     raise AttributeError(f"module {__name__!r} has no attribute {attribute!r}")
@@ -62,7 +63,7 @@ def prepare_products(platform: Any, linear: Linear, row_counts: Sequence[int]) -
 
 def capture(launch: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
     """The launch once, then as a CUDA graph; a replay writes its result anew, in the same place."""
-    from headwater.engine_core.executors.cuda_graphs import Graphs  # noqa: PLC0415
+    from ..executors.cuda_graphs import Graphs  # noqa: PLC0415
 
     graphs = Graphs()
     stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch ships it so
@@ -86,8 +87,8 @@ def copy_blocks(
 
 
 def build_executor(request: BuildRequest, progress: Progress) -> tuple[Executor, EngineConfig]:
-    from headwater.engine_core.executors.build_cuda import build_cuda_executor  # noqa: PLC0415
-    from headwater.engine_core.executors.cuda_drafting import LoadedHeads, LoadedModel  # noqa: PLC0415
+    from ..executors.build_cuda import build_cuda_executor  # noqa: PLC0415
+    from ..executors.cuda_drafting import LoadedHeads, LoadedModel  # noqa: PLC0415
 
     device, options = torch.device("cuda"), request.options
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from headwater.engine_core.drafting.draft_lengths import Choice
-from headwater.engine_core.drafting.step_costs import StepCosts
+from .draft_lengths import Choice
+from .step_costs import StepCosts
 
 Float64Array = npt.NDArray[np.float64]
 

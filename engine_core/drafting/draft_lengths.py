@@ -7,9 +7,10 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from headwater.engine_core.drafting.step_costs import StepCosts
-from headwater.engine_core.executor import Int32Array
 from headwater.kernels.cpu.guesses import length_chooser
+
+from ..executor import Int32Array
+from .step_costs import StepCosts
 
 Float64Array = npt.NDArray[np.float64]
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import NamedTuple, Protocol
 
-from headwater.engine_core.executor import Int32Array
+from ..executor import Int32Array
 
 
 class Proposal(NamedTuple):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from headwater.engine_core.executor import BoolArray, Int32Array
+from ..executor import BoolArray, Int32Array
 
 Float64Array = npt.NDArray[np.float64]
 MEMORY = 0.9

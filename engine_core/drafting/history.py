@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from headwater.engine_core.executor import Int32Array
 from headwater.kernels.cpu.suffix_match import KEY_LENS, SEPARATOR, indexer
+
+from ..executor import Int32Array
 
 NUM_FIELDS = 6
 """int64 numbers by which `history_drafter` finds a history."""

@@ -11,10 +11,10 @@ from collections.abc import Callable
 
 import numpy as np
 
-from headwater.engine_core.config import EngineConfig
-from headwater.engine_core.drafting.step_costs import StepCosts
-from headwater.engine_core.executor import AdmittedRow, Executor, Int32Array, StepPlan
-from headwater.engine_core.sampling_params import SamplingParams
+from ..config import EngineConfig
+from ..executor import AdmittedRow, Executor, Int32Array, StepPlan
+from ..sampling_params import SamplingParams
+from .step_costs import StepCosts
 
 SIZES = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 """Numbers of positions; an executor pads to such sizes, or takes longer by the position."""

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from headwater.engine_core.drafting.drafter import Proposal
-from headwater.engine_core.executor import Int32Array
 from headwater.kernels.cpu.suffix_match import KEY_LENS, row_drafter
+
+from ..executor import Int32Array
+from .drafter import Proposal
 
 MIN_BUCKETS, MAX_BUCKETS = 1 << 8, 1 << 13
 """Buckets of a key in a row's index, at least and at most: few enough to be cleared when a request takes the row."""

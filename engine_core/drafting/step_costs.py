@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from headwater.engine_core.executor import Int32Array
+from ..executor import Int32Array
 
 Float64Array = npt.NDArray[np.float64]
 

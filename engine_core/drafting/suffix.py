@@ -12,10 +12,11 @@ from collections import OrderedDict
 import numpy as np
 import numpy.typing as npt
 
-from headwater.engine_core.drafting.drafter import Proposal
-from headwater.engine_core.drafting.history import NUM_FIELDS, History
-from headwater.engine_core.executor import Int32Array
 from headwater.kernels.cpu.suffix_match import MIN_MATCH, history_drafter
+
+from ..executor import Int32Array
+from .drafter import Proposal
+from .history import NUM_FIELDS, History
 
 SMALLEST_HISTORY = 1 << 8
 """Tokens. A history is twice as large each time that it is full."""

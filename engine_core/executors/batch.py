@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from headwater.engine_core.executor import Int32Array, StepPlan
-from headwater.engine_core.layers.batch import ForwardBatch
-from headwater.engine_core.ragged import last_elements
-from headwater.engine_core.sampling.verification import positions_of
+from ..executor import Int32Array, StepPlan
+from ..layers.batch import ForwardBatch
+from ..ragged import last_elements
+from ..sampling.verification import positions_of
 
 
 def make_batch(plan: StepPlan, token_table: torch.Tensor, block_table: torch.Tensor, block_size: int) -> ForwardBatch:

@@ -7,19 +7,19 @@ from dataclasses import replace
 
 import torch
 
-from headwater.engine_core.config import ConfigError, EngineConfig
-from headwater.engine_core.executor import Executor
-from headwater.engine_core.heads.registry import read_heads
-from headwater.engine_core.heads_config import HeadsConfig
-from headwater.engine_core.model_config import ModelConfig
-from headwater.engine_core.models import registry as models
-from headwater.engine_core.numerics_id import ROOMS, numerics_id
-from headwater.engine_core.options import BuildRequest, ExecutorOptions, ModelFacts, Progress
-from headwater.engine_core.platforms import registry as platforms
-from headwater.engine_core.platforms.capabilities import Capabilities
-from headwater.engine_core.platforms.registry import LoadedDevice
-from headwater.engine_core.weights.dummy import DUMMIES
-from headwater.engine_core.weights.model_file import stored_dtype
+from ..config import ConfigError, EngineConfig
+from ..executor import Executor
+from ..heads.registry import read_heads
+from ..heads_config import HeadsConfig
+from ..model_config import ModelConfig
+from ..models import registry as models
+from ..numerics_id import ROOMS, numerics_id
+from ..options import BuildRequest, ExecutorOptions, ModelFacts, Progress
+from ..platforms import registry as platforms
+from ..platforms.capabilities import Capabilities
+from ..platforms.registry import LoadedDevice
+from ..weights.dummy import DUMMIES
+from ..weights.model_file import stored_dtype
 
 KV_CACHE_DTYPES = ("auto", "fp8")
 

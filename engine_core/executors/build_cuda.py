@@ -11,21 +11,22 @@ from functools import partial
 
 import torch
 
-from headwater.engine_core.config import ConfigError, EngineConfig
-from headwater.engine_core.executors.cuda import SCORED_AT_ONCE, CudaExecutor
-from headwater.engine_core.executors.cuda_drafting import (
+from headwater.kernels.compile_ahead import CompileAhead
+
+from ..config import ConfigError, EngineConfig
+from ..models.model import LayerInputs
+from ..platforms.cuda import CudaPlatform
+from .cuda import SCORED_AT_ONCE, CudaExecutor
+from .cuda_drafting import (
     Drafting,
     HeadsDrafting,
     LoadedHeads,
     LoadedModel,
     ModelDrafting,
 )
-from headwater.engine_core.executors.cuda_swapper import CudaSwapper, staged_blocks
-from headwater.engine_core.executors.gpu_memory import GB, SPARE_BYTES, Memory, measure
-from headwater.engine_core.executors.step_shapes import probed_rows
-from headwater.engine_core.models.model import LayerInputs
-from headwater.engine_core.platforms.cuda import CudaPlatform
-from headwater.kernels.compile_ahead import CompileAhead
+from .cuda_swapper import CudaSwapper, staged_blocks
+from .gpu_memory import GB, SPARE_BYTES, Memory, measure
+from .step_shapes import probed_rows
 
 log = logging.getLogger(__name__)
 

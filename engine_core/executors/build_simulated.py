@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from headwater.engine_core.config import ConfigError, EngineConfig
-from headwater.engine_core.executor import Executor
-from headwater.engine_core.executors.simulated import SimulatedExecutor, SimulatedModel, SimulatedTiming
-from headwater.engine_core.models import registry
-from headwater.engine_core.options import ExecutorOptions, ModelFacts, Progress, engine_config
+from ..config import ConfigError, EngineConfig
+from ..executor import Executor
+from ..models import registry
+from ..options import ExecutorOptions, ModelFacts, Progress, engine_config
+from .simulated import SimulatedExecutor, SimulatedModel, SimulatedTiming
 
 ENTRY_BYTES = 8
 """That stand for a token's keys and values."""

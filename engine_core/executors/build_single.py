@@ -7,26 +7,26 @@ from functools import partial
 
 import torch
 
-from headwater.engine_core.config import EngineConfig
-from headwater.engine_core.executor import Executor
-from headwater.engine_core.executors.chained_heads import ChainedHeads
-from headwater.engine_core.executors.draft_model import DraftModel
-from headwater.engine_core.executors.own_guesser import OwnGuesser
-from headwater.engine_core.executors.parallel_heads import ParallelHeads
-from headwater.engine_core.executors.runner import Runner
-from headwater.engine_core.executors.single import SingleExecutor
-from headwater.engine_core.heads.medusa import Medusa
-from headwater.engine_core.heads.registry import chain_heads, load_heads
-from headwater.engine_core.heads_config import HeadsConfig
-from headwater.engine_core.layers import kinds
-from headwater.engine_core.layers.kinds import Weights
-from headwater.engine_core.layers.platform import Platform
-from headwater.engine_core.models import registry
-from headwater.engine_core.models.model import Model
-from headwater.engine_core.options import BuildRequest, Progress, engine_config
-from headwater.engine_core.weights import model_file
-from headwater.engine_core.weights.dummy import DUMMIES, dummy
-from headwater.engine_core.weights.model_file import DTYPES
+from ..config import EngineConfig
+from ..executor import Executor
+from ..heads.medusa import Medusa
+from ..heads.registry import chain_heads, load_heads
+from ..heads_config import HeadsConfig
+from ..layers import kinds
+from ..layers.kinds import Weights
+from ..layers.platform import Platform
+from ..models import registry
+from ..models.model import Model
+from ..options import BuildRequest, Progress, engine_config
+from ..weights import model_file
+from ..weights.dummy import DUMMIES, dummy
+from ..weights.model_file import DTYPES
+from .chained_heads import ChainedHeads
+from .draft_model import DraftModel
+from .own_guesser import OwnGuesser
+from .parallel_heads import ParallelHeads
+from .runner import Runner
+from .single import SingleExecutor
 
 KV_DTYPES = DTYPES | {"fp8": torch.float8_e4m3fn}
 

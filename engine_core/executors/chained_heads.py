@@ -13,14 +13,14 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from headwater.engine_core.config import EngineConfig
-from headwater.engine_core.executor import Int32Array
-from headwater.engine_core.executors.batch import ragged_batch
-from headwater.engine_core.executors.kept_positions import CATCH_UP, UNKNOWN
-from headwater.engine_core.executors.own_guesser import Computed, Draw
-from headwater.engine_core.executors.row_states import RowStates
-from headwater.engine_core.heads.registry import ChainHeads
-from headwater.engine_core.ragged import places
+from ..config import EngineConfig
+from ..executor import Int32Array
+from ..heads.registry import ChainHeads
+from ..ragged import places
+from .batch import ragged_batch
+from .kept_positions import CATCH_UP, UNKNOWN
+from .own_guesser import Computed, Draw
+from .row_states import RowStates
 
 
 class ChainedHeads:

@@ -8,27 +8,28 @@ from functools import partial
 import numpy as np
 import torch
 
-from headwater.engine_core.config import EngineConfig
-from headwater.engine_core.executor import DrawPlan, Int32Array, StepPlan, StepResult
-from headwater.engine_core.executors.cuda_guesser import CudaGuesser
-from headwater.engine_core.executors.cuda_guessers import Drafted, Make
-from headwater.engine_core.executors.cuda_swapper import CudaSwapper
-from headwater.engine_core.executors.device_model import DeviceModel
-from headwater.engine_core.executors.device_sampler import EVERYTHING, PLAIN, DeviceSampler, Needs, Places, score
-from headwater.engine_core.executors.device_table import DeviceTable
-from headwater.engine_core.executors.draw_inbox import DrawInbox, held_at
-from headwater.engine_core.executors.flight import Flight
-from headwater.engine_core.executors.own_rows import OwnRows
-from headwater.engine_core.executors.spread import spread_drafts, spread_draw
-from headwater.engine_core.executors.step_inbox import StepInbox
-from headwater.engine_core.executors.step_shapes import StepShape, StepShapes
-from headwater.engine_core.models.model import Model
-from headwater.engine_core.platforms.cuda import CudaPlatform
-from headwater.engine_core.ragged import places, run_lengths
-from headwater.engine_core.sampling.pooling import Pools
-from headwater.engine_core.sampling.verification import NO_TOKEN, drafts_in_place
 from headwater.kernels.device import upload
 from headwater.kernels.step_rows import store_tokens, store_tokens_and_advance
+
+from ..config import EngineConfig
+from ..executor import DrawPlan, Int32Array, StepPlan, StepResult
+from ..models.model import Model
+from ..platforms.cuda import CudaPlatform
+from ..ragged import places, run_lengths
+from ..sampling.pooling import Pools
+from ..sampling.verification import NO_TOKEN, drafts_in_place
+from .cuda_guesser import CudaGuesser
+from .cuda_guessers import Drafted, Make
+from .cuda_swapper import CudaSwapper
+from .device_model import DeviceModel
+from .device_sampler import EVERYTHING, PLAIN, DeviceSampler, Needs, Places, score
+from .device_table import DeviceTable
+from .draw_inbox import DrawInbox, held_at
+from .flight import Flight
+from .own_rows import OwnRows
+from .spread import spread_drafts, spread_draw
+from .step_inbox import StepInbox
+from .step_shapes import StepShape, StepShapes
 
 SCORED_AT_ONCE = 256
 """Prompt positions whose logits exist at the same time."""

@@ -13,16 +13,17 @@ from functools import partial
 import numpy as np
 import torch
 
-from headwater.engine_core.config import EngineConfig
-from headwater.engine_core.executor import Int32Array, StepPlan
-from headwater.engine_core.executors.cuda_guesser import PASSES, GuessingSteps, guessing_step
-from headwater.engine_core.executors.device_model import DeviceModel, Shown
-from headwater.engine_core.executors.device_sampler import PLAIN, DeviceSampler, Needs, Places
-from headwater.engine_core.executors.device_table import DeviceTable
-from headwater.engine_core.executors.kept_positions import CATCH_UP, CatchUp, KeptPositions
-from headwater.engine_core.executors.step_shapes import StepShape
-from headwater.engine_core.ragged import places
 from headwater.kernels.guessed_rows import store_guesses, store_guesses_and_advance
+
+from ..config import EngineConfig
+from ..executor import Int32Array, StepPlan
+from ..ragged import places
+from .cuda_guesser import PASSES, GuessingSteps, guessing_step
+from .device_model import DeviceModel, Shown
+from .device_sampler import PLAIN, DeviceSampler, Needs, Places
+from .device_table import DeviceTable
+from .kept_positions import CATCH_UP, CatchUp, KeptPositions
+from .step_shapes import StepShape
 
 MOST_SPREAD = 4
 """Positions that a row has not computed up to which they are computed as decoding tokens, which launches less than

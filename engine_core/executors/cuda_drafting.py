@@ -8,19 +8,20 @@ from typing import Protocol
 
 import torch
 
-from headwater.engine_core.config import ConfigError, EngineConfig
-from headwater.engine_core.executors.cuda_draft_model import guessing_config
-from headwater.engine_core.executors.cuda_guessers import Make, by_chain, by_model, by_places
-from headwater.engine_core.executors.gpu_memory import Planes, measure
-from headwater.engine_core.heads.medusa import Medusa
-from headwater.engine_core.heads.registry import ChainHeads, chain_heads
-from headwater.engine_core.heads_config import HeadsConfig
-from headwater.engine_core.layers.kinds import Weights
-from headwater.engine_core.model_config import ModelConfig
-from headwater.engine_core.models import registry
-from headwater.engine_core.models.model import Model
-from headwater.engine_core.platforms.cuda import CudaPlatform
 from headwater.kernels.compile_ahead import CompileAhead
+
+from ..config import ConfigError, EngineConfig
+from ..heads.medusa import Medusa
+from ..heads.registry import ChainHeads, chain_heads
+from ..heads_config import HeadsConfig
+from ..layers.kinds import Weights
+from ..model_config import ModelConfig
+from ..models import registry
+from ..models.model import Model
+from ..platforms.cuda import CudaPlatform
+from .cuda_draft_model import guessing_config
+from .cuda_guessers import Make, by_chain, by_model, by_places
+from .gpu_memory import Planes, measure
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,15 +8,16 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from headwater.engine_core.config import EngineConfig
-from headwater.engine_core.executor import BoolArray, Int32Array, StepPlan
-from headwater.engine_core.executors.device_model import Shown
-from headwater.engine_core.executors.device_sampler import DeviceSampler, Needs
-from headwater.engine_core.executors.device_table import NO_CHANGES, DeviceTable
-from headwater.engine_core.executors.step_inbox import StepInbox
-from headwater.engine_core.executors.step_shapes import StepShape, StepShapes
 from headwater.kernels.draft_rows import StepWords
 from headwater.kernels.guessed_rows import find_shifts, shift_words
+
+from ..config import EngineConfig
+from ..executor import BoolArray, Int32Array, StepPlan
+from .device_model import Shown
+from .device_sampler import DeviceSampler, Needs
+from .device_table import NO_CHANGES, DeviceTable
+from .step_inbox import StepInbox
+from .step_shapes import StepShape, StepShapes
 
 SENDS_A_STEP = 2
 PASSES = (8, 4, 2, 1)

@@ -7,19 +7,19 @@ from dataclasses import dataclass
 
 import torch
 
-from headwater.engine_core.config import EngineConfig
-from headwater.engine_core.executors.cuda_draft_model import CudaDraftModel, guessing_config
-from headwater.engine_core.executors.cuda_guesser import CudaGuesser, GuessingSteps
-from headwater.engine_core.executors.cuda_heads import CudaChainHeads, CudaParallelHeads, PairedModel, Pairs
-from headwater.engine_core.executors.device_model import DeviceModel
-from headwater.engine_core.executors.device_sampler import DeviceSampler
-from headwater.engine_core.executors.device_table import DeviceTable
-from headwater.engine_core.executors.step_inbox import StepInbox
-from headwater.engine_core.executors.step_shapes import StepShapes
-from headwater.engine_core.heads.medusa import Medusa
-from headwater.engine_core.heads.registry import ChainHeads
-from headwater.engine_core.models.model import Model
-from headwater.engine_core.platforms.cuda import CudaPlatform
+from ..config import EngineConfig
+from ..heads.medusa import Medusa
+from ..heads.registry import ChainHeads
+from ..models.model import Model
+from ..platforms.cuda import CudaPlatform
+from .cuda_draft_model import CudaDraftModel, guessing_config
+from .cuda_guesser import CudaGuesser, GuessingSteps
+from .cuda_heads import CudaChainHeads, CudaParallelHeads, PairedModel, Pairs
+from .device_model import DeviceModel
+from .device_sampler import DeviceSampler
+from .device_table import DeviceTable
+from .step_inbox import StepInbox
+from .step_shapes import StepShapes
 
 
 @dataclass(frozen=True, slots=True)

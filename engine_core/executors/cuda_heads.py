@@ -16,18 +16,19 @@ from typing import Any
 import numpy as np
 import torch
 
-from headwater.engine_core.config import EngineConfig
-from headwater.engine_core.executor import StepPlan
-from headwater.engine_core.executors.cuda_guesser import PASSES, GuessingSteps, guessing_step
-from headwater.engine_core.executors.device_model import DeviceModel, Shown
-from headwater.engine_core.executors.device_sampler import PLAIN, DeviceSampler, Needs, Places
-from headwater.engine_core.executors.device_table import DeviceTable
-from headwater.engine_core.executors.step_shapes import StepShape
-from headwater.engine_core.heads.medusa import Medusa
-from headwater.engine_core.heads.registry import ChainHeads
-from headwater.engine_core.layers.batch import ForwardBatch
-from headwater.engine_core.models.model import Ends, LayerInputs
 from headwater.kernels.guessed_rows import keep_states, store_guesses_and_advance
+
+from ..config import EngineConfig
+from ..executor import StepPlan
+from ..heads.medusa import Medusa
+from ..heads.registry import ChainHeads
+from ..layers.batch import ForwardBatch
+from ..models.model import Ends, LayerInputs
+from .cuda_guesser import PASSES, GuessingSteps, guessing_step
+from .device_model import DeviceModel, Shown
+from .device_sampler import PLAIN, DeviceSampler, Needs, Places
+from .device_table import DeviceTable
+from .step_shapes import StepShape
 
 
 class PairedModel:

@@ -16,11 +16,12 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from headwater.engine_core.config import ConfigError
-from headwater.engine_core.executor import Int32Array, SwapPlan
-from headwater.engine_core.executors.locked_memory import LockedMemory
 from headwater.kernels.copy_blocks import as_planes, copy_blocks
 from headwater.kernels.device import upload
+
+from ..config import ConfigError
+from ..executor import Int32Array, SwapPlan
+from .locked_memory import LockedMemory
 
 log = logging.getLogger(__name__)
 STAGING_BYTES = 128 << 20

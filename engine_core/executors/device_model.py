@@ -10,16 +10,17 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from headwater.engine_core.config import EngineConfig
-from headwater.engine_core.executor import Int32Array
-from headwater.engine_core.executors.cuda_graphs import Graphs
-from headwater.engine_core.executors.device_table import DeviceTable
-from headwater.engine_core.executors.step_inbox import StepInbox
-from headwater.engine_core.executors.step_shapes import StepShape, StepShapes
-from headwater.engine_core.layers.batch import ForwardBatch
-from headwater.engine_core.models.model import Ends, LayerInputs
-from headwater.engine_core.platforms.cuda import DEPENDENT_ROWS, AttentionPlan, CudaPlatform
 from headwater.kernels.step_rows import load_tokens
+
+from ..config import EngineConfig
+from ..executor import Int32Array
+from ..layers.batch import ForwardBatch
+from ..models.model import Ends, LayerInputs
+from ..platforms.cuda import DEPENDENT_ROWS, AttentionPlan, CudaPlatform
+from .cuda_graphs import Graphs
+from .device_table import DeviceTable
+from .step_inbox import StepInbox
+from .step_shapes import StepShape, StepShapes
 
 _UNUSED: Int32Array = np.empty(0, np.int32)
 """What only a CPU reads of a batch."""

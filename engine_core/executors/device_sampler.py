@@ -8,17 +8,18 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from headwater.engine_core.executor import AdmittedRow, Int32Array
-from headwater.engine_core.executors.row_settings import RowSettings
-from headwater.engine_core.executors.score_table import SampledScores, ScoreTable
-from headwater.engine_core.layers.dense import DenseLinear
-from headwater.engine_core.layers.lm_head import LMHead
 from headwater.kernels.filtered_sample import Filters, filtered_sample
 from headwater.kernels.lm_head_sample import MAX_ROWS, lm_head_sample
 from headwater.kernels.logprobs import logprobs_of
 from headwater.kernels.sample import Candidates, Draws, sample
 from headwater.kernels.step_rows import load_draws
 from headwater.kernels.token_mask import mask_tokens
+
+from ..executor import AdmittedRow, Int32Array
+from ..layers.dense import DenseLinear
+from ..layers.lm_head import LMHead
+from .row_settings import RowSettings
+from .score_table import SampledScores, ScoreTable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

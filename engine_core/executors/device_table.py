@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from headwater.engine_core.config import EngineConfig
-from headwater.engine_core.executor import AdmittedRow, Int32Array, StepPlan
-from headwater.engine_core.ragged import places
 from headwater.kernels.step_rows import NUM_STOPS, PARAM_WORDS, scatter_words
+
+from ..config import EngineConfig
+from ..executor import AdmittedRow, Int32Array, StepPlan
+from ..ragged import places
 
 
 class DeviceTable:

@@ -9,12 +9,12 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from headwater.engine_core.config import EngineConfig
-from headwater.engine_core.executor import Int32Array
-from headwater.engine_core.executors.batch import ragged_batch
-from headwater.engine_core.executors.kept_positions import KeptPositions
-from headwater.engine_core.executors.own_guesser import Computed, Draw
-from headwater.engine_core.models.model import Model
+from ..config import EngineConfig
+from ..executor import Int32Array
+from ..models.model import Model
+from .batch import ragged_batch
+from .kept_positions import KeptPositions
+from .own_guesser import Computed, Draw
 
 
 class DraftModel:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from headwater.engine_core.config import EngineConfig
-from headwater.engine_core.executor import Int32Array
-from headwater.engine_core.executors.locked_memory import LockedMemory
-from headwater.engine_core.executors.spread import SpreadDraw
-from headwater.engine_core.executors.step_shapes import aligned
+from ..config import EngineConfig
+from ..executor import Int32Array
+from .locked_memory import LockedMemory
+from .spread import SpreadDraw
+from .step_shapes import aligned
 
 _NUM_COLUMNS = 5
 _HEAD = 4

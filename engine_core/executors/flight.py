@@ -7,12 +7,12 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import torch
 
-from headwater.engine_core.executor import Int32Array, StepResult
-from headwater.engine_core.executors.device_sampler import Scores
-from headwater.engine_core.executors.own_rows import OwnGains
-from headwater.engine_core.executors.score_table import SampledScores
-from headwater.engine_core.request import TokenLogprobs
-from headwater.engine_core.sampling.verification import Gained, gained
+from ..executor import Int32Array, StepResult
+from ..request import TokenLogprobs
+from ..sampling.verification import Gained, gained
+from .device_sampler import Scores
+from .own_rows import OwnGains
+from .score_table import SampledScores
 
 
 @dataclass(slots=True, kw_only=True)

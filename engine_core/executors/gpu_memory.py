@@ -7,12 +7,13 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from headwater.engine_core.config import EngineConfig
-from headwater.engine_core.layers.batch import ForwardBatch
-from headwater.engine_core.model_config import ModelConfig
-from headwater.engine_core.models.model import LayerInputs, Model
-from headwater.engine_core.platforms.cuda import CudaPlatform
 from headwater.kernels.compile_ahead import CompileAhead
+
+from ..config import EngineConfig
+from ..layers.batch import ForwardBatch
+from ..model_config import ModelConfig
+from ..models.model import LayerInputs, Model
+from ..platforms.cuda import CudaPlatform
 
 SPARE_BYTES = 2 << 30
 """For graphs, kernels and libraries."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from headwater.engine_core.executor import BoolArray, Int32Array
+from ..executor import BoolArray, Int32Array
 
 CATCH_UP = 16
 """Positions of a row after which the model computes what it left out while it guessed nothing: together they take

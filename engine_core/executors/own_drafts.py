@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from headwater.engine_core.executor import Int32Array, StepPlan
+from ..executor import Int32Array, StepPlan
 
 Draft = Callable[[int, int, int], Int32Array]
 """From a table row, the number of its known tokens and how many may be drafted, at least one, to the drafts."""

@@ -8,7 +8,7 @@ from typing import Protocol
 
 import torch
 
-from headwater.engine_core.executor import Int32Array
+from ..executor import Int32Array
 
 Draw = Callable[[torch.Tensor, Int32Array, Int32Array], Int32Array]
 """Logits [R, V], table rows [R], and positions [R] of the tokens that are drawn from them → tokens int32 [R]."""

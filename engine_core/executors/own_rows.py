@@ -9,13 +9,14 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from headwater.engine_core.config import EngineConfig
-from headwater.engine_core.executor import BoolArray, Int32Array, StepPlan
-from headwater.engine_core.executors.device_table import DeviceTable
-from headwater.engine_core.executors.step_inbox import StepInbox
-from headwater.engine_core.executors.step_shapes import StepShape
-from headwater.engine_core.sampling.verification import NO_TOKEN, positions_of
 from headwater.kernels.draft_rows import StepWords, draft_rows, match_scratch, store_drafted
+
+from ..config import EngineConfig
+from ..executor import BoolArray, Int32Array, StepPlan
+from ..sampling.verification import NO_TOKEN, positions_of
+from .device_table import DeviceTable
+from .step_inbox import StepInbox
+from .step_shapes import StepShape
 
 
 @dataclass(frozen=True, slots=True)

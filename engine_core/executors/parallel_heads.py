@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import torch
 
-from headwater.engine_core.config import EngineConfig
-from headwater.engine_core.executor import Int32Array
-from headwater.engine_core.executors.own_guesser import Computed, Draw
-from headwater.engine_core.executors.row_states import RowStates
-from headwater.engine_core.heads.medusa import Medusa
+from ..config import EngineConfig
+from ..executor import Int32Array
+from ..heads.medusa import Medusa
+from .own_guesser import Computed, Draw
+from .row_states import RowStates
 
 
 class ParallelHeads:

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from importlib import import_module
 
-from headwater.engine_core.config import ConfigError, EngineConfig
-from headwater.engine_core.executor import Executor
-from headwater.engine_core.options import ExecutorOptions, ModelFacts, Progress
+from ..config import ConfigError, EngineConfig
+from ..executor import Executor
+from ..options import ExecutorOptions, ModelFacts, Progress
 
 EXECUTORS = {
     "single": "headwater.engine_core.executors.build",

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from headwater.engine_core.config import EngineConfig
-from headwater.engine_core.executor import AdmittedRow, DrawPlan, StepPlan
-from headwater.engine_core.sampling_params import SamplingParams
+from ..config import EngineConfig
+from ..executor import AdmittedRow, DrawPlan, StepPlan
+from ..sampling_params import SamplingParams
 
 PROMPT_LEN = 24
 SAMPLINGS = (

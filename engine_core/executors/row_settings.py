@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from headwater.engine_core.executor import AdmittedRow, Int32Array
-from headwater.engine_core.sampling.edits import edits_of
 from headwater.kernels.device import upload
 from headwater.kernels.edit_logits import edit_logits
+
+from ..executor import AdmittedRow, Int32Array
+from ..sampling.edits import edits_of
 
 _NO_SETTINGS = (0, 0, -1, 0)
 """Words of a row on the device: the address of its packed edits (two; 0: none), the number of its log probabilities,

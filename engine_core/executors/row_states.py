@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from headwater.engine_core.executor import Int32Array
-from headwater.engine_core.ragged import last_elements, places
+from ..executor import Int32Array
+from ..ragged import last_elements, places
 
 
 class RowStates:

@@ -8,20 +8,20 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from headwater.engine_core.config import EngineConfig
-from headwater.engine_core.executor import DrawPlan, Int32Array, StepPlan, StepResult
-from headwater.engine_core.executors.batch import make_batch, num_sampled
-from headwater.engine_core.executors.own_drafts import at_known_positions, with_at_most
-from headwater.engine_core.executors.own_guesser import Computed, OwnGuesser
-from headwater.engine_core.executors.rehearsal import rehearsal
-from headwater.engine_core.layers.batch import ForwardBatch
-from headwater.engine_core.layers.platform import Platform
-from headwater.engine_core.models.model import Ends, LayerInputs, Model
-from headwater.engine_core.ragged import places
-from headwater.engine_core.request import TokenLogprobs
-from headwater.engine_core.sampling.pooling import Pools
-from headwater.engine_core.sampling.sampler import Sampler
-from headwater.engine_core.sampling.verification import by_entry, gained, positions_of
+from ..config import EngineConfig
+from ..executor import DrawPlan, Int32Array, StepPlan, StepResult
+from ..layers.batch import ForwardBatch
+from ..layers.platform import Platform
+from ..models.model import Ends, LayerInputs, Model
+from ..ragged import places
+from ..request import TokenLogprobs
+from ..sampling.pooling import Pools
+from ..sampling.sampler import Sampler
+from ..sampling.verification import by_entry, gained, positions_of
+from .batch import make_batch, num_sampled
+from .own_drafts import at_known_positions, with_at_most
+from .own_guesser import Computed, OwnGuesser
+from .rehearsal import rehearsal
 
 SCORED_AT_ONCE = 256
 """Prompt positions whose logits exist at the same time."""

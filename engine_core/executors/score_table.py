@@ -8,10 +8,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from headwater.engine_core.executor import Int32Array
-from headwater.engine_core.request import TokenLogprobs
-from headwater.engine_core.sampling_params import MOST_LOGPROBS
 from headwater.kernels.logprobs import logprobs
+
+from ..executor import Int32Array
+from ..request import TokenLogprobs
+from ..sampling_params import MOST_LOGPROBS
 
 _IDS, _LOGPROBS, _NUM_WORDS = 1, 1 + MOST_LOGPROBS, 1 + 2 * MOST_LOGPROBS
 """Where a position's words begin: that of its own token, ids of the likeliest, and theirs."""

@@ -15,14 +15,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from headwater.engine_core.config import EngineConfig
-from headwater.engine_core.executor import AdmittedRow, DrawPlan, Int32Array, StepPlan, StepResult
-from headwater.engine_core.executors.own_drafts import repeated, with_own_drafts
-from headwater.engine_core.executors.simulated_swapper import SimulatedSwapper
-from headwater.engine_core.ragged import places
-from headwater.engine_core.request import TokenLogprobs
-from headwater.engine_core.sampling.verification import NO_TOKEN, gained, positions_of
-from headwater.engine_core.sampling_params import SamplingParams
+from ..config import EngineConfig
+from ..executor import AdmittedRow, DrawPlan, Int32Array, StepPlan, StepResult
+from ..ragged import places
+from ..request import TokenLogprobs
+from ..sampling.verification import NO_TOKEN, gained, positions_of
+from ..sampling_params import SamplingParams
+from .own_drafts import repeated, with_own_drafts
+from .simulated_swapper import SimulatedSwapper
 
 UInt64Array = npt.NDArray[np.uint64]
 TOKEN_SALT = np.uint64(0x9E3779B97F4A7C15)

@@ -7,7 +7,7 @@ from collections import deque
 import numpy as np
 import numpy.typing as npt
 
-from headwater.engine_core.executor import SwapPlan
+from ..executor import SwapPlan
 
 UInt64Array = npt.NDArray[np.uint64]
 

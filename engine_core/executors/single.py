@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from collections import deque
 
-from headwater.engine_core.executor import DrawPlan, StepPlan, StepResult
-from headwater.engine_core.executors.runner import Runner
+from ..executor import DrawPlan, StepPlan, StepResult
+from .runner import Runner
 
 
 class SingleExecutor:

@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from headwater.engine_core.executor import DrawPlan, Int32Array, StepPlan
-from headwater.engine_core.ragged import places
-from headwater.engine_core.sampling.verification import positions_of
+from ..executor import DrawPlan, Int32Array, StepPlan
+from ..ragged import places
+from ..sampling.verification import positions_of
 
 
 def spread_drafts(plan: StepPlan) -> StepPlan:

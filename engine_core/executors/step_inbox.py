@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from headwater.engine_core.config import EngineConfig
-from headwater.engine_core.executor import Int32Array, StepPlan
-from headwater.engine_core.executors.step_shapes import StepShape, aligned, num_decodes
+from ..config import EngineConfig
+from ..executor import Int32Array, StepPlan
+from .step_shapes import StepShape, aligned, num_decodes
 
 NUM_UPDATES = 4096
 """Words of the request table that a step changes through here; more are copied by themselves."""

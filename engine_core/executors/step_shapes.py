@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from headwater.engine_core.config import EngineConfig
-from headwater.engine_core.executor import Int32Array, StepPlan
-from headwater.engine_core.platforms.cuda import DEPENDENT_ROWS, SHARING_ROWS, CudaPlatform
+from ..config import EngineConfig
+from ..executor import Int32Array, StepPlan
+from ..platforms.cuda import DEPENDENT_ROWS, SHARING_ROWS, CudaPlatform
 
 ROWS = (1, 2, 4, 8, *range(16, 129, 16), *range(160, 513, 32))
 """Numbers of rows that decode steps are padded to."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import count
 
-from headwater.engine_core.engine import Engine
-from headwater.engine_core.executors.build import build_executor
-from headwater.engine_core.options import ExecutorOptions
-from headwater.engine_core.request import NewRequest
-from headwater.engine_core.sampling_params import SamplingParams
+from ..engine import Engine
+from ..options import ExecutorOptions
+from ..request import NewRequest
+from ..sampling_params import SamplingParams
+from .build import build_executor
 
 PLAIN = SamplingParams(temperature=0.8, max_tokens=4)
 FILTERED = SamplingParams(temperature=0.8, top_k=5, top_p=0.9, min_p=0.1, max_tokens=4)

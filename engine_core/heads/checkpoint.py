@@ -12,7 +12,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from headwater.engine_core.config import ConfigError
+from ..config import ConfigError
 
 SAFETENSORS = ("model.safetensors", "medusa_lm_head.safetensors")
 PICKLED = ("pytorch_model.bin", "medusa_lm_head.pt")

@@ -7,18 +7,18 @@ from typing import Any
 
 import torch
 
-from headwater.engine_core.executor import Int32Array
-from headwater.engine_core.heads.checkpoint import Shapes
-from headwater.engine_core.layers.attention import Attention
-from headwater.engine_core.layers.batch import ForwardBatch, last_tokens
-from headwater.engine_core.layers.kinds import Weights
-from headwater.engine_core.layers.mlp import Mlp
-from headwater.engine_core.layers.norm import RMSNorm
-from headwater.engine_core.layers.platform import Platform
-from headwater.engine_core.layers.rope import cos_sin_table
-from headwater.engine_core.model_config import ModelConfig
-from headwater.engine_core.models.model import Ends
-from headwater.engine_core.weights.layout import Layout, linear, norm, table
+from ..executor import Int32Array
+from ..layers.attention import Attention
+from ..layers.batch import ForwardBatch, last_tokens
+from ..layers.kinds import Weights
+from ..layers.mlp import Mlp
+from ..layers.norm import RMSNorm
+from ..layers.platform import Platform
+from ..layers.rope import cos_sin_table
+from ..model_config import ModelConfig
+from ..models.model import Ends
+from ..weights.layout import Layout, linear, norm, table
+from .checkpoint import Shapes
 
 FUSED = {
     "self_attn.q_proj.weight": ("qkv", 0),

@@ -9,21 +9,21 @@ from typing import Any
 
 import torch
 
-from headwater.engine_core.config import ConfigError
-from headwater.engine_core.executor import Int32Array
-from headwater.engine_core.heads import draft_layer
-from headwater.engine_core.heads.checkpoint import HeadsFile, Shapes
-from headwater.engine_core.heads.draft_layer import DraftLayer
-from headwater.engine_core.heads_config import NUM_INPUTS, HeadsConfig
-from headwater.engine_core.layers.batch import ForwardBatch
-from headwater.engine_core.layers.kinds import Weights
-from headwater.engine_core.layers.norm import RMSNorm
-from headwater.engine_core.layers.platform import Platform
-from headwater.engine_core.model_config import ModelConfig
-from headwater.engine_core.models.model import Ends, Model
-from headwater.engine_core.weights.layout import Layout, linear, norm, table
-from headwater.engine_core.weights.model_file import Tensors
-from headwater.engine_core.weights.names import CheckpointNames
+from ..config import ConfigError
+from ..executor import Int32Array
+from ..heads_config import NUM_INPUTS, HeadsConfig
+from ..layers.batch import ForwardBatch
+from ..layers.kinds import Weights
+from ..layers.norm import RMSNorm
+from ..layers.platform import Platform
+from ..model_config import ModelConfig
+from ..models.model import Ends, Model
+from ..weights.layout import Layout, linear, norm, table
+from ..weights.model_file import Tensors
+from ..weights.names import CheckpointNames
+from . import draft_layer
+from .checkpoint import HeadsFile, Shapes
+from .draft_layer import DraftLayer
 
 PREFIX = "midlayer."
 TO_TOKENS, TO_DRAFTS = "d2t", "t2d"

@@ -9,14 +9,14 @@ from collections.abc import Collection
 import torch
 from torch.nn.functional import silu
 
-from headwater.engine_core.heads.checkpoint import HeadsFile, Shapes
-from headwater.engine_core.heads_config import HeadsConfig
-from headwater.engine_core.layers.kinds import Weights
-from headwater.engine_core.layers.platform import Platform
-from headwater.engine_core.model_config import ModelConfig
-from headwater.engine_core.models.model import Model
-from headwater.engine_core.weights.layout import Layout, linear, table
-from headwater.engine_core.weights.model_file import Tensors
+from ..heads_config import HeadsConfig
+from ..layers.kinds import Weights
+from ..layers.platform import Platform
+from ..model_config import ModelConfig
+from ..models.model import Model
+from ..weights.layout import Layout, linear, table
+from ..weights.model_file import Tensors
+from .checkpoint import HeadsFile, Shapes
 
 
 class Medusa:

@@ -8,21 +8,21 @@ from typing import Any, Protocol
 
 import torch
 
-from headwater.engine_core.executor import Int32Array
-from headwater.engine_core.heads import eagle3
-from headwater.engine_core.heads.checkpoint import HeadsFile, Shapes, read_config
-from headwater.engine_core.heads.eagle import Eagle
-from headwater.engine_core.heads.eagle3 import Eagle3
-from headwater.engine_core.heads.medusa import Medusa
-from headwater.engine_core.heads_config import EAGLE, EAGLE3, MEDUSA, HeadsConfig
-from headwater.engine_core.layers import kinds
-from headwater.engine_core.layers.batch import ForwardBatch
-from headwater.engine_core.layers.kinds import Weights
-from headwater.engine_core.layers.platform import Platform
-from headwater.engine_core.model_config import ModelConfig
-from headwater.engine_core.models.model import Ends, Model
-from headwater.engine_core.weights.layout import Layout
-from headwater.engine_core.weights.model_file import Tensors
+from ..executor import Int32Array
+from ..heads_config import EAGLE, EAGLE3, MEDUSA, HeadsConfig
+from ..layers import kinds
+from ..layers.batch import ForwardBatch
+from ..layers.kinds import Weights
+from ..layers.platform import Platform
+from ..model_config import ModelConfig
+from ..models.model import Ends, Model
+from ..weights.layout import Layout
+from ..weights.model_file import Tensors
+from . import eagle3
+from .checkpoint import HeadsFile, Shapes, read_config
+from .eagle import Eagle
+from .eagle3 import Eagle3
+from .medusa import Medusa
 
 
 class ChainHeads(Protocol):

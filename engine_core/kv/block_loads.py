@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import NamedTuple
 
-from headwater.engine_core.kv.block_pool import BlockPool
-from headwater.engine_core.kv.block_source import BlockSource, LoadEnd, Ticket
-from headwater.engine_core.kv.prefix_cache import HashChain, PrefixCache
+from .block_pool import BlockPool
+from .block_source import BlockSource, LoadEnd, Ticket
+from .prefix_cache import HashChain, PrefixCache
 
 MIN_PATIENCE_SECONDS = 30.0
 PATIENCE = 10

@@ -12,8 +12,8 @@ from itertools import islice
 
 import numpy as np
 
-from headwater.engine_core.executor import Swapper, SwapPlan
-from headwater.engine_core.kv.block_source import LoadEnd, Outcome, Ticket
+from ..executor import Swapper, SwapPlan
+from .block_source import LoadEnd, Outcome, Ticket
 
 
 class HostBlocks:

@@ -12,9 +12,9 @@ from itertools import takewhile
 import numpy as np
 import numpy.typing as npt
 
-from headwater.engine_core.kv.block_pool import BlockPool
-from headwater.engine_core.kv.prefix_hash import block_hashes, next_block_hash
-from headwater.engine_core.step_output import CacheEvents, StoredChain
+from ..step_output import CacheEvents, StoredChain
+from .block_pool import BlockPool
+from .prefix_hash import block_hashes, next_block_hash
 
 
 @dataclass(slots=True)

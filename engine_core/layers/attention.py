@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from headwater.engine_core.layers.batch import ForwardBatch
-from headwater.engine_core.layers.linear import Linear
-from headwater.engine_core.layers.platform import Platform
+from .batch import ForwardBatch
+from .linear import Linear
+from .platform import Platform
 
 
 class Attention:

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from headwater.engine_core.executor import Int32Array
-from headwater.engine_core.ragged import last_elements, places
+from ..executor import Int32Array
+from ..ragged import last_elements, places
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,7 @@ from typing import Self
 
 import torch
 
-from headwater.engine_core.layers.linear import Parameter, StoredLinear
+from .linear import Parameter, StoredLinear
 
 
 class DenseLinear(StoredLinear):

@@ -7,10 +7,11 @@ from typing import Self
 
 import torch
 
-from headwater.engine_core.config import ConfigError
-from headwater.engine_core.layers.linear import Parameter, StoredLinear
-from headwater.engine_core.weights.int4 import GROUPS, SCALE_DTYPES, SCALES, WORDS, ZEROS
 from headwater.kernels.int4_layout import BLOCK, WORD, Int4Weight, expand
+
+from ..config import ConfigError
+from ..weights.int4 import GROUPS, SCALE_DTYPES, SCALES, WORDS, ZEROS
+from .linear import Parameter, StoredLinear
 
 
 class Int4Linear(StoredLinear):

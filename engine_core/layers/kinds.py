@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 import torch
 
-from headwater.engine_core.config import ConfigError
-from headwater.engine_core.layers.dense import DenseLinear
-from headwater.engine_core.layers.int4 import Int4Linear
-from headwater.engine_core.layers.linear import Linear, StoredLinear
-from headwater.engine_core.weights.layout import Layout
+from ..config import ConfigError
+from ..weights.layout import Layout
+from .dense import DenseLinear
+from .int4 import Int4Linear
+from .linear import Linear, StoredLinear
 
 Tensors = Mapping[str, torch.Tensor]
 KINDS: dict[str, type[StoredLinear]] = {DenseLinear.kind: DenseLinear, Int4Linear.kind: Int4Linear}

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from headwater.engine_core.layers.linear import Linear
-from headwater.engine_core.layers.platform import Platform
+from .linear import Linear
+from .platform import Platform
 
 
 class LMHead:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from headwater.engine_core.layers.platform import Platform
+from .platform import Platform
 
 
 class RMSNorm:

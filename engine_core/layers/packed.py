@@ -8,12 +8,13 @@ from pathlib import Path
 
 import torch
 
-from headwater.engine_core.layers.dense import DenseLinear
-from headwater.engine_core.layers.int4 import Int4Linear
-from headwater.engine_core.layers.kinds import Weights
-from headwater.engine_core.layers.linear import Linear
-from headwater.engine_core.weights.packed import Matrix, packed_memory
 from headwater.kernels.packed_linear import PackedLayout, can_pack, linear, packed_view
+
+from ..weights.packed import Matrix, packed_memory
+from .dense import DenseLinear
+from .int4 import Int4Linear
+from .kinds import Weights
+from .linear import Linear
 
 
 class PackedLinear(Linear):

@@ -6,9 +6,9 @@ from typing import Any, Protocol
 
 import torch
 
-from headwater.engine_core.layers.batch import ForwardBatch
-from headwater.engine_core.layers.linear import Linear, Product
-from headwater.engine_core.sampling.operations import SamplingOperations
+from ..sampling.operations import SamplingOperations
+from .batch import ForwardBatch
+from .linear import Linear, Product
 
 
 class Platform(Protocol):

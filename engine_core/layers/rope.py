@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from headwater.engine_core.model_config import ModelConfig
+from ..model_config import ModelConfig
 
 
 def cos_sin_table(config: ModelConfig, num_positions: int) -> torch.Tensor:

@@ -9,15 +9,16 @@ from pathlib import Path
 
 import torch
 
-from headwater.engine_core.layers.kinds import load_weights
-from headwater.engine_core.layers.packed import pack_linears
-from headwater.engine_core.models import registry
-from headwater.engine_core.quantization import Quantization
-from headwater.engine_core.weights import awq, gptq, int4, model_file
-from headwater.engine_core.weights.gguf import GgufFile
-from headwater.engine_core.weights.hugging_face import HuggingFaceFolder
-from headwater.engine_core.weights.layout import Layout
 from headwater.kernels.int4_layout import Int4Weight
+
+from ..layers.kinds import load_weights
+from ..layers.packed import pack_linears
+from ..quantization import Quantization
+from ..weights import awq, gptq, int4, model_file
+from ..weights.gguf import GgufFile
+from ..weights.hugging_face import HuggingFaceFolder
+from ..weights.layout import Layout
+from . import registry
 
 
 def convert(source: Path, folder: Path, *, dtype: str, progress: Callable[[int, int], None]) -> None:

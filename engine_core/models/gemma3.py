@@ -7,20 +7,20 @@ from typing import Any
 
 import torch
 
-from headwater.engine_core.executor import Int32Array
-from headwater.engine_core.layers.attention import Attention
-from headwater.engine_core.layers.batch import ForwardBatch, last_tokens
-from headwater.engine_core.layers.embedding import Embedding
-from headwater.engine_core.layers.kinds import Weights
-from headwater.engine_core.layers.lm_head import LMHead
-from headwater.engine_core.layers.mlp import Mlp
-from headwater.engine_core.layers.norm import RMSNorm
-from headwater.engine_core.layers.platform import Platform
-from headwater.engine_core.layers.rope import cos_sin_table
-from headwater.engine_core.models.gemma3_config import Gemma3Config
-from headwater.engine_core.models.model import Ends, LayerInputs
-from headwater.engine_core.weights.layout import Layout, linear, norm, table
-from headwater.engine_core.weights.names import CheckpointNames
+from ..executor import Int32Array
+from ..layers.attention import Attention
+from ..layers.batch import ForwardBatch, last_tokens
+from ..layers.embedding import Embedding
+from ..layers.kinds import Weights
+from ..layers.lm_head import LMHead
+from ..layers.mlp import Mlp
+from ..layers.norm import RMSNorm
+from ..layers.platform import Platform
+from ..layers.rope import cos_sin_table
+from ..weights.layout import Layout, linear, norm, table
+from ..weights.names import CheckpointNames
+from .gemma3_config import Gemma3Config
+from .model import Ends, LayerInputs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from headwater.engine_core.config import ConfigError
-from headwater.engine_core.model_config import ModelConfig, check_sizes, checked_rope
-from headwater.engine_core.quantization import read_quantization
+from ..config import ConfigError
+from ..model_config import ModelConfig, check_sizes, checked_rope
+from ..quantization import read_quantization
 
 ACTIVATION = "gelu_pytorch_tanh"
 SLIDING, FULL = "sliding_attention", "full_attention"

@@ -7,15 +7,15 @@ from typing import Any, ClassVar, Protocol
 
 import torch
 
-from headwater.engine_core.executor import Int32Array
-from headwater.engine_core.layers.batch import ForwardBatch
-from headwater.engine_core.layers.embedding import Embedding
-from headwater.engine_core.layers.kinds import Weights
-from headwater.engine_core.layers.lm_head import LMHead
-from headwater.engine_core.layers.platform import Platform
-from headwater.engine_core.model_config import ModelConfig
-from headwater.engine_core.weights.layout import Layout
-from headwater.engine_core.weights.names import CheckpointNames
+from ..executor import Int32Array
+from ..layers.batch import ForwardBatch
+from ..layers.embedding import Embedding
+from ..layers.kinds import Weights
+from ..layers.lm_head import LMHead
+from ..layers.platform import Platform
+from ..model_config import ModelConfig
+from ..weights.layout import Layout
+from ..weights.names import CheckpointNames
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,12 +16,12 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from headwater.engine_core.config import ConfigError
-from headwater.engine_core.model_config import ModelConfig
-from headwater.engine_core.models import gemma3_config
+from ..config import ConfigError
+from ..model_config import ModelConfig
+from . import gemma3_config
 
 if TYPE_CHECKING:
-    from headwater.engine_core.models.model import Model
+    from .model import Model
 
 ENTRY_POINTS = "headwater.models"
 

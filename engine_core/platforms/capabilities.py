@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from headwater.engine_core.config import BLOCK_SIZES
+from ..config import BLOCK_SIZES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,15 +6,6 @@ from collections.abc import Callable
 
 import torch
 
-from headwater.engine_core.config import EngineConfig
-from headwater.engine_core.layers.batch import ForwardBatch
-from headwater.engine_core.layers.dense import DenseLinear
-from headwater.engine_core.layers.kinds import Weights
-from headwater.engine_core.layers.linear import Linear, Product
-from headwater.engine_core.layers.packed import PackedLinear
-from headwater.engine_core.model_config import ModelConfig
-from headwater.engine_core.platforms.cpu_sampling import CpuSampling
-from headwater.engine_core.sampling.operations import SamplingOperations
 from headwater.kernels.cpu import attention as attention_kernel
 from headwater.kernels.cpu import draw as draw_kernel
 from headwater.kernels.cpu import qk_norm_rope_store_kv as qk_kernel
@@ -26,6 +17,16 @@ from headwater.kernels.cpu.qk_norm_rope_store_kv import qk_norm_rope_store_kv
 from headwater.kernels.cpu.rms_norm import add_rms_norm, rms_norm
 from headwater.kernels.cpu.silu_mul import gelu_tanh_mul, silu_mul
 from headwater.kernels.row_stable_linear import PACKED, PLAIN, Library, RowRule, row_rule, row_stable_linear
+
+from ..config import EngineConfig
+from ..layers.batch import ForwardBatch
+from ..layers.dense import DenseLinear
+from ..layers.kinds import Weights
+from ..layers.linear import Linear, Product
+from ..layers.packed import PackedLinear
+from ..model_config import ModelConfig
+from ..sampling.operations import SamplingOperations
+from .cpu_sampling import CpuSampling
 
 CPU_DTYPES = DTYPES
 """That a CPU serves."""

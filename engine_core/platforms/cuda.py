@@ -12,17 +12,6 @@ from functools import partial
 import numpy as np
 import torch
 
-from headwater.engine_core.config import EngineConfig
-from headwater.engine_core.executor import Int32Array
-from headwater.engine_core.layers.batch import ForwardBatch
-from headwater.engine_core.layers.dense import DenseLinear
-from headwater.engine_core.layers.int4 import Int4Linear
-from headwater.engine_core.layers.kinds import Weights
-from headwater.engine_core.layers.linear import Linear, Product
-from headwater.engine_core.model_config import ModelConfig
-from headwater.engine_core.platforms.cuda_sampling import CudaSampling
-from headwater.engine_core.platforms.product_verdicts import ProductVerdicts, own_products
-from headwater.engine_core.sampling.operations import SamplingOperations
 from headwater.kernels import product_probe
 from headwater.kernels.decode_attention import decode_attention
 from headwater.kernels.decode_plan import DecodePlan, plan_decode
@@ -38,6 +27,18 @@ from headwater.kernels.rms_norm import add_rms_norm, rms_norm
 from headwater.kernels.shared_prefix_attention import shared_prefix_attention
 from headwater.kernels.silu_mul import gelu_tanh_mul, silu_mul
 from headwater.kernels.wide_gemm import launch_all_tiles
+
+from ..config import EngineConfig
+from ..executor import Int32Array
+from ..layers.batch import ForwardBatch
+from ..layers.dense import DenseLinear
+from ..layers.int4 import Int4Linear
+from ..layers.kinds import Weights
+from ..layers.linear import Linear, Product
+from ..model_config import ModelConfig
+from ..sampling.operations import SamplingOperations
+from .cuda_sampling import CudaSampling
+from .product_verdicts import ProductVerdicts, own_products
 
 DEPENDENT_ROWS = 8
 """Up to this many tokens attention of a few rows starts while the kernel before it ends."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from headwater.engine_core.config import EngineConfig
-from headwater.engine_core.executor import Executor
-from headwater.engine_core.options import BuildRequest, ExecutorOptions, Progress
-from headwater.engine_core.platforms.capabilities import Capabilities
+from ..config import EngineConfig
+from ..executor import Executor
+from ..options import BuildRequest, ExecutorOptions, Progress
+from .capabilities import Capabilities
 
 API = 1
 """Version of this contract. It changes with every change that a module of the version before would not survive."""

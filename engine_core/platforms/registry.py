@@ -15,9 +15,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
 
-from headwater.engine_core.config import ConfigError
-from headwater.engine_core.platforms.capabilities import Capabilities
-from headwater.engine_core.platforms.device import API, BY_FLAG, REQUIRED, Device
+from ..config import ConfigError
+from .capabilities import Capabilities
+from .device import API, BY_FLAG, REQUIRED, Device
 
 GROUP = "headwater.platforms"
 AUTO = "auto"

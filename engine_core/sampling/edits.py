@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from headwater.engine_core.executor import AdmittedRow, Int32Array
 from headwater.kernels.cpu.edit_logits import edit_row
 from headwater.kernels.edit_logits import Edits, edit_twin
+
+from ..executor import AdmittedRow, Int32Array
 
 
 class RequestEdits:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from headwater.engine_core.executor import AdmittedRow, StepPlan
+from ..executor import AdmittedRow, StepPlan
 
 POOLINGS = ("last", "mean", "cls")
 

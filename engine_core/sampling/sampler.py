@@ -14,13 +14,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from headwater.engine_core.executor import AdmittedRow, Int32Array
-from headwater.engine_core.ragged import run_lengths
-from headwater.engine_core.request import TokenLogprobs
-from headwater.engine_core.sampling.edits import RequestEdits, edits_of
-from headwater.engine_core.sampling.operations import SamplingOperations
 from headwater.kernels.filtered_sample import Filters
 from headwater.kernels.sample import Draws
+
+from ..executor import AdmittedRow, Int32Array
+from ..ragged import run_lengths
+from ..request import TokenLogprobs
+from .edits import RequestEdits, edits_of
+from .operations import SamplingOperations
 
 Known = Callable[[int], Int32Array]
 """From the index of what is sampled to the ids of the outputs before it [n], of which drafts are the last."""

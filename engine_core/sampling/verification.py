@@ -13,9 +13,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from headwater.engine_core.executor import Int32Array
-from headwater.engine_core.ragged import places
-from headwater.engine_core.request import TokenLogprobs
+from ..executor import Int32Array
+from ..ragged import places
+from ..request import TokenLogprobs
 
 NO_TOKEN = -1
 

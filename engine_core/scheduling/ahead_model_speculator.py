@@ -10,14 +10,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from headwater.engine_core.drafting.draft_depths import choose_depth
-from headwater.engine_core.drafting.drafter import Drafter
-from headwater.engine_core.drafting.step_costs import StepCosts
-from headwater.engine_core.executor import BoolArray, Int32Array
-from headwater.engine_core.scheduling.masks import Rows
-from headwater.engine_core.scheduling.model_speculator import NAME, PROBE_STEPS, ModelSpeculator
-from headwater.engine_core.scheduling.request_state import RequestState
-from headwater.engine_core.scheduling.request_table import RequestTable
+from ..drafting.draft_depths import choose_depth
+from ..drafting.drafter import Drafter
+from ..drafting.step_costs import StepCosts
+from ..executor import BoolArray, Int32Array
+from .masks import Rows
+from .model_speculator import NAME, PROBE_STEPS, ModelSpeculator
+from .request_state import RequestState
+from .request_table import RequestTable
 
 WORTHWHILE = 1.05
 """Gain from which on rows wait or run ahead, over what they do now."""

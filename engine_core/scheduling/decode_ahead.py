@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from headwater.engine_core.config import EngineConfig
-from headwater.engine_core.kv.block_pool import BlockPool
-from headwater.engine_core.scheduling.request_table import RequestTable
-from headwater.engine_core.scheduling.speculator import Speculator
-from headwater.engine_core.scheduling.step_builder import StepBuilder
+from ..config import EngineConfig
+from ..kv.block_pool import BlockPool
+from .request_table import RequestTable
+from .speculator import Speculator
+from .step_builder import StepBuilder
 
 
 class DecodeAhead:

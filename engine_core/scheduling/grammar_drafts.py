@@ -12,12 +12,13 @@ from itertools import chain
 
 import numpy as np
 
-from headwater.engine_core.executor import BoolArray, Int32Array
-from headwater.engine_core.scheduling.masks import Rows
-from headwater.engine_core.scheduling.request_state import RequestState
-from headwater.engine_core.scheduling.request_table import NO_TOKEN, RequestTable
-from headwater.engine_core.scheduling.speculator import Speculator
 from headwater.kernels.cpu.guesses import comparer
+
+from ..executor import BoolArray, Int32Array
+from .masks import Rows
+from .request_state import RequestState
+from .request_table import NO_TOKEN, RequestTable
+from .speculator import Speculator
 
 
 class GrammarDrafts:

@@ -6,13 +6,14 @@ from collections.abc import Collection, Sequence
 
 import numpy as np
 
-from headwater.engine_core.drafting.acceptance import Acceptance
-from headwater.engine_core.drafting.draft_lengths import Float64Array, expected
-from headwater.engine_core.drafting.drafter import Drafter
-from headwater.engine_core.executor import BoolArray, Int32Array
-from headwater.engine_core.scheduling.masks import Rows
-from headwater.engine_core.scheduling.request_table import RequestTable
 from headwater.kernels.cpu.guesses import WRONG, better_taker, comparer, length_chooser
+
+from ..drafting.acceptance import Acceptance
+from ..drafting.draft_lengths import Float64Array, expected
+from ..drafting.drafter import Drafter
+from ..executor import BoolArray, Int32Array
+from .masks import Rows
+from .request_table import RequestTable
 
 ANY = -1
 """Whichever drafter promises most."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 
-from headwater.engine_core.executor import DrawPlan, Executor, StepPlan, StepResult
-from headwater.engine_core.scheduling.step_builder import PlannedStep
+from ..executor import DrawPlan, Executor, StepPlan, StepResult
+from .step_builder import PlannedStep
 
 
 class StepsInFlight:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
-from headwater.engine_core.executor import BoolArray, Int32Array
+from ..executor import BoolArray, Int32Array
 
 Rows = npt.NDArray[np.intp]
 Int64Array = npt.NDArray[np.int64]

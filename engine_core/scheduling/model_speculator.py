@@ -12,17 +12,17 @@ from dataclasses import replace
 
 import numpy as np
 
-from headwater.engine_core.drafting.draft_depths import choose_depth
-from headwater.engine_core.drafting.draft_lengths import Choice, choose
-from headwater.engine_core.drafting.drafter import Drafter
-from headwater.engine_core.drafting.executor_drafts import ExecutorDrafts
-from headwater.engine_core.drafting.step_costs import StepCosts
-from headwater.engine_core.executor import BoolArray, Int32Array
-from headwater.engine_core.scheduling.guesses import ANY
-from headwater.engine_core.scheduling.masks import Rows
-from headwater.engine_core.scheduling.request_state import RequestState
-from headwater.engine_core.scheduling.request_table import RequestTable
-from headwater.engine_core.scheduling.side_guesses import SideGuesses
+from ..drafting.draft_depths import choose_depth
+from ..drafting.draft_lengths import Choice, choose
+from ..drafting.drafter import Drafter
+from ..drafting.executor_drafts import ExecutorDrafts
+from ..drafting.step_costs import StepCosts
+from ..executor import BoolArray, Int32Array
+from .guesses import ANY
+from .masks import Rows
+from .request_state import RequestState
+from .request_table import RequestTable
+from .side_guesses import SideGuesses
 
 NAME = "draft_model"
 """As requests name the drafter, where they do not name heads."""

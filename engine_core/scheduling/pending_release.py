@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Iterator
 
-from headwater.engine_core.kv.block_pool import BlockPool
-from headwater.engine_core.scheduling.request_state import RequestState
-from headwater.engine_core.scheduling.request_table import RequestTable
+from ..kv.block_pool import BlockPool
+from .request_state import RequestState
+from .request_table import RequestTable
 
 
 class Leavers:

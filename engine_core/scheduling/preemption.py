@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 
-from headwater.engine_core.scheduling.request_state import Rank, RequestState
-from headwater.engine_core.scheduling.request_table import RequestTable
-from headwater.engine_core.scheduling.tenant_shares import TenantShares
+from .request_state import Rank, RequestState
+from .request_table import RequestTable
+from .tenant_shares import TenantShares
 
 
 class Victims:

@@ -6,13 +6,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from headwater.engine_core.config import EngineConfig
-from headwater.engine_core.executor import Int32Array
-from headwater.engine_core.kv.block_source import BlockSource
-from headwater.engine_core.kv.prefix_cache import HashChain
-from headwater.engine_core.request import NewRequest, Speculation
-from headwater.engine_core.sampling_params import SamplingParams
-from headwater.engine_core.step_output import Work
+from ..config import EngineConfig
+from ..executor import Int32Array
+from ..kv.block_source import BlockSource
+from ..kv.prefix_cache import HashChain
+from ..request import NewRequest, Speculation
+from ..sampling_params import SamplingParams
+from ..step_output import Work
 
 Rank = tuple[int, float, int]
 NO_ROW = -1

@@ -8,10 +8,10 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from headwater.engine_core.config import EngineConfig
-from headwater.engine_core.executor import BoolArray, Int32Array
-from headwater.engine_core.scheduling.masks import HeldRows, Rows
-from headwater.engine_core.scheduling.request_state import NO_ROW, RequestState
+from ..config import EngineConfig
+from ..executor import BoolArray, Int32Array
+from .masks import HeldRows, Rows
+from .request_state import NO_ROW, RequestState
 
 NEVER = np.iinfo(np.int32).max
 NO_TOKEN = -1

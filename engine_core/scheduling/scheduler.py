@@ -10,25 +10,25 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from headwater.engine_core.config import EngineConfig
-from headwater.engine_core.executor import Int32Array
-from headwater.engine_core.kv.block_loads import BlockLoads
-from headwater.engine_core.kv.block_pool import BlockPool
-from headwater.engine_core.kv.block_source import BlockSource
-from headwater.engine_core.kv.prefix_cache import PrefixCache
-from headwater.engine_core.scheduling.decode_ahead import DecodeAhead
-from headwater.engine_core.scheduling.masks import HeldRows, Rows
-from headwater.engine_core.scheduling.pending_release import Leavers
-from headwater.engine_core.scheduling.preemption import Victims
-from headwater.engine_core.scheduling.request_state import NO_ROW, Rank, RequestState
-from headwater.engine_core.scheduling.request_table import RequestTable
-from headwater.engine_core.scheduling.seats import Seats
-from headwater.engine_core.scheduling.speculator import Speculator
-from headwater.engine_core.scheduling.step_builder import Chunk, PlannedStep, StepBuilder, compose_draw
-from headwater.engine_core.scheduling.tenant_shares import TenantShares, split
-from headwater.engine_core.scheduling.waiting_queue import WaitingQueue
-from headwater.engine_core.scheduling.yielding import Yielding
-from headwater.engine_core.step_output import StoredChain
+from ..config import EngineConfig
+from ..executor import Int32Array
+from ..kv.block_loads import BlockLoads
+from ..kv.block_pool import BlockPool
+from ..kv.block_source import BlockSource
+from ..kv.prefix_cache import PrefixCache
+from ..step_output import StoredChain
+from .decode_ahead import DecodeAhead
+from .masks import HeldRows, Rows
+from .pending_release import Leavers
+from .preemption import Victims
+from .request_state import NO_ROW, Rank, RequestState
+from .request_table import RequestTable
+from .seats import Seats
+from .speculator import Speculator
+from .step_builder import Chunk, PlannedStep, StepBuilder, compose_draw
+from .tenant_shares import TenantShares, split
+from .waiting_queue import WaitingQueue
+from .yielding import Yielding
 
 
 class Scheduler:

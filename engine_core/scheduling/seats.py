@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sized
 
-from headwater.engine_core.scheduling.request_table import RequestTable
+from .request_table import RequestTable
 
 
 class Seats:

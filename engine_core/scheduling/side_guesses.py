@@ -7,13 +7,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from headwater.engine_core.drafting.draft_lengths import choose
-from headwater.engine_core.drafting.drafter import Drafter
-from headwater.engine_core.drafting.step_costs import StepCosts
-from headwater.engine_core.executor import Int32Array
-from headwater.engine_core.scheduling.guesses import Guesses
-from headwater.engine_core.scheduling.masks import Rows
-from headwater.engine_core.scheduling.request_table import RequestTable
+from ..drafting.draft_lengths import choose
+from ..drafting.drafter import Drafter
+from ..drafting.step_costs import StepCosts
+from ..executor import Int32Array
+from .guesses import Guesses
+from .masks import Rows
+from .request_table import RequestTable
 
 MOST_WATCHED = 64
 """Rows for which guesses are made on the side in a step; others follow in the next. Of many rows each gains little."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from headwater.engine_core.executor import BoolArray, Int32Array
-from headwater.engine_core.scheduling.masks import Rows
-from headwater.engine_core.scheduling.request_state import RequestState
-from headwater.engine_core.scheduling.request_table import RequestTable
+from ..executor import BoolArray, Int32Array
+from .masks import Rows
+from .request_state import RequestState
+from .request_table import RequestTable
 
 
 class Speculator(Protocol):

@@ -6,12 +6,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from headwater.engine_core.executor import AdmittedRow, BoolArray, DrawPlan, Int32Array, StepPlan
-from headwater.engine_core.kv.block_pool import BlockPool
-from headwater.engine_core.scheduling.masks import Rows
-from headwater.engine_core.scheduling.request_state import RequestState
-from headwater.engine_core.scheduling.request_table import RequestTable
-from headwater.engine_core.step_output import MasksWanted, StoredChain
+from ..executor import AdmittedRow, BoolArray, DrawPlan, Int32Array, StepPlan
+from ..kv.block_pool import BlockPool
+from ..step_output import MasksWanted, StoredChain
+from .masks import Rows
+from .request_state import RequestState
+from .request_table import RequestTable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

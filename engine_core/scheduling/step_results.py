@@ -7,15 +7,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from headwater.engine_core.config import MOST_DRAFTS
-from headwater.engine_core.executor import Int32Array, StepResult
-from headwater.engine_core.kv.prefix_hash import token_bytes
-from headwater.engine_core.request import FinishReason, TokenLogprobs
-from headwater.engine_core.scheduling.masks import Rows
-from headwater.engine_core.scheduling.request_state import NO_ROW, RequestState
-from headwater.engine_core.scheduling.scheduler import Scheduler
-from headwater.engine_core.scheduling.step_builder import Chunk, PlannedStep
-from headwater.engine_core.step_output import Finished, PromptLogprobsPart, Started, StepOutput
+from ..config import MOST_DRAFTS
+from ..executor import Int32Array, StepResult
+from ..kv.prefix_hash import token_bytes
+from ..request import FinishReason, TokenLogprobs
+from ..step_output import Finished, PromptLogprobsPart, Started, StepOutput
+from .masks import Rows
+from .request_state import NO_ROW, RequestState
+from .scheduler import Scheduler
+from .step_builder import Chunk, PlannedStep
 
 
 class Sampled(NamedTuple):

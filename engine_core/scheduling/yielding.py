@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from headwater.engine_core.kv.block_pool import BlockPool
-from headwater.engine_core.scheduling.pending_release import Leavers
-from headwater.engine_core.scheduling.preemption import Victims
-from headwater.engine_core.scheduling.request_state import RequestState
-from headwater.engine_core.scheduling.seats import Seats
-from headwater.engine_core.scheduling.waiting_queue import WaitingQueue
+from ..kv.block_pool import BlockPool
+from .pending_release import Leavers
+from .preemption import Victims
+from .request_state import RequestState
+from .seats import Seats
+from .waiting_queue import WaitingQueue
 
 
 class Yielding:

@@ -10,9 +10,10 @@ from collections.abc import Mapping
 
 import torch
 
-from headwater.engine_core.config import ConfigError
-from headwater.engine_core.weights.int4 import SCALE_DTYPES, check_shape, nibbles_of, num_groups
 from headwater.kernels.int4_layout import WORD, Int4Weight, pack
+
+from ..config import ConfigError
+from .int4 import SCALE_DTYPES, check_shape, nibbles_of, num_groups
 
 SUFFIXES = ("qweight", "qzeros", "scales")
 ORDER = (0, 2, 4, 6, 1, 3, 5, 7)

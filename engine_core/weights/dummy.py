@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import torch
 
-from headwater.engine_core.quantization import Quantization
-from headwater.engine_core.weights.int4 import named, num_groups
-from headwater.engine_core.weights.layout import Layout
-from headwater.engine_core.weights.model_file import Tensors
 from headwater.kernels.int4_layout import WORD, Int4Weight
+
+from ..quantization import Quantization
+from .int4 import named, num_groups
+from .layout import Layout
+from .model_file import Tensors
 
 DUMMIES = {"dummy": False, "dummy-uniform": True}
 """Names of random weights, and whether they are uniform."""

@@ -10,7 +10,7 @@ import gguf
 import numpy as np
 import torch
 
-from headwater.engine_core.config import ConfigError
+from ..config import ConfigError
 
 ARCHITECTURES = {
     "gemma3": "Gemma3ForCausalLM",

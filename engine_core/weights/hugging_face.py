@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from safetensors import safe_open
 
-from headwater.engine_core.config import ConfigError
+from ..config import ConfigError
 
 _SHARD = re.compile(r"[^/\\\0]+\.safetensors")
 

@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import torch
 
-from headwater.engine_core.config import ConfigError
-from headwater.engine_core.weights.model_file import Tensors
 from headwater.kernels.int4_layout import BLOCK, WORD, Int4Weight
+
+from ..config import ConfigError
+from .model_file import Tensors
 
 WORDS, SCALES, ZEROS, GROUPS = ".int4", ".scales", ".zeros", ".groups"
 """Names of the tensors in a model's file, behind the layer's."""

@@ -9,10 +9,11 @@ from dataclasses import dataclass
 
 import torch
 
-from headwater.engine_core.config import ConfigError
-from headwater.engine_core.weights.int4 import joined, named
-from headwater.engine_core.weights.model_file import Tensors
 from headwater.kernels.int4_layout import Int4Weight
+
+from ..config import ConfigError
+from .int4 import joined, named
+from .model_file import Tensors
 
 _LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)")
 

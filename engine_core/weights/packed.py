@@ -16,8 +16,9 @@ from tempfile import NamedTemporaryFile
 
 import torch
 
-from headwater.engine_core.weights.model_file import WEIGHTS_NAME
 from headwater.kernels.packed_linear import PackedLayout, copy_packed, pack
+
+from .model_file import WEIGHTS_NAME
 
 ALIGNMENT = 4096
 Progress = Callable[[int, int], None]

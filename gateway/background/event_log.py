@@ -19,10 +19,11 @@ import nats.js.errors
 from nats.js import JetStreamContext
 from nats.js.api import ConsumerConfig, DeliverPolicy, Header
 
-from headwater.gateway.batches.buckets import is_wrong_sequence
-from headwater.gateway.batches.durable import BACKGROUND_LOG, FAILURES, Durable
-from headwater.gateway.batches.tenant_storage import NUM_BYTES
 from headwater.services import subjects
+
+from ..batches.buckets import is_wrong_sequence
+from ..batches.durable import BACKGROUND_LOG, FAILURES, Durable
+from ..batches.tenant_storage import NUM_BYTES
 
 Event = dict[str, Any]
 FINAL = ("response.completed", "response.incomplete", "response.failed", "response.cancelled")

@@ -8,13 +8,14 @@ import msgspec
 import nats.js.errors
 from nats.aio.msg import Msg
 
-from headwater.gateway.background import event_log
-from headwater.gateway.background.records import Record
-from headwater.gateway.batches.buckets import Missing, drop_keys, is_wrong_sequence
-from headwater.gateway.batches.durable import BACKGROUND, Durable
-from headwater.gateway.batches.held import Held, next_of
 from headwater.services import subjects
 from headwater.services.errors import NotFound
+
+from ..batches.buckets import Missing, drop_keys, is_wrong_sequence
+from ..batches.durable import BACKGROUND, Durable
+from ..batches.held import Held, next_of
+from . import event_log
+from .records import Record
 
 _records = msgspec.msgpack.Decoder(Record)
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from headwater.gateway.tenants import Tenant
+from ..tenants import Tenant
 
 OVER = ("completed", "incomplete", "failed", "cancelled")
 """Statuses that a response does not leave."""

@@ -19,20 +19,21 @@ import msgspec
 import structlog
 from starlette.types import ASGIApp
 
-from headwater.gateway import in_process
-from headwater.gateway.background.event_log import EventWriter, Overtaken
-from headwater.gateway.background.ledger import BackgroundLedger, HeldResponse
-from headwater.gateway.background.records import Record
-from headwater.gateway.batches.durable import FAILURES
-from headwater.gateway.batches.insist import insist
-from headwater.gateway.batches.line_caller import BUSY, MAX_FAULTS, PAUSES
-from headwater.gateway.batches.tenant_storage import TenantStorage
-from headwater.gateway.batches.workers import PAUSE_SECONDS, Workers
-from headwater.gateway.exchange import KnownRequest
-from headwater.gateway.loss import TakenOver
-from headwater.gateway.response_store import ResponseStore
 from headwater.services.errors import NotFound, StorageLimitExceeded, Unavailable
 from headwater.services.runtime import end
+
+from .. import in_process
+from ..batches.durable import FAILURES
+from ..batches.insist import insist
+from ..batches.line_caller import BUSY, MAX_FAULTS, PAUSES
+from ..batches.tenant_storage import TenantStorage
+from ..batches.workers import PAUSE_SECONDS, Workers
+from ..exchange import KnownRequest
+from ..loss import TakenOver
+from ..response_store import ResponseStore
+from .event_log import EventWriter, Overtaken
+from .ledger import BackgroundLedger, HeldResponse
+from .records import Record
 
 PATH, STREAMS = "/v1/responses", "/v1/streams"
 RESUME_SECONDS = 20.0

@@ -8,18 +8,19 @@ from typing import Any
 
 import msgspec
 
-from headwater.gateway.background.event_log import EventWriter, Overtaken, drop, follow
-from headwater.gateway.background.ledger import BackgroundLedger
-from headwater.gateway.background.records import Record
-from headwater.gateway.batches.durable import FAILURES, or_unavailable
-from headwater.gateway.batches.tenant_storage import TenantStorage
-from headwater.gateway.caller import Caller
-from headwater.gateway.exchange import Exchange
-from headwater.gateway.openai.response_schema import ResponsesRequest
-from headwater.gateway.openai.sse import KEEP_ALIVE
-from headwater.gateway.responses import Responses
-from headwater.gateway.tenants import Tenants
 from headwater.services.errors import BadRequest, BodyTooLarge, NotFound, Unavailable
+
+from ..batches.durable import FAILURES, or_unavailable
+from ..batches.tenant_storage import TenantStorage
+from ..caller import Caller
+from ..exchange import Exchange
+from ..openai.response_schema import ResponsesRequest
+from ..openai.sse import KEEP_ALIVE
+from ..responses import Responses
+from ..tenants import Tenants
+from .event_log import EventWriter, Overtaken, drop, follow
+from .ledger import BackgroundLedger
+from .records import Record
 
 MAX_BODY_BYTES = 256 * 1024
 """Of a request, which is kept until it is answered."""

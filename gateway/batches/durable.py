@@ -25,12 +25,13 @@ from nats.js.api import (
 from nats.js.kv import KeyValue
 from nats.js.object_store import ObjectStore
 
-from headwater.gateway.batches.buckets import is_full
-from headwater.gateway.batches.signed_bucket import SignedBucket
 from headwater.services import subjects
 from headwater.services.bus import Bus
 from headwater.services.errors import Unavailable
 from headwater.services.record_seal import RecordSeals
+
+from .buckets import is_full
+from .signed_bucket import SignedBucket
 
 KEPT_SECONDS = 30 * 86_400
 """Files and ended batches."""

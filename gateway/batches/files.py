@@ -12,12 +12,13 @@ from typing import IO, Any
 import msgspec
 import nats.js.errors
 
-from headwater.gateway.batches.buckets import Missing, drop_keys
-from headwater.gateway.batches.durable import FILES, KEPT_SECONDS, Durable, Rooms, drop_object
-from headwater.gateway.batches.records import File, new_id, now
 from headwater.services import subjects
 from headwater.services.errors import NotFound
 from headwater.services.refusals import Refusals
+
+from .buckets import Missing, drop_keys
+from .durable import FILES, KEPT_SECONDS, Durable, Rooms, drop_object
+from .records import File, new_id, now
 
 IN_MEMORY_BYTES = 1 << 20
 """Of a file on its way; more goes to disk."""

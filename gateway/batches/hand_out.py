@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from headwater.gateway.batches.insist import insist
-from headwater.gateway.batches.ranges import Range, Ranges, first_of
+from .insist import insist
+from .ranges import Range, Ranges, first_of
 
 MAX_RANGES = 64
 """Of one batch in the queue or in work: enough for a dozen gateways, few enough that batches take turns."""

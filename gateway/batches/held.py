@@ -13,8 +13,9 @@ import structlog
 from nats.aio.msg import Msg
 from nats.js import JetStreamContext
 
-from headwater.gateway.batches.durable import FAILURES, HOLD_SECONDS
 from headwater.services.runtime import owned_task
+
+from .durable import FAILURES, HOLD_SECONDS
 
 FETCH_SECONDS = 4.0
 """Of a question for work; a server that restarts forgets what it was asked."""

@@ -6,8 +6,9 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from headwater.gateway.batches.durable import FAILURES
 from headwater.services.errors import Unavailable
+
+from .durable import FAILURES
 
 PAUSES = (0.1, 0.5, 1.0, 2.0, 5.0, 5.0, 5.0, 5.0)
 """What it gets to come back."""

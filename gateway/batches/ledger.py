@@ -8,12 +8,13 @@ import msgspec
 import nats.js.errors
 from nats.aio.msg import Msg
 
-from headwater.gateway.batches.buckets import Missing, drop_keys
-from headwater.gateway.batches.durable import BATCHES, Durable
-from headwater.gateway.batches.held import Held, next_of
-from headwater.gateway.batches.records import Batch, Kept
 from headwater.services import subjects
 from headwater.services.errors import NotFound
+
+from .buckets import Missing, drop_keys
+from .durable import BATCHES, Durable
+from .held import Held, next_of
+from .records import Batch, Kept
 
 _kept = msgspec.json.Decoder(Kept)
 

@@ -8,10 +8,10 @@ import msgspec
 from prometheus_client import CollectorRegistry, Counter
 from starlette.types import ASGIApp
 
-from headwater.gateway import in_process
-from headwater.gateway.batches.lines import read_line
-from headwater.gateway.batches.records import Failure, Response, Result, new_id
-from headwater.gateway.tenants import Tenant
+from .. import in_process
+from ..tenants import Tenant
+from .lines import read_line
+from .records import Failure, Response, Result, new_id
 
 LOWEST_PRIORITY = 1000
 """As `x-priority`."""

@@ -8,7 +8,7 @@ from typing import IO
 
 import msgspec
 
-from headwater.gateway.batches.records import Fault, Line
+from .records import Fault, Line
 
 ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses")
 MAX_LINES = 50_000

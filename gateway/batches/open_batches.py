@@ -8,12 +8,13 @@ import time
 from collections.abc import AsyncIterator
 from typing import IO
 
-from headwater.gateway.batches.durable import FAILURES
-from headwater.gateway.batches.files import Files
-from headwater.gateway.batches.ledger import Ledger
-from headwater.gateway.batches.records import Kept
 from headwater.services.errors import NotFound, Unavailable
 from headwater.services.runtime import end
+
+from .durable import FAILURES
+from .files import Files
+from .ledger import Ledger
+from .records import Kept
 
 LOOK_SECONDS = 0.5
 """Between two looks at whether a batch goes on."""

@@ -8,11 +8,12 @@ from typing import IO, Any
 
 import msgspec
 
-from headwater.gateway.batches.files import IN_MEMORY_BYTES, Files
-from headwater.gateway.batches.lines import numbered, read_line
-from headwater.gateway.batches.records import Batch, Failure, Kept, Result, new_id
-from headwater.gateway.batches.results import Results
 from headwater.services.errors import StorageLimitExceeded
+
+from .files import IN_MEMORY_BYTES, Files
+from .lines import numbered, read_line
+from .records import Batch, Failure, Kept, Result, new_id
+from .results import Results
 
 _CANCELLED = Failure(code="batch_cancelled", message="the batch was cancelled before this request was answered")
 _EXPIRED = Failure(code="batch_expired", message="the completion window closed before this request was answered")

@@ -8,17 +8,18 @@ from collections.abc import AsyncIterator
 
 import structlog
 
-from headwater.gateway.batches.durable import FAILURES, Durable
-from headwater.gateway.batches.files import Files
-from headwater.gateway.batches.insist import insist
-from headwater.gateway.batches.ledger import Ledger
-from headwater.gateway.batches.line_caller import Busy, LineCaller
-from headwater.gateway.batches.open_batches import OpenBatch, OpenBatches
-from headwater.gateway.batches.ranges import LINES, HeldRange, Ranges
-from headwater.gateway.batches.results import Results
-from headwater.gateway.batches.workers import PAUSE_SECONDS, Workers
 from headwater.services.errors import NotFound, Unavailable
 from headwater.services.runtime import end
+
+from .durable import FAILURES, Durable
+from .files import Files
+from .insist import insist
+from .ledger import Ledger
+from .line_caller import Busy, LineCaller
+from .open_batches import OpenBatch, OpenBatches
+from .ranges import LINES, HeldRange, Ranges
+from .results import Results
+from .workers import PAUSE_SECONDS, Workers
 
 PATIENCE = 3
 """Tries of a line that cannot be served now, when its range is taken for the first time; later it is one."""

@@ -9,10 +9,11 @@ from typing import IO
 import msgspec
 from nats.aio.msg import Msg
 
-from headwater.gateway.batches.buckets import put_once
-from headwater.gateway.batches.durable import LINES_QUEUE, Durable
-from headwater.gateway.batches.held import Held, next_of
 from headwater.services import subjects
+
+from .buckets import put_once
+from .durable import LINES_QUEUE, Durable
+from .held import Held, next_of
 
 LINES = 16
 """Of a file, in one range."""

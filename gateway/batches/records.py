@@ -7,8 +7,8 @@ import time
 
 import msgspec
 
-from headwater.gateway.openai.body import Body
-from headwater.gateway.tenants import Tenant
+from ..openai.body import Body
+from ..tenants import Tenant
 
 OVER = ("completed", "failed", "expired", "cancelled")
 """Statuses that a batch does not leave."""

@@ -13,10 +13,11 @@ import nats.errors
 from nats.js import JetStreamContext
 from nats.js.api import ConsumerConfig, DeliverPolicy
 
-from headwater.gateway.batches.buckets import Missing, drop_keys
-from headwater.gateway.batches.durable import FAILURES, RESULTS, Durable, Rooms, drop_object
-from headwater.gateway.batches.records import Result, new_id
 from headwater.services.refusals import Refusals
+
+from .buckets import Missing, drop_keys
+from .durable import FAILURES, RESULTS, Durable, Rooms, drop_object
+from .records import Result, new_id
 
 IS_SUCCESS = "Headwater-Success"
 NUM_BYTES = "Headwater-Bytes"

@@ -13,18 +13,19 @@ import time
 from collections.abc import Callable
 from typing import IO
 
-from headwater.gateway.batches.durable import FAILURES
-from headwater.gateway.batches.files import Files
-from headwater.gateway.batches.hand_out import HandOut
-from headwater.gateway.batches.insist import insist
-from headwater.gateway.batches.ledger import Ledger
-from headwater.gateway.batches.lines import check_lines
-from headwater.gateway.batches.outcome import Outcome, gathered
-from headwater.gateway.batches.ranges import Ranges, cut
-from headwater.gateway.batches.records import Batch, Counts, Fault, Faults, Kept
-from headwater.gateway.batches.results import Follower, Results
-from headwater.gateway.batches.tenant_storage import TenantStorage
 from headwater.services.errors import NotFound, Unavailable
+
+from .durable import FAILURES
+from .files import Files
+from .hand_out import HandOut
+from .insist import insist
+from .ledger import Ledger
+from .lines import check_lines
+from .outcome import Outcome, gathered
+from .ranges import Ranges, cut
+from .records import Batch, Counts, Fault, Faults, Kept
+from .results import Follower, Results
+from .tenant_storage import TenantStorage
 
 PROGRESS_SECONDS = 0.5
 """Between two looks at whether the batch is to be cancelled; clients see how far it is as often."""

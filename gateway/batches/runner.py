@@ -8,14 +8,15 @@ from collections.abc import AsyncIterator
 
 import structlog
 
-from headwater.gateway.batches.durable import FAILURES
-from headwater.gateway.batches.ledger import Job, Ledger
-from headwater.gateway.batches.line_caller import LineCaller
-from headwater.gateway.batches.range_runner import RangeRunner
-from headwater.gateway.batches.run import NotMine, Run
-from headwater.gateway.batches.tenant_storage import TenantStorage
-from headwater.gateway.batches.workers import PAUSE_SECONDS, Workers
 from headwater.services.errors import NotFound, Unavailable
+
+from .durable import FAILURES
+from .ledger import Job, Ledger
+from .line_caller import LineCaller
+from .range_runner import RangeRunner
+from .run import NotMine, Run
+from .tenant_storage import TenantStorage
+from .workers import PAUSE_SECONDS, Workers
 
 MAX_BATCHES = 4
 """That one gateway sees to at once."""

@@ -12,8 +12,9 @@ from nats.js import JetStreamContext
 from nats.js.api import Header
 from nats.js.kv import KeyValue
 
-from headwater.gateway.batches.buckets import Missing, entries, put_once, value_of
 from headwater.services.record_seal import RecordSeals
+
+from .buckets import Missing, entries, put_once, value_of
 
 
 class SignedBucket:

@@ -9,17 +9,18 @@ import msgspec
 from starlette.datastructures import Headers, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 
-from headwater.gateway.batches.durable import or_unavailable
-from headwater.gateway.batches.files import Files
-from headwater.gateway.batches.ledger import Ledger
-from headwater.gateway.batches.lines import ENDPOINTS
-from headwater.gateway.batches.records import OVER, Batch, File, Kept, NewBatch, new_id, now
-from headwater.gateway.batches.tenant_storage import TenantStorage
-from headwater.gateway.exchange import Exchange
-from headwater.gateway.openai.decode import decode
-from headwater.gateway.openai.paging import page_of
-from headwater.gateway.tenants import Tenant
 from headwater.services.errors import BadRequest, LimitExceeded, UnsupportedMediaType
+
+from ..exchange import Exchange
+from ..openai.decode import decode
+from ..openai.paging import page_of
+from ..tenants import Tenant
+from .durable import or_unavailable
+from .files import Files
+from .ledger import Ledger
+from .lines import ENDPOINTS
+from .records import OVER, Batch, File, Kept, NewBatch, new_id, now
+from .tenant_storage import TenantStorage
 
 PURPOSE = "batch"
 MAX_FILES, MAX_FILENAME = 1000, 255

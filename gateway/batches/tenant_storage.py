@@ -9,13 +9,14 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from weakref import WeakValueDictionary
 
-from headwater.gateway.batches.buckets import last_headers, sizes
-from headwater.gateway.batches.durable import BACKGROUND, BACKGROUND_LOG, BATCHES, RESULTS, Durable
-from headwater.gateway.batches.files import Files
-from headwater.gateway.batches.ledger import Ledger
-from headwater.gateway.storage_limits import StorageLimits
 from headwater.services import subjects
 from headwater.services.errors import LimitExceeded, StorageLimitExceeded
+
+from ..storage_limits import StorageLimits
+from .buckets import last_headers, sizes
+from .durable import BACKGROUND, BACKGROUND_LOG, BATCHES, RESULTS, Durable
+from .files import Files
+from .ledger import Ledger
 
 MAX_BACKGROUND = 1000
 """Responses in the background of a tenant, waiting, running or kept in NATS."""

@@ -9,9 +9,10 @@ from typing import Any, Generic, TypeVar
 
 import structlog
 
-from headwater.gateway.batches.durable import FAILURES, Durable
 from headwater.services.errors import Unavailable
 from headwater.services.runtime import end
+
+from .durable import FAILURES, Durable
 
 PAUSE_SECONDS = 1.0
 """Before storage that failed is asked again."""

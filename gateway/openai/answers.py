@@ -9,17 +9,18 @@ from typing import Any, Protocol
 
 import msgspec
 
-from headwater.gateway.caller import Caller
-from headwater.gateway.choice import Choice
-from headwater.gateway.job import Job
-from headwater.gateway.line import Line
-from headwater.gateway.openai.numbered import NumberedStream
-from headwater.gateway.openai.schema import Answering
-from headwater.gateway.openai.sse import DONE, KEEP_ALIVE, SseStream
-from headwater.gateway.output_session import Scores
-from headwater.gateway.pieces import Gathered, Held, Piece
-from headwater.gateway.session import Generation
 from headwater.proto.output_processor_pb2 import RowParts
+
+from ..caller import Caller
+from ..choice import Choice
+from ..job import Job
+from ..line import Line
+from ..output_session import Scores
+from ..pieces import Gathered, Held, Piece
+from ..session import Generation
+from .numbered import NumberedStream
+from .schema import Answering
+from .sse import DONE, KEEP_ALIVE, SseStream
 
 encode = msgspec.json.Encoder().encode
 _HOLE = "\x00text\x00"

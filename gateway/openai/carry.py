@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from headwater.gateway.line import Line
-from headwater.gateway.openai.answers import Answer, EventStream
-from headwater.gateway.prompt_runs import prepare_all, run_all
-from headwater.gateway.resumed import ResumedGeneration, run_resumed
 from headwater.services import errors
+
+from ..line import Line
+from ..prompt_runs import prepare_all, run_all
+from ..resumed import ResumedGeneration, run_resumed
+from .answers import Answer, EventStream
 
 
 async def carry(line: Line, answer: Answer) -> None:

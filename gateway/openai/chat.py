@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from headwater.gateway.caller import Caller
-from headwater.gateway.choice import Choice
-from headwater.gateway.choice_count import check_num_choices
-from headwater.gateway.job import Job
-from headwater.gateway.line import Line
-from headwater.gateway.openai.logprobs import chat_logprobs, prompt_logprobs
-from headwater.gateway.openai.schema import ChatCompletionRequest
-from headwater.gateway.openai.structured_output import put_structured_output
-from headwater.gateway.openai.to_pb import check_stream_options, conversation_to_pb, sampling_to_pb
-from headwater.gateway.output_session import Scores
-from headwater.gateway.pieces import CallPiece, Piece
-from headwater.gateway.session import Generation
+from ..caller import Caller
+from ..choice import Choice
+from ..choice_count import check_num_choices
+from ..job import Job
+from ..line import Line
+from ..output_session import Scores
+from ..pieces import CallPiece, Piece
+from ..session import Generation
+from .logprobs import chat_logprobs, prompt_logprobs
+from .schema import ChatCompletionRequest
+from .structured_output import put_structured_output
+from .to_pb import check_stream_options, conversation_to_pb, sampling_to_pb
 
 
 class ChatShape:

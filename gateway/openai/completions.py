@@ -6,21 +6,22 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from headwater.gateway.caller import Caller
-from headwater.gateway.choice import Choice
-from headwater.gateway.choice_count import check_num_choices
-from headwater.gateway.job import Job
-from headwater.gateway.line import Line
-from headwater.gateway.openai.logprobs import completion_logprobs, prompt_logprobs
-from headwater.gateway.openai.schema import CompletionRequest
-from headwater.gateway.openai.structured_output import put_structured_output
-from headwater.gateway.openai.to_pb import check_stream_options, sampling_to_pb
-from headwater.gateway.output_session import Scores
-from headwater.gateway.pieces import Piece
-from headwater.gateway.prompt_runs import for_each_prompt
-from headwater.gateway.session import Generation
 from headwater.proto import common_pb2, processor_pb2
 from headwater.services.errors import BadRequest
+
+from ..caller import Caller
+from ..choice import Choice
+from ..choice_count import check_num_choices
+from ..job import Job
+from ..line import Line
+from ..output_session import Scores
+from ..pieces import Piece
+from ..prompt_runs import for_each_prompt
+from ..session import Generation
+from .logprobs import completion_logprobs, prompt_logprobs
+from .schema import CompletionRequest
+from .structured_output import put_structured_output
+from .to_pb import check_stream_options, sampling_to_pb
 
 ALLOWED_PROMPT = "a string, a list of strings, token ids, or a list of lists of token ids, none empty"
 

@@ -13,12 +13,13 @@ from typing import Any, TypeVar
 import msgspec
 import structlog
 
-from headwater.gateway.long_work import LONG_BODY_BYTES, without_collector
-from headwater.gateway.openai.body import MAX_NAME_CHARS, Unknown, known_part
-from headwater.gateway.openai.not_served import check_misplaced, check_served
-from headwater.gateway.openai.response_schema import ResponsesRequest
-from headwater.gateway.openai.schema import ChatCompletionRequest, CompletionRequest
 from headwater.services.errors import BadRequest
+
+from ..long_work import LONG_BODY_BYTES, without_collector
+from .body import MAX_NAME_CHARS, Unknown, known_part
+from .not_served import check_misplaced, check_served
+from .response_schema import ResponsesRequest
+from .schema import ChatCompletionRequest, CompletionRequest
 
 RequestT = TypeVar("RequestT", bound=msgspec.Struct)
 MAX_WARNED = 1000

@@ -8,11 +8,11 @@ from typing import Any
 
 import msgspec
 
-from headwater.gateway.batches.records import NewBatch
-from headwater.gateway.conversations import ConversationChange, NewConversation, NewItems
-from headwater.gateway.openai import schema
-from headwater.gateway.openai.embeddings import EmbeddingRequest
-from headwater.gateway.openai.response_schema import ResponsesRequest
+from ..batches.records import NewBatch
+from ..conversations import ConversationChange, NewConversation, NewItems
+from . import schema
+from .embeddings import EmbeddingRequest
+from .response_schema import ResponsesRequest
 
 _BODIES: dict[str, tuple[type[msgspec.Struct], str]] = {
     "/v1/chat/completions": (schema.ChatCompletionRequest, "Answer a conversation, whole or in a stream"),

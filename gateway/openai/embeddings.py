@@ -11,13 +11,14 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
-from headwater.gateway.choice_count import check_num_choices
-from headwater.gateway.embeddings import POOLINGS, Embedding
-from headwater.gateway.openai.body import Body
-from headwater.gateway.openai.completions import prompts_of
-from headwater.gateway.openai.schema import Flag, TokenId, Truncation, Whole
-from headwater.gateway.openai.to_pb import truncation_to_pb
 from headwater.proto import common_pb2
+
+from ..choice_count import check_num_choices
+from ..embeddings import POOLINGS, Embedding
+from .body import Body
+from .completions import prompts_of
+from .schema import Flag, TokenId, Truncation, Whole
+from .to_pb import truncation_to_pb
 
 ALLOWED_INPUT = "a string, a list of strings, token ids, or a list of lists of token ids, none empty"
 

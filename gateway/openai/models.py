@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from headwater.gateway.line import Line
-from headwater.gateway.openai.schema import DetokenizeRequest, TokenizeRequest
-from headwater.gateway.openai.to_pb import conversation_to_pb
-from headwater.gateway.tenants import Tenant
 from headwater.proto import processor_pb2
 from headwater.services.errors import BadRequest
 from headwater.services.served_model import ServedModel
+
+from ..line import Line
+from ..tenants import Tenant
+from .schema import DetokenizeRequest, TokenizeRequest
+from .to_pb import conversation_to_pb
 
 
 def list_models(line: Line) -> dict[str, Any]:

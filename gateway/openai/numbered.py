@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from headwater.gateway.openai.sse import KEEP_ALIVE, SseStream
 from headwater.proto.output_processor_pb2 import RowParts
 
+from .sse import KEEP_ALIVE, SseStream
+
 if TYPE_CHECKING:
-    from headwater.gateway.choice import Choice, Sink
-    from headwater.gateway.output_session import Scores
+    from ..choice import Choice, Sink
+    from ..output_session import Scores
 
 
 class NumberedStream:

@@ -9,18 +9,19 @@ from typing import Any
 
 import msgspec
 
-from headwater.gateway.choice import Choice
-from headwater.gateway.openai.errors import envelope
-from headwater.gateway.openai.numbered import NumberedStream
-from headwater.gateway.openai.response_input import LOGPROBS
-from headwater.gateway.openai.response_items import Event, ResponseItems
-from headwater.gateway.openai.response_schema import ResponsesRequest
-from headwater.gateway.openai.sse import KEEP_ALIVE, SseStream
-from headwater.gateway.output_session import Scores
-from headwater.gateway.pieces import Held
-from headwater.gateway.session import Generation
 from headwater.proto.output_processor_pb2 import RowParts
 from headwater.services import errors
+
+from ..choice import Choice
+from ..output_session import Scores
+from ..pieces import Held
+from ..session import Generation
+from .errors import envelope
+from .numbered import NumberedStream
+from .response_input import LOGPROBS
+from .response_items import Event, ResponseItems
+from .response_schema import ResponsesRequest
+from .sse import KEEP_ALIVE, SseStream
 
 encode = msgspec.json.Encoder().encode
 

@@ -7,21 +7,22 @@ from typing import Any
 
 import msgspec
 
-from headwater.gateway.openai.body import known_part
-from headwater.gateway.openai.response_schema import InputItem, InputPart, ResponsesRequest, ResponseTool, TextFormat
-from headwater.gateway.openai.schema import TextGrammar
-from headwater.gateway.openai.structured_output import structured_outputs_to_pb, whitespace_of
-from headwater.gateway.openai.to_pb import (
+from headwater.proto import common_pb2, processor_pb2
+from headwater.proto.common_pb2 import ChatMessage
+from headwater.services.errors import BadRequest, UnsupportedField
+from headwater.services.request_limits import bounded_tools
+
+from .body import known_part
+from .response_schema import InputItem, InputPart, ResponsesRequest, ResponseTool, TextFormat
+from .schema import TextGrammar
+from .structured_output import structured_outputs_to_pb, whitespace_of
+from .to_pb import (
     function_to_pb,
     given,
     sampling_to_pb,
     text_to_pb,
     tool_choice_word,
 )
-from headwater.proto import common_pb2, processor_pb2
-from headwater.proto.common_pb2 import ChatMessage
-from headwater.services.errors import BadRequest, UnsupportedField
-from headwater.services.request_limits import bounded_tools
 
 TEXT_PARTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text", "refusal")
 ITEM_TYPES = "message, function_call, function_call_output, custom_tool_call, custom_tool_call_output or reasoning"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from headwater.gateway.openai.logprobs import chat_logprobs
-from headwater.gateway.pieces import CallPiece, Piece
+from ..pieces import CallPiece, Piece
+from .logprobs import chat_logprobs
 
 Event = dict[str, Any]
 Item = dict[str, Any]

@@ -6,9 +6,10 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
-from headwater.gateway.openai.body import Body
-from headwater.gateway.openai.schema import Flag, Sampling, StructuredOutputs, Whole
 from headwater.services.request_limits import MAX_MESSAGE_PARTS, MAX_TOOLS
+
+from .body import Body
+from .schema import Flag, Sampling, StructuredOutputs, Whole
 
 ALLOWED_INPUT = f"a string or a list of up to {MAX_MESSAGE_PARTS} items"
 

@@ -6,9 +6,10 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
-from headwater.gateway.openai.body import Body
 from headwater.services.request_limits import MAX_BIASES, MAX_MESSAGE_PARTS, MAX_TEXTS, MAX_TOOLS
 from headwater.services.speculation import MAX_DRAFT_TOKENS, NAMES
+
+from .body import Body
 
 U32 = 2**32 - 1
 

@@ -10,9 +10,10 @@ from typing import Any
 
 import msgspec
 
-from headwater.gateway.openai.schema import Answering, ResponseFormat, StructuredOutputs
 from headwater.proto.common_pb2 import Sampling, StructuredOutput
 from headwater.services.errors import BadRequest, UnsupportedField
+
+from .schema import Answering, ResponseFormat, StructuredOutputs
 
 Asked = tuple[str, StructuredOutput]
 """The field's name to the client, and what it says."""

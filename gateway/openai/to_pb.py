@@ -7,9 +7,13 @@ from typing import TypeVar
 
 import msgspec
 
-from headwater.gateway.openai.not_served import NOT_SERVED
-from headwater.gateway.openai.response_schema import ResponseTool
-from headwater.gateway.openai.schema import (
+from headwater.proto import common_pb2, processor_pb2
+from headwater.services.errors import BadRequest, UnsupportedField
+from headwater.services.request_limits import MAX_MESSAGE_PARTS, bounded_tools, check_count
+
+from .not_served import NOT_SERVED
+from .response_schema import ResponseTool
+from .schema import (
     Answering,
     ChatCompletionRequest,
     ContentPart,
@@ -28,9 +32,6 @@ from headwater.gateway.openai.schema import (
     ToolChoice,
     ToolName,
 )
-from headwater.proto import common_pb2, processor_pb2
-from headwater.services.errors import BadRequest, UnsupportedField
-from headwater.services.request_limits import MAX_MESSAGE_PARTS, bounded_tools, check_count
 
 _OTHERS = ("stop", "logit_bias", "truncate_prompt_tokens", "thinking_token_budget", "speculative")
 _SCALARS = tuple(name for name in Sampling.__struct_fields__ if name not in _OTHERS)

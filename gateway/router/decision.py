@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from heapq import nsmallest
 from typing import Any
 
-from headwater.gateway.router.cost import Parts
 from headwater.services.member import Member
+
+from .cost import Parts
 
 MAX_SHOWN = 64
 """Candidates in a receipt; more would make it cost more than the decision."""

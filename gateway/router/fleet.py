@@ -8,14 +8,15 @@ from collections.abc import AsyncIterator, Callable, Mapping
 import structlog
 from google.protobuf.message import DecodeError
 
-from headwater.gateway.router.rates import Rates, pooled
-from headwater.gateway.router.replica import Replica
 from headwater.proto import events_pb2
 from headwater.services import subjects
 from headwater.services.bus import Bus, Subscription
 from headwater.services.member import Kind, Member, ReplicaLoad
 from headwater.services.membership import Change, ChangeKind, Members
 from headwater.services.runtime import owned_task
+
+from .rates import Rates, pooled
+from .replica import Replica
 
 _RATES_SECONDS = 0.25
 

@@ -15,13 +15,14 @@ from dataclasses import dataclass, field
 import structlog
 from google.protobuf.message import DecodeError
 
-from headwater.gateway.router.fleet import Fleet
-from headwater.gateway.router.load import InFlight, Load
 from headwater.proto.events_pb2 import Incarnation, InFlightEntry, InFlightUpdate
 from headwater.services import subjects
 from headwater.services.bus import Bus, Subscription
 from headwater.services.member import Member
 from headwater.services.runtime import owned_task
+
+from .fleet import Fleet
+from .load import InFlight, Load
 
 TELL_SECONDS = 0.001
 """What happens within so long travels together."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from headwater.gateway.router.cost import Parts
+from .cost import Parts
 
 ALPHA = 2.0
 """A second of this request's prefill weighs more than one of waiting: it also keeps others waiting."""

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from headwater.gateway.router.breaker import Breaker
-from headwater.gateway.router.cost import GUARD_FILLED, Parts, pressure
-from headwater.gateway.router.load import Load
-from headwater.gateway.router.rates import Rates
-from headwater.gateway.router.trust import Trust
 from headwater.services.index.kv_index import Column
 from headwater.services.member import Member
+
+from .breaker import Breaker
+from .cost import GUARD_FILLED, Parts, pressure
+from .load import Load
+from .rates import Rates
+from .trust import Trust
 
 EXPECTED_OUTPUT = 128
 """Tokens of an answer that room is wanted for; few requests use all that they may."""

@@ -17,20 +17,21 @@ from zlib import crc32
 import structlog
 from prometheus_client import CollectorRegistry
 
-from headwater.gateway.router import home, policy
-from headwater.gateway.router.decision import Candidate, Decision, shown
-from headwater.gateway.router.fleet import Fleet
-from headwater.gateway.router.lag import EventLag
-from headwater.gateway.router.load import InFlight
-from headwater.gateway.router.metrics import IndexCollector, RouterMetrics, TrustCollector
-from headwater.gateway.router.peers import Peers
-from headwater.gateway.router.policy import Policy
-from headwater.gateway.router.replica import Replica
 from headwater.services.bus import Bus
 from headwater.services.errors import Unavailable
 from headwater.services.index.feed import IndexFeed
 from headwater.services.member import new_epoch
 from headwater.services.membership import Members
+
+from . import home, policy
+from .decision import Candidate, Decision, shown
+from .fleet import Fleet
+from .lag import EventLag
+from .load import InFlight
+from .metrics import IndexCollector, RouterMetrics, TrustCollector
+from .peers import Peers
+from .policy import Policy
+from .replica import Replica
 
 Incarnation = tuple[str, int]
 """A replica's name and its epoch."""

@@ -15,21 +15,22 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from headwater.gateway.batches.durable import FAILURES
-from headwater.gateway.stream_context import Found
-from headwater.gateway.tenancy.grant import LEASE_TOKENS, Grant, Standing, refused
-from headwater.gateway.tenancy.limiter import LEASE_MS, NO_CHOICE, Choices, Limiter, Refusal, Verdict, period_of
-from headwater.gateway.tenancy.local_limits import LocalLimits
-from headwater.gateway.tenancy.records import Scope
-from headwater.gateway.tenancy.used_up import UsedUp
-from headwater.gateway.tenants import Tenant
 from headwater.services import errors
 from headwater.services.runtime import owned_task
 from headwater.services.store import StoreUnavailable
 from headwater.services.usage_log import UsageLog, UsageRecord
 
+from ..batches.durable import FAILURES
+from ..stream_context import Found
+from ..tenants import Tenant
+from .grant import LEASE_TOKENS, Grant, Standing, refused
+from .limiter import LEASE_MS, NO_CHOICE, Choices, Limiter, Refusal, Verdict, period_of
+from .local_limits import LocalLimits
+from .records import Scope
+from .used_up import UsedUp
+
 if TYPE_CHECKING:
-    from headwater.gateway.session import Generation
+    from ..session import Generation
 
 REBUILD_SECONDS = 5.0
 """To count a scope's records again; a request waits for it once."""

@@ -16,17 +16,18 @@ import msgspec
 import structlog
 from nats.js import JetStreamContext
 
-from headwater.gateway.batches.durable import or_unavailable
-from headwater.gateway.exchange import Exchange
-from headwater.gateway.openai.decode import convert, decode
-from headwater.gateway.tenancy.book import TenantBook
-from headwater.gateway.tenancy.directory import new_key
-from headwater.gateway.tenancy.purge import Purge
-from headwater.gateway.tenancy.records import Count, Key, Limits, TenantRecord, new_uid
-from headwater.gateway.tenants import RESERVED, AdminKeys, checked_name
 from headwater.services import errors, subjects
 from headwater.services.bus import Bus
 from headwater.services.usage_log import AUDIT_STREAM, UsageLog, make_stream, read_stream
+
+from ..batches.durable import or_unavailable
+from ..exchange import Exchange
+from ..openai.decode import convert, decode
+from ..tenants import RESERVED, AdminKeys, checked_name
+from .book import TenantBook
+from .directory import new_key
+from .purge import Purge
+from .records import Count, Key, Limits, TenantRecord, new_uid
 
 MAX_BODY_BYTES = 64 * 1024
 MAX_KEYS = 64

@@ -15,15 +15,16 @@ from nats.js import JetStreamContext
 from nats.js.api import KeyValueConfig, StorageType
 from nats.js.kv import KeyValue
 
-from headwater.gateway.batches.buckets import drop_keys, entries, is_full
-from headwater.gateway.batches.durable import or_unavailable
-from headwater.gateway.tenancy.last_written import LastWritten
-from headwater.gateway.tenancy.records import Removed, TenantRecord
 from headwater.services import subjects
 from headwater.services.bus import Bus
 from headwater.services.errors import BadRequest, NotFound, Unavailable
 from headwater.services.freshness import now_ms
 from headwater.services.record_seal import RecordSeals
+
+from ..batches.buckets import drop_keys, entries, is_full
+from ..batches.durable import or_unavailable
+from .last_written import LastWritten
+from .records import Removed, TenantRecord
 
 BUCKET = "headwater_tenants"
 HISTORY = 8

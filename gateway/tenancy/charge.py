@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from headwater.proto.output_processor_pb2 import Charge
 
 if TYPE_CHECKING:
-    from headwater.gateway.session import Generation
+    from ..session import Generation
 
 
 def charge_of(generation: Generation) -> Charge:

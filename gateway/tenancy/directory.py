@@ -18,10 +18,11 @@ from collections.abc import AsyncIterator, Callable, Sequence
 import msgspec
 import structlog
 
-from headwater.gateway.tenancy.book import TenantBook
-from headwater.gateway.tenancy.records import Key, Removed, Scope, TenantRecord
-from headwater.gateway.tenancy.snapshot import Snapshot
-from headwater.gateway.tenants import (
+from headwater.services import errors, subjects
+from headwater.services.bus import Bus, Subscription
+from headwater.services.runtime import owned_task
+
+from ..tenants import (
     ADMIN_TENANT,
     MARK,
     AdminKeys,
@@ -31,9 +32,9 @@ from headwater.gateway.tenants import (
     key_of,
     key_revoked,
 )
-from headwater.services import errors, subjects
-from headwater.services.bus import Bus, Subscription
-from headwater.services.runtime import owned_task
+from .book import TenantBook
+from .records import Key, Removed, Scope, TenantRecord
+from .snapshot import Snapshot
 
 PREFIX = "hw"
 _OF_FILE, _NAMED_BY_ADMIN = f"file{MARK}", f"admin{MARK}"

@@ -9,14 +9,15 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
-from headwater.gateway.prompt_turns import Entrance
-from headwater.gateway.tenancy.limiter import NEVER, Left, Refusal, Verdict
-from headwater.gateway.tenancy.records import Scope
-from headwater.gateway.tenants import Tenant
 from headwater.services import errors
 
+from ..prompt_turns import Entrance
+from ..tenants import Tenant
+from .limiter import NEVER, Left, Refusal, Verdict
+from .records import Scope
+
 if TYPE_CHECKING:
-    from headwater.gateway.choice import Choice
+    from ..choice import Choice
 
 LEASE_TOKENS = 1024
 """Of an answer, at first; the credit that a choice has on its way."""

@@ -17,9 +17,10 @@ from typing import Any
 
 import msgspec
 
-from headwater.gateway.tenancy.limit_script import CHANGE
-from headwater.gateway.tenancy.records import Limits, Scope
 from headwater.services.store import Store
+
+from .limit_script import CHANGE
+from .records import Limits, Scope
 
 LEASE_MS = 20_000
 KEEP_MS = 86_400_000

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from headwater.gateway.tenancy.limiter import (
+from .limiter import (
     NEVER,
     NO_CHOICE,
     ONE_CHOICE,
@@ -20,7 +20,7 @@ from headwater.gateway.tenancy.limiter import (
     Verdict,
     requests_alone,
 )
-from headwater.gateway.tenancy.records import Scope
+from .records import Scope
 
 WINDOW_SECONDS = 60.0
 

@@ -14,17 +14,18 @@ from collections.abc import AsyncIterator
 import msgspec
 import structlog
 
-from headwater.gateway.background.ledger import BackgroundLedger
-from headwater.gateway.batches.durable import FAILURES, Durable
-from headwater.gateway.batches.files import Files
-from headwater.gateway.batches.ledger import Ledger
-from headwater.gateway.batches.ranges import Ranges
-from headwater.gateway.batches.results import Results
-from headwater.gateway.response_store import ResponseStore
-from headwater.gateway.tenancy.book import TenantBook
-from headwater.gateway.tenancy.records import Removed
 from headwater.services.errors import HeadwaterError
 from headwater.services.runtime import owned_task
+
+from ..background.ledger import BackgroundLedger
+from ..batches.durable import FAILURES, Durable
+from ..batches.files import Files
+from ..batches.ledger import Ledger
+from ..batches.ranges import Ranges
+from ..batches.results import Results
+from ..response_store import ResponseStore
+from .book import TenantBook
+from .records import Removed
 
 LOOK_SECONDS = 60.0
 SETTLED_SECONDS = 60.0

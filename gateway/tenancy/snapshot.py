@@ -11,8 +11,9 @@ from pathlib import Path
 import msgspec
 import structlog
 
-from headwater.gateway.tenancy.records import TenantRecord
 from headwater.services.owner_file import write_owner_file
+
+from .records import TenantRecord
 
 _records = msgspec.json.Decoder(list[TenantRecord])
 

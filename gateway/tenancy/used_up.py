@@ -9,9 +9,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from headwater.gateway.tenancy.grant import Standing, refused
-from headwater.gateway.tenancy.limiter import Refusal, Verdict
-from headwater.gateway.tenants import Tenant
+from ..tenants import Tenant
+from .grant import Standing, refused
+from .limiter import Refusal, Verdict
 
 KEPT_SECONDS = 1.0
 MAX_KEPT = 10_000

@@ -13,9 +13,10 @@ from collections.abc import AsyncIterator, Mapping
 
 import msgspec
 
-from headwater.gateway.tenants import Tenant
 from headwater.services.runtime import owned_task
 from headwater.services.store import Script, Store, StoreUnavailable
+
+from ..tenants import Tenant
 
 SHARE_SECONDS = 0.1
 COST_UNCACHED, COST_CACHED, COST_OUTPUT = 1.0, 0.1, 2.0

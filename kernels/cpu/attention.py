@@ -16,8 +16,8 @@ import torch
 from numba import njit
 from numpy.typing import ArrayLike
 
-from headwater.kernels.cpu.compiled import Kernel, address_of, argument, float_bits, items
-from headwater.kernels.cpu.lanes import (
+from .compiled import Kernel, address_of, argument, float_bits, items
+from .lanes import (
     BF16_ELEMENT,
     F32,
     F32_ELEMENT,
@@ -40,7 +40,7 @@ from headwater.kernels.cpu.lanes import (
     sub,
     sum_of,
 )
-from headwater.kernels.cpu.qk_norm_rope_store_kv import MAX_HEAD_DIM
+from .qk_norm_rope_store_kv import MAX_HEAD_DIM
 
 ROWS = 4
 CHUNK = 256

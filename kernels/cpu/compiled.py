@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from numba import cfunc, njit
 
-from headwater.kernels.cpu.lanes import int64_at, take_one
-from headwater.kernels.cpu.machine_code import compiling
+from .lanes import int64_at, take_one
+from .machine_code import compiling
 
 SMALL = 1 << 15
 """Numbers that one thread gets through before another has woken."""

@@ -13,8 +13,11 @@ import numpy as np
 import torch
 from numba import njit
 
-from headwater.kernels.cpu.compiled import Kernel, argument, items
-from headwater.kernels.cpu.lanes import (
+from ..gumbel import gumbel_noise, noise_keys
+from ..sample import Draws, scores_twin
+from ..token_mask import LOWEST, mask_tokens_twin
+from .compiled import Kernel, argument, items
+from .lanes import (
     BF16_ELEMENT,
     F32,
     F32_ELEMENT,
@@ -47,9 +50,6 @@ from headwater.kernels.cpu.lanes import (
     words_from,
     xor_words,
 )
-from headwater.kernels.gumbel import gumbel_noise, noise_keys
-from headwater.kernels.sample import Draws, scores_twin
-from headwater.kernels.token_mask import LOWEST, mask_tokens_twin
 
 NUM_CANDIDATES = 8
 MARGIN = 1e-4

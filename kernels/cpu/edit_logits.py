@@ -11,8 +11,8 @@ import numpy.typing as npt
 import torch
 from numba import njit, types
 
-from headwater.kernels import edit_logits as packed
-from headwater.kernels.cpu.machine_code import compile_function
+from .. import edit_logits as packed
+from .machine_code import compile_function
 
 Int32Array = npt.NDArray[np.int32]
 # Words of the header as whole numbers, which numba reads.

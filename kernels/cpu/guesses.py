@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numba import njit, types
 
-from headwater.kernels.cpu.machine_code import compile_function
+from .machine_code import compile_function
 
 RIGHT, WRONG = 1, 2
 """How a guess ended: all of it was sampled, or something else was."""

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from numba import njit
 
-from headwater.kernels.cpu.compiled import Kernel, address_of, argument, float_bits, items
-from headwater.kernels.cpu.lanes import (
+from .compiled import Kernel, address_of, argument, float_bits, items
+from .lanes import (
     BF16_ELEMENT,
     F32,
     F32_ELEMENT,

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from numba import njit
 
-from headwater.kernels.cpu.compiled import Kernel, argument, items
-from headwater.kernels.cpu.lanes import (
+from .compiled import Kernel, argument, items
+from .lanes import (
     BF16_ELEMENT,
     F32,
     F32_ELEMENT,

@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 from numba import njit, types
 
-from headwater.kernels.cpu.lanes import int32_array_at
-from headwater.kernels.cpu.machine_code import compile_function
+from .lanes import int32_array_at
+from .machine_code import compile_function
 
 KEY_LENS = 2, 6
 """Tokens of the shorter and of the longer key. Where the longer one is found, the matches that are longest are among

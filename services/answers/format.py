@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from headwater.proto.common_pb2 import AnswerFormat
 from headwater.proto.processor_pb2 import Conversation
-from headwater.services.answers.reasoning_parser import REASONING_FORMATS
+
+from .reasoning_parser import REASONING_FORMATS
 
 ENFORCING = "required"
 NAMED_CHOICES = ("auto", "none", ENFORCING)

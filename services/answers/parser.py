@@ -7,11 +7,12 @@ from hashlib import blake2b
 from typing import Protocol
 
 from headwater.proto.common_pb2 import AnswerFormat
-from headwater.services.answers.parts import CallDelta, Parts, PartsParser
-from headwater.services.answers.pythonic_parser import PythonicParser
-from headwater.services.answers.reasoning_parser import REASONING_FORMATS, ReasoningParser
-from headwater.services.answers.text_input import TextInputReader
-from headwater.services.answers.tool_parsers import HermesParser, LlamaJsonParser, MistralParser
+
+from .parts import CallDelta, Parts, PartsParser
+from .pythonic_parser import PythonicParser
+from .reasoning_parser import REASONING_FORMATS, ReasoningParser
+from .text_input import TextInputReader
+from .tool_parsers import HermesParser, LlamaJsonParser, MistralParser
 
 
 class ToolParser(PartsParser, Protocol):

@@ -7,7 +7,7 @@ import json
 import re
 from collections.abc import Collection
 
-from headwater.services.answers.parts import CallDelta, Parts
+from .parts import CallDelta, Parts
 
 _CALL = re.compile(r"\s*([A-Za-z_][\w.-]*)\s*\(")
 _ARGUMENT = re.compile(r"\s*,?\s*([A-Za-z_]\w*)\s*=\s*")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from headwater.services.answers.parts import Margin, Parts, split_at
+from .parts import Margin, Parts, split_at
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from headwater.services.answers.text_input import KEY
+from .text_input import KEY
 
 Form = dict[str, Any]
 """A format in the words of structural tags."""

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from headwater.services.answers.call_reader import CallReader, JsonValue
-from headwater.services.answers.parts import CallDelta, Margin, Parts, split_at
+from .call_reader import CallReader, JsonValue
+from .parts import CallDelta, Margin, Parts, split_at
 
 
 class Calls:

@@ -17,37 +17,37 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from headwater.services.cli import chat as chat_room
-from headwater.services.cli import doctor as examination
-from headwater.services.cli import status as cluster
-from headwater.services.cli.access_command import access
-from headwater.services.cli.admin_client import AdminError, AsJson
-from headwater.services.cli.answer_stream import ChatError
-from headwater.services.cli.model_commands import ModelError
-from headwater.services.cli.model_commands import make_commands as make_model_commands
-from headwater.services.cli.platform_commands import app as platform_commands
-from headwater.services.cli.tenant_commands import make_commands
-from headwater.services.cli.up import INTERRUPTED
-from headwater.services.cli.up import up as run_line
-from headwater.services.hardware import default_replicas
-from headwater.services.models import store as model_store
-from headwater.services.models.demo_model import DEMO_NAME
-from headwater.services.models.hugging_face import HubError
-from headwater.services.models.manifest import ModelFolderError
-from headwater.services.models.store import ConversionFailed, ModelNotFound
-from headwater.services.models.wheel_model import WheelModelError
-from headwater.services.printable import LAYOUT, printable
-from headwater.services.progress import ProgressBars
-from headwater.services.settings import SettingError
-from headwater.services.stack.embedded import EmbeddedServerError
-from headwater.services.stack.line_file import read_line
-from headwater.services.stack.line_token import line_key
-from headwater.services.stack.local_stack import StackError
-from headwater.services.stack.plan import gpu_flags
-from headwater.services.stack.profile import Profile
-from headwater.services.stack.scaling import IDLE_SECONDS, TARGET_REQUESTS, replica_bounds
-from headwater.services.stack.settings import COLD_START_SECONDS, StackSettings
-from headwater.services.stack.stage_process import StageDied
+from ..hardware import default_replicas
+from ..models import store as model_store
+from ..models.demo_model import DEMO_NAME
+from ..models.hugging_face import HubError
+from ..models.manifest import ModelFolderError
+from ..models.store import ConversionFailed, ModelNotFound
+from ..models.wheel_model import WheelModelError
+from ..printable import LAYOUT, printable
+from ..progress import ProgressBars
+from ..settings import SettingError
+from ..stack.embedded import EmbeddedServerError
+from ..stack.line_file import read_line
+from ..stack.line_token import line_key
+from ..stack.local_stack import StackError
+from ..stack.plan import gpu_flags
+from ..stack.profile import Profile
+from ..stack.scaling import IDLE_SECONDS, TARGET_REQUESTS, replica_bounds
+from ..stack.settings import COLD_START_SECONDS, StackSettings
+from ..stack.stage_process import StageDied
+from . import chat as chat_room
+from . import doctor as examination
+from . import status as cluster
+from .access_command import access
+from .admin_client import AdminError, AsJson
+from .answer_stream import ChatError
+from .model_commands import ModelError
+from .model_commands import make_commands as make_model_commands
+from .platform_commands import app as platform_commands
+from .tenant_commands import make_commands
+from .up import INTERRUPTED
+from .up import up as run_line
 
 KNOWN_ERRORS: tuple[type[Exception], ...] = (
     *(SettingError, ModelNotFound, ModelFolderError, ConversionFailed, HubError, WheelModelError),

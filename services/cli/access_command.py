@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from headwater.services.cluster_key import make_token_file
-from headwater.services.stack.access import PASSWORDS_FILE, Passwords, ServerAccess
-from headwater.services.stack.line_token import TOKEN, TOKEN_FILE
+from ..cluster_key import make_token_file
+from ..stack.access import PASSWORDS_FILE, Passwords, ServerAccess
+from ..stack.line_token import TOKEN, TOKEN_FILE
 
 
 def access(

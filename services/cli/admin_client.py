@@ -11,8 +11,8 @@ from typing import Annotated, Any
 import httpx
 import typer
 
-from headwater.services.owner_file import read_secrets
-from headwater.services.stack.line_file import read_line
+from ..owner_file import read_secrets
+from ..stack.line_file import read_line
 
 CALL_SECONDS = 30.0
 

@@ -8,8 +8,8 @@ from typing import Any
 import httpx
 from rich.console import Console
 
-from headwater.services.cli.answer_stream import AnswerStream, ChatError, Chunk, sentence_of
-from headwater.services.printable import LAYOUT, printable, shown
+from ..printable import LAYOUT, printable, shown
+from .answer_stream import AnswerStream, ChatError, Chunk, sentence_of
 
 HELP = "/new starts over, /system TEXT sets the system message, /quit leaves (or Ctrl-D); Ctrl-C stops an answer"
 

@@ -15,10 +15,10 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from headwater.services.cli.admin_client import AdminKeyFile, AsJson, BaseUrl, call, open_gateway
-from headwater.services.cli.plain_table import plain_table
-from headwater.services.printable import printable, shown
-from headwater.services.progress import ProgressBars, Report
+from ..printable import printable, shown
+from ..progress import ProgressBars, Report
+from .admin_client import AdminKeyFile, AsJson, BaseUrl, call, open_gateway
+from .plain_table import plain_table
 
 POLL_SECONDS = 0.2
 Model = Annotated[

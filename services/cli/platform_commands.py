@@ -12,10 +12,11 @@ import typer
 from rich.console import Console
 
 from headwater.engine_core.platforms.registry import registrations
-from headwater.services.cli.admin_client import AsJson
-from headwater.services.cli.plain_table import plain_table
-from headwater.services.engine.core_link import core_environment
-from headwater.services.printable import shown
+
+from ..engine.core_link import core_environment
+from ..printable import shown
+from .admin_client import AsJson
+from .plain_table import plain_table
 
 app = typer.Typer(no_args_is_help=True, help="Platforms: what engines compute on. List them, check one.")
 

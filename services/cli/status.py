@@ -12,12 +12,12 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.table import Table
 
-from headwater.services.bus import Bus, without_password
-from headwater.services.cli.plain_table import plain_table
-from headwater.services.cluster_key import ClusterKey, using
-from headwater.services.member import Kind, Member
-from headwater.services.membership import Members
-from headwater.services.printable import shown
+from ..bus import Bus, without_password
+from ..cluster_key import ClusterKey, using
+from ..member import Kind, Member
+from ..membership import Members
+from ..printable import shown
+from .plain_table import plain_table
 
 ASK_SECONDS = 3.0
 LISTEN_SECONDS = 1.2

@@ -9,9 +9,9 @@ from urllib.parse import quote
 import httpx
 from rich.table import Table
 
-from headwater.services.cli.admin_client import call
-from headwater.services.cli.plain_table import plain_table
-from headwater.services.printable import shown
+from ..printable import shown
+from .admin_client import call
+from .plain_table import plain_table
 
 LIMITS = ("requests_per_minute", "tokens_per_minute", "concurrency", "budget", "budget_period")
 BYTES = ("file_bytes", "response_bytes")

@@ -13,8 +13,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from headwater.services.cli.admin_client import AdminKeyFile, AsJson, BaseUrl, open_gateway
-from headwater.services.cli.tenant_client import BYTES, LIMITS, TenantClient, tenants_table, usage_table
+from .admin_client import AdminKeyFile, AsJson, BaseUrl, open_gateway
+from .tenant_client import BYTES, LIMITS, TenantClient, tenants_table, usage_table
 
 Name = Annotated[str, typer.Argument(help="The tenant.")]
 Weight = Annotated[float | None, typer.Option(help="Share of the line, relative to other tenants'.")]

@@ -20,14 +20,14 @@ from typing import Any
 
 from rich.console import Console
 
-from headwater.services.models import store as model_store
-from headwater.services.models.manifest import ModelManifest
-from headwater.services.owner_file import own_folder
-from headwater.services.printable import shown
-from headwater.services.progress import ProgressBars
-from headwater.services.stack.line_file import LineRecord
-from headwater.services.stack.local_stack import LocalStack, StackError
-from headwater.services.stack.settings import StackSettings
+from ..models import store as model_store
+from ..models.manifest import ModelManifest
+from ..owner_file import own_folder
+from ..printable import shown
+from ..progress import ProgressBars
+from ..stack.line_file import LineRecord
+from ..stack.local_stack import LocalStack, StackError
+from ..stack.settings import StackSettings
 
 INTERRUPTED = 130
 

@@ -7,24 +7,25 @@ import contextlib
 import sys
 
 from headwater.proto.engine_pb2_grpc import add_EngineServicer_to_server
-from headwater.services.engine.core_link import CoreFailed, CoreLink
-from headwater.services.engine.door import Door
-from headwater.services.engine.facts import EngineFacts
-from headwater.services.engine.grammars import GrammarCompiler
-from headwater.services.engine.kv_events import KvEventLog
-from headwater.services.engine.messages import Ready
-from headwater.services.engine.metrics import collected
-from headwater.services.engine.replica import Replica
-from headwater.services.engine.servicer import EngineServicer
-from headwater.services.engine.settings import EngineSettings
-from headwater.services.models.draft_model import check_draft_model
-from headwater.services.models.entry import ModelRefused
-from headwater.services.models.manifest import ModelFolderError, ModelManifest
-from headwater.services.runtime import Lifetime, configure_logging, in_one_line, lifetime, owned_task, run_stage
-from headwater.services.settings import SettingError, read_settings
-from headwater.services.stage_security import stages_secured
-from headwater.services.text.stage import Listener, metrics_served
-from headwater.services.tracing import tracing_to
+
+from ..models.draft_model import check_draft_model
+from ..models.entry import ModelRefused
+from ..models.manifest import ModelFolderError, ModelManifest
+from ..runtime import Lifetime, configure_logging, in_one_line, lifetime, owned_task, run_stage
+from ..settings import SettingError, read_settings
+from ..stage_security import stages_secured
+from ..text.stage import Listener, metrics_served
+from ..tracing import tracing_to
+from .core_link import CoreFailed, CoreLink
+from .door import Door
+from .facts import EngineFacts
+from .grammars import GrammarCompiler
+from .kv_events import KvEventLog
+from .messages import Ready
+from .metrics import collected
+from .replica import Replica
+from .servicer import EngineServicer
+from .settings import EngineSettings
 
 LAST_WORDS_SECONDS = 2.0
 """What ended sessions are given to reach their clients."""

@@ -18,11 +18,12 @@ from typing import Any
 from headwater.engine_core.models import conversion
 from headwater.engine_core.platforms.cpu import compile_kernels
 from headwater.engine_core.weights.model_file import DTYPES
-from headwater.services.engine.kernel_cache import with_kernel_cache
-from headwater.services.models.gguf_check import check_gguf
-from headwater.services.models.manifest import LAYOUT, ModelManifest
-from headwater.services.settings import SettingError, read_settings, setting
-from headwater.services.text.gguf_tokenizer import write_tokenizer
+
+from ..models.gguf_check import check_gguf
+from ..models.manifest import LAYOUT, ModelManifest
+from ..settings import SettingError, read_settings, setting
+from ..text.gguf_tokenizer import write_tokenizer
+from .kernel_cache import with_kernel_cache
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "generation_config.json")
 READ_ONLY = 0o444

@@ -15,10 +15,12 @@ from typing import Protocol, assert_never
 import msgspec
 import structlog
 
-from headwater.services.engine.core_watch import CoreWatch
-from headwater.services.engine.kernel_cache import with_kernel_cache
-from headwater.services.engine.mask_table import Int32Array, create_mask_memory, map_masks
-from headwater.services.engine.messages import (
+from ..runtime import PARENT_FD, READY_FD, owned_task
+from ..settings import to_argv
+from .core_watch import CoreWatch
+from .kernel_cache import with_kernel_cache
+from .mask_table import Int32Array, create_mask_memory, map_masks
+from .messages import (
     Command,
     Ends,
     Failed,
@@ -31,10 +33,8 @@ from headwater.services.engine.messages import (
     decode_report,
     encode,
 )
-from headwater.services.engine.ring import PeerGone, RingReader, RingWriter, create_ring
-from headwater.services.engine.settings import EngineSettings
-from headwater.services.runtime import PARENT_FD, READY_FD, owned_task
-from headwater.services.settings import to_argv
+from .ring import PeerGone, RingReader, RingWriter, create_ring
+from .settings import EngineSettings
 
 MAX_BACKLOG_BYTES = 16 << 20
 """Of commands that wait for room in the ring; beyond it new requests are refused."""

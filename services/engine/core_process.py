@@ -22,8 +22,10 @@ from headwater.engine_core.config import ConfigError, EngineConfig
 from headwater.engine_core.engine import Engine
 from headwater.engine_core.executors.registry import build_executor
 from headwater.engine_core.options import ExecutorOptions, ModelFacts
-from headwater.services.engine.mask_table import map_masks
-from headwater.services.engine.messages import (
+
+from ..settings import read_settings
+from .mask_table import map_masks
+from .messages import (
     Add,
     Ask,
     Cancel,
@@ -42,11 +44,10 @@ from headwater.services.engine.messages import (
     decode_command,
     encode,
 )
-from headwater.services.engine.rates import MeasuredExecutor
-from headwater.services.engine.ring import PeerGone, RingReader, RingWriter
-from headwater.services.engine.settings import EngineSettings
-from headwater.services.engine.speculation import build_speculator, drafters_of
-from headwater.services.settings import read_settings
+from .rates import MeasuredExecutor
+from .ring import PeerGone, RingReader, RingWriter
+from .settings import EngineSettings
+from .speculation import build_speculator, drafters_of
 
 SPARE_ROWS = 8
 """Requests a step that take the seat of one which is still in flight."""

@@ -16,14 +16,18 @@ from collections.abc import Callable, Iterator
 from headwater.engine_core.request import NewRequest
 from headwater.engine_core.step_output import EngineLoad, StepOutput
 from headwater.proto.events_pb2 import KvEventBatch
-from headwater.services.engine.core_link import CoreLink
-from headwater.services.engine.fence import Fence
-from headwater.services.engine.grammar_desk import GrammarDesk
-from headwater.services.engine.grammars import GrammarCompiler
-from headwater.services.engine.kv_events import KvEventLog
-from headwater.services.engine.masks import MaskWriter
-from headwater.services.engine.messages import Add, Ask, Cancel, Command, Idle, Ready, Step
-from headwater.services.engine.metrics import (
+
+from ..errors import Unavailable
+from ..member import ReplicaLoad
+from ..tracing import NO_TRACING, Tracing
+from .core_link import CoreLink
+from .fence import Fence
+from .grammar_desk import GrammarDesk
+from .grammars import GrammarCompiler
+from .kv_events import KvEventLog
+from .masks import MaskWriter
+from .messages import Add, Ask, Cancel, Command, Idle, Ready, Step
+from .metrics import (
     DECODE_SECONDS,
     MASK_SECONDS,
     PREFILL_SECONDS,
@@ -31,12 +35,9 @@ from headwater.services.engine.metrics import (
     STEP_SECONDS,
     STEP_TOKENS,
 )
-from headwater.services.engine.rates import Rates
-from headwater.services.engine.requests import Limits
-from headwater.services.engine.session import EngineSession
-from headwater.services.errors import Unavailable
-from headwater.services.member import ReplicaLoad
-from headwater.services.tracing import NO_TRACING, Tracing
+from .rates import Rates
+from .requests import Limits
+from .session import EngineSession
 
 _SWEEP_SECONDS = 1.0
 _CONFIRM_SECONDS = 2.0

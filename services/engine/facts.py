@@ -10,18 +10,19 @@ from collections import deque
 from collections.abc import AsyncIterator
 
 from headwater.proto.events_pb2 import KvEventBatch
-from headwater.services import subjects
-from headwater.services.bus import Bus
-from headwater.services.engine.door import Door
-from headwater.services.engine.replica import Replica
-from headwater.services.engine.settings import EngineSettings
-from headwater.services.engine.waiting_credit import WaitingCredits
-from headwater.services.heartbeat import Heartbeat
-from headwater.services.index.column import Owner
-from headwater.services.index.writer import IndexWriter
-from headwater.services.member import ReplicaLoad
-from headwater.services.runtime import owned_task
-from headwater.services.store import Store
+
+from .. import subjects
+from ..bus import Bus
+from ..heartbeat import Heartbeat
+from ..index.column import Owner
+from ..index.writer import IndexWriter
+from ..member import ReplicaLoad
+from ..runtime import owned_task
+from ..store import Store
+from .door import Door
+from .replica import Replica
+from .settings import EngineSettings
+from .waiting_credit import WaitingCredits
 
 LOAD_SECONDS = 0.025
 """Between two load messages of a busy engine, at least."""

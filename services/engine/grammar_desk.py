@@ -8,12 +8,13 @@ from collections.abc import Callable, Iterable
 
 from headwater.engine_core.request import FinishReason, NewRequest
 from headwater.engine_core.step_output import Finished, StepOutput
-from headwater.services.engine.grammars import GrammarCompiler, NoTokenizer
-from headwater.services.engine.masks import MaskWriter
-from headwater.services.engine.messages import Add, Command
-from headwater.services.engine.ring import RingReader
-from headwater.services.grammars.grammars import GrammarError
-from headwater.services.runtime import log_failure
+
+from ..grammars.grammars import GrammarError
+from ..runtime import log_failure
+from .grammars import GrammarCompiler, NoTokenizer
+from .masks import MaskWriter
+from .messages import Add, Command
+from .ring import RingReader
 
 
 class GrammarDesk:

@@ -18,9 +18,9 @@ from pathlib import Path
 
 from llguidance import LLMatcher
 
-from headwater.services.engine.masks import Family, num_mask_threads
-from headwater.services.grammars.grammars import GrammarError, Grammars
-from headwater.services.models.manifest import ModelFolderError
+from ..grammars.grammars import GrammarError, Grammars
+from ..models.manifest import ModelFolderError
+from .masks import Family, num_mask_threads
 
 MAX_KEPT = 256
 """Compiled grammars."""

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from headwater.services.models.store import default_cache_dir
+from ..models.store import default_cache_dir
 
 VARIABLES = ("TRITON_CACHE_DIR", "NUMBA_CACHE_DIR")
 

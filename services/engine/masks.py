@@ -24,10 +24,11 @@ import numpy as np
 from llguidance import LLExecutor, LLMatcher
 
 from headwater.engine_core.step_output import MasksWanted, StepOutput
-from headwater.services.engine.mask_table import Int32Array
-from headwater.services.engine.messages import Command, Fail, MasksFilled, decode_step
-from headwater.services.engine.ring import PeerGone, RingReader
-from headwater.services.grammars.grammars import GrammarError, check
+
+from ..grammars.grammars import GrammarError, check
+from .mask_table import Int32Array
+from .messages import Command, Fail, MasksFilled, decode_step
+from .ring import PeerGone, RingReader
 
 MAX_THREADS = 8
 SWITCH_SECONDS = 0.00005

@@ -6,7 +6,8 @@ import msgspec
 
 from headwater.engine_core.request import NewRequest
 from headwater.engine_core.step_output import EngineLoad, StepOutput
-from headwater.services.engine.ring import RingEnd
+
+from .ring import RingEnd
 
 
 class Add(msgspec.Struct, tag="add", array_like=True):

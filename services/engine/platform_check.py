@@ -20,14 +20,15 @@ from headwater.engine_core.conformance.model import examine_model
 from headwater.engine_core.conformance.suite import PARTS, operation_lines
 from headwater.engine_core.platforms import registry
 from headwater.engine_core.platforms.registry import LoadedDevice
-from headwater.services.hardware import resolve_dtype
-from headwater.services.models.demo_model import DEMO_NAME
-from headwater.services.models.store import ConversionFailed, default_cache_dir, pull
-from headwater.services.models.wheel_model import WheelModelError
-from headwater.services.printable import shown
-from headwater.services.progress import ProgressBars, Report
-from headwater.services.settings import SettingError, read_settings, setting
-from headwater.services.text.model import ServingChoices, load_text_model
+
+from ..hardware import resolve_dtype
+from ..models.demo_model import DEMO_NAME
+from ..models.store import ConversionFailed, default_cache_dir, pull
+from ..models.wheel_model import WheelModelError
+from ..printable import shown
+from ..progress import ProgressBars, Report
+from ..settings import SettingError, read_settings, setting
+from ..text.model import ServingChoices, load_text_model
 
 TEXTS = (
     "a",

@@ -6,11 +6,12 @@ import os
 import socket
 
 from headwater.proto.events_pb2 import Incarnation
-from headwater.services.engine.messages import Ready
-from headwater.services.engine.settings import EngineSettings
-from headwater.services.member import Kind, Member, ReplicaLoad, new_epoch
-from headwater.services.models.manifest import ModelManifest
-from headwater.services.served_model import ServedModel
+
+from ..member import Kind, Member, ReplicaLoad, new_epoch
+from ..models.manifest import ModelManifest
+from ..served_model import ServedModel
+from .messages import Ready
+from .settings import EngineSettings
 
 SIMULATED = "simulated"
 

@@ -15,9 +15,10 @@ from headwater.engine_core.sampling_params import MOST_LOGPROBS, SamplingParams
 from headwater.proto import common_pb2
 from headwater.proto.common_pb2 import Sampling, Speculative
 from headwater.proto.engine_pb2 import Add, AddPart
-from headwater.services.errors import BadRequest, ContextTooLong, UnsupportedField
-from headwater.services.request_limits import MAX_BIASES, check_count
-from headwater.services.speculation import DRAFTERS
+
+from ..errors import BadRequest, ContextTooLong, UnsupportedField
+from ..request_limits import MAX_BIASES, check_count
+from ..speculation import DRAFTERS
 
 POOLINGS = {
     common_pb2.POOLING_UNSPECIFIED: "",

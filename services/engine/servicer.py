@@ -10,8 +10,9 @@ import grpc
 
 from headwater.proto import engine_pb2 as pb
 from headwater.proto import engine_pb2_grpc, events_pb2
-from headwater.services.engine.door import Door
-from headwater.services.engine.replica import Replica
+
+from .door import Door
+from .replica import Replica
 
 _PART_HASHES = 8192
 """Of a snapshot's part: below the limit of a frame."""

@@ -16,18 +16,22 @@ from headwater.engine_core.request import NewRequest
 from headwater.engine_core.step_output import PromptLogprobsPart, StepOutput
 from headwater.proto import common_pb2
 from headwater.proto import engine_pb2 as pb
-from headwater.services.engine.fence import Fence, Prompt
-from headwater.services.engine.frames import (
+
+from ..errors import BadRequest, HeadwaterError, Unavailable
+from ..runtime import owned_task
+from ..tracing import Tracing
+from .fence import Fence, Prompt
+from .frames import (
     MAX_ERROR_CHARS,
     Rows,
     embedding_frame,
     prompt_logprob_frames,
     step_frames,
 )
-from headwater.services.engine.messages import Ask, Cancel, Command, Credit, Stall
-from headwater.services.engine.outbox import Outbox
-from headwater.services.engine.requests import Limits, PendingAdd, requests_of
-from headwater.services.engine.stream import (
+from .messages import Ask, Cancel, Command, Credit, Stall
+from .outbox import Outbox
+from .requests import Limits, PendingAdd, requests_of
+from .stream import (
     CAUSES,
     DRAINING,
     LIVE,
@@ -37,9 +41,6 @@ from headwater.services.engine.stream import (
     SUPERSEDED,
     Stream,
 )
-from headwater.services.errors import BadRequest, HeadwaterError, Unavailable
-from headwater.services.runtime import owned_task
-from headwater.services.tracing import Tracing
 
 
 class Host(Protocol):

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from headwater.engine_core.config import BLOCK_SIZES
-from headwater.services.settings import SettingError, setting
-from headwater.services.speculation import DRAFTERS, MAX_DRAFT_TOKENS, MODES
-from headwater.services.stage_security import StageSecuritySettings
+
+from ..settings import SettingError, setting
+from ..speculation import DRAFTERS, MAX_DRAFT_TOKENS, MODES
+from ..stage_security import StageSecuritySettings
 
 LOAD_FORMATS = ("auto", "dummy", "dummy-uniform")
 KV_CACHE_DTYPES = ("auto", "fp8")

@@ -16,8 +16,9 @@ from headwater.engine_core.scheduling.ahead_model_speculator import AheadModelSp
 from headwater.engine_core.scheduling.grammar_drafts import GrammarDrafts
 from headwater.engine_core.scheduling.model_speculator import ModelSpeculator
 from headwater.engine_core.scheduling.speculator import Speculator
-from headwater.services.engine.settings import EngineSettings
-from headwater.services.speculation import DRAFT_HEADS, DRAFT_MODEL
+
+from ..speculation import DRAFT_HEADS, DRAFT_MODEL
+from .settings import EngineSettings
 
 logger = logging.getLogger(__name__)
 WORTHWHILE_GAP = 0.05

@@ -13,9 +13,10 @@ from headwater.engine_core.request import FinishReason
 from headwater.engine_core.step_output import Finished, Started, Work
 from headwater.proto import common_pb2
 from headwater.proto import engine_pb2 as pb
-from headwater.services.engine.fence import Prompt
-from headwater.services.engine.frames import MAX_ERROR_CHARS
-from headwater.services.tracing import Span
+
+from ..tracing import Span
+from .fence import Prompt
+from .frames import MAX_ERROR_CHARS
 
 SLOW_READER_SECONDS = 30.0
 """A stream that has no credit for so long is cancelled: it holds blocks that others could use."""

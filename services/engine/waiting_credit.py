@@ -13,9 +13,10 @@ import structlog
 from google.protobuf.message import DecodeError
 
 from headwater.proto.events_pb2 import Backlog
-from headwater.services import subjects
-from headwater.services.bus import Bus, Subscription
-from headwater.services.runtime import owned_task
+
+from .. import subjects
+from ..bus import Bus, Subscription
+from ..runtime import owned_task
 
 WAITING_SECONDS = 0.5
 """Of prefill: many times the way to a gateway and back."""

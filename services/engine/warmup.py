@@ -10,9 +10,9 @@ from dataclasses import replace
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from headwater.services.engine.core_link import core_environment
-from headwater.services.engine.settings import EngineSettings
-from headwater.services.settings import read_settings
+from ..settings import read_settings
+from .core_link import core_environment
+from .settings import EngineSettings
 
 READY = "HEADWATER_WARMUP_READY"
 """Says that the environment is that of an engine's core; it is read when libraries are imported."""
@@ -32,7 +32,8 @@ def main() -> None:
         # Imported here: torch takes seconds.
         from headwater.engine_core.config import ConfigError  # noqa: PLC0415
         from headwater.engine_core.executors.warmup import warm_up  # noqa: PLC0415
-        from headwater.services.engine.core_process import executor_options  # noqa: PLC0415
+
+        from .core_process import executor_options  # noqa: PLC0415
 
         options = executor_options(replace(settings, device="cuda", load_format="dummy"))
         try:

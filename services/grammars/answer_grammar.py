@@ -8,17 +8,18 @@ from typing import Any
 
 from headwater.proto.common_pb2 import AnswerFormat, CustomInput, Sampling, Tool
 from headwater.proto.processor_pb2 import Conversation, PrepareReply, PrepareRequest
-from headwater.services.answers.format import ENFORCING, may_call, named_tool
-from headwater.services.answers.reasoning_parser import REASONING_FORMATS
-from headwater.services.answers.tool_formats import ANY_ARGUMENTS, NO_ARGUMENTS, TOOL_FORMATS, Form, OfferedTool
-from headwater.services.errors import BadRequest
-from headwater.services.grammars.counted_text import counted_up_to
-from headwater.services.grammars.json_schema import check_schema, parse_json
-from headwater.services.grammars.lark import ANY_TEXT, expression, literal, quoted
-from headwater.services.grammars.quoted import quoted_grammar, quoted_regex
-from headwater.services.grammars.structural_tag import structural_tag_grammar
-from headwater.services.grammars.structured_output import grammar_of, with_whitespace
-from headwater.services.text.model import TextModel
+
+from ..answers.format import ENFORCING, may_call, named_tool
+from ..answers.reasoning_parser import REASONING_FORMATS
+from ..answers.tool_formats import ANY_ARGUMENTS, NO_ARGUMENTS, TOOL_FORMATS, Form, OfferedTool
+from ..errors import BadRequest
+from ..text.model import TextModel
+from .counted_text import counted_up_to
+from .json_schema import check_schema, parse_json
+from .lark import ANY_TEXT, expression, literal, quoted
+from .quoted import quoted_grammar, quoted_regex
+from .structural_tag import structural_tag_grammar
+from .structured_output import grammar_of, with_whitespace
 
 Grammars = list[dict[str, Any]]
 OPENING = frozenset(

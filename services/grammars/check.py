@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from headwater.services.grammars.grammars import GrammarError, Grammars, check, fill
+from .grammars import GrammarError, Grammars, check, fill
 
 COMPILE_SECONDS = 2.0
 """CPU time of a grammar, from its text to its first tokens."""

@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 
-from headwater.services.grammars.check import TOO_LONG
+from .check import TOO_LONG
 
 Verdict = str | None
 """Why not; None for a good grammar."""

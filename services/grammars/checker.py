@@ -16,10 +16,10 @@ from pathlib import Path
 
 import structlog
 
-from headwater.services.errors import Unavailable
-from headwater.services.grammars.check import TOO_LARGE
-from headwater.services.grammars.check_process import CheckDied, CheckProcess, Verdict
-from headwater.services.grammars.grammars import GrammarError
+from ..errors import Unavailable
+from .check import TOO_LARGE
+from .check_process import CheckDied, CheckProcess, Verdict
+from .grammars import GrammarError
 
 MAX_PROCESSES = 4
 MAX_REMEMBERED = 4096

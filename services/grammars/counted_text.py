@@ -10,7 +10,7 @@ import functools
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
 
-from headwater.services.text.token_table import TokenTable
+from ..text.token_table import TokenTable
 
 Moves = dict[int, dict[int, list[int]]]
 """By state and next state, the tokens that lead there. What leads to state 0 is left out: all others do."""

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
-from headwater.services.models.manifest import ModelManifest
+from ..models.manifest import ModelManifest
 
 LIMITS = LLParserLimits(
     max_items_in_row=2_000,

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from headwater.services.errors import BadRequest
+from ..errors import BadRequest
 
 MAX_NESTING = 64
 NOT_ENFORCED = frozenset(

@@ -10,10 +10,10 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from headwater.services.errors import BadRequest
-from headwater.services.grammars import lark
-from headwater.services.grammars.json_schema import check_schema
-from headwater.services.grammars.lark import ANY_TEXT, expression, literal, quoted
+from ..errors import BadRequest
+from . import lark
+from .json_schema import check_schema
+from .lark import ANY_TEXT, expression, literal, quoted
 
 FORMATS = (
     "any_text, const_string, json_schema, regex, grammar, tag, sequence, or, triggered_tags or tags_with_separator"

@@ -11,10 +11,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from headwater.proto.common_pb2 import StructuredOutput
-from headwater.services.errors import BadRequest
-from headwater.services.grammars import lark
-from headwater.services.grammars.json_schema import check_schema, parse_json
-from headwater.services.grammars.structural_tag import structural_tag_grammar
+
+from ..errors import BadRequest
+from . import lark
+from .json_schema import check_schema, parse_json
+from .structural_tag import structural_tag_grammar
 
 MAX_BYTES = 256 << 10
 """Of a schema, an expression, a grammar, or all choices together."""

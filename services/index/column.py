@@ -10,8 +10,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from headwater.services.index.slots import SlotTable, block_prefix, epoch_text, own_key, slots_key
-from headwater.services.store import Script, Store
+from ..store import Script, Store
+from .slots import SlotTable, block_prefix, epoch_text, own_key, slots_key
 
 BLOCKS_PER_CALL = 256
 _RENEW_SECONDS = 1.0

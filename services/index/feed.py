@@ -14,16 +14,17 @@ import structlog
 from google.protobuf.message import DecodeError
 
 from headwater.proto import events_pb2
-from headwater.services import subjects
-from headwater.services.bus import Bus, Subscription
-from headwater.services.index.burden import Burden
-from headwater.services.index.follower import Dial, Follower, engine_at
-from headwater.services.index.kv_index import MAX_BLOCKS, Column, KvIndex
-from headwater.services.index.reader import IndexReader
-from headwater.services.member import Kind, Member
-from headwater.services.membership import Change, ChangeKind, Members
-from headwater.services.runtime import log_failure, owned_task
-from headwater.services.store import Store, StoreUnavailable
+
+from .. import subjects
+from ..bus import Bus, Subscription
+from ..member import Kind, Member
+from ..membership import Change, ChangeKind, Members
+from ..runtime import log_failure, owned_task
+from ..store import Store, StoreUnavailable
+from .burden import Burden
+from .follower import Dial, Follower, engine_at
+from .kv_index import MAX_BLOCKS, Column, KvIndex
+from .reader import IndexReader
 
 _SNAPSHOTS_AT_A_TIME = 4
 _MAX_SHARE = 0.6

@@ -16,10 +16,11 @@ import grpc
 import structlog
 
 from headwater.proto import engine_pb2, engine_pb2_grpc, events_pb2
-from headwater.services.bus import Bus
-from headwater.services.channel import open_channel
-from headwater.services.index.kv_index import KvIndex, Verdict
-from headwater.services.member import Member
+
+from ..bus import Bus
+from ..channel import open_channel
+from ..member import Member
+from .kv_index import KvIndex, Verdict
 
 _CALL_SECONDS = 30.0
 _POLL_SECONDS = 1.0

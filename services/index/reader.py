@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 
-from headwater.services.index.slots import Slot, SlotTable, block_prefix, shard_of
-from headwater.services.served_model import ServedModel
-from headwater.services.store import READ_SECONDS, Store, StoreUnavailable
+from ..served_model import ServedModel
+from ..store import READ_SECONDS, Store, StoreUnavailable
+from .slots import Slot, SlotTable, block_prefix, shard_of
 
 _FIRST_BLOCKS = 32
 _SLOTS_SECONDS = 1.0

@@ -7,8 +7,8 @@ import random
 
 import structlog
 
-from headwater.services.index.slots import SlotTable, block_prefix, own_key, slots_key
-from headwater.services.store import Script, Store, StoreUnavailable
+from ..store import Script, Store, StoreUnavailable
+from .slots import SlotTable, block_prefix, own_key, slots_key
 
 BLOCKS_PER_CALL = 256
 _PAUSE_SECONDS = 1.0

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from headwater.services.store import Script, Store
+from ..store import Script, Store
 
 LEASE_MS = 5000
 

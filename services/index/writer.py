@@ -13,13 +13,14 @@ from collections.abc import AsyncIterator, Callable
 import structlog
 
 from headwater.proto import events_pb2
-from headwater.services.index.column import IndexColumn, Owner
-from headwater.services.index.reaper import Reaper
-from headwater.services.index.slots import shard_of
-from headwater.services.models.entry import ModelRefused, register
-from headwater.services.runtime import owned_task
-from headwater.services.served_model import ServedModel
-from headwater.services.store import Store, StoreUnavailable
+
+from ..models.entry import ModelRefused, register
+from ..runtime import owned_task
+from ..served_model import ServedModel
+from ..store import Store, StoreUnavailable
+from .column import IndexColumn, Owner
+from .reaper import Reaper
+from .slots import shard_of
 
 _IDLE_SECONDS = 1.0
 _RETRY_SECONDS = 0.25

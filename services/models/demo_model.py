@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from headwater.services.models.wheel_model import WheelModel
-from headwater.services.progress import Report
+from ..progress import Report
+from .wheel_model import WheelModel
 
 DEMO_NAME = "smollm2-135m-instruct"
 DEMO_REVISION = "0.1.2"

@@ -7,8 +7,8 @@ from typing import Any
 
 import msgspec
 
-from headwater.services.models.manifest import ModelFolderError, ModelManifest
-from headwater.services.settings import SettingError
+from ..settings import SettingError
+from .manifest import ModelFolderError, ModelManifest
 
 TOKENIZER_NAME = "tokenizer.json"
 

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from headwater.services.progress import Report
+from ..progress import Report
 
 SERVING_FILES = (
     "*.safetensors",

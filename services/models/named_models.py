@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from headwater.services.models.demo_model import DEMO
-from headwater.services.models.wheel_model import WheelModel
+from .demo_model import DEMO
+from .wheel_model import WheelModel
 
 GEMMA3_270M = WheelModel(
     name="gemma3-270m",

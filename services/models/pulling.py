@@ -11,10 +11,10 @@ from pathlib import Path
 
 import httpx
 
-from headwater.services.models.hugging_face import HubError
-from headwater.services.models.manifest import ModelFolderError
-from headwater.services.models.store import ConversionFailed, ModelNotFound, pull
-from headwater.services.models.wheel_model import WheelModelError
+from .hugging_face import HubError
+from .manifest import ModelFolderError
+from .store import ConversionFailed, ModelNotFound, pull
+from .wheel_model import WheelModelError
 
 
 def report(what: str, done: int, total: int) -> None:

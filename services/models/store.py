@@ -13,12 +13,12 @@ from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 
-from headwater.services.hardware import resolve_device, resolve_dtype
-from headwater.services.kept_child import kept_child
-from headwater.services.models import hugging_face
-from headwater.services.models.manifest import LAYOUT, MANIFEST_NAME, ModelManifest
-from headwater.services.models.named_models import NAMED_MODELS
-from headwater.services.progress import Report, word_of
+from ..hardware import resolve_device, resolve_dtype
+from ..kept_child import kept_child
+from ..progress import Report, word_of
+from . import hugging_face
+from .manifest import LAYOUT, MANIFEST_NAME, ModelManifest
+from .named_models import NAMED_MODELS
 
 _WHOLE_FILE_BYTES = 64 << 20
 _NUM_SAMPLES, _SAMPLE_BYTES = 256, 64 << 10

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from headwater.services.kept_child import kept_child
-from headwater.services.progress import Report
+from ..kept_child import kept_child
+from ..progress import Report
 
 _PROGRESS_LINE = re.compile(r"Progress (\d+) of (\d+)")
 

@@ -15,23 +15,24 @@ from typing import Any
 import grpc
 
 from headwater.proto import output_processor_pb2, output_processor_pb2_grpc
-from headwater.services.bus import Bus
-from headwater.services.errors import NotFound
-from headwater.services.gateway_identity import Gateway
-from headwater.services.member import Kind
-from headwater.services.models.manifest import ModelFolderError, ModelManifest
-from headwater.services.output_processor.engines import EngineLinks
-from headwater.services.output_processor.pending_usage import PendingUsage
-from headwater.services.output_processor.session import GatewaySession
-from headwater.services.output_processor.stream_logs import StreamLogs
-from headwater.services.runtime import configure_logging, in_one_line, run_stage
-from headwater.services.served_model import ServedModel
-from headwater.services.settings import SettingError, read_settings
-from headwater.services.stage_security import stages_secured
-from headwater.services.text.model import load_tokenizer, names_of
-from headwater.services.text.stage import TextStageSettings, serve_stage
-from headwater.services.text.tokenizer import Tokenizer, TokenizerFilesError
-from headwater.services.tracing import NO_TRACING, Tracing, tracing_to
+
+from ..bus import Bus
+from ..errors import NotFound
+from ..gateway_identity import Gateway
+from ..member import Kind
+from ..models.manifest import ModelFolderError, ModelManifest
+from ..runtime import configure_logging, in_one_line, run_stage
+from ..served_model import ServedModel
+from ..settings import SettingError, read_settings
+from ..stage_security import stages_secured
+from ..text.model import load_tokenizer, names_of
+from ..text.stage import TextStageSettings, serve_stage
+from ..text.tokenizer import Tokenizer, TokenizerFilesError
+from ..tracing import NO_TRACING, Tracing, tracing_to
+from .engines import EngineLinks
+from .pending_usage import PendingUsage
+from .session import GatewaySession
+from .stream_logs import StreamLogs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import codecs
 from collections.abc import Sequence
 
-from headwater.services.text.token_table import TokenTable
+from ..text.token_table import TokenTable
 
 _new_decoder = codecs.getincrementaldecoder("utf-8")
 

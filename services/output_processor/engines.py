@@ -17,14 +17,15 @@ import structlog
 from headwater.proto import common_pb2, engine_pb2, engine_pb2_grpc
 from headwater.proto.engine_pb2 import Add, AddPart, Cancel, ClientFrame, Credit, EngineFrame
 from headwater.proto.output_processor_pb2 import Open
-from headwater.services.call_proof import Impostor
-from headwater.services.channel import open_channel
-from headwater.services.output_processor import metrics as output_metrics
-from headwater.services.output_processor.pace import Pace
-from headwater.services.output_processor.silence import Silence
-from headwater.services.output_processor.stream import OutputStream
-from headwater.services.output_processor.token_logprobs import entries_by_position
-from headwater.services.runtime import end, log_failure, owned_task
+
+from ..call_proof import Impostor
+from ..channel import open_channel
+from ..runtime import end, log_failure, owned_task
+from . import metrics as output_metrics
+from .pace import Pace
+from .silence import Silence
+from .stream import OutputStream
+from .token_logprobs import entries_by_position
 
 INTRODUCTION_SECONDS = 3.0
 """Time for an engine to accept a connection and say who it is."""

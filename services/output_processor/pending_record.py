@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from headwater.proto.output_processor_pb2 import Open
-from headwater.services.gateway_identity import NOBODY
-from headwater.services.usage_log import LEFT, UsageRecord
+
+from ..gateway_identity import NOBODY
+from ..usage_log import LEFT, UsageRecord
 
 
 class ChoiceUsage(Protocol):

@@ -13,11 +13,12 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 import structlog
 
 from headwater.proto.output_processor_pb2 import Open
-from headwater.services.bus import Bus
-from headwater.services.gateway_identity import NOBODY, Gateway
-from headwater.services.output_processor.pending_record import ChoiceUsage, PendingRecord
-from headwater.services.runtime import log_failure
-from headwater.services.usage_log import UsageLog, UsageRecord
+
+from ..bus import Bus
+from ..gateway_identity import NOBODY, Gateway
+from ..runtime import log_failure
+from ..usage_log import UsageLog, UsageRecord
+from .pending_record import ChoiceUsage, PendingRecord
 
 RETURN_SECONDS = 3.0
 """Time for a gateway whose session broke to open another one, if it lives: it tries five times a second."""

@@ -6,10 +6,11 @@ from collections.abc import Callable, Sequence
 
 from headwater.proto.engine_pb2 import AddPart
 from headwater.proto.output_processor_pb2 import Open
-from headwater.services.output_processor import metrics as output_metrics
-from headwater.services.output_processor.engines import EngineLink
-from headwater.services.output_processor.stream import OutputStream
-from headwater.services.tracing import Span
+
+from ..tracing import Span
+from . import metrics as output_metrics
+from .engines import EngineLink
+from .stream import OutputStream
 
 
 class RunningRequest:

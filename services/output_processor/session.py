@@ -13,19 +13,20 @@ from headwater.proto import common_pb2
 from headwater.proto.common_pb2 import AnswerFormat
 from headwater.proto.engine_pb2 import AddPart, Cancel, Credit
 from headwater.proto.output_processor_pb2 import Attach, GatewayFrame, LetGo, Open, OutputFinish, OutputFrame
-from headwater.services.answers.parser import unknown_parser
-from headwater.services.gateway_identity import NOBODY, Gateway
-from headwater.services.output_processor import metrics as output_metrics
-from headwater.services.output_processor.engines import EngineLinks
-from headwater.services.output_processor.frames import Outbox
-from headwater.services.output_processor.running_request import RunningChoice, RunningRequest
-from headwater.services.output_processor.stream import OutputStream, Sink
-from headwater.services.output_processor.stream_log import StreamLog
-from headwater.services.output_processor.stream_logs import StreamLogs
-from headwater.services.output_processor.text_plan import TextPlan
-from headwater.services.runtime import owned_task
-from headwater.services.text.tokenizer import Tokenizer
-from headwater.services.tracing import NO_TRACING, Span, Tracing
+
+from ..answers.parser import unknown_parser
+from ..gateway_identity import NOBODY, Gateway
+from ..runtime import owned_task
+from ..text.tokenizer import Tokenizer
+from ..tracing import NO_TRACING, Span, Tracing
+from . import metrics as output_metrics
+from .engines import EngineLinks
+from .frames import Outbox
+from .running_request import RunningChoice, RunningRequest
+from .stream import OutputStream, Sink
+from .stream_log import StreamLog
+from .stream_logs import StreamLogs
+from .text_plan import TextPlan
 
 
 class GatewaySession:

@@ -9,12 +9,13 @@ from headwater.proto import common_pb2
 from headwater.proto.common_pb2 import Embedding, FinishReason, LossCause, TokenLogprob, ToolCallDelta
 from headwater.proto.engine_pb2 import Finish, PromptLogprobs, Start
 from headwater.proto.output_processor_pb2 import OutputFinish, OutputPromptLogprobs, RowParts
-from headwater.services.answers.parser import AnswerParser, call_id
-from headwater.services.answers.parts import CallDelta, Parts
-from headwater.services.output_processor import metrics as output_metrics
-from headwater.services.output_processor.stops import StopMatcher
-from headwater.services.output_processor.text_plan import TextPlan
-from headwater.services.output_processor.token_logprobs import Entry, prompt_parts, token_logprob
+
+from ..answers.parser import AnswerParser, call_id
+from ..answers.parts import CallDelta, Parts
+from . import metrics as output_metrics
+from .stops import StopMatcher
+from .text_plan import TextPlan
+from .token_logprobs import Entry, prompt_parts, token_logprob
 
 CREDIT_SLACK = 256
 """Tokens past its credit that a stream may get: an engine plans some steps ahead."""

@@ -22,12 +22,13 @@ from headwater.proto.output_processor_pb2 import (
     RowLogprobs,
     RowParts,
 )
-from headwater.services.gateway_identity import Gateway
-from headwater.services.output_processor.frames import Outbox
-from headwater.services.output_processor.pending_record import PendingRecord
-from headwater.services.output_processor.pending_usage import PendingUsage
-from headwater.services.output_processor.running_request import RunningChoice
-from headwater.services.output_processor.transcript import Transcript, emit_finish, emit_start
+
+from ..gateway_identity import Gateway
+from .frames import Outbox
+from .pending_record import PendingRecord
+from .pending_usage import PendingUsage
+from .running_request import RunningChoice
+from .transcript import Transcript, emit_finish, emit_start
 
 HOLD_SECONDS = 15.0
 """How long an answer goes on while no session reads it."""

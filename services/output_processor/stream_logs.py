@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from headwater.proto.output_processor_pb2 import Open
-from headwater.services.bus import Bus
-from headwater.services.output_processor import metrics as output_metrics
-from headwater.services.output_processor.pending_usage import PendingUsage
-from headwater.services.output_processor.stream_log import Reader, StreamLog
+
+from ..bus import Bus
+from . import metrics as output_metrics
+from .pending_usage import PendingUsage
+from .stream_log import Reader, StreamLog
 
 MAX_BYTES = 64 * 1024 * 1024
 """Of all requests together."""

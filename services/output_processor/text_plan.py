@@ -6,10 +6,11 @@ from dataclasses import dataclass
 
 from headwater.proto.common_pb2 import AnswerFormat
 from headwater.proto.engine_pb2 import Add
-from headwater.services.answers.parser import markers_of
-from headwater.services.output_processor.detokenizer import Detokenizer
-from headwater.services.output_processor.stops import Stops
-from headwater.services.text.token_table import TokenTable
+
+from ..answers.parser import markers_of
+from ..text.token_table import TokenTable
+from .detokenizer import Detokenizer
+from .stops import Stops
 
 MAX_ROW_TOKENS, MAX_SCORED_ROW_TOKENS = 256, 8
 """Tokens of a row without and with log probabilities, which keep it far below a frame."""

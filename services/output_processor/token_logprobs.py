@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from headwater.proto import common_pb2, engine_pb2, output_processor_pb2
-from headwater.services.text.token_table import TokenTable
+
+from ..text.token_table import TokenTable
 
 Entry = tuple[float, Sequence[int], Sequence[float]]
 """One token's log probability, the ids of the likeliest alternatives, and their log probabilities."""

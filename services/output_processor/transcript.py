@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from headwater.proto.engine_pb2 import Start
 from headwater.proto.output_processor_pb2 import OutputFinish, RowLogprobs, RowParts
-from headwater.services.output_processor.frames import Outbox
+
+from .frames import Outbox
 
 _ROW_BYTES, _TOKEN_BYTES = 240, 36
 """About what Python takes for them."""

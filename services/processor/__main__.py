@@ -18,24 +18,25 @@ import grpc
 import prometheus_client
 
 from headwater.proto import processor_pb2, processor_pb2_grpc
-from headwater.services.errors import BadRequest, HeadwaterError, NotFound, Unavailable
-from headwater.services.grammars.answer_grammar import answer_grammar, custom_grammars, format_param
-from headwater.services.grammars.checker import GrammarChecker
-from headwater.services.grammars.grammars import GrammarError
-from headwater.services.grammars.structured_output import grammar_of, param_of
-from headwater.services.member import Kind
-from headwater.services.models.manifest import ModelFolderError
-from headwater.services.processor.parameters import check_vocabulary
-from headwater.services.processor.prepare import prepare, prompt_ids
-from headwater.services.processor.session import PrepareSession
-from headwater.services.runtime import configure_logging, in_one_line, run_stage
-from headwater.services.settings import SettingError, read_settings, setting
-from headwater.services.stage_security import stages_secured
-from headwater.services.text.chat_template import ChatTemplateError
-from headwater.services.text.model import ServingChoices, TextModel, load_text_model, names_of
-from headwater.services.text.stage import TextStageSettings, serve_stage
-from headwater.services.text.tokenizer import TokenizerFilesError
-from headwater.services.tracing import NO_TRACING, Tracing, tracing_to
+
+from ..errors import BadRequest, HeadwaterError, NotFound, Unavailable
+from ..grammars.answer_grammar import answer_grammar, custom_grammars, format_param
+from ..grammars.checker import GrammarChecker
+from ..grammars.grammars import GrammarError
+from ..grammars.structured_output import grammar_of, param_of
+from ..member import Kind
+from ..models.manifest import ModelFolderError
+from ..runtime import configure_logging, in_one_line, run_stage
+from ..settings import SettingError, read_settings, setting
+from ..stage_security import stages_secured
+from ..text.chat_template import ChatTemplateError
+from ..text.model import ServingChoices, TextModel, load_text_model, names_of
+from ..text.stage import TextStageSettings, serve_stage
+from ..text.tokenizer import TokenizerFilesError
+from ..tracing import NO_TRACING, Tracing, tracing_to
+from .parameters import check_vocabulary
+from .prepare import prepare, prompt_ids
+from .session import PrepareSession
 
 ReplyT = TypeVar("ReplyT")
 _LIBC = ctypes.CDLL(None)

@@ -9,12 +9,13 @@ from typing import Any
 import msgspec
 
 from headwater.proto import common_pb2, processor_pb2
-from headwater.services.answers.format import may_call
-from headwater.services.answers.text_input import KEY
-from headwater.services.errors import BadRequest
-from headwater.services.processor import plain_tools
-from headwater.services.request_limits import check_conversation
-from headwater.services.text.chat_template import ChatTemplate
+
+from ..answers.format import may_call
+from ..answers.text_input import KEY
+from ..errors import BadRequest
+from ..request_limits import check_conversation
+from ..text.chat_template import ChatTemplate
+from . import plain_tools
 
 Message = dict[str, Any]
 Guard = Callable[[str], str]

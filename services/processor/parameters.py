@@ -12,10 +12,11 @@ from typing import Any
 
 from headwater.engine_core.sampling_params import GREEDY_TEMPERATURE
 from headwater.proto import common_pb2
-from headwater.services.errors import BadRequest, ContextTooLong
-from headwater.services.request_limits import check_sampling_sizes
-from headwater.services.speculation import MAX_DRAFT_TOKENS, MODES, NAMES
-from headwater.services.text.model_limits import ModelLimits
+
+from ..errors import BadRequest, ContextTooLong
+from ..request_limits import check_sampling_sizes
+from ..speculation import MAX_DRAFT_TOKENS, MODES, NAMES
+from ..text.model_limits import ModelLimits
 
 MAX_CHOICES = 128
 MAX_STOP_STRINGS = 16

@@ -5,11 +5,12 @@ from __future__ import annotations
 from headwater.engine_core.kv.prefix_hash import HASH_LEN, block_hashes
 from headwater.proto import common_pb2, processor_pb2
 from headwater.proto.common_pb2 import AnswerFormat
-from headwater.services.answers.format import answer_format
-from headwater.services.errors import BadRequest
-from headwater.services.processor import conversation
-from headwater.services.processor.parameters import bad_word_sequences, check_sampling, check_vocabulary, fit_context
-from headwater.services.text.model import TextModel
+
+from ..answers.format import answer_format
+from ..errors import BadRequest
+from ..text.model import TextModel
+from . import conversation
+from .parameters import bad_word_sequences, check_sampling, check_vocabulary, fit_context
 
 
 def prepare(model: TextModel, request: processor_pb2.PrepareRequest) -> processor_pb2.PrepareReply:

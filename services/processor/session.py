@@ -11,8 +11,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from google.rpc import status_pb2
 
 from headwater.proto.processor_pb2 import PrepareCall, PreparedCall, PreparedFrame, PrepareFrame, PrepareReply
-from headwater.services.grpc_errors import reply_or_refusal
-from headwater.services.runtime import log_failure, owned_task
+
+from ..grpc_errors import reply_or_refusal
+from ..runtime import log_failure, owned_task
 
 MAX_FRAME_BYTES = 192 * 1024
 """After which the next answers go in another frame."""

@@ -16,16 +16,17 @@ from pathlib import Path
 
 import httpx
 
-from headwater.services.bus import Bus
-from headwater.services.cluster_key import using
-from headwater.services.kept_child import keeper_command
-from headwater.services.owner_file import own_folder
-from headwater.services.progress import Report
-from headwater.services.stack.access import ACL_FILE, NATS_FILE, Passwords, ServerAccess
-from headwater.services.stack.embedded import EmbeddedServer, start_nats, start_valkey
-from headwater.services.stack.held_port import HeldPort, check_free
-from headwater.services.stack.line_file import LineRecord, StageRecord, remove_line
-from headwater.services.stack.line_token import (
+from ..bus import Bus
+from ..cluster_key import using
+from ..kept_child import keeper_command
+from ..owner_file import own_folder
+from ..progress import Report
+from ..tls import own_gateway_context
+from .access import ACL_FILE, NATS_FILE, Passwords, ServerAccess
+from .embedded import EmbeddedServer, start_nats, start_valkey
+from .held_port import HeldPort, check_free
+from .line_file import LineRecord, StageRecord, remove_line
+from .line_token import (
     TOKEN,
     TOKEN_PATH,
     line_key,
@@ -33,13 +34,12 @@ from headwater.services.stack.line_token import (
     tenants_are_signed,
     token_env,
 )
-from headwater.services.stack.model_desk import ModelDesk
-from headwater.services.stack.plan import StackPlan
-from headwater.services.stack.readiness import until_ready
-from headwater.services.stack.roles import Role
-from headwater.services.stack.settings import STACK_VARIABLES, StackSettings
-from headwater.services.stack.stage_process import KeptStage, ServerProcess, StageProcess, SupervisorPipe, begin_all
-from headwater.services.tls import own_gateway_context
+from .model_desk import ModelDesk
+from .plan import StackPlan
+from .readiness import until_ready
+from .roles import Role
+from .settings import STACK_VARIABLES, StackSettings
+from .stage_process import KeptStage, ServerProcess, StageProcess, SupervisorPipe, begin_all
 
 SERVER_STOP_LIMIT = 4.0
 ACCESS_FOLDER = "access"

@@ -17,23 +17,24 @@ import structlog
 from google.protobuf.message import DecodeError
 
 from headwater.proto import events_pb2
-from headwater.services import subjects
-from headwater.services.bus import Bus, Subscription
-from headwater.services.member import Kind, ReplicaLoad
-from headwater.services.membership import Members
-from headwater.services.models.manifest import ModelFolderError
-from headwater.services.models.store import ModelNotFound, name_of
-from headwater.services.runtime import owned_task
-from headwater.services.settings import SettingError
-from headwater.services.stack.embedded import EmbeddedServerError
-from headwater.services.stack.model_line import ModelLine, StageMaker, State, prefix_of
-from headwater.services.stack.model_pull import PullFailed, pull_model
-from headwater.services.stack.model_request import ModelRequest
-from headwater.services.stack.plan import StackPlan
-from headwater.services.stack.remembered_models import RememberedModels
-from headwater.services.stack.scaling import Scaler, ScaleRules, Sight
-from headwater.services.stack.settings import StackSettings
-from headwater.services.stack.stage_process import StageDied, SupervisorPipe, begin_all
+
+from .. import subjects
+from ..bus import Bus, Subscription
+from ..member import Kind, ReplicaLoad
+from ..membership import Members
+from ..models.manifest import ModelFolderError
+from ..models.store import ModelNotFound, name_of
+from ..runtime import owned_task
+from ..settings import SettingError
+from .embedded import EmbeddedServerError
+from .model_line import ModelLine, StageMaker, State, prefix_of
+from .model_pull import PullFailed, pull_model
+from .model_request import ModelRequest
+from .plan import StackPlan
+from .remembered_models import RememberedModels
+from .scaling import Scaler, ScaleRules, Sight
+from .settings import StackSettings
+from .stage_process import StageDied, SupervisorPipe, begin_all
 
 LOOK_SECONDS = 0.25
 BEAT_SECONDS = 1.0

@@ -11,10 +11,11 @@ from functools import partial
 from typing import Any, Protocol
 
 from headwater.proto.events_pb2 import CatalogueEntry
-from headwater.services.stack.embedded import EmbeddedServerError
-from headwater.services.stack.plan import StackPlan
-from headwater.services.stack.scaling import Scaler, ScaleRules
-from headwater.services.stack.stage_process import KeptStage, StageDied
+
+from .embedded import EmbeddedServerError
+from .plan import StackPlan
+from .scaling import Scaler, ScaleRules
+from .stage_process import KeptStage, StageDied
 
 RETIRE_SECONDS = 45.0
 """Longer than an engine's own drain limit, in which it finishes or hands over what runs."""

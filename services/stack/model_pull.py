@@ -8,10 +8,10 @@ import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-from headwater.services.kept_child import keeper_command
-from headwater.services.progress import Report, word_of
-from headwater.services.stack.settings import StackSettings
-from headwater.services.stack.stage_process import SupervisorPipe
+from ..kept_child import keeper_command
+from ..progress import Report, word_of
+from .settings import StackSettings
+from .stage_process import SupervisorPipe
 
 STOP_SECONDS = 2.0
 

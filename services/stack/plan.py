@@ -8,12 +8,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from headwater.services.hardware import gpu_names, num_cores, resolve_device
-from headwater.services.stack.access import ServerAccess
-from headwater.services.stack.line_token import has_unsigned_tenants
-from headwater.services.stack.profile import Profile
-from headwater.services.stack.roles import Role
-from headwater.services.stack.settings import TLS_FILES, StackSettings
+from ..hardware import gpu_names, num_cores, resolve_device
+from .access import ServerAccess
+from .line_token import has_unsigned_tenants
+from .profile import Profile
+from .roles import Role
+from .settings import TLS_FILES, StackSettings
 
 BEHIND_HOST = "127.0.0.1"
 GPU_BLOCK_SIZE = 64

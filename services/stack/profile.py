@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from headwater.services.settings import SettingError
+from ..settings import SettingError
 
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 

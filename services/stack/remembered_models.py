@@ -8,8 +8,8 @@ from pathlib import Path
 import msgspec
 import structlog
 
-from headwater.services.owner_file import write_owner_file
-from headwater.services.stack.model_request import ModelRequest
+from ..owner_file import write_owner_file
+from .model_request import ModelRequest
 
 MODELS_FILE = "models.json"
 _requests = msgspec.json.Decoder(dict[str, ModelRequest])

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from headwater.services import subjects
+from .. import subjects
 
 
 class Role(Enum):

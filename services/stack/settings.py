@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from headwater.engine_core.platforms.registry import device_names, is_registered
-from headwater.services.advertise import is_loopback
-from headwater.services.engine.settings import BESIDE_DRAFT_MODEL, KV_CACHE_DTYPES, LOAD_FORMATS, NO_DRAFTS
-from headwater.services.hardware import DTYPES
-from headwater.services.settings import SettingError
-from headwater.services.speculation import MODES
-from headwater.services.stack.scaling import IDLE_SECONDS, TARGET_REQUESTS, ScaleRules
+
+from ..advertise import is_loopback
+from ..engine.settings import BESIDE_DRAFT_MODEL, KV_CACHE_DTYPES, LOAD_FORMATS, NO_DRAFTS
+from ..hardware import DTYPES
+from ..settings import SettingError
+from ..speculation import MODES
+from .scaling import IDLE_SECONDS, TARGET_REQUESTS, ScaleRules
 
 COLD_START_SECONDS = 120.0
 CHOICES = {

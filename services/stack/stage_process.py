@@ -11,10 +11,10 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from headwater.services.owner_file import open_log
-from headwater.services.progress import Report
-from headwater.services.runtime import PARENT_FD, READY_FD, end
-from headwater.services.stack.embedded import EmbeddedServer, EmbeddedServerError
+from ..owner_file import open_log
+from ..progress import Report
+from ..runtime import PARENT_FD, READY_FD, end
+from .embedded import EmbeddedServer, EmbeddedServerError
 
 Addresses = Mapping[str, str]
 """What a stage announced: kind of address → host:port."""

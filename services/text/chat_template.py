@@ -16,8 +16,8 @@ from jinja2 import meta, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 
-from headwater.services.errors import BadRequest
-from headwater.services.text.counted_environment import STEPS, CountedEnvironment, Steps
+from ..errors import BadRequest
+from .counted_environment import STEPS, CountedEnvironment, Steps
 
 MAX_RENDERED_LEN = 32 << 20
 """Characters of a rendered conversation."""

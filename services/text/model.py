@@ -6,15 +6,15 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from headwater.services.answers.format import reasoning_format_of
-from headwater.services.answers.reasoning_parser import REASONING_FORMATS
-from headwater.services.answers.tool_formats import TOOL_FORMATS, format_of_template
-from headwater.services.models.manifest import ModelManifest
-from headwater.services.served_model import ServedModel
-from headwater.services.settings import SettingError
-from headwater.services.text.chat_template import ChatTemplate
-from headwater.services.text.model_limits import ModelLimits, model_defaults
-from headwater.services.text.tokenizer import Tokenizer, read_json
+from ..answers.format import reasoning_format_of
+from ..answers.reasoning_parser import REASONING_FORMATS
+from ..answers.tool_formats import TOOL_FORMATS, format_of_template
+from ..models.manifest import ModelManifest
+from ..served_model import ServedModel
+from ..settings import SettingError
+from .chat_template import ChatTemplate
+from .model_limits import ModelLimits, model_defaults
+from .tokenizer import Tokenizer, read_json
 
 BLOCK_SIZES = (16, 32, 64, 128)
 SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")

@@ -12,22 +12,22 @@ import grpc
 import prometheus_client
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from headwater.services import cluster_key
-from headwater.services.advertise import advertised, joined
-from headwater.services.bus import Bus
-from headwater.services.call_proof import ProofInterceptor
-from headwater.services.channel import server_options
-from headwater.services.grpc_errors import ErrorInterceptor
-from headwater.services.heartbeat import Heartbeat
-from headwater.services.member import Kind, Member, new_epoch
-from headwater.services.prober import SERVICES
-from headwater.services.runtime import lifetime
-from headwater.services.served_model import ServedModel
-from headwater.services.settings import SettingError, setting
-from headwater.services.stage_security import StageSecuritySettings
-from headwater.services.tls import add_port
-from headwater.services.trace_interceptor import TraceInterceptor
-from headwater.services.tracing import NO_TRACING, Tracing
+from .. import cluster_key
+from ..advertise import advertised, joined
+from ..bus import Bus
+from ..call_proof import ProofInterceptor
+from ..channel import server_options
+from ..grpc_errors import ErrorInterceptor
+from ..heartbeat import Heartbeat
+from ..member import Kind, Member, new_epoch
+from ..prober import SERVICES
+from ..runtime import lifetime
+from ..served_model import ServedModel
+from ..settings import SettingError, setting
+from ..stage_security import StageSecuritySettings
+from ..tls import add_port
+from ..trace_interceptor import TraceInterceptor
+from ..tracing import NO_TRACING, Tracing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,8 +11,8 @@ from typing import Any
 import msgspec
 from tokenizers import Tokenizer as Backend
 
-from headwater.services.text.gguf_tokenizer import PRE_TOKENIZERS
-from headwater.services.text.token_table import TokenTable
+from .gguf_tokenizer import PRE_TOKENIZERS
+from .token_table import TokenTable
 
 PIECE_LEN = 4096
 """Characters of the pieces that a long text is cut into, so that all cores share it."""
