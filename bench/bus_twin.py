@@ -11,7 +11,7 @@ import random
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
-from headwater.services.bus import Bus, Message, Subscription
+from headwater.services.runtime.bus import Bus, Message, Subscription
 
 
 @dataclass(slots=True)

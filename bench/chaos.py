@@ -24,9 +24,9 @@ from headwater.engine_core.config import EngineConfig
 from headwater.engine_core.executors.simulated import SimulatedModel, expected_tokens
 from headwater.engine_core.sampling_params import SamplingParams
 from headwater.services.index.slots import SlotTable
-from headwater.services.member import Kind, Member
-from headwater.services.runtime import configure_logging
-from headwater.services.served_model import ServedModel
+from headwater.services.runtime.member import Kind, Member
+from headwater.services.runtime.process import configure_logging
+from headwater.services.runtime.served_model import ServedModel
 
 from .bus_twin import Air, BusTwin
 from .program import run_program

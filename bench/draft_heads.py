@@ -23,10 +23,10 @@ from headwater.engine_core.model_config import ModelConfig
 from headwater.engine_core.models import registry
 from headwater.engine_core.options import ExecutorOptions
 from headwater.engine_core.weights import model_file
-from headwater.services.hardware import resolve_device
 from headwater.services.models.demo_model import DEMO_NAME
 from headwater.services.models.store import default_cache_dir, pull
-from headwater.services.progress import silent
+from headwater.services.runtime.hardware import resolve_device
+from headwater.services.runtime.progress import silent
 
 from .decoder_twin import DecoderTwin
 from .distillation import Text, Tuning

@@ -23,11 +23,11 @@ from headwater.engine_core.models import registry
 from headwater.engine_core.options import ExecutorOptions
 from headwater.engine_core.weights import model_file
 from headwater.engine_core.weights.model_file import Tensors
-from headwater.services.hardware import resolve_device
 from headwater.services.models.demo_model import DEMO_NAME
 from headwater.services.models.manifest import ModelManifest
 from headwater.services.models.store import default_cache_dir, pull
-from headwater.services.progress import silent
+from headwater.services.runtime.hardware import resolve_device
+from headwater.services.runtime.progress import silent
 from headwater.services.text.model import ServingChoices, load_text_model
 
 from .decoder_twin import DecoderTwin

@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 from headwater.proto import common_pb2, engine_pb2, output_processor_pb2
-from headwater.services.runtime import run_stage
+from headwater.services.runtime.process import run_stage
 
 from . import arrivals, datasets
 from .datasets import Shape

@@ -30,15 +30,15 @@ from headwater.engine_core.kv.prefix_hash import block_hashes
 from headwater.gateway.router.router import Router
 from headwater.proto.engine_pb2 import KvEventsRequest, KvSnapshotPart, KvSnapshotRequest
 from headwater.proto.events_pb2 import Incarnation, KvEventBatch
-from headwater.services import subjects
-from headwater.services.bus import Bus
 from headwater.services.index.feed import IndexFeed
 from headwater.services.index.kv_index import KvIndex
-from headwater.services.member import Kind
-from headwater.services.membership import Members
-from headwater.services.runtime import configure_logging
+from headwater.services.runtime import subjects
+from headwater.services.runtime.bus import Bus
+from headwater.services.runtime.member import Kind
+from headwater.services.runtime.membership import Members
+from headwater.services.runtime.process import configure_logging
+from headwater.services.runtime.store import Store
 from headwater.services.stack.embedded import start_nats, start_valkey
-from headwater.services.store import Store
 
 from .program import run_program
 from .synthetic_publishers import BLOCKS_PER_BATCH, EPOCH, MODEL, SyntheticPublisher, publishers

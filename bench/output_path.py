@@ -28,9 +28,9 @@ from headwater.proto.common_pb2 import Sampling
 from headwater.proto.engine_pb2 import Add, ClientFrame, EngineFrame, InfoRequest, LogprobColumns
 from headwater.proto.events_pb2 import Incarnation, Member
 from headwater.proto.output_processor_pb2 import GatewayFrame, Open, OutputFrame
-from headwater.services.channel import server_options
 from headwater.services.models.manifest import ModelManifest
-from headwater.services.runtime import READY_FD
+from headwater.services.runtime.channel import server_options
+from headwater.services.runtime.process import READY_FD
 
 from .program import run_program
 from .text_folder import demo_text_folder

@@ -23,11 +23,11 @@ from rich.table import Column, Table
 
 from headwater.gateway.router.router import Dispatch, Router
 from headwater.services.index.feed import IndexFeed
-from headwater.services.member import Kind, Member
-from headwater.services.membership import Members
-from headwater.services.runtime import configure_logging
-from headwater.services.served_model import ServedModel
-from headwater.services.store import Store
+from headwater.services.runtime.member import Kind, Member
+from headwater.services.runtime.membership import Members
+from headwater.services.runtime.process import configure_logging
+from headwater.services.runtime.served_model import ServedModel
+from headwater.services.runtime.store import Store
 
 from .bus_twin import Air, BusTwin
 from .plot import check_plot, plot_curves

@@ -24,10 +24,10 @@ from rich.table import Table
 from headwater.services.index.column import IndexColumn, Owner
 from headwater.services.index.reader import IndexReader
 from headwater.services.index.reaper import Reaper
-from headwater.services.runtime import configure_logging
-from headwater.services.served_model import ServedModel
+from headwater.services.runtime.process import configure_logging
+from headwater.services.runtime.served_model import ServedModel
+from headwater.services.runtime.store import Store
 from headwater.services.stack.embedded import start_valkey
-from headwater.services.store import Store
 
 from .program import run_program
 

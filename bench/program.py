@@ -9,7 +9,7 @@ from typing import Any
 import typer
 
 from headwater.engine_core.config import ConfigError
-from headwater.services.settings import SettingError
+from headwater.services.runtime.settings import SettingError
 
 from .trace_file import TraceError
 

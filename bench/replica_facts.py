@@ -15,14 +15,14 @@ import grpc
 from grpc.aio import Metadata
 
 from headwater.proto import engine_pb2, events_pb2
-from headwater.services import subjects
-from headwater.services.bus import Bus
 from headwater.services.engine.facts import LOAD_SECONDS
 from headwater.services.engine.kv_events import KvEventLog
-from headwater.services.heartbeat import Heartbeat
-from headwater.services.member import Kind, Member, ReplicaLoad
-from headwater.services.prober import Prober
-from headwater.services.runtime import owned_task
+from headwater.services.runtime import subjects
+from headwater.services.runtime.bus import Bus
+from headwater.services.runtime.heartbeat import Heartbeat
+from headwater.services.runtime.member import Kind, Member, ReplicaLoad
+from headwater.services.runtime.prober import Prober
+from headwater.services.runtime.tasks import owned_task
 
 
 class ReplicaFacts:

@@ -21,13 +21,13 @@ from rich.table import Table
 
 from headwater.engine_core.kv.prefix_hash import block_hashes
 from headwater.gateway.router.router import Router
-from headwater.services.bus import Bus
 from headwater.services.index.feed import IndexFeed
-from headwater.services.member import Kind, Member, ReplicaLoad, new_epoch
-from headwater.services.membership import Members
-from headwater.services.runtime import configure_logging
-from headwater.services.served_model import ServedModel
-from headwater.services.store import Store
+from headwater.services.runtime.bus import Bus
+from headwater.services.runtime.member import Kind, Member, ReplicaLoad, new_epoch
+from headwater.services.runtime.membership import Members
+from headwater.services.runtime.process import configure_logging
+from headwater.services.runtime.served_model import ServedModel
+from headwater.services.runtime.store import Store
 
 from .program import run_program
 

@@ -17,12 +17,12 @@ from headwater.engine_core.executors.simulated import SimulatedExecutor, Simulat
 from headwater.engine_core.request import FinishReason, NewRequest
 from headwater.engine_core.sampling_params import SamplingParams
 from headwater.engine_core.step_output import StepOutput
-from headwater.services.bus import Bus
 from headwater.services.index.column import Owner
 from headwater.services.index.writer import IndexWriter
-from headwater.services.member import Member, ReplicaLoad
-from headwater.services.runtime import owned_task
-from headwater.services.store import Store
+from headwater.services.runtime.bus import Bus
+from headwater.services.runtime.member import Member, ReplicaLoad
+from headwater.services.runtime.store import Store
+from headwater.services.runtime.tasks import owned_task
 
 from .replica_facts import ReplicaFacts
 

@@ -13,12 +13,12 @@ from dataclasses import dataclass, field
 from headwater.engine_core.kv.prefix_hash import block_hashes
 from headwater.engine_core.sampling_params import SamplingParams
 from headwater.gateway.router.router import Incarnation, Router
-from headwater.services.errors import Unavailable
 from headwater.services.index.feed import IndexFeed
-from headwater.services.member import Kind
-from headwater.services.membership import Members
-from headwater.services.prober import Prober
-from headwater.services.served_model import ServedModel
+from headwater.services.runtime.errors import Unavailable
+from headwater.services.runtime.member import Kind
+from headwater.services.runtime.membership import Members
+from headwater.services.runtime.prober import Prober
+from headwater.services.runtime.served_model import ServedModel
 
 from .bus_twin import BusTwin
 from .replica_facts import EngineStub, ProberTwin

@@ -12,9 +12,9 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 
 from headwater.engine_core.step_output import CacheEvents, StoredChain
-from headwater.services.bus import Bus
-from headwater.services.member import Member, ReplicaLoad
-from headwater.services.runtime import owned_task
+from headwater.services.runtime.bus import Bus
+from headwater.services.runtime.member import Member, ReplicaLoad
+from headwater.services.runtime.tasks import owned_task
 
 from .replica_facts import ReplicaFacts
 

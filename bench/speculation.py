@@ -27,8 +27,8 @@ from headwater.services.engine.speculation import build_speculator, drafters_of
 from headwater.services.models.demo_model import DEMO_NAME
 from headwater.services.models.manifest import MANIFEST_NAME, ModelManifest
 from headwater.services.models.store import default_cache_dir, pull
-from headwater.services.progress import silent
-from headwater.services.speculation import DRAFTERS
+from headwater.services.runtime.progress import silent
+from headwater.services.runtime.speculation import DRAFTERS
 
 from .forced_answers import ForcedAnswers
 from .program import run_program

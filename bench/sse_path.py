@@ -27,14 +27,14 @@ from rich.console import Console
 from rich.table import Table
 
 from headwater.proto import engine_pb2, events_pb2, output_processor_pb2, processor_pb2
-from headwater.services.channel import server_options
 from headwater.services.models.demo_model import DEMO_NAME
 from headwater.services.models.manifest import ModelManifest
 from headwater.services.models.store import default_cache_dir, pull
-from headwater.services.prober import SERVICES
-from headwater.services.progress import silent
-from headwater.services.runtime import READY_FD, run_stage
-from headwater.services.served_model import ServedModel
+from headwater.services.runtime.channel import server_options
+from headwater.services.runtime.prober import SERVICES
+from headwater.services.runtime.process import READY_FD, run_stage
+from headwater.services.runtime.progress import silent
+from headwater.services.runtime.served_model import ServedModel
 
 from .program import run_program
 

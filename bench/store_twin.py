@@ -13,7 +13,7 @@ from typing import Any
 import lupa
 from redis.exceptions import NoScriptError, ResponseError
 
-from headwater.services.store import Store, StoreUnavailable
+from headwater.services.runtime.store import Store, StoreUnavailable
 
 Reply = bytes | int | list[Any] | None
 

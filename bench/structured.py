@@ -30,7 +30,8 @@ from headwater.services.engine.settings import EngineSettings
 from headwater.services.grammars.grammars import Grammars, fill
 from headwater.services.grammars.structured_output import grammar_of
 from headwater.services.models.manifest import ModelManifest
-from headwater.services.runtime import configure_logging, owned_task
+from headwater.services.runtime.process import configure_logging
+from headwater.services.runtime.tasks import owned_task
 
 from .program import run_program
 

@@ -9,8 +9,8 @@ import os
 from collections import deque
 
 from headwater.proto.events_pb2 import Incarnation, KvEventBatch, StoredBlocks
-from headwater.services.member import Kind, Member, ReplicaLoad
-from headwater.services.served_model import ServedModel
+from headwater.services.runtime.member import Kind, Member, ReplicaLoad
+from headwater.services.runtime.served_model import ServedModel
 
 EPOCH = 1
 BLOCK_SIZE = 64

@@ -7,7 +7,7 @@ from pathlib import Path
 from headwater.services.models.demo_model import DEMO_NAME, DEMO_REVISION, demo_gguf
 from headwater.services.models.manifest import LAYOUT, ModelManifest
 from headwater.services.models.store import default_cache_dir
-from headwater.services.progress import silent
+from headwater.services.runtime.progress import silent
 from headwater.services.text.gguf_tokenizer import write_tokenizer
 
 

@@ -16,21 +16,21 @@ import prometheus_client
 import structlog
 from starlette.types import ASGIApp
 
-from headwater.services.bus import Bus
-from headwater.services.errors import Unavailable
-from headwater.services.heartbeat import Heartbeat
 from headwater.services.index.feed import IndexFeed
-from headwater.services.member import Kind, Member, new_epoch
-from headwater.services.membership import Members
-from headwater.services.runtime import configure_logging, in_one_line, lifetime, run_stage
-from headwater.services.saved_members import SavedMembers
-from headwater.services.served_model import model_key
-from headwater.services.settings import SettingError, read_settings
-from headwater.services.stage_security import stages_secured
-from headwater.services.store import Store
-from headwater.services.text.stage import metrics_served
-from headwater.services.tracing import Tracing, tracing_to
-from headwater.services.usage_log import UsageLog
+from headwater.services.runtime.bus import Bus
+from headwater.services.runtime.errors import Unavailable
+from headwater.services.runtime.heartbeat import Heartbeat
+from headwater.services.runtime.member import Kind, Member, new_epoch
+from headwater.services.runtime.membership import Members
+from headwater.services.runtime.metrics_server import metrics_served
+from headwater.services.runtime.process import configure_logging, in_one_line, lifetime, run_stage
+from headwater.services.runtime.saved_members import SavedMembers
+from headwater.services.runtime.served_model import model_key
+from headwater.services.runtime.settings import SettingError, read_settings
+from headwater.services.runtime.stage_security import stages_secured
+from headwater.services.runtime.store import Store
+from headwater.services.runtime.tracing import Tracing, tracing_to
+from headwater.services.runtime.usage_log import UsageLog
 
 from .administration import Administration
 from .admission import Admission

@@ -10,7 +10,7 @@ import contextlib
 from collections.abc import AsyncIterator
 from typing import Any
 
-from headwater.services import errors
+from headwater.services.runtime import errors
 
 from .exchange import Exchange
 from .tenancy.admin import AdminSurface

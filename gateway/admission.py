@@ -14,7 +14,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from headwater.services import errors
+from headwater.services.runtime import errors
 
 RISE_SECONDS = 30.0
 FREE_PROMPTS = 4

@@ -9,7 +9,7 @@ import structlog
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from headwater.services import errors
+from headwater.services.runtime import errors
 
 from .administration import Administration
 from .background.surface import BackgroundResponses

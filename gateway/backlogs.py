@@ -7,9 +7,9 @@ import contextlib
 from collections.abc import AsyncIterator
 
 from headwater.proto.events_pb2 import Backlog
-from headwater.services import subjects
-from headwater.services.bus import Bus
-from headwater.services.runtime import owned_task
+from headwater.services.runtime import subjects
+from headwater.services.runtime.bus import Bus
+from headwater.services.runtime.tasks import owned_task
 
 from .admission import Admission
 from .router.router import Router

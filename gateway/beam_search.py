@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from headwater.proto import common_pb2, engine_pb2, output_processor_pb2
-from headwater.services import errors
+from headwater.services.runtime import errors
 
 from .loss import BROKEN, Cause, StreamLost, error_of
 from .output_session import OutputSession, Scores

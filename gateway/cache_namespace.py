@@ -11,9 +11,9 @@ from pathlib import Path
 
 import structlog
 
-from headwater.services.owner_file import read_secrets
-from headwater.services.served_model import ServedModel
-from headwater.services.settings import SettingError
+from headwater.services.runtime.owner_file import read_secrets
+from headwater.services.runtime.served_model import ServedModel
+from headwater.services.runtime.settings import SettingError
 
 SHARED_KEY = b"shared"
 MIN_MASTER_KEY_LEN = 16

@@ -10,8 +10,8 @@ import time
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 
-from headwater.services import errors
-from headwater.services.tracing import NoSpan, Span
+from headwater.services.runtime import errors
+from headwater.services.runtime.tracing import NoSpan, Span
 
 from .tenancy.grant import Standing
 from .tenants import Identity, Tenant

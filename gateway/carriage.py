@@ -13,8 +13,8 @@ import structlog
 
 from headwater.proto import common_pb2, engine_pb2
 from headwater.proto.output_processor_pb2 import Open
-from headwater.services import errors
-from headwater.services.prefix import prefix_of
+from headwater.services.runtime import errors
+from headwater.services.runtime.prefix import prefix_of
 
 from .beam_search import BeamSearch
 from .loss import OUTPUT_PROCESSOR_UNAVAILABLE, Cause, PoisonRequest, StreamLost

@@ -15,9 +15,9 @@ import structlog
 from google.protobuf.message import DecodeError
 
 from headwater.proto.events_pb2 import Catalogue, CatalogueEntry
-from headwater.services import subjects
-from headwater.services.bus import Bus, Subscription
-from headwater.services.runtime import owned_task
+from headwater.services.runtime import subjects
+from headwater.services.runtime.bus import Bus, Subscription
+from headwater.services.runtime.tasks import owned_task
 
 EXPIRY_SECONDS = 4.0
 """Silence after which a supervisor is gone."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from headwater.proto import common_pb2, engine_pb2, output_processor_pb2
 from headwater.proto.output_processor_pb2 import RowParts
-from headwater.services import errors
+from headwater.services.runtime import errors
 
 from .loss import BROKEN, Cause, StreamLost, error_of
 from .output_session import OutputSession, Scores

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from headwater.proto import common_pb2
-from headwater.services.errors import BadRequest
+from headwater.services.runtime.errors import BadRequest
 
 
 def check_num_choices(name: str, num_prompts: int, sampling: common_pb2.Sampling, allowed: int) -> None:

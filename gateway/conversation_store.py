@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from headwater.services import errors
-from headwater.services.store import Script, Store, StoreUnavailable
+from headwater.services.runtime import errors
+from headwater.services.runtime.store import Script, Store, StoreUnavailable
 
 from .storage_limits import StorageLimits
 from .stored_bytes import StoredBytes

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from headwater.services.errors import NotFound
+from headwater.services.runtime.errors import NotFound
 
 from .caller import Caller
 from .conversation_store import Conversation, ConversationStore, Head, Item

@@ -12,10 +12,10 @@ from collections.abc import AsyncIterator, Callable, Mapping
 
 from headwater.proto import events_pb2
 from headwater.proto.events_pb2 import CatalogueEntry
-from headwater.services import errors, subjects
-from headwater.services.bus import Bus
-from headwater.services.runtime import owned_task
-from headwater.services.served_model import model_key
+from headwater.services.runtime import errors, subjects
+from headwater.services.runtime.bus import Bus
+from headwater.services.runtime.served_model import model_key
+from headwater.services.runtime.tasks import owned_task
 
 from .catalogues import AWAITED, Catalogues
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from headwater.proto import common_pb2, processor_pb2
-from headwater.services.errors import BadRequest
+from headwater.services.runtime.errors import BadRequest
 
 from .caller import Caller
 from .choice_count import check_num_choices

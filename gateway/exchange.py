@@ -12,7 +12,7 @@ from typing import IO, Any
 
 import msgspec
 
-from headwater.services import errors
+from headwater.services.runtime import errors
 
 from .departure import Departure, Receive
 from .openai import errors as http_errors

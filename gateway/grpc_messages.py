@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from headwater.proto import common_pb2, inference_pb2, processor_pb2
-from headwater.services import errors
+from headwater.services.runtime import errors
 
 from .choice import Choice
 from .pieces import CallPiece, Piece

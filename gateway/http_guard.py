@@ -15,8 +15,8 @@ from typing import Any
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from headwater.services import errors
-from headwater.services.advertise import is_loopback
+from headwater.services.runtime import errors
+from headwater.services.runtime.advertise import is_loopback
 
 from .exchange import Exchange
 from .metrics import Metrics

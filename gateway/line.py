@@ -15,10 +15,10 @@ import msgspec
 import structlog
 from structlog.typing import FilteringBoundLogger
 
-from headwater.services import errors
-from headwater.services.member import Kind
-from headwater.services.membership import Change, ChangeKind, Members
-from headwater.services.tracing import NoTracing, Tracing
+from headwater.services.runtime import errors
+from headwater.services.runtime.member import Kind
+from headwater.services.runtime.membership import Change, ChangeKind, Members
+from headwater.services.runtime.tracing import NoTracing, Tracing
 
 from .admission import Admission
 from .cache_namespace import CacheNamespaces

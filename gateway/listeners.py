@@ -20,9 +20,9 @@ from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from headwater.proto import inference_pb2, inference_pb2_grpc
-from headwater.services.advertise import advertised, joined
-from headwater.services.grpc_errors import ErrorInterceptor
-from headwater.services.tls import bind
+from headwater.services.runtime.advertise import advertised, joined
+from headwater.services.runtime.grpc_errors import ErrorInterceptor
+from headwater.services.runtime.tls import bind
 
 from .line import Line
 from .public_grpc import InferenceService

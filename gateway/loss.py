@@ -6,7 +6,7 @@ from enum import Enum
 
 from headwater.proto import common_pb2
 from headwater.proto.output_processor_pb2 import OutputFinish
-from headwater.services import errors
+from headwater.services.runtime import errors
 
 ENGINE_UNAVAILABLE = "engine_unavailable"
 OUTPUT_PROCESSOR_UNAVAILABLE = "output_processor_unavailable"

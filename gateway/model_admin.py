@@ -6,8 +6,8 @@ from typing import Annotated, Any
 
 import msgspec
 
-from headwater.services import errors, subjects
-from headwater.services.bus import Bus
+from headwater.services.runtime import errors, subjects
+from headwater.services.runtime.bus import Bus
 
 from .administration import Administration
 from .catalogues import Catalogues

@@ -8,7 +8,7 @@ from operator import itemgetter
 from headwater.proto import common_pb2
 from headwater.proto.engine_pb2 import AddPart
 from headwater.proto.output_processor_pb2 import Open
-from headwater.services import errors
+from headwater.services.runtime import errors
 
 CHUNK_TOKENS = 16_384
 """Of a prompt in one frame: at most 5 bytes a token, so far below the 256 KiB that a frame may have."""

@@ -16,10 +16,10 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from headwater.services.bus import Bus
 from headwater.services.index.feed import IndexFeed
-from headwater.services.runtime import owned_task
-from headwater.services.store import READ_SECONDS, Store, StoreUnavailable
+from headwater.services.runtime.bus import Bus
+from headwater.services.runtime.store import READ_SECONDS, Store, StoreUnavailable
+from headwater.services.runtime.tasks import owned_task
 
 ASK_SECONDS = 1.0
 NUM_LATE = 3

@@ -26,12 +26,12 @@ from headwater.proto.output_processor_pb2 import (
     OutputFrame,
     RowParts,
 )
-from headwater.services import errors
-from headwater.services.call_proof import Impostor
-from headwater.services.channel import open_channel
-from headwater.services.gateway_identity import NOBODY, Gateway
-from headwater.services.grpc_errors import from_rpc_error
-from headwater.services.runtime import end
+from headwater.services.runtime import errors
+from headwater.services.runtime.call_proof import Impostor
+from headwater.services.runtime.channel import open_channel
+from headwater.services.runtime.gateway_identity import NOBODY, Gateway
+from headwater.services.runtime.grpc_errors import from_rpc_error
+from headwater.services.runtime.tasks import end
 
 from .opening import parts_of
 from .stream_context import Found, contexts

@@ -7,9 +7,9 @@ import secrets
 from collections.abc import Callable
 from hashlib import blake2b
 
-from headwater.services import errors
-from headwater.services.gateway_identity import Gateway
-from headwater.services.runtime import end, log_failure
+from headwater.services.runtime import errors
+from headwater.services.runtime.gateway_identity import Gateway
+from headwater.services.runtime.tasks import end, log_failure
 
 from .output_session import OutputSession
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import prometheus_client
 
-from headwater.services import errors
+from headwater.services.runtime import errors
 
 from .administration import Administration
 from .exchange import Exchange

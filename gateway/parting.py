@@ -7,7 +7,7 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from headwater.services import errors
+from headwater.services.runtime import errors
 
 if TYPE_CHECKING:
     from .session import Generation

@@ -16,10 +16,10 @@ from google.rpc import status_pb2
 
 from headwater.proto import processor_pb2_grpc
 from headwater.proto.processor_pb2 import PrepareCall, PreparedCall, PreparedFrame, PrepareFrame, PrepareReply
-from headwater.services import errors
-from headwater.services.call_proof import Impostor, StageChannel
-from headwater.services.grpc_errors import from_status
-from headwater.services.runtime import end
+from headwater.services.runtime import errors
+from headwater.services.runtime.call_proof import Impostor, StageChannel
+from headwater.services.runtime.grpc_errors import from_status
+from headwater.services.runtime.tasks import end
 
 MAX_CALL_BYTES = 64 * 1024
 """Longer requests go by themselves: what a call costs is little beside them, and others need not wait for them."""

@@ -13,13 +13,13 @@ import grpc
 import structlog
 
 from headwater.proto import processor_pb2, processor_pb2_grpc
-from headwater.services import errors, grpc_errors
-from headwater.services.call_proof import Impostor, StageChannel
-from headwater.services.channel import MAX_TEXT_BYTES, open_channel
-from headwater.services.runtime import end, log_failure
-from headwater.services.served_model import ServedModel
-from headwater.services.trace_context import TraceContext
-from headwater.services.tracing import Span
+from headwater.services.runtime import errors, grpc_errors
+from headwater.services.runtime.call_proof import Impostor, StageChannel
+from headwater.services.runtime.channel import MAX_TEXT_BYTES, open_channel
+from headwater.services.runtime.served_model import ServedModel
+from headwater.services.runtime.tasks import end, log_failure
+from headwater.services.runtime.trace_context import TraceContext
+from headwater.services.runtime.tracing import Span
 
 from .prepare_session import MAX_CALL_BYTES, NoSessions, PrepareSession
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 
-from headwater.services.runtime import in_succession
+from headwater.services.runtime.tasks import in_succession
 
 from .session import Generation
 

@@ -11,7 +11,7 @@ from functools import partial
 from typing import TypeVar
 from weakref import WeakValueDictionary
 
-from headwater.services.runtime import few_at_once
+from headwater.services.runtime.tasks import few_at_once
 
 PROMPTS_AT_ONCE = 4
 """Of a tenant: a processor never runs dry, and others wait behind little in each pass of an event loop."""

@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 import grpc
 
 from headwater.proto import common_pb2, inference_pb2, inference_pb2_grpc, processor_pb2
-from headwater.services import errors
-from headwater.services.runtime import end
+from headwater.services.runtime import errors
+from headwater.services.runtime.tasks import end
 
 from .caller import MAX_PRIORITY, Caller
 from .choice import Choice, Sink

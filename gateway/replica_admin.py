@@ -8,10 +8,10 @@ import grpc
 import msgspec
 
 from headwater.proto import engine_pb2, engine_pb2_grpc
-from headwater.services import errors, grpc_errors
-from headwater.services.channel import open_channel
-from headwater.services.member import Kind, Member, ReplicaLoad
-from headwater.services.membership import Members
+from headwater.services.runtime import errors, grpc_errors
+from headwater.services.runtime.channel import open_channel
+from headwater.services.runtime.member import Kind, Member, ReplicaLoad
+from headwater.services.runtime.membership import Members
 
 from .administration import Administration
 from .exchange import Exchange

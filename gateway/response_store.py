@@ -13,8 +13,8 @@ from typing import Any, TypeVar
 import msgspec
 import structlog
 
-from headwater.services import errors
-from headwater.services.store import Store, StoreUnavailable
+from headwater.services.runtime import errors
+from headwater.services.runtime.store import Store, StoreUnavailable
 
 from .conversation_store import ConversationStore
 from .storage_limits import StorageLimits

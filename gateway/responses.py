@@ -9,7 +9,7 @@ import msgspec
 import structlog
 
 from headwater.proto import processor_pb2
-from headwater.services import errors
+from headwater.services.runtime import errors
 
 from .caller import Caller
 from .choice import Sink

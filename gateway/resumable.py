@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from headwater.services.errors import BadRequest
+from headwater.services.runtime.errors import BadRequest
 
 from .caller import Caller
 from .exchange import Exchange

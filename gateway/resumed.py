@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from headwater.proto import engine_pb2, output_processor_pb2
-from headwater.services import errors
+from headwater.services.runtime import errors
 
 from .caller import Caller
 from .choice import Choice

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from headwater.proto import engine_pb2
-from headwater.services.tracing import Span
+from headwater.services.runtime.tracing import Span
 
 from .router.decision import Decision
 

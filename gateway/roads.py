@@ -14,9 +14,9 @@ from typing import Any
 
 import msgspec
 
-from headwater.services import subjects
-from headwater.services.bus import Bus, Subscription
-from headwater.services.runtime import owned_task
+from headwater.services.runtime import subjects
+from headwater.services.runtime.bus import Bus, Subscription
+from headwater.services.runtime.tasks import owned_task
 
 from .tenants import Tenant
 

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from headwater.proto import common_pb2, engine_pb2, processor_pb2
-from headwater.services import errors
-from headwater.services.runtime import owned_task
-from headwater.services.served_model import ServedModel
+from headwater.services.runtime import errors
+from headwater.services.runtime.served_model import ServedModel
+from headwater.services.runtime.tasks import owned_task
 
 from .carriage import Carriage
 from .choice import Choice, ScoredChoice, Sink

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from headwater.services.advertise import is_loopback
-from headwater.services.settings import SettingError, setting
-from headwater.services.stage_security import StageSecuritySettings
+from headwater.services.runtime.advertise import is_loopback
+from headwater.services.runtime.settings import SettingError, setting
+from headwater.services.runtime.stage_security import StageSecuritySettings
 
 from .storage_limits import DEFAULT_FILE_BYTES, DEFAULT_RESPONSE_BYTES, MIN_STORAGE_BYTES
 

@@ -14,10 +14,10 @@ import structlog
 from nats.js import JetStreamContext
 from nats.js.api import DiscardPolicy
 
-from headwater.services.bus import Bus
-from headwater.services.errors import Unavailable
-from headwater.services.runtime import owned_task
-from headwater.services.usage_log import AUDIT_STREAM, STREAM
+from headwater.services.runtime.bus import Bus
+from headwater.services.runtime.errors import Unavailable
+from headwater.services.runtime.tasks import owned_task
+from headwater.services.runtime.usage_log import AUDIT_STREAM, STREAM
 
 from .batches.durable import (
     BACKGROUND,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headwater.services.store import Script, Store
+from headwater.services.runtime.store import Script, Store
 
 _CLAIM = Script(
     """

@@ -8,7 +8,7 @@ from enum import StrEnum
 
 import msgspec
 
-from headwater.services import errors
+from headwater.services.runtime import errors
 
 
 class StreamKind(StrEnum):

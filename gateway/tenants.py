@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol, TypeVar
 
-from headwater.services import errors
-from headwater.services.owner_file import read_secrets
-from headwater.services.settings import SettingError
+from headwater.services.runtime import errors
+from headwater.services.runtime.owner_file import read_secrets
+from headwater.services.runtime.settings import SettingError
 
 OPEN_TENANT, ADMIN_TENANT = "open", "admin"
 RESERVED = (OPEN_TENANT, ADMIN_TENANT)

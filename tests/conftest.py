@@ -25,10 +25,10 @@ from redis.asyncio import Redis
 
 from headwater.bench.pytest_health import ProcessHealth
 from headwater.bench.text_folder import demo_text_folder
-from headwater.services import bus
 from headwater.services.engine.kernel_cache import with_kernel_cache
-from headwater.services.kept_child import keeper_command
-from headwater.services.served_model import ServedModel
+from headwater.services.runtime import bus
+from headwater.services.runtime.kept_child import keeper_command
+from headwater.services.runtime.served_model import ServedModel
 from headwater.services.stack.embedded import start_nats, start_valkey
 from tests import stage_log, workers
 

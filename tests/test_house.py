@@ -56,6 +56,21 @@ CORE_ROOMS_SEEN = {
     "weights": set[str](),
 }
 """Rooms of the engine core; its other files are contracts, which every room sees and which see no room."""
+SERVICE_ROOMS_SEEN = {
+    "cli": {"stack", "engine", "models", "runtime"},
+    "stack": {"engine", "models", "runtime"},
+    "engine": {"grammars", "text", "index", "models", "runtime"},
+    "processor": {"grammars", "text", "answers", "models", "runtime"},
+    "output_processor": {"text", "answers", "models", "runtime"},
+    "grammars": {"text", "answers", "models", "runtime"},
+    "text": {"answers", "models", "runtime"},
+    "answers": set[str](),
+    "index": {"models", "runtime"},
+    "models": {"runtime"},
+    "runtime": set[str](),
+}
+"""Rooms of the services: first tools, then stages, what stages share, and what every process stands on."""
+SERVICES_SEEN_BY_THE_GATEWAY = {"runtime", "index"}
 OUTPUT_PROCESSOR_ORDER = (
     "__main__",
     "session",
@@ -78,8 +93,8 @@ OUTPUT_PROCESSOR_ORDER = (
 )
 """Files of services/output_processor: each imports only files below it. A new file gets a row here and in the table in
 CONTRIBUTING.md."""
-CIRCLE_FREE = ("services/output_processor", "engine_core", "kernels", "proto")
-"""Rooms, and rooms inside rooms, without a circle of imports."""
+CIRCLE_FREE = ("services", "engine_core", "kernels", "bench", "proto")
+"""Rooms without a circle of imports."""
 TORCH_FREE_CORE = {
     "headwater.engine_core.kv.prefix_hash",
     "headwater.engine_core.sampling_params",
@@ -177,19 +192,38 @@ def test_a_room_imports_only_the_rooms_it_may_see(room: str) -> None:
     assert breaches == set()
 
 
-def test_a_room_of_the_engine_core_imports_only_the_rooms_below_it() -> None:
-    core = ROOT / "engine_core"
-    breaches = {
-        f"{path.relative_to(core)}: {name}"
-        for path in files_of("engine_core")
+def breaches_inside(room: str, seen: Mapping[str, set[str]]) -> set[str]:
+    """Imports between the rooms inside a room that `seen` does not allow. Files beside them are free to be imported."""
+    root = ROOT / room
+    assert seen.keys() >= {path.name for path in root.iterdir() if any(path.glob("*.py"))}
+    return {
+        f"{path.relative_to(root)}: {name}"
+        for path in files_of(room)
         for name in imports_of(path)
-        if name.startswith("headwater.engine_core.")
-        and (room := name.split(".")[2]) != (own := path.relative_to(core).parts[0])
-        and (core / room).is_dir()
-        and room not in CORE_ROOMS_SEEN.get(own, set())
+        if name.startswith(f"headwater.{room}.")
+        and (inner := name.split(".")[2]) != (own := path.relative_to(root).parts[0])
+        and (root / inner).is_dir()
+        and inner not in seen.get(own, set())
+    }
+
+
+def test_a_room_of_the_engine_core_imports_only_the_rooms_below_it() -> None:
+    assert breaches_inside("engine_core", CORE_ROOMS_SEEN) == set()
+
+
+def test_a_room_of_the_services_imports_only_the_rooms_below_it() -> None:
+    assert breaches_inside("services", SERVICE_ROOMS_SEEN) == set()
+    assert list((ROOT / "services").glob("*.py")) == []
+
+
+def test_the_gateway_stands_on_the_runtime_and_reads_the_index() -> None:
+    breaches = {
+        f"{path.relative_to(ROOT)}: {name}"
+        for path in files_of("gateway")
+        for name in imports_of(path)
+        if name.startswith("headwater.services.") and name.split(".")[2] not in SERVICES_SEEN_BY_THE_GATEWAY
     }
     assert breaches == set()
-    assert CORE_ROOMS_SEEN.keys() >= {path.name for path in core.iterdir() if any(path.glob("*.py"))}
 
 
 @pytest.mark.parametrize("room", CIRCLE_FREE)

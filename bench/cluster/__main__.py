@@ -24,8 +24,8 @@ from rich.console import Console
 from headwater.services.models import store as model_store
 from headwater.services.models.demo_model import DEMO_NAME
 from headwater.services.models.manifest import ModelManifest
-from headwater.services.progress import silent
-from headwater.services.runtime import configure_logging
+from headwater.services.runtime.process import configure_logging
+from headwater.services.runtime.progress import silent
 from headwater.services.text.model import load_tokenizer
 
 from ..program import run_program

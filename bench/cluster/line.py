@@ -15,13 +15,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from headwater.services import cluster_key
-from headwater.services.kept_child import keeper_command
 from headwater.services.models.demo_model import DEMO_NAME
 from headwater.services.models.store import default_cache_dir
-from headwater.services.owner_file import own_folder
-from headwater.services.progress import silent
-from headwater.services.runtime import owned_task
+from headwater.services.runtime import cluster_key
+from headwater.services.runtime.kept_child import keeper_command
+from headwater.services.runtime.owner_file import own_folder
+from headwater.services.runtime.progress import silent
+from headwater.services.runtime.tasks import owned_task
 from headwater.services.stack.embedded import EmbeddedServer, start_nats, start_valkey
 from headwater.services.stack.line_token import line_key, prepare_token
 from headwater.services.stack.local_stack import LocalStack

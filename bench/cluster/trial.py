@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 import httpx
 
-from headwater.services.runtime import owned_task
+from headwater.services.runtime.tasks import owned_task
 
 from ..routing_traces import Arrival
 from .clients import Client, Limited, Tally

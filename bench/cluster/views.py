@@ -13,11 +13,11 @@ import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
 from headwater.proto import engine_pb2, engine_pb2_grpc
-from headwater.services.channel import open_channel
 from headwater.services.index.slots import SlotTable, own_key
-from headwater.services.member import Member, ReplicaLoad
-from headwater.services.served_model import ServedModel
-from headwater.services.store import Store, StoreUnavailable
+from headwater.services.runtime.channel import open_channel
+from headwater.services.runtime.member import Member, ReplicaLoad
+from headwater.services.runtime.served_model import ServedModel
+from headwater.services.runtime.store import Store, StoreUnavailable
 
 from .line import ENGINE, GATEWAY, OUTPUT_PROCESSOR, PROCESSOR, REDIS, Cluster
 

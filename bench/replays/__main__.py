@@ -14,7 +14,7 @@ import typer
 
 from headwater.services.models.demo_model import DEMO_NAME
 from headwater.services.models.store import default_cache_dir, pull
-from headwater.services.progress import silent
+from headwater.services.runtime.progress import silent
 from headwater.services.text.model import load_tokenizer
 
 from ..source_version import ROOT

@@ -19,7 +19,7 @@ import nats.js.errors
 from nats.js import JetStreamContext
 from nats.js.api import ConsumerConfig, DeliverPolicy, Header
 
-from headwater.services import subjects
+from headwater.services.runtime import subjects
 
 from ..batches.buckets import is_wrong_sequence
 from ..batches.durable import BACKGROUND_LOG, FAILURES, Durable

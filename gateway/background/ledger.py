@@ -8,8 +8,8 @@ import msgspec
 import nats.js.errors
 from nats.aio.msg import Msg
 
-from headwater.services import subjects
-from headwater.services.errors import NotFound
+from headwater.services.runtime import subjects
+from headwater.services.runtime.errors import NotFound
 
 from ..batches.buckets import Missing, drop_keys, is_wrong_sequence
 from ..batches.durable import BACKGROUND, Durable

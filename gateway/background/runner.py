@@ -19,8 +19,8 @@ import msgspec
 import structlog
 from starlette.types import ASGIApp
 
-from headwater.services.errors import NotFound, StorageLimitExceeded, Unavailable
-from headwater.services.runtime import end
+from headwater.services.runtime.errors import NotFound, StorageLimitExceeded, Unavailable
+from headwater.services.runtime.tasks import end
 
 from .. import in_process
 from ..batches.durable import FAILURES

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from headwater.services.errors import BadRequest, BodyTooLarge, NotFound, Unavailable
+from headwater.services.runtime.errors import BadRequest, BodyTooLarge, NotFound, Unavailable
 
 from ..batches.durable import FAILURES, or_unavailable
 from ..batches.tenant_storage import TenantStorage

@@ -25,10 +25,10 @@ from nats.js.api import (
 from nats.js.kv import KeyValue
 from nats.js.object_store import ObjectStore
 
-from headwater.services import subjects
-from headwater.services.bus import Bus
-from headwater.services.errors import Unavailable
-from headwater.services.record_seal import RecordSeals
+from headwater.services.runtime import subjects
+from headwater.services.runtime.bus import Bus
+from headwater.services.runtime.errors import Unavailable
+from headwater.services.runtime.record_seal import RecordSeals
 
 from .buckets import is_full
 from .signed_bucket import SignedBucket

@@ -12,9 +12,9 @@ from typing import IO, Any
 import msgspec
 import nats.js.errors
 
-from headwater.services import subjects
-from headwater.services.errors import NotFound
-from headwater.services.refusals import Refusals
+from headwater.services.runtime import subjects
+from headwater.services.runtime.errors import NotFound
+from headwater.services.runtime.refusals import Refusals
 
 from .buckets import Missing, drop_keys
 from .durable import FILES, KEPT_SECONDS, Durable, Rooms, drop_object

@@ -13,7 +13,7 @@ import structlog
 from nats.aio.msg import Msg
 from nats.js import JetStreamContext
 
-from headwater.services.runtime import owned_task
+from headwater.services.runtime.tasks import owned_task
 
 from .durable import FAILURES, HOLD_SECONDS
 

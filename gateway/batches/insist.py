@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from headwater.services.errors import Unavailable
+from headwater.services.runtime.errors import Unavailable
 
 from .durable import FAILURES
 

@@ -8,8 +8,8 @@ import time
 from collections.abc import AsyncIterator
 from typing import IO
 
-from headwater.services.errors import NotFound, Unavailable
-from headwater.services.runtime import end
+from headwater.services.runtime.errors import NotFound, Unavailable
+from headwater.services.runtime.tasks import end
 
 from .durable import FAILURES
 from .files import Files

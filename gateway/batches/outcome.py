@@ -8,7 +8,7 @@ from typing import IO, Any
 
 import msgspec
 
-from headwater.services.errors import StorageLimitExceeded
+from headwater.services.runtime.errors import StorageLimitExceeded
 
 from .files import IN_MEMORY_BYTES, Files
 from .lines import numbered, read_line

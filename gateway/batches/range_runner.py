@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator
 
 import structlog
 
-from headwater.services.errors import NotFound, Unavailable
-from headwater.services.runtime import end
+from headwater.services.runtime.errors import NotFound, Unavailable
+from headwater.services.runtime.tasks import end
 
 from .durable import FAILURES, Durable
 from .files import Files

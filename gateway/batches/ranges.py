@@ -9,7 +9,7 @@ from typing import IO
 import msgspec
 from nats.aio.msg import Msg
 
-from headwater.services import subjects
+from headwater.services.runtime import subjects
 
 from .buckets import put_once
 from .durable import LINES_QUEUE, Durable

@@ -13,7 +13,7 @@ import nats.errors
 from nats.js import JetStreamContext
 from nats.js.api import ConsumerConfig, DeliverPolicy
 
-from headwater.services.refusals import Refusals
+from headwater.services.runtime.refusals import Refusals
 
 from .buckets import Missing, drop_keys
 from .durable import FAILURES, RESULTS, Durable, Rooms, drop_object

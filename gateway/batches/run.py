@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from typing import IO
 
-from headwater.services.errors import NotFound, Unavailable
+from headwater.services.runtime.errors import NotFound, Unavailable
 
 from .durable import FAILURES
 from .files import Files

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 
 import structlog
 
-from headwater.services.errors import NotFound, Unavailable
+from headwater.services.runtime.errors import NotFound, Unavailable
 
 from .durable import FAILURES
 from .ledger import Job, Ledger

@@ -12,7 +12,7 @@ from nats.js import JetStreamContext
 from nats.js.api import Header
 from nats.js.kv import KeyValue
 
-from headwater.services.record_seal import RecordSeals
+from headwater.services.runtime.record_seal import RecordSeals
 
 from .buckets import Missing, entries, put_once, value_of
 

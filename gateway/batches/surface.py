@@ -9,7 +9,7 @@ import msgspec
 from starlette.datastructures import Headers, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 
-from headwater.services.errors import BadRequest, LimitExceeded, UnsupportedMediaType
+from headwater.services.runtime.errors import BadRequest, LimitExceeded, UnsupportedMediaType
 
 from ..exchange import Exchange
 from ..openai.decode import decode

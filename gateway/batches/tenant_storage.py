@@ -9,8 +9,8 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from weakref import WeakValueDictionary
 
-from headwater.services import subjects
-from headwater.services.errors import LimitExceeded, StorageLimitExceeded
+from headwater.services.runtime import subjects
+from headwater.services.runtime.errors import LimitExceeded, StorageLimitExceeded
 
 from ..storage_limits import StorageLimits
 from .buckets import last_headers, sizes

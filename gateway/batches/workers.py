@@ -9,8 +9,8 @@ from typing import Any, Generic, TypeVar
 
 import structlog
 
-from headwater.services.errors import Unavailable
-from headwater.services.runtime import end
+from headwater.services.runtime.errors import Unavailable
+from headwater.services.runtime.tasks import end
 
 from .durable import FAILURES, Durable
 

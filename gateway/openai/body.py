@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 from msgspec import inspect
 
-from headwater.services.errors import BadRequest
+from headwater.services.runtime.errors import BadRequest
 
 MAX_UNKNOWN = 16_384
 MAX_NAME_CHARS = 80

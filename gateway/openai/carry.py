@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headwater.services import errors
+from headwater.services.runtime import errors
 
 from ..line import Line
 from ..prompt_runs import prepare_all, run_all

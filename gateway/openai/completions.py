@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from headwater.proto import common_pb2, processor_pb2
-from headwater.services.errors import BadRequest
+from headwater.services.runtime.errors import BadRequest
 
 from ..caller import Caller
 from ..choice import Choice

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import msgspec
 import structlog
 
-from headwater.services.errors import BadRequest
+from headwater.services.runtime.errors import BadRequest
 
 from ..long_work import LONG_BODY_BYTES, without_collector
 from .body import MAX_NAME_CHARS, Unknown, known_part

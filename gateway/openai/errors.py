@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from headwater.services import errors
+from headwater.services.runtime import errors
 
 HTTP: dict[type[errors.HeadwaterError], tuple[int, str]] = {
     errors.BadRequest: (400, "invalid_request_error"),

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from headwater.proto import processor_pb2
-from headwater.services.errors import BadRequest
-from headwater.services.served_model import ServedModel
+from headwater.services.runtime.errors import BadRequest
+from headwater.services.runtime.served_model import ServedModel
 
 from ..line import Line
 from ..tenants import Tenant

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from headwater.services.errors import UnsupportedField
+from headwater.services.runtime.errors import UnsupportedField
 
 TEXT_ONLY = "only text is served"
 NO_PLUG_INS = "this version takes no code or parameters of extensions"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from headwater.services.errors import BadRequest
+from headwater.services.runtime.errors import BadRequest
 
 
 def page_of(query: Mapping[str, str], youngest_first: Sequence[dict[str, Any]]) -> dict[str, Any]:

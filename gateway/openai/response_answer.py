@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from headwater.proto.output_processor_pb2 import RowParts
-from headwater.services import errors
+from headwater.services.runtime import errors
 
 from ..choice import Choice
 from ..output_session import Scores

@@ -9,8 +9,8 @@ import msgspec
 
 from headwater.proto import common_pb2, processor_pb2
 from headwater.proto.common_pb2 import ChatMessage
-from headwater.services.errors import BadRequest, UnsupportedField
-from headwater.services.request_limits import bounded_tools
+from headwater.services.runtime.errors import BadRequest, UnsupportedField
+from headwater.services.runtime.request_limits import bounded_tools
 
 from .body import known_part
 from .response_schema import InputItem, InputPart, ResponsesRequest, ResponseTool, TextFormat

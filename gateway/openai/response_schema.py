@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
-from headwater.services.request_limits import MAX_MESSAGE_PARTS, MAX_TOOLS
+from headwater.services.runtime.request_limits import MAX_MESSAGE_PARTS, MAX_TOOLS
 
 from .body import Body
 from .schema import Flag, Sampling, StructuredOutputs, Whole

@@ -6,8 +6,8 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
-from headwater.services.request_limits import MAX_BIASES, MAX_MESSAGE_PARTS, MAX_TEXTS, MAX_TOOLS
-from headwater.services.speculation import MAX_DRAFT_TOKENS, NAMES
+from headwater.services.runtime.request_limits import MAX_BIASES, MAX_MESSAGE_PARTS, MAX_TEXTS, MAX_TOOLS
+from headwater.services.runtime.speculation import MAX_DRAFT_TOKENS, NAMES
 
 from .body import Body
 

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Generator, MutableMapping
 from typing import Any
 
-from headwater.services import errors
+from headwater.services.runtime import errors
 
 Message = MutableMapping[str, Any]
 Send = Callable[[Message], Awaitable[None]]

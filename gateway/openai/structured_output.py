@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from headwater.proto.common_pb2 import Sampling, StructuredOutput
-from headwater.services.errors import BadRequest, UnsupportedField
+from headwater.services.runtime.errors import BadRequest, UnsupportedField
 
 from .schema import Answering, ResponseFormat, StructuredOutputs
 

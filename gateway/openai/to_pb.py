@@ -8,8 +8,8 @@ from typing import TypeVar
 import msgspec
 
 from headwater.proto import common_pb2, processor_pb2
-from headwater.services.errors import BadRequest, UnsupportedField
-from headwater.services.request_limits import MAX_MESSAGE_PARTS, bounded_tools, check_count
+from headwater.services.runtime.errors import BadRequest, UnsupportedField
+from headwater.services.runtime.request_limits import MAX_MESSAGE_PARTS, bounded_tools, check_count
 
 from .not_served import NOT_SERVED
 from .response_schema import ResponseTool

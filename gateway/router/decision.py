@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from heapq import nsmallest
 from typing import Any
 
-from headwater.services.member import Member
+from headwater.services.runtime.member import Member
 
 from .cost import Parts
 

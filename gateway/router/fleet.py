@@ -9,11 +9,11 @@ import structlog
 from google.protobuf.message import DecodeError
 
 from headwater.proto import events_pb2
-from headwater.services import subjects
-from headwater.services.bus import Bus, Subscription
-from headwater.services.member import Kind, Member, ReplicaLoad
-from headwater.services.membership import Change, ChangeKind, Members
-from headwater.services.runtime import owned_task
+from headwater.services.runtime import subjects
+from headwater.services.runtime.bus import Bus, Subscription
+from headwater.services.runtime.member import Kind, Member, ReplicaLoad
+from headwater.services.runtime.membership import Change, ChangeKind, Members
+from headwater.services.runtime.tasks import owned_task
 
 from .rates import Rates, pooled
 from .replica import Replica

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from headwater.services.member import ReplicaLoad
+from headwater.services.runtime.member import ReplicaLoad
 
 _SETTLED_SECONDS = 1.0
 """After so long a report speaks of a request for sure."""

@@ -16,10 +16,10 @@ import structlog
 from google.protobuf.message import DecodeError
 
 from headwater.proto.events_pb2 import Incarnation, InFlightEntry, InFlightUpdate
-from headwater.services import subjects
-from headwater.services.bus import Bus, Subscription
-from headwater.services.member import Member
-from headwater.services.runtime import owned_task
+from headwater.services.runtime import subjects
+from headwater.services.runtime.bus import Bus, Subscription
+from headwater.services.runtime.member import Member
+from headwater.services.runtime.tasks import owned_task
 
 from .fleet import Fleet
 from .load import InFlight, Load

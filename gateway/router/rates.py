@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from headwater.services.member import ReplicaLoad
+from headwater.services.runtime.member import ReplicaLoad
 
 DEFAULT_PREFILL_TPS = 2000.0
 """Until anyone of the model has said; only its relation to the other parts of the cost matters, for a moment."""

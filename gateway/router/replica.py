@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from headwater.services.index.kv_index import Column
-from headwater.services.member import Member
+from headwater.services.runtime.member import Member
 
 from .breaker import Breaker
 from .cost import GUARD_FILLED, Parts, pressure

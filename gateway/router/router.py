@@ -17,11 +17,11 @@ from zlib import crc32
 import structlog
 from prometheus_client import CollectorRegistry
 
-from headwater.services.bus import Bus
-from headwater.services.errors import Unavailable
 from headwater.services.index.feed import IndexFeed
-from headwater.services.member import new_epoch
-from headwater.services.membership import Members
+from headwater.services.runtime.bus import Bus
+from headwater.services.runtime.errors import Unavailable
+from headwater.services.runtime.member import new_epoch
+from headwater.services.runtime.membership import Members
 
 from . import home, policy
 from .decision import Candidate, Decision, shown

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from headwater.services import errors
-from headwater.services.runtime import owned_task
-from headwater.services.store import StoreUnavailable
-from headwater.services.usage_log import UsageLog, UsageRecord
+from headwater.services.runtime import errors
+from headwater.services.runtime.store import StoreUnavailable
+from headwater.services.runtime.tasks import owned_task
+from headwater.services.runtime.usage_log import UsageLog, UsageRecord
 
 from ..batches.durable import FAILURES
 from ..stream_context import Found

@@ -16,9 +16,9 @@ import msgspec
 import structlog
 from nats.js import JetStreamContext
 
-from headwater.services import errors, subjects
-from headwater.services.bus import Bus
-from headwater.services.usage_log import AUDIT_STREAM, UsageLog, make_stream, read_stream
+from headwater.services.runtime import errors, subjects
+from headwater.services.runtime.bus import Bus
+from headwater.services.runtime.usage_log import AUDIT_STREAM, UsageLog, make_stream, read_stream
 
 from ..batches.durable import or_unavailable
 from ..exchange import Exchange

@@ -15,11 +15,11 @@ from nats.js import JetStreamContext
 from nats.js.api import KeyValueConfig, StorageType
 from nats.js.kv import KeyValue
 
-from headwater.services import subjects
-from headwater.services.bus import Bus
-from headwater.services.errors import BadRequest, NotFound, Unavailable
-from headwater.services.freshness import now_ms
-from headwater.services.record_seal import RecordSeals
+from headwater.services.runtime import subjects
+from headwater.services.runtime.bus import Bus
+from headwater.services.runtime.errors import BadRequest, NotFound, Unavailable
+from headwater.services.runtime.freshness import now_ms
+from headwater.services.runtime.record_seal import RecordSeals
 
 from ..batches.buckets import drop_keys, entries, is_full
 from ..batches.durable import or_unavailable

@@ -18,9 +18,9 @@ from collections.abc import AsyncIterator, Callable, Sequence
 import msgspec
 import structlog
 
-from headwater.services import errors, subjects
-from headwater.services.bus import Bus, Subscription
-from headwater.services.runtime import owned_task
+from headwater.services.runtime import errors, subjects
+from headwater.services.runtime.bus import Bus, Subscription
+from headwater.services.runtime.tasks import owned_task
 
 from ..tenants import (
     ADMIN_TENANT,

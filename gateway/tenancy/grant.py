@@ -9,7 +9,7 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
-from headwater.services import errors
+from headwater.services.runtime import errors
 
 from ..prompt_turns import Entrance
 from ..tenants import Tenant

@@ -16,9 +16,9 @@ import msgspec
 import structlog
 from redis.exceptions import ResponseError
 
-from headwater.services.owner_file import write_owner_file
-from headwater.services.record_seal import RecordSeals
-from headwater.services.store import Script, Store, StoreUnavailable
+from headwater.services.runtime.owner_file import write_owner_file
+from headwater.services.runtime.record_seal import RecordSeals
+from headwater.services.runtime.store import Script, Store, StoreUnavailable
 
 HASH = "headwater:tenants:last_written"
 _PAGE = 1000

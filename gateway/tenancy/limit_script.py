@@ -9,7 +9,7 @@ limits, and how many choices may run.
 
 from __future__ import annotations
 
-from headwater.services.store import Script
+from headwater.services.runtime.store import Script
 
 CHANGE = Script(
     """

@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from headwater.services.store import Store
+from headwater.services.runtime.store import Store
 
 from .limit_script import CHANGE
 from .records import Limits, Scope

@@ -14,8 +14,8 @@ from collections.abc import AsyncIterator
 import msgspec
 import structlog
 
-from headwater.services.errors import HeadwaterError
-from headwater.services.runtime import owned_task
+from headwater.services.runtime.errors import HeadwaterError
+from headwater.services.runtime.tasks import owned_task
 
 from ..background.ledger import BackgroundLedger
 from ..batches.durable import FAILURES, Durable

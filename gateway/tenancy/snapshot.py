@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 import structlog
 
-from headwater.services.owner_file import write_owner_file
+from headwater.services.runtime.owner_file import write_owner_file
 
 from .records import TenantRecord
 

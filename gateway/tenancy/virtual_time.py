@@ -13,8 +13,8 @@ from collections.abc import AsyncIterator, Mapping
 
 import msgspec
 
-from headwater.services.runtime import owned_task
-from headwater.services.store import Script, Store, StoreUnavailable
+from headwater.services.runtime.store import Script, Store, StoreUnavailable
+from headwater.services.runtime.tasks import owned_task
 
 from ..tenants import Tenant
 

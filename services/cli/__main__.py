@@ -17,16 +17,16 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from ..hardware import default_replicas
 from ..models import store as model_store
 from ..models.demo_model import DEMO_NAME
 from ..models.hugging_face import HubError
 from ..models.manifest import ModelFolderError
 from ..models.store import ConversionFailed, ModelNotFound
 from ..models.wheel_model import WheelModelError
-from ..printable import LAYOUT, printable
-from ..progress import ProgressBars
-from ..settings import SettingError
+from ..runtime.hardware import default_replicas
+from ..runtime.printable import LAYOUT, printable
+from ..runtime.progress import ProgressBars
+from ..runtime.settings import SettingError
 from ..stack.embedded import EmbeddedServerError
 from ..stack.line_file import read_line
 from ..stack.line_token import line_key

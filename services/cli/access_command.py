@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from ..cluster_key import make_token_file
+from ..runtime.cluster_key import make_token_file
 from ..stack.access import PASSWORDS_FILE, Passwords, ServerAccess
 from ..stack.line_token import TOKEN, TOKEN_FILE
 

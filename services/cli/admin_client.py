@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import httpx
 import typer
 
-from ..owner_file import read_secrets
+from ..runtime.owner_file import read_secrets
 from ..stack.line_file import read_line
 
 CALL_SECONDS = 30.0

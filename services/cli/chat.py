@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 from rich.console import Console
 
-from ..printable import LAYOUT, printable, shown
+from ..runtime.printable import LAYOUT, printable, shown
 from .answer_stream import AnswerStream, ChatError, Chunk, sentence_of
 
 HELP = "/new starts over, /system TEXT sets the system message, /quit leaves (or Ctrl-D); Ctrl-C stops an answer"

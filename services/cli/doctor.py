@@ -15,7 +15,7 @@ from pathlib import Path
 
 from rich.table import Table
 
-from ..hardware import cpu_has_fast_bf16, gpu_names, num_cores
+from ..runtime.hardware import cpu_has_fast_bf16, gpu_names, num_cores
 
 MIN_PYTHON = (3, 11)
 MIN_FREE_DISK = 4 << 30

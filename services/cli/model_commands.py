@@ -15,8 +15,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from ..printable import printable, shown
-from ..progress import ProgressBars, Report
+from ..runtime.printable import printable, shown
+from ..runtime.progress import ProgressBars, Report
 from .admin_client import AdminKeyFile, AsJson, BaseUrl, call, open_gateway
 from .plain_table import plain_table
 

@@ -12,11 +12,11 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.table import Table
 
-from ..bus import Bus, without_password
-from ..cluster_key import ClusterKey, using
-from ..member import Kind, Member
-from ..membership import Members
-from ..printable import shown
+from ..runtime.bus import Bus, without_password
+from ..runtime.cluster_key import ClusterKey, using
+from ..runtime.member import Kind, Member
+from ..runtime.membership import Members
+from ..runtime.printable import shown
 from .plain_table import plain_table
 
 ASK_SECONDS = 3.0

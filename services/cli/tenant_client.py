@@ -9,7 +9,7 @@ from urllib.parse import quote
 import httpx
 from rich.table import Table
 
-from ..printable import shown
+from ..runtime.printable import shown
 from .admin_client import call
 from .plain_table import plain_table
 

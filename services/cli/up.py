@@ -22,9 +22,9 @@ from rich.console import Console
 
 from ..models import store as model_store
 from ..models.manifest import ModelManifest
-from ..owner_file import own_folder
-from ..printable import shown
-from ..progress import ProgressBars
+from ..runtime.owner_file import own_folder
+from ..runtime.printable import shown
+from ..runtime.progress import ProgressBars
 from ..stack.line_file import LineRecord
 from ..stack.local_stack import LocalStack, StackError
 from ..stack.settings import StackSettings

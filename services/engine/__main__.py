@@ -11,11 +11,13 @@ from headwater.proto.engine_pb2_grpc import add_EngineServicer_to_server
 from ..models.draft_model import check_draft_model
 from ..models.entry import ModelRefused
 from ..models.manifest import ModelFolderError, ModelManifest
-from ..runtime import Lifetime, configure_logging, in_one_line, lifetime, owned_task, run_stage
-from ..settings import SettingError, read_settings
-from ..stage_security import stages_secured
-from ..text.stage import Listener, metrics_served
-from ..tracing import tracing_to
+from ..runtime.listener import Listener
+from ..runtime.metrics_server import metrics_served
+from ..runtime.process import Lifetime, configure_logging, in_one_line, lifetime, run_stage
+from ..runtime.settings import SettingError, read_settings
+from ..runtime.stage_security import stages_secured
+from ..runtime.tasks import owned_task
+from ..runtime.tracing import tracing_to
 from .core_link import CoreFailed, CoreLink
 from .door import Door
 from .facts import EngineFacts

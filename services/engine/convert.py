@@ -21,7 +21,7 @@ from headwater.engine_core.weights.model_file import DTYPES
 
 from ..models.gguf_check import check_gguf
 from ..models.manifest import LAYOUT, ModelManifest
-from ..settings import SettingError, read_settings, setting
+from ..runtime.settings import SettingError, read_settings, setting
 from ..text.gguf_tokenizer import write_tokenizer
 from .kernel_cache import with_kernel_cache
 

@@ -23,7 +23,7 @@ from headwater.engine_core.engine import Engine
 from headwater.engine_core.executors.registry import build_executor
 from headwater.engine_core.options import ExecutorOptions, ModelFacts
 
-from ..settings import read_settings
+from ..runtime.settings import read_settings
 from .mask_table import map_masks
 from .messages import (
     Add,

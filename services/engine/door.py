@@ -17,9 +17,9 @@ from headwater.engine_core.request import NewRequest
 from headwater.engine_core.step_output import EngineLoad, StepOutput
 from headwater.proto.events_pb2 import KvEventBatch
 
-from ..errors import Unavailable
-from ..member import ReplicaLoad
-from ..tracing import NO_TRACING, Tracing
+from ..runtime.errors import Unavailable
+from ..runtime.member import ReplicaLoad
+from ..runtime.tracing import NO_TRACING, Tracing
 from .core_link import CoreLink
 from .fence import Fence
 from .grammar_desk import GrammarDesk
@@ -27,14 +27,7 @@ from .grammars import GrammarCompiler
 from .kv_events import KvEventLog
 from .masks import MaskWriter
 from .messages import Add, Ask, Cancel, Command, Idle, Ready, Step
-from .metrics import (
-    DECODE_SECONDS,
-    MASK_SECONDS,
-    PREFILL_SECONDS,
-    QUEUE_SECONDS,
-    STEP_SECONDS,
-    STEP_TOKENS,
-)
+from .metrics import DECODE_SECONDS, MASK_SECONDS, PREFILL_SECONDS, QUEUE_SECONDS, STEP_SECONDS, STEP_TOKENS
 from .rates import Rates
 from .requests import Limits
 from .session import EngineSession

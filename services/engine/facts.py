@@ -11,14 +11,14 @@ from collections.abc import AsyncIterator
 
 from headwater.proto.events_pb2 import KvEventBatch
 
-from .. import subjects
-from ..bus import Bus
-from ..heartbeat import Heartbeat
 from ..index.column import Owner
 from ..index.writer import IndexWriter
-from ..member import ReplicaLoad
-from ..runtime import owned_task
-from ..store import Store
+from ..runtime import subjects
+from ..runtime.bus import Bus
+from ..runtime.heartbeat import Heartbeat
+from ..runtime.member import ReplicaLoad
+from ..runtime.store import Store
+from ..runtime.tasks import owned_task
 from .door import Door
 from .replica import Replica
 from .settings import EngineSettings

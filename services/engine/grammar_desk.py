@@ -10,7 +10,7 @@ from headwater.engine_core.request import FinishReason, NewRequest
 from headwater.engine_core.step_output import Finished, StepOutput
 
 from ..grammars.grammars import GrammarError
-from ..runtime import log_failure
+from ..runtime.tasks import log_failure
 from .grammars import GrammarCompiler, NoTokenizer
 from .masks import MaskWriter
 from .messages import Add, Command

@@ -21,13 +21,13 @@ from headwater.engine_core.conformance.suite import PARTS, operation_lines
 from headwater.engine_core.platforms import registry
 from headwater.engine_core.platforms.registry import LoadedDevice
 
-from ..hardware import resolve_dtype
 from ..models.demo_model import DEMO_NAME
 from ..models.store import ConversionFailed, default_cache_dir, pull
 from ..models.wheel_model import WheelModelError
-from ..printable import shown
-from ..progress import ProgressBars, Report
-from ..settings import SettingError, read_settings, setting
+from ..runtime.hardware import resolve_dtype
+from ..runtime.printable import shown
+from ..runtime.progress import ProgressBars, Report
+from ..runtime.settings import SettingError, read_settings, setting
 from ..text.model import ServingChoices, load_text_model
 
 TEXTS = (

@@ -7,9 +7,9 @@ import socket
 
 from headwater.proto.events_pb2 import Incarnation
 
-from ..member import Kind, Member, ReplicaLoad, new_epoch
 from ..models.manifest import ModelManifest
-from ..served_model import ServedModel
+from ..runtime.member import Kind, Member, ReplicaLoad, new_epoch
+from ..runtime.served_model import ServedModel
 from .messages import Ready
 from .settings import EngineSettings
 

@@ -16,9 +16,9 @@ from headwater.proto import common_pb2
 from headwater.proto.common_pb2 import Sampling, Speculative
 from headwater.proto.engine_pb2 import Add, AddPart
 
-from ..errors import BadRequest, ContextTooLong, UnsupportedField
-from ..request_limits import MAX_BIASES, check_count
-from ..speculation import DRAFTERS
+from ..runtime.errors import BadRequest, ContextTooLong, UnsupportedField
+from ..runtime.request_limits import MAX_BIASES, check_count
+from ..runtime.speculation import DRAFTERS
 
 POOLINGS = {
     common_pb2.POOLING_UNSPECIFIED: "",

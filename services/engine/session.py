@@ -17,30 +17,15 @@ from headwater.engine_core.step_output import PromptLogprobsPart, StepOutput
 from headwater.proto import common_pb2
 from headwater.proto import engine_pb2 as pb
 
-from ..errors import BadRequest, HeadwaterError, Unavailable
-from ..runtime import owned_task
-from ..tracing import Tracing
+from ..runtime.errors import BadRequest, HeadwaterError, Unavailable
+from ..runtime.tasks import owned_task
+from ..runtime.tracing import Tracing
 from .fence import Fence, Prompt
-from .frames import (
-    MAX_ERROR_CHARS,
-    Rows,
-    embedding_frame,
-    prompt_logprob_frames,
-    step_frames,
-)
+from .frames import MAX_ERROR_CHARS, Rows, embedding_frame, prompt_logprob_frames, step_frames
 from .messages import Ask, Cancel, Command, Credit, Stall
 from .outbox import Outbox
 from .requests import Limits, PendingAdd, requests_of
-from .stream import (
-    CAUSES,
-    DRAINING,
-    LIVE,
-    MISSING,
-    SLOW_READER_SECONDS,
-    STALLED_SECONDS,
-    SUPERSEDED,
-    Stream,
-)
+from .stream import CAUSES, DRAINING, LIVE, MISSING, SLOW_READER_SECONDS, STALLED_SECONDS, SUPERSEDED, Stream
 
 
 class Host(Protocol):

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from headwater.engine_core.config import BLOCK_SIZES
 
-from ..settings import SettingError, setting
-from ..speculation import DRAFTERS, MAX_DRAFT_TOKENS, MODES
-from ..stage_security import StageSecuritySettings
+from ..runtime.settings import SettingError, setting
+from ..runtime.speculation import DRAFTERS, MAX_DRAFT_TOKENS, MODES
+from ..runtime.stage_security import StageSecuritySettings
 
 LOAD_FORMATS = ("auto", "dummy", "dummy-uniform")
 KV_CACHE_DTYPES = ("auto", "fp8")

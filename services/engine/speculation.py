@@ -17,7 +17,7 @@ from headwater.engine_core.scheduling.grammar_drafts import GrammarDrafts
 from headwater.engine_core.scheduling.model_speculator import ModelSpeculator
 from headwater.engine_core.scheduling.speculator import Speculator
 
-from ..speculation import DRAFT_HEADS, DRAFT_MODEL
+from ..runtime.speculation import DRAFT_HEADS, DRAFT_MODEL
 from .settings import EngineSettings
 
 logger = logging.getLogger(__name__)

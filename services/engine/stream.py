@@ -14,7 +14,7 @@ from headwater.engine_core.step_output import Finished, Started, Work
 from headwater.proto import common_pb2
 from headwater.proto import engine_pb2 as pb
 
-from ..tracing import Span
+from ..runtime.tracing import Span
 from .fence import Prompt
 from .frames import MAX_ERROR_CHARS
 

@@ -14,9 +14,9 @@ from google.protobuf.message import DecodeError
 
 from headwater.proto.events_pb2 import Backlog
 
-from .. import subjects
-from ..bus import Bus, Subscription
-from ..runtime import owned_task
+from ..runtime import subjects
+from ..runtime.bus import Bus, Subscription
+from ..runtime.tasks import owned_task
 
 WAITING_SECONDS = 0.5
 """Of prefill: many times the way to a gateway and back."""

@@ -10,7 +10,7 @@ from dataclasses import replace
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from ..settings import read_settings
+from ..runtime.settings import read_settings
 from .core_link import core_environment
 from .settings import EngineSettings
 

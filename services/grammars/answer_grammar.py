@@ -12,7 +12,7 @@ from headwater.proto.processor_pb2 import Conversation, PrepareReply, PrepareReq
 from ..answers.format import ENFORCING, may_call, named_tool
 from ..answers.reasoning_parser import REASONING_FORMATS
 from ..answers.tool_formats import ANY_ARGUMENTS, NO_ARGUMENTS, TOOL_FORMATS, Form, OfferedTool
-from ..errors import BadRequest
+from ..runtime.errors import BadRequest
 from ..text.model import TextModel
 from .counted_text import counted_up_to
 from .json_schema import check_schema, parse_json

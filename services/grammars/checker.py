@@ -16,7 +16,7 @@ from pathlib import Path
 
 import structlog
 
-from ..errors import Unavailable
+from ..runtime.errors import Unavailable
 from .check import TOO_LARGE
 from .check_process import CheckDied, CheckProcess, Verdict
 from .grammars import GrammarError

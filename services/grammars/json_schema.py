@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from ..errors import BadRequest
+from ..runtime.errors import BadRequest
 
 MAX_NESTING = 64
 NOT_ENFORCED = frozenset(

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from llguidance import regex_to_lark
 from llguidance.gbnf_to_lark import ASTNode, GbnfToLarkError, GrammarParser, RuleRefNode, gbnf_to_lark
 
-from ..errors import BadRequest
+from ..runtime.errors import BadRequest
 
 ANY_TEXT = r"/(?s:.*)/"
 _GBNF = re.compile(r"^\s*[A-Za-z][\w-]*\s*::=", re.MULTILINE)

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 import numpy as np
 from llguidance import LLMatcher, LLTokenizer
 
-from ..errors import BadRequest
+from ..runtime.errors import BadRequest
 
 ESCAPED = tuple(map(chr, [*range(0x20), ord('"'), ord("\\")]))
 _PLAIN = r'[^"\\\x00-\x1f]'

@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ..errors import BadRequest
+from ..runtime.errors import BadRequest
 from . import lark
 from .json_schema import check_schema
 from .lark import ANY_TEXT, expression, literal, quoted

@@ -12,7 +12,7 @@ from typing import Any
 
 from headwater.proto.common_pb2 import StructuredOutput
 
-from ..errors import BadRequest
+from ..runtime.errors import BadRequest
 from . import lark
 from .json_schema import check_schema, parse_json
 from .structural_tag import structural_tag_grammar

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ..store import Script, Store
+from ..runtime.store import Script, Store
 from .slots import SlotTable, block_prefix, epoch_text, own_key, slots_key
 
 BLOCKS_PER_CALL = 256

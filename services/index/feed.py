@@ -15,12 +15,12 @@ from google.protobuf.message import DecodeError
 
 from headwater.proto import events_pb2
 
-from .. import subjects
-from ..bus import Bus, Subscription
-from ..member import Kind, Member
-from ..membership import Change, ChangeKind, Members
-from ..runtime import log_failure, owned_task
-from ..store import Store, StoreUnavailable
+from ..runtime import subjects
+from ..runtime.bus import Bus, Subscription
+from ..runtime.member import Kind, Member
+from ..runtime.membership import Change, ChangeKind, Members
+from ..runtime.store import Store, StoreUnavailable
+from ..runtime.tasks import log_failure, owned_task
 from .burden import Burden
 from .follower import Dial, Follower, engine_at
 from .kv_index import MAX_BLOCKS, Column, KvIndex

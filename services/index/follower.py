@@ -17,9 +17,9 @@ import structlog
 
 from headwater.proto import engine_pb2, engine_pb2_grpc, events_pb2
 
-from ..bus import Bus
-from ..channel import open_channel
-from ..member import Member
+from ..runtime.bus import Bus
+from ..runtime.channel import open_channel
+from ..runtime.member import Member
 from .kv_index import KvIndex, Verdict
 
 _CALL_SECONDS = 30.0

@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 
-from ..served_model import ServedModel
-from ..store import READ_SECONDS, Store, StoreUnavailable
+from ..runtime.served_model import ServedModel
+from ..runtime.store import READ_SECONDS, Store, StoreUnavailable
 from .slots import Slot, SlotTable, block_prefix, shard_of
 
 _FIRST_BLOCKS = 32

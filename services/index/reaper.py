@@ -7,7 +7,7 @@ import random
 
 import structlog
 
-from ..store import Script, Store, StoreUnavailable
+from ..runtime.store import Script, Store, StoreUnavailable
 from .slots import SlotTable, block_prefix, own_key, slots_key
 
 BLOCKS_PER_CALL = 256

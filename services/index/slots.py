@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..store import Script, Store
+from ..runtime.store import Script, Store
 
 LEASE_MS = 5000
 

@@ -15,9 +15,9 @@ import structlog
 from headwater.proto import events_pb2
 
 from ..models.entry import ModelRefused, register
-from ..runtime import owned_task
-from ..served_model import ServedModel
-from ..store import Store, StoreUnavailable
+from ..runtime.served_model import ServedModel
+from ..runtime.store import Store, StoreUnavailable
+from ..runtime.tasks import owned_task
 from .column import IndexColumn, Owner
 from .reaper import Reaper
 from .slots import shard_of

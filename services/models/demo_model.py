@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ..progress import Report
+from ..runtime.progress import Report
 from .wheel_model import WheelModel
 
 DEMO_NAME = "smollm2-135m-instruct"

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from ..settings import SettingError
+from ..runtime.settings import SettingError
 from .manifest import ModelFolderError, ModelManifest
 
 TOKENIZER_NAME = "tokenizer.json"

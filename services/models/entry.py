@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
-from ..served_model import ServedModel
-from ..store import Script, Store
+from ..runtime.served_model import ServedModel
+from ..runtime.store import Script, Store
 
 _TTL_MS = 15_000
 """Renewed by every engine of the model; when the last one is gone, another revision may take the name."""

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from ..progress import Report
+from ..runtime.progress import Report
 
 SERVING_FILES = (
     "*.safetensors",

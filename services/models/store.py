@@ -13,9 +13,9 @@ from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 
-from ..hardware import resolve_device, resolve_dtype
-from ..kept_child import kept_child
-from ..progress import Report, word_of
+from ..runtime.hardware import resolve_device, resolve_dtype
+from ..runtime.kept_child import kept_child
+from ..runtime.progress import Report, word_of
 from . import hugging_face
 from .manifest import LAYOUT, MANIFEST_NAME, ModelManifest
 from .named_models import NAMED_MODELS

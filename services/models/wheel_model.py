@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from ..kept_child import kept_child
-from ..progress import Report
+from ..runtime.kept_child import kept_child
+from ..runtime.progress import Report
 
 _PROGRESS_LINE = re.compile(r"Progress (\d+) of (\d+)")
 

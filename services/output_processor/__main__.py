@@ -16,19 +16,19 @@ import grpc
 
 from headwater.proto import output_processor_pb2, output_processor_pb2_grpc
 
-from ..bus import Bus
-from ..errors import NotFound
-from ..gateway_identity import Gateway
-from ..member import Kind
 from ..models.manifest import ModelFolderError, ModelManifest
-from ..runtime import configure_logging, in_one_line, run_stage
-from ..served_model import ServedModel
-from ..settings import SettingError, read_settings
-from ..stage_security import stages_secured
+from ..runtime.bus import Bus
+from ..runtime.errors import NotFound
+from ..runtime.gateway_identity import Gateway
+from ..runtime.member import Kind
+from ..runtime.process import configure_logging, in_one_line, run_stage
+from ..runtime.served_model import ServedModel
+from ..runtime.settings import SettingError, read_settings
+from ..runtime.stage_security import stages_secured
+from ..runtime.tracing import NO_TRACING, Tracing, tracing_to
 from ..text.model import load_tokenizer, names_of
 from ..text.stage import TextStageSettings, serve_stage
 from ..text.tokenizer import Tokenizer, TokenizerFilesError
-from ..tracing import NO_TRACING, Tracing, tracing_to
 from .engines import EngineLinks
 from .pending_usage import PendingUsage
 from .session import GatewaySession

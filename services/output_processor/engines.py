@@ -18,9 +18,9 @@ from headwater.proto import common_pb2, engine_pb2, engine_pb2_grpc
 from headwater.proto.engine_pb2 import Add, AddPart, Cancel, ClientFrame, Credit, EngineFrame
 from headwater.proto.output_processor_pb2 import Open
 
-from ..call_proof import Impostor
-from ..channel import open_channel
-from ..runtime import end, log_failure, owned_task
+from ..runtime.call_proof import Impostor
+from ..runtime.channel import open_channel
+from ..runtime.tasks import end, log_failure, owned_task
 from . import metrics as output_metrics
 from .pace import Pace
 from .silence import Silence

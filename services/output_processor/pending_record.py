@@ -9,8 +9,8 @@ from typing import Protocol
 
 from headwater.proto.output_processor_pb2 import Open
 
-from ..gateway_identity import NOBODY
-from ..usage_log import LEFT, UsageRecord
+from ..runtime.gateway_identity import NOBODY
+from ..runtime.usage_log import LEFT, UsageRecord
 
 
 class ChoiceUsage(Protocol):

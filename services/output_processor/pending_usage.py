@@ -14,10 +14,10 @@ import structlog
 
 from headwater.proto.output_processor_pb2 import Open
 
-from ..bus import Bus
-from ..gateway_identity import NOBODY, Gateway
-from ..runtime import log_failure
-from ..usage_log import UsageLog, UsageRecord
+from ..runtime.bus import Bus
+from ..runtime.gateway_identity import NOBODY, Gateway
+from ..runtime.tasks import log_failure
+from ..runtime.usage_log import UsageLog, UsageRecord
 from .pending_record import ChoiceUsage, PendingRecord
 
 RETURN_SECONDS = 3.0

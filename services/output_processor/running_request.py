@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from headwater.proto.engine_pb2 import AddPart
 from headwater.proto.output_processor_pb2 import Open
 
-from ..tracing import Span
+from ..runtime.tracing import Span
 from . import metrics as output_metrics
 from .engines import EngineLink
 from .stream import OutputStream

@@ -15,10 +15,10 @@ from headwater.proto.engine_pb2 import AddPart, Cancel, Credit
 from headwater.proto.output_processor_pb2 import Attach, GatewayFrame, LetGo, Open, OutputFinish, OutputFrame
 
 from ..answers.parser import unknown_parser
-from ..gateway_identity import NOBODY, Gateway
-from ..runtime import owned_task
+from ..runtime.gateway_identity import NOBODY, Gateway
+from ..runtime.tasks import owned_task
+from ..runtime.tracing import NO_TRACING, Span, Tracing
 from ..text.tokenizer import Tokenizer
-from ..tracing import NO_TRACING, Span, Tracing
 from . import metrics as output_metrics
 from .engines import EngineLinks
 from .frames import Outbox

@@ -23,7 +23,7 @@ from headwater.proto.output_processor_pb2 import (
     RowParts,
 )
 
-from ..gateway_identity import Gateway
+from ..runtime.gateway_identity import Gateway
 from .frames import Outbox
 from .pending_record import PendingRecord
 from .pending_usage import PendingUsage

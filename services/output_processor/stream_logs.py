@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from headwater.proto.output_processor_pb2 import Open
 
-from ..bus import Bus
+from ..runtime.bus import Bus
 from . import metrics as output_metrics
 from .pending_usage import PendingUsage
 from .stream_log import Reader, StreamLog

@@ -19,21 +19,21 @@ import prometheus_client
 
 from headwater.proto import processor_pb2, processor_pb2_grpc
 
-from ..errors import BadRequest, HeadwaterError, NotFound, Unavailable
 from ..grammars.answer_grammar import answer_grammar, custom_grammars, format_param
 from ..grammars.checker import GrammarChecker
 from ..grammars.grammars import GrammarError
 from ..grammars.structured_output import grammar_of, param_of
-from ..member import Kind
 from ..models.manifest import ModelFolderError
-from ..runtime import configure_logging, in_one_line, run_stage
-from ..settings import SettingError, read_settings, setting
-from ..stage_security import stages_secured
+from ..runtime.errors import BadRequest, HeadwaterError, NotFound, Unavailable
+from ..runtime.member import Kind
+from ..runtime.process import configure_logging, in_one_line, run_stage
+from ..runtime.settings import SettingError, read_settings, setting
+from ..runtime.stage_security import stages_secured
+from ..runtime.tracing import NO_TRACING, Tracing, tracing_to
 from ..text.chat_template import ChatTemplateError
 from ..text.model import ServingChoices, TextModel, load_text_model, names_of
 from ..text.stage import TextStageSettings, serve_stage
 from ..text.tokenizer import TokenizerFilesError
-from ..tracing import NO_TRACING, Tracing, tracing_to
 from .parameters import check_vocabulary
 from .prepare import prepare, prompt_ids
 from .session import PrepareSession

@@ -12,8 +12,8 @@ from headwater.proto import common_pb2, processor_pb2
 
 from ..answers.format import may_call
 from ..answers.text_input import KEY
-from ..errors import BadRequest
-from ..request_limits import check_conversation
+from ..runtime.errors import BadRequest
+from ..runtime.request_limits import check_conversation
 from ..text.chat_template import ChatTemplate
 from . import plain_tools
 

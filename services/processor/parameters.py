@@ -13,9 +13,9 @@ from typing import Any
 from headwater.engine_core.sampling_params import GREEDY_TEMPERATURE
 from headwater.proto import common_pb2
 
-from ..errors import BadRequest, ContextTooLong
-from ..request_limits import check_sampling_sizes
-from ..speculation import MAX_DRAFT_TOKENS, MODES, NAMES
+from ..runtime.errors import BadRequest, ContextTooLong
+from ..runtime.request_limits import check_sampling_sizes
+from ..runtime.speculation import MAX_DRAFT_TOKENS, MODES, NAMES
 from ..text.model_limits import ModelLimits
 
 MAX_CHOICES = 128

@@ -7,7 +7,7 @@ from headwater.proto import common_pb2, processor_pb2
 from headwater.proto.common_pb2 import AnswerFormat
 
 from ..answers.format import answer_format
-from ..errors import BadRequest
+from ..runtime.errors import BadRequest
 from ..text.model import TextModel
 from . import conversation
 from .parameters import bad_word_sequences, check_sampling, check_vocabulary, fit_context

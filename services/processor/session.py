@@ -12,8 +12,8 @@ from google.rpc import status_pb2
 
 from headwater.proto.processor_pb2 import PrepareCall, PreparedCall, PreparedFrame, PrepareFrame, PrepareReply
 
-from ..grpc_errors import reply_or_refusal
-from ..runtime import log_failure, owned_task
+from ..runtime.grpc_errors import reply_or_refusal
+from ..runtime.tasks import log_failure, owned_task
 
 MAX_FRAME_BYTES = 192 * 1024
 """After which the next answers go in another frame."""

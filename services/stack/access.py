@@ -16,7 +16,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 import msgspec
 
-from ..owner_file import write_owner_file
+from ..runtime.owner_file import write_owner_file
 from .roles import NATS_RIGHTS, VALKEY_RIGHTS, Role
 
 PASSWORDS_FILE, NATS_FILE, ACL_FILE, ENV_FILE = "passwords.json", "nats/nats.conf", "redis/users.acl", "stage.env"

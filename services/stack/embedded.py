@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..owner_file import open_log
+from ..runtime.owner_file import open_log
 
 HOST = "127.0.0.1"
 VALKEY_BYTES = 1024**3

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from ..cluster_key import ClusterKey, make_token_file, read_cluster_key
+from ..runtime.cluster_key import ClusterKey, make_token_file, read_cluster_key
 
 TOKEN_FILE = "cluster.token"
 _UNSIGNED = "unsigned-tenants"

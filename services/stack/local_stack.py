@@ -16,24 +16,17 @@ from pathlib import Path
 
 import httpx
 
-from ..bus import Bus
-from ..cluster_key import using
-from ..kept_child import keeper_command
-from ..owner_file import own_folder
-from ..progress import Report
-from ..tls import own_gateway_context
+from ..runtime.bus import Bus
+from ..runtime.cluster_key import using
+from ..runtime.kept_child import keeper_command
+from ..runtime.owner_file import own_folder
+from ..runtime.progress import Report
+from ..runtime.tls import own_gateway_context
 from .access import ACL_FILE, NATS_FILE, Passwords, ServerAccess
 from .embedded import EmbeddedServer, start_nats, start_valkey
 from .held_port import HeldPort, check_free
 from .line_file import LineRecord, StageRecord, remove_line
-from .line_token import (
-    TOKEN,
-    TOKEN_PATH,
-    line_key,
-    prepare_token,
-    tenants_are_signed,
-    token_env,
-)
+from .line_token import TOKEN, TOKEN_PATH, line_key, prepare_token, tenants_are_signed, token_env
 from .model_desk import ModelDesk
 from .plan import StackPlan
 from .readiness import until_ready

@@ -18,14 +18,14 @@ from google.protobuf.message import DecodeError
 
 from headwater.proto import events_pb2
 
-from .. import subjects
-from ..bus import Bus, Subscription
-from ..member import Kind, ReplicaLoad
-from ..membership import Members
 from ..models.manifest import ModelFolderError
 from ..models.store import ModelNotFound, name_of
-from ..runtime import owned_task
-from ..settings import SettingError
+from ..runtime import subjects
+from ..runtime.bus import Bus, Subscription
+from ..runtime.member import Kind, ReplicaLoad
+from ..runtime.membership import Members
+from ..runtime.settings import SettingError
+from ..runtime.tasks import owned_task
 from .embedded import EmbeddedServerError
 from .model_line import ModelLine, StageMaker, State, prefix_of
 from .model_pull import PullFailed, pull_model

@@ -8,8 +8,8 @@ import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-from ..kept_child import keeper_command
-from ..progress import Report, word_of
+from ..runtime.kept_child import keeper_command
+from ..runtime.progress import Report, word_of
 from .settings import StackSettings
 from .stage_process import SupervisorPipe
 

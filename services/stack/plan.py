@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..hardware import gpu_names, num_cores, resolve_device
+from ..runtime.hardware import gpu_names, num_cores, resolve_device
 from .access import ServerAccess
 from .line_token import has_unsigned_tenants
 from .profile import Profile

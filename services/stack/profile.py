@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from ..settings import SettingError
+from ..runtime.settings import SettingError
 
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 

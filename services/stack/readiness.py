@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from ..runtime import owned_task
+from ..runtime.tasks import owned_task
 
 LATE_SECONDS = 5.0
 CONNECT_SECONDS = 2.0

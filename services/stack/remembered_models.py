@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import structlog
 
-from ..owner_file import write_owner_file
+from ..runtime.owner_file import write_owner_file
 from .model_request import ModelRequest
 
 MODELS_FILE = "models.json"

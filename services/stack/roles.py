@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from .. import subjects
+from ..runtime import subjects
 
 
 class Role(Enum):

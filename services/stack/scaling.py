@@ -6,7 +6,7 @@ import math
 from collections import deque
 from dataclasses import dataclass
 
-from ..settings import SettingError
+from ..runtime.settings import SettingError
 
 IDLE_SECONDS = 300.0
 TARGET_REQUESTS = 32

@@ -9,11 +9,11 @@ from pathlib import Path
 
 from headwater.engine_core.platforms.registry import device_names, is_registered
 
-from ..advertise import is_loopback
 from ..engine.settings import BESIDE_DRAFT_MODEL, KV_CACHE_DTYPES, LOAD_FORMATS, NO_DRAFTS
-from ..hardware import DTYPES
-from ..settings import SettingError
-from ..speculation import MODES
+from ..runtime.advertise import is_loopback
+from ..runtime.hardware import DTYPES
+from ..runtime.settings import SettingError
+from ..runtime.speculation import MODES
 from .scaling import IDLE_SECONDS, TARGET_REQUESTS, ScaleRules
 
 COLD_START_SECONDS = 120.0

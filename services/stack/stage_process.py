@@ -11,9 +11,10 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from ..owner_file import open_log
-from ..progress import Report
-from ..runtime import PARENT_FD, READY_FD, end
+from ..runtime.owner_file import open_log
+from ..runtime.process import PARENT_FD, READY_FD
+from ..runtime.progress import Report
+from ..runtime.tasks import end
 from .embedded import EmbeddedServer, EmbeddedServerError
 
 Addresses = Mapping[str, str]

@@ -16,7 +16,7 @@ from jinja2 import meta, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 
-from ..errors import BadRequest
+from ..runtime.errors import BadRequest
 from .counted_environment import STEPS, CountedEnvironment, Steps
 
 MAX_RENDERED_LEN = 32 << 20

@@ -10,8 +10,8 @@ from ..answers.format import reasoning_format_of
 from ..answers.reasoning_parser import REASONING_FORMATS
 from ..answers.tool_formats import TOOL_FORMATS, format_of_template
 from ..models.manifest import ModelManifest
-from ..served_model import ServedModel
-from ..settings import SettingError
+from ..runtime.served_model import ServedModel
+from ..runtime.settings import SettingError
 from .chat_template import ChatTemplate
 from .model_limits import ModelLimits, model_defaults
 from .tokenizer import Tokenizer, read_json

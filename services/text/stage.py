@@ -5,29 +5,22 @@ from __future__ import annotations
 import contextlib
 import functools
 import secrets
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import grpc
-import prometheus_client
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from .. import cluster_key
-from ..advertise import advertised, joined
-from ..bus import Bus
-from ..call_proof import ProofInterceptor
-from ..channel import server_options
-from ..grpc_errors import ErrorInterceptor
-from ..heartbeat import Heartbeat
-from ..member import Kind, Member, new_epoch
-from ..prober import SERVICES
-from ..runtime import lifetime
-from ..served_model import ServedModel
-from ..settings import SettingError, setting
-from ..stage_security import StageSecuritySettings
-from ..tls import add_port
-from ..trace_interceptor import TraceInterceptor
-from ..tracing import NO_TRACING, Tracing
+from ..runtime.bus import Bus
+from ..runtime.heartbeat import Heartbeat
+from ..runtime.listener import Listener
+from ..runtime.member import Kind, Member, new_epoch
+from ..runtime.metrics_server import metrics_served
+from ..runtime.prober import SERVICES
+from ..runtime.process import lifetime
+from ..runtime.served_model import ServedModel
+from ..runtime.settings import SettingError, setting
+from ..runtime.stage_security import StageSecuritySettings
+from ..runtime.tracing import NO_TRACING, Tracing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,32 +47,6 @@ class TextStageSettings(StageSecuritySettings):
             raise SettingError("metrics_port", self.metrics_port, "-1…65535")
         if self.drain_limit < 0:
             raise SettingError("drain_limit", self.drain_limit, "at least 0")
-
-
-class Listener:
-    """A gRPC server with health; `address` once it listens."""
-
-    def __init__(self, host: str, port: int, tracing: Tracing = NO_TRACING, *, service: str = "") -> None:
-        """`service` is what its health is told of, by name, beside that of the whole."""
-        interceptors: list[grpc.aio.ServerInterceptor] = [ProofInterceptor(cluster_key.current()), ErrorInterceptor()]
-        if tracing is not NO_TRACING:
-            interceptors.append(TraceInterceptor(tracing))
-        self.server = grpc.aio.server(interceptors=interceptors, options=server_options())
-        self._service, self._health = service, health.aio.HealthServicer()
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, self.server)
-        self.address = advertised(host, add_port(self.server, joined(host, port)))
-
-    async def start(self) -> None:
-        await self.server.start()
-        await self._tell(health_pb2.HealthCheckResponse.SERVING)
-
-    async def leave(self) -> None:
-        """Tells health checks that no new work is taken."""
-        await self._tell(health_pb2.HealthCheckResponse.NOT_SERVING)
-
-    async def _tell(self, status: health_pb2.HealthCheckResponse.ServingStatus.ValueType) -> None:
-        for service in {"", self._service}:
-            await self._health.set(service, status)
 
 
 async def serve_stage(
@@ -118,18 +85,3 @@ async def serve_stage(
 
 def _same(member: Member) -> Member:
     return member
-
-
-@contextlib.contextmanager
-def metrics_served(host: str, port: int) -> Iterator[dict[str, str]]:
-    """Serves /metrics for the length of a scope; yields its address, nothing where port is -1."""
-    if port < 0:
-        yield {}
-        return
-    server, thread = prometheus_client.start_http_server(port, host)
-    try:
-        yield {"metrics": joined(host, server.server_port)}
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()

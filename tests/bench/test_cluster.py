@@ -10,7 +10,7 @@ import pytest
 
 from headwater.bench.cluster.faults import KINDS, NUM_FAULTS, schedule
 from headwater.bench.cluster.line import Shape
-from headwater.services.kept_child import kept_child
+from headwater.services.runtime.kept_child import kept_child
 
 SAMPLE = (96, 138, 261)
 """Seeds of faults of eight kinds; both servers are emptied together in one of them."""

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from headwater.bench.halving import pareto_front, successive_halving, winner
-from headwater.services.settings import SettingError
+from headwater.services.runtime.settings import SettingError
 from headwater.services.stack.profile import EngineProfile, Profile
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from headwater.services.models.demo_model import DEMO_NAME
 from headwater.services.models.store import default_cache_dir, pull
-from headwater.services.progress import silent
+from headwater.services.runtime.progress import silent
 from tests.combinations.cells import CELLS, Cell
 from tests.combinations.conftest import CellRunner
 from tests.combinations.systems import Systems, with_plain_template

@@ -13,7 +13,7 @@ import transformers
 from headwater.engine_core.weights.gguf import GgufFile
 from headwater.services.models.demo_model import DEMO_NAME, demo_gguf
 from headwater.services.models.store import default_cache_dir, pull
-from headwater.services.progress import silent
+from headwater.services.runtime.progress import silent
 from headwater.services.text.model import ServingChoices, TextModel, load_text_model
 from tests.engine_core.small_models import SmallEngine, greedy
 

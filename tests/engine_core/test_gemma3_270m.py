@@ -13,7 +13,7 @@ from headwater.engine_core.weights.gguf import GgufFile
 from headwater.services.models.named_models import GEMMA3_270M
 from headwater.services.models.store import default_cache_dir, pull
 from headwater.services.models.wheel_model import WheelModelError
-from headwater.services.progress import silent
+from headwater.services.runtime.progress import silent
 from headwater.services.text.model import ServingChoices, load_text_model
 from tests.engine_core.small_models import SmallEngine, greedy
 

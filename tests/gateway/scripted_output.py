@@ -15,8 +15,8 @@ from headwater.proto.common_pb2 import FINISH_REASON_ERROR, FINISH_REASON_LENGTH
 from headwater.proto.engine_pb2 import KvSnapshotPart, Start, Work
 from headwater.proto.events_pb2 import Incarnation, KvEventBatch, Member
 from headwater.proto.output_processor_pb2 import GatewayFrame, Open, OutputFinish, OutputFrame
-from headwater.services.member import Kind
-from headwater.services.prober import SERVICES
+from headwater.services.runtime.member import Kind
+from headwater.services.runtime.prober import SERVICES
 
 
 class ScriptedOutputProcessor(output_processor_pb2_grpc.OutputProcessorServicer):

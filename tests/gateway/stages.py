@@ -15,7 +15,7 @@ from typing import Any
 
 import httpx
 
-from headwater.services.runtime import PARENT_FD, READY_FD
+from headwater.services.runtime.process import PARENT_FD, READY_FD
 from tests.forked_stage import ForkedStage
 from tests.polling import holds_within
 from tests.stage_log import StageLog

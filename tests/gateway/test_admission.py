@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from headwater.gateway.admission import Admission, Turn
-from headwater.services.errors import LimitExceeded
+from headwater.services.runtime.errors import LimitExceeded
 
 
 async def hold(admission: Admission, tier: int, log: list[int], release: asyncio.Event) -> None:

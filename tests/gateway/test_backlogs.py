@@ -11,14 +11,14 @@ from headwater.bench.virtual_loop import run_virtually
 from headwater.gateway.admission import Admission
 from headwater.gateway.backlogs import Backlogs
 from headwater.gateway.router.router import Router
-from headwater.services import subjects
-from headwater.services.bus import Bus
 from headwater.services.engine.waiting_credit import WaitingCredits
 from headwater.services.index.feed import IndexFeed
-from headwater.services.member import Kind, Member, ReplicaLoad
-from headwater.services.membership import Members
-from headwater.services.served_model import ServedModel
-from headwater.services.store import Store
+from headwater.services.runtime import subjects
+from headwater.services.runtime.bus import Bus
+from headwater.services.runtime.member import Kind, Member, ReplicaLoad
+from headwater.services.runtime.membership import Members
+from headwater.services.runtime.served_model import ServedModel
+from headwater.services.runtime.store import Store
 
 PROMPT = 1000
 

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headwater.gateway.cache_namespace import CacheNamespaces
-from headwater.services.served_model import ServedModel
-from headwater.services.settings import SettingError
+from headwater.services.runtime.served_model import ServedModel
+from headwater.services.runtime.settings import SettingError
 
 MODEL = ServedModel(
     name="m", revision="r", dtype="bfloat16", block_size=16, kv_format="bfloat16", max_model_len=8192, vocab_size=9

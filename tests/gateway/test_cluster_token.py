@@ -21,12 +21,12 @@ from headwater.proto import (
     processor_pb2_grpc,
 )
 from headwater.proto import processor_pb2 as pp
-from headwater.services import call_proof, cluster_key, freshness
-from headwater.services.call_proof import Impostor, Proof
-from headwater.services.channel import open_channel
-from headwater.services.cluster_key import ClusterKey, read_cluster_key
-from headwater.services.settings import SettingError
-from headwater.services.text.stage import Listener
+from headwater.services.runtime import call_proof, cluster_key, freshness
+from headwater.services.runtime.call_proof import Impostor, Proof
+from headwater.services.runtime.channel import open_channel
+from headwater.services.runtime.cluster_key import ClusterKey, read_cluster_key
+from headwater.services.runtime.listener import Listener
+from headwater.services.runtime.settings import SettingError
 from tests.gateway.stages import (
     Behind,
     Gateway,

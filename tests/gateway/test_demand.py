@@ -11,9 +11,9 @@ from headwater.gateway.catalogues import Catalogues
 from headwater.gateway.demand import Demand
 from headwater.proto.events_pb2 import Catalogue, CatalogueEntry
 from headwater.proto.events_pb2 import Demand as DemandWord
-from headwater.services import subjects
-from headwater.services.bus import Bus
-from headwater.services.errors import LimitExceeded, NotFound, Unavailable
+from headwater.services.runtime import subjects
+from headwater.services.runtime.bus import Bus
+from headwater.services.runtime.errors import LimitExceeded, NotFound, Unavailable
 
 MODEL = "m"
 

@@ -9,7 +9,7 @@ import pytest
 
 from headwater.gateway.roads import Roads
 from headwater.gateway.tenants import Tenant
-from headwater.services.bus import Bus
+from headwater.services.runtime.bus import Bus
 from tests.gateway.conftest import GatewayStarter
 from tests.gateway.stages import Behind, Gateway, completion_body
 

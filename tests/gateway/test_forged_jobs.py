@@ -25,9 +25,9 @@ from headwater.gateway.batches.durable import BACKGROUND, BATCHES, CONTENTS, FIL
 from headwater.gateway.batches.ledger import JobName
 from headwater.gateway.batches.records import Batch, Kept, new_id, now
 from headwater.gateway.tenants import Tenant
-from headwater.services import subjects
-from headwater.services.cluster_key import ClusterKey
-from headwater.services.usage_log import UsageRecord
+from headwater.services.runtime import subjects
+from headwater.services.runtime.cluster_key import ClusterKey
+from headwater.services.runtime.usage_log import UsageRecord
 from tests.gateway.stages import (
     MODEL,
     Gateway,

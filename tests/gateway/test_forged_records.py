@@ -21,14 +21,14 @@ from headwater.gateway.tenancy.directory import new_key
 from headwater.gateway.tenancy.records import Removed, TenantRecord, new_uid
 from headwater.proto import engine_pb2_grpc
 from headwater.proto.events_pb2 import Member as MemberPb
-from headwater.services import cluster_key, freshness, seal, subjects
-from headwater.services.bus import Bus, Subscription
-from headwater.services.cluster_key import ClusterKey
-from headwater.services.errors import NotFound
-from headwater.services.heartbeat import Heartbeat
-from headwater.services.member import Kind, Member, ReplicaLoad, new_epoch
-from headwater.services.membership import Members
-from headwater.services.refusals import REFUSED
+from headwater.services.runtime import cluster_key, freshness, seal, subjects
+from headwater.services.runtime.bus import Bus, Subscription
+from headwater.services.runtime.cluster_key import ClusterKey
+from headwater.services.runtime.errors import NotFound
+from headwater.services.runtime.heartbeat import Heartbeat
+from headwater.services.runtime.member import Kind, Member, ReplicaLoad, new_epoch
+from headwater.services.runtime.membership import Members
+from headwater.services.runtime.refusals import REFUSED
 from tests.gateway.stages import (
     Gateway,
     engine_stage,

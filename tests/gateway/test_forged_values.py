@@ -27,11 +27,11 @@ from headwater.gateway.batches.run import Run
 from headwater.gateway.batches.tenant_storage import TenantStorage
 from headwater.gateway.storage_limits import StorageLimits
 from headwater.gateway.tenants import Tenant
-from headwater.services import cluster_key, subjects
-from headwater.services.bus import Bus
-from headwater.services.cluster_key import ClusterKey
-from headwater.services.errors import NotFound
-from headwater.services.usage_log import UsageLog, UsageRecord
+from headwater.services.runtime import cluster_key, subjects
+from headwater.services.runtime.bus import Bus
+from headwater.services.runtime.cluster_key import ClusterKey
+from headwater.services.runtime.errors import NotFound
+from headwater.services.runtime.usage_log import UsageLog, UsageRecord
 from tests.gateway.test_forged_jobs import SECRET, TODAY, URL, stranger_on
 
 KEY = ClusterKey([secrets.token_hex(32)])

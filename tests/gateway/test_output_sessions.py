@@ -14,7 +14,7 @@ from headwater.gateway.output_session import OutputSession
 from headwater.gateway.output_sessions import OutputSessions
 from headwater.proto import common_pb2, engine_pb2, output_processor_pb2_grpc
 from headwater.proto.output_processor_pb2 import GatewayFrame, Open, OutputFinish, OutputFrame
-from headwater.services.errors import BadRequest, HeadwaterError, Unavailable
+from headwater.services.runtime.errors import BadRequest, HeadwaterError, Unavailable
 
 MAX_FRAME_BYTES = 256 * 1024
 

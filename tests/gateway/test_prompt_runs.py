@@ -23,10 +23,10 @@ from headwater.proto.processor_pb2 import (
     ProcessorModelsReply,
     ProcessorModelsRequest,
 )
-from headwater.services.member import Kind
-from headwater.services.prober import SERVICES
-from headwater.services.served_model import ServedModel
-from headwater.services.text.stage import Listener
+from headwater.services.runtime.listener import Listener
+from headwater.services.runtime.member import Kind
+from headwater.services.runtime.prober import SERVICES
+from headwater.services.runtime.served_model import ServedModel
 from tests.gateway.conftest import GatewayStarter
 from tests.gateway.stages import MODEL, Behind, Gateway, chat_body, completion_body, gateway_stage, started
 from tests.gateway.test_session import used_blocks

@@ -12,8 +12,8 @@ from headwater.gateway.admission import Admission
 from headwater.gateway.prompt_turns import Entrance, Part, Place, PromptTurns
 from headwater.gateway.tenancy.virtual_time import VirtualTime
 from headwater.gateway.tenants import Tenant
-from headwater.services.errors import LimitExceeded
-from headwater.services.store import Store
+from headwater.services.runtime.errors import LimitExceeded
+from headwater.services.runtime.store import Store
 
 
 class Gateway:

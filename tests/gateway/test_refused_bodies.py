@@ -14,7 +14,7 @@ import pytest
 from headwater.gateway.openai.decode import decode
 from headwater.gateway.openai.schema import ChatCompletionRequest
 from headwater.proto import common_pb2, inference_pb2, inference_pb2_grpc, processor_pb2, processor_pb2_grpc
-from headwater.services.errors import BadRequest
+from headwater.services.runtime.errors import BadRequest
 from tests.gateway.stages import MODEL, Gateway, chat_body, processor_stage, started
 
 CHAT = "/v1/chat/completions"

@@ -5,7 +5,7 @@ import pytest
 from headwater.gateway.road import Attempt, Road, told_work
 from headwater.gateway.router.decision import Decision
 from headwater.proto.engine_pb2 import Work
-from headwater.services.member import Kind, Member
+from headwater.services.runtime.member import Kind, Member
 
 
 def attempt(numerics_id: str) -> Attempt:

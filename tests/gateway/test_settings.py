@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from headwater.gateway.settings import GatewaySettings
-from headwater.services.settings import SettingError, read_settings
+from headwater.services.runtime.settings import SettingError, read_settings
 
 
 def test_a_new_knob_is_a_decision() -> None:

@@ -10,8 +10,8 @@ import pytest
 
 from headwater.gateway.tenants import KeyedTenants, OpenTenants, Tenant
 from headwater.proto import inference_pb2, inference_pb2_grpc
-from headwater.services.errors import BadRequest, Unauthenticated
-from headwater.services.settings import SettingError
+from headwater.services.runtime.errors import BadRequest, Unauthenticated
+from headwater.services.runtime.settings import SettingError
 from tests.gateway.conftest import GatewayStarter
 from tests.gateway.stages import Behind, chat_body
 

@@ -19,8 +19,8 @@ import pytest
 from headwater.engine_core.platforms.cpu import compile_kernels
 from headwater.kernels.cpu.compiled import DTYPES
 from headwater.services.cli import status
-from headwater.services.hardware import resolve_dtype
 from headwater.services.models.store import default_cache_dir
+from headwater.services.runtime.hardware import resolve_dtype
 from headwater.services.stack.line_file import LineRecord, read_line
 from headwater.services.stack.line_token import line_key
 from tests.polling import holds_within

@@ -27,9 +27,9 @@ from headwater.gateway.tenancy.book import TenantBook
 from headwater.gateway.tenancy.directory import new_key
 from headwater.gateway.tenancy.records import TenantRecord
 from headwater.proto import engine_pb2, engine_pb2_grpc
-from headwater.services.bus import Bus
+from headwater.services.runtime.bus import Bus
+from headwater.services.runtime.usage_log import STREAM, UsageLog, UsageRecord
 from headwater.services.stack.embedded import start_nats
-from headwater.services.usage_log import STREAM, UsageLog, UsageRecord
 from tests.line.conftest import Line
 
 ROLES = ("gateway", "processor", "output-processor", "engine", "operator")

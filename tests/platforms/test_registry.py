@@ -15,7 +15,7 @@ from headwater.engine_core.executors.build import build_executor, checked
 from headwater.engine_core.executors.registry import build_executor as build_by_name
 from headwater.engine_core.options import ExecutorOptions
 from headwater.engine_core.platforms import registry
-from headwater.services.settings import SettingError
+from headwater.services.runtime.settings import SettingError
 from tests.platforms.installed import WHOLE, install
 from tests.services.stack.test_plan import plan
 

@@ -19,9 +19,9 @@ from headwater.gateway.batches.tenant_storage import TenantStorage
 from headwater.gateway.response_store import ResponseStore
 from headwater.gateway.storage_limits import StorageLimits
 from headwater.gateway.tenants import Tenant
-from headwater.services import subjects
-from headwater.services.bus import Bus
-from headwater.services.store import Store
+from headwater.services.runtime import subjects
+from headwater.services.runtime.bus import Bus
+from headwater.services.runtime.store import Store
 
 
 def told(kind: str, **more: Any) -> bytes:

@@ -26,9 +26,9 @@ from headwater.gateway.batches.run import NotMine, Run
 from headwater.gateway.batches.tenant_storage import TenantStorage
 from headwater.gateway.storage_limits import StorageLimits
 from headwater.gateway.tenants import Tenant
-from headwater.services import subjects
-from headwater.services.bus import Bus
-from headwater.services.errors import BadRequest, NotFound
+from headwater.services.runtime import subjects
+from headwater.services.runtime.bus import Bus
+from headwater.services.runtime.errors import BadRequest, NotFound
 
 URL = "/v1/completions"
 

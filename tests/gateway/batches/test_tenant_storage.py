@@ -17,8 +17,8 @@ from headwater.gateway.batches.files import Files
 from headwater.gateway.batches.tenant_storage import CACHE_SECONDS, TenantStorage
 from headwater.gateway.storage_limits import StorageLimits
 from headwater.gateway.tenancy.records import new_uid
-from headwater.services.bus import Bus
-from headwater.services.errors import StorageLimitExceeded
+from headwater.services.runtime.bus import Bus
+from headwater.services.runtime.errors import StorageLimitExceeded
 
 LIMIT = 100_000
 

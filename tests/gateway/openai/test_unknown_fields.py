@@ -15,7 +15,7 @@ from headwater.gateway.openai.decode import decode
 from headwater.gateway.openai.embeddings import EmbeddingRequest
 from headwater.gateway.openai.response_schema import ResponsesRequest
 from headwater.gateway.openai.schema import ChatCompletionRequest, CompletionRequest, TokenizeRequest
-from headwater.services.errors import BadRequest
+from headwater.services.runtime.errors import BadRequest
 
 PART = {"type": "text", "text": "Hi"}
 CHAT: dict[str, Any] = {

@@ -8,7 +8,7 @@ from headwater.gateway.router.breaker import Breaker
 from headwater.gateway.router.load import InFlight, Load
 from headwater.gateway.router.rates import pooled
 from headwater.gateway.router.trust import FLOOR, Trust
-from headwater.services.member import ReplicaLoad
+from headwater.services.runtime.member import ReplicaLoad
 
 
 def test_what_was_sent_counts_at_once_and_decays_as_it_must_be_computed_by_now() -> None:

@@ -16,14 +16,14 @@ from headwater.gateway import outages
 from headwater.gateway.outages import EVENTS, NATS, REDIS, REDIS_IN_TIME, Outages
 from headwater.gateway.router.decision import Decision
 from headwater.gateway.router.router import Router
-from headwater.services.bus import Bus
-from headwater.services.heartbeat import Heartbeat
 from headwater.services.index.feed import IndexFeed
-from headwater.services.member import Kind
-from headwater.services.membership import Members
-from headwater.services.served_model import ServedModel
+from headwater.services.runtime.bus import Bus
+from headwater.services.runtime.heartbeat import Heartbeat
+from headwater.services.runtime.member import Kind
+from headwater.services.runtime.membership import Members
+from headwater.services.runtime.served_model import ServedModel
+from headwater.services.runtime.store import Store
 from headwater.services.stack.embedded import EmbeddedServer, start_nats, start_valkey
-from headwater.services.store import Store
 from tests.services.index.caching_engine import Engine, chain, eventually
 
 SECONDS = 20.0

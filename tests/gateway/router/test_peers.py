@@ -7,12 +7,12 @@ from collections.abc import AsyncIterator
 from headwater.bench.bus_twin import Air, BusTwin
 from headwater.bench.virtual_loop import run_virtually
 from headwater.gateway.router.router import Router
-from headwater.services.bus import Bus
 from headwater.services.index.feed import IndexFeed
-from headwater.services.member import Kind, Member
-from headwater.services.membership import Members
-from headwater.services.served_model import ServedModel
-from headwater.services.store import Store
+from headwater.services.runtime.bus import Bus
+from headwater.services.runtime.member import Kind, Member
+from headwater.services.runtime.membership import Members
+from headwater.services.runtime.served_model import ServedModel
+from headwater.services.runtime.store import Store
 
 
 @contextlib.asynccontextmanager

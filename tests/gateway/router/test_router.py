@@ -14,14 +14,14 @@ from prometheus_client import CollectorRegistry
 from headwater.bench.receipt_replay import accuracy, judge, receipts
 from headwater.gateway.router.decision import Decision
 from headwater.gateway.router.router import Dispatch, Router
-from headwater.services import subjects
-from headwater.services.bus import Bus
-from headwater.services.errors import Unavailable
 from headwater.services.index.feed import IndexFeed
-from headwater.services.member import Kind, Member, ReplicaLoad, new_epoch
-from headwater.services.membership import Members
-from headwater.services.served_model import ServedModel
-from headwater.services.store import Store
+from headwater.services.runtime import subjects
+from headwater.services.runtime.bus import Bus
+from headwater.services.runtime.errors import Unavailable
+from headwater.services.runtime.member import Kind, Member, ReplicaLoad, new_epoch
+from headwater.services.runtime.membership import Members
+from headwater.services.runtime.served_model import ServedModel
+from headwater.services.runtime.store import Store
 
 BLOCK = 16
 IDLE = ReplicaLoad(

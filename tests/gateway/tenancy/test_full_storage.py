@@ -25,11 +25,11 @@ from headwater.gateway.tenancy.admin import make_audit_stream
 from headwater.gateway.tenancy.book import TenantBook
 from headwater.gateway.tenancy.records import new_uid
 from headwater.gateway.tenants import Tenant
-from headwater.services import subjects
-from headwater.services.bus import Bus
-from headwater.services.errors import LimitExceeded
+from headwater.services.runtime import subjects
+from headwater.services.runtime.bus import Bus
+from headwater.services.runtime.errors import LimitExceeded
+from headwater.services.runtime.usage_log import AUDIT_STREAM, STREAM, UsageLog
 from headwater.services.stack.embedded import start_nats
-from headwater.services.usage_log import AUDIT_STREAM, STREAM, UsageLog
 from tests.gateway.conftest import GatewayStarter
 from tests.gateway.stages import MODEL, Behind, Gateway, chat_body
 from tests.gateway.tenancy.test_line_of_tenants import ADMIN, CHAT, Customer, admin

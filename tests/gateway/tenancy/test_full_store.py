@@ -15,11 +15,11 @@ from headwater.gateway.conversation_store import Conversation, Head
 from headwater.gateway.response_store import KeptResponse, ResponseStore
 from headwater.gateway.tenancy.limiter import Limiter
 from headwater.gateway.tenancy.records import Limits, Scope
-from headwater.services.errors import Unavailable
 from headwater.services.index.column import IndexColumn, Owner
 from headwater.services.index.slots import SlotTable
+from headwater.services.runtime.errors import Unavailable
+from headwater.services.runtime.store import Store
 from headwater.services.stack.embedded import start_valkey
-from headwater.services.store import Store
 
 MAX_BYTES = 16 * 1024 * 1024
 TEXT = "x" * 200_000

@@ -17,9 +17,9 @@ import nats.errors as nats_errors
 import pytest
 
 from headwater.proto import common_pb2, inference_pb2, inference_pb2_grpc, processor_pb2
+from headwater.services.runtime.store import Store
+from headwater.services.runtime.usage_log import LEFT, UsageRecord
 from headwater.services.stack.embedded import EmbeddedServer, start_nats
-from headwater.services.store import Store
-from headwater.services.usage_log import LEFT, UsageRecord
 from tests.gateway.stages import (
     MODEL,
     Behind,

@@ -11,7 +11,7 @@ import pytest_asyncio
 
 from headwater.gateway.tenancy.limiter import MAX_CALLS, NEVER, Choices, Limiter, Verdict
 from headwater.gateway.tenancy.records import Limits, Scope
-from headwater.services.store import Store
+from headwater.services.runtime.store import Store
 
 
 @pytest_asyncio.fixture

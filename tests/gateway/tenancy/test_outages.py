@@ -19,11 +19,11 @@ from headwater.gateway.tenancy.local_limits import LocalLimits
 from headwater.gateway.tenancy.records import Limits, Scope, TenantRecord
 from headwater.gateway.tenancy.snapshot import Snapshot
 from headwater.gateway.tenants import AdminKeys, Tenant
-from headwater.services.bus import Bus
-from headwater.services.errors import Unauthenticated, Unavailable
+from headwater.services.runtime.bus import Bus
+from headwater.services.runtime.errors import Unauthenticated, Unavailable
+from headwater.services.runtime.store import Store
+from headwater.services.runtime.usage_log import UsageLog
 from headwater.services.stack.embedded import start_valkey
-from headwater.services.store import Store
-from headwater.services.usage_log import UsageLog
 from tests.gateway.conftest import GatewayStarter
 from tests.gateway.stages import Behind, Gateway, completion_body
 

@@ -21,11 +21,11 @@ from headwater.gateway.tenancy.directory import TenantDirectory, new_key
 from headwater.gateway.tenancy.last_written import HASH, LastWritten
 from headwater.gateway.tenancy.records import Removed, TenantRecord, new_uid
 from headwater.gateway.tenants import AdminKeys
-from headwater.services import cluster_key, subjects
-from headwater.services.bus import Bus
-from headwater.services.cluster_key import ClusterKey
-from headwater.services.errors import BadRequest, NotFound, Unauthenticated
-from headwater.services.store import Store
+from headwater.services.runtime import cluster_key, subjects
+from headwater.services.runtime.bus import Bus
+from headwater.services.runtime.cluster_key import ClusterKey
+from headwater.services.runtime.errors import BadRequest, NotFound, Unauthenticated
+from headwater.services.runtime.store import Store
 from tests.gateway.stages import Gateway, gateway_stage, started
 
 KEY = ClusterKey([secrets.token_hex(32)])

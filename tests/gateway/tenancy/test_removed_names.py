@@ -23,12 +23,12 @@ from headwater.gateway.tenancy.directory import TenantDirectory, new_key
 from headwater.gateway.tenancy.purge import Purge
 from headwater.gateway.tenancy.records import Limits, TenantRecord, new_uid
 from headwater.gateway.tenants import AdminKeys, KeyedTenants, OpenTenants
-from headwater.services import subjects
-from headwater.services.bus import Bus
-from headwater.services.errors import BadRequest
-from headwater.services.served_model import ServedModel
-from headwater.services.settings import SettingError
-from headwater.services.store import Store
+from headwater.services.runtime import subjects
+from headwater.services.runtime.bus import Bus
+from headwater.services.runtime.errors import BadRequest
+from headwater.services.runtime.served_model import ServedModel
+from headwater.services.runtime.settings import SettingError
+from headwater.services.runtime.store import Store
 from tests.gateway.conftest import GatewayStarter
 from tests.gateway.stages import MODEL, Behind, Gateway, chat_body
 from tests.gateway.tenancy.test_line_of_tenants import ADMIN, CHAT, Customer, admin

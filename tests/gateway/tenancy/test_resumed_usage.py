@@ -8,8 +8,8 @@ import os
 
 import pytest
 
-from headwater.services.bus import Bus
-from headwater.services.usage_log import UsageLog
+from headwater.services.runtime.bus import Bus
+from headwater.services.runtime.usage_log import UsageLog
 from tests.gateway.conftest import GatewayStarter
 from tests.gateway.stages import Behind, completion_body
 from tests.gateway.test_resume import RESUMABLE, blocks, id_of, resumed

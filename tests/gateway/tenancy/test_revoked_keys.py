@@ -22,8 +22,8 @@ from headwater.gateway.tenancy.directory import TenantDirectory, new_key
 from headwater.gateway.tenancy.records import Limits, TenantRecord, new_uid
 from headwater.gateway.tenants import AdminKeys, KeyedTenants, Tenant
 from headwater.proto import inference_pb2, inference_pb2_grpc
-from headwater.services.bus import Bus
-from headwater.services.errors import KeyRevoked, Unavailable
+from headwater.services.runtime.bus import Bus
+from headwater.services.runtime.errors import KeyRevoked, Unavailable
 from tests.gateway.conftest import GatewayStarter
 from tests.gateway.stages import MODEL, Behind, Gateway, completion_body
 from tests.gateway.tenancy.test_line_of_tenants import ADMIN, COMPLETIONS, Customer, admin

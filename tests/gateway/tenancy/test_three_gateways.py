@@ -15,9 +15,9 @@ import httpx
 import pytest
 
 from headwater.gateway.tenancy.limiter import LEASE_MS
-from headwater.services.bus import Bus
-from headwater.services.store import Store
-from headwater.services.usage_log import UsageLog, UsageRecord
+from headwater.services.runtime.bus import Bus
+from headwater.services.runtime.store import Store
+from headwater.services.runtime.usage_log import UsageLog, UsageRecord
 from tests.gateway.stages import Behind, Gateway, completion_body, engine_stage, gateway_stage, started
 
 ADMIN = "admin-key-of-the-house"

@@ -10,7 +10,7 @@ import pytest_asyncio
 
 from headwater.gateway.tenancy.virtual_time import MAX_TENANTS, VirtualTime
 from headwater.gateway.tenants import Tenant
-from headwater.services.store import Store, StoreUnavailable
+from headwater.services.runtime.store import Store, StoreUnavailable
 
 ADA, BOB, HEAVY = Tenant(id="ada"), Tenant(id="bob"), Tenant(id="heavy", weight=4.0)
 

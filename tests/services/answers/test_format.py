@@ -12,7 +12,7 @@ from headwater.proto.common_pb2 import AnswerFormat, ChatMessage, Tool
 from headwater.proto.processor_pb2 import Conversation
 from headwater.services.answers.format import answer_format, reasoning_format_of
 from headwater.services.answers.tool_formats import format_of_template
-from headwater.services.settings import SettingError
+from headwater.services.runtime.settings import SettingError
 from headwater.services.text.model import ServingChoices, load_text_model
 
 TOOL_SIGNS = {

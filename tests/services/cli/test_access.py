@@ -10,8 +10,8 @@ from typing import Any
 
 from redis.asyncio import Redis
 
-from headwater.services.bus import Bus
-from headwater.services.cluster_key import read_cluster_key
+from headwater.services.runtime.bus import Bus
+from headwater.services.runtime.cluster_key import read_cluster_key
 from headwater.services.stack.embedded import EmbeddedServer, start_nats, start_valkey
 from headwater.services.stack.roles import VALKEY_RIGHTS, Role
 

@@ -9,8 +9,8 @@ from rich.console import Console
 
 from headwater.services.cli import status
 from headwater.services.cli.model_commands import models_table
-from headwater.services.member import Kind, Member
-from headwater.services.printable import LAYOUT, printable, shown
+from headwater.services.runtime.member import Kind, Member
+from headwater.services.runtime.printable import LAYOUT, printable, shown
 
 # Sets the title, clears the screen, hides what follows, turns the direction of writing, and marks up.
 EVIL = "\x1b]0;pwned\x07\x1b[2J\x9b8m\u202egpj[red]\r"

@@ -3,12 +3,12 @@ from __future__ import annotations
 import pytest
 from rich.console import Console
 
-from headwater.services import bus as bus_module
-from headwater.services.bus import Bus
 from headwater.services.cli.status import NobodyThere, as_json, as_table, ask_gateway, listen
-from headwater.services.heartbeat import Heartbeat
-from headwater.services.member import Kind, Member, ReplicaLoad, new_epoch
-from headwater.services.served_model import ServedModel
+from headwater.services.runtime import bus as bus_module
+from headwater.services.runtime.bus import Bus
+from headwater.services.runtime.heartbeat import Heartbeat
+from headwater.services.runtime.member import Kind, Member, ReplicaLoad, new_epoch
+from headwater.services.runtime.served_model import ServedModel
 
 LOAD = ReplicaLoad(
     num_running=3, num_waiting=1, num_used_blocks=40, num_total_blocks=100, prefix_queries=200, prefix_hits=150

@@ -20,7 +20,7 @@ from headwater.engine_core.sampling_params import SamplingParams
 from headwater.proto import engine_pb2 as pb
 from headwater.proto import engine_pb2_grpc
 from headwater.proto.common_pb2 import Sampling
-from headwater.services.runtime import PARENT_FD, READY_FD
+from headwater.services.runtime.process import PARENT_FD, READY_FD
 from tests.forked_stage import ForkedStage
 from tests.stage_log import StageLog
 

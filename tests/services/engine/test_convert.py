@@ -11,7 +11,7 @@ import pytest
 
 from headwater.services.models.manifest import ModelManifest
 from headwater.services.models.store import ConversionFailed, pull
-from headwater.services.progress import silent
+from headwater.services.runtime.progress import silent
 
 TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}"
 NUM_TOKENS = 64

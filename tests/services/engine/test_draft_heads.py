@@ -12,7 +12,7 @@ from headwater.engine_core.heads_config import HeadsConfig
 from headwater.engine_core.models import registry
 from headwater.engine_core.scheduling.model_speculator import PROBE_STEPS
 from headwater.proto.common_pb2 import Sampling, Speculative
-from headwater.services.speculation import DRAFT_HEADS, DRAFT_MODEL
+from headwater.services.runtime.speculation import DRAFT_HEADS, DRAFT_MODEL
 from tests.chatting_model import make_chatting_model
 from tests.engine_core.published_heads import publish
 from tests.services.engine.engine_process import EngineProcess, add, client_of, engine_process

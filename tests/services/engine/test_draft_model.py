@@ -9,7 +9,7 @@ import pytest
 
 from headwater.engine_core.scheduling.model_speculator import NAME, PROBE_STEPS
 from headwater.proto.common_pb2 import Sampling, Speculative
-from headwater.services.speculation import DRAFT_MODEL
+from headwater.services.runtime.speculation import DRAFT_MODEL
 from tests.chatting_model import make_chatting_model
 from tests.services.engine.engine_process import EngineProcess, add, answer, client_of, engine_process, prompt
 from tests.services.engine.test_kv_swap import metrics

@@ -9,15 +9,15 @@ from pathlib import Path
 from headwater.engine_core.kv.prefix_hash import block_hashes
 from headwater.proto.engine_pb2 import Credit
 from headwater.proto.events_pb2 import KvEventBatch, Load
-from headwater.services import subjects
-from headwater.services.bus import Bus
 from headwater.services.index.slots import SlotTable, block_prefix
-from headwater.services.member import Kind
-from headwater.services.membership import Members
 from headwater.services.models.entry import register
-from headwater.services.served_model import ServedModel
+from headwater.services.runtime import subjects
+from headwater.services.runtime.bus import Bus
+from headwater.services.runtime.member import Kind
+from headwater.services.runtime.membership import Members
+from headwater.services.runtime.served_model import ServedModel
+from headwater.services.runtime.store import Store
 from headwater.services.stack.embedded import start_nats, start_valkey
-from headwater.services.store import Store
 from tests.services.engine.engine_process import EngineProcess, add, answer, client_of, engine_process, prompt
 
 

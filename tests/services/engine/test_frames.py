@@ -6,13 +6,7 @@ from hypothesis import strategies as st
 from headwater.engine_core.request import TokenLogprobs
 from headwater.engine_core.step_output import StepOutput
 from headwater.proto import engine_pb2 as pb
-from headwater.services.engine.frames import (
-    MAX_ERROR_CHARS,
-    MAX_FRAME_BYTES,
-    Rows,
-    prompt_logprob_frames,
-    step_frames,
-)
+from headwater.services.engine.frames import MAX_ERROR_CHARS, MAX_FRAME_BYTES, Rows, prompt_logprob_frames, step_frames
 
 BIG = (1 << 32) - 1
 

@@ -18,7 +18,7 @@ from headwater.services.engine.messages import Command, MasksFilled, Step, encod
 from headwater.services.engine.ring import RingReader, RingWriter, create_ring
 from headwater.services.grammars.grammars import fill
 from headwater.services.grammars.structured_output import grammar_of
-from headwater.services.runtime import owned_task
+from headwater.services.runtime.tasks import owned_task
 from headwater.services.text.model import TextModel
 from tests.services.grammars.structured_engine import EOS, VOCAB_SIZE
 from tests.services.grammars.test_structured_answers import schema_grammar

@@ -14,8 +14,8 @@ from headwater.services.engine.fence import Fence
 from headwater.services.engine.messages import Add, Ask, Cancel, Command, Credit, Stall
 from headwater.services.engine.requests import Limits
 from headwater.services.engine.session import EngineSession
-from headwater.services.errors import Unavailable
-from headwater.services.tracing import NO_TRACING, NoSpan, NoTracing, Tracing
+from headwater.services.runtime.errors import Unavailable
+from headwater.services.runtime.tracing import NO_TRACING, NoSpan, NoTracing, Tracing
 from tests.services.engine.engine_process import add
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from headwater.services.engine.settings import EngineSettings
-from headwater.services.settings import SettingError, read_settings, to_argv
+from headwater.services.runtime.settings import SettingError, read_settings, to_argv
 
 
 def test_a_new_knob_is_a_decision() -> None:

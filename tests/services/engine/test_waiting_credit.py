@@ -3,10 +3,10 @@ from __future__ import annotations
 import asyncio
 
 from headwater.proto.events_pb2 import Backlog, Load
-from headwater.services import subjects
-from headwater.services.bus import Bus
 from headwater.services.engine.waiting_credit import EXPIRY_SECONDS, MIN_TOKENS, WaitingCredits
-from headwater.services.member import ReplicaLoad
+from headwater.services.runtime import subjects
+from headwater.services.runtime.bus import Bus
+from headwater.services.runtime.member import ReplicaLoad
 
 
 def test_what_may_wait_is_shared_by_what_does_and_nobody_is_left_without() -> None:

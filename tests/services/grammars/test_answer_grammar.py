@@ -15,10 +15,10 @@ from headwater.proto.common_pb2 import ChatMessage, CustomInput, Sampling, Struc
 from headwater.proto.processor_pb2 import Conversation, PrepareReply, PrepareRequest, Prompt
 from headwater.services.answers.parser import AnswerParser
 from headwater.services.answers.tool_formats import TOOL_FORMATS
-from headwater.services.errors import BadRequest
 from headwater.services.grammars.answer_grammar import answer_grammar
 from headwater.services.grammars.grammars import Grammars
 from headwater.services.processor.prepare import prepare
+from headwater.services.runtime.errors import BadRequest
 from headwater.services.text.model import ServingChoices, TextModel, load_text_model
 from tests.small_models import make_thinking_folder
 

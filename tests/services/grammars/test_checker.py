@@ -15,10 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from headwater.services.errors import Unavailable
 from headwater.services.grammars.check import TOO_LARGE, TOO_LONG
 from headwater.services.grammars.checker import GrammarChecker
 from headwater.services.grammars.grammars import GrammarError
+from headwater.services.runtime.errors import Unavailable
 from tests.services.engine.engine_process import wait_for_end
 
 GOOD = json.dumps({"grammars": [{"json_schema": {"type": "integer"}}]})

@@ -15,9 +15,9 @@ from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
 from headwater.proto.common_pb2 import StructuredOutput
-from headwater.services.errors import BadRequest
 from headwater.services.grammars.grammars import GrammarError, Grammars, fill
 from headwater.services.grammars.structured_output import grammar_of
+from headwater.services.runtime.errors import BadRequest
 from headwater.services.text.model import TextModel
 
 Schema = dict[str, Any]

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from llguidance import LLMatcher, LLTokenizer
 
-from headwater.services.errors import BadRequest
 from headwater.services.grammars.quoted import quoted_grammar, quoted_regex
+from headwater.services.runtime.errors import BadRequest
 
 BYTES = LLTokenizer("byte")
 GRAMMARS: list[tuple[str, list[str], list[str]]] = [

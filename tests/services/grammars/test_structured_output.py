@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from headwater.proto.common_pb2 import StructuredOutput
-from headwater.services.errors import BadRequest
 from headwater.services.grammars.grammars import Grammars
 from headwater.services.grammars.structured_output import grammar_of
+from headwater.services.runtime.errors import BadRequest
 from headwater.services.text.model import TextModel
 
 CHOICES = StructuredOutput.Choices

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from headwater.services.bus import Bus
 from headwater.services.index.column import IndexColumn, Owner
 from headwater.services.index.feed import IndexFeed
-from headwater.services.member import Kind, ReplicaLoad, new_epoch
-from headwater.services.membership import Members
-from headwater.services.served_model import ServedModel
+from headwater.services.runtime.bus import Bus
+from headwater.services.runtime.member import Kind, ReplicaLoad, new_epoch
+from headwater.services.runtime.membership import Members
+from headwater.services.runtime.served_model import ServedModel
+from headwater.services.runtime.store import Store
 from headwater.services.stack.embedded import start_nats
-from headwater.services.store import Store
 from tests.services.index.caching_engine import Engine, chain, eventually
 
 

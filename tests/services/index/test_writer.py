@@ -18,9 +18,9 @@ from headwater.services.index.reaper import Reaper
 from headwater.services.index.slots import SlotTable, block_prefix, own_key, shard_of, slots_key
 from headwater.services.index.writer import IndexWriter
 from headwater.services.models.entry import ModelRefused, register
-from headwater.services.served_model import ServedModel
+from headwater.services.runtime.served_model import ServedModel
+from headwater.services.runtime.store import Store, StoreUnavailable
 from headwater.services.stack.embedded import start_valkey
-from headwater.services.store import Store, StoreUnavailable
 
 FIRST = Owner(replica_id="a", epoch=11, address="127.0.0.1:1", capacity=100)
 REBORN = dataclasses.replace(FIRST, epoch=12)

@@ -12,7 +12,7 @@ import pytest
 
 from headwater.services.models.draft_model import check_draft_model
 from headwater.services.models.manifest import LAYOUT, ModelFolderError, ModelManifest
-from headwater.services.settings import SettingError
+from headwater.services.runtime.settings import SettingError
 from tests.services.text.small_tokenizers import byte_level, sentencepiece
 
 MANIFEST = ModelManifest(

@@ -15,7 +15,7 @@ from headwater.engine_core.models.conversion import convert
 from headwater.services.models.demo_model import demo_gguf
 from headwater.services.models.gguf_check import GgufFileError, check_gguf
 from headwater.services.models.store import ConversionFailed, default_cache_dir, pull
-from headwater.services.progress import silent
+from headwater.services.runtime.progress import silent
 
 U32, STRING, ARRAY = 4, 8, 9
 

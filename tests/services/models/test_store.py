@@ -9,7 +9,7 @@ from headwater.services.models import store
 from headwater.services.models.hugging_face import HubError
 from headwater.services.models.manifest import LAYOUT
 from headwater.services.models.store import ModelNotFound, default_cache_dir, find_source, pull
-from headwater.services.progress import silent
+from headwater.services.runtime.progress import silent
 
 
 @pytest.mark.parametrize(

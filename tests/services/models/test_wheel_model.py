@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from headwater.services.models.wheel_model import WheelModel, WheelModelError
-from headwater.services.progress import silent
+from headwater.services.runtime.progress import silent
 
 PARTS = (("tiny-part1", "tiny_part1/data/tiny.00"), ("tiny-part2", "tiny_part2/data/tiny.01"))
 

@@ -15,7 +15,7 @@ from headwater.proto.engine_pb2 import Cancel, InfoRequest
 from headwater.proto.output_processor_pb2 import Open
 from headwater.services.output_processor.__main__ import OutputProcessor
 from headwater.services.output_processor.engines import EngineLinks
-from headwater.services.text.stage import Listener
+from headwater.services.runtime.listener import Listener
 from headwater.services.text.tokenizer import Tokenizer
 from tests.services.engine.engine_process import EngineProcess, add, answer, client_of, engine_process, prompt
 from tests.services.output_processor.scripted_engine import ListeningGateway

@@ -33,7 +33,7 @@ from headwater.services.models.demo_model import DEMO_NAME
 from headwater.services.output_processor import silence
 from headwater.services.output_processor.__main__ import OutputProcessor
 from headwater.services.output_processor.engines import EngineLinks
-from headwater.services.text.stage import Listener
+from headwater.services.runtime.listener import Listener
 from headwater.services.text.tokenizer import Tokenizer
 from tests.services.output_processor.scripted_engine import (
     ListeningGateway,

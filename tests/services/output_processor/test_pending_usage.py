@@ -17,16 +17,16 @@ from headwater.proto import output_processor_pb2_grpc
 from headwater.proto.common_pb2 import Sampling
 from headwater.proto.engine_pb2 import EngineFrame, Start
 from headwater.proto.output_processor_pb2 import Attach, Charge, FindStreamRequest, Keep, LetGo, Open
-from headwater.services.bus import Bus
-from headwater.services.gateway_identity import Gateway
 from headwater.services.models.demo_model import DEMO_NAME
 from headwater.services.output_processor import pending_usage, stream_log
 from headwater.services.output_processor.__main__ import OutputProcessor
 from headwater.services.output_processor.engines import EngineLinks
 from headwater.services.output_processor.pending_usage import PendingUsage
-from headwater.services.text.stage import Listener
+from headwater.services.runtime.bus import Bus
+from headwater.services.runtime.gateway_identity import Gateway
+from headwater.services.runtime.listener import Listener
+from headwater.services.runtime.usage_log import LEFT, UsageLog, UsageRecord
 from headwater.services.text.tokenizer import Tokenizer
-from headwater.services.usage_log import LEFT, UsageLog, UsageRecord
 from tests.services.output_processor.scripted_engine import (
     ListeningGateway,
     ScriptedEngine,

@@ -29,7 +29,7 @@ from headwater.services.output_processor.engines import EngineLinks
 from headwater.services.output_processor.session import GatewaySession
 from headwater.services.output_processor.stream_log import StreamLog
 from headwater.services.output_processor.stream_logs import StreamLogs
-from headwater.services.text.stage import Listener
+from headwater.services.runtime.listener import Listener
 from headwater.services.text.tokenizer import Tokenizer
 from tests.services.output_processor.scripted_engine import (
     ListeningGateway,

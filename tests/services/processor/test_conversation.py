@@ -7,8 +7,8 @@ import pytest
 
 from headwater.proto.common_pb2 import ChatMessage, ContentPart, Tool, ToolCall
 from headwater.proto.processor_pb2 import Conversation
-from headwater.services.errors import BadRequest
 from headwater.services.processor.conversation import render
+from headwater.services.runtime.errors import BadRequest
 from headwater.services.text.chat_template import ChatTemplate
 
 SHOW = ChatTemplate("{{ [messages, tools, add_generation_prompt, mood | default(none)] | tojson }}", {})

@@ -8,12 +8,8 @@ from typing import Any
 import pytest
 
 from headwater.proto.common_pb2 import Sampling, Speculative
-from headwater.services.errors import BadRequest, ContextTooLong
-from headwater.services.processor.parameters import (
-    bad_word_sequences,
-    check_sampling,
-    fit_context,
-)
+from headwater.services.processor.parameters import bad_word_sequences, check_sampling, fit_context
+from headwater.services.runtime.errors import BadRequest, ContextTooLong
 from headwater.services.text.model_limits import ModelLimits, model_defaults
 from headwater.services.text.tokenizer import Tokenizer
 

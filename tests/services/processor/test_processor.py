@@ -22,14 +22,14 @@ from headwater.proto.processor_pb2 import (
     ProcessorTokenizeRequest,
     Prompt,
 )
-from headwater.services import errors
 from headwater.services.grammars.checker import GrammarChecker
-from headwater.services.grpc_errors import from_rpc_error
 from headwater.services.models.demo_model import DEMO_NAME
 from headwater.services.processor.__main__ import Processor
-from headwater.services.settings import SettingError
+from headwater.services.runtime import errors
+from headwater.services.runtime.grpc_errors import from_rpc_error
+from headwater.services.runtime.listener import Listener
+from headwater.services.runtime.settings import SettingError
 from headwater.services.text.model import ServingChoices, TextModel, load_text_model, names_of
-from headwater.services.text.stage import Listener
 
 NAMESPACE = bytes(range(16))
 

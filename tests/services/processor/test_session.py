@@ -13,13 +13,13 @@ from headwater.gateway.processors import Processors
 from headwater.proto import processor_pb2_grpc
 from headwater.proto.common_pb2 import Sampling, StructuredOutput
 from headwater.proto.processor_pb2 import PrepareFrame, PrepareReply, PrepareRequest, Prompt
-from headwater.services import errors
 from headwater.services.grammars.checker import GrammarChecker
 from headwater.services.models.demo_model import DEMO_NAME
 from headwater.services.processor.__main__ import Processor
+from headwater.services.runtime import errors
+from headwater.services.runtime.listener import Listener
+from headwater.services.runtime.tracing import NoSpan
 from headwater.services.text.model import TextModel
-from headwater.services.text.stage import Listener
-from headwater.services.tracing import NoSpan
 
 REFUSED = [
     ({"temperature": 3.0}, errors.BadRequest, "temperature", "temperature is 3.0; allowed: 0…2"),

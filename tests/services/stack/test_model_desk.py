@@ -8,9 +8,9 @@ from typing import Any
 
 import msgspec
 
-from headwater.services import subjects
-from headwater.services.bus import Bus
-from headwater.services.progress import silent
+from headwater.services.runtime import subjects
+from headwater.services.runtime.bus import Bus
+from headwater.services.runtime.progress import silent
 from headwater.services.stack.model_desk import ModelDesk
 from headwater.services.stack.model_request import ModelRequest
 from headwater.services.stack.stage_process import SupervisorPipe, begin_all

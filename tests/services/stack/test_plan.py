@@ -9,7 +9,7 @@ import pytest
 from headwater.gateway.settings import GatewaySettings
 from headwater.services.engine.settings import EngineSettings
 from headwater.services.processor.__main__ import ProcessorSettings
-from headwater.services.settings import SettingError, read_settings
+from headwater.services.runtime.settings import SettingError, read_settings
 from headwater.services.stack.access import ServerAccess
 from headwater.services.stack.plan import StackPlan
 from headwater.services.stack.settings import StackSettings

@@ -7,7 +7,7 @@ import asyncio
 import httpx
 import pytest
 
-from headwater.services.runtime import owned_task
+from headwater.services.runtime.tasks import owned_task
 from headwater.services.stack.readiness import until_ready
 from tests.gateway.stages import gateway_stage, started
 

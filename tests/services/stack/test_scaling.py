@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headwater.services.settings import SettingError
+from headwater.services.runtime.settings import SettingError
 from headwater.services.stack.scaling import UP_SECONDS, Scaler, ScaleRules, Sight
 
 TICK = 0.25

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from headwater.services.errors import BadRequest
+from headwater.services.runtime.errors import BadRequest
 from headwater.services.text import chat_template
 from headwater.services.text.chat_template import ChatTemplate, ChatTemplateError
 from headwater.services.text.model import TextModel

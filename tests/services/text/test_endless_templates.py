@@ -7,7 +7,7 @@ from itertools import count
 
 import pytest
 
-from headwater.services.errors import BadRequest
+from headwater.services.runtime.errors import BadRequest
 from headwater.services.text import counted_environment
 from headwater.services.text.chat_template import ChatTemplate
 

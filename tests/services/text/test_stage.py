@@ -20,13 +20,13 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from headwater.services.bus import Bus
-from headwater.services.member import Kind
-from headwater.services.membership import Members
 from headwater.services.output_processor.__main__ import OutputProcessorSettings
 from headwater.services.processor.__main__ import ProcessorSettings
-from headwater.services.runtime import READY_FD
-from headwater.services.text.stage import Listener
+from headwater.services.runtime.bus import Bus
+from headwater.services.runtime.listener import Listener
+from headwater.services.runtime.member import Kind
+from headwater.services.runtime.membership import Members
+from headwater.services.runtime.process import READY_FD
 
 ENGINE = "headwater.services.engine"
 STAGES = {"headwater.services.processor": Kind.PROCESSOR, "headwater.services.output_processor": Kind.OUTPUT_PROCESSOR}

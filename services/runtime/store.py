@@ -29,8 +29,8 @@ from redis.exceptions import (
 from redis.exceptions import ConnectionError as ConnectionLost
 
 from .bus import without_password
-from .runtime import end
 from .settings import SettingError
+from .tasks import end
 
 READ_SECONDS = 0.003
 """What a read may take while a request waits for it."""

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from headwater.services.errors import NotFound
+from headwater.services.runtime.errors import NotFound
 
 
 def test_of_many_that_there_are_the_first_are_named() -> None:

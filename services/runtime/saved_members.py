@@ -20,7 +20,7 @@ from .bus import Bus
 from .member import Member
 from .membership import Change, ChangeKind, Members
 from .owner_file import write_owner_file
-from .runtime import owned_task
+from .tasks import owned_task
 
 SETTLE_SECONDS = 1.0
 """Between two writings: changes come many at once, while a line starts."""

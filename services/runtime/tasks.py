@@ -1,78 +1,20 @@
-"""The life of one stage process: logs, readiness, signals, the supervisor's pipe. Knows nothing of its work."""
+"""Background tasks: scopes that own them, how they end, many of them a few at a time."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
-import logging
-import os
-import signal
-import sys
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Sequence
 from typing import Any
 
 import structlog
 
-from .settings import SettingError
-
-READY_FD = "HEADWATER_READY_FD"
-"""File descriptor on which a stage writes one JSON line when it is ready: {"stage", "addresses", "pid"}."""
-PARENT_FD = "HEADWATER_PARENT_FD"
-"""File descriptor that reaches end of file when the supervisor is gone."""
-ORPHAN_SECONDS = 1.0
-"""What a process has left when its supervisor is gone; then the system ends it, whatever it does."""
 INSIST_SECONDS = 5.0
 """After which a task is cancelled again; longer than what any does on its way out."""
 ENDED_AT_ONCE = 8
-"""Of many tasks that end together."""
+"""Number of tasks that are ended together, of many."""
 Startable = Callable[[Callable[[], None]], Coroutine[Any, Any, None]]
-
-
-class Lifetime:
-    """From start to the request to stop. `stopping` is set by SIGTERM, SIGINT or the loss of the supervisor."""
-
-    def __init__(self, stage: str) -> None:
-        self.stage = stage
-        self.stopping = asyncio.Event()
-        self.orphaned = False
-        """The supervisor is gone: leave at once, nobody waits for a drain."""
-
-    def announce(self, **addresses: str) -> None:
-        """Says that the stage is ready and where it answers, to the log and to a supervisor that asked for it."""
-        structlog.get_logger().info("ready", stage=self.stage, **addresses)
-        if READY_FD in os.environ:
-            fd = int(os.environ.pop(READY_FD))
-            line = {"stage": self.stage, "addresses": addresses, "pid": os.getpid()}
-            os.write(fd, json.dumps(line).encode() + b"\n")
-            os.close(fd)
-
-
-@contextlib.asynccontextmanager
-async def lifetime(stage: str) -> AsyncIterator[Lifetime]:
-    """Scopes a stage's life: inside, signals and the supervisor's pipe set `stopping`."""
-    life, loop = Lifetime(stage), asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, life.stopping.set)
-    parent = int(os.environ[PARENT_FD]) if PARENT_FD in os.environ else None
-
-    def lost_supervisor() -> None:
-        if os.read(parent, 1) == b"":  # type: ignore[arg-type]
-            loop.remove_reader(parent)  # type: ignore[arg-type]
-            signal.setitimer(signal.ITIMER_REAL, ORPHAN_SECONDS)
-            life.orphaned = True
-            life.stopping.set()
-
-    if parent is not None:
-        loop.add_reader(parent, lost_supervisor)
-    try:
-        yield life
-    finally:
-        if parent is not None:
-            loop.remove_reader(parent)
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.remove_signal_handler(number)
 
 
 @contextlib.asynccontextmanager
@@ -202,43 +144,3 @@ def log_failure(task: asyncio.Task[Any]) -> None:
     """For tasks that end by being cancelled: another end is a fault that must not stay unseen."""
     if not task.cancelled() and (failure := task.exception()) is not None:
         structlog.get_logger().error("background task failed", task=task.get_name(), exc_info=failure)
-
-
-def configure_logging(stage: str, level: str = "info") -> None:
-    """JSON lines on standard error, each with the stage's name. Raises `SettingError` for a level that is none."""
-    levels = logging.getLevelNamesMapping()
-    if level.upper() not in levels:
-        raise SettingError("log_level", level, "debug, info, warning or error")
-    structlog.configure(
-        processors=[
-            structlog.contextvars.merge_contextvars,
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso"),
-            structlog.processors.format_exc_info,
-            structlog.processors.JSONRenderer(),
-        ],
-        wrapper_class=structlog.make_filtering_bound_logger(levels[level.upper()]),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
-    )
-    structlog.contextvars.bind_contextvars(stage=stage)
-
-
-@contextlib.contextmanager
-def in_one_line(stage: str, *faults: type[Exception]) -> Iterator[None]:
-    """Ends the process with status 1 and a sentence for faults that a person can mend; others show their trace."""
-    try:
-        yield
-    except faults as fault:
-        sys.exit(f"headwater {stage}: {fault}")
-
-
-def run_stage(coroutine: Coroutine[Any, Any, None]) -> None:
-    """Runs a stage to its end on the fastest event loop that is installed."""
-    try:
-        import uvloop  # noqa: PLC0415 (optional: absent on Windows)
-
-        factory = uvloop.new_event_loop
-    except ImportError:
-        factory = asyncio.new_event_loop  # type: ignore[assignment]
-    with asyncio.Runner(loop_factory=factory) as runner:
-        runner.run(coroutine)

@@ -25,8 +25,8 @@ from . import subjects
 from .bus import Bus, Subscription
 from .member import Kind, Member
 from .prober import Prober
-from .runtime import owned_task
 from .seeds import Resolve, Seeds, Target, resolved
+from .tasks import owned_task
 
 EXPIRY_SECONDS = 4.0
 """Silence after which a process is gone."""

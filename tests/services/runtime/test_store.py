@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from redis.exceptions import ResponseError
 
-from headwater.services.settings import SettingError
+from headwater.services.runtime.settings import SettingError
+from headwater.services.runtime.store import READ_SECONDS, Script, Store, StoreUnavailable
 from headwater.services.stack.embedded import start_valkey
-from headwater.services.store import READ_SECONDS, Script, Store, StoreUnavailable
 
 ECHO = Script("return {KEYS[1], ARGV[1]}")
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from headwater.services.trace_context import TraceContext
+from headwater.services.runtime.trace_context import TraceContext
 
 TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 

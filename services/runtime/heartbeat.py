@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable
 from . import subjects
 from .bus import Bus
 from .member import Member
-from .runtime import owned_task
+from .tasks import owned_task
 
 BEAT_SECONDS = 1.0
 

@@ -11,15 +11,15 @@ import pytest
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from headwater.proto import engine_pb2, engine_pb2_grpc, events_pb2
-from headwater.services import heartbeat, membership, seeds
-from headwater.services.bus import Bus
-from headwater.services.heartbeat import Heartbeat
-from headwater.services.member import Kind, Member, ReplicaLoad, new_epoch
-from headwater.services.membership import Change, ChangeKind, Members
-from headwater.services.prober import SERVICES, Prober
-from headwater.services.saved_members import SavedMembers
-from headwater.services.seeds import resolved
-from headwater.services.served_model import ServedModel
+from headwater.services.runtime import heartbeat, membership, seeds
+from headwater.services.runtime.bus import Bus
+from headwater.services.runtime.heartbeat import Heartbeat
+from headwater.services.runtime.member import Kind, Member, ReplicaLoad, new_epoch
+from headwater.services.runtime.membership import Change, ChangeKind, Members
+from headwater.services.runtime.prober import SERVICES, Prober
+from headwater.services.runtime.saved_members import SavedMembers
+from headwater.services.runtime.seeds import resolved
+from headwater.services.runtime.served_model import ServedModel
 from headwater.services.stack.embedded import start_nats
 
 ENGINES = (Kind.ENGINE,)

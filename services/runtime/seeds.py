@@ -17,7 +17,7 @@ import structlog
 from . import tls
 from .advertise import joined
 from .member import Kind
-from .runtime import owned_task
+from .tasks import owned_task
 
 RESOLVE_SECONDS = 5.0
 Target = tuple[Kind, str]

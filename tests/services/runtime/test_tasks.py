@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from headwater.services import runtime
-from headwater.services.runtime import ENDED_AT_ONCE, end, in_succession, owned_task
+from headwater.services.runtime import tasks
+from headwater.services.runtime.tasks import ENDED_AT_ONCE, end, in_succession, owned_task
 
 
 async def deaf(num_lost: int, out: list[str]) -> None:
@@ -26,7 +26,7 @@ async def deaf(num_lost: int, out: list[str]) -> None:
 
 @pytest.mark.parametrize("num_lost", [0, 1, 3])
 async def test_a_scope_ends_though_its_task_loses_cancellations(num_lost: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runtime, "INSIST_SECONDS", 0.01)
+    monkeypatch.setattr(tasks, "INSIST_SECONDS", 0.01)
     out: list[str] = []
     async with asyncio.timeout(20), owned_task(deaf(num_lost, out)):
         await asyncio.sleep(0)

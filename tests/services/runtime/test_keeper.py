@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from headwater.services.kept_child import keeper_command, kept_child
+from headwater.services.runtime.kept_child import keeper_command, kept_child
 
 
 @pytest.fixture

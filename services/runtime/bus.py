@@ -23,8 +23,8 @@ from nats.js import JetStreamContext
 
 from . import cluster_key
 from .refusals import Refusals
-from .runtime import end, log_failure
 from .seal import Sealer, SealReader
+from .tasks import end, log_failure
 
 FAILURES = (nats.errors.Error, OSError, TimeoutError)
 OPEN_SECONDS = 1.0

@@ -9,8 +9,8 @@ import pytest
 
 from headwater.gateway.cache_namespace import CacheNamespaces
 from headwater.gateway.tenants import AdminKeys, KeyedTenants
-from headwater.services.owner_file import open_log, own_folder, read_secrets
-from headwater.services.settings import SettingError
+from headwater.services.runtime.owner_file import open_log, own_folder, read_secrets
+from headwater.services.runtime.settings import SettingError
 
 SECRET = "ada a-secret-of-more-than-16-characters\n"
 

@@ -23,7 +23,7 @@ from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy, PubAck, Storag
 from . import subjects
 from .bus import FAILURES, Bus
 from .record_seal import RecordSeals
-from .runtime import owned_task
+from .tasks import owned_task
 
 MSG_ID = "Nats-Msg-Id"
 STREAM, AUDIT_STREAM = "headwater_usage", "headwater_audit"

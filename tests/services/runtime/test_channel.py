@@ -13,12 +13,12 @@ from headwater.gateway.output_session import OutputSession
 from headwater.gateway.output_sessions import OutputSessions
 from headwater.proto import output_processor_pb2_grpc
 from headwater.proto.common_pb2 import FINISH_REASON_ERROR
-from headwater.services import channel
-from headwater.services.errors import HeadwaterError, Unavailable
 from headwater.services.models.demo_model import DEMO_NAME
 from headwater.services.output_processor.__main__ import OutputProcessor
 from headwater.services.output_processor.engines import EngineLinks
-from headwater.services.text.stage import Listener
+from headwater.services.runtime import channel
+from headwater.services.runtime.errors import HeadwaterError, Unavailable
+from headwater.services.runtime.listener import Listener
 from headwater.services.text.tokenizer import Tokenizer
 from tests.services.output_processor.scripted_engine import ListeningGateway, scripted_engine
 

@@ -12,9 +12,9 @@ import pytest
 
 from headwater.bench.bus_twin import Air, BusTwin
 from headwater.bench.cluster.relay import Relay
-from headwater.services import bus as bus_module
-from headwater.services.bus import Bus
-from headwater.services.runtime import owned_task
+from headwater.services.runtime import bus as bus_module
+from headwater.services.runtime.bus import Bus
+from headwater.services.runtime.tasks import owned_task
 from headwater.services.stack.embedded import start_nats
 
 
