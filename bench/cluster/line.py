@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 from headwater.services.models.demo_model import DEMO_NAME
-from headwater.services.models.store import default_cache_dir
 from headwater.services.runtime import cluster_key
 from headwater.services.runtime.kept_child import keeper_command
 from headwater.services.runtime.owner_file import own_folder
@@ -240,18 +239,8 @@ async def _start_servers(folder: Path, life: contextlib.AsyncExitStack) -> dict[
 
 def _settings(shape: Shape, folder: Path, nats_url: str, redis_url: str, log_level: str) -> StackSettings:
     return StackSettings(
-        model=DEMO_NAME,
-        revision=None,
-        served_model_name=None,
-        dtype="auto",
         device="cpu",
-        load_format="auto",
-        kv_cache_dtype="auto",
-        gpu_memory_utilization=0.9,
         max_model_len=MAX_MODEL_LEN,
-        chat_template=None,
-        generation_config=None,
-        profile=None,
         replicas=shape.engines,
         gateways=shape.gateways,
         processors=shape.processors,
@@ -259,15 +248,10 @@ def _settings(shape: Shape, folder: Path, nats_url: str, redis_url: str, log_lev
         host=HOST,
         port=0,
         grpc_port=0,
-        api_key_file=None,
-        admin_key_file=None,
-        allowed_origins=(),
         state_dir=folder / "state",
-        cache_dir=default_cache_dir(),
         nats_url=nats_url,
         redis_url=redis_url,
         executor="simulated",
-        drain_limit=5.0,
         log_level=log_level,
     )
 

@@ -23,7 +23,6 @@ from ..models.hugging_face import HubError
 from ..models.manifest import ModelFolderError
 from ..models.store import ConversionFailed, ModelNotFound
 from ..models.wheel_model import WheelModelError
-from ..runtime.hardware import default_replicas
 from ..runtime.printable import LAYOUT, printable
 from ..runtime.progress import ProgressBars
 from ..runtime.settings import SettingError
@@ -32,9 +31,7 @@ from ..stack.line_file import read_line
 from ..stack.line_token import line_key
 from ..stack.local_stack import StackError
 from ..stack.plan import gpu_flags
-from ..stack.profile import Profile
-from ..stack.scaling import IDLE_SECONDS, TARGET_REQUESTS, replica_bounds
-from ..stack.settings import COLD_START_SECONDS, StackSettings
+from ..stack.settings import StackSettings, default_state_dir
 from ..stack.stage_process import StageDied
 from . import chat as chat_room
 from . import doctor as examination
@@ -42,6 +39,7 @@ from . import status as cluster
 from .access_command import access
 from .admin_client import AdminError, AsJson
 from .answer_stream import ChatError
+from .flags import option_of, with_flags
 from .model_commands import ModelError
 from .model_commands import make_commands as make_model_commands
 from .platform_commands import app as platform_commands
@@ -76,189 +74,29 @@ serve = typer.Typer(no_args_is_help=True, help="Run one stage in the foreground;
 app.add_typer(serve, name="serve")
 
 
-def default_state_dir(env: Mapping[str, str] = os.environ) -> Path:
-    """`$XDG_STATE_HOME/headwater`, else `~/.local/state/headwater`."""
-    return Path(env.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "headwater"
-
-
-StateDir = Annotated[
-    Path,
-    typer.Option(
-        envvar="HEADWATER_STATE_DIR",
-        default_factory=default_state_dir,
-        show_default="~/.local/state/headwater",
-        help="Durable state, logs and the running line's addresses.",
-    ),
-]
+StateDir = Annotated[Path, option_of("state_dir")]
 app.add_typer(make_commands(default_state_dir), name="tenant")
 app.add_typer(make_model_commands(default_state_dir), name="models")
 app.add_typer(platform_commands, name="platform")
 app.command()(access)
-CacheDir = Annotated[
-    Path,
-    typer.Option(
-        envvar="HEADWATER_CACHE",
-        default_factory=model_store.default_cache_dir,
-        show_default="~/.cache/headwater",
-        help="Downloaded and converted models.",
-    ),
-]
-Model = Annotated[
-    str, typer.Option(envvar="HEADWATER_MODEL", help="Demo model, Hugging Face id, model folder or .gguf file.")
-]
-Revision = Annotated[str | None, typer.Option(envvar="HEADWATER_REVISION", help="Branch, tag or commit on the Hub.")]
-Dtype = Annotated[str, typer.Option(envvar="HEADWATER_DTYPE", help="auto, float32, bfloat16 or float16.")]
-Device = Annotated[
-    str, typer.Option(envvar="HEADWATER_DEVICE", help="auto, cpu, cuda, or an installed platform (`platform list`).")
-]
-KvCacheDtype = Annotated[
-    str, typer.Option(envvar="HEADWATER_KV_CACHE_DTYPE", help="auto, or fp8: twice the cache, faster, less exact; GPU.")
-]
-MaxModelLen = Annotated[
-    int | None, typer.Option(envvar="HEADWATER_MAX_MODEL_LEN", help="Tokens of prompt and answer together.")
-]
+CacheDir = Annotated[Path, option_of("cache_dir")]
+Model = Annotated[str, option_of("model")]
+Revision = Annotated[str | None, option_of("revision")]
+Dtype = Annotated[str, option_of("dtype")]
+Device = Annotated[str, option_of("device")]
+KvCacheDtype = Annotated[str, option_of("kv_cache_dtype")]
+MaxModelLen = Annotated[int | None, option_of("max_model_len")]
 
 
 @app.command()
-def up(
-    *,
-    model: Model = DEMO_NAME,
-    replicas: Annotated[
-        int | None,
-        typer.Option(
-            envvar="HEADWATER_REPLICAS", show_default="2; on GPUs one each", help="Engines; they share the machine."
-        ),
-    ] = None,
-    min_replicas: Annotated[
-        int | None,
-        typer.Option(envvar="HEADWATER_MIN_REPLICAS", help="Engines come and go by demand: the fewest; 0 is allowed."),
-    ] = None,
-    max_replicas: Annotated[
-        int | None, typer.Option(envvar="HEADWATER_MAX_REPLICAS", help="Engines come and go by demand: the most.")
-    ] = None,
-    idle_seconds: Annotated[
-        float,
-        typer.Option(envvar="HEADWATER_IDLE_SECONDS", help="After which an engine that is not needed is stopped."),
-    ] = IDLE_SECONDS,
-    target_requests: Annotated[
-        int,
-        typer.Option(envvar="HEADWATER_TARGET_REQUESTS", help="At once on an engine, before another one is started."),
-    ] = TARGET_REQUESTS,
-    cold_start_timeout: Annotated[
-        float,
-        typer.Option(envvar="HEADWATER_COLD_START_TIMEOUT", help="Seconds that a request waits for the first engine."),
-    ] = COLD_START_SECONDS,
-    profile: Annotated[
-        Path | None, typer.Option(envvar="HEADWATER_PROFILE", help="Settings that `headwater bench tune` found.")
-    ] = None,
-    host: Annotated[
-        str, typer.Option(envvar="HEADWATER_HOST", help="Address to listen on; past loopback only with keys.")
-    ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(envvar="HEADWATER_PORT", help="REST; 0: any free port.")] = 8000,
-    grpc_port: Annotated[int, typer.Option(envvar="HEADWATER_GRPC_PORT", help="Public gRPC; 0: any free port.")] = 8001,
-    device: Device = "auto",
-    dtype: Dtype = "auto",
-    load_format: Annotated[
-        str,
-        typer.Option(
-            envvar="HEADWATER_LOAD_FORMAT", help="auto, or random weights of the model's shape: dummy, dummy-uniform."
-        ),
-    ] = "auto",
-    kv_cache_dtype: KvCacheDtype = "auto",
-    speculation: Annotated[
-        str,
-        typer.Option(
-            envvar="HEADWATER_SPECULATION",
-            help="auto: engines draft tokens where that pays, which changes none; off.",
-        ),
-    ] = "auto",
-    draft_model: Annotated[
-        str | None,
-        typer.Option(envvar="HEADWATER_DRAFT_MODEL", help="A smaller model of the same tokens that drafts."),
-    ] = None,
-    draft_heads: Annotated[
-        Path | None,
-        typer.Option(envvar="HEADWATER_DRAFT_HEADS", help="Folder of Medusa or EAGLE heads that draft."),
-    ] = None,
-    kv_swap_memory: Annotated[
-        int, typer.Option(envvar="HEADWATER_KV_SWAP_MEMORY", help="Bytes of host memory for prefixes, each engine.")
-    ] = 0,
-    gpu_memory_utilization: Annotated[
-        float, typer.Option(envvar="HEADWATER_GPU_MEMORY_UTILIZATION", help="Share of a GPU that an engine may take.")
-    ] = 0.9,
-    max_model_len: MaxModelLen = None,
-    served_model_name: Annotated[
-        str | None, typer.Option(envvar="HEADWATER_SERVED_MODEL_NAME", help="What clients ask for.")
-    ] = None,
-    revision: Revision = None,
-    chat_template: Annotated[
-        Path | None, typer.Option(envvar="HEADWATER_CHAT_TEMPLATE", help="A jinja file instead of the model's own.")
-    ] = None,
-    generation_config: Annotated[
-        str | None,
-        typer.Option(envvar="HEADWATER_GENERATION_CONFIG", help="Sampling defaults: auto (the model's), none, a file."),
-    ] = None,
-    escape_special_tokens: Annotated[
-        bool, typer.Option(envvar="HEADWATER_ESCAPE_SPECIAL_TOKENS", help="Read those in messages and tools as text.")
-    ] = False,
-    api_key_file: Annotated[
-        Path | None, typer.Option(envvar="HEADWATER_API_KEY_FILE", help="`tenant key` lines; absent: open, loopback.")
-    ] = None,
-    admin_key_file: Annotated[
-        Path | None,
-        typer.Option(envvar="HEADWATER_ADMIN_KEY_FILE", help="`name key` lines of who manages tenants, with limits."),
-    ] = None,
-    tls_cert_file: Annotated[
-        Path | None, typer.Option(envvar="HEADWATER_TLS_CERT_FILE", help="PEM certificate for clients, REST and gRPC.")
-    ] = None,
-    tls_key_file: Annotated[
-        Path | None, typer.Option(envvar="HEADWATER_TLS_KEY_FILE", help="PEM private key of that certificate.")
-    ] = None,
-    tls_client_ca_file: Annotated[
-        Path | None,
-        typer.Option(envvar="HEADWATER_TLS_CLIENT_CA_FILE", help="Given: clients show a certificate that these sign."),
-    ] = None,
-    allowed_origins: Annotated[
-        list[str] | None, typer.Option(envvar="HEADWATER_ALLOWED_ORIGINS", help="Web origins that may call (CORS).")
-    ] = None,
-    gateways: Annotated[
-        int, typer.Option(envvar="HEADWATER_GATEWAYS", help="Gateway processes that share the ports.")
-    ] = 1,
-    processors: Annotated[int, typer.Option(envvar="HEADWATER_PROCESSORS", help="Processors.")] = 1,
-    output_processors: Annotated[
-        int, typer.Option(envvar="HEADWATER_OUTPUT_PROCESSORS", help="Output processors.")
-    ] = 1,
-    executor: Annotated[
-        str, typer.Option(envvar="HEADWATER_EXECUTOR", help="single, or simulated: no model, a timing model instead.")
-    ] = "single",
-    nats_url: Annotated[
-        str | None, typer.Option(envvar="HEADWATER_NATS_URL", help="An outside NATS instead of the line's own.")
-    ] = None,
-    redis_url: Annotated[
-        str | None, typer.Option(envvar="HEADWATER_REDIS_URL", help="An outside Redis instead of the line's own.")
-    ] = None,
-    state_dir: StateDir,
-    cache_dir: CacheDir,
-    drain_limit: Annotated[
-        float, typer.Option(envvar="HEADWATER_DRAIN_LIMIT", help="Seconds that running answers get at Ctrl-C.")
-    ] = 5.0,
-    log_level: Annotated[
-        str, typer.Option(envvar="HEADWATER_LOG_LEVEL", help="debug, info, warning or error.")
-    ] = "info",
-) -> None:
-    """Run the whole line on this machine until Ctrl-C.
+@with_flags
+def up(settings: StackSettings) -> None:
+    """Run the whole deployment on this machine until Ctrl-C.
 
     Starts NATS, Redis (Valkey), processor, output processor, engines and gateway, and keeps them running. Further
     settings of a stage go through its variables, such as HEADWATER_MAX_NUM_SEQS (see `headwater serve engine --help`).
     """
-    given = dict(locals())
-    given["allowed_origins"] = tuple(allowed_origins or ())
-    tuned = Profile.read(profile).replicas if profile is not None else None
-    usual = replicas if replicas is not None else tuned or default_replicas(device)
-    given["min_replicas"], given["replicas"] = replica_bounds(replicas, given.pop("max_replicas"), min_replicas, usual)
-    given["state_dir"], given["cache_dir"] = state_dir.expanduser().resolve(), cache_dir.expanduser().resolve()
-    given["draft_heads"] = None if draft_heads is None else draft_heads.expanduser().resolve()
-    raise typer.Exit(run_line(StackSettings(**given), Console()))
+    raise typer.Exit(run_line(settings.resolved(), Console()))
 
 
 @app.command()

@@ -263,7 +263,7 @@ class ModelDesk:
         """Without a number a model follows the line's rules, or has one replica where the line's number is fixed."""
         ours = self._settings.rules
         if request.max_replicas is None and request.min_replicas is None:
-            return ours if self._settings.min_replicas is not None else replace(ours, min_replicas=1, max_replicas=1)
+            return ours if self._settings.scales_by_demand else replace(ours, min_replicas=1, max_replicas=1)
         most = request.max_replicas if request.max_replicas is not None else max(1, request.min_replicas or 0)
         least = request.min_replicas if request.min_replicas is not None else min(ours.min_replicas, most)
         return replace(ours, min_replicas=least, max_replicas=most)

@@ -13,7 +13,7 @@ from .access import ServerAccess
 from .line_token import has_unsigned_tenants
 from .profile import Profile
 from .roles import Role
-from .settings import TLS_FILES, StackSettings
+from .settings import ENGINE, GATEWAY, PROCESSOR, StackSettings
 
 BEHIND_HOST = "127.0.0.1"
 GPU_BLOCK_SIZE = 64
@@ -41,20 +41,13 @@ class StackPlan:
     def gateway(self, idx: int, addresses: Mapping[str, Sequence[str]]) -> list[str]:
         """`addresses`: what is known of the stages behind, so that a restarted gateway needs no NATS to find them."""
         settings = self.settings
-        flags = [f"--host={settings.host}", f"--port={self.port}", f"--grpc-port={self.grpc_port}"]
-        flags += [f"--gateway-id={self._id('gateway', idx)}", f"--drain-limit={settings.drain_limit}"]
-        flags += [f"--cold-start-timeout={settings.cold_start_timeout}"]
+        flags = [f"--port={self.port}", f"--grpc-port={self.grpc_port}", f"--gateway-id={self._id('gateway', idx)}"]
+        flags += settings.flags_for(GATEWAY)
         flags += ["--reuse-port"] if settings.shares_ports else []
         # Behind a shared port /metrics would be anyone's: each gateway has an address for its own.
         flags += ["--metrics-port=0"] if settings.gateways > 1 else []
-        flags += [f"--api-key-file={settings.api_key_file}"] if settings.api_key_file else []
-        flags += [f"--admin-key-file={settings.admin_key_file}"] if settings.admin_key_file else []
         flags += [f"--tenants-file={settings.state_dir / 'tenants.json'}"]
         flags += ["--adopt-unsigned-tenants"] if has_unsigned_tenants(settings.state_dir) else []
-        for name in TLS_FILES:
-            path = getattr(settings, name)
-            flags += [f"--{name.replace('_', '-')}={path}"] if path is not None else []
-        flags += [f"--allowed-origins={origin}" for origin in settings.allowed_origins]
         for kind, flag in (("processor", "processor"), ("output-processor", "output-processor"), ("engine", "replica")):
             flags += [f"--{flag}={address}" for address in addresses.get(kind, ())]
         return flags + self._facts()
@@ -66,13 +59,12 @@ class StackPlan:
         return own | self.servers.env(Role.GATEWAY)
 
     def processor(self, idx: int) -> list[str]:
-        settings = self.settings
-        flags = [*self._behind(), f"--replica-id={self.replica_id('processor', idx)}", *self._length()]
-        flags += [*self._block_size(), *([f"--kv-format={kv}"] if (kv := settings.kv_cache_dtype) != "auto" else [])]
-        flags += [f"--chat-template={settings.chat_template}"] if settings.chat_template else []
-        flags += ["--escape-special-tokens"] if settings.escape_special_tokens else []
-        flags += [f"--generation-config={settings.generation_config}"] if settings.generation_config else []
-        return flags
+        flags = [*self._behind(), f"--replica-id={self.replica_id('processor', idx)}"]
+        flags += [
+            *self._block_size(),
+            *([f"--kv-format={kv}"] if (kv := self.settings.kv_cache_dtype) != "auto" else []),
+        ]
+        return flags + self.settings.flags_for(PROCESSOR)
 
     def processor_env(self) -> dict[str, str]:
         return self.servers.env(Role.PROCESSOR)
@@ -85,16 +77,10 @@ class StackPlan:
 
     def engine(self, idx: int) -> list[str]:
         settings = self.settings
-        flags = [*self._behind(), f"--replica-id={self.replica_id('engine', idx)}", f"--executor={settings.executor}"]
-        flags += [f"--device={self.device}", f"--threads={self.threads}", f"--load-format={settings.load_format}"]
-        flags += [f"--kv-cache-dtype={settings.kv_cache_dtype}", f"--kv-swap-memory={settings.kv_swap_memory}"]
-        flags += [f"--gpu-memory-utilization={settings.gpu_memory_utilization}"]
-        flags += [f"--speculation={settings.speculation}"]
-        flags += [f"--draft-model={settings.draft_model}"] if settings.draft_model is not None else []
-        flags += [f"--draft-heads={settings.draft_heads}"] if settings.draft_heads is not None else []
+        flags = [*self._behind(), f"--replica-id={self.replica_id('engine', idx)}"]
+        flags += [f"--device={self.device}", f"--threads={self.threads}", *settings.flags_for(ENGINE)]
         flags += gpu_flags(os.environ) if self.device == "cuda" else []
-        flags += Profile.read(settings.profile).engine_flags(os.environ) if settings.profile else []
-        return flags + self._length()
+        return flags + (Profile.read(settings.profile).engine_flags(os.environ) if settings.profile else [])
 
     def engine_env(self, place: int) -> dict[str, str]:
         """GPUs go to the replicas in turn, by places that all models share, and so do a CPU's threads."""
@@ -111,7 +97,7 @@ class StackPlan:
 
     @property
     def threads(self) -> int:
-        return max(1, num_cores() // self.settings.replicas)
+        return max(1, num_cores() // self.settings.rules.max_replicas)
 
     @property
     def supervisor_id(self) -> str:
@@ -133,9 +119,6 @@ class StackPlan:
     def _block_size(self) -> list[str]:
         """The same for those who hash prompts and those who cache them."""
         return gpu_flags(os.environ, {"block-size": GPU_BLOCK_SIZE}) if self.device == "cuda" else []
-
-    def _length(self) -> list[str]:
-        return [f"--max-model-len={self.settings.max_model_len}"] if self.settings.max_model_len else []
 
     def _facts(self) -> list[str]:
         return [f"--log-level={self.settings.log_level}"]

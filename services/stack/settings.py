@@ -1,22 +1,26 @@
-"""What `headwater up` is told, validated once; the command line writes the defaults."""
+"""What `headwater up` is told: each flag is declared here, with its default, its help and the stages it goes to."""
 
 from __future__ import annotations
 
 import dataclasses
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from headwater.engine_core.platforms.registry import device_names, is_registered
 
-from ..engine.settings import BESIDE_DRAFT_MODEL, KV_CACHE_DTYPES, LOAD_FORMATS, NO_DRAFTS
+from ..engine.settings import BESIDE_DRAFT_MODEL, KV_CACHE_DTYPES, LOAD_FORMATS, NO_DRAFTS, EngineSettings
+from ..models.demo_model import DEMO_NAME
+from ..models.store import default_cache_dir
 from ..runtime.advertise import is_loopback
-from ..runtime.hardware import DTYPES
+from ..runtime.hardware import DTYPES, default_replicas
 from ..runtime.settings import SettingError
 from ..runtime.speculation import MODES
-from .scaling import IDLE_SECONDS, TARGET_REQUESTS, ScaleRules
+from .profile import Profile
+from .scaling import IDLE_SECONDS, TARGET_REQUESTS, ScaleRules, replica_bounds
 
-COLD_START_SECONDS = 120.0
 CHOICES = {
     "dtype": DTYPES,
     "executor": ("single", "simulated"),
@@ -24,64 +28,93 @@ CHOICES = {
     "kv_cache_dtype": KV_CACHE_DTYPES,
     "speculation": MODES,
 }
-
 LEAST = dict.fromkeys(("replicas", "gateways", "processors", "output_processors"), 1)
 LEAST |= {"cold_start_timeout": 0, "kv_swap_memory": 0}
 TLS_FILES = ("tls_cert_file", "tls_key_file", "tls_client_ca_file")
+GATEWAY, PROCESSOR, ENGINE = "gateway", "processor", "engine"
+
+
+def default_state_dir(env: Mapping[str, str] = os.environ) -> Path:
+    """`$XDG_STATE_HOME/headwater`, else `~/.local/state/headwater`."""
+    return Path(env.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "headwater"
+
+
+def flag(default: Any, help_text: str, *stages: str, shown: str | None = None, variable: str | None = None) -> Any:
+    """A dataclass field that is a flag of `headwater up` and of these stages, by the same name.
+
+    A callable default is asked when it is needed; `shown` is what `--help` says of the default then. `variable` is the
+    environment variable where it is not HEADWATER_ and the name of the flag.
+    """
+    metadata = {"help": help_text, "stages": frozenset(stages), "shown": shown, "variable": variable}
+    if callable(default):
+        return dataclasses.field(default_factory=default, metadata=metadata)
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+def engine_flag(name: str, help_text: str, *stages: str) -> Any:
+    """As `flag`, with the default that the engine's setting of this name has."""
+    [known] = [each for each in dataclasses.fields(EngineSettings) if each.name == name]
+    return flag(known.default, help_text, ENGINE, *stages)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StackSettings:
-    """One line on this machine: what it serves, where it listens, how many of each stage."""
+    """One deployment on this machine: what it serves, where it listens, how many of each stage."""
 
-    model: str
-    revision: str | None
-    served_model_name: str | None
-    dtype: str
-    device: str
-    load_format: str
-    kv_cache_dtype: str
-    gpu_memory_utilization: float
-    max_model_len: int | None
-    chat_template: Path | None
-    generation_config: str | None
-    profile: Path | None
-    replicas: int
-    gateways: int
-    processors: int
-    output_processors: int
-    host: str
-    port: int
-    grpc_port: int
-    api_key_file: Path | None
-    admin_key_file: Path | None
-    allowed_origins: tuple[str, ...]
-    state_dir: Path
-    cache_dir: Path
-    nats_url: str | None
-    redis_url: str | None
-    executor: str
-    drain_limit: float
-    log_level: str
-    min_replicas: int | None = None
-    """Given: replicas come and go by demand, `replicas` are the most."""
-    idle_seconds: float = IDLE_SECONDS
-    target_requests: int = TARGET_REQUESTS
-    cold_start_timeout: float = COLD_START_SECONDS
-    escape_special_tokens: bool = False
-    speculation: str = "auto"
-    draft_model: str | None = None
+    model: str = flag(DEMO_NAME, "Demo model, Hugging Face id, model folder or .gguf file.")
+    replicas: int | None = flag(None, "Engines; they share the machine.", shown="2; on GPUs one each")
+    min_replicas: int | None = flag(None, "Engines come and go by demand: the fewest; 0 is allowed.")
+    max_replicas: int | None = flag(None, "Engines come and go by demand: the most.")
+    idle_seconds: float = flag(IDLE_SECONDS, "After which an engine that is not needed is stopped.")
+    target_requests: int = flag(TARGET_REQUESTS, "At once on an engine, before another one is started.")
+    cold_start_timeout: float = flag(120.0, "Seconds that a request waits for the first engine.", GATEWAY)
+    profile: Path | None = flag(None, "Settings that `headwater bench tune` found.")
+    host: str = flag("127.0.0.1", "Address to listen on; past loopback only with keys.", GATEWAY)
+    port: int = flag(8000, "REST; 0: any free port.")
+    grpc_port: int = flag(8001, "Public gRPC; 0: any free port.")
+    device: str = flag("auto", "auto, cpu, cuda, or an installed platform (`platform list`).")
+    dtype: str = flag("auto", "auto, float32, bfloat16 or float16.")
+    load_format: str = engine_flag("load_format", "auto, or random weights of the model's shape: dummy, dummy-uniform.")
+    kv_cache_dtype: str = engine_flag("kv_cache_dtype", "auto, or fp8: twice the cache, faster, less exact; GPU.")
+    speculation: str = engine_flag("speculation", "auto: engines draft tokens where that pays; changes none; off.")
+    draft_model: str | None = engine_flag("draft_model", "A smaller model of the same tokens that drafts.")
     """As `model`; a stack is given its folder."""
-    draft_heads: Path | None = None
-    kv_swap_memory: int = 0
-    tls_cert_file: Path | None = None
-    tls_key_file: Path | None = None
-    tls_client_ca_file: Path | None = None
+    draft_heads: Path | None = engine_flag("draft_heads", "Folder of Medusa or EAGLE heads that draft.")
+    kv_swap_memory: int = engine_flag("kv_swap_memory", "Bytes of host memory for prefixes, each engine.")
+    gpu_memory_utilization: float = engine_flag("gpu_memory_utilization", "Share of a GPU that an engine may take.")
+    max_model_len: int | None = flag(None, "Tokens of prompt and answer together.", ENGINE, PROCESSOR)
+    served_model_name: str | None = flag(None, "What clients ask for.")
+    revision: str | None = flag(None, "Branch, tag or commit on the Hub.")
+    chat_template: Path | None = flag(None, "A jinja file instead of the model's own.", PROCESSOR)
+    generation_config: str | None = flag(None, "Sampling defaults: auto (the model's), none, a file.", PROCESSOR)
+    escape_special_tokens: bool = flag(False, "Read those in messages and tools as text.", PROCESSOR)
+    api_key_file: Path | None = flag(None, "`tenant key` lines; absent: open, loopback.", GATEWAY)
+    admin_key_file: Path | None = flag(None, "`name key` lines of who manages tenants, with limits.", GATEWAY)
+    tls_cert_file: Path | None = flag(None, "PEM certificate for clients, REST and gRPC.", GATEWAY)
+    tls_key_file: Path | None = flag(None, "PEM private key of that certificate.", GATEWAY)
+    tls_client_ca_file: Path | None = flag(None, "Given: clients show a certificate that these sign.", GATEWAY)
+    allowed_origins: tuple[str, ...] = flag((), "Web origins that may call (CORS).", GATEWAY)
+    gateways: int = flag(1, "Gateway processes that share the ports.")
+    processors: int = flag(1, "Processors.")
+    output_processors: int = flag(1, "Output processors.")
+    executor: str = engine_flag("executor", "single, or simulated: no model, a timing model instead.")
+    nats_url: str | None = flag(None, "An outside NATS instead of the deployment's own.")
+    redis_url: str | None = flag(None, "An outside Redis instead of the deployment's own.")
+    state_dir: Path = flag(
+        default_state_dir,
+        "Durable state, logs and the running deployment's addresses.",
+        shown="~/.local/state/headwater",
+    )
+    cache_dir: Path = flag(
+        default_cache_dir, "Downloaded and converted models.", shown="~/.cache/headwater", variable="HEADWATER_CACHE"
+    )
+    drain_limit: float = flag(5.0, "Seconds that running answers get at Ctrl-C.", GATEWAY)
+    log_level: str = flag("info", "debug, info, warning or error.")
 
     def __post_init__(self) -> None:
         for name, least in LEAST.items():
-            if getattr(self, name) < least:
-                raise SettingError(name, getattr(self, name), f"at least {least}")
+            if (value := getattr(self, name)) is not None and value < least:
+                raise SettingError(name, value, f"at least {least}")
         assert self.rules
         for name in ("port", "grpc_port"):
             if not 0 <= getattr(self, name) <= 65535:
@@ -121,12 +154,19 @@ class StackSettings:
     @property
     def rules(self) -> ScaleRules:
         """Raises `SettingError`."""
+        tuned = None if self.profile is None or not self.profile.is_file() else Profile.read(self.profile).replicas
+        usual = self.replicas or tuned or default_replicas(self.device)
+        least, most = replica_bounds(self.replicas, self.max_replicas, self.min_replicas, usual)
         return ScaleRules(
-            min_replicas=self.replicas if self.min_replicas is None else self.min_replicas,
-            max_replicas=self.replicas,
+            min_replicas=most if least is None else least,
+            max_replicas=most,
             idle_seconds=self.idle_seconds,
             target_requests=self.target_requests,
         )
+
+    @property
+    def scales_by_demand(self) -> bool:
+        return self.min_replicas is not None or self.max_replicas is not None
 
     @property
     def has_admins(self) -> bool:
@@ -135,8 +175,42 @@ class StackSettings:
 
     @property
     def shares_ports(self) -> bool:
-        """Gateways listen where others may too: each other, and whoever keeps a port for them that nobody named."""
+        """Whether gateways listen where others may too: each other, and whoever keeps a port that nobody named."""
         return self.gateways > 1 or not (self.port and self.grpc_port)
+
+    def resolved(self) -> StackSettings:
+        """The settings with absolute paths, and with the number of replicas that holds where none was given."""
+        paths = {
+            name: path.expanduser().resolve()
+            for name in ("state_dir", "cache_dir", "draft_heads")
+            if (path := getattr(self, name)) is not None
+        }
+        if self.scales_by_demand:
+            return dataclasses.replace(self, **paths)
+        return dataclasses.replace(self, **paths, replicas=self.rules.max_replicas)
+
+    def flags_for(self, stage: str) -> list[str]:
+        """Flags of a stage that have the name and the value that they have here. What is not given is left out."""
+        return [
+            text
+            for field in dataclasses.fields(self)
+            if stage in field.metadata["stages"]
+            for text in as_flags(field.name, getattr(self, field.name))
+        ]
+
+
+def as_flags(name: str, value: object) -> list[str]:
+    """A setting on a command line; nothing where it has no value."""
+    words = f"--{name.replace('_', '-')}"
+    if value is None or value is False:
+        return []
+    if value is True:
+        return [words]
+    return [f"{words}={each}" for each in (value if isinstance(value, tuple) else (value,))]
+
+
+def variable_of(field: dataclasses.Field[Any]) -> str:
+    return field.metadata["variable"] or f"HEADWATER_{field.name.upper()}"
 
 
 STACK_VARIABLES = frozenset(f"HEADWATER_{field.name.upper()}" for field in dataclasses.fields(StackSettings))

@@ -22,8 +22,7 @@ def headwater(*args: str, **env: str) -> subprocess.CompletedProcess[str]:
 
 def test_the_flags_of_up_are_the_settings_of_a_line() -> None:
     fields = {field.name for field in dataclasses.fields(StackSettings)}
-    # Where replicas come and go, `--max-replicas` is the settings' `replicas`.
-    assert set(inspect.signature(cli.up).parameters) == fields | {"max_replicas"}
+    assert set(inspect.signature(cli.up).parameters) == fields
     assert fields == {
         *("model", "revision", "served_model_name", "dtype", "device", "max_model_len"),
         *("load_format", "kv_cache_dtype", "kv_swap_memory", "gpu_memory_utilization"),
@@ -40,7 +39,7 @@ def test_the_flags_of_up_are_the_settings_of_a_line() -> None:
         ),
         *("host", "port", "grpc_port", "api_key_file", "admin_key_file", "allowed_origins", "state_dir", "cache_dir"),
         *("nats_url", "redis_url", "executor", "drain_limit", "log_level"),
-        *("min_replicas", "idle_seconds", "target_requests", "cold_start_timeout"),
+        *("min_replicas", "max_replicas", "idle_seconds", "target_requests", "cold_start_timeout"),
         *("tls_cert_file", "tls_key_file", "tls_client_ca_file"),
     }
 

@@ -22,7 +22,12 @@ from tests.services.stack.test_stage_process import READY
 async def test_a_model_that_cannot_even_be_looked_for_is_refused_and_the_next_request_answered(
     nats_url: str, tmp_path: Path
 ) -> None:
-    pipe, stack = SupervisorPipe(), plan(state_dir=tmp_path, min_replicas=0, executor="simulated", nats_url=nats_url)
+    pipe, stack = (
+        SupervisorPipe(),
+        plan(
+            state_dir=tmp_path, replicas=None, min_replicas=0, max_replicas=1, executor="simulated", nats_url=nats_url
+        ),
+    )
     stages = Stages(tmp_path, pipe, READY + NEVER_READY)
     stages.may_spawn.set()
     desk = ModelDesk(stack.settings, pipe, stages.make, hurry=asyncio.Event(), say=lambda _: None)

@@ -12,25 +12,12 @@ from headwater.services.processor.__main__ import ProcessorSettings
 from headwater.services.runtime.settings import SettingError, read_settings
 from headwater.services.stack.access import ServerAccess
 from headwater.services.stack.plan import StackPlan
-from headwater.services.stack.settings import StackSettings
+from headwater.services.stack.settings import ENGINE, GATEWAY, PROCESSOR, StackSettings
 
 
 def plan(**given: Any) -> StackPlan:
-    fields = dataclasses.fields(StackSettings)
-    nothing: dict[str, Any] = {field.name: None for field in fields if field.default is dataclasses.MISSING}
     settings = StackSettings(
-        **nothing
-        | {"dtype": "auto", "device": "cpu", "load_format": "auto", "kv_cache_dtype": "auto", "executor": "single"}
-        | {"gpu_memory_utilization": 0.9, "replicas": 1, "gateways": 1, "processors": 1, "output_processors": 1}
-        | {
-            "host": "127.0.0.1",
-            "port": 0,
-            "grpc_port": 0,
-            "allowed_origins": (),
-            "drain_limit": 1.0,
-            "log_level": "info",
-            "state_dir": Path("/state"),
-        }
+        **{"device": "cpu", "replicas": 1, "port": 0, "grpc_port": 0, "drain_limit": 1.0, "state_dir": Path("/state")}
         | given
     )
     return StackPlan(settings, Path("/models/m"), "m", 8000, 8001, ServerAccess("nats://n", "redis://r"), master_key="")
@@ -42,6 +29,25 @@ def engine_of(stack: StackPlan) -> EngineSettings:
 
 def processor_of(stack: StackPlan) -> ProcessorSettings:
     return read_settings(ProcessorSettings, stack.processor(0), env={})
+
+
+STAGES = {GATEWAY: GatewaySettings, PROCESSOR: ProcessorSettings, ENGINE: EngineSettings}
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_every_flag_that_goes_to_a_stage_is_a_setting_of_it(stage: str) -> None:
+    known = {field.name for field in dataclasses.fields(STAGES[stage])}
+    passed = {field.name for field in dataclasses.fields(StackSettings) if stage in field.metadata["stages"]}
+    assert passed
+    assert passed - known == set()
+
+
+def test_the_number_of_replicas_is_what_was_asked_for_or_what_the_machine_is_good_for() -> None:
+    assert plan(replicas=3).settings.resolved().rules.max_replicas == 3
+    assert plan(replicas=None).settings.resolved().replicas == 2
+    by_demand = plan(replicas=None, max_replicas=4).settings.resolved()
+    assert (by_demand.rules.min_replicas, by_demand.rules.max_replicas, by_demand.scales_by_demand) == (1, 4, True)
+    assert plan(replicas=None, min_replicas=0).settings.resolved().rules.max_replicas == 2
 
 
 def test_the_settings_of_a_gpu_reach_its_engine_and_who_hashes_for_it() -> None:
