@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -47,17 +48,6 @@ def _run(kernel: Kernel, gate_up: torch.Tensor) -> torch.Tensor:
     return out
 
 
-@njit
-def _row(arguments: int, i: int, element: Any, exponent: Any) -> None:
-    size = argument(arguments, 2) * size_of(element)
-    p_gate, p_out = argument(arguments, 0) + i * 2 * size, argument(arguments, 1) + i * size
-    one, zero = splat(F32(1)), splat(F32(0))
-    for at in range(0, size, NUM_LANES * size_of(element)):
-        gate = load(p_gate + at, element)
-        activated = div(gate, add(one, exp(sub(zero, exponent(gate)))))
-        store(p_out + at, mul(activated, load(p_gate + size + at, element)), element)
-
-
 # Both activations are x / (1 + exp(-z)). Of SiLU z is x; GELU is x (1 + tanh u) / 2, and z is 2 u.
 @njit
 def _silu(x: Any) -> Any:
@@ -69,24 +59,47 @@ def _gelu_tanh(x: Any) -> Any:
     return mul(x, fma(mul(x, x), splat(F32(_GELU_CUBIC)), splat(F32(_GELU_LINEAR))))
 
 
+def _row_of(exponent: Callable[[Any], Any]) -> Callable[[int, int, Any], None]:
+    """A row with the activation of this z.
+
+    NOTE: z is no argument of the row: where a CPU's compiler does not inline the row, the machine code would hold the
+    address of a Python object, and could not be kept.
+    """
+
+    @njit
+    def row(arguments: int, i: int, element: Any) -> None:
+        size = argument(arguments, 2) * size_of(element)
+        p_gate, p_out = argument(arguments, 0) + i * 2 * size, argument(arguments, 1) + i * size
+        one, zero = splat(F32(1)), splat(F32(0))
+        for at in range(0, size, NUM_LANES * size_of(element)):
+            gate = load(p_gate + at, element)
+            activated = div(gate, add(one, exp(sub(zero, exponent(gate)))))
+            store(p_out + at, mul(activated, load(p_gate + size + at, element)), element)
+
+    return row  # type: ignore[no-any-return]  # what numba makes of it
+
+
+_silu_row, _gelu_row = _row_of(_silu), _row_of(_gelu_tanh)
+
+
 def _silu_f32(arguments: int) -> None:
     for i in items(arguments):
-        _row(arguments, i, F32_ELEMENT, _silu)
+        _silu_row(arguments, i, F32_ELEMENT)
 
 
 def _silu_bf16(arguments: int) -> None:
     for i in items(arguments):
-        _row(arguments, i, BF16_ELEMENT, _silu)
+        _silu_row(arguments, i, BF16_ELEMENT)
 
 
 def _gelu_f32(arguments: int) -> None:
     for i in items(arguments):
-        _row(arguments, i, F32_ELEMENT, _gelu_tanh)
+        _gelu_row(arguments, i, F32_ELEMENT)
 
 
 def _gelu_bf16(arguments: int) -> None:
     for i in items(arguments):
-        _row(arguments, i, BF16_ELEMENT, _gelu_tanh)
+        _gelu_row(arguments, i, BF16_ELEMENT)
 
 
 KERNEL = Kernel(_silu_f32, _silu_bf16)
