@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from headwater.gateway.router import home
+from headwater.gateway.router import rendezvous
 
 from .routing_traces import BLOCK_SIZE, Arrival
 
@@ -53,7 +53,7 @@ def least_requests(arrival: Arrival, seen: Sequence[Sight]) -> int:
 def consistent_hash(arrival: Arrival, seen: Sequence[Sight]) -> int:
     """Of the prompt's first blocks, whatever the load."""
     ids = [each.replica_id for each in seen]
-    return ids.index(home.by_distance(home.prefix_of(arrival.hashes), ids)[0])
+    return ids.index(rendezvous.by_distance(rendezvous.prefix_of(arrival.hashes), ids)[0])
 
 
 def linear_blocks(arrival: Arrival, seen: Sequence[Sight]) -> int:

@@ -32,44 +32,46 @@ from headwater.services.runtime.store import Store
 from headwater.services.runtime.tracing import Tracing, tracing_to
 from headwater.services.runtime.usage_log import UsageLog
 
-from .administration import Administration
-from .admission import Admission
-from .app import make_app
-from .background.runner import BackgroundRunner
-from .backlogs import Backlogs
-from .batches.durable import FAILURES, Durable
-from .batches.line_caller import LineCaller
-from .batches.runner import Runner
-from .batches.tenant_storage import TenantStorage
-from .cache_namespace import CacheNamespaces
-from .catalogues import Catalogues
-from .demand import Demand
-from .http_guard import HttpGuard
-from .line import Line
-from .listeners import ClientTls, GrpcListener, RestListener
+from .admin.administration import Administration
+from .admin.models import ModelSurface
+from .admin.purge import Purge
+from .admin.replicas import ReplicaSurface
+from .admin.tenants import AdminSurface, make_audit_stream
+from .buckets import FAILURES
+from .http.app import make_app
+from .http.http_guard import HttpGuard
+from .http.listener import ClientTls, RestListener
+from .jobs.background.runner import BackgroundRunner
+from .jobs.batches.line_caller import LineCaller
+from .jobs.batches.runner import Runner
+from .jobs.durable import Durable
+from .jobs.response_store import ResponseStore
+from .jobs.storage_bounds import StorageBounds
+from .jobs.tenant_storage import TenantStorage
 from .long_work import SWITCH_SECONDS
-from .metrics import Metrics
-from .model_admin import ModelSurface
-from .outages import Outages
-from .output_sessions import OutputSessions
-from .processors import Processors
-from .replica_admin import ReplicaSurface
-from .response_store import ResponseStore
-from .roads import Roads
+from .public_grpc.listener import GrpcListener
+from .request.admission import Admission
+from .request.backlogs import Backlogs
+from .request.cluster import Line
+from .request.metrics import Metrics
+from .request.timelines import Roads
 from .router.router import Router
 from .settings import GatewaySettings
-from .storage_bounds import StorageBounds
+from .stages.catalogues import Catalogues
+from .stages.cold_start_queue import Demand
+from .stages.outages import Outages
+from .stages.output_sessions import OutputSessions
+from .stages.processors import Processors
 from .storage_limits import StorageLimits, no_own
 from .tenancy.accounts import Accounts, ScopesOf, unlimited
-from .tenancy.admin import AdminSurface, make_audit_stream
-from .tenancy.book import TenantBook
+from .tenancy.cache_namespace import CacheNamespaces
 from .tenancy.directory import TenantDirectory
 from .tenancy.last_written import LastWritten
 from .tenancy.limiter import Limiter
-from .tenancy.purge import Purge
 from .tenancy.snapshot import Snapshot
+from .tenancy.tenant_store import TenantBook
+from .tenancy.tenants import AdminKeys, KeyedTenants, OpenTenants, Tenants
 from .tenancy.virtual_time import VirtualTime
-from .tenants import AdminKeys, KeyedTenants, OpenTenants, Tenants
 
 LAST_WORDS = 1.0
 """Seconds that requests which were cut off at the drain limit are given to say so."""

@@ -11,13 +11,13 @@ import msgspec
 
 from headwater.proto.output_processor_pb2 import RowParts
 
-from ..caller import Caller
-from ..choice import Choice
-from ..job import Job
-from ..line import Line
-from ..output_session import Scores
-from ..pieces import Gathered, Held, Piece
-from ..session import Generation
+from ..request.choice import Choice
+from ..request.cluster import Line
+from ..request.generation import Generation
+from ..request.generation_request import Job
+from ..request.sinks import Gathered, Held, Piece
+from ..stages.output_session import Scores
+from ..tenancy.caller import Caller
 from .numbered import NumberedStream
 from .schema import Answering
 from .sse import DONE, KEEP_ALIVE, SseStream

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ..caller import Caller
-from ..choice import Choice
-from ..choice_count import check_num_choices
-from ..job import Job
-from ..line import Line
-from ..output_session import Scores
-from ..pieces import CallPiece, Piece
-from ..session import Generation
+from ..request.choice import Choice
+from ..request.choice_count import check_num_choices
+from ..request.cluster import Line
+from ..request.generation import Generation
+from ..request.generation_request import Job
+from ..request.sinks import CallPiece, Piece
+from ..stages.output_session import Scores
+from ..tenancy.caller import Caller
 from .logprobs import chat_logprobs, prompt_logprobs
 from .schema import ChatCompletionRequest
 from .structured_output import put_structured_output

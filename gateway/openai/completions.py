@@ -9,15 +9,15 @@ from typing import Any
 from headwater.proto import common_pb2, processor_pb2
 from headwater.services.runtime.errors import BadRequest
 
-from ..caller import Caller
-from ..choice import Choice
-from ..choice_count import check_num_choices
-from ..job import Job
-from ..line import Line
-from ..output_session import Scores
-from ..pieces import Piece
-from ..prompt_runs import for_each_prompt
-from ..session import Generation
+from ..request.choice import Choice
+from ..request.choice_count import check_num_choices
+from ..request.cluster import Line
+from ..request.generation import Generation
+from ..request.generation_request import Job
+from ..request.prompt_runs import for_each_prompt
+from ..request.sinks import Piece
+from ..stages.output_session import Scores
+from ..tenancy.caller import Caller
 from .logprobs import completion_logprobs, prompt_logprobs
 from .schema import CompletionRequest
 from .structured_output import put_structured_output

@@ -8,9 +8,9 @@ from typing import Any
 
 import msgspec
 
-from ..batches.records import NewBatch
-from ..conversations import ConversationChange, NewConversation, NewItems
 from . import schema
+from .batch_schema import NewBatch
+from .conversation_schema import ConversationChange, NewConversation, NewItems
 from .embeddings import EmbeddingRequest
 from .response_schema import ResponsesRequest
 

@@ -13,8 +13,8 @@ from msgspec import Meta
 
 from headwater.proto import common_pb2
 
-from ..choice_count import check_num_choices
-from ..embeddings import POOLINGS, Embedding
+from ..request.choice_count import check_num_choices
+from ..request.embedding import POOLINGS, Embedding
 from .body import Body
 from .completions import prompts_of
 from .schema import Flag, TokenId, Truncation, Whole

@@ -8,8 +8,8 @@ from headwater.proto import processor_pb2
 from headwater.services.runtime.errors import BadRequest
 from headwater.services.runtime.served_model import ServedModel
 
-from ..line import Line
-from ..tenants import Tenant
+from ..request.cluster import Line
+from ..tenancy.tenants import Tenant
 from .schema import DetokenizeRequest, TokenizeRequest
 from .to_pb import conversation_to_pb
 

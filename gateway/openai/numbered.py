@@ -14,8 +14,8 @@ from headwater.proto.output_processor_pb2 import RowParts
 from .sse import KEEP_ALIVE, SseStream
 
 if TYPE_CHECKING:
-    from ..choice import Choice, Sink
-    from ..output_session import Scores
+    from ..request.choice import Choice, Sink
+    from ..stages.output_session import Scores
 
 
 class NumberedStream:

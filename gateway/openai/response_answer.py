@@ -12,10 +12,10 @@ import msgspec
 from headwater.proto.output_processor_pb2 import RowParts
 from headwater.services.runtime import errors
 
-from ..choice import Choice
-from ..output_session import Scores
-from ..pieces import Held
-from ..session import Generation
+from ..request.choice import Choice
+from ..request.generation import Generation
+from ..request.sinks import Held
+from ..stages.output_session import Scores
 from .errors import envelope
 from .numbered import NumberedStream
 from .response_input import LOGPROBS

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..pieces import CallPiece, Piece
+from ..request.sinks import CallPiece, Piece
 from .logprobs import chat_logprobs
 
 Event = dict[str, Any]

@@ -10,7 +10,7 @@ from prometheus_client.registry import Collector
 
 from headwater.services.index.kv_index import Column
 
-from ..tally import Distribution, Tally
+from ..counters import Distribution, Tally
 
 _MICROSECONDS = tuple(each * 1e-6 for each in (50, 100, 200, 300, 500, 750, 1000, 2000, 5000, 10_000))
 

@@ -23,7 +23,7 @@ from headwater.services.runtime.errors import Unavailable
 from headwater.services.runtime.member import new_epoch
 from headwater.services.runtime.membership import Members
 
-from . import home, policy
+from . import policy, rendezvous
 from .decision import Candidate, Decision, shown
 from .fleet import Fleet
 from .lag import EventLag
@@ -184,7 +184,7 @@ class Router:
         num_uncached = decision.num_uncached_tokens
         in_flight = replica.load.add(num_uncached, num_uncached // decision.block_size + 1, now, is_own=True)
         replica.breaker.sent(now)
-        self._remember(home.prefix_of(decision.hashes), decision.replica_id, now)
+        self._remember(rendezvous.prefix_of(decision.hashes), decision.replica_id, now)
         believed = max(EXPECT_SECONDS, 2 * self._lag.p99, 2 * decision.predicted_seconds)
         if self._fleet.has(decision.member):
             self._feed.expect(decision.member, decision.hashes, believed, start=decision.num_matched_blocks)
@@ -262,7 +262,7 @@ class Router:
         that is cached nowhere, first the one whose cache has most room."""
         if len(able) == 1:
             return able[0], "only"
-        prefix = home.prefix_of(hashes)
+        prefix = rendezvous.prefix_of(hashes)
         if prefix and not any(each.is_synced or each.parts.matched_tokens for each in able):
             return _nearest(able, prefix), "home"
         best = min(able, key=lambda each: each.cost)
@@ -307,7 +307,7 @@ def _nearest(able: list[Candidate], prefix: bytes) -> Candidate:
     """The prefix's home, unless waiting there costs more than to compute the prefix elsewhere."""
     by_id = {each.replica_id: each for each in able}
     limit = min(policy.load_only(each.parts) + policy.ALPHA * each.parts.own for each in able)
-    order = [by_id[replica_id] for replica_id in home.by_distance(prefix, list(by_id))]
+    order = [by_id[replica_id] for replica_id in rendezvous.by_distance(prefix, list(by_id))]
     return next((each for each in order if policy.load_only(each.parts) <= limit), order[0])
 
 

@@ -20,17 +20,17 @@ from headwater.services.runtime.store import StoreUnavailable
 from headwater.services.runtime.tasks import owned_task
 from headwater.services.runtime.usage_log import UsageLog, UsageRecord
 
-from ..batches.durable import FAILURES
-from ..stream_context import Found
-from ..tenants import Tenant
+from ..buckets import FAILURES
+from ..stages.stream_context import Found
+from .exhausted_limits import UsedUp
 from .grant import LEASE_TOKENS, Grant, Standing, refused
 from .limiter import LEASE_MS, NO_CHOICE, Choices, Limiter, Refusal, Verdict, period_of
 from .local_limits import LocalLimits
 from .records import Scope
-from .used_up import UsedUp
+from .tenants import Tenant
 
 if TYPE_CHECKING:
-    from ..session import Generation
+    from ..request.generation import Generation
 
 REBUILD_SECONDS = 5.0
 """To count a scope's records again; a request waits for it once."""

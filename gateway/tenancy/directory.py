@@ -22,19 +22,10 @@ from headwater.services.runtime import errors, subjects
 from headwater.services.runtime.bus import Bus, Subscription
 from headwater.services.runtime.tasks import owned_task
 
-from ..tenants import (
-    ADMIN_TENANT,
-    MARK,
-    AdminKeys,
-    KeyedTenants,
-    Tenant,
-    checked_name,
-    key_of,
-    key_revoked,
-)
-from .book import TenantBook
 from .records import Key, Removed, Scope, TenantRecord
 from .snapshot import Snapshot
+from .tenant_store import TenantBook
+from .tenants import ADMIN_TENANT, MARK, AdminKeys, KeyedTenants, Tenant, checked_name, key_of, key_revoked
 
 PREFIX = "hw"
 _OF_FILE, _NAMED_BY_ADMIN = f"file{MARK}", f"admin{MARK}"

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Protocol
 
 from headwater.services.runtime import errors
 
-from ..prompt_turns import Entrance
-from ..tenants import Tenant
+from .entrance import Entrance
 from .limiter import NEVER, Left, Refusal, Verdict
 from .records import Scope
+from .tenants import Tenant
 
 if TYPE_CHECKING:
-    from ..choice import Choice
+    from ..request.choice import Choice
 
 LEASE_TOKENS = 1024
 """Of an answer, at first; the credit that a choice has on its way."""

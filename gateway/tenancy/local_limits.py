@@ -10,16 +10,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from .limiter import (
-    NEVER,
-    NO_CHOICE,
-    ONE_CHOICE,
-    Choices,
-    Left,
-    Refusal,
-    Verdict,
-    requests_alone,
-)
+from .limiter import NEVER, NO_CHOICE, ONE_CHOICE, Choices, Left, Refusal, Verdict, requests_alone
 from .records import Scope
 
 WINDOW_SECONDS = 60.0

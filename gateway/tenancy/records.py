@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from ..tenants import MARK, RESERVED, Tenant
+from .tenants import MARK, RESERVED, Tenant
 
 MAX_COUNT = 2**48
 Count = Annotated[int, msgspec.Meta(ge=0, le=MAX_COUNT, description=f"a whole number, 0…{MAX_COUNT}, or null")]

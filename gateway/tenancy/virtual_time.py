@@ -16,7 +16,7 @@ import msgspec
 from headwater.services.runtime.store import Script, Store, StoreUnavailable
 from headwater.services.runtime.tasks import owned_task
 
-from ..tenants import Tenant
+from .tenants import Tenant
 
 SHARE_SECONDS = 0.1
 COST_UNCACHED, COST_CACHED, COST_OUTPUT = 1.0, 0.1, 2.0

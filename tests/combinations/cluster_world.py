@@ -17,7 +17,7 @@ from tests.combinations.asked import BLOCK_SIZE, COMPANY, MAX_MODEL_LEN, NUM_BLO
 from tests.combinations.capability import Answer, Capability, Fields, Move
 from tests.combinations.engine_world import Refusal
 from tests.combinations.loss_relay import LossRelays
-from tests.gateway.stages import Gateway, Stage, gateway_stage, started
+from tests.gateway.processes import Gateway, Stage, gateway_stage, started
 from tests.polling import holds_within
 
 SYSTEM = (

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.gateway.stages import (
+from tests.gateway.processes import (
     QUIET,
     THINKER,
     Behind,

@@ -12,7 +12,7 @@ from typing import Any
 
 import httpx
 
-from tests.gateway.stages import Gateway, chat_body
+from tests.gateway.processes import Gateway, chat_body
 
 NUM_ALONE = 20
 PAUSE_SECONDS = 0.25

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.gateway.stages import THINKER, Gateway
+from tests.gateway.processes import THINKER, Gateway
 
 CLIENTS = Path(__file__).parent / "clients"
 

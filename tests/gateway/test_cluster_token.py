@@ -27,7 +27,7 @@ from headwater.services.runtime.channel import open_channel
 from headwater.services.runtime.cluster_key import ClusterKey, read_cluster_key
 from headwater.services.runtime.listener import Listener
 from headwater.services.runtime.settings import SettingError
-from tests.gateway.stages import (
+from tests.gateway.processes import (
     Behind,
     Gateway,
     engine_stage,

@@ -15,7 +15,7 @@ DECODE_IN_THREADS = """
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from headwater.gateway import app
+from headwater.gateway.http import app
 from headwater.gateway.openai.decode import build_decoders, decode
 {build}
 body = b'{{"model": "m", "prompt": "x"}}'

@@ -8,7 +8,7 @@ import time
 
 import httpx
 
-from tests.gateway.stages import Behind, Gateway, gateway_stage, launched, started
+from tests.gateway.processes import Behind, Gateway, gateway_stage, launched, started
 
 
 def test_it_is_there_in_moments_even_with_nothing_behind() -> None:

@@ -21,11 +21,11 @@ import pytest
 from redis import Redis
 from redis.exceptions import NoPermissionError
 
-from headwater.gateway.batches.durable import Durable
-from headwater.gateway.batches.files import Files
-from headwater.gateway.tenancy.book import TenantBook
+from headwater.gateway.jobs.batches.files import Files
+from headwater.gateway.jobs.durable import Durable
 from headwater.gateway.tenancy.directory import new_key
 from headwater.gateway.tenancy.records import TenantRecord
+from headwater.gateway.tenancy.tenant_store import TenantBook
 from headwater.proto import engine_pb2, engine_pb2_grpc
 from headwater.services.runtime.bus import Bus
 from headwater.services.runtime.usage_log import STREAM, UsageLog, UsageRecord

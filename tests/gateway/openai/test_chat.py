@@ -7,7 +7,7 @@ from typing import Any
 import openai
 import pytest
 
-from tests.gateway.stages import MODEL, Gateway, chat_body
+from tests.gateway.processes import MODEL, Gateway, chat_body
 
 CHAT = "/v1/chat/completions"
 MESSAGES: Any = [{"role": "user", "content": "Name three rivers."}]

@@ -7,7 +7,7 @@ from typing import Any
 import openai
 
 from tests.gateway.conftest import GatewayStarter
-from tests.gateway.stages import MODEL, Behind, Gateway, completion_body
+from tests.gateway.processes import MODEL, Behind, Gateway, completion_body
 
 COMPLETIONS = "/v1/completions"
 PROMPT = "Once upon a time"

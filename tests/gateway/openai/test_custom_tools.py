@@ -13,8 +13,8 @@ import openai
 import pytest
 
 from headwater.proto import common_pb2, inference_pb2, inference_pb2_grpc, processor_pb2
-from tests.gateway.stages import THINKER as MODEL
-from tests.gateway.stages import Gateway
+from tests.gateway.processes import THINKER as MODEL
+from tests.gateway.processes import Gateway
 
 CHAT, RESPONSES = "/v1/chat/completions", "/v1/responses"
 USER: Any = [{"role": "user", "content": "Which rivers are there?"}]

@@ -17,9 +17,9 @@ import pytest
 
 from headwater.gateway.openai.schema import Answering, ChatCompletionRequest, Sampling
 from headwater.proto import common_pb2, inference_pb2, inference_pb2_grpc, processor_pb2
-from tests.gateway.stages import MODEL as PLAIN
-from tests.gateway.stages import THINKER as MODEL
-from tests.gateway.stages import Gateway
+from tests.gateway.processes import MODEL as PLAIN
+from tests.gateway.processes import THINKER as MODEL
+from tests.gateway.processes import Gateway
 
 USER: Any = [{"role": "user", "content": "What time is it in Ulm?"}]
 BEGUN: Any = [*USER, {"role": "assistant", "content": "It is"}]

@@ -11,7 +11,7 @@ import openai
 import pytest
 
 from headwater.proto import common_pb2, inference_pb2, inference_pb2_grpc, processor_pb2
-from tests.gateway.stages import MODEL, Gateway
+from tests.gateway.processes import MODEL, Gateway
 
 PATH = "/v1/embeddings"
 

@@ -15,8 +15,8 @@ from openai.types.conversations import Conversation, ConversationItem
 from openai.types.responses import InputTokenCountResponse, Response, ResponseItem, ResponseStreamEvent
 from pydantic import TypeAdapter
 
-from tests.gateway.stages import THINKER as MODEL
-from tests.gateway.stages import Gateway
+from tests.gateway.processes import THINKER as MODEL
+from tests.gateway.processes import Gateway
 
 CHAT, COMPLETIONS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
 USER: Any = [{"role": "user", "content": "So?"}]

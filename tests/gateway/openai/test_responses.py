@@ -9,7 +9,7 @@ import openai
 import pytest
 
 from tests.gateway.conftest import GatewayStarter
-from tests.gateway.stages import MODEL, Behind, Gateway
+from tests.gateway.processes import MODEL, Behind, Gateway
 
 PATH = "/v1/responses"
 ASKED: Any = {"model": MODEL, "max_output_tokens": 12, "temperature": 0}

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from headwater.gateway.batches.records import NewBatch
-from headwater.gateway.conversations import NewConversation
+from headwater.gateway.openai.batch_schema import NewBatch
+from headwater.gateway.openai.conversation_schema import NewConversation
 from headwater.gateway.openai.decode import decode
 from headwater.gateway.openai.embeddings import EmbeddingRequest
 from headwater.gateway.openai.response_schema import ResponsesRequest

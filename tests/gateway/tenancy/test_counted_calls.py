@@ -12,7 +12,7 @@ import pytest
 
 from headwater.proto import inference_pb2, inference_pb2_grpc, processor_pb2
 from tests.gateway.conftest import GatewayStarter
-from tests.gateway.stages import MODEL, Behind, Gateway, chat_body
+from tests.gateway.processes import MODEL, Behind, Gateway, chat_body
 
 ADMIN = "admin-key-of-the-house"
 Call = Callable[["Customer"], httpx.Response]

@@ -9,7 +9,7 @@ from headwater.engine_core.engine import Engine
 from headwater.engine_core.executors.simulated import SimulatedExecutor, SimulatedModel, SimulatedTiming
 from headwater.engine_core.request import NewRequest
 from headwater.engine_core.sampling_params import SamplingParams
-from headwater.gateway.cache_namespace import CacheNamespaces
+from headwater.gateway.tenancy.cache_namespace import CacheNamespaces
 from headwater.services.runtime.served_model import ServedModel
 
 PROMPTS = [[(i * 7 + j) % 900 + 3 for j in range(length)] for i, length in enumerate((40, 200, 333, 512, 700))]

@@ -20,7 +20,7 @@ from headwater.proto import common_pb2, inference_pb2, inference_pb2_grpc, proce
 from headwater.services.runtime.store import Store
 from headwater.services.runtime.usage_log import LEFT, UsageRecord
 from headwater.services.stack.embedded import EmbeddedServer, start_nats
-from tests.gateway.stages import (
+from tests.gateway.processes import (
     MODEL,
     Behind,
     Gateway,
@@ -31,8 +31,8 @@ from tests.gateway.stages import (
     output_processor_stage,
     started,
 )
+from tests.gateway.request.test_resumed import RESUMABLE, id_of, resumed, whole_events
 from tests.gateway.tenancy.test_three_gateways import ADMIN, LONG, Customer
-from tests.gateway.test_resume import RESUMABLE, id_of, resumed, whole_events
 
 ENDLESS = {"max_tokens": LONG, "ignore_eos": True}
 

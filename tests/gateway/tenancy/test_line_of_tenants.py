@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from headwater.services.cli.__main__ import app as command_line
 from tests.gateway.conftest import GatewayStarter
-from tests.gateway.stages import MODEL, Behind, Gateway, chat_body, completion_body
+from tests.gateway.processes import MODEL, Behind, Gateway, chat_body, completion_body
 
 ADMIN = "admin-key-of-the-house"
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"

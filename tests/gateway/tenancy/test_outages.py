@@ -11,21 +11,21 @@ from typing import Any
 import pytest
 
 from headwater.gateway.tenancy.accounts import Accounts
-from headwater.gateway.tenancy.book import TenantBook
 from headwater.gateway.tenancy.directory import TenantDirectory, new_key
 from headwater.gateway.tenancy.grant import Grant
 from headwater.gateway.tenancy.limiter import NEVER, ONE_CHOICE, Limiter
 from headwater.gateway.tenancy.local_limits import LocalLimits
 from headwater.gateway.tenancy.records import Limits, Scope, TenantRecord
 from headwater.gateway.tenancy.snapshot import Snapshot
-from headwater.gateway.tenants import AdminKeys, Tenant
+from headwater.gateway.tenancy.tenant_store import TenantBook
+from headwater.gateway.tenancy.tenants import AdminKeys, Tenant
 from headwater.services.runtime.bus import Bus
 from headwater.services.runtime.errors import Unauthenticated, Unavailable
 from headwater.services.runtime.store import Store
 from headwater.services.runtime.usage_log import UsageLog
 from headwater.services.stack.embedded import start_valkey
 from tests.gateway.conftest import GatewayStarter
-from tests.gateway.stages import Behind, Gateway, completion_body
+from tests.gateway.processes import Behind, Gateway, completion_body
 
 ADMIN = "admin-key-of-the-house"
 NOBODY = AdminKeys({})

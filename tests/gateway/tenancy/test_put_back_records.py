@@ -16,17 +16,17 @@ import nats
 import pytest
 from nats.js.kv import KeyValue
 
-from headwater.gateway.tenancy.book import BUCKET, TenantBook, _key, _removed_key
 from headwater.gateway.tenancy.directory import TenantDirectory, new_key
 from headwater.gateway.tenancy.last_written import HASH, LastWritten
 from headwater.gateway.tenancy.records import Removed, TenantRecord, new_uid
-from headwater.gateway.tenants import AdminKeys
+from headwater.gateway.tenancy.tenant_store import BUCKET, TenantBook, _key, _removed_key
+from headwater.gateway.tenancy.tenants import AdminKeys
 from headwater.services.runtime import cluster_key, subjects
 from headwater.services.runtime.bus import Bus
 from headwater.services.runtime.cluster_key import ClusterKey
 from headwater.services.runtime.errors import BadRequest, NotFound, Unauthenticated
 from headwater.services.runtime.store import Store
-from tests.gateway.stages import Gateway, gateway_stage, started
+from tests.gateway.processes import Gateway, gateway_stage, started
 
 KEY = ClusterKey([secrets.token_hex(32)])
 TOKEN = secrets.token_hex(32)
@@ -183,7 +183,7 @@ async def test_a_name_is_given_again_though_the_clock_of_the_one_that_removed_it
     ada, _ = record()
     remover, other = book(bus), book(bus)
     await remover.add(ada)
-    monkeypatch.setattr("headwater.gateway.tenancy.book.now_ms", lambda: 4_000_000_000_000)
+    monkeypatch.setattr("headwater.gateway.tenancy.tenant_store.now_ms", lambda: 4_000_000_000_000)
     removed = await remover.remove(ada.id)
     await other.add(msgspec.structs.replace(ada, uid=new_uid()))
     assert (await remover.get(ada.id)).uid != ada.uid

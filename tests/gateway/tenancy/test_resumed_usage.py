@@ -11,8 +11,8 @@ import pytest
 from headwater.services.runtime.bus import Bus
 from headwater.services.runtime.usage_log import UsageLog
 from tests.gateway.conftest import GatewayStarter
-from tests.gateway.stages import Behind, completion_body
-from tests.gateway.test_resume import RESUMABLE, blocks, id_of, resumed
+from tests.gateway.processes import Behind, completion_body
+from tests.gateway.request.test_resumed import RESUMABLE, blocks, id_of, resumed
 
 
 def records_of(tenant: str, nats_url: str) -> list[tuple[int, int]]:

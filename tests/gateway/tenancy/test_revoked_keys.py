@@ -17,15 +17,15 @@ import pytest
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
-from headwater.gateway.tenancy.book import TenantBook
 from headwater.gateway.tenancy.directory import TenantDirectory, new_key
 from headwater.gateway.tenancy.records import Limits, TenantRecord, new_uid
-from headwater.gateway.tenants import AdminKeys, KeyedTenants, Tenant
+from headwater.gateway.tenancy.tenant_store import TenantBook
+from headwater.gateway.tenancy.tenants import AdminKeys, KeyedTenants, Tenant
 from headwater.proto import inference_pb2, inference_pb2_grpc
 from headwater.services.runtime.bus import Bus
 from headwater.services.runtime.errors import KeyRevoked, Unavailable
 from tests.gateway.conftest import GatewayStarter
-from tests.gateway.stages import MODEL, Behind, Gateway, completion_body
+from tests.gateway.processes import MODEL, Behind, Gateway, completion_body
 from tests.gateway.tenancy.test_line_of_tenants import ADMIN, COMPLETIONS, Customer, admin
 
 LONG = {"max_tokens": 8000, "ignore_eos": True}

@@ -10,7 +10,7 @@ import grpc
 import pytest
 
 from headwater.proto import inference_pb2, inference_pb2_grpc
-from tests.gateway.stages import (
+from tests.gateway.processes import (
     MODEL,
     Gateway,
     Stage,

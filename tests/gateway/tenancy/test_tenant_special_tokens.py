@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from headwater.proto import common_pb2, inference_pb2, inference_pb2_grpc, processor_pb2
 from headwater.services.cli.__main__ import app as command_line
 from tests.gateway.conftest import GatewayStarter
-from tests.gateway.stages import MODEL, Behind, Gateway
+from tests.gateway.processes import MODEL, Behind, Gateway
 from tests.gateway.tenancy.test_line_of_tenants import ADMIN, Customer, admin
 
 START = 1

@@ -18,7 +18,7 @@ from headwater.gateway.tenancy.limiter import LEASE_MS
 from headwater.services.runtime.bus import Bus
 from headwater.services.runtime.store import Store
 from headwater.services.runtime.usage_log import UsageLog, UsageRecord
-from tests.gateway.stages import Behind, Gateway, completion_body, engine_stage, gateway_stage, started
+from tests.gateway.processes import Behind, Gateway, completion_body, engine_stage, gateway_stage, started
 
 ADMIN = "admin-key-of-the-house"
 COMPLETIONS = "/v1/completions"

@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
+from headwater.gateway.tenancy.tenants import Tenant
 from headwater.gateway.tenancy.virtual_time import MAX_TENANTS, VirtualTime
-from headwater.gateway.tenants import Tenant
 from headwater.services.runtime.store import Store, StoreUnavailable
 
 ADA, BOB, HEAVY = Tenant(id="ada"), Tenant(id="bob"), Tenant(id="heavy", weight=4.0)

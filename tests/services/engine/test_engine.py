@@ -23,7 +23,7 @@ from headwater.proto.common_pb2 import Sampling
 from headwater.proto.events_pb2 import KvEventBatch
 from headwater.services.engine.frames import MAX_FRAME_BYTES
 from headwater.services.engine.kv_events import checksum_of
-from tests.gateway.stages import launched
+from tests.gateway.processes import launched
 from tests.services.engine.engine_process import (
     MODEL,
     VOCAB_SIZE,

@@ -13,7 +13,7 @@ import pytest
 from headwater.proto import common_pb2
 from headwater.proto import engine_pb2 as pb
 from headwater.proto.common_pb2 import LOSS_CAUSE_HANDED_OVER, LOSS_CAUSE_MISSING
-from tests.gateway.stages import launched
+from tests.gateway.processes import launched
 from tests.services.engine.engine_process import add, answer, client_of, engine_process, prompt, wait_for_end
 
 CANCELLED, ERROR = common_pb2.FINISH_REASON_CANCELLED, common_pb2.FINISH_REASON_ERROR

@@ -8,8 +8,8 @@ from typing import Any
 import grpc
 import pytest
 
-from headwater.gateway.prepare_session import MAX_CALL_BYTES
-from headwater.gateway.processors import Processors
+from headwater.gateway.stages.prepare_session import MAX_CALL_BYTES
+from headwater.gateway.stages.processors import Processors
 from headwater.proto import processor_pb2_grpc
 from headwater.proto.common_pb2 import Sampling, StructuredOutput
 from headwater.proto.processor_pb2 import PrepareFrame, PrepareReply, PrepareRequest, Prompt

@@ -9,8 +9,8 @@ from collections.abc import AsyncIterator
 import grpc
 import pytest
 
-from headwater.gateway.output_session import OutputSession
-from headwater.gateway.output_sessions import OutputSessions
+from headwater.gateway.stages.output_session import OutputSession
+from headwater.gateway.stages.output_sessions import OutputSessions
 from headwater.proto import output_processor_pb2_grpc
 from headwater.proto.common_pb2 import FINISH_REASON_ERROR
 from headwater.services.models.demo_model import DEMO_NAME

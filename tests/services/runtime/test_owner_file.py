@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from headwater.gateway.cache_namespace import CacheNamespaces
-from headwater.gateway.tenants import AdminKeys, KeyedTenants
+from headwater.gateway.tenancy.cache_namespace import CacheNamespaces
+from headwater.gateway.tenancy.tenants import AdminKeys, KeyedTenants
 from headwater.services.runtime.owner_file import open_log, own_folder, read_secrets
 from headwater.services.runtime.settings import SettingError
 

@@ -9,7 +9,7 @@ import pytest
 
 from headwater.services.runtime.tasks import owned_task
 from headwater.services.stack.readiness import until_ready
-from tests.gateway.stages import gateway_stage, started
+from tests.gateway.processes import gateway_stage, started
 
 
 @pytest.mark.parametrize("is_nats_there", [False, True])

@@ -1,0 +1,45 @@
+"""Who may change a running line, and the record of what was changed.
+
+With administrators' keys one is needed, and each change leaves a record. Without any keys, on loopback that is,
+everyone on this machine may, but no web page.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any
+
+from headwater.services.runtime import errors
+
+from ..http.http_exchange import Exchange
+from .tenants import AdminSurface
+
+
+class Administration:
+    def __init__(self, admin: AdminSurface | None, *, is_open: bool) -> None:
+        self._admin, self._is_open = admin, is_open
+
+    def caller(self, exchange: Exchange) -> str:
+        """The administrator's name; empty where there are none and everyone may. Raises `PermissionDenied`."""
+        if self._admin is not None:
+            return self._admin.admin_of(exchange)
+        if not self._is_open:
+            raise errors.PermissionDenied("this needs an administrator's key: set one at the gateway")
+        if "origin" in exchange.headers:
+            raise errors.PermissionDenied("without keys a web page may not change a line")
+        return ""
+
+    def may_see(self, exchange: Exchange) -> bool:
+        """Whether who asks may know of all tenants."""
+        if self._admin is not None:
+            return self._admin.is_admin(exchange)
+        return self._is_open and "origin" not in exchange.headers
+
+    @contextlib.asynccontextmanager
+    async def recorded(self, admin: str, action: str, change: dict[str, Any]) -> AsyncIterator[None]:
+        if self._admin is None:
+            yield
+            return
+        async with self._admin.recorded(admin, action, "", change):
+            yield

@@ -1,0 +1,87 @@
+"""The REST handlers of /admin/models: what supervisors serve, loading and unloading. They do it; this asks them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import msgspec
+
+from headwater.services.runtime import errors, subjects
+from headwater.services.runtime.bus import Bus
+
+from ..http.http_exchange import Exchange
+from ..openai.decode import decode
+from ..stages.catalogues import Catalogues
+from .administration import Administration
+
+MAX_BODY_BYTES = 64 * 1024
+ASK_SECONDS = 2.0
+NO_SUPERVISOR = (
+    "no supervisor of this line answers: models are loaded and unloaded where `headwater up` runs it; elsewhere "
+    "(compose, Kubernetes) start a processor, an output processor and engines for the model"
+)
+Name = Annotated[str, msgspec.Meta(min_length=1, max_length=4096)]
+Number = Annotated[int, msgspec.Meta(ge=0, le=4096)]
+
+
+class NewModel(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
+    """POST /admin/models"""
+
+    model: Name
+    """A name or a path on the supervisor's machine."""
+    served_model_name: Annotated[str, msgspec.Meta(max_length=256)] = ""
+    min_replicas: Number | None = None
+    max_replicas: Number | None = None
+    escape_special_tokens: bool = False
+
+
+class ModelSurface:
+    """Without a supervisor every call says so."""
+
+    def __init__(self, bus: Bus, catalogues: Catalogues, administration: Administration) -> None:
+        self._bus, self._catalogues, self._administration = bus, catalogues, administration
+
+    async def list_models(self, exchange: Exchange) -> None:
+        self._administration.caller(exchange)
+        found = [card for each in await self._supervisors() for card in await self._ask(each, {"do": "list"})]
+        await exchange.reply_json({"object": "list", "data": found})
+
+    async def load_model(self, exchange: Exchange) -> None:
+        """Answered at once with 202; the list says how far it is."""
+        caller, asked = self._administration.caller(exchange), decode(await exchange.body(MAX_BODY_BYTES), NewModel)
+        supervisor, *_ = await self._supervisors()
+        change = msgspec.to_builtins(asked)
+        async with self._administration.recorded(caller, "load-model", change):
+            (card,) = await self._ask(supervisor, {"do": "load", **change})
+        await exchange.reply_json(card, 202)
+
+    async def unload_model(self, exchange: Exchange) -> None:
+        """Answered at once with 202; the model is gone from the list when its requests have ended."""
+        caller, name = self._administration.caller(exchange), exchange.path_params["name"]
+        supervisors = await self._supervisors()
+        cards: list[Any] = []
+        async with self._administration.recorded(caller, "unload-model", {"model": name}):
+            # A model that failed is in no catalogue: whoever is there is asked.
+            for supervisor in self._catalogues.owners(name) or supervisors[:1]:
+                cards += await self._ask(supervisor, {"do": "unload", "model": name})
+        await exchange.reply_json(cards[0], 202)
+
+    async def _supervisors(self) -> list[str]:
+        """At least one."""
+        await self._catalogues.settled()
+        if not (supervisors := self._catalogues.supervisors()):
+            raise errors.Unavailable(NO_SUPERVISOR, code="no_supervisor")
+        return supervisors
+
+    async def _ask(self, supervisor: str, request: dict[str, Any]) -> list[Any]:
+        subject = subjects.models_control(supervisor)
+        reply = await self._bus.ask(subject, msgspec.json.encode(request), seconds=ASK_SECONDS)
+        if reply is None:
+            raise errors.Unavailable(NO_SUPERVISOR, code="no_supervisor")
+        answer = msgspec.json.decode(reply)
+        if (refusal := answer.get("error")) is not None:
+            if refusal["code"] == "model_not_found" and request["do"] == "unload":
+                raise errors.NotFound("model", request["model"])
+            raise errors.BadRequest("model", refusal["message"], code=refusal["code"])
+        cards: list[Any] = answer["models"]
+        return cards

@@ -1,0 +1,77 @@
+"""Deletes what removed tenants leave behind: files, batches, responses, conversations. Usage records stay.
+
+The gateway that removes a tenant does so at once. Every gateway looks again later, so that nothing stays where that one
+died, storage was away, or a request that was still running wrote something.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator
+
+import msgspec
+import structlog
+
+from headwater.services.runtime.errors import HeadwaterError
+from headwater.services.runtime.tasks import owned_task
+
+from ..buckets import FAILURES
+from ..jobs.background.ledger import BackgroundLedger
+from ..jobs.batches.files import Files
+from ..jobs.batches.ledger import Ledger
+from ..jobs.batches.ranges import Ranges
+from ..jobs.batches.results import Results
+from ..jobs.durable import Durable
+from ..jobs.response_store import ResponseStore
+from ..tenancy.records import Removed
+from ..tenancy.tenant_store import TenantBook
+
+LOOK_SECONDS = 60.0
+SETTLED_SECONDS = 60.0
+"""After a removal, within which every gateway has ended what ran of the tenant."""
+
+
+class Purge:
+    """Use within `running`."""
+
+    def __init__(self, book: TenantBook, durable: Durable, responses: ResponseStore) -> None:
+        self._book, self._responses = book, responses
+        self._files, self._batches, self._background = Files(durable), Ledger(durable), BackgroundLedger(durable)
+        self._ranges, self._results = Ranges(durable), Results(durable)
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[Purge]:
+        async with owned_task(self._look()):
+            yield self
+
+    async def clear(self, removed: Removed) -> bool:
+        """Whether nothing is left; what could not be deleted is tried again later."""
+        try:
+            await self._clear(removed.key)
+            if time.time() - removed.at >= SETTLED_SECONDS:
+                await self._book.cleared(removed)
+        except (*FAILURES, HeadwaterError) as failure:
+            structlog.get_logger().warning("a removed tenant left something", key=removed.key, error=repr(failure))
+            return False
+        return True
+
+    async def _clear(self, key: str) -> None:
+        for batch in await self._batches.all(key):
+            await self._ranges.drop(batch.id)
+            await self._results.drop(batch.id)
+            await self._batches.drop(key, batch.id)
+            # A line that was being answered may have been kept meanwhile.
+            await self._results.drop(batch.id)
+        await self._files.drop_all(key)
+        await self._background.drop_all(key)
+        await self._responses.drop_all(key)
+
+    async def _look(self) -> None:
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            with contextlib.suppress(HeadwaterError, msgspec.MsgspecError):
+                for removed in await self._book.removed():
+                    if not removed.is_cleared:
+                        await self.clear(removed)

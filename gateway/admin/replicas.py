@@ -1,0 +1,83 @@
+"""The REST handlers of /admin/replicas: the engines of the line, and taking one out of service."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import grpc
+import msgspec
+
+from headwater.proto import engine_pb2, engine_pb2_grpc
+from headwater.services.runtime import errors, grpc_errors
+from headwater.services.runtime.channel import open_channel
+from headwater.services.runtime.member import Kind, Member, ReplicaLoad
+from headwater.services.runtime.membership import Members
+
+from ..http.http_exchange import Exchange
+from ..openai.decode import decode
+from .administration import Administration
+
+MAX_BODY_BYTES = 1024
+MARGIN_SECONDS = 10.0
+"""For the last words of an engine whose limit is over."""
+
+
+class Draining(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """POST /admin/replicas/{id}/drain"""
+
+    limit_seconds: Annotated[float, msgspec.Meta(gt=0, le=3600, description="seconds, above 0 up to 3600")] = 30.0
+    """What its requests are given; those that are not done then go on elsewhere, where that can be."""
+
+
+class ReplicaSurface:
+    def __init__(self, members: Members, administration: Administration) -> None:
+        self._members, self._administration = members, administration
+
+    async def list_replicas(self, exchange: Exchange) -> None:
+        self._administration.caller(exchange)
+        replicas = sorted(self._members.of(Kind.ENGINE), key=lambda member: member.replica_id)
+        await exchange.reply_json({"object": "list", "data": [_shown(member) for member in replicas]})
+
+    async def drain(self, exchange: Exchange) -> None:
+        """Answered when it is empty and about to leave; a supervisor starts another in its place."""
+        caller = self._administration.caller(exchange)
+        asked = decode(await exchange.body(MAX_BODY_BYTES) or b"{}", Draining)
+        member = self._members.get(Kind.ENGINE, exchange.path_params["id"])
+        if member is None:
+            raise errors.NotFound("replica", exchange.path_params["id"])
+        change = {"replica": member.replica_id, "limit_seconds": asked.limit_seconds}
+        async with self._administration.recorded(caller, "drain", change):
+            reply = await _drained(member, asked.limit_seconds)
+        told = {"id": member.replica_id, "object": "replica", "status": "drained"}
+        counts = {"num_finished": reply.num_finished, "num_cancelled": reply.num_cancelled}
+        await exchange.reply_json(told | counts)
+
+
+async def _drained(member: Member, seconds: float) -> engine_pb2.DrainReply:
+    """Raises `Unavailable` when it is out of reach."""
+    async with open_channel(member.address) as channel:
+        stub: engine_pb2_grpc.EngineAsyncStub = engine_pb2_grpc.EngineStub(channel)
+        request = engine_pb2.DrainRequest(limit_ms=max(1, round(seconds * 1000)))
+        try:
+            return await stub.Drain(request, timeout=seconds + MARGIN_SECONDS)
+        except grpc.aio.AioRpcError as failure:
+            raise grpc_errors.from_rpc_error(failure) from None
+
+
+def _shown(member: Member) -> dict[str, Any]:
+    load, model = member.load or ReplicaLoad(), member.model
+    return {
+        "id": member.replica_id,
+        "object": "replica",
+        # Too long for a number in JSON.
+        "epoch": f"{member.epoch:016x}",
+        "address": member.address,
+        "model": model.name if model is not None else None,
+        "revision": model.revision if model is not None else None,
+        "numerics_id": member.numerics_id,
+        "status": "draining" if member.draining or load.draining else "serving",
+        "num_running": load.num_running,
+        "num_waiting": load.num_waiting,
+        "num_used_blocks": load.num_used_blocks,
+        "num_total_blocks": load.num_total_blocks,
+    }

@@ -1,0 +1,330 @@
+"""The REST handlers of /admin: tenants, their keys, what they used, and what administrators did.
+
+Each call that changes something leaves a record of who asked for what. Without one nothing is changed, but keys and
+tenants are taken away all the same. A key is shown once, in the answer that made it, and is in no record and no log.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import time
+from collections.abc import AsyncIterator
+from typing import Annotated, Any
+
+import msgspec
+import structlog
+from nats.js import JetStreamContext
+
+from headwater.services.runtime import errors, subjects
+from headwater.services.runtime.bus import Bus
+from headwater.services.runtime.usage_log import AUDIT_STREAM, UsageLog, make_stream, read_stream
+
+from ..buckets import or_unavailable
+from ..http.http_exchange import Exchange
+from ..openai.decode import convert, decode
+from ..tenancy.directory import new_key
+from ..tenancy.records import Count, Key, Limits, TenantRecord, new_uid
+from ..tenancy.tenant_store import TenantBook
+from ..tenancy.tenants import RESERVED, AdminKeys, checked_name
+from .purge import Purge
+
+MAX_BODY_BYTES = 64 * 1024
+MAX_KEYS = 64
+"""Of a tenant."""
+MAX_GRACE_SECONDS = 30 * 86_400
+DEFAULT_DAYS = 31
+MAX_AUDIT = 1000
+
+Weight = Annotated[float, msgspec.Meta(gt=0, le=1000, description="a number above 0, up to 1000")]
+Grace = Annotated[
+    int, msgspec.Meta(ge=0, le=MAX_GRACE_SECONDS, description=f"a whole number of seconds, 0…{MAX_GRACE_SECONDS}")
+]
+Tier = Annotated[int, msgspec.Meta(ge=0, le=100, description="a whole number, 0…100")]
+
+
+class NewTenant(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """POST /admin/tenants"""
+
+    id: str
+    weight: Weight = 1.0
+    tier: Tier = 0
+    shared_cache: bool = False
+    escape_special_tokens: bool = False
+    limits: Limits = Limits()
+    models: dict[str, Limits] = {}
+    file_bytes: Count | None = None
+    response_bytes: Count | None = None
+
+
+class Change(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """PATCH /admin/tenants/{id}: what is given replaces what was; in `limits`, each limit by itself, null lifts it.
+    Null for bytes: as many as every tenant."""
+
+    weight: Weight | msgspec.UnsetType = msgspec.UNSET
+    tier: Tier | msgspec.UnsetType = msgspec.UNSET
+    shared_cache: bool | msgspec.UnsetType = msgspec.UNSET
+    escape_special_tokens: bool | msgspec.UnsetType = msgspec.UNSET
+    limits: dict[str, Any] | msgspec.UnsetType = msgspec.UNSET
+    models: dict[str, dict[str, Any] | None] | msgspec.UnsetType = msgspec.UNSET
+    file_bytes: Count | msgspec.UnsetType | None = msgspec.UNSET
+    response_bytes: Count | msgspec.UnsetType | None = msgspec.UNSET
+
+
+class Rotation(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """POST /admin/tenants/{id}/keys"""
+
+    limits: Limits = Limits()
+    expire_others_after: Grace | None = None
+    """Seconds for which the tenant's other keys are still taken; absent: as long as they were."""
+
+
+class AuditRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """Who asked for what."""
+
+    at: float
+    admin: str
+    action: str
+    tenant: str
+    change: dict[str, Any]
+
+
+class AdminSurface:
+    """Without administrators' keys every call is refused."""
+
+    def __init__(self, bus: Bus, admins: AdminKeys, book: TenantBook, usage: UsageLog, purge: Purge) -> None:
+        self._bus, self._admins, self._book, self._usage, self._purge = bus, admins, book, usage, purge
+
+    async def add_tenant(self, exchange: Exchange) -> None:
+        admin, asked = self.admin_of(exchange), decode(await exchange.body(MAX_BODY_BYTES), NewTenant)
+        _checked_id(asked.id)
+        key, secret = new_key()
+        record = TenantRecord(
+            id=asked.id,
+            uid=new_uid(),
+            weight=asked.weight,
+            tier=asked.tier,
+            shared_cache=asked.shared_cache,
+            escape_special_tokens=asked.escape_special_tokens,
+            limits=asked.limits,
+            models=asked.models,
+            file_bytes=asked.file_bytes,
+            response_bytes=asked.response_bytes,
+            keys=(key,),
+        )
+        async with self.recorded(admin, "add", asked.id, msgspec.to_builtins(asked)):
+            await self._book.add(record)
+        await exchange.reply_json(_shown(record) | {"key": secret}, 201)
+
+    async def list_tenants(self, exchange: Exchange) -> None:
+        self.admin_of(exchange)
+        await exchange.reply_json({"object": "list", "data": [_shown(record) for record in await self._book.all()]})
+
+    async def get_tenant(self, exchange: Exchange) -> None:
+        self.admin_of(exchange)
+        await exchange.reply_json(_shown(await self._book.get(exchange.path_params["id"])))
+
+    async def change_tenant(self, exchange: Exchange) -> None:
+        admin, asked = self.admin_of(exchange), decode(await exchange.body(MAX_BODY_BYTES), Change)
+        tenant = exchange.path_params["id"]
+        async with self.recorded(admin, "set", tenant, msgspec.to_builtins(asked)):
+            record = await self._book.change(tenant, lambda record: _changed(record, asked))
+        await exchange.reply_json(_shown(record))
+
+    async def remove_tenant(self, exchange: Exchange) -> None:
+        admin, tenant = self.admin_of(exchange), exchange.path_params["id"]
+        async with self.recorded(admin, "remove", tenant, {}, must_be=False):
+            removed = await self._book.remove(tenant)
+        is_cleared = await self._purge.clear(removed)
+        told = {"id": tenant, "object": "tenant", "deleted": True, "uid": removed.key, "is_cleared": is_cleared}
+        await exchange.reply_json(told)
+
+    async def add_key(self, exchange: Exchange) -> None:
+        """Another key; with `expire_others_after` those that there are run out."""
+        admin, asked = self.admin_of(exchange), decode(await exchange.body(MAX_BODY_BYTES) or b"{}", Rotation)
+        tenant, (key, secret), now = exchange.path_params["id"], new_key(), time.time()
+        key = msgspec.structs.replace(key, limits=asked.limits)
+
+        def change(record: TenantRecord) -> TenantRecord:
+            others = tuple(_ending(each, asked.expire_others_after, now) for each in record.keys if each.is_valid(now))
+            if len(others) >= MAX_KEYS:
+                raise errors.BadRequest("id", f"tenant {record.id} has {MAX_KEYS} keys; allowed: {MAX_KEYS}")
+            return msgspec.structs.replace(record, keys=(*others, key))
+
+        async with self.recorded(admin, "add-key", tenant, {"key_id": key.id, **msgspec.to_builtins(asked)}):
+            record = await self._book.change(tenant, change)
+        await exchange.reply_json(_shown(record) | {"key": secret}, 201)
+
+    async def remove_key(self, exchange: Exchange) -> None:
+        admin = self.admin_of(exchange)
+        tenant, key_id = exchange.path_params["id"], exchange.path_params["key_id"]
+
+        def change(record: TenantRecord) -> TenantRecord:
+            keys = tuple(key for key in record.keys if key.id != key_id)
+            if len(keys) == len(record.keys):
+                raise errors.NotFound("key", key_id)
+            return msgspec.structs.replace(record, keys=keys)
+
+        async with self.recorded(admin, "remove-key", tenant, {"key_id": key_id}, must_be=False):
+            record = await self._book.change(tenant, change)
+        await exchange.reply_json(_shown(record))
+
+    async def usage(self, exchange: Exchange) -> None:
+        """By day and model, of the last `days`."""
+        self.admin_of(exchange)
+        tenant, days = exchange.path_params["id"], _days(exchange.query.get("days", str(DEFAULT_DAYS)))
+        today = datetime.datetime.now(datetime.UTC).replace(hour=0, minute=0, second=0, microsecond=0)
+        rows: dict[tuple[str, str], dict[str, Any]] = {}
+        with or_unavailable():
+            async for _, record in self._usage.read(
+                await self._key_of(tenant), today - datetime.timedelta(days=days - 1)
+            ):
+                day = datetime.datetime.fromtimestamp(record.at, datetime.UTC).date().isoformat()
+                row = rows.setdefault(
+                    (day, record.model),
+                    {"day": day, "model": record.model}
+                    | dict.fromkeys(("requests", "prompt_tokens", "cached_tokens", "output_tokens"), 0),
+                )
+                # What goes on with a request is a record of its own, without a prompt.
+                row["requests"] += record.prompts > 0
+                for name in ("prompt_tokens", "cached_tokens", "output_tokens"):
+                    row[name] += getattr(record, name)
+        await exchange.reply_json({"object": "list", "tenant": tenant, "data": [rows[key] for key in sorted(rows)]})
+
+    async def _key_of(self, tenant: str) -> str:
+        """What the records of a tenant are under: by its name, or as it is given, for one that was removed."""
+        try:
+            return (await self._book.get(tenant)).key
+        except errors.NotFound:
+            return tenant
+
+    async def audit(self, exchange: Exchange) -> None:
+        """What was changed in the last `days`, oldest first; of too much, the youngest."""
+        self.admin_of(exchange)
+        days = _days(exchange.query.get("days", str(DEFAULT_DAYS)))
+        since = datetime.datetime.now(datetime.UTC) - datetime.timedelta(days=days)
+        with or_unavailable():
+            stored = read_stream(self._bus, AUDIT_STREAM, subjects.AUDIT, since)
+            found = [msgspec.Raw(each.data) async for each in stored]
+        await exchange.reply_json({"object": "list", "data": found[-MAX_AUDIT:]})
+
+    def admin_of(self, exchange: Exchange) -> str:
+        """Raises `Unauthenticated`, `PermissionDenied`."""
+        name = self._admins.name_of(exchange.headers.get("authorization", ""))
+        if name is None:
+            structlog.get_logger().warning("administration refused", method=exchange.method, path=exchange.path)
+            raise errors.PermissionDenied("this needs an administrator's key")
+        return name
+
+    def is_admin(self, exchange: Exchange) -> bool:
+        """Of what is shown to others as well: nothing is refused."""
+        authorization = exchange.headers.get("authorization", "")
+        return bool(authorization) and self._admins.name_of(authorization) is not None
+
+    @contextlib.asynccontextmanager
+    async def recorded(
+        self, admin: str, action: str, tenant: str, change: dict[str, Any], *, must_be: bool = True
+    ) -> AsyncIterator[None]:
+        """Written before it is done, so that nothing is done unseen; what then fails has a second record. Where it need
+        not be (`must_be`), what cannot be written is in the log alone."""
+
+        async def write(action: str, change: dict[str, Any]) -> None:
+            record = AuditRecord(at=time.time(), admin=admin, action=action, tenant=tenant, change=change)
+            try:
+                await self._write(record)
+            except errors.Unavailable:
+                if must_be:
+                    raise
+                structlog.get_logger().error("administration not recorded", **msgspec.to_builtins(record))
+
+        await write(action, change)
+        try:
+            yield
+        except errors.HeadwaterError as error:
+            await write(f"{action}-failed", {"code": error.code})
+            raise
+
+    async def _write(self, record: AuditRecord) -> None:
+        with or_unavailable():
+            js = await make_audit_stream(self._bus)
+            await js.publish(subjects.AUDIT, msgspec.json.encode(record))
+        structlog.get_logger().info("administration", admin=record.admin, action=record.action, of=record.tenant)
+
+
+async def make_audit_stream(bus: Bus) -> JetStreamContext:
+    """Unless it is there. Raises `Unavailable`, and what NATS raises."""
+    js = bus.jetstream()
+    if js is None:
+        raise errors.Unavailable("tenants need NATS with JetStream", code="storage_unavailable")
+    await make_stream(js, AUDIT_STREAM, subjects.AUDIT)
+    return js
+
+
+def _shown(record: TenantRecord) -> dict[str, Any]:
+    """A tenant without its keys' digests."""
+    keys = [
+        {
+            "id": key.id,
+            "created_at": key.created_at,
+            "expires_at": key.expires_at,
+            "limits": msgspec.to_builtins(key.limits),
+        }
+        for key in record.keys
+    ]
+    return {
+        "object": "tenant",
+        "id": record.id,
+        "uid": record.key,
+        "created_at": record.created_at,
+        "weight": record.weight,
+        "tier": record.tier,
+        "shared_cache": record.shared_cache,
+        "escape_special_tokens": record.escape_special_tokens,
+        "limits": msgspec.to_builtins(record.limits),
+        "models": msgspec.to_builtins(record.models),
+        "file_bytes": record.file_bytes,
+        "response_bytes": record.response_bytes,
+        "keys": keys,
+    }
+
+
+def _changed(record: TenantRecord, asked: Change) -> TenantRecord:
+    plain = ("weight", "tier", "shared_cache", "escape_special_tokens", "file_bytes", "response_bytes")
+    given = {name: value for name in plain if (value := getattr(asked, name)) is not msgspec.UNSET}
+    if asked.limits is not msgspec.UNSET:
+        given["limits"] = _limits("limits", record.limits, asked.limits)
+    if asked.models is not msgspec.UNSET:
+        models = dict(record.models)
+        for model, limits in asked.models.items():
+            if limits is None:
+                models.pop(model, None)
+            else:
+                models[model] = _limits(f"models.{model}", models.get(model, Limits()), limits)
+        given["models"] = models
+    return msgspec.structs.replace(record, **given)
+
+
+def _limits(field: str, before: Limits, asked: dict[str, Any]) -> Limits:
+    merged = {name: value for name, value in (msgspec.to_builtins(before) | asked).items() if value is not None}
+    return convert(merged, Limits, field)
+
+
+def _ending(key: Key, seconds: int | None, now: float) -> Key:
+    if seconds is None:
+        return key
+    return msgspec.structs.replace(key, expires_at=min(now + seconds, key.expires_at or now + seconds))
+
+
+def _checked_id(name: str) -> None:
+    try:
+        checked_name(name)
+    except errors.BadRequest as error:
+        raise error.in_words_of({"x-tenant": "id"}) from None
+    if name in RESERVED:
+        raise errors.BadRequest.of("id", name, f"any name but {' and '.join(RESERVED)}")
+
+
+def _days(raw: str) -> int:
+    if not (raw.isascii() and raw.isdigit() and len(raw) <= 3 and 1 <= int(raw) <= 400):
+        raise errors.BadRequest.of("days", raw, "a whole number, 1…400")
+    return int(raw)

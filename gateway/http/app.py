@@ -1,0 +1,382 @@
+"""The REST surface: which path means what, and the one place where errors become HTTP. An ASGI application."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Awaitable, Callable, Mapping
+
+import structlog
+from starlette.middleware.cors import CORSMiddleware
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from headwater.services.runtime import errors
+
+from ..admin.administration import Administration
+from ..admin.models import ModelSurface
+from ..admin.replicas import ReplicaSurface
+from ..admin.tenants import AdminSurface
+from ..jobs.tenant_storage import TenantStorage
+from ..long_work import without_collector
+from ..openai import models
+from ..openai.answers import Answer, EventStream, Shape
+from ..openai.chat import ChatShape
+from ..openai.completions import CompletionShape
+from ..openai.decode import build_decoders, decode
+from ..openai.embeddings import EmbeddingRequest, reply_of, to_embedding
+from ..openai.errors import MethodNotAllowed
+from ..openai.response_schema import ResponsesRequest
+from ..openai.run_answer import Silence, carry
+from ..openai.schema import Answering, ChatCompletionRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from ..request.choice import Sink
+from ..request.cluster import Line, shutting_down
+from ..request.generation import Generation
+from ..request.resumed import bare_id
+from ..request.sinks import Gathered
+from ..settings import GatewaySettings
+from ..stages.stream_context import StreamKind
+from ..tenancy.caller import Caller
+from ..tenancy.tenants import Tenant
+from .background_responses import BackgroundResponses
+from .batches import BatchSurface
+from .conversations import Conversations
+from .http_exchange import Exchange
+from .own_pages import OwnPages
+from .paths import Paths
+from .responses import Responses
+from .resumable_streams import ResumableStreams
+
+EXPOSED = ["x-request-id", "retry-after"] + [
+    f"x-ratelimit-{word}-{name}" for word in ("limit", "remaining", "reset") for name in ("requests", "tokens")
+]
+LONG_BODIES = (
+    ChatCompletionRequest,
+    CompletionRequest,
+    EmbeddingRequest,
+    ResponsesRequest,
+    TokenizeRequest,
+    DetokenizeRequest,
+)
+"""Kinds of bodies that are decoded in a thread where they are long."""
+Handler = Callable[[Exchange], Awaitable[None]]
+
+
+def make_app(
+    line: Line,
+    settings: GatewaySettings,
+    storage: TenantStorage,
+    admin: AdminSurface | None,
+    models_here: ModelSurface,
+    replicas_here: ReplicaSurface,
+    administration: Administration,
+) -> ASGIApp:
+    """The application. Error pages and methods are ours, so that every answer has OpenAI's envelope."""
+    build_decoders(*LONG_BODIES)
+    surface = RestSurface(line, settings, storage)
+    pages = OwnPages(line, administration)
+    batches = BatchSurface(storage, surface.tenant_of, surface.counted_tenant, settings.max_file_bytes)
+    routes: list[tuple[str, str, Handler]] = [
+        ("POST", "/v1/chat/completions", surface.chat_completions),
+        ("POST", "/v1/completions", surface.completions),
+        ("POST", "/v1/embeddings", surface.embeddings),
+        ("POST", "/v1/responses", surface.create_response),
+        ("POST", "/v1/responses/input_tokens", surface.count_response_input),
+        ("GET", "/v1/responses/{id}", surface.get_response),
+        ("POST", "/v1/responses/{id}/cancel", surface.cancel_response),
+        ("DELETE", "/v1/responses/{id}", surface.delete_response),
+        ("GET", "/v1/responses/{id}/input_items", surface.list_response_input),
+        *surface.conversation_routes(),
+        ("GET", "/v1/models", surface.list_models),
+        ("GET", "/v1/models/{name:path}", surface.get_model),
+        ("POST", "/tokenize", surface.tokenize),
+        ("POST", "/detokenize", surface.detokenize),
+        ("POST", "/v1/files", batches.add_file),
+        ("GET", "/v1/files", batches.list_files),
+        ("GET", "/v1/files/{id}", batches.get_file),
+        ("GET", "/v1/files/{id}/content", batches.file_content),
+        ("DELETE", "/v1/files/{id}", batches.delete_file),
+        ("POST", "/v1/batches", batches.add_batch),
+        ("GET", "/v1/batches", batches.list_batches),
+        ("GET", "/v1/batches/{id}", batches.get_batch),
+        ("POST", "/v1/batches/{id}/cancel", batches.cancel_batch),
+        ("GET", "/v1/streams/{id}", surface.resume),
+        ("DELETE", "/v1/streams/{id}", surface.forget_stream),
+        ("GET", "/v1/requests/{id}/explain", surface.explain),
+        ("GET", "/admin/replicas", replicas_here.list_replicas),
+        ("POST", "/admin/replicas/{id}/drain", replicas_here.drain),
+        ("GET", "/admin/models", models_here.list_models),
+        ("POST", "/admin/models", models_here.load_model),
+        ("DELETE", "/admin/models/{name:path}", models_here.unload_model),
+        ("GET", "/health", pages.health),
+        ("GET", "/ping", pages.health),
+        ("POST", "/ping", pages.health),
+        ("GET", "/load", pages.load),
+        ("GET", "/ready", pages.ready),
+        ("GET", "/version", pages.version),
+        ("GET", "/metrics", pages.metrics),
+        ("GET", "/openapi.json", pages.openapi),
+        ("GET", "/", pages.console),
+        ("GET", "/console/{file}", pages.console),
+    ]
+    if admin is not None:
+        routes += [
+            ("POST", "/admin/tenants", admin.add_tenant),
+            ("GET", "/admin/tenants", admin.list_tenants),
+            ("GET", "/admin/tenants/{id}", admin.get_tenant),
+            ("PATCH", "/admin/tenants/{id}", admin.change_tenant),
+            ("DELETE", "/admin/tenants/{id}", admin.remove_tenant),
+            ("POST", "/admin/tenants/{id}/keys", admin.add_key),
+            ("DELETE", "/admin/tenants/{id}/keys/{key_id}", admin.remove_key),
+            ("GET", "/admin/tenants/{id}/usage", admin.usage),
+            ("GET", "/admin/audit", admin.audit),
+        ]
+    handlers: dict[str, dict[str, Handler]] = {}
+    for method, path, handler in routes:
+        handlers.setdefault(path, {})[method] = handler
+    app: ASGIApp = Paths(
+        {path: _Endpoint(line, path, methods, settings) for path, methods in handlers.items()},
+        otherwise=_Endpoint(line, "other", {}, settings, surface.unknown_path),
+    )
+    if settings.allowed_origins:
+        app = CORSMiddleware(
+            app,
+            allow_origins=settings.allowed_origins,
+            allow_methods=["*"],
+            allow_headers=["*"],
+            expose_headers=EXPOSED,
+        )
+    return app
+
+
+class _Endpoint:
+    """One path: finds the method's handler, runs it, turns whatever it raises into an answer, counts."""
+
+    def __init__(
+        self,
+        line: Line,
+        path: str,
+        handlers: Mapping[str, Handler],
+        settings: GatewaySettings,
+        otherwise: Handler | None = None,
+    ) -> None:
+        self._line, self._path, self._handlers, self._otherwise = line, path, handlers, otherwise
+        self._patience = {
+            "slow_reader_limit": settings.slow_reader_limit,
+            "slow_body_limit": settings.slow_body_limit,
+        }
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        exchange = Exchange(scope, receive, send, **self._patience)
+        try:
+            handler = self._handlers.get("GET" if exchange.method == "HEAD" else exchange.method, self._otherwise)
+            if handler is None:
+                raise MethodNotAllowed(exchange.method, exchange.path, ", ".join(self._handlers))
+            await handler(exchange)
+        except errors.HeadwaterError as error:
+            self._line.metrics.refused.add(error.code)
+            await exchange.refuse(error)
+        except Exception:
+            structlog.get_logger().exception("unforeseen", method=exchange.method, path=self._path)
+            await exchange.refuse(errors.InternalError("an internal fault; the log has it"))
+        finally:
+            await exchange.close()
+            self._line.metrics.responses.add(self._path, str(exchange.status))
+
+
+class RestSurface:
+    """The handlers."""
+
+    def __init__(self, line: Line, settings: GatewaySettings, storage: TenantStorage) -> None:
+        self._line, self._settings = line, settings
+        self._responses = Responses(line, line.responses, settings.sse_keep_alive)
+        self._background = BackgroundResponses(storage, self._responses, line.tenants, settings.sse_keep_alive)
+        self._conversations = Conversations(line.responses.conversations, settings.max_body_bytes)
+        self._resumable = ResumableStreams(line, self._responses, settings.sse_keep_alive)
+
+    async def chat_completions(self, exchange: Exchange) -> None:
+        caller = self._let_in(exchange)
+        body = await exchange.body(self._settings.max_body_bytes)
+        asked = await self._line.long_work.by_size(len(body), decode, body, ChatCompletionRequest)
+        await self._answer(exchange, caller, asked, StreamKind.CHAT, ChatShape(asked), body)
+
+    async def completions(self, exchange: Exchange) -> None:
+        caller = self._let_in(exchange)
+        body = await exchange.body(self._settings.max_body_bytes)
+        asked = await self._line.long_work.by_size(len(body), decode, body, CompletionRequest)
+        await self._answer(exchange, caller, asked, StreamKind.COMPLETION, CompletionShape(asked), body)
+
+    async def resume(self, exchange: Exchange) -> None:
+        """Goes on with a stream, behind the last event that its client has."""
+        caller = self._admit(exchange)
+        await self._resumable.resume(exchange, caller, exchange.path_params["id"])
+
+    async def forget_stream(self, exchange: Exchange) -> None:
+        await self._resumable.forget(exchange, self._caller(exchange), exchange.path_params["id"])
+
+    async def _answer(
+        self, exchange: Exchange, caller: Caller, asked: Answering, kind: StreamKind, shape: Shape, body: bytes
+    ) -> None:
+        """Runs every prompt to its end and answers, whole or in a stream."""
+        caller = caller.with_body(asked.request_id, asked.priority)
+        exchange.request_id = caller.shown_id
+        if asked.stream_options is not None and asked.stream_options.resumable and asked.stream:
+            await self._resumable.answer(exchange, caller, asked, kind, shape, body)
+            return
+        answer = Answer(id=f"{kind}-{caller.request_id}", asked=asked, shape=shape, wants_receipt=caller.wants_receipt)
+        stream = EventStream(answer, exchange.open_stream) if asked.stream else None
+        gathered = Gathered()
+        answer.generations = await self._line.long_work.by_size(
+            len(body), self._generations, shape, caller, stream or gathered, len(body)
+        )
+        monitor = Silence(stream)
+        exchange.finally_do(answer.dissolve)
+        async with caller.within_deadline():
+            work = carry(self._line, answer)
+            await exchange.unless_client_leaves(work, silence=self._settings.sse_keep_alive, on_silence=monitor.tick)
+        if stream is not None:
+            await exchange.end_stream(stream.last_events())
+        else:
+            await exchange.reply_json(answer.reply(gathered))
+
+    def _generations(self, shape: Shape, caller: Caller, sink: Sink, num_bytes: int) -> list[Generation]:
+        """One a prompt. Raises `BadRequest`."""
+        with without_collector(num_bytes):
+            return [Generation(self._line, job, sink) for job in shape.jobs(caller, self._line.max_choices)]
+
+    async def embeddings(self, exchange: Exchange) -> None:
+        caller = self._let_in(exchange)
+        body = await exchange.body(self._settings.max_body_bytes)
+        asked = await self._line.long_work.by_size(len(body), decode, body, EmbeddingRequest)
+        caller = caller.with_body(asked.request_id, asked.priority)
+        exchange.request_id = caller.shown_id
+        embedding = to_embedding(asked, self._line.max_choices)
+        exchange.finally_do(embedding.dissolve)
+        async with caller.within_deadline():
+            silence = self._settings.sse_keep_alive
+            await exchange.unless_client_leaves(
+                embedding.run(self._line, caller), silence=silence, on_silence=Silence(None).tick
+            )
+        await exchange.reply_json(reply_of(asked, embedding, caller.request_id))
+
+    async def create_response(self, exchange: Exchange) -> None:
+        caller = self._admit(exchange)
+        body = await exchange.body(self._settings.max_body_bytes)
+        asked = await self._line.long_work.by_size(len(body), decode, body, ResponsesRequest)
+        if asked.background and exchange.known is None:
+            await self._count(caller, asked.model)
+            await self._background.create(exchange, caller, asked, body)
+        else:
+            await self._responses.create(exchange, caller, asked, body)
+
+    async def count_response_input(self, exchange: Exchange) -> None:
+        caller = self._admit(exchange)
+        body = await exchange.body(self._settings.max_body_bytes)
+        asked = await self._line.long_work.by_size(len(body), decode, body, ResponsesRequest)
+        await self._count(caller, asked.model)
+        await self._responses.count_input(exchange, caller, asked)
+
+    async def get_response(self, exchange: Exchange) -> None:
+        await self._background.retrieve(exchange, self._caller(exchange))
+
+    async def cancel_response(self, exchange: Exchange) -> None:
+        await self._background.cancel(exchange, self._caller(exchange))
+
+    async def delete_response(self, exchange: Exchange) -> None:
+        await self._background.delete(exchange, self._caller(exchange))
+
+    async def list_response_input(self, exchange: Exchange) -> None:
+        await self._responses.list_input(exchange, self._caller(exchange))
+
+    def conversation_routes(self) -> list[tuple[str, str, Handler]]:
+        """Each handler is told who asks."""
+        root, here = "/v1/conversations", self._conversations
+        return [
+            (method, root + path, self._with_caller(handler))
+            for method, path, handler in (
+                ("POST", "", here.create),
+                ("GET", "/{id}", here.retrieve),
+                ("POST", "/{id}", here.update),
+                ("DELETE", "/{id}", here.delete),
+                ("POST", "/{id}/items", here.add_items),
+                ("GET", "/{id}/items", here.list_items),
+                ("GET", "/{id}/items/{item_id}", here.get_item),
+                ("DELETE", "/{id}/items/{item_id}", here.delete_item),
+            )
+        ]
+
+    def _with_caller(self, handler: Callable[[Exchange, Caller], Awaitable[None]]) -> Handler:
+        async def handle(exchange: Exchange) -> None:
+            # What makes room is never refused for having asked too often.
+            is_free = exchange.method == "DELETE"
+            await handler(exchange, self._caller(exchange) if is_free else await self.counted(exchange))
+
+        return handle
+
+    async def list_models(self, exchange: Exchange) -> None:
+        self._caller(exchange)
+        await exchange.reply_json(models.list_models(self._line))
+
+    async def get_model(self, exchange: Exchange) -> None:
+        self._caller(exchange)
+        await exchange.reply_json(models.get_model(self._line, exchange.path_params["name"]))
+
+    async def tokenize(self, exchange: Exchange) -> None:
+        caller = self._admit(exchange)
+        body = await exchange.body(self._settings.max_text_bytes)
+        asked = await self._line.long_work.by_size(len(body), decode, body, TokenizeRequest)
+        await self._count(caller, asked.model)
+        await exchange.reply_json(await models.tokenize(self._line, caller.tenant, asked))
+
+    async def detokenize(self, exchange: Exchange) -> None:
+        caller = self._admit(exchange)
+        body = await exchange.body(self._settings.max_text_bytes)
+        asked = await self._line.long_work.by_size(len(body), decode, body, DetokenizeRequest)
+        await self._count(caller, asked.model)
+        await exchange.reply_json(await models.detokenize(self._line, asked))
+
+    async def explain(self, exchange: Exchange) -> None:
+        """By our id, with or without the prefix that an answer's id has."""
+        known = await self._line.explain(self._caller(exchange), bare_id(exchange.path_params["id"]))
+        await exchange.reply_json(known)
+
+    async def unknown_path(self, exchange: Exchange) -> None:
+        raise errors.NotFound("path", exchange.path)
+
+    def tenant_of(self, exchange: Exchange) -> Tenant:
+        return self._caller(exchange).tenant
+
+    async def counted_tenant(self, exchange: Exchange) -> Tenant:
+        return (await self.counted(exchange)).tenant
+
+    def _caller(self, exchange: Exchange) -> Caller:
+        if exchange.tenants is not None:
+            # What a tenant asked for that is gone is not computed for nobody.
+            self._line.tenants.check(exchange.tenants.tenant)
+        caller = Caller.of(exchange.headers, exchange.tenants or self._line.tenants)
+        if exchange.known is None:
+            return caller
+        # It was counted when its client asked for it.
+        return dataclasses.replace(caller, request_id=exchange.known.id, is_counted=True)
+
+    async def counted(self, exchange: Exchange) -> Caller:
+        """Who asks for something that no engine computes. Raises `LimitExceeded` where the minute is used up."""
+        caller = self._caller(exchange)
+        exchange.standing = caller.standing
+        await self._count(caller)
+        return caller
+
+    async def _count(self, caller: Caller, model: str = "") -> None:
+        await self._line.accounts.count(caller.tenant, caller.standing, model)
+
+    def _let_in(self, exchange: Exchange) -> Caller:
+        """Who asks for an answer; of whom it is known already that there will be none, nothing more is read."""
+        caller = self._admit(exchange)
+        self._line.turn_away(caller)
+        return caller
+
+    def _admit(self, exchange: Exchange) -> Caller:
+        """Who asks for work; while draining nobody is heard."""
+        if self._line.draining:
+            raise shutting_down()
+        caller = self._line.traced(self._caller(exchange), f"{exchange.method} {exchange.path}")
+        exchange.request_id, exchange.standing = caller.shown_id, caller.standing
+        return caller

@@ -1,0 +1,187 @@
+"""Responses with `background` over HTTP: asked for, polled, streamed from any event on, cancelled."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+from typing import Any
+
+import msgspec
+
+from headwater.services.runtime.errors import BadRequest, BodyTooLarge, NotFound, Unavailable
+
+from ..buckets import FAILURES, or_unavailable
+from ..jobs.background.event_log import EventWriter, Overtaken, drop, follow
+from ..jobs.background.ledger import BackgroundLedger
+from ..jobs.background.records import Record
+from ..jobs.tenant_storage import TenantStorage
+from ..openai.response_schema import ResponsesRequest
+from ..openai.sse import KEEP_ALIVE
+from ..tenancy.caller import Caller
+from ..tenancy.tenants import Tenants
+from .http_exchange import Exchange
+from .responses import Responses
+
+MAX_BODY_BYTES = 256 * 1024
+"""Of a request, which is kept until it is answered."""
+MAX_EVENT = 2**53
+
+
+class BackgroundResponses:
+    """The handlers. `keep_alive` is the silence in seconds after which a stream gets a comment."""
+
+    def __init__(self, storage: TenantStorage, responses: Responses, tenants: Tenants, keep_alive: float) -> None:
+        self._storage, self._durable, self._responses = storage, storage.durable, responses
+        self._tenants, self._keep_alive = tenants, keep_alive
+        self._ledger = BackgroundLedger(storage.durable)
+
+    async def create(self, exchange: Exchange, caller: Caller, asked: ResponsesRequest, body: bytes) -> None:
+        if len(body) > MAX_BODY_BYTES:
+            raise BodyTooLarge(MAX_BODY_BYTES)
+        caller = caller.with_body(asked.request_id, asked.priority)
+        exchange.request_id = caller.shown_id
+        async with caller.within_deadline():
+            answer = await self._responses.check(caller, asked)
+        response = answer.response("queued")
+        record = Record(
+            tenant=caller.tenant,
+            priority=caller.priority,
+            request_id=caller.request_id,
+            body=_with_seed(body, asked.seed),
+            is_streamed=bool(asked.stream),
+            response=response,
+        )
+        with or_unavailable():
+            tenant, first = caller.tenant.key, []
+            if record.is_streamed:
+                first = [{"type": f"response.{kind}", "response": response} for kind in _BEGINNING]
+            num_event_bytes = sum(len(msgspec.json.encode(event)) for event in first)
+            room = self._storage.room_in_background(tenant, len(record.body), num_event_bytes=num_event_bytes)
+            async with room:
+                if first:
+                    await self._tell(tenant, record.id, *first)
+                await self._ledger.add(record)
+        if record.is_streamed:
+            await self._stream(exchange, caller, record.id, after=-1)
+        else:
+            await exchange.reply_json(response)
+
+    async def retrieve(self, exchange: Exchange, caller: Caller) -> None:
+        response_id, query = exchange.path_params["id"], exchange.query
+        if query.get("stream", "false").lower() != "true":
+            await exchange.reply_json(await self._found(caller, response_id))
+            return
+        after = query.get("starting_after", "-1")
+        if after != "-1" and not (after.isascii() and after.isdigit() and len(after) <= 16 and int(after) <= MAX_EVENT):
+            raise BadRequest.of("starting_after", after, "the sequence_number of an event")
+        response = await self._found(caller, response_id)
+        if not response.get("background"):
+            raise BadRequest("stream", "stream is true; allowed: for responses with background and stream")
+        await self._stream(exchange, caller, response_id, after=int(after))
+
+    async def cancel(self, exchange: Exchange, caller: Caller) -> None:
+        """Whoever computes it finds that out."""
+        tenant, response_id = caller.tenant.key, exchange.path_params["id"]
+        with or_unavailable():
+            try:
+                record = await self._ledger.change(tenant, response_id, _cancel)
+            except NotFound:
+                response = await self._found(caller, response_id)
+                if not response.get("background"):
+                    raise BadRequest("id", "the response has no background; allowed: one that has") from None
+                # It was over first.
+                await exchange.reply_json(response)
+                return
+            if record.is_streamed and record.response["status"] == "cancelled":
+                await self._tell(tenant, response_id, {"type": "response.cancelled", "response": record.response})
+        await exchange.reply_json(record.response)
+
+    async def delete(self, exchange: Exchange, caller: Caller) -> None:
+        """Whether it runs or has been kept."""
+        tenant, response_id = caller.tenant.key, exchange.path_params["id"]
+        record = await self._here(tenant, response_id)
+        try:
+            if record is None:
+                raise NotFound("response", response_id)
+            with or_unavailable():
+                await self._ledger.drop(tenant, response_id)
+        except NotFound:
+            await self._responses.forget(tenant, response_id)
+            record = None
+        with contextlib.suppress(*FAILURES, Unavailable):
+            if record is not None and record.is_streamed and not record.is_over:
+                gone = record.response | {"status": "cancelled"}
+                # Who reads the stream hears of it where there is room to say so.
+                last = {"type": "response.cancelled", "response": gone}
+                await self._tell(tenant, response_id, last, in_place_of_all=True)
+            else:
+                await drop(self._durable, tenant, response_id)
+        await exchange.reply_json({"id": response_id, "object": "response", "deleted": True})
+
+    async def _found(self, caller: Caller, response_id: str) -> dict[str, Any]:
+        """Here, or among those that are kept, where it goes from here. Raises `NotFound`, `Unavailable`."""
+        record = await self._here(caller.tenant.key, response_id)
+        return record.response if record is not None else await self._responses.find(caller.tenant.key, response_id)
+
+    async def _here(self, tenant: str, response_id: str) -> Record | None:
+        """None also where there is no NATS, or none that answers: what is kept is found without."""
+        if not self._durable.is_there:
+            return None
+        try:
+            return await self._ledger.get(tenant, response_id)
+        except (*FAILURES, NotFound, Unavailable):
+            return None
+
+    async def _tell(
+        self, tenant: str, response_id: str, *events: dict[str, Any], in_place_of_all: bool = False
+    ) -> None:
+        """Behind what was told before, whoever else tells something meanwhile; that may be deleted."""
+        while True:
+            writer = EventWriter(self._durable, tenant, response_id)
+            await writer.catch_up()
+            if in_place_of_all:
+                await writer.forget()
+            for event in events:
+                writer.add(event)
+            with contextlib.suppress(Overtaken):
+                await writer.flush()
+                return
+
+    async def _stream(self, exchange: Exchange, caller: Caller, response_id: str, *, after: int) -> None:
+        """Until the last event, or until the client leaves: the response goes on either way."""
+        out = exchange.open_stream(lambda: None)
+
+        def check() -> None:
+            self._tenants.check(caller.tenant)
+
+        async def write() -> None:
+            async for event in follow(self._durable, caller.tenant.key, response_id, after, check):
+                out.write(_rendered(event))
+
+        def keep_alive() -> None:
+            if not out.blocked:
+                out.write(KEEP_ALIVE)
+
+        with or_unavailable():
+            await exchange.unless_client_leaves(write(), silence=self._keep_alive, on_silence=keep_alive)
+        await exchange.end_stream(b"")
+
+
+_BEGINNING = ("created", "queued")
+
+
+def _cancel(record: Record) -> None:
+    if not record.is_over:
+        record.end(record.response | {"status": "cancelled"})
+
+
+def _with_seed(body: bytes, seed: int | None) -> bytes:
+    """Every run of it writes the same."""
+    fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+    if seed is None:
+        fields["seed"] = msgspec.Raw(b"%d" % secrets.randbits(62))
+    return msgspec.json.encode(fields)
+
+
+def _rendered(event: dict[str, Any]) -> bytes:
+    return b"event: %b\ndata: %b\n\n" % (event["type"].encode(), msgspec.json.encode(event))

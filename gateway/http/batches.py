@@ -1,0 +1,177 @@
+"""The REST handlers of /v1/files and /v1/batches, in OpenAI's shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+import msgspec
+from starlette.datastructures import Headers, UploadFile
+from starlette.formparsers import MultiPartException, MultiPartParser
+
+from headwater.services.runtime.errors import BadRequest, LimitExceeded, UnsupportedMediaType
+
+from ..buckets import or_unavailable
+from ..jobs.batches.files import Files
+from ..jobs.batches.ledger import Ledger
+from ..jobs.batches.lines import ENDPOINTS
+from ..jobs.batches.records import OVER, Batch, File, Kept, new_id, now
+from ..jobs.tenant_storage import TenantStorage
+from ..openai.batch_schema import NewBatch
+from ..openai.decode import decode
+from ..openai.paging import page_of
+from ..tenancy.tenants import Tenant
+from .http_exchange import Exchange
+
+PURPOSE = "batch"
+MAX_FILES, MAX_FILENAME = 1000, 255
+"""Of a tenant; of a file's name, in characters."""
+MAX_WINDOW_HOURS = 7 * 24
+MAX_OPEN_BATCHES = 100
+"""Of a tenant, that are not over."""
+MAX_METADATA, MAX_METADATA_KEY, MAX_METADATA_VALUE = 16, 64, 512
+FORM_OVERHEAD_BYTES = 64 * 1024
+MAX_BATCH_BODY_BYTES = 64 * 1024
+
+
+class BatchSurface:
+    def __init__(
+        self,
+        storage: TenantStorage,
+        tenant_of: Callable[[Exchange], Tenant],
+        counted: Callable[[Exchange], Awaitable[Tenant]],
+        max_file_bytes: int,
+    ) -> None:
+        """`counted` counts calls about files, and new batches, as requests; polling and deleting are free."""
+        self._files, self._ledger = Files(storage.durable), Ledger(storage.durable)
+        self._storage, self._max_file_bytes = storage, max_file_bytes
+        self._tenant_of, self._counted = tenant_of, counted
+
+    # Files.
+
+    async def add_file(self, exchange: Exchange) -> None:
+        tenant = await self._counted(exchange)
+        media_type = exchange.headers.get("content-type", "")
+        if not media_type.startswith("multipart/form-data"):
+            raise UnsupportedMediaType(media_type[:100], "multipart/form-data")
+        limit = self._max_file_bytes + FORM_OVERHEAD_BYTES
+        parser = MultiPartParser(Headers(exchange.headers), exchange.chunks(limit), max_files=1, max_fields=8)
+        try:
+            form = await parser.parse()
+        except MultiPartException as fault:
+            raise BadRequest("file", f"the form cannot be read: {fault.message}") from None
+        try:
+            file, purpose = form.get("file"), form.get("purpose")
+            if not isinstance(file, UploadFile):
+                raise BadRequest("file", "file is missing; allowed: one file", code="missing_field")
+            if purpose != PURPOSE:
+                raise BadRequest.of("purpose", purpose, PURPOSE)
+            # The body may have taken long, and the key may be gone since.
+            tenant = self._tenant_of(exchange)
+            with or_unavailable():
+                if len(await self._files.all(tenant.key)) >= MAX_FILES:
+                    raise LimitExceeded(f"the tenant has {MAX_FILES} files; delete some", retry_after=60.0)
+                name, num_bytes = (file.filename or "file")[:MAX_FILENAME], file.size or 0
+                async with self._storage.room(tenant.key, num_bytes):
+                    added = await self._files.add(tenant.key, name, PURPOSE, file.file, num_bytes)
+        finally:
+            await form.close()
+        await exchange.reply_json(added)
+
+    async def list_files(self, exchange: Exchange) -> None:
+        tenant = await self._counted(exchange)
+        with or_unavailable():
+            files = await self._files.all(tenant.key)
+        purpose = exchange.query.get("purpose")
+        await exchange.reply_json(_page(exchange, [file for file in files if purpose in (None, file.purpose)]))
+
+    async def get_file(self, exchange: Exchange) -> None:
+        tenant = await self._counted(exchange)
+        with or_unavailable():
+            await exchange.reply_json(await self._files.get(tenant.key, exchange.path_params["id"]))
+
+    async def file_content(self, exchange: Exchange) -> None:
+        tenant, file_id = await self._counted(exchange), exchange.path_params["id"]
+        with or_unavailable():
+            file = await self._files.get(tenant.key, file_id)
+            async with self._files.opened(tenant.key, file_id) as content:
+                await exchange.reply_file(content, file.bytes)
+
+    async def delete_file(self, exchange: Exchange) -> None:
+        tenant, file_id = self._tenant_of(exchange), exchange.path_params["id"]
+        with or_unavailable():
+            await self._files.delete(tenant.key, file_id)
+        await exchange.reply_json({"id": file_id, "object": "file", "deleted": True})
+
+    # Batches.
+
+    async def add_batch(self, exchange: Exchange) -> None:
+        tenant = await self._counted(exchange)
+        asked = decode(await exchange.body(MAX_BATCH_BODY_BYTES), NewBatch)
+        hours = _checked(asked)
+        with or_unavailable():
+            await self._files.get(tenant.key, asked.input_file_id)
+            running = [batch for batch in await self._ledger.all(tenant.key) if batch.status not in OVER]
+            if len(running) >= MAX_OPEN_BATCHES:
+                raise LimitExceeded(f"the tenant has {MAX_OPEN_BATCHES} batches that are not over", retry_after=60.0)
+            batch = Batch(
+                id=new_id("batch_"),
+                endpoint=asked.endpoint,
+                input_file_id=asked.input_file_id,
+                completion_window=asked.completion_window,
+                created_at=now(),
+                expires_at=now() + hours * 3600,
+                metadata=asked.metadata,
+            )
+            async with self._storage.room(tenant.key, 0):
+                await self._ledger.add(Kept.of(batch, tenant))
+        await exchange.reply_json(batch)
+
+    async def list_batches(self, exchange: Exchange) -> None:
+        tenant = self._tenant_of(exchange)
+        with or_unavailable():
+            batches = await self._ledger.all(tenant.key)
+        await exchange.reply_json(_page(exchange, batches))
+
+    async def get_batch(self, exchange: Exchange) -> None:
+        tenant = self._tenant_of(exchange)
+        with or_unavailable():
+            kept = await self._ledger.get(tenant.key, exchange.path_params["id"])
+        await exchange.reply_json(kept.batch)
+
+    async def cancel_batch(self, exchange: Exchange) -> None:
+        """Its runner, or the next one, ends it with the results that there are."""
+        tenant = self._tenant_of(exchange)
+        with or_unavailable():
+            kept = await self._ledger.change(tenant.key, exchange.path_params["id"], _cancel)
+        await exchange.reply_json(kept.batch)
+
+
+def _cancel(kept: Kept) -> None:
+    batch = kept.batch
+    if batch.is_over or batch.status == "finalizing":
+        raise BadRequest("batch_id", f"the batch is {batch.status}; allowed: one that is not over", code="batch_over")
+    if batch.status != "cancelling":
+        batch.become("cancelling")
+
+
+def _checked(asked: NewBatch) -> int:
+    """Hours of its window. Raises `BadRequest`."""
+    if asked.endpoint not in ENDPOINTS:
+        raise BadRequest.of("endpoint", asked.endpoint, ", ".join(ENDPOINTS))
+    number, unit = asked.completion_window[:-1], asked.completion_window[-1:]
+    is_number = number.isascii() and number.isdigit() and len(number) <= 3
+    if unit != "h" or not is_number or not 1 <= int(number) <= MAX_WINDOW_HOURS:
+        raise BadRequest.of("completion_window", asked.completion_window, f"1h…{MAX_WINDOW_HOURS}h; usual: 24h")
+    metadata = asked.metadata or {}
+    if len(metadata) > MAX_METADATA:
+        raise BadRequest("metadata", f"metadata has {len(metadata)} entries; allowed: {MAX_METADATA}")
+    for key, value in metadata.items():
+        if len(key) > MAX_METADATA_KEY or len(value) > MAX_METADATA_VALUE:
+            allowed = f"keys of {MAX_METADATA_KEY} characters, values of {MAX_METADATA_VALUE}"
+            raise BadRequest.of("metadata", {key: value}, allowed)
+    return int(number)
+
+
+def _page(exchange: Exchange, items: Sequence[File | Batch]) -> dict[str, Any]:
+    return page_of(exchange.query, msgspec.to_builtins(items))

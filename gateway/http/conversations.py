@@ -1,0 +1,85 @@
+"""/v1/conversations over HTTP: what was said, kept for turns of /v1/responses and for whoever wants to read it."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from typing import Any
+
+import msgspec
+
+from headwater.services.runtime.errors import NotFound
+
+from ..jobs.conversation_store import Conversation, ConversationStore, Head, Item
+from ..openai.conversation_schema import MAX_ADDED, ConversationChange, NewConversation, NewItems
+from ..openai.decode import decode
+from ..openai.paging import page_of
+from ..openai.response_input import as_item, check_items
+from ..openai.response_schema import InputItem
+from ..tenancy.caller import Caller
+from .http_exchange import Exchange
+
+
+class Conversations:
+    """The handlers."""
+
+    def __init__(self, store: ConversationStore, max_body_bytes: int) -> None:
+        self._store, self._max_body_bytes = store, max_body_bytes
+
+    async def create(self, exchange: Exchange, caller: Caller) -> None:
+        asked = decode(await exchange.body(self._max_body_bytes) or b"{}", NewConversation)
+        head = Head(created_at=int(time.time()), metadata=asked.metadata or {})
+        made = Conversation(id=f"conv_{secrets.token_hex(12)}", head=head, items=_kept(asked.items or []))
+        await self._store.create(caller.tenant.key, made)
+        await exchange.reply_json(made.object())
+
+    async def retrieve(self, exchange: Exchange, caller: Caller) -> None:
+        await exchange.reply_json((await self._found(exchange, caller)).object())
+
+    async def update(self, exchange: Exchange, caller: Caller) -> None:
+        asked = decode(await exchange.body(self._max_body_bytes), ConversationChange)
+        conversation = await self._found(exchange, caller)
+        conversation.head.metadata = asked.metadata
+        await self._store.tell(caller.tenant.key, conversation)
+        await exchange.reply_json(conversation.object())
+
+    async def delete(self, exchange: Exchange, caller: Caller) -> None:
+        conversation_id = exchange.path_params["id"]
+        await self._store.drop(caller.tenant.key, conversation_id)
+        await exchange.reply_json({"id": conversation_id, "object": "conversation.deleted", "deleted": True})
+
+    async def add_items(self, exchange: Exchange, caller: Caller) -> None:
+        asked = decode(await exchange.body(self._max_body_bytes), NewItems)
+        items = _kept(asked.items)
+        await self._store.add(caller.tenant.key, exchange.path_params["id"], items)
+        await exchange.reply_json(page_of({"order": "asc", "limit": str(MAX_ADDED)}, items[::-1]))
+
+    async def list_items(self, exchange: Exchange, caller: Caller) -> None:
+        conversation = await self._found(exchange, caller)
+        await exchange.reply_json(page_of(exchange.query, conversation.items[::-1]))
+
+    async def get_item(self, exchange: Exchange, caller: Caller) -> None:
+        await exchange.reply_json(_item(exchange, await self._found(exchange, caller)))
+
+    async def delete_item(self, exchange: Exchange, caller: Caller) -> None:
+        conversation = await self._found(exchange, caller)
+        await self._store.remove(caller.tenant.key, conversation, _item(exchange, conversation))
+        await exchange.reply_json(conversation.object())
+
+    async def _found(self, exchange: Exchange, caller: Caller) -> Conversation:
+        return await self._store.find(caller.tenant.key, exchange.path_params["id"])
+
+
+def _kept(given: list[InputItem]) -> list[Item]:
+    """Raises `BadRequest` for what no turn could go on from."""
+    check_items(given, "items")
+    # A client's own id would name two items where it sends the same twice.
+    return [as_item(msgspec.structs.replace(item, id=None), secrets.token_hex(12)) for item in given]
+
+
+def _item(exchange: Exchange, conversation: Conversation) -> dict[str, Any]:
+    item_id = exchange.path_params["item_id"]
+    for item in conversation.items:
+        if item["id"] == item_id:
+            return item
+    raise NotFound("item", item_id)

@@ -1,0 +1,224 @@
+"""One HTTP request and its response over ASGI: body within a limit, headers, JSON, a stream, the client leaving."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+import urllib.parse
+from collections.abc import AsyncGenerator, Callable, Coroutine, MutableMapping
+from typing import IO, Any
+
+import msgspec
+
+from headwater.services.runtime import errors
+
+from ..jobs.in_process import KNOWN_REQUEST, KNOWN_TENANT, KnownRequest
+from ..openai import errors as http_errors
+from ..openai.sse import SseStream
+from ..tenancy.grant import Standing
+from ..tenancy.tenants import KnownTenant
+from .departure import Departure, Receive
+
+Message = MutableMapping[str, Any]
+JSON = b"application/json"
+NO_SNIFFING = (b"x-content-type-options", b"nosniff")
+"""What a client wrote and an answer repeats is never taken for a page or a script."""
+FILE_PIECE_BYTES = 256 * 1024
+BODY_BYTES_PER_SECOND = 16 * 1024
+"""Past its first seconds a body may take as long as it does at this pace: a trickle holds no place for ever."""
+DISCARD_FACTOR = 16
+"""A refused body up to so many limits is read over; of a longer one the connection is closed."""
+
+
+class Exchange:
+    """Wraps what an ASGI server gives; `status` is what was answered, 499 when the client left first."""
+
+    def __init__(
+        self,
+        scope: Message,
+        receive: Receive,
+        send: Callable[[Message], Any],
+        *,
+        slow_reader_limit: float,
+        slow_body_limit: float,
+    ) -> None:
+        self._receive, self._send = receive, send
+        self._slow_reader_limit, self._slow_body_limit = slow_reader_limit, slow_body_limit
+        self.method: str = scope["method"]
+        self.path: str = scope["path"]
+        self.path_params: dict[str, str] = scope.get("path_params", {})
+        self.headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+        self._query_string: bytes = scope.get("query_string", b"")
+        self.tenants: KnownTenant | None = scope.get(KNOWN_TENANT)
+        """Set for a request of the gateway's own; no server sets it."""
+        self.known: KnownRequest | None = scope.get(KNOWN_REQUEST)
+        self.reply_headers: list[tuple[bytes, bytes]] = []
+        self.request_id = ""
+        """Answered as `x-request-id`."""
+        self.standing = Standing()
+        """Answered as `x-ratelimit-…`."""
+        self.stream: SseStream | None = None
+        self.status = 499
+        self.error_event: Callable[[errors.HeadwaterError], bytes] = http_errors.error_event
+        """What ends a stream that breaks."""
+        self._client_left = False
+        self._last_acts: list[Callable[[], None]] = []
+
+    @property
+    def query(self) -> dict[str, str]:
+        return dict(urllib.parse.parse_qsl(self._query_string.decode("latin-1")))
+
+    async def body(self, limit: int) -> bytes:
+        """Raises `BodyTooLarge` as soon as that is known, `UnsupportedMediaType` for what is not said to be JSON."""
+        # A web page may send any other type, and none, to another origin without asking it first.
+        media_type = self.headers.get("content-type", "application/json" if self._has_no_body else "")
+        if media_type.split(";")[0].strip().lower() != "application/json":
+            raise errors.UnsupportedMediaType(media_type[:100])
+        declared = self.headers.get("content-length", "")
+        if declared.isdigit() and int(declared) > limit:
+            if int(declared) > DISCARD_FACTOR * limit:
+                self.reply_headers.append((b"connection", b"close"))
+            raise errors.BodyTooLarge(limit)
+        return b"".join([chunk async for chunk in self.chunks(limit)])
+
+    @property
+    def _has_no_body(self) -> bool:
+        return "transfer-encoding" not in self.headers and self.headers.get("content-length", "0") == "0"
+
+    async def chunks(self, limit: int) -> AsyncGenerator[bytes, None]:
+        """The body as it comes. Raises `BodyTooLarge` past the limit, `ClientGone` when no more of it comes, `SlowBody`
+        when it does not come in time."""
+        size, waited = 0, 0.0
+        while True:
+            asked_at, seconds = time.monotonic(), self._slow_body_limit + size / BODY_BYTES_PER_SECOND
+            try:
+                async with asyncio.timeout(seconds - waited):
+                    message = await self._receive()
+            except TimeoutError:
+                self.reply_headers.append((b"connection", b"close"))
+                raise errors.SlowBody(size, seconds) from None
+            # Not what whoever takes it does with a piece.
+            waited += time.monotonic() - asked_at
+            if message["type"] == "http.disconnect":
+                self._client_left = True
+                raise errors.ClientGone("the client left before its request was whole")
+            chunk = message.get("body", b"")
+            size += len(chunk)
+            if size > limit:
+                self.reply_headers.append((b"connection", b"close"))
+                raise errors.BodyTooLarge(limit)
+            yield chunk
+            if not message.get("more_body", False):
+                return
+
+    async def reply_json(self, content: Any, status: int = 200) -> None:
+        await self.reply(msgspec.json.encode(content), JSON, status)
+
+    async def reply(self, body: bytes, media_type: bytes, status: int = 200) -> None:
+        headers = [(b"content-type", media_type), (b"content-length", b"%d" % len(body)), *self._headers()]
+        self.status = status
+        await self._send({"type": "http.response.start", "status": status, "headers": headers})
+        await self._send({"type": "http.response.body", "body": body, "more_body": False})
+
+    async def reply_file(self, file: IO[bytes], num_bytes: int) -> None:
+        """What lies in a file, from its start, a piece at a time."""
+        headers = [
+            (b"content-type", b"application/octet-stream"),
+            (b"content-length", b"%d" % num_bytes),
+            *self._headers(),
+        ]
+        self.status = 200
+        await self._send({"type": "http.response.start", "status": 200, "headers": headers})
+        file.seek(0)
+        while piece := await asyncio.to_thread(file.read, FILE_PIECE_BYTES):
+            await self._send({"type": "http.response.body", "body": piece, "more_body": True})
+        await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    def open_stream(self, on_writable: Callable[[], None]) -> SseStream:
+        """A stream of events; its response begins with the first of them."""
+        self.stream = SseStream(self._send, self._headers, on_writable, self._slow_reader_limit)
+        return self.stream
+
+    async def end_stream(self, last_events: bytes) -> None:
+        assert self.stream is not None
+        try:
+            await self.stream.close(last_events)
+        except errors.ClientGone:
+            self._client_left = True
+            raise
+        self.status = 200
+
+    async def refuse(self, error: errors.HeadwaterError) -> None:
+        """By status and envelope; by an event, where a stream has already begun; not at all, where nobody listens."""
+        self.status = http_errors.status_of(error)
+        if self._client_left:
+            return
+        if self.stream is not None and self.stream.started:
+            with contextlib.suppress(errors.ClientGone):
+                await self.stream.close(self.error_event(error))
+        else:
+            self.reply_headers += http_errors.headers_of(error)
+            await self.reply(msgspec.json.encode(http_errors.envelope(error)), JSON, self.status)
+
+    def finally_do(self, act: Callable[[], None]) -> None:
+        """Once nothing more is written."""
+        self._last_acts.append(act)
+
+    async def close(self) -> None:
+        """Whatever was still to be written is given up."""
+        # NOTE: what the collector of cycles need not find costs less.
+        self.error_event = http_errors.error_event
+        stream, self.stream = self.stream, None
+        try:
+            if stream is not None:
+                await stream.abandon()
+        finally:
+            for act in self._last_acts:
+                act()
+            self._last_acts.clear()
+
+    async def unless_client_leaves(
+        self, work: Coroutine[Any, Any, None], *, silence: float, on_silence: Callable[[], None]
+    ) -> None:
+        """Awaits `work`; cancels it and raises `ClientGone` when the client leaves. Says so each `silence` seconds."""
+        worker = asyncio.current_task()
+        assert worker is not None
+
+        def cancel() -> None:
+            self._client_left = True
+            worker.cancel()
+
+        ticker, departure = Ticker(silence, on_silence), Departure(self._receive, cancel)
+        try:
+            await work
+        except asyncio.CancelledError:
+            if not self._client_left:
+                raise
+            worker.uncancel()
+            raise errors.ClientGone("the client has left") from None
+        finally:
+            ticker.stop()
+            departure.stop()
+
+    def _headers(self) -> list[tuple[bytes, bytes]]:
+        request_id = [(b"x-request-id", self.request_id.encode())] if self.request_id else []
+        return [NO_SNIFFING, *self.reply_headers, *request_id, *self.standing.headers()]
+
+
+class Ticker:
+    """Calls `tick` each so many seconds until it is stopped."""
+
+    def __init__(self, seconds: float, tick: Callable[[], None]) -> None:
+        self._seconds, self._tick = seconds, tick
+        self._wait()
+
+    def stop(self) -> None:
+        self._timer.cancel()
+
+    def _wait(self) -> None:
+        self._timer = asyncio.get_running_loop().call_later(self._seconds, self._run)
+
+    def _run(self) -> None:
+        self._tick()
+        self._wait()

@@ -1,0 +1,204 @@
+"""The socket of the REST surface, by uvicorn, and the TLS files for all that clients reach."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import socket
+import ssl
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+import uvicorn
+from starlette.types import ASGIApp
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from headwater.services.runtime.advertise import advertised, joined
+
+from ..settings import GatewaySettings
+
+BACKLOG = 2048
+KEEP_ALIVE_SECONDS = 60
+SILENCE_SECONDS = 20
+"""After which a client is asked whether it is there: one that vanished without a word holds no blocks for long."""
+PATIENCE_SECONDS = 10
+"""With its answer."""
+MAX_HEAD_BYTES = 64 * 1024
+"""Of a request's headers."""
+HEAD_SECONDS = 60.0
+"""That a connection may be open, a request begun without a whole head, or a body come that was answered already: nobody
+holds a socket for nothing."""
+UNSENT_BYTES = 16 * 1024
+"""Of an answer, that the system and the server each keep for a client that does not read. NOTE: without a limit the
+system takes megabytes, thousands of tokens that an engine computes for no reader."""
+
+
+class _Server(uvicorn.Server):
+    """Uvicorn without its own signal handlers: the stage's lifetime has them."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+class _BoundedHead(HttpToolsProtocol):
+    """A request's line and headers within limits: whoever sends more is told 400 and cut off, whoever does not come to
+    their end is cut off."""
+
+    _head_bytes = 0
+    _in_head = True
+    _in_body = False
+    _head_limit: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)  # type: ignore[arg-type] # as its own caller does
+        self.transport.set_write_buffer_limits(UNSENT_BYTES)
+        self._await_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._head_is_here()
+        super().connection_lost(exc)
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._head_bytes, self._in_head = 0, True
+        self._await_head()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._head_bytes += len(name) + len(value)
+        if self._head_bytes > MAX_HEAD_BYTES:
+            # The parser makes a parser's error of it.
+            raise ValueError(f"headers exceed {MAX_HEAD_BYTES} bytes")
+        super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        self._in_head, self._in_body = False, True
+        self._head_is_here()
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        self._in_body = False
+        super().on_message_complete()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self._in_head and not self.transport.is_closing():
+            # One line that does not end is not seen by the parser's callbacks.
+            self._unfinished_bytes += len(data)
+            if self._unfinished_bytes > 2 * MAX_HEAD_BYTES:
+                self.send_400_response("the head of the request is too long")
+        else:
+            self._unfinished_bytes = 0
+        if self._in_body and self.cycle is not None and self.cycle.response_complete:
+            # The rest of a body that nobody waits for any more: until the next head.
+            self._await_head()
+
+    _unfinished_bytes = 0
+
+    def _await_head(self) -> None:
+        if self._head_limit is None:
+            self._head_limit = self.loop.call_later(HEAD_SECONDS, self._give_up)
+
+    def _head_is_here(self) -> None:
+        if self._head_limit is not None:
+            self._head_limit.cancel()
+            self._head_limit = None
+
+    def _give_up(self) -> None:
+        self._head_limit = None
+        if self.cycle is None or self.cycle.response_complete:
+            self.transport.close()
+        else:
+            # The answer to the request before is still on its way.
+            self._await_head()
+
+
+@dataclass(frozen=True, slots=True)
+class ClientTls:
+    """Files for clients' connections; `client_ca`: whose certificates clients have to show."""
+
+    cert: Path
+    key: Path
+    client_ca: Path | None
+
+    @classmethod
+    def of(cls, settings: GatewaySettings) -> ClientTls | None:
+        if not settings.tls_cert_file:
+            return None
+        ca = Path(settings.tls_client_ca_file) if settings.tls_client_ca_file else None
+        return cls(Path(settings.tls_cert_file), Path(settings.tls_key_file), ca)
+
+    def for_rest(self) -> dict[str, Any]:
+        files: dict[str, Any] = {"ssl_certfile": self.cert, "ssl_keyfile": self.key}
+        if self.client_ca is not None:
+            files |= {"ssl_ca_certs": str(self.client_ca), "ssl_cert_reqs": ssl.CERT_REQUIRED}
+        return files
+
+    def for_grpc(self) -> grpc.ServerCredentials:
+        ca = self.client_ca.read_bytes() if self.client_ca is not None else None
+        pair = (self.key.read_bytes(), self.cert.read_bytes())
+        return grpc.ssl_server_credentials([pair], ca, require_client_auth=ca is not None)
+
+
+class RestListener:
+    """`address` from the start."""
+
+    def __init__(self, app: ASGIApp, host: str, port: int, *, reuse_port: bool, tls: ClientTls | None = None) -> None:
+        self._socket = _bound(host, port, reuse_port)
+        self.address = advertised(host, self._socket.getsockname()[1])
+        self._server = _Server(
+            uvicorn.Config(
+                app,
+                http=_BoundedHead,
+                ws="none",
+                lifespan="off",
+                log_config=None,
+                access_log=False,
+                proxy_headers=False,
+                server_header=False,
+                backlog=BACKLOG,
+                timeout_keep_alive=KEEP_ALIVE_SECONDS,
+                **(tls.for_rest() if tls is not None else {}),
+            )
+        )
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        self._task = asyncio.create_task(self._server.serve(sockets=[self._socket]))
+
+    async def stop(self, grace: float) -> None:
+        """Accepts nothing more; what runs gets `grace` seconds."""
+        assert self._task is not None
+        # NOTE: uvicorn's own limit is whole seconds by its type, and read when the shutdown begins.
+        self._server.config.timeout_graceful_shutdown = math.ceil(grace)
+        self._server.should_exit = True
+        await self._task
+
+
+def _bound(host: str, port: int, reuse_port: bool) -> socket.socket:
+    """Raises `OSError`."""
+    family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+    listening = socket.socket(family, socket.SOCK_STREAM)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if reuse_port:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    # Accepted connections inherit these. A client that is there and reads slowly is not cut off by them.
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    if hasattr(socket, "TCP_KEEPIDLE"):
+        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, SILENCE_SECONDS)
+        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, PATIENCE_SECONDS // 2)
+        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 2)
+    if hasattr(socket, "TCP_NOTSENT_LOWAT"):
+        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
+    try:
+        listening.bind(address)
+    except OSError as fault:
+        listening.close()
+        raise OSError(fault.errno, f"cannot listen on {joined(host, port)}: {fault.strerror}") from None
+    listening.listen(BACKLOG)
+    listening.setblocking(False)
+    return listening

@@ -1,0 +1,63 @@
+"""The REST handlers of what a gateway says of itself: its state, its metrics, its document, its chat page."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.metadata
+from pathlib import Path
+
+import prometheus_client
+
+from headwater.services.runtime import errors
+
+from ..admin.administration import Administration
+from ..openai.document import openapi_document
+from ..request.cluster import Line
+from .http_exchange import Exchange
+
+VERSION = importlib.metadata.version("headwater")
+CONSOLE = Path(__file__).parents[1] / "console"
+MEDIA_TYPES = {".html": b"text/html; charset=utf-8", ".css": b"text/css", ".js": b"text/javascript"}
+CONSOLE_POLICY = (b"content-security-policy", b"default-src 'self'; img-src 'self' data:; frame-ancestors 'none'")
+
+
+class OwnPages:
+    """The handlers. None of them counts as a request of a tenant."""
+
+    def __init__(self, line: Line, administration: Administration) -> None:
+        self._line, self._administration = line, administration
+
+    async def health(self, exchange: Exchange) -> None:
+        """Alive, whatever stands behind."""
+        await exchange.reply_json(
+            {"status": "draining" if self._line.draining else "ok"}, 503 if self._line.draining else 200
+        )
+
+    async def load(self, exchange: Exchange) -> None:
+        """Requests that are here, as vLLM's server counts them."""
+        await exchange.reply_json({"server_load": self._line.num_requests})
+
+    async def ready(self, exchange: Exchange) -> None:
+        missing = self._line.missing()
+        told: dict[str, object] = {"ready": not missing, "missing": missing}
+        if without := self._line.outages():
+            told["without"] = without
+        await exchange.reply_json(told, 503 if missing else 200)
+
+    async def version(self, exchange: Exchange) -> None:
+        await exchange.reply_json({"version": VERSION})
+
+    async def metrics(self, exchange: Exchange) -> None:
+        """To everyone who reaches the port; what names tenants only to those who may know of them all."""
+        page = self._line.metrics.page(with_tenants=self._administration.may_see(exchange))
+        await exchange.reply(page, prometheus_client.CONTENT_TYPE_LATEST.encode())
+
+    async def openapi(self, exchange: Exchange) -> None:
+        await exchange.reply_json(openapi_document(VERSION))
+
+    async def console(self, exchange: Exchange) -> None:
+        path = CONSOLE / exchange.path_params.get("file", "index.html")
+        if path.parent != CONSOLE or path.suffix not in MEDIA_TYPES or not path.is_file():
+            raise errors.NotFound("page", exchange.path)
+        exchange.reply_headers += [CONSOLE_POLICY, (b"cache-control", b"no-cache")]
+        await exchange.reply(await asyncio.to_thread(path.read_bytes), MEDIA_TYPES[path.suffix])

@@ -1,0 +1,238 @@
+"""/v1/responses over HTTP: a turn of a conversation, kept for the next one unless the client says otherwise."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import msgspec
+import structlog
+
+from headwater.proto import processor_pb2
+from headwater.services.runtime import errors
+
+from ..jobs.response_store import Item, KeptResponse, ResponseStore
+from ..openai.numbered import NumberedSink, NumberedStream
+from ..openai.response_answer import ResponseAnswer, ResponseEvents
+from ..openai.response_input import (
+    as_item,
+    check,
+    items_of,
+    names_of,
+    stored_items,
+    to_prompt,
+    to_sampling,
+    without_oldest,
+)
+from ..openai.response_schema import InputItem, ResponsesRequest
+from ..request.choice import Sink
+from ..request.cluster import Line
+from ..request.generation import Generation
+from ..request.generation_request import Job
+from ..request.prompt_runs import run_all
+from ..request.resumed import ResumedGeneration, run_resumed
+from ..request.sinks import Gathered
+from ..stages.stream_context import Found, StreamContext, StreamKind, StreamNotKept
+from ..tenancy.caller import Caller
+from .http_exchange import Exchange
+
+TOO_LONG = "context_length_exceeded"
+
+
+class Responses:
+    """The handlers. `keep_alive` is the silence in seconds after which a stream gets a comment."""
+
+    def __init__(self, line: Line, store: ResponseStore, keep_alive: float) -> None:
+        self._line, self._store, self._keep_alive = line, store, keep_alive
+        self._conversations = store.conversations
+
+    async def create(self, exchange: Exchange, caller: Caller, asked: ResponsesRequest, body: bytes) -> None:
+        check(asked)
+        caller = caller.with_body(asked.request_id, asked.priority)
+        exchange.request_id = caller.shown_id
+        known = exchange.known
+        if known is not None or (asked.stream and asked.stream_options is not None and asked.stream_options.resumable):
+            context = StreamContext(kind=StreamKind.RESPONSE, body=body, client_request_id=caller.client_request_id)
+            if known is not None:
+                # Whoever computes it in the background reads a stream, which another gateway can go on with.
+                context = msgspec.structs.replace(context, created=known.created)
+            await self._answer(exchange, caller, asked, context, NumberedStream(exchange.open_stream))
+        else:
+            await self._answer(exchange, caller, asked)
+
+    async def check(self, caller: Caller, asked: ResponsesRequest) -> ResponseAnswer:
+        """One that is to be answered later, as it is told until then. Raises what creating it would raise at once."""
+        check(asked)
+        before = await self._before(caller, asked)
+        items = [*stored_items(before), *items_of(asked)]
+        generation = Generation(self._line, _job(caller, asked, items, len(before)), Gathered())
+        try:
+            await _prepare(generation, asked, items, len(before))
+        finally:
+            generation.dissolve()
+        return ResponseAnswer(request_id=caller.request_id, asked=asked, is_stored=True)
+
+    async def resume(
+        self, exchange: Exchange, caller: Caller, asked: ResponsesRequest, out: NumberedStream, found: Found
+    ) -> None:
+        """A stream that began elsewhere. Raises `StreamNotKept` for one that is computed in the background."""
+        if asked.background and exchange.known is None:
+            raise StreamNotKept(found.request_id)
+        caller = caller.with_body(asked.request_id, asked.priority)
+        await self._answer(exchange, caller, asked, found.context, out, found)
+
+    async def _answer(
+        self,
+        exchange: Exchange,
+        caller: Caller,
+        asked: ResponsesRequest,
+        context: StreamContext | None = None,
+        out: NumberedStream | None = None,
+        found: Found | None = None,
+    ) -> None:
+        answer = ResponseAnswer(request_id=caller.request_id, asked=asked)
+        if context is not None:
+            answer.created = context.created
+        is_streamed = bool(asked.stream) or out is not None
+        events = ResponseEvents(answer, out.opened_by if out else exchange.open_stream) if is_streamed else None
+        if events is not None:
+            exchange.error_event = events.failure
+        gathered = Gathered()
+        before, said = await self._before(caller, asked), items_of(asked)
+        items = [*stored_items(before), *said]
+        job = dataclasses.replace(_job(caller, asked, items, len(before)), context=context)
+        sink: Sink = events or gathered
+        sink = NumberedSink(sink, out) if out is not None else sink
+        generation = (
+            ResumedGeneration(self._line, job, sink, found=found)
+            if found is not None
+            else Generation(self._line, job, sink)
+        )
+        exchange.finally_do(generation.dissolve)
+        async with caller.within_deadline():
+            tick = events.keep_alive if events is not None else _nothing
+            work = _carry(generation, asked, items, len(before))
+            await exchange.unless_client_leaves(work, silence=self._keep_alive, on_silence=tick)
+        if events is None:
+            answer.items.add(gathered.of(generation.choices[0]))
+            answer.items.end("incomplete" if generation.choices[0].finish_reason == "length" else "completed")
+        is_known = found is not None and found.has_ended and exchange.known is None
+        response = await self._kept(caller, answer, generation, before, said, is_known=is_known)
+        if events is None:
+            await exchange.reply_json(response)
+        else:
+            await exchange.end_stream(events.last_event(response))
+
+    async def count_input(self, exchange: Exchange, caller: Caller, asked: ResponsesRequest) -> None:
+        """How many tokens a turn's prompt would have; nothing is answered or kept."""
+        check(asked)
+        before = await self._before(caller, asked)
+        prompt = to_prompt(asked, [*stored_items(before), *items_of(asked)], first=len(before))
+        try:
+            reply = await self._line.processors.tokenize(
+                processor_pb2.ProcessorTokenizeRequest(
+                    model=asked.model,
+                    prompt=prompt,
+                    escape_special_tokens=self._line.tenants.escapes_special_tokens(caller.tenant),
+                )
+            )
+        except errors.BadRequest as error:
+            raise error.in_words_of(names_of(asked)) from None
+        await exchange.reply_json({"object": "response.input_tokens", "input_tokens": len(reply.token_ids)})
+
+    async def find(self, tenant: str, response_id: str) -> dict[str, Any]:
+        """As it was answered. Raises `NotFound`, `Unavailable`."""
+        return (await self._store.find(tenant, response_id)).response
+
+    async def forget(self, tenant: str, response_id: str) -> None:
+        """Raises `NotFound`, `Unavailable`."""
+        await self._store.drop(tenant, response_id)
+
+    async def list_input(self, exchange: Exchange, caller: Caller) -> None:
+        kept = await self._store.find(caller.tenant.key, exchange.path_params["id"])
+        ids = [item.get("id") for item in kept.input]
+        ends = {"first_id": ids[0] if ids else None, "last_id": ids[-1] if ids else None, "has_more": False}
+        await exchange.reply_json({"object": "list", "data": kept.input, **ends})
+
+    async def _before(self, caller: Caller, asked: ResponsesRequest) -> list[Item]:
+        """What was said in the turns before."""
+        if asked.conversation_id is not None:
+            return (await self._conversations.find(caller.tenant.key, asked.conversation_id)).items
+        if asked.previous_response_id is None:
+            return []
+        try:
+            return (await self._store.find(caller.tenant.key, asked.previous_response_id)).conversation
+        except errors.NotFound as error:
+            raise errors.BadRequest("previous_response_id", error.message, code="previous_response_not_found") from None
+
+    async def _kept(
+        self,
+        caller: Caller,
+        answer: ResponseAnswer,
+        generation: Generation,
+        before: list[Item],
+        said: list[InputItem],
+        *,
+        is_known: bool,
+    ) -> dict[str, Any]:
+        """The response, which says itself whether it can be found again. One that was `is_known` before is kept, or was
+        deleted."""
+        answer.is_stored = answer.asked.store is not False
+        if is_known:
+            return answer.ended(generation)
+        given = [as_item(item, f"{caller.request_id}i{i}") for i, item in enumerate(said)]
+        await self._add_turn(caller, answer, [*given, *answer.items.items])
+        response = answer.ended(generation)
+        if answer.is_stored:
+            conversation = [*before, *given, *answer.items.items]
+            kept = KeptResponse(response=response, input=given, conversation=conversation)
+            response["store"] = await self._store.keep(caller.tenant.key, kept)
+        return response
+
+    async def _add_turn(self, caller: Caller, answer: ResponseAnswer, items: list[Item]) -> None:
+        """To the conversation, whose next turn goes on from it; an answer that is no part of it says so."""
+        if answer.conversation_id is None:
+            return
+        try:
+            await self._conversations.add(caller.tenant.key, answer.conversation_id, items)
+        except errors.HeadwaterError as error:
+            structlog.get_logger().warning("turn not kept", conversation=answer.conversation_id, error=error.message)
+            answer.conversation_id = None
+
+
+def _job(caller: Caller, asked: ResponsesRequest, items: list[InputItem], num_before: int) -> Job:
+    return Job(
+        caller=caller,
+        model=asked.model,
+        prompt=to_prompt(asked, items, first=num_before),
+        sampling=to_sampling(asked),
+        stream=bool(asked.stream),
+        cache_salt=asked.cache_salt or "",
+    )
+
+
+async def _carry(generation: Generation, asked: ResponsesRequest, items: list[InputItem], num_before: int) -> None:
+    await _prepare(generation, asked, items, num_before)
+    if isinstance(generation, ResumedGeneration):
+        await run_resumed(generation)
+    else:
+        await run_all([generation])
+
+
+async def _prepare(generation: Generation, asked: ResponsesRequest, items: list[InputItem], num_before: int) -> None:
+    """A conversation that is too long loses its oldest items, where the client allows it."""
+    while True:
+        try:
+            await generation.prepare()
+            return
+        except errors.BadRequest as error:
+            shorter = without_oldest(items)
+            if asked.truncation != "auto" or error.code != TOO_LONG or not shorter:
+                raise error.in_words_of(names_of(asked)) from None
+            num_before, items = num_before - (len(items) - len(shorter)), shorter
+            shorter_job = _job(generation.job.caller, asked, items, num_before)
+            generation.job = dataclasses.replace(shorter_job, context=generation.job.context)
+
+
+def _nothing() -> None:
+    """A whole answer has nothing to say before it is there."""

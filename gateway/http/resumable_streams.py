@@ -1,0 +1,121 @@
+"""Streams over REST that a client can come back for: asked for with `stream_options.resumable`, gone on by id."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from headwater.services.runtime.errors import BadRequest
+
+from ..openai.answers import Answer, EventStream, Shape
+from ..openai.chat import ChatShape
+from ..openai.completions import CompletionShape
+from ..openai.decode import decode
+from ..openai.numbered import NumberedSink, NumberedStream
+from ..openai.response_schema import ResponsesRequest
+from ..openai.run_answer import Silence, carry
+from ..openai.schema import Answering, ChatCompletionRequest, CompletionRequest
+from ..request.cluster import Line
+from ..request.generation import Generation
+from ..request.generation_request import Job
+from ..request.resumed import ResumedGeneration, bare_id, caller_of, find, forget
+from ..stages.stream_context import Found, StreamContext, StreamKind, StreamNotKept
+from ..tenancy.caller import Caller
+from .http_exchange import Exchange
+from .responses import Responses
+
+MAX_EVENTS = 2**32 - 1
+
+
+class ResumableStreams:
+    """The handlers. `keep_alive` is the silence in seconds after which a stream gets a comment."""
+
+    def __init__(self, line: Line, responses: Responses, keep_alive: float) -> None:
+        self._line, self._responses, self._keep_alive = line, responses, keep_alive
+
+    async def answer(
+        self, exchange: Exchange, caller: Caller, asked: Answering, kind: StreamKind, shape: Shape, body: bytes
+    ) -> None:
+        """A stream that begins here."""
+        context = StreamContext(
+            kind=kind, body=body, client_request_id=caller.client_request_id, wants_receipt=caller.wants_receipt
+        )
+        job = dataclasses.replace(self._only_job(shape, caller), context=context)
+        out = NumberedStream(exchange.open_stream)
+        answer, stream = _stream_of(job, asked, shape, out)
+        answer.generations = [Generation(self._line, job, NumberedSink(stream, out))]
+        await self._run(exchange, caller, answer, stream)
+
+    async def resume(self, exchange: Exchange, caller: Caller, shown_id: str) -> None:
+        """A stream that began elsewhere, behind the last event that the client has."""
+        after = _last_event(exchange.headers.get("last-event-id", "0"))
+        found = await find(self._line, caller.tenant.key, bare_id(shown_id))
+        caller = caller_of(found, caller)
+        exchange.request_id = caller.shown_id
+        out = NumberedStream(exchange.open_stream, after)
+        kind, body = found.context.kind, found.context.body
+        if kind is StreamKind.RESPONSE:
+            await self._responses.resume(exchange, caller, decode(body, ResponsesRequest), out, found)
+        elif kind is StreamKind.CHAT:
+            chat = decode(body, ChatCompletionRequest)
+            await self._go_on(exchange, caller, chat, ChatShape(chat), out, found)
+        elif kind is StreamKind.COMPLETION:
+            completion = decode(body, CompletionRequest)
+            await self._go_on(exchange, caller, completion, CompletionShape(completion), out, found)
+        else:
+            # It was asked for over gRPC, where Resume goes on with it.
+            raise StreamNotKept(found.request_id)
+
+    async def forget(self, exchange: Exchange, caller: Caller, shown_id: str) -> None:
+        """A stream that its client does not want any longer."""
+        await forget(self._line, caller.tenant.key, bare_id(shown_id))
+        await exchange.reply_json({"id": shown_id, "object": "stream", "deleted": True})
+
+    async def _go_on(
+        self, exchange: Exchange, caller: Caller, asked: Answering, shape: Shape, out: NumberedStream, found: Found
+    ) -> None:
+        caller = caller.with_body(asked.request_id, asked.priority)
+        job = dataclasses.replace(self._only_job(shape, caller), context=found.context)
+        answer, stream = _stream_of(job, asked, shape, out)
+        answer.generations = [ResumedGeneration(self._line, job, NumberedSink(stream, out), found=found)]
+        await self._run(exchange, caller, answer, stream)
+
+    def _only_job(self, shape: Shape, caller: Caller) -> Job:
+        """Raises `BadRequest` for what cannot be told twice in the same order."""
+        job, *others = shape.jobs(caller, self._line.max_choices)
+        for what, is_there in (
+            ("several prompts", bool(others)),
+            ("beam search", job.sampling.use_beam_search),
+            ("log probabilities of the prompt", job.sampling.HasField("prompt_logprobs")),
+        ):
+            if is_there:
+                raise BadRequest(
+                    "stream_options.resumable", f"stream_options.resumable is true; allowed: without {what}"
+                )
+        return job
+
+    async def _run(self, exchange: Exchange, caller: Caller, answer: Answer, stream: EventStream) -> None:
+        exchange.finally_do(answer.dissolve)
+        async with caller.within_deadline():
+            work, tick = carry(self._line, answer), Silence(stream).tick
+            await exchange.unless_client_leaves(work, silence=self._keep_alive, on_silence=tick)
+        await exchange.end_stream(stream.last_events())
+
+
+def _stream_of(job: Job, asked: Answering, shape: Shape, out: NumberedStream) -> tuple[Answer, EventStream]:
+    context = job.context
+    assert context is not None
+    answer = Answer(
+        id=f"{context.kind}-{job.caller.request_id}",
+        asked=asked,
+        shape=shape,
+        wants_receipt=context.wants_receipt,
+        created=context.created,
+    )
+    return answer, EventStream(answer, out.opened_by)
+
+
+def _last_event(given: str) -> int:
+    """Raises `BadRequest`."""
+    if not (given.isascii() and given.isdigit() and len(given) <= 10 and int(given) <= MAX_EVENTS):
+        raise BadRequest.of("Last-Event-ID", given, "the id of an event of the stream, or 0")
+    return int(given)

@@ -1,0 +1,194 @@
+"""The events of a response in the background, several in a message, kept for an hour for whoever reads them.
+
+A run that goes on where another died says what that one had not: the text is the same, how it is cut may not be.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from itertools import accumulate
+from typing import Any
+
+import msgspec
+import nats.errors
+import nats.js.errors
+from nats.js import JetStreamContext
+from nats.js.api import ConsumerConfig, DeliverPolicy, Header
+
+from headwater.services.runtime import subjects
+
+from ...buckets import FAILURES, is_wrong_sequence
+from ..durable import BACKGROUND_LOG, Durable
+from ..tenant_storage import NUM_BYTES
+
+Event = dict[str, Any]
+FINAL = ("response.completed", "response.incomplete", "response.failed", "response.cancelled")
+MAX_BYTES = 512 * 1024
+"""Of the events in one message, but for one that is longer by itself."""
+READ_SECONDS = 4.0
+"""Of one question for more; a server that restarts forgets who was listening."""
+_events = msgspec.json.Decoder(list[Event])
+
+
+class Overtaken(Exception):
+    """Somebody else has written since."""
+
+
+class EventWriter:
+    """Adds behind what is there, as long as nobody else does."""
+
+    def __init__(self, durable: Durable, tenant: str, response_id: str) -> None:
+        self._durable, self._subject = durable, subjects.background_events(tenant, response_id)
+        self._last_sequence = self._num_events = 0
+        self.num_bytes = 0
+        """Of the events that are there, and of those that wait to be written."""
+        self._told: Counter[tuple[str, int]] = Counter()
+        """Characters of deltas, and other events, by type and item."""
+        self._waiting: list[bytes] = []
+        self._flushing = asyncio.Lock()
+
+    async def catch_up(self) -> None:
+        """With what an earlier run wrote."""
+        rooms = await self._durable.rooms()
+        async for sequence, data in _written(rooms.js, self._subject):
+            events = _events.decode(data)
+            self._last_sequence = sequence
+            self._num_events += len(events)
+            self.num_bytes += len(data)
+            for event in events:
+                self._told[_key(event)] += len(event["delta"]) if "delta" in event else 1
+
+    def add(self, event: Event) -> None:
+        """To be written with the next `flush`, unless it was told before."""
+        told = self._told[_key(event)]
+        if "delta" in event:
+            self._told[_key(event)] -= min(told, len(event["delta"]))
+            event = event | {"delta": event["delta"][told:]}
+            if not event["delta"]:
+                return
+        elif told:
+            self._told[_key(event)] -= 1
+            return
+        self._waiting.append(msgspec.json.encode(event | {"sequence_number": self._num_events}))
+        self._num_events += 1
+        self.num_bytes += len(self._waiting[-1]) + 1
+
+    @property
+    def num_waiting(self) -> int:
+        """Events that are not written yet."""
+        return len(self._waiting)
+
+    @property
+    def num_waiting_bytes(self) -> int:
+        return sum(len(event) + 1 for event in self._waiting)
+
+    async def discard(self) -> None:
+        """What was added and is not written yet."""
+        async with self._flushing:
+            self._num_events -= len(self._waiting)
+            self.num_bytes -= self.num_waiting_bytes
+            self._waiting.clear()
+
+    async def flush(self, most: int = sys.maxsize) -> None:
+        """So many events, the oldest first. Raises `Overtaken`, and what NATS raises."""
+        rooms = await self._durable.rooms()
+        # Who flushes at the same time would say the same once more, and find that somebody was faster.
+        async with self._flushing:
+            while self._waiting and most > 0:
+                sizes = accumulate(len(event) for event in self._waiting[:most])
+                events = self._waiting[: max(1, sum(size <= MAX_BYTES for size in sizes))]
+                num_waiting = sum(len(event) + 1 for event in self._waiting[len(events) :])
+                headers = {
+                    Header.EXPECTED_LAST_SUBJECT_SEQUENCE.value: str(self._last_sequence),
+                    NUM_BYTES: str(self.num_bytes - num_waiting),
+                }
+                try:
+                    ack = await rooms.js.publish(self._subject, b"[" + b",".join(events) + b"]", headers=headers)
+                except nats.js.errors.APIError as refused:
+                    if is_wrong_sequence(refused):
+                        raise Overtaken from None
+                    raise
+                self._last_sequence = ack.seq
+                del self._waiting[: len(events)]
+                most -= len(events)
+
+    async def forget(self) -> None:
+        """What is there, so that only what is added from now on will be; its numbers go on."""
+        rooms = await self._durable.rooms()
+        await rooms.js.purge_stream(BACKGROUND_LOG, subject=self._subject)
+        self._last_sequence = self.num_bytes = 0
+
+
+async def drop(durable: Durable, tenant: str, response_id: str) -> None:
+    """Deletes the events of a response, or of all (`>`). It writes nothing: a full stream has room for it."""
+    rooms = await durable.rooms()
+    await rooms.js.purge_stream(BACKGROUND_LOG, subject=subjects.background_events(tenant, response_id))
+
+
+async def follow(
+    durable: Durable, tenant: str, response_id: str, after: int, check: Callable[[], None]
+) -> AsyncIterator[Event]:
+    """Events behind one that the reader has (−1: all), up to the last, or until they are deleted. `check` raises once
+    the reader may not have more."""
+    subject, last_sequence = subjects.background_events(tenant, response_id), 0
+    while True:
+        rooms = await durable.rooms()
+        async with _listening(rooms.js, subject, last_sequence) as listening:
+            with contextlib.suppress(nats.errors.TimeoutError):
+                while True:
+                    check()
+                    message = await listening.next_msg(timeout=READ_SECONDS)
+                    last_sequence = message.metadata.sequence.stream
+                    events = _events.decode(message.data)
+                    for event in events:
+                        if event["sequence_number"] > after:
+                            yield event
+                    if events[-1]["type"] in FINAL:
+                        return
+            if not await _is_there(rooms.js, subject):
+                # Deleted, with the tenant maybe, or older than they are kept: no more will come.
+                check()
+                return
+
+
+@contextlib.asynccontextmanager
+async def _listening(
+    js: JetStreamContext, subject: str, after: int
+) -> AsyncIterator[JetStreamContext.PushSubscription]:
+    """Hears what comes behind a sequence."""
+    start = ConsumerConfig(deliver_policy=DeliverPolicy.BY_START_SEQUENCE, opt_start_seq=after + 1)
+    listening = await js.subscribe(subject, stream=BACKGROUND_LOG, ordered_consumer=True, config=start)
+    try:
+        yield listening
+    finally:
+        with contextlib.suppress(*FAILURES):
+            await listening.unsubscribe()
+
+
+async def _is_there(js: JetStreamContext, subject: str) -> bool:
+    try:
+        await js.get_last_msg(BACKGROUND_LOG, subject)
+    except nats.js.errors.NotFoundError:
+        return False
+    return True
+
+
+async def _written(js: JetStreamContext, subject: str) -> AsyncIterator[tuple[int, bytes]]:
+    """(sequence in the stream, events as JSON) of every message that is there now."""
+    after = 0
+    while True:
+        try:
+            message = await js.get_msg(BACKGROUND_LOG, seq=after + 1, subject=subject, next=True)
+        except nats.js.errors.NotFoundError:
+            return
+        assert message.seq is not None
+        after = message.seq
+        yield after, message.data or b"[]"
+
+
+def _key(event: Event) -> tuple[str, int]:
+    return event["type"], event.get("output_index", -1)

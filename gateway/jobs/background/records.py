@@ -1,0 +1,39 @@
+"""Responses that are computed while nobody waits, as gateways remember them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from ...tenancy.tenants import Tenant
+
+OVER = ("completed", "incomplete", "failed", "cancelled")
+"""Statuses that a response does not leave."""
+
+
+class Record(msgspec.Struct, kw_only=True):
+    """One of them, until it can be found among the responses that are kept."""
+
+    tenant: Tenant
+    priority: int
+    request_id: str
+    body: bytes
+    """As the client sent it, with a seed: whoever computes it writes the same."""
+    is_streamed: bool
+    response: dict[str, Any]
+    """As clients are told."""
+    owner: str = ""
+    """The run that computes it; an earlier one finds another's name here and stops."""
+
+    @property
+    def id(self) -> str:
+        response_id: str = self.response["id"]
+        return response_id
+
+    @property
+    def is_over(self) -> bool:
+        return self.response["status"] in OVER
+
+    def end(self, response: dict[str, Any]) -> None:
+        self.response, self.body = response, b""

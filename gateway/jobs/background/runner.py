@@ -1,0 +1,288 @@
+"""Computes responses in the background: through the gateway's own surface, as if their clients read a stream.
+
+Whatever dies on the way, the next run goes on with that stream, or where it is not kept any more begins anew with the
+same seed. A run that was overtaken loses its stream, or finds another's name on the record, and stops.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import math
+import secrets
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+import msgspec
+import structlog
+from starlette.types import ASGIApp
+
+from headwater.services.runtime.errors import NotFound, StorageLimitExceeded, Unavailable
+from headwater.services.runtime.tasks import end
+
+from ...buckets import FAILURES
+from ...request.stream_failure import TakenOver
+from .. import in_process
+from ..batches.line_caller import BUSY, MAX_FAULTS, PAUSES
+from ..in_process import KnownRequest
+from ..response_store import ResponseStore
+from ..retry import insist
+from ..tenant_storage import TenantStorage
+from ..workers import PAUSE_SECONDS, Workers
+from .event_log import EventWriter, Overtaken
+from .ledger import BackgroundLedger, HeldResponse
+from .records import Record
+
+PATH, STREAMS = "/v1/responses", "/v1/streams"
+RESUME_SECONDS = 20.0
+"""That a run asks for the stream of the one before; longer than anybody keeps it."""
+MAX_RESPONSES = 64
+"""That one gateway computes at once."""
+LOOK_SECONDS = 0.5
+"""Between two looks at whether somebody still wants it."""
+FLUSH_SECONDS = 0.1
+"""Between two messages of events."""
+
+
+CHECK_BYTES, CHECK_SECONDS = 64 * 1024, 10.0
+"""Of events, and of time with new ones, after which is looked whether the tenant has room for them."""
+
+
+class Stopped(Exception):
+    """It is over, or was cancelled."""
+
+
+class BackgroundRunner:
+    """Use within `running`."""
+
+    def __init__(self, storage: TenantStorage, app: ASGIApp, responses: ResponseStore) -> None:
+        self._storage, self._app, self._responses = storage, app, responses
+        self._ledger = BackgroundLedger(storage.durable)
+        self._workers = Workers(storage.durable, self._ledger.next, self._work, MAX_RESPONSES)
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[BackgroundRunner]:
+        """Takes responses for the length of a scope; leaving it gives back those that are not done."""
+        async with self._workers.running():
+            yield self
+
+    async def _work(self, held: HeldResponse) -> None:
+        run = _Run(self._storage, self._app, self._responses, held.tenant, held.response_id)
+        try:
+            async with held.held():
+                await run.to_its_end()
+            await held.done()
+            await run.forget()
+        except asyncio.CancelledError:
+            await held.give_back()
+            raise
+        except (NotFound, Stopped):
+            # Deleted or cancelled, or done by a run that died before it said so.
+            with contextlib.suppress(*FAILURES):
+                await held.done()
+            await run.forget()
+        except Overtaken:
+            structlog.get_logger().info("response is another runner's", response=held.response_id)
+        except (*FAILURES, Unavailable) as failure:
+            structlog.get_logger().warning("response interrupted", response=held.response_id, error=repr(failure))
+            await held.give_back(PAUSE_SECONDS)
+
+
+class _Run:
+    """One run's work on one response."""
+
+    def __init__(
+        self, storage: TenantStorage, app: ASGIApp, responses: ResponseStore, tenant: str, response_id: str
+    ) -> None:
+        self._storage, self._app, self._responses = storage, app, responses
+        self._ledger = BackgroundLedger(storage.durable)
+        self._tenant, self._id = tenant, response_id
+        self._name = secrets.token_hex(8)
+        self._events = EventWriter(storage.durable, tenant, response_id)
+        self._resumes_until = 0.0
+        """Of the loop's clock."""
+        self._record: Record | None = None
+        self._last: dict[str, Any] = {}
+        """The response of the last event."""
+        self._unread = b""
+        self._is_overtaken = self._is_answered = False
+        self._checked_at, self._num_checked = -math.inf, 0
+        """When there was room for so many bytes of events."""
+
+    async def to_its_end(self) -> None:
+        record = self._record = await insist(lambda: self._ledger.change(self._tenant, self._id, self._claim))
+        if record.is_streamed:
+            await self._events.catch_up()
+        work = asyncio.create_task(self._compute(record))
+        watch = asyncio.create_task(self._until_stopped())
+        writing = asyncio.create_task(self._write())
+        try:
+            await asyncio.wait((work, watch, writing), return_when=asyncio.FIRST_COMPLETED)
+            for task in (watch, writing, work):
+                if task.done():
+                    task.result()
+        except StorageLimitExceeded as refusal:
+            await end(work, watch)
+            await self._events.discard()
+            await self._refuse(record, refusal)
+        finally:
+            await end(work, watch, writing)
+
+    async def _refuse(self, record: Record, refusal: StorageLimitExceeded) -> None:
+        """Ends it: its tenant has no room for more of its events."""
+        response = _failed(record, refusal.code, refusal.message)
+        self._events.add({"type": "response.failed", "response": response})
+        await insist(self._events.flush)
+
+        def end(each: Record) -> None:
+            self._check_mine(each)
+            each.end(response)
+
+        await insist(lambda: self._ledger.change(self._tenant, self._id, end))
+
+    async def forget(self) -> None:
+        """Nobody comes for its stream any more."""
+        if self._record is not None:
+            await self._call("DELETE", f"{STREAMS}/{self._record.request_id}", b"")
+
+    def _claim(self, record: Record) -> None:
+        if record.is_over:
+            raise Stopped
+        if record.owner:
+            self._resumes_until = asyncio.get_running_loop().time() + RESUME_SECONDS
+        record.owner = self._name
+        record.response["status"] = "in_progress"
+
+    def _check_mine(self, record: Record) -> None:
+        """What a client has cancelled stays so, and what another run has is that one's to end."""
+        if record.is_over:
+            raise Stopped
+        if record.owner != self._name:
+            raise Overtaken
+
+    async def _compute(self, record: Record) -> None:
+        try:
+            kept = await self._responses.find(self._tenant, self._id)
+        except (NotFound, Unavailable):
+            response = await self._response(record)
+        else:
+            # A run before got so far and no further.
+            response = kept.response
+            self._events.add({"type": f"response.{response['status']}", "response": response})
+        self._is_answered = True
+        if record.is_streamed:
+            await self._tell_end(response)
+
+        def end(each: Record) -> None:
+            self._check_mine(each)
+            each.end(response)
+
+        if response.get("store") and response["status"] != "failed":
+            # It is found among those that are kept.
+            await insist(lambda: self._ledger.conclude(self._tenant, self._id, self._check_mine))
+        else:
+            await insist(lambda: self._ledger.change(self._tenant, self._id, end))
+
+    async def _response(self, record: Record) -> dict[str, Any]:
+        """Of a run to the answer's end, whatever that is. Raises `Overtaken`."""
+        reply = await self._answered(record)
+        if self._is_overtaken:
+            raise Overtaken
+        if reply.status == 200:
+            return self._last
+        error = msgspec.json.decode(reply.body or b"{}").get("error", {})
+        response = _failed(record, error.get("code"), error.get("message"))
+        self._events.add({"type": "response.failed", "response": response})
+        return response
+
+    async def _answered(self, record: Record) -> in_process.Reply:
+        """What cannot be served now is tried again, and what failed on the way if nobody was told of it."""
+        tries = num_faults = 0
+        while True:
+            self._unread = b""
+            reply = await self._asked(record)
+            has_failed = not record.is_streamed and self._last.get("status") == "failed"
+            if reply.status not in BUSY:
+                num_faults += reply.status >= 500 or has_failed
+                if (reply.status < 500 and not has_failed) or num_faults == MAX_FAULTS or self._is_overtaken:
+                    return reply
+            await asyncio.sleep(PAUSES[min(tries, len(PAUSES) - 1)])
+            tries += 1
+
+    async def _asked(self, record: Record) -> in_process.Reply:
+        """The stream of a run before, for as long as it may be kept; else a new one."""
+        if asyncio.get_running_loop().time() < self._resumes_until:
+            reply = await self._call("GET", f"{STREAMS}/{record.request_id}", b"")
+            if reply.status != 404:
+                return reply
+            self._resumes_until = 0.0
+        return await self._call("POST", PATH, record.body)
+
+    async def _call(self, method: str, path: str, body: bytes) -> in_process.Reply:
+        record = self._record
+        assert record is not None
+        known = KnownRequest(record.request_id, record.response["created_at"])
+        on_body = self._read if method != "DELETE" else None
+        return await in_process.call(
+            self._app, path, body, record.tenant, record.priority, method=method, known=known, on_body=on_body
+        )
+
+    def _read(self, piece: bytes) -> None:
+        """Events of the stream, without comments. Those behind the word that another reads it are not the answer's."""
+        *whole, self._unread = (self._unread + piece).split(b"\n\n")
+        for text in whole:
+            _, found, data = text.partition(b"data: ")
+            if not found or self._is_overtaken:
+                continue
+            event = msgspec.json.decode(data)
+            self._is_overtaken = event["type"] == "error" and event.get("code") == TakenOver.code
+            if self._is_overtaken:
+                return
+            self._last = event.get("response", self._last)
+            if self._record is not None and self._record.is_streamed:
+                self._events.add(event)
+
+    async def _write(self) -> None:
+        """Until the answer is whole. Raises `StorageLimitExceeded` when the tenant has no room for more."""
+        while True:
+            await asyncio.sleep(FLUSH_SECONDS)
+            num_events = self._events.num_waiting
+            try:
+                await self._check_room()
+            except StorageLimitExceeded:
+                if not self._is_answered:
+                    raise
+            if not self._is_answered:
+                # No more than there is known to be room for.
+                await insist(functools.partial(self._events.flush, num_events))
+
+    async def _check_room(self) -> None:
+        """Whether the tenant has room for what was added since that was last known. Raises `StorageLimitExceeded`."""
+        num_bytes, now = self._events.num_bytes, time.monotonic()
+        num_new = num_bytes - self._num_checked
+        if num_new > CHECK_BYTES or (num_new > 0 and now - self._checked_at > CHECK_SECONDS):
+            await insist(lambda: self._storage.check_events(self._tenant, self._events.num_waiting_bytes))
+            self._checked_at, self._num_checked = now, num_bytes
+
+    async def _tell_end(self, response: dict[str, Any]) -> None:
+        """What is left to tell; where the tenant has no room for that, the last event, which has the whole answer."""
+        try:
+            await self._check_room()
+        except StorageLimitExceeded:
+            await self._events.discard()
+            self._events.add({"type": f"response.{response['status']}", "response": response})
+        await insist(self._events.flush)
+
+    async def _until_stopped(self) -> None:
+        """Raises `Stopped`, `Overtaken`, `NotFound`."""
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            with contextlib.suppress(*FAILURES, Unavailable):
+                record = await self._ledger.get(self._tenant, self._id)
+                self._check_mine(record)
+
+
+def _failed(record: Record, code: str | None, message: str | None) -> dict[str, Any]:
+    return record.response | {"status": "failed", "error": {"code": code, "message": message}}

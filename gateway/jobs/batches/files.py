@@ -1,0 +1,137 @@
+"""Files of tenants: metadata in a bucket, contents in an object store. Knows nothing about batches or HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import tempfile
+from collections.abc import AsyncIterator
+from typing import IO, Any
+
+import msgspec
+import nats.js.errors
+
+from headwater.services.runtime import subjects
+from headwater.services.runtime.errors import NotFound
+from headwater.services.runtime.refusals import Refusals
+
+from ...buckets import Missing, drop_keys
+from ..durable import FILES, KEPT_SECONDS, Durable, Rooms, drop_object
+from .records import File, new_id, now
+
+IN_MEMORY_BYTES = 1 << 20
+"""Of a file on its way; more goes to disk."""
+READ_SECONDS = 300.0
+_files = msgspec.json.Decoder(File)
+
+
+class KeptFile(File, kw_only=True):
+    """As it is kept, signed; the object store with the content is not."""
+
+    sha256: str = ""
+    """Of the content; empty in records of before there was one."""
+
+
+_kept = msgspec.json.Decoder(KeptFile)
+_refusals = Refusals("record")
+
+
+class Files:
+    """Everything here raises `NotFound` for a file that is another tenant's, as for one that is not there."""
+
+    def __init__(self, durable: Durable) -> None:
+        self._durable = durable
+
+    async def add(self, tenant: str, filename: str, purpose: str, content: IO[bytes], num_bytes: int) -> File:
+        rooms = await self._durable.rooms()
+        file = File(
+            id=new_id("file-"),
+            bytes=num_bytes,
+            filename=filename,
+            purpose=purpose,
+            created_at=now(),
+            expires_at=now() + int(KEPT_SECONDS),
+        )
+        content.seek(0)
+        hashed = Hashed(content)
+        reader: Any = hashed
+        # The content first: what is listed can be read.
+        await rooms.contents.put(file.id, reader)
+        kept = KeptFile(**msgspec.structs.asdict(file), sha256=hashed.digest)
+        await rooms.files.put(_key(tenant, file.id), msgspec.json.encode(kept))
+        return file
+
+    async def get(self, tenant: str, file_id: str) -> File:
+        rooms = await self._durable.rooms()
+        return _files.decode(await self._metadata(rooms, tenant, file_id))
+
+    async def all(self, tenant: str) -> list[File]:
+        """The youngest first."""
+        rooms = await self._durable.rooms()
+        found = [_files.decode(value) async for _, value in rooms.files.all(f"{subjects.key_of(tenant)}.>")]
+        return sorted(found, key=lambda file: (file.created_at, file.id), reverse=True)
+
+    @contextlib.asynccontextmanager
+    async def opened(self, tenant: str, file_id: str) -> AsyncIterator[IO[bytes]]:
+        """The content, copied to this machine for the length of a scope; not there where it is another one."""
+        rooms = await self._durable.rooms()
+        kept = _kept.decode(await self._metadata(rooms, tenant, file_id))
+        with tempfile.SpooledTemporaryFile(IN_MEMORY_BYTES) as copy:
+            content: Any = copy
+            into: Any = (hashed := Hashed(content))
+            try:
+                async with asyncio.timeout(READ_SECONDS):
+                    await rooms.contents.get(file_id, writeinto=into)
+            except nats.js.errors.NotFoundError:
+                raise NotFound("file", file_id) from None
+            if kept.sha256 not in ("", hashed.digest):
+                _refusals.add("forged", key=file_id)
+                raise NotFound("file", file_id)
+            copy.seek(0)
+            yield content
+
+    async def delete(self, tenant: str, file_id: str) -> None:
+        """Where storage is full as well."""
+        rooms = await self._durable.rooms()
+        await self._metadata(rooms, tenant, file_id)
+        await drop_keys(rooms.js, FILES, _key(tenant, file_id))
+        await drop_object(rooms, file_id)
+
+    async def drop_all(self, tenant: str) -> None:
+        """Of a tenant that is gone."""
+        for file in await self.all(tenant):
+            with contextlib.suppress(NotFound):
+                await self.delete(tenant, file.id)
+
+    async def _metadata(self, rooms: Rooms, tenant: str, file_id: str) -> bytes:
+        try:
+            return (await rooms.files.get(_key(tenant, file_id)))[0]
+        except (Missing, nats.js.errors.InvalidKeyError):
+            raise NotFound("file", file_id) from None
+
+
+class Hashed:
+    """What the object store reads from or writes into, in a thread."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file, self._hash = file, hashlib.sha256()
+
+    @property
+    def digest(self) -> str:
+        """Of what has gone through."""
+        return self._hash.hexdigest()
+
+    def readinto(self, buffer: bytearray) -> int:
+        piece = self._file.read(len(buffer))
+        self._hash.update(piece)
+        buffer[: len(piece)] = piece
+        return len(piece)
+
+    def write(self, piece: bytes) -> int:
+        self._hash.update(piece)
+        return self._file.write(piece)
+
+
+def _key(tenant: str, file_id: str) -> str:
+    return f"{subjects.key_of(tenant)}.{file_id}"

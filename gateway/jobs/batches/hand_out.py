@@ -1,0 +1,52 @@
+"""The ranges of one batch on their way through the queue, so many at a time, and which lines have a result."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ..retry import insist
+from .ranges import Range, Ranges, first_of
+
+MAX_RANGES = 64
+"""Of one batch in the queue or in work: enough for a dozen gateways, few enough that batches take turns."""
+
+
+class HandOut:
+    def __init__(self, ranges: Ranges, todo: Iterator[tuple[Range, set[int]]]) -> None:
+        self._ranges, self._todo = ranges, todo
+        self._open: dict[int, tuple[Range, set[int]]] = {}
+        """By first line, with the numbers of those that have no result."""
+        self._done: set[int] = set()
+        """Lines that have one."""
+        self.num_good = self.num_bytes = 0
+
+    @property
+    def num_done(self) -> int:
+        return len(self._done)
+
+    def note(self, number: int, is_good: bool, num_bytes: int) -> None:
+        """A line has a result. It has only one, of which one may hear again."""
+        if number not in self._done:
+            self.num_good += is_good
+            self.num_bytes += num_bytes
+        self._done.add(number)
+        _, left = self._open.get(first_of(number), (None, set()))
+        left.discard(number)
+        if not left:
+            self._open.pop(first_of(number), None)
+
+    async def top_up(self) -> None:
+        """Puts ranges into the queue while there is room for this batch's."""
+        while len(self._open) < MAX_RANGES and (following := next(self._todo, None)) is not None:
+            each, numbers = following
+            if left := numbers - self._done:
+                self._open[each.first] = each, left
+                await self._put(each)
+
+    async def repeat(self) -> None:
+        """Puts those again that are in the queue or in work: should one have been lost, it is there now."""
+        for each, _ in list(self._open.values()):
+            await self._put(each)
+
+    async def _put(self, each: Range) -> None:
+        await insist(lambda: self._ranges.put(each))

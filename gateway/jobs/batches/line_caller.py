@@ -1,0 +1,89 @@
+"""A line of a batch to its result: through the gateway's own surface, behind all that clients ask themselves."""
+
+from __future__ import annotations
+
+import asyncio
+
+import msgspec
+from prometheus_client import CollectorRegistry, Counter
+from starlette.types import ASGIApp
+
+from ...tenancy.tenants import Tenant
+from .. import in_process
+from .lines import read_line
+from .records import Failure, Response, Result, new_id
+
+LOWEST_PRIORITY = 1000
+"""As `x-priority`."""
+MAX_FAULTS = 3
+"""Answers with 5xx that a line gets before one stands; being busy is no fault."""
+PAUSES = (0.2, 0.5, 1.0, 2.0, 5.0)
+"""Between tries; the last one repeats."""
+BUSY = (429, 503)
+FINAL_CODE = "insufficient_quota"
+"""Of an answer with one of these after which there is no use in trying: a budget comes back with the next period."""
+
+
+class Busy(Exception):
+    """The line cannot be served now."""
+
+
+class _Refusal(msgspec.Struct):
+    code: str = ""
+
+
+class _Envelope(msgspec.Struct):
+    error: _Refusal
+
+
+_envelopes = msgspec.json.Decoder(_Envelope)
+
+
+class LineCaller:
+    """`concurrency` lines at once, of however many batches."""
+
+    def __init__(self, app: ASGIApp, *, concurrency: int, registry: CollectorRegistry) -> None:
+        self.concurrency = concurrency
+        self._app = app
+        self._turns = asyncio.Semaphore(concurrency)
+        self._lines = Counter(
+            "headwater_batch_lines", "Lines of batches answered, by status", ["status"], registry=registry
+        )
+
+    async def answer(self, payer: Tenant, text: bytes, *, patience: int) -> Result:
+        """Raises `Busy` for what cannot be served now, after so many tries."""
+        line = read_line(text)
+        result = Result(id=new_id("batch_req_"), custom_id=line.custom_id)
+        for name in ("stream", "background"):
+            if bytes(line.body.get(name, b"")) == b"true":
+                result.error = Failure(code="invalid_value", message=f"{name} is true; allowed: false, in a batch")
+                return result
+        reply = await self._insist(line.url, msgspec.json.encode(line.body), payer, patience)
+        self._lines.labels(reply.status).inc()
+        if not reply.body:
+            result.error = Failure(code="no_answer", message=f"the answer with status {reply.status} was empty")
+            return result
+        result.response = Response(status_code=reply.status, request_id=reply.request_id, body=msgspec.Raw(reply.body))
+        return result
+
+    async def _insist(self, path: str, body: bytes, payer: Tenant, patience: int) -> in_process.Reply:
+        num_refusals = num_faults = 0
+        while True:
+            async with self._turns:
+                reply = await in_process.call(self._app, path, body, payer, LOWEST_PRIORITY)
+            if not _is_busy(reply):
+                num_faults += reply.status >= 500
+                if reply.status < 500 or num_faults == MAX_FAULTS:
+                    return reply
+            elif (num_refusals := num_refusals + 1) == patience:
+                raise Busy
+            await asyncio.sleep(PAUSES[min(num_refusals + num_faults, len(PAUSES)) - 1])
+
+
+def _is_busy(reply: in_process.Reply) -> bool:
+    if reply.status not in BUSY:
+        return False
+    try:
+        return _envelopes.decode(reply.body).error.code != FINAL_CODE
+    except msgspec.DecodeError:
+        return True

@@ -1,0 +1,87 @@
+"""Batches of which this gateway answers lines: their files lie here meanwhile, and it is known when they end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator
+from typing import IO
+
+from headwater.services.runtime.errors import NotFound, Unavailable
+from headwater.services.runtime.tasks import end
+
+from ...buckets import FAILURES
+from .files import Files
+from .ledger import Ledger
+from .records import Kept
+
+LOOK_SECONDS = 0.5
+"""Between two looks at whether a batch goes on."""
+IDLE_SECONDS = 30.0
+"""That a file stays for the next range of its batch."""
+
+
+class OpenBatch:
+    """`ended` once its lines are not to be answered any more."""
+
+    def __init__(self, kept: Kept, content: IO[bytes], ended: asyncio.Task[None]) -> None:
+        self.kept, self.content, self.ended = kept, content, ended
+        self.num_users = 0
+        self.left_at = time.monotonic()
+
+
+class OpenBatches:
+    """Use within `running`."""
+
+    def __init__(self, files: Files, ledger: Ledger) -> None:
+        self._files, self._ledger = files, ledger
+        self._opening: dict[str, asyncio.Future[OpenBatch]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[OpenBatches]:
+        try:
+            yield self
+        finally:
+            await end(*self._tasks)
+
+    @contextlib.asynccontextmanager
+    async def used(self, tenant: str, batch_id: str) -> AsyncIterator[OpenBatch]:
+        """Raises `NotFound`, and what storage raises."""
+        opening = self._opening.get(batch_id)
+        if opening is None:
+            opening = self._opening[batch_id] = asyncio.get_running_loop().create_future()
+            task = asyncio.create_task(self._keep(tenant, batch_id, opening))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+        batch = await asyncio.shield(opening)
+        batch.num_users += 1
+        try:
+            yield batch
+        finally:
+            batch.num_users -= 1
+            batch.left_at = time.monotonic()
+
+    async def _keep(self, tenant: str, batch_id: str, opening: asyncio.Future[OpenBatch]) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        try:
+            kept = await self._ledger.get(tenant, batch_id)
+            async with self._files.opened(tenant, kept.batch.input_file_id) as content:
+                batch = OpenBatch(kept, content, task)
+                opening.set_result(batch)
+                while batch.kept.is_running and not _is_idle(batch):
+                    await asyncio.sleep(LOOK_SECONDS)
+                    with contextlib.suppress(*FAILURES, Unavailable):
+                        batch.kept = await self._ledger.get(tenant, batch_id)
+        except (*FAILURES, Unavailable, NotFound) as failure:
+            if not opening.done():
+                opening.set_exception(failure)
+        finally:
+            opening.cancel()
+            del self._opening[batch_id]
+
+
+def _is_idle(batch: OpenBatch) -> bool:
+    return not batch.num_users and time.monotonic() - batch.left_at > IDLE_SECONDS

@@ -1,0 +1,89 @@
+"""Answers ranges of lines, of whichever batch is next in the queue. Gateways do so side by side."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+
+import structlog
+
+from headwater.services.runtime.errors import NotFound, Unavailable
+from headwater.services.runtime.tasks import end
+
+from ...buckets import FAILURES
+from ..durable import Durable
+from ..retry import insist
+from ..workers import PAUSE_SECONDS, Workers
+from .files import Files
+from .ledger import Ledger
+from .line_caller import Busy, LineCaller
+from .open_batches import OpenBatch, OpenBatches
+from .ranges import LINES, HeldRange, Ranges
+from .results import Results
+
+PATIENCE = 3
+"""Tries of a line that cannot be served now, when its range is taken for the first time; later it is one."""
+FIRST_REST_SECONDS, MAX_REST_SECONDS = 0.5, 15.0
+"""Of a range with such lines, in which others have its place; twice as long each time."""
+
+
+class RangeRunner:
+    """Use within `running`."""
+
+    def __init__(self, durable: Durable, caller: LineCaller) -> None:
+        self._caller, self._results = caller, Results(durable)
+        self._open = OpenBatches(Files(durable), Ledger(durable))
+        # One more than are answered at once, so that the last lines of a range do not answer alone.
+        seats = -(-caller.concurrency // LINES) + 1
+        self._workers = Workers(durable, Ranges(durable).next, self._work, seats)
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[RangeRunner]:
+        """Takes ranges for the length of a scope; leaving it gives back those that are not done."""
+        async with self._open.running(), self._workers.running():
+            yield self
+
+    async def _work(self, held: HeldRange) -> None:
+        tenant, batch_id = held.range.tenant, held.range.batch_id
+        try:
+            async with held.held(), self._open.used(tenant, batch_id) as batch:
+                is_done = await self._answer(held, batch)
+            # Nobody else's lines wait behind those that cannot be served now.
+            await (held.done() if is_done else held.give_back(_rest(held.num_deliveries)))
+        except asyncio.CancelledError:
+            await held.give_back()
+            raise
+        except NotFound:
+            # The batch or its file is gone: nobody waits for the answers.
+            await held.done()
+        except (*FAILURES, Unavailable) as failure:
+            structlog.get_logger().warning("lines of a batch interrupted", batch=batch_id, error=repr(failure))
+            await held.give_back(PAUSE_SECONDS)
+
+    async def _answer(self, held: HeldRange, batch: OpenBatch) -> bool:
+        """Until every line of the range has a result, or the batch ends without them; False where some must wait."""
+        lines, patience = held.range.read(batch.content), PATIENCE if held.num_deliveries == 1 else 1
+        each = (self._line(batch, number, text, patience) for number, text in lines)
+        work = asyncio.ensure_future(asyncio.gather(*each))
+        try:
+            await asyncio.wait((work, batch.ended), return_when=asyncio.FIRST_COMPLETED)
+            return all(work.result()) if work.done() else True
+        finally:
+            await end(work)
+
+    async def _line(self, batch: OpenBatch, number: int, text: bytes, patience: int) -> bool:
+        """Whether it has a result."""
+        batch_id = batch.kept.batch.id
+        if await insist(lambda: self._results.has(batch_id, number)):
+            return True
+        try:
+            result = await self._caller.answer(batch.kept.payer, text, patience=patience)
+        except Busy:
+            return False
+        await insist(lambda: self._results.keep(batch_id, number, result))
+        return True
+
+
+def _rest(num_deliveries: int) -> float:
+    return float(min(MAX_REST_SECONDS, FIRST_REST_SECONDS * 2 ** min(num_deliveries - 1, 10)))

@@ -1,0 +1,162 @@
+"""The results of batches' lines: one a line, whoever computes it. Knows nothing about what is in them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import time
+from collections.abc import AsyncIterator, Mapping
+
+import msgspec
+import nats.errors
+from nats.js import JetStreamContext
+from nats.js.api import ConsumerConfig, DeliverPolicy
+
+from headwater.services.runtime.refusals import Refusals
+
+from ...buckets import FAILURES, Missing, drop_keys
+from ..durable import RESULTS, Durable, Rooms, drop_object
+from .records import Result, new_id
+
+IS_SUCCESS = "Headwater-Success"
+NUM_BYTES = "Headwater-Bytes"
+SEAL = "Headwater-Seal"
+"""Headers of a result, so that counting needs no bodies; the last is the seal of the others."""
+MAX_VALUE_BYTES = 512 * 1024
+"""Of a result that lies in the bucket itself: below what the server takes in one message."""
+_ELSEWHERE, _LARGE = b"@", "large"
+"""What such a value begins with instead, before the name of where it lies; the keys by which they are found again."""
+READ_SECONDS = 60.0
+QUIET_SECONDS = 5.0
+"""Without a new result, before the server is asked anew: one that restarted forgets who was listening."""
+_STREAM, _SUBJECT = f"KV_{RESULTS}", f"$KV.{RESULTS}"
+_results = msgspec.json.Decoder(Result)
+_refusals = Refusals("record")
+
+
+class Results:
+    def __init__(self, durable: Durable) -> None:
+        self._durable = durable
+
+    async def keep(self, batch_id: str, number: int, result: Result) -> bool:
+        """False when the line had one already: the first stands."""
+        rooms, value, key = await self._durable.rooms(), msgspec.json.encode(result), f"{batch_id}.{number}"
+        headers = {IS_SUCCESS: str(int(result.is_success)), NUM_BYTES: str(len(value))}
+        headers[SEAL] = rooms.results.seals.code(_headers_of(key), _told(headers)).decode()
+        if len(value) > MAX_VALUE_BYTES:
+            value = await self._put_elsewhere(rooms, batch_id, number, value)
+        return await rooms.results.put_once(key, value, headers)
+
+    async def has(self, batch_id: str, number: int) -> bool:
+        rooms = await self._durable.rooms()
+        try:
+            await rooms.results.get(f"{batch_id}.{number}")
+        except Missing:
+            return False
+        return True
+
+    async def all(self, batch_id: str) -> AsyncIterator[tuple[int, bytes, bool]]:
+        """(line number, the result as JSON, whether it is a success), in the order in which they came."""
+        rooms = await self._durable.rooms()
+        async for key, value in rooms.results.all(f"{batch_id}.>"):
+            whole = await self._elsewhere(rooms, value) if value.startswith(_ELSEWHERE) else value
+            if whole is None:
+                _refusals.add("forged", key=key)
+                continue
+            yield int(key.rpartition(".")[2]), whole, _results.decode(whole).is_success
+
+    async def drop(self, batch_id: str) -> None:
+        rooms = await self._durable.rooms()
+        async for _, name in rooms.results.all(f"{_LARGE}.{batch_id}.>"):
+            await drop_object(rooms, name.decode())
+        for keys in (batch_id, f"{_LARGE}.{batch_id}"):
+            await drop_keys(rooms.js, RESULTS, f"{keys}.>")
+
+    async def _put_elsewhere(self, rooms: Rooms, batch_id: str, number: int, value: bytes) -> bytes:
+        """Among the contents of files; what to keep instead. Each that computes the line has a place of its own."""
+        name = new_id(f"{batch_id}-{number}-")
+        await rooms.results.put(f"{_LARGE}.{batch_id}.{name}", name.encode())
+        await rooms.contents.put(name, value)
+        return _ELSEWHERE + f"{hashlib.sha256(value).hexdigest()} {name}".encode()
+
+    async def _elsewhere(self, rooms: Rooms, value: bytes) -> bytes | None:
+        """What a value stands for; None where somebody has put something else there, which has no seal of its own."""
+        digest, _, name = value.removeprefix(_ELSEWHERE).decode().rpartition(" ")
+        async with asyncio.timeout(READ_SECONDS):
+            whole = (await rooms.contents.get(name)).data or b""
+        return whole if digest in ("", hashlib.sha256(whole).hexdigest()) else None
+
+    @contextlib.asynccontextmanager
+    async def followed(self, batch_id: str) -> AsyncIterator[Follower]:
+        follower = Follower(self._durable, batch_id)
+        try:
+            yield follower
+        finally:
+            await follower.close()
+
+
+class Follower:
+    """Tells which lines of a batch have a result, as they come."""
+
+    def __init__(self, durable: Durable, batch_id: str) -> None:
+        self._durable, self._subject = durable, f"{_SUBJECT}.{batch_id}.>"
+        self._listening: JetStreamContext.PushSubscription | None = None
+        self._last_sequence = 0
+        self._heard_at = 0.0
+
+    async def more(self, seconds: float) -> list[tuple[int, bool, int]]:
+        """(line number, whether it is a success, its bytes) of those that are there; waits for one, not longer than
+        that.
+
+        Raises what NATS raises where it cannot be asked.
+        """
+        seals = (await self._durable.rooms()).results.seals
+        listening = self._listening or await self._listen()
+        found: list[tuple[int, bool, int]] = []
+        try:
+            while True:
+                message = await listening.next_msg(timeout=seconds)
+                self._heard_at, self._last_sequence = time.monotonic(), message.metadata.sequence.stream
+                key, headers = message.subject.removeprefix(f"{_SUBJECT}."), message.headers or {}
+                # A line that has none but a forged one is still in the queue, with its range.
+                if seals.open_beside(_headers_of(key), headers.get(SEAL, "").encode(), _told(headers)) is not None:
+                    is_success, num_bytes = headers.get(IS_SUCCESS) != "0", int(headers.get(NUM_BYTES, "0"))
+                    found.append((int(key.rpartition(".")[2]), is_success, num_bytes))
+                if not message.metadata.num_pending:
+                    return found
+        except nats.errors.TimeoutError:
+            if time.monotonic() - self._heard_at > QUIET_SECONDS:
+                await self.close()
+            return found
+
+    async def _listen(self) -> JetStreamContext.PushSubscription:
+        rooms = await self._durable.rooms()
+        self._listening = await rooms.js.subscribe(
+            self._subject,
+            stream=_STREAM,
+            ordered_consumer=True,
+            config=ConsumerConfig(
+                headers_only=True,
+                deliver_policy=DeliverPolicy.BY_START_SEQUENCE,
+                opt_start_seq=self._last_sequence + 1,
+            ),
+        )
+        self._heard_at = time.monotonic()
+        return self._listening
+
+    async def close(self) -> None:
+        listening, self._listening = self._listening, None
+        if listening is not None:
+            with contextlib.suppress(*FAILURES):
+                await listening.unsubscribe()
+
+
+def _headers_of(key: str) -> str:
+    """What the seal of a result's headers is for; another one than that of its value."""
+    return f"{key} headers"
+
+
+def _told(headers: Mapping[str, str]) -> bytes:
+    """What they say."""
+    return f"{headers.get(IS_SUCCESS, '')} {headers.get(NUM_BYTES, '')}".encode()

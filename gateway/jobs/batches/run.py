@@ -1,0 +1,188 @@
+"""One runner's work on one batch: check its lines, hand out those without a result, gather the results into files.
+
+Whatever dies on the way, the next run goes on from the results. A run that was overtaken finds another's name on the
+batch and stops; nothing that it wrote is seen.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+import time
+from collections.abc import Callable
+from typing import IO
+
+from headwater.services.runtime.errors import NotFound, Unavailable
+
+from ...buckets import FAILURES
+from ..retry import insist
+from ..tenant_storage import TenantStorage
+from .files import Files
+from .hand_out import HandOut
+from .ledger import Ledger
+from .lines import check_lines
+from .outcome import Outcome, gathered
+from .ranges import Ranges, cut
+from .records import Batch, Counts, Fault, Faults, Kept
+from .results import Follower, Results
+
+PROGRESS_SECONDS = 0.5
+"""Between two looks at whether the batch is to be cancelled; clients see how far it is as often."""
+REPEAT_SECONDS = 10.0
+"""Between two times that ranges in work are put into the queue, which has those that are there already."""
+
+
+class NotMine(Exception):
+    """Another run has the batch now."""
+
+
+class Run:
+    def __init__(self, storage: TenantStorage, tenant: str, batch_id: str, *, max_line_bytes: int) -> None:
+        durable = storage.durable
+        self._files, self._ledger = Files(durable), Ledger(durable)
+        self._ranges, self._results = Ranges(durable), Results(durable)
+        self._tenant, self._batch_id, self._max_line_bytes = tenant, batch_id, max_line_bytes
+        self._name = secrets.token_hex(8)
+        self._counts, self._storage, self._num_bytes = Counts(), storage, 0
+
+    async def to_its_end(self) -> Batch:
+        """The batch when it is over. Raises `NotMine`, `NotFound`, and what storage raises."""
+        kept = await insist(lambda: self._ledger.change(self._tenant, self._batch_id, self._claim))
+        if not kept.batch.is_over:
+            try:
+                async with self._files.opened(kept.tenant, kept.batch.input_file_id) as content:
+                    kept = await self._carry(kept, content)
+            except NotFound as missing:
+                kept = await self._fail(Fault(code="invalid_input_file", message=missing.message))
+        await self._ranges.drop(kept.batch.id)
+        await self._results.drop(kept.batch.id)
+        return kept.batch
+
+    async def _carry(self, kept: Kept, content: IO[bytes]) -> Kept:
+        is_new = kept.batch.in_progress_at is None
+        kept = await self._validate(kept, content)
+        if kept.batch.is_over:
+            return kept
+        if kept.batch.cancelling_at is None:
+            await self._hand_out(kept, content, is_new=is_new)
+        return await self._finish(kept, content)
+
+    def _claim(self, kept: Kept) -> None:
+        kept.owner = self._name
+
+    async def _validate(self, kept: Kept, content: IO[bytes]) -> Kept:
+        """Refuses the file whole if a line of it could not be told from another, or is none."""
+        if kept.batch.in_progress_at is not None:
+            return kept
+        total, faults = await asyncio.to_thread(check_lines, content, kept.batch.endpoint, self._max_line_bytes)
+        if faults:
+            return await self._fail(*faults)
+
+        def begin(kept: Kept) -> None:
+            batch = kept.batch
+            batch.request_counts.total = total
+            if batch.status == "validating":
+                batch.become("in_progress")
+
+        return await self._change(begin)
+
+    async def _fail(self, *faults: Fault) -> Kept:
+        def fail(kept: Kept) -> None:
+            kept.batch.errors = Faults(data=list(faults))
+            kept.batch.become("failed")
+
+        return await self._change(fail)
+
+    async def _hand_out(self, kept: Kept, content: IO[bytes], *, is_new: bool) -> None:
+        """Until every line has a result, the batch is cancelled or another's, or its time is over."""
+        hand_out = HandOut(self._ranges, cut(content, self._tenant, self._batch_id))
+        looked_at = repeated_at = time.monotonic()
+        room = await insist(self._room)
+        async with self._results.followed(self._batch_id) as follower:
+            if not is_new:
+                await self._note(hand_out, follower)
+            while hand_out.num_done < kept.batch.request_counts.total and kept.is_running:
+                await hand_out.top_up()
+                await self._note(hand_out, follower)
+                if hand_out.num_bytes > room:
+                    await self._stop()
+                    return
+                now = time.monotonic()
+                if now - looked_at >= PROGRESS_SECONDS:
+                    looked_at, kept = now, await self._look(kept)
+                if now - repeated_at >= REPEAT_SECONDS:
+                    repeated_at, room = now, await insist(self._room)
+                    await hand_out.repeat()
+
+    async def _note(self, hand_out: HandOut, follower: Follower) -> None:
+        for number, is_good, num_bytes in await insist(lambda: follower.more(PROGRESS_SECONDS)):
+            hand_out.note(number, is_good, num_bytes)
+        self._num_bytes = hand_out.num_bytes
+        self._counts.completed, self._counts.failed = hand_out.num_good, hand_out.num_done - hand_out.num_good
+
+    async def _room(self) -> int:
+        """Bytes that the batch's results may have in all."""
+        return await self._storage.left(self._tenant, without=self._batch_id)
+
+    async def _stop(self) -> None:
+        def stop(kept: Kept) -> None:
+            kept.is_out_of_room = True
+
+        await insist(lambda: self._ledger.change(self._tenant, self._batch_id, self._guarded(stop)))
+
+    async def _look(self, kept: Kept) -> Kept:
+        """Says how far it is and looks whether it may go on."""
+        told = kept.batch.request_counts
+        with contextlib.suppress(*FAILURES, Unavailable):
+            if (told.completed, told.failed) != (self._counts.completed, self._counts.failed):
+                return await self._ledger.change(self._tenant, self._batch_id, self._guarded(self._tell))
+            kept = await self._ledger.get(self._tenant, self._batch_id)
+        if kept.owner != self._name:
+            raise NotMine
+        return kept
+
+    async def _finish(self, kept: Kept, content: IO[bytes]) -> Kept:
+        """Only a run that still has the batch says where its files are."""
+
+        def finalize(kept: Kept) -> None:
+            self._tell(kept)
+            if kept.batch.status != "cancelling":
+                kept.batch.become("finalizing")
+
+        kept = await self._change(finalize)
+        is_cancelled = kept.batch.cancelling_at is not None
+        outcome = await gathered(self._files, self._results, kept, content)
+        has_all = outcome.is_whole or kept.is_out_of_room
+
+        def end(kept: Kept) -> None:
+            outcome.tell(kept.batch)
+            kept.batch.become("cancelled" if is_cancelled else "completed" if has_all else "expired")
+
+        try:
+            return await self._change(end)
+        except NotMine:
+            # Only then is it certain that nobody was told of them.
+            await self._discard(kept, outcome)
+            raise
+
+    async def _discard(self, kept: Kept, outcome: Outcome) -> None:
+        for file_id in (outcome.output_file_id, outcome.error_file_id):
+            if file_id is not None:
+                with contextlib.suppress(*FAILURES, Unavailable, NotFound):
+                    await self._files.delete(kept.tenant, file_id)
+
+    def _tell(self, kept: Kept) -> None:
+        counts, kept.result_bytes = kept.batch.request_counts, self._num_bytes
+        counts.completed, counts.failed = self._counts.completed, self._counts.failed
+
+    async def _change(self, change: Callable[[Kept], None]) -> Kept:
+        return await insist(lambda: self._ledger.change(self._tenant, self._batch_id, self._guarded(change)))
+
+    def _guarded(self, change: Callable[[Kept], None]) -> Callable[[Kept], None]:
+        def guarded(kept: Kept) -> None:
+            if kept.owner != self._name:
+                raise NotMine
+            change(kept)
+
+        return guarded

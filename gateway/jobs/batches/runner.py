@@ -1,0 +1,60 @@
+"""Takes batches from the queue and sees each to its end, a few at a time; their lines are answered by every gateway."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+
+import structlog
+
+from headwater.services.runtime.errors import NotFound, Unavailable
+
+from ...buckets import FAILURES
+from ..tenant_storage import TenantStorage
+from ..workers import PAUSE_SECONDS, Workers
+from .ledger import Job, Ledger
+from .line_caller import LineCaller
+from .range_runner import RangeRunner
+from .run import NotMine, Run
+
+MAX_BATCHES = 4
+"""That one gateway sees to at once."""
+MAX_UNKNOWN = 8
+"""Deliveries of a job whose batch is not there, before it is given up."""
+
+
+class Runner:
+    """Use within `running`."""
+
+    def __init__(self, storage: TenantStorage, caller: LineCaller, *, max_line_bytes: int) -> None:
+        durable, self._storage, self._max_line_bytes = storage.durable, storage, max_line_bytes
+        self._workers = Workers(durable, Ledger(durable).next_job, self._work, MAX_BATCHES)
+        self._ranges = RangeRunner(durable, caller)
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[Runner]:
+        """Takes batches for the length of a scope; leaving it gives back those that are not done."""
+        async with self._ranges.running(), self._workers.running():
+            yield self
+
+    async def _work(self, job: Job) -> None:
+        log = structlog.get_logger().bind(batch=job.batch_id)
+        run = Run(self._storage, job.tenant, job.batch_id, max_line_bytes=self._max_line_bytes)
+        try:
+            async with job.held():
+                batch = await run.to_its_end()
+            await job.done()
+            log.info("batch is over", status=batch.status, completed=batch.request_counts.completed)
+        except asyncio.CancelledError:
+            await job.give_back()
+            raise
+        except NotFound:
+            # It is written behind its job, a moment later if at all.
+            is_lost = job.num_deliveries >= MAX_UNKNOWN
+            await (job.done() if is_lost else job.give_back(0.02 * 2**job.num_deliveries))
+        except NotMine:
+            log.info("batch is another runner's")
+        except (*FAILURES, Unavailable) as failure:
+            log.warning("batch interrupted", error=repr(failure))
+            await job.give_back(PAUSE_SECONDS)

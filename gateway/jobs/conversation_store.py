@@ -1,0 +1,176 @@
+"""Conversations that clients keep here and add to, in Redis for a time after the last turn.
+
+One list each: first what is said of it, then its items in order, so that a turn is added as one step.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Sequence
+from typing import Any, TypeVar
+
+import msgspec
+
+from headwater.services.runtime import errors
+from headwater.services.runtime.store import Script, Store, StoreUnavailable
+
+from ..storage_limits import StorageLimits
+from .stored_bytes import StoredBytes
+
+PATIENCE_SECONDS = 2.0
+MAX_ITEMS = 2000
+"""Of one conversation."""
+MAX_BYTES = 4 * 1024 * 1024
+"""Of one conversation, as of a response with all that led to it: more does not fit into a model's context."""
+Item = dict[str, Any]
+ReplyT = TypeVar("ReplyT")
+_NOT_THERE, _TOO_MANY, _TOO_LARGE = -1, -2, -3
+# KEYS: the conversation. ARGV: most items, most bytes, items. What is held is asked of Redis, which counts what it
+# spends on the list; one that adds at the same time is in it or comes behind.
+_ADD = Script(
+    """
+local num_held = redis.call('LLEN', KEYS[1])
+if num_held == 0 then return -1 end
+if num_held - 1 + #ARGV - 2 > tonumber(ARGV[1]) then return -2 end
+local num_bytes = redis.call('MEMORY', 'USAGE', KEYS[1], 'SAMPLES', 0)
+for i = 3, #ARGV do num_bytes = num_bytes + #ARGV[i] end
+if num_bytes > tonumber(ARGV[2]) then return -3 end
+for i = 3, #ARGV do redis.call('RPUSH', KEYS[1], ARGV[i]) end
+return #ARGV - 2
+""",
+    past_memory_bound=False,
+)
+_items = msgspec.json.Decoder(Item)
+
+
+class Head(msgspec.Struct, kw_only=True):
+    """A conversation without its items."""
+
+    created_at: int
+    metadata: dict[str, str]
+
+
+class Conversation(msgspec.Struct, kw_only=True):
+    """A conversation as it stands."""
+
+    id: str
+    head: Head
+    items: list[Item]
+
+    def object(self) -> dict[str, Any]:
+        return {
+            "id": self.id,
+            "object": "conversation",
+            "created_at": self.head.created_at,
+            "metadata": self.head.metadata,
+        }
+
+
+class ConversationStore:
+    """By tenant and id. Everything here raises `Unavailable` while Redis is out of reach, and `NotFound`, also for
+    another tenant's."""
+
+    def __init__(self, store: Store, seconds: float, limits: StorageLimits, stored: StoredBytes) -> None:
+        self._store, self._seconds = store, seconds
+        self._limits, self._bytes = limits, stored
+
+    async def create(self, tenant: str, conversation: Conversation) -> None:
+        _check_room(len(conversation.items))
+        key = _key(tenant, conversation.id)
+        values = [msgspec.json.encode(each) for each in (conversation.head, *conversation.items)]
+        if sum(map(len, values)) > MAX_BYTES:
+            raise _too_large()
+        await self._claim(tenant, key, values)
+        await self._command("RPUSH", key, *values)
+        await self._extend(key)
+
+    async def find(self, tenant: str, conversation_id: str) -> Conversation:
+        values = await self._command("LRANGE", _key(tenant, conversation_id), 0, -1)
+        if not values:
+            raise errors.NotFound("conversation", conversation_id)
+        head = msgspec.json.decode(values[0], type=Head)
+        return Conversation(id=conversation_id, head=head, items=[_items.decode(value) for value in values[1:]])
+
+    async def add(self, tenant: str, conversation_id: str, items: list[Item]) -> None:
+        """All of them, side by side, whoever else adds to it."""
+        key = _key(tenant, conversation_id)
+        added = [msgspec.json.encode(item) for item in items]
+        if not await self._command("LLEN", key):
+            raise errors.NotFound("conversation", conversation_id)
+        await self._claim(tenant, key, added)
+        outcome = await _patiently(self._store.run(_ADD, [key], [MAX_ITEMS, MAX_BYTES, *added]))
+        if outcome < 0:
+            await self._unclaim(tenant, key, sum(map(len, added)))
+        if outcome == _NOT_THERE:
+            raise errors.NotFound("conversation", conversation_id)
+        if outcome == _TOO_MANY:
+            raise _too_many()
+        if outcome == _TOO_LARGE:
+            raise _too_large()
+        await self._extend(key)
+
+    async def tell(self, tenant: str, conversation: Conversation) -> None:
+        """Keeps what is said of it, which was changed."""
+        key, value = _key(tenant, conversation.id), msgspec.json.encode(conversation.head)
+        before = await self._command("LINDEX", key, 0)
+        await self._claim(tenant, key, [value], instead_of=len(before or b""))
+        await self._command("LSET", key, 0, value)
+        await self._extend(key)
+
+    async def remove(self, tenant: str, conversation: Conversation, item: Item) -> None:
+        key, value = _key(tenant, conversation.id), msgspec.json.encode(item)
+        if await self._command("LREM", key, 1, value):
+            await self._unclaim(tenant, key, len(value))
+
+    async def drop(self, tenant: str, conversation_id: str) -> None:
+        key = _key(tenant, conversation_id)
+        is_gone = await self._command("DEL", key)
+        # Where that fails it is counted until its time is over.
+        with contextlib.suppress(errors.Unavailable):
+            await _patiently(self._bytes.release(tenant, key))
+        if not is_gone:
+            raise errors.NotFound("conversation", conversation_id)
+
+    async def _extend(self, key: str) -> None:
+        await self._command("PEXPIRE", key, int(self._seconds * 1e3))
+
+    async def _claim(self, tenant: str, key: str, values: Sequence[bytes], *, instead_of: int = 0) -> None:
+        """Room for values, one of which may replace another. Raises `StorageLimitExceeded`."""
+        num_bytes, limit = sum(map(len, values)) - instead_of, self._limits.response_bytes(tenant)
+        claim = self._bytes.claim_more(tenant, key, num_bytes, seconds=self._seconds, limit=limit)
+        if (used := await _patiently(claim)) is not None:
+            raise errors.StorageLimitExceeded("response_bytes", used, num_bytes, limit)
+
+    async def _unclaim(self, tenant: str, key: str, num_bytes: int) -> None:
+        """Gives room back. Where that fails it is counted until its time is over."""
+        with contextlib.suppress(errors.Unavailable):
+            await self._claim(tenant, key, [], instead_of=num_bytes)
+
+    async def _command(self, *words: Any) -> Any:
+        return await _patiently(self._store.command(*words))
+
+
+async def _patiently(call: Awaitable[ReplyT]) -> ReplyT:
+    try:
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            return await call
+    except (StoreUnavailable, TimeoutError):
+        raise errors.Unavailable("the store of conversations is out of reach", code="store_unavailable") from None
+
+
+def _check_room(num_items: int) -> None:
+    if num_items > MAX_ITEMS:
+        raise _too_many()
+
+
+def _too_many() -> errors.BadRequest:
+    return errors.BadRequest("items", f"the conversation would have more items than allowed: {MAX_ITEMS}")
+
+
+def _too_large() -> errors.BadRequest:
+    return errors.BadRequest("items", f"the conversation would have more bytes than allowed: {MAX_BYTES}")
+
+
+def _key(tenant: str, conversation_id: str) -> str:
+    return f"headwater:conversation:{tenant.encode().hex()}:{conversation_id}"

@@ -1,0 +1,169 @@
+"""What outlives every process: buckets and work queues on NATS JetStream, made where they are missing.
+
+Knows their names and limits; knows nothing about what lies in them.
+"""
+
+from __future__ import annotations
+
+import base64
+from dataclasses import dataclass
+
+import nats.errors
+import nats.js.errors
+from nats.js import JetStreamContext
+from nats.js.api import (
+    AckPolicy,
+    ConsumerConfig,
+    KeyValueConfig,
+    ObjectStoreConfig,
+    RetentionPolicy,
+    StorageType,
+    StreamConfig,
+)
+from nats.js.kv import KeyValue
+from nats.js.object_store import ObjectStore
+
+from headwater.services.runtime import subjects
+from headwater.services.runtime.bus import Bus
+from headwater.services.runtime.errors import Unavailable
+from headwater.services.runtime.record_seal import RecordSeals
+
+from .signed_bucket import SignedBucket
+
+KEPT_SECONDS = 30 * 86_400
+"""Files and ended batches."""
+RUNNERS = "runners"
+MAX_UNDONE = 100_000
+"""Pieces of work that are held or rest: more than there may be of batches that all must wait."""
+HOLD_SECONDS = 6.0
+"""A batch or a range of lines whose holder says nothing for so long goes to another."""
+FILES, CONTENTS = "headwater_files", "headwater_file_contents"
+BATCHES = "headwater_batches"
+RESULTS = "headwater_batch_results"
+BACKGROUND = "headwater_background"
+BATCH_QUEUE = "headwater_batch_queue"
+LINES_QUEUE = "headwater_batch_lines"
+BACKGROUND_QUEUE = "headwater_background_queue"
+BACKGROUND_LOG = "headwater_background_events"
+BACKGROUND_SECONDS = 86_400.0
+"""Responses in the background, from when they were asked for."""
+EVENTS_SECONDS = 3_600.0
+"""Their events, each from when it came."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rooms:
+    """Everything that is kept."""
+
+    js: JetStreamContext
+    files: SignedBucket
+    contents: ObjectStore
+    batches: SignedBucket
+    results: SignedBucket
+    jobs: JetStreamContext.PullSubscription
+    ranges: JetStreamContext.PullSubscription
+    background: SignedBucket
+    background_jobs: JetStreamContext.PullSubscription
+
+
+class Durable:
+    """`rooms` opens on first use, and again on a server that has lost them."""
+
+    def __init__(self, bus: Bus, *, adopts_unsigned: bool = False) -> None:
+        """`adopts_unsigned`: values without a seal are believed; an earlier version wrote them."""
+        self._bus = bus
+        names = (FILES, BATCHES, RESULTS, BACKGROUND)
+        self._seals = {name: RecordSeals(name, adopts_unsigned=adopts_unsigned) for name in names}
+        self._rooms: Rooms | None = None
+
+    @property
+    def is_there(self) -> bool:
+        """It may be asked, that is; whether it answers is another question."""
+        return self._bus.jetstream() is not None
+
+    async def rooms(self) -> Rooms:
+        """Raises `Unavailable` without NATS, and what JetStream raises."""
+        if self._rooms is None:
+            js = self._bus.jetstream()
+            if js is None:
+                raise Unavailable("files and batches need NATS with JetStream", code="storage_unavailable")
+            self._rooms = await self._open(js)
+        return self._rooms
+
+    async def sign_all(self) -> None:
+        """What is kept and has no seal yet. Results have none to be given: lines without one are answered again."""
+        rooms = await self.rooms()
+        for bucket in (rooms.files, rooms.batches, rooms.background):
+            await bucket.sign_all()
+
+    def forget(self) -> None:
+        """Something was not where it should be: look, and make, again."""
+        self._rooms = None
+
+    async def _open(self, js: JetStreamContext) -> Rooms:
+        await _stream(
+            js,
+            StreamConfig(name=BACKGROUND_LOG, subjects=[f"{subjects.BACKGROUND_EVENTS}.>"], max_age=EVENTS_SECONDS),
+        )
+
+        async def signed(name: str, seconds: float = KEPT_SECONDS) -> SignedBucket:
+            return SignedBucket(js, await _bucket(js, name, seconds), self._seals[name])
+
+        return Rooms(
+            js=js,
+            files=await signed(FILES),
+            contents=await _object_store(js, CONTENTS),
+            batches=await signed(BATCHES),
+            results=await signed(RESULTS),
+            jobs=await _queue(js, BATCH_QUEUE, subjects.BATCH_JOBS),
+            ranges=await _queue(js, LINES_QUEUE, f"{subjects.BATCH_LINES}.>"),
+            background=await signed(BACKGROUND, BACKGROUND_SECONDS),
+            background_jobs=await _queue(js, BACKGROUND_QUEUE, subjects.BACKGROUND_JOBS),
+        )
+
+
+async def _queue(js: JetStreamContext, name: str, subject: str) -> JetStreamContext.PullSubscription:
+    await _stream(js, StreamConfig(name=name, subjects=[subject], retention=RetentionPolicy.WORK_QUEUE))
+    consumer = ConsumerConfig(
+        durable_name=RUNNERS, ack_policy=AckPolicy.EXPLICIT, ack_wait=HOLD_SECONDS, max_ack_pending=MAX_UNDONE
+    )
+    return await js.pull_subscribe(subject, durable=RUNNERS, stream=name, config=consumer)
+
+
+async def _stream(js: JetStreamContext, config: StreamConfig) -> None:
+    assert config.name is not None
+    try:
+        there = (await js.stream_info(config.name)).config
+    except nats.js.errors.NotFoundError:
+        await js.add_stream(config)
+        return
+    if there.subjects != config.subjects:
+        # An earlier version made it.
+        there.subjects = config.subjects
+        await js.update_stream(there)
+
+
+async def _bucket(js: JetStreamContext, name: str, seconds: float = KEPT_SECONDS) -> KeyValue:
+    try:
+        return await js.key_value(name)
+    except nats.js.errors.NotFoundError:
+        return await js.create_key_value(KeyValueConfig(bucket=name, ttl=seconds, storage=StorageType.FILE))
+
+
+async def _object_store(js: JetStreamContext, name: str) -> ObjectStore:
+    try:
+        return await js.object_store(name)
+    except nats.js.errors.NotFoundError:
+        config = ObjectStoreConfig(bucket=name, ttl=KEPT_SECONDS, storage=StorageType.FILE)
+        return await js.create_object_store(name, config)
+
+
+async def drop_object(rooms: Rooms, name: str) -> None:
+    """Takes content out of the object store, if it is there. It writes nothing, as `drop_keys`."""
+    try:
+        info = await rooms.contents.get_info(name, show_deleted=True)
+    except nats.js.errors.NotFoundError:
+        return
+    # The pieces first: without what is said of them nobody finds them.
+    for subject in (f"C.{info.nuid}", f"M.{base64.urlsafe_b64encode(name.encode()).decode()}"):
+        await rooms.js.purge_stream(f"OBJ_{CONTENTS}", subject=f"$O.{CONTENTS}.{subject}")

@@ -1,0 +1,98 @@
+"""Responses that clients may come back to, kept in Redis for a time. Knows nothing about how they are made.
+
+Redis keeps what can be lost: without it answers go out all the same and say that they were not kept.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable
+from typing import Any, TypeVar
+
+import msgspec
+import structlog
+
+from headwater.services.runtime import errors
+from headwater.services.runtime.store import Store, StoreUnavailable
+
+from ..storage_limits import StorageLimits
+from .conversation_store import ConversationStore
+from .stored_bytes import StoredBytes
+
+PATIENCE_SECONDS = 2.0
+MAX_BYTES = 4 * 1024 * 1024
+"""Of one response with the conversation that led to it."""
+DROP_SECONDS = 60.0
+"""For everything of a tenant."""
+Item = dict[str, Any]
+ReplyT = TypeVar("ReplyT")
+
+
+class KeptResponse(msgspec.Struct, kw_only=True):
+    """A response and what the next one needs of it."""
+
+    response: dict[str, Any]
+    input: list[Item]
+    """As the client gave it, of this turn alone."""
+    conversation: list[Item]
+    """Everything up to and with this response's output; instructions are each turn's own."""
+
+
+class ResponseStore:
+    """By tenant (`Tenant.key`) and id: nobody finds another tenant's."""
+
+    def __init__(self, store: Store, seconds: float, limits: StorageLimits | None = None) -> None:
+        self._store, self._seconds = store, seconds
+        self._limits, self._bytes = limits or StorageLimits(), StoredBytes(store)
+        self.conversations = ConversationStore(store, seconds, self._limits, self._bytes)
+
+    async def keep(self, tenant: str, kept: KeptResponse) -> bool:
+        """Whether it can be found from now on."""
+        value, key = msgspec.json.encode(kept), _key(tenant, kept.response["id"])
+        if len(value) > MAX_BYTES:
+            return False
+        limit = self._limits.response_bytes(tenant)
+        try:
+            claim = self._bytes.claim(tenant, key, len(value), seconds=self._seconds, limit=limit)
+            if await _patiently(claim) is not None:
+                return False
+            await _patiently(self._store.command("SET", key, value, "PX", int(self._seconds * 1e3)))
+        except errors.Unavailable:
+            structlog.get_logger().warning("response not kept: the store is out of reach", id=kept.response["id"])
+            return False
+        return True
+
+    async def find(self, tenant: str, response_id: str) -> KeptResponse:
+        """Raises `NotFound`, or `Unavailable` while nobody can tell."""
+        value = await _patiently(self._store.command("GET", _key(tenant, response_id)))
+        if value is None:
+            raise errors.NotFound("response", response_id)
+        return msgspec.json.decode(value, type=KeptResponse)
+
+    async def drop(self, tenant: str, response_id: str) -> None:
+        """Raises `NotFound`, `Unavailable`."""
+        key = _key(tenant, response_id)
+        is_gone = await _patiently(self._store.command("DEL", key))
+        # Where that fails it is counted until its time is over.
+        with contextlib.suppress(errors.Unavailable):
+            await _patiently(self._bytes.release(tenant, key))
+        if not is_gone:
+            raise errors.NotFound("response", response_id)
+
+    async def drop_all(self, tenant: str) -> None:
+        """And every conversation, of a tenant that is gone. Raises `Unavailable`."""
+        if self._store.url is not None:
+            await _patiently(self._bytes.drop_all(tenant), seconds=DROP_SECONDS)
+
+
+async def _patiently(call: Awaitable[ReplyT], seconds: float = PATIENCE_SECONDS) -> ReplyT:
+    try:
+        async with asyncio.timeout(seconds):
+            return await call
+    except (StoreUnavailable, TimeoutError):
+        raise errors.Unavailable("the store of responses is out of reach", code="store_unavailable") from None
+
+
+def _key(tenant: str, response_id: str) -> str:
+    return f"headwater:response:{tenant.encode().hex()}:{response_id}"

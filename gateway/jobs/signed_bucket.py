@@ -1,0 +1,76 @@
+"""A bucket of JetStream whose values are sealed: what a stranger writes there is as if it were not there.
+
+Knows nothing about what the values say. A value that was there before is believed again when it is put back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import nats.js.errors
+from nats.js import JetStreamContext
+from nats.js.api import Header
+from nats.js.kv import KeyValue
+
+from headwater.services.runtime.record_seal import RecordSeals
+
+from ..buckets import Missing, entries, put_once, value_of
+
+
+class SignedBucket:
+    """Everything here raises what JetStream raises."""
+
+    def __init__(self, js: JetStreamContext, bucket: KeyValue, seals: RecordSeals) -> None:
+        self._js, self._bucket, self.seals = js, bucket, seals
+
+    async def put(self, key: str, value: bytes) -> None:
+        await self._bucket.put(key, self.seals.seal(key, value))
+
+    async def create(self, key: str, value: bytes) -> None:
+        """Raises `KeyWrongLastSequenceError` where there is something."""
+        await self._bucket.create(key, self.seals.seal(key, value))
+
+    async def update(self, key: str, value: bytes, *, last: int) -> None:
+        """Raises `KeyWrongLastSequenceError` where that is not the last revision any longer."""
+        await self._bucket.update(key, self.seals.seal(key, value), last=last)
+
+    async def delete(self, key: str, *, last: int) -> None:
+        await self._bucket.delete(key, last=last)
+
+    async def put_once(self, key: str, value: bytes, headers: dict[str, str]) -> bool:
+        """False where there is a value that is believed. One that is not makes room."""
+        subject, sealed = f"$KV.{self._bucket._name}.{key}", self.seals.seal(key, value)
+        if await put_once(self._js, subject, sealed, headers):
+            return True
+        try:
+            await self.get(key)
+        except Missing:
+            there = await self._bucket.get(key)
+            expected = {Header.EXPECTED_LAST_SUBJECT_SEQUENCE.value: str(there.revision)}
+            await self._js.publish(subject, sealed, headers=expected | headers)
+            return True
+        return False
+
+    async def get(self, key: str) -> tuple[bytes, int]:
+        """A value and its revision. Raises `Missing`."""
+        value, revision = await value_of(self._bucket, key)
+        if (opened := self.seals.open(key, value)) is None:
+            raise Missing(key)
+        return opened.value, revision
+
+    async def all(self, pattern: str) -> AsyncIterator[tuple[str, bytes]]:
+        """Keys and values that match now."""
+        async for entry in entries(self._bucket, pattern):
+            if (opened := self.seals.open(entry.key, entry.value or b"")) is not None:
+                yield entry.key, opened.value
+
+    async def sign_all(self) -> None:
+        """Signs what is believed though it has no seal, or one of an earlier token; unless it changes meanwhile."""
+        found = [entry async for entry in entries(self._bucket, ">")]
+        for entry in found:
+            opened = self.seals.open(entry.key, entry.value or b"")
+            if opened is not None and not opened.is_current:
+                try:
+                    await self.update(entry.key, opened.value, last=entry.revision or 0)
+                except nats.js.errors.KeyWrongLastSequenceError:
+                    continue

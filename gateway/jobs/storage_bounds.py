@@ -1,0 +1,125 @@
+"""How much of NATS JetStream each stream may take: parts of one number, so that what fills one leaves room in others.
+
+Tenants, keys, usage and the audit record have room that nothing else can take.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import nats.js.errors
+import structlog
+from nats.js import JetStreamContext
+from nats.js.api import DiscardPolicy
+
+from headwater.services.runtime.bus import Bus
+from headwater.services.runtime.errors import Unavailable
+from headwater.services.runtime.tasks import owned_task
+from headwater.services.runtime.usage_log import AUDIT_STREAM, STREAM
+
+from ..buckets import FAILURES
+from ..storage_limits import MIN_STORAGE_BYTES
+from ..tenancy.tenant_store import BUCKET
+from .durable import (
+    BACKGROUND,
+    BACKGROUND_LOG,
+    BACKGROUND_QUEUE,
+    BATCH_QUEUE,
+    BATCHES,
+    CONTENTS,
+    FILES,
+    LINES_QUEUE,
+    RESULTS,
+)
+
+PERCENT = {
+    f"OBJ_{CONTENTS}": 40,
+    f"KV_{RESULTS}": 12,
+    f"KV_{BACKGROUND}": 8,
+    BACKGROUND_LOG: 4,
+    f"KV_{FILES}": 4,
+    f"KV_{BATCHES}": 4,
+    LINES_QUEUE: 2,
+    BATCH_QUEUE: 1,
+    BACKGROUND_QUEUE: 1,
+    f"KV_{BUCKET}": 4,
+    AUDIT_STREAM: 4,
+    STREAM: 16,
+}
+"""Of all bytes, by stream. The largest is the first: where NATS has not that much, it is found out there."""
+OLDEST_GO = (AUDIT_STREAM, STREAM)
+"""Streams that, when full, let go of their oldest records; others refuse new ones."""
+RETRY_SECONDS = 10.0
+_NO_ROOM = 10047
+"""JetStream's number for a bound that is more than the server has left."""
+Make = Callable[[], Awaitable[object]]
+
+
+class StorageBounds:
+    """Use within `running`. `make` makes the streams that are missing."""
+
+    def __init__(self, bus: Bus, num_bytes: int, make: Make) -> None:
+        self._bus, self._num_bytes, self._make = bus, num_bytes, make
+        self._connected = asyncio.Event()
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[StorageBounds]:
+        """Sets the bounds whenever NATS is there again: it may be another one, or empty."""
+        self._bus.on_connected(self._connected.set)
+        if self._bus.connected:
+            self._connected.set()
+        async with owned_task(self._follow()):
+            yield self
+
+    async def _follow(self) -> None:
+        told = ""
+        while True:
+            await self._connected.wait()
+            self._connected.clear()
+            try:
+                if (js := self._bus.jetstream()) is not None:
+                    await self._make()
+                    await set_bounds(js, self._num_bytes)
+                told = ""
+            except (*FAILURES, Unavailable) as failure:
+                # A server without JetStream stays one: that is told once.
+                if repr(failure) != told:
+                    structlog.get_logger().warning("storage has no bounds yet", error=repr(failure))
+                told = repr(failure)
+                await asyncio.sleep(RETRY_SECONDS)
+                if self._bus.connected:
+                    self._connected.set()
+
+
+async def set_bounds(js: JetStreamContext, num_bytes: int) -> int:
+    """The bytes that were divided: as many as were asked for, or as many quarters less as the server needs.
+
+    Raises what NATS raises, also where it has less than `MIN_STORAGE_BYTES`.
+    """
+    wanted = num_bytes
+    while True:
+        try:
+            for stream, percent in PERCENT.items():
+                await _set_bound(js, stream, num_bytes * percent // 100)
+        except nats.js.errors.APIError as refused:
+            if refused.err_code != _NO_ROOM or num_bytes * 3 // 4 < MIN_STORAGE_BYTES:
+                raise
+            num_bytes = num_bytes * 3 // 4
+            continue
+        if num_bytes < wanted:
+            structlog.get_logger().warning("NATS has less room than storage_bytes", wanted=wanted, taken=num_bytes)
+        return num_bytes
+
+
+async def _set_bound(js: JetStreamContext, stream: str, num_bytes: int) -> None:
+    """A stream that is not there, as that of tenants where none are kept, has none."""
+    try:
+        config = (await js.stream_info(stream)).config
+    except nats.js.errors.NotFoundError:
+        return
+    discard = DiscardPolicy.OLD if stream in OLDEST_GO else DiscardPolicy.NEW
+    if (config.max_bytes, config.discard) != (num_bytes, discard):
+        config.max_bytes, config.discard = num_bytes, discard
+        await js.update_stream(config)

@@ -1,0 +1,151 @@
+"""How many bytes tenants keep in NATS, and that they keep no more than they may."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from weakref import WeakValueDictionary
+
+from headwater.services.runtime import subjects
+from headwater.services.runtime.errors import LimitExceeded, StorageLimitExceeded
+
+from ..buckets import last_headers, sizes
+from ..storage_limits import StorageLimits
+from .batches.files import Files
+from .batches.ledger import Ledger
+from .durable import BACKGROUND, BACKGROUND_LOG, BATCHES, RESULTS, Durable
+
+MAX_BACKGROUND = 1000
+"""Responses in the background of a tenant, waiting, running or kept in NATS."""
+CACHE_SECONDS = 5.0
+"""Greatest age of a cached `_OtherStorage`."""
+MAX_CACHED_TENANTS = 4096
+NUM_BYTES = "Headwater-Bytes"
+"""Header of a message of events: bytes of the events of that response so far, those in the message included."""
+
+
+@dataclass(frozen=True, slots=True)
+class _OtherStorage:
+    """What limits a tenant's events, except the events themselves, as read from NATS."""
+
+    num_bytes: int
+    """Bytes of files, batches, results and background records."""
+    stream_bound: int
+    """Bound in bytes of the stream of all tenants' events; 0 or less: none."""
+    read_at: float
+
+
+class TenantStorage:
+    """Of files, batches with their results, and responses in the background with their events; by `Tenant.key`.
+
+    One for a gateway. What several gateways add at the same moment may pass a limit, by one request of each.
+    """
+
+    def __init__(self, durable: Durable, limits: StorageLimits, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self.durable, self._limits, self._clock = durable, limits, clock
+        self._files, self._batches = Files(durable), Ledger(durable)
+        self._adding: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._reading: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._cached: dict[str, _OtherStorage] = {}
+        """By tenant, in the order in which they were read."""
+
+    @contextlib.asynccontextmanager
+    async def room(self, tenant: str, num_bytes: int) -> AsyncIterator[None]:
+        """Scopes the adding of so many bytes. Raises `StorageLimitExceeded`, and what NATS raises."""
+        lock = self._adding.setdefault(tenant, asyncio.Lock())
+        async with lock:
+            kept, limit = await self.of(tenant), self._limits.file_bytes(tenant)
+            if kept + num_bytes > limit:
+                raise StorageLimitExceeded("file_bytes", kept, num_bytes, limit)
+            try:
+                yield
+            finally:
+                self._cached.pop(tenant, None)
+
+    @contextlib.asynccontextmanager
+    async def room_in_background(self, tenant: str, num_bytes: int, *, num_event_bytes: int) -> AsyncIterator[None]:
+        """As `room`, of a response in the background and its first events. Raises `LimitExceeded` where there are too
+        many."""
+        rooms = await self.durable.rooms()
+        if len(await sizes(rooms.js, BACKGROUND, f"{subjects.key_of(tenant)}.>")) >= MAX_BACKGROUND:
+            raise LimitExceeded(f"the tenant has {MAX_BACKGROUND} responses in the background", retry_after=60.0)
+        if num_event_bytes:
+            await self.check_events(tenant, num_event_bytes)
+        async with self.room(tenant, num_bytes + num_event_bytes):
+            yield
+
+    async def check_events(self, tenant: str, num_bytes: int) -> None:
+        """Raises `StorageLimitExceeded` where the tenant has no room for so many more bytes of events, and what NATS
+        raises. Half of their stream is for others': one that a tenant has filled would let nobody stream.
+
+        Each background stream calls this every few seconds. Only events are counted at each call; the rest is cached.
+        """
+        events = await self.event_bytes(tenant)
+        try:
+            self._check_events(tenant, events, num_bytes, await self._cached_other(tenant))
+        except StorageLimitExceeded:
+            # Files may have been deleted since the cached value was read.
+            self._check_events(tenant, events, num_bytes, await self._read_other(tenant))
+
+    def _check_events(self, tenant: str, events: int, num_bytes: int, other: _OtherStorage) -> None:
+        kept, limit = other.num_bytes + events, self._limits.file_bytes(tenant)
+        if kept + num_bytes > limit:
+            raise StorageLimitExceeded("file_bytes", kept, num_bytes, limit)
+        bound = other.stream_bound
+        if 0 < bound < 2 * (events + num_bytes):
+            raise StorageLimitExceeded("events of streams in the background", events, num_bytes, bound // 2)
+
+    async def _cached_other(self, tenant: str) -> _OtherStorage:
+        """At most `CACHE_SECONDS` old. Concurrent callers wait for one reading."""
+        lock = self._reading.setdefault(tenant, asyncio.Lock())
+        async with lock:
+            other = self._cached.get(tenant)
+            if other is None or self._clock() - other.read_at > CACHE_SECONDS:
+                other = await self._read_other(tenant)
+            return other
+
+    async def _read_other(self, tenant: str) -> _OtherStorage:
+        rooms, read_at = await self.durable.rooms(), self._clock()
+        bound = (await rooms.js.stream_info(BACKGROUND_LOG)).config.max_bytes or 0
+        other = _OtherStorage(await self._other_bytes(tenant), bound, read_at)
+        self._cached.pop(tenant, None)
+        self._cached[tenant] = other
+        if len(self._cached) > MAX_CACHED_TENANTS:
+            del self._cached[next(iter(self._cached))]
+        return other
+
+    async def event_bytes(self, tenant: str) -> int:
+        """Of the streams of responses in the background, as their writers have told with the last message of each."""
+        rooms = await self.durable.rooms()
+        found = last_headers(rooms.js, BACKGROUND_LOG, subjects.background_events(tenant, ">"))
+        return sum([_number(headers.get(NUM_BYTES, "")) async for headers in found])
+
+    async def of(self, tenant: str, *, without: str = "") -> int:
+        """Bytes that a tenant keeps; results of one batch may be left out. Raises what NATS raises."""
+        return await self._other_bytes(tenant, without=without) + await self.event_bytes(tenant)
+
+    async def _other_bytes(self, tenant: str, *, without: str = "") -> int:
+        rooms, pattern = await self.durable.rooms(), f"{subjects.key_of(tenant)}.>"
+        files = sum([file.bytes for file in await self._files.all(tenant)])
+        results = sum(await self._batches.result_bytes(tenant, without=without))
+        records = [*await sizes(rooms.js, BACKGROUND, pattern), *await sizes(rooms.js, BATCHES, pattern)]
+        return files + results + sum(records)
+
+    async def left(self, tenant: str, *, without: str) -> int:
+        """Bytes that the results of one batch may take."""
+        of_tenant = self._limits.file_bytes(tenant) - await self.of(tenant, without=without)
+        rooms = await self.durable.rooms()
+        bound = (await rooms.js.stream_info(f"KV_{RESULTS}")).config.max_bytes or 0
+        if bound <= 0:
+            return of_tenant
+        # The rest is for others': a bucket that one tenant has filled would let no batch end.
+        of_bucket = bound // 2 - sum(await self._batches.result_bytes(tenant, without=without))
+        return min(of_tenant, of_bucket)
+
+
+def _number(word: str) -> int:
+    """Of a header, which anybody may have written who may write to NATS."""
+    return int(word) if word.isascii() and word.isdigit() and len(word) < 16 else 0

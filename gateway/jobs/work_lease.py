@@ -1,0 +1,67 @@
+"""Work from a durable queue that is this process's until it is done, given back, or not spoken of for too long."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from typing import TypeVar
+
+import msgspec
+import nats.errors
+import structlog
+from nats.aio.msg import Msg
+from nats.js import JetStreamContext
+
+from headwater.services.runtime.tasks import owned_task
+
+from ..buckets import FAILURES
+from .durable import HOLD_SECONDS
+
+FETCH_SECONDS = 4.0
+"""Of a question for work; a server that restarts forgets what it was asked."""
+HeldT = TypeVar("HeldT", bound="Held")
+
+
+class Held:
+    """Made of a message; raises `msgspec.MsgspecError` for one that names no work."""
+
+    def __init__(self, message: Msg) -> None:
+        self.num_deliveries = message.metadata.num_delivered
+        self._message = message
+
+    @contextlib.asynccontextmanager
+    async def held(self) -> AsyncIterator[None]:
+        """Keeps others from taking it for the length of a scope."""
+        async with owned_task(self._hold()):
+            yield
+
+    async def _hold(self) -> None:
+        while True:
+            await asyncio.sleep(HOLD_SECONDS / 3)
+            # While the server is away nobody else gets it either.
+            with contextlib.suppress(*FAILURES):
+                await self._message.in_progress()
+
+    async def done(self) -> None:
+        await self._message.ack_sync()
+
+    async def give_back(self, seconds: float = 0.0) -> None:
+        """To whoever is next, not before so many seconds. Out of reach, its time runs out by itself."""
+        with contextlib.suppress(*FAILURES):
+            await self._message.nak(delay=seconds or None)
+
+
+async def next_of(queue: JetStreamContext.PullSubscription, kind: type[HeldT]) -> HeldT:
+    """Waits for one. What names no work that this version knows is told in the log and taken out. Raises what NATS
+    raises."""
+    while True:
+        try:
+            (message,) = await queue.fetch(1, timeout=FETCH_SECONDS)
+        except nats.errors.TimeoutError:
+            continue
+        try:
+            return kind(message)
+        except msgspec.MsgspecError as fault:
+            structlog.get_logger().error("work not understood", subject=message.subject, error=str(fault))
+            await message.term()

@@ -1,0 +1,61 @@
+"""The socket of the public gRPC surface, with health and reflection."""
+
+from __future__ import annotations
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from headwater.proto import inference_pb2, inference_pb2_grpc
+from headwater.services.runtime.advertise import advertised, joined
+from headwater.services.runtime.grpc_errors import ErrorInterceptor
+from headwater.services.runtime.tls import bind
+
+from ..http.listener import MAX_HEAD_BYTES, PATIENCE_SECONDS, SILENCE_SECONDS, ClientTls
+from ..request.cluster import Line
+from .service import InferenceService
+
+PING_OPTIONS = (
+    ("grpc.keepalive_time_ms", SILENCE_SECONDS * 1000),
+    ("grpc.keepalive_timeout_ms", PATIENCE_SECONDS * 1000),
+    ("grpc.http2.ping_timeout_ms", PATIENCE_SECONDS * 1000),
+    # Clients may ping as well, within reason.
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.min_ping_interval_without_data_ms", 5000),
+)
+SIZE_OPTIONS = (("grpc.max_metadata_size", MAX_HEAD_BYTES), ("grpc.absolute_max_metadata_size", MAX_HEAD_BYTES))
+SERVICE = inference_pb2.DESCRIPTOR.services_by_name["Inference"].full_name
+
+
+class GrpcListener:
+    """The public service; `address` from the start."""
+
+    def __init__(
+        self,
+        line: Line,
+        host: str,
+        port: int,
+        *,
+        slow_reader_limit: float,
+        max_text_bytes: int,
+        reuse_port: bool,
+        tls: ClientTls | None = None,
+    ) -> None:
+        options = (("grpc.so_reuseport", int(reuse_port)), *PING_OPTIONS, *SIZE_OPTIONS)
+        self._server = grpc.aio.server(interceptors=[ErrorInterceptor(slow_reader_limit)], options=options)
+        self._health = health.aio.HealthServicer()
+        inference_pb2_grpc.add_InferenceServicer_to_server(InferenceService(line, max_text_bytes), self._server)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server)
+        credentials = tls.for_grpc() if tls is not None else None
+        self.address = advertised(host, bind(self._server, joined(host, port), credentials))
+
+    async def start(self) -> None:
+        await self._server.start()
+        for service in ("", SERVICE):
+            await self._health.set(service, health_pb2.HealthCheckResponse.SERVING)
+
+    async def stop(self, grace: float) -> None:
+        """Health says so first; calls that run get `grace` seconds."""
+        await self._health.enter_graceful_shutdown()
+        await self._server.stop(grace)

@@ -1,0 +1,166 @@
+"""What is said over the public gRPC surface: a request's prompt in the line's words, answers in the client's."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+from headwater.proto import common_pb2, inference_pb2, processor_pb2
+from headwater.services.runtime import errors
+
+from ..request.choice import Choice
+from ..request.generation import Generation
+from ..request.sinks import CallPiece, Piece
+
+Asked = inference_pb2.ChatRequest | inference_pb2.CompleteRequest
+SCORES_PER_CHUNK = 256
+"""Prompt tokens with their alternatives in one chunk: a few hundred kilobytes at most."""
+_FINISH = {
+    "stop": common_pb2.FINISH_REASON_STOP,
+    "length": common_pb2.FINISH_REASON_LENGTH,
+    "tool_calls": common_pb2.FINISH_REASON_TOOL_CALLS,
+    "content_filter": common_pb2.FINISH_REASON_CONTENT_FILTER,
+}
+
+
+def prompt_of(request: Asked) -> processor_pb2.Prompt:
+    """Raises `BadRequest`."""
+    if isinstance(request, inference_pb2.ChatRequest):
+        return processor_pb2.Prompt(conversation=request.conversation, add_special_tokens=_adds_special_tokens(request))
+    if request.WhichOneof("prompt") == "token_ids":
+        return processor_pb2.Prompt(token_ids=request.token_ids)
+    if not request.text:
+        raise errors.BadRequest.of("prompt", request.text, "text or token ids, not empty")
+    return processor_pb2.Prompt(text=request.text, add_special_tokens=_adds_special_tokens(request))
+
+
+def _adds_special_tokens(request: Asked) -> bool | None:
+    return request.add_special_tokens if request.HasField("add_special_tokens") else None
+
+
+def reply_head(generation: Generation, request: Asked) -> dict[str, Any]:
+    return {
+        "request_id": generation.job.caller.request_id,
+        "client_request_id": generation.job.caller.client_request_id,
+        "model": request.model,
+        "usage": _usage(generation),
+        "prompt_token_ids": generation.prepared.prompt_ids if request.return_token_ids else (),
+        "receipt_json": _receipt(generation, request),
+    }
+
+
+class UsageTold:
+    """Of a stream: what was used up to a chunk's end, as that chunk's reader sees it, however much has come since."""
+
+    def __init__(self) -> None:
+        self._num_tokens: Counter[int] = Counter()
+        self._num_reasoning_tokens = 0
+
+    def behind(self, generation: Generation, news: Piece | Choice) -> common_pb2.Usage:
+        if isinstance(news, Piece):
+            self._num_tokens[news.choice.index] += len(news.token_ids)
+        else:
+            # What counts is what its engine counted.
+            self._num_tokens[news.index] = news.num_output_tokens
+            self._num_reasoning_tokens += news.num_reasoning_tokens
+        return common_pb2.Usage(
+            prompt_tokens=generation.num_prompt_tokens,
+            completion_tokens=self._num_tokens.total(),
+            cached_tokens=generation.cached_tokens,
+            reasoning_tokens=self._num_reasoning_tokens,
+        )
+
+
+def chunk_fields(
+    generation: Generation, news: Piece | Choice | None, request: Asked, told: UsageTold, *, is_first: bool
+) -> dict[str, Any]:
+    """The fields that both kinds of chunks share."""
+    fields: dict[str, Any] = {"request_id": generation.job.caller.request_id}
+    if request.continuous_usage and news is not None:
+        fields["usage"] = told.behind(generation, news)
+    if is_first:
+        fields |= {"client_request_id": generation.job.caller.client_request_id, "model": request.model}
+        if request.return_token_ids:
+            fields["prompt_token_ids"] = generation.prepared.prompt_ids
+    if isinstance(news, Piece):
+        fields |= {"index": news.choice.index, "logprobs": news.logprobs}
+        fields["token_ids"] = news.token_ids if request.return_token_ids else ()
+    elif news is not None:
+        fields |= {"index": news.index, "finish_reason": _FINISH[str(news.finish_reason)]}
+        fields["stop_reason"] = _stop_reason(news)
+    else:
+        fields |= {"usage": _usage(generation), "receipt_json": _receipt(generation, request)}
+    return fields
+
+
+def score_chunks(generation: Generation, first: inference_pb2.CompleteChunk) -> Iterator[inference_pb2.CompleteChunk]:
+    """What goes ahead of a choice's first chunk: the prompt's log probabilities, in parts that any client takes."""
+    scores = generation.prompt_logprobs
+    for start in range(0, len(scores), SCORES_PER_CHUNK):
+        chunk = inference_pb2.CompleteChunk(request_id=first.request_id, index=first.index)
+        chunk.prompt_logprobs.extend(scores[start : start + SCORES_PER_CHUNK])
+        if not start:
+            chunk.client_request_id, chunk.model = first.client_request_id, first.model
+            chunk.prompt_token_ids.extend(first.prompt_token_ids)
+        yield chunk
+
+
+def chat_choice(index: int, choice: Choice, piece: Piece, request: Asked) -> inference_pb2.ChatChoice:
+    message = common_pb2.ChatMessage(role="assistant", content=piece.text)
+    if reasoning := piece.reasoning:
+        message.reasoning_content = reasoning
+    for call in piece.calls:
+        message.tool_calls.add(id=call.id, name=call.name, **_said(call))
+    return inference_pb2.ChatChoice(message=message, **_choice_fields(index, choice, piece, request))
+
+
+def call_delta(call: CallPiece) -> common_pb2.ToolCallDelta:
+    return common_pb2.ToolCallDelta(index=call.index, id=call.id, name=call.name, **_said(call))
+
+
+def _said(call: CallPiece) -> dict[str, str]:
+    return {"input" if call.is_text else "arguments": "".join(call.arguments)}
+
+
+def complete_choice(
+    index: int, choice: Choice, piece: Piece, request: Asked, echo: str
+) -> inference_pb2.CompleteChoice:
+    return inference_pb2.CompleteChoice(
+        text=echo + piece.text,
+        prompt_logprobs=choice.generation.prompt_logprobs,
+        **_choice_fields(index, choice, piece, request),
+    )
+
+
+def _choice_fields(index: int, choice: Choice, piece: Piece, request: Asked) -> dict[str, Any]:
+    return {
+        "index": index,
+        "finish_reason": _FINISH[str(choice.finish_reason)],
+        "stop_reason": _stop_reason(choice),
+        "logprobs": piece.logprobs if request.sampling.logprobs else (),
+        "token_ids": piece.token_ids if request.return_token_ids else (),
+    }
+
+
+def _stop_reason(choice: Choice) -> inference_pb2.StopReason | None:
+    if choice.stop_reason is None:
+        return None
+    if isinstance(choice.stop_reason, str):
+        return inference_pb2.StopReason(text=choice.stop_reason)
+    return inference_pb2.StopReason(token_id=choice.stop_reason)
+
+
+def _usage(generation: Generation) -> common_pb2.Usage:
+    return common_pb2.Usage(
+        prompt_tokens=generation.num_prompt_tokens,
+        completion_tokens=generation.num_output_tokens,
+        cached_tokens=generation.cached_tokens,
+        reasoning_tokens=generation.num_reasoning_tokens,
+    )
+
+
+def _receipt(generation: Generation, request: Asked) -> str:
+    wanted = request.return_receipt or generation.job.caller.wants_receipt
+    return json.dumps(generation.receipt()) if wanted else ""

@@ -1,0 +1,320 @@
+"""The public gRPC surface: OpenAI's semantics in typed messages, over the same life of a request as REST."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any, TypeVar
+
+import grpc
+
+from headwater.proto import common_pb2, inference_pb2, inference_pb2_grpc, processor_pb2
+from headwater.services.runtime import errors
+from headwater.services.runtime.tasks import end
+
+from ..request.choice import Choice, Sink
+from ..request.choice_count import check_num_choices
+from ..request.cluster import Line, shutting_down
+from ..request.embedding import Embedding
+from ..request.generation import Generation
+from ..request.generation_request import Job
+from ..request.prompt_runs import run_all
+from ..request.resumed import ResumedGeneration, bare_id, caller_of, find, run_resumed
+from ..request.sinks import Gathered, OrderedQueue, Piece, PieceQueue
+from ..stages.stream_context import Found, StreamContext, StreamKind, StreamNotKept
+from ..tenancy.caller import MAX_PRIORITY, Caller
+from .messages import (
+    Asked,
+    UsageTold,
+    call_delta,
+    chat_choice,
+    chunk_fields,
+    complete_choice,
+    prompt_of,
+    reply_head,
+    score_chunks,
+)
+
+Context = grpc.aio.ServicerContext[Any, Any]
+Working = Asked | inference_pb2.EmbedRequest
+Pieces = AsyncIterator[tuple[Generation, Piece | Choice | None]]
+ChunkT = TypeVar("ChunkT", inference_pb2.ChatChunk, inference_pb2.CompleteChunk)
+
+
+class InferenceService(inference_pb2_grpc.InferenceServicer):
+    """Answers by what the line says; errors leave as named errors, which the interceptor turns into status."""
+
+    def __init__(self, line: Line, max_text_bytes: int) -> None:
+        self._line, self._max_text_bytes = line, max_text_bytes
+
+    async def Chat(self, request: inference_pb2.ChatRequest, context: Context) -> inference_pb2.ChatReply:
+        async with self._whole(request, context) as (generation, gathered):
+            return inference_pb2.ChatReply(
+                choices=[
+                    chat_choice(index, choice, gathered.of(choice), request)
+                    for index, choice in enumerate(generation.answered)
+                ],
+                prompt_logprobs=generation.prompt_logprobs,
+                **reply_head(generation, request),
+            )
+
+    async def ChatStream(
+        self, request: inference_pb2.ChatRequest, context: Context
+    ) -> AsyncIterator[inference_pb2.ChatChunk]:
+        pieces = self._pieces(request, self._admit(request, context))
+        async for chunk in _numbered(self._chat_chunks(request, pieces), request):
+            yield chunk
+
+    async def _chat_chunks(
+        self, request: inference_pb2.ChatRequest, pieces: Pieces
+    ) -> AsyncIterator[inference_pb2.ChatChunk]:
+        begun, told = set[int](), UsageTold()
+        async for generation, news in pieces:
+            chunk = inference_pb2.ChatChunk(**chunk_fields(generation, news, request, told, is_first=not begun))
+            if isinstance(news, Piece):
+                chunk.content, chunk.reasoning_content = news.text, news.reasoning
+                chunk.tool_calls.extend(call_delta(call) for call in news.calls)
+            if chunk.index not in begun and news is not None:
+                begun.add(chunk.index)
+                chunk.role = "assistant"
+            yield chunk
+
+    async def Complete(self, request: inference_pb2.CompleteRequest, context: Context) -> inference_pb2.CompleteReply:
+        async with self._whole(request, context) as (generation, gathered):
+            echo = await self._echo(generation) if request.sampling.echo else ""
+            return inference_pb2.CompleteReply(
+                choices=[
+                    complete_choice(index, choice, gathered.of(choice), request, echo)
+                    for index, choice in enumerate(generation.answered)
+                ],
+                **reply_head(generation, request),
+            )
+
+    async def CompleteStream(
+        self, request: inference_pb2.CompleteRequest, context: Context
+    ) -> AsyncIterator[inference_pb2.CompleteChunk]:
+        pieces = self._pieces(request, self._admit(request, context))
+        async for chunk in _numbered(self._complete_chunks(request, pieces), request):
+            yield chunk
+
+    async def _complete_chunks(
+        self, request: inference_pb2.CompleteRequest, pieces: Pieces
+    ) -> AsyncIterator[inference_pb2.CompleteChunk]:
+        begun, told = set[int](), UsageTold()
+        echo: str | None = None
+        async for generation, news in pieces:
+            chunk = inference_pb2.CompleteChunk(**chunk_fields(generation, news, request, told, is_first=not begun))
+            if isinstance(news, Piece):
+                chunk.text = news.text
+            if chunk.index not in begun and news is not None:
+                begun.add(chunk.index)
+                if request.sampling.echo:
+                    echo = await self._echo(generation) if echo is None else echo
+                    chunk.text = echo + chunk.text
+                for scores in score_chunks(generation, chunk):
+                    yield scores
+            yield chunk
+
+    async def Resume(
+        self, request: inference_pb2.ResumeRequest, context: Context
+    ) -> AsyncIterator[inference_pb2.ResumeReply]:
+        if self._line.draining:
+            raise shutting_down()
+        caller, after = self._line.traced(self._caller(context), "Inference/Resume"), request.after_index
+        found = await find(self._line, caller.tenant.key, bare_id(request.request_id))
+        caller, kind, body = caller_of(found, caller), found.context.kind, found.context.body
+        if kind is StreamKind.GRPC_CHAT:
+            chat = inference_pb2.ChatRequest.FromString(body)
+            pieces = self._pieces(chat, caller, found)
+            async for chat_chunk in _numbered(self._chat_chunks(chat, pieces), chat, after):
+                yield inference_pb2.ResumeReply(chat=chat_chunk)
+        elif kind is StreamKind.GRPC_COMPLETE:
+            complete = inference_pb2.CompleteRequest.FromString(body)
+            pieces = self._pieces(complete, caller, found)
+            async for complete_chunk in _numbered(self._complete_chunks(complete, pieces), complete, after):
+                yield inference_pb2.ResumeReply(complete=complete_chunk)
+        else:
+            # It was asked for over HTTP, where /v1/streams goes on with it.
+            raise StreamNotKept(found.request_id)
+
+    async def Embed(self, request: inference_pb2.EmbedRequest, context: Context) -> inference_pb2.EmbedReply:
+        caller = self._admit(request, context)
+        embedding = Embedding(
+            model=request.model,
+            prompts=request.inputs,
+            pooling=request.pooling or common_pb2.POOLING_LAST,
+            dimensions=request.dimensions if request.HasField("dimensions") else None,
+            normalize=request.normalize if request.HasField("normalize") else True,
+            truncate_prompt_tokens=(
+                request.truncate_prompt_tokens if request.HasField("truncate_prompt_tokens") else None
+            ),
+            truncation_side=request.truncation_side if request.HasField("truncation_side") else None,
+            cache_salt=request.cache_salt,
+        )
+        with contextlib.ExitStack() as told:
+            told.callback(embedding.dissolve)
+            async with caller.within_deadline():
+                await embedding.run(self._line, caller)
+            return inference_pb2.EmbedReply(
+                request_id=caller.request_id,
+                client_request_id=caller.client_request_id,
+                model=request.model,
+                embeddings=[inference_pb2.EmbedReply.Vector(values=vector) for vector in embedding.vectors],
+                usage=common_pb2.Usage(
+                    prompt_tokens=embedding.num_prompt_tokens, cached_tokens=embedding.num_cached_tokens
+                ),
+            )
+
+    async def Tokenize(self, request: inference_pb2.TokenizeRequest, context: Context) -> inference_pb2.TokenizeReply:
+        caller = await self._count(request, context)
+        asked = processor_pb2.ProcessorTokenizeRequest(
+            model=request.model,
+            prompt=request.prompt,
+            return_token_strings=request.return_token_strings,
+            escape_special_tokens=self._line.tenants.escapes_special_tokens(caller.tenant),
+        )
+        reply = await self._line.processors.tokenize(asked)
+        return inference_pb2.TokenizeReply(
+            token_ids=reply.token_ids, max_model_len=reply.max_model_len, token_strings=reply.token_strings
+        )
+
+    async def Detokenize(
+        self, request: inference_pb2.DetokenizeRequest, context: Context
+    ) -> inference_pb2.DetokenizeReply:
+        await self._count(request, context)
+        asked = processor_pb2.ProcessorDetokenizeRequest(model=request.model, token_ids=request.token_ids)
+        return inference_pb2.DetokenizeReply(text=(await self._line.processors.detokenize(asked)).text)
+
+    async def ListModels(
+        self, request: inference_pb2.ListModelsRequest, context: Context
+    ) -> inference_pb2.ListModelsReply:
+        self._caller(context)
+        cards = [
+            inference_pb2.ModelCard(
+                id=model.name, max_model_len=model.max_model_len, created=since, revision=model.revision
+            )
+            for model, since in self._line.processors.models().values()
+        ]
+        return inference_pb2.ListModelsReply(models=cards)
+
+    async def Cancel(self, request: inference_pb2.CancelRequest, context: Context) -> inference_pb2.CancelReply:
+        return inference_pb2.CancelReply(cancelled=self._line.cancel(self._caller(context), request.request_id))
+
+    @contextlib.asynccontextmanager
+    async def _whole(self, request: Asked, context: Context) -> AsyncIterator[tuple[Generation, Gathered]]:
+        """A request that was run to its end, for as long as it is asked for what it says."""
+        caller, gathered = self._admit(request, context), Gathered()
+        generation = self._generation(request, caller, gathered, None, stream=False)
+        try:
+            async with caller.within_deadline():
+                await generation.prepare()
+                await run_all([generation])
+            yield generation, gathered
+        finally:
+            generation.dissolve()
+
+    async def _pieces(self, request: Asked, caller: Caller, found: Found | None = None) -> Pieces:
+        """More of a choice, a choice that has ended, and last None. Leaving the loop ends the request."""
+        queue = OrderedQueue() if request.resumable else PieceQueue()
+        generation = self._generation(request, caller, queue, found, stream=True)
+        try:
+            async with caller.within_deadline():
+                await generation.prepare()
+                run = run_resumed(generation) if isinstance(generation, ResumedGeneration) else run_all([generation])
+                work = asyncio.create_task(run)
+                try:
+                    async for news in queue.read(work):
+                        yield generation, news
+                finally:
+                    await end(work)
+                yield generation, None
+        finally:
+            generation.dissolve()
+
+    def _generation(
+        self, request: Asked, caller: Caller, sink: Sink, found: Found | None, *, stream: bool
+    ) -> Generation:
+        sampling = request.sampling
+        check_num_choices("prompt", 1, sampling, self._line.max_choices)
+        if sampling.echo and sampling.logprobs and not sampling.HasField("prompt_logprobs"):
+            # The contract's rule against streams is about a field that has no place in chunks; these have one.
+            sampling.prompt_logprobs, stream = sampling.top_logprobs, False
+        job = Job(
+            caller=caller,
+            model=request.model,
+            prompt=prompt_of(request),
+            sampling=sampling,
+            stream=stream,
+            cache_salt=request.cache_salt,
+            context=found.context if found is not None else _context(request, caller),
+        )
+        if found is None:
+            return Generation(self._line, job, sink)
+        return ResumedGeneration(self._line, job, sink, found=found)
+
+    async def _echo(self, generation: Generation) -> str:
+        prompt = generation.job.prompt
+        if prompt.WhichOneof("kind") == "text" and not generation.job.sampling.HasField("truncate_prompt_tokens"):
+            return prompt.text
+        request = processor_pb2.ProcessorDetokenizeRequest(
+            model=generation.job.model, token_ids=generation.prepared.prompt_ids
+        )
+        return (await self._line.processors.detokenize(request)).text
+
+    def _admit(self, request: Working, context: Context) -> Caller:
+        if self._line.draining:
+            raise shutting_down()
+        caller = self._caller(context)
+        if not 0 <= request.priority <= MAX_PRIORITY:
+            raise errors.BadRequest.of("priority", request.priority, f"a whole number, 0…{MAX_PRIORITY}")
+        caller = caller.with_body(request.client_request_id, request.priority)
+        self._line.turn_away(caller)
+        return self._line.traced(caller, f"Inference/{request.DESCRIPTOR.name.removesuffix('Request')}")
+
+    async def _count(
+        self, request: inference_pb2.TokenizeRequest | inference_pb2.DetokenizeRequest, context: Context
+    ) -> Caller:
+        """Who makes a request that no engine computes. Raises `LimitExceeded`, `BodyTooLarge`."""
+        caller = self._caller(context)
+        if request.ByteSize() > self._max_text_bytes:
+            raise errors.BodyTooLarge(self._max_text_bytes)
+        await self._line.accounts.count(caller.tenant, caller.standing, request.model)
+        return caller
+
+    def _caller(self, context: Context) -> Caller:
+        told = [(key, value) for key, value in context.invocation_metadata() or () if isinstance(value, str)]
+        if [key for key, _ in told].count("authorization") > 1:
+            raise errors.BadRequest("authorization", "authorization is given more than once; allowed: once")
+        headers = dict(told)
+        return Caller.of(headers, self._line.tenants, remaining=context.time_remaining())
+
+
+async def _numbered(chunks: AsyncIterator[ChunkT], request: Asked, after: int = 0) -> AsyncIterator[ChunkT]:
+    """Of a resumable stream: with their numbers, behind those that the client has."""
+    number = 0
+    async for chunk in chunks:
+        if request.resumable:
+            chunk.chunk_index = number = number + 1
+        if number > after or not request.resumable:
+            yield chunk
+
+
+def _context(request: Asked, caller: Caller) -> StreamContext | None:
+    """Raises `BadRequest` for a stream that cannot be told twice in the same order."""
+    if not request.resumable:
+        return None
+    sampling = request.sampling
+    for what, is_there in (
+        ("beam search", sampling.use_beam_search),
+        ("log probabilities of the prompt", sampling.HasField("prompt_logprobs")),
+    ):
+        if is_there:
+            raise errors.BadRequest("resumable", f"resumable is true; allowed: without {what}")
+    is_chat = isinstance(request, inference_pb2.ChatRequest)
+    return StreamContext(
+        kind=StreamKind.GRPC_CHAT if is_chat else StreamKind.GRPC_COMPLETE,
+        body=request.SerializeToString(),
+        client_request_id=caller.client_request_id,
+        wants_receipt=caller.wants_receipt,
+    )

@@ -1,0 +1,55 @@
+"""Tells a model's replicas what waits here for them, and looks for room there while anything does."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+
+from headwater.proto.events_pb2 import Backlog
+from headwater.services.runtime import subjects
+from headwater.services.runtime.bus import Bus
+from headwater.services.runtime.tasks import owned_task
+
+from ..router.router import Router
+from .admission import Admission
+
+LOOK_SECONDS = 0.025
+"""As often as busy replicas tell their load."""
+BEAT_SECONDS = 1.0
+"""Between two words of a gateway where nothing changes."""
+
+
+class Backlogs:
+    """Use within `running`."""
+
+    def __init__(self, bus: Bus, router: Router, admission: Admission) -> None:
+        self._bus, self._router, self._admission = bus, router, admission
+        self._told: dict[str, int] = {}
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[Backlogs]:
+        async with owned_task(self._run()):
+            yield self
+
+    async def _run(self) -> None:
+        loop, beat_at = asyncio.get_running_loop(), 0.0
+        while True:
+            self._admission.give()
+            if loop.time() >= beat_at:
+                beat_at = loop.time() + BEAT_SECONDS
+                self._told.clear()
+            await self._tell()
+            await asyncio.sleep(LOOK_SECONDS)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout_at(beat_at):
+                    await self._admission.someone_waits.wait()
+
+    async def _tell(self) -> None:
+        epoch = self._router.peers.epoch
+        for model_key in self._router.model_keys:
+            tokens = self._admission.waiting_tokens(model_key)
+            if self._told.get(model_key) != tokens:
+                self._told[model_key] = tokens
+                backlog = Backlog(epoch=epoch, tokens=tokens)
+                await self._bus.publish(subjects.backlog(model_key, epoch), backlog.SerializeToString())

@@ -1,0 +1,230 @@
+"""What stands behind the front door, as one thing that REST and gRPC share. Knows nothing about either."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import itertools
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import msgspec
+import structlog
+from structlog.typing import FilteringBoundLogger
+
+from headwater.services.runtime import errors
+from headwater.services.runtime.member import Kind
+from headwater.services.runtime.membership import Change, ChangeKind, Members
+from headwater.services.runtime.tracing import NoTracing, Tracing
+
+from ..jobs.response_store import ResponseStore
+from ..long_work import LongWork
+from ..router.router import Router
+from ..stages.catalogues import Catalogues
+from ..stages.cold_start_queue import Demand
+from ..stages.output_sessions import ANY_MODEL, OutputSessions
+from ..stages.processors import Processors
+from ..tenancy.accounts import Accounts
+from ..tenancy.cache_namespace import CacheNamespaces
+from ..tenancy.caller import Caller
+from ..tenancy.tenants import Tenants
+from ..tenancy.virtual_time import VirtualTime
+from .admission import Admission
+from .metrics import Metrics
+from .migrations import Migrations
+from .prompt_windows import PromptWindows
+from .timelines import Explanation, Roads
+
+if TYPE_CHECKING:
+    from .generation import Generation
+
+
+@dataclass(slots=True, kw_only=True)
+class Line:
+    """The stages behind, who may use them, and the requests that are on their way."""
+
+    members: Members
+    tenants: Tenants
+    namespaces: CacheNamespaces
+    admission: Admission
+    accounts: Accounts
+    fair: VirtualTime
+    router: Router
+    catalogues: Catalogues
+    demand: Demand
+    metrics: Metrics
+    processors: Processors
+    outputs: OutputSessions
+    roads: Roads
+    responses: ResponseStore
+    max_choices: int
+    """Of one request."""
+    tracing: Tracing = field(default_factory=NoTracing)
+    log: FilteringBoundLogger = field(default_factory=lambda: structlog.get_logger().bind())
+    """Of requests. NOTE: made once; to make one is most of what it costs to leave a line out."""
+    outages: Callable[[], tuple[str, ...]] = tuple
+    """What is gone without for now."""
+    migrations: Migrations = field(default_factory=Migrations)
+    draining: bool = False
+    """No new requests are taken."""
+    is_cut_off: bool = False
+    """None is carried any longer."""
+    prompt_windows: PromptWindows = field(default_factory=PromptWindows)
+    long_work: LongWork = field(default_factory=LongWork)
+    _running: dict[str, list[dict[Generation, None]]] = field(default_factory=dict)
+    """The prompts of each request that have not ended, in their order: they wait, or they run. A request that a client
+    resumes before the end of its first connection was noticed runs twice."""
+
+    def __post_init__(self) -> None:
+        self.metrics.queue.read = lambda: self.admission.queued_by_tier
+        self.metrics.running.set_function(lambda: self.admission.num_running)
+        self.metrics.waiting.set_function(lambda: self.admission.num_queued)
+        self.metrics.demand.read = self._demand_by_model
+        self.processors.on_change = self.outputs.on_change = self.demand.look_again
+        self.metrics.streams.set_function(lambda: self.outputs.num_streams)
+
+    def missing(self) -> list[str]:
+        """What must be there before a request can be answered and is not; empty when ready."""
+        stages = {
+            "processor": bool(self.processors.models()),
+            "output processor": self.outputs.is_reachable,
+            # Where replicas are started when requests wait, none need be there.
+            "engine": self.router.has_replicas or self.demand.patience > 0,
+        }
+        return ["draining"] * self.draining + [stage for stage, is_there in stages.items() if not is_there]
+
+    @contextlib.contextmanager
+    def running(self, generations: Sequence[Generation]) -> Iterator[None]:
+        """Scopes the life of a request's prompts, in which `cancel` finds it."""
+        request_id = generations[0].job.caller.request_id
+        self._running.setdefault(request_id, []).append(dict.fromkeys(generations))
+        try:
+            yield
+        finally:
+            for generation in generations:
+                self.ended(generation)
+
+    def check(self, caller: Caller) -> None:
+        """Raises `Unavailable` when no request is carried any longer, `KeyRevoked` when the caller's key was revoked on
+        the way here."""
+        if self.is_cut_off:
+            raise shutting_down()
+        self.tenants.check(caller.tenant)
+
+    def ended(self, generation: Generation) -> None:
+        """A prompt of a request that runs is over."""
+        request_id = generation.job.caller.request_id
+        runs = self._running.pop(request_id, [])
+        for run in runs:
+            run.pop(generation, None)
+        if left := [run for run in runs if run]:
+            self._running[request_id] = left
+
+    def _runs(self) -> list[dict[Generation, None]]:
+        return [run for runs in self._running.values() for run in runs]
+
+    def _demand_by_model(self) -> dict[str, tuple[int, int]]:
+        """Requests that are here, and of these those without a replica."""
+        without = self.demand.waiting
+        here = Counter(each.job.model for run in self._runs() for each in run)
+        names = {*self.processors.models(), *without, *here}
+        return {name: (max(here[name], without.get(name, 0)), without.get(name, 0)) for name in names}
+
+    @property
+    def num_requests(self) -> int:
+        return len(self._running)
+
+    def turn_away(self, caller: Caller) -> None:
+        """At the door, before anything of a body is read: raises `LimitExceeded` where that would be the end of it
+        when it was read, had been made tokens of and Redis was asked."""
+        self.admission.turn_away(caller.tenant.key)
+        self.accounts.used_up.turn_away(caller.tenant, caller.standing)
+
+    def cancel(self, caller: Caller, request_id: str) -> bool:
+        """Ends a request of the caller's tenant; False when it has ended already.
+
+        Raises `NotFound` for a request of another tenant, as for one that never was.
+        """
+        runs = self._running.get(request_id, [])
+        if any(generation.job.caller.tenant.key != caller.tenant.key for run in runs for generation in run):
+            raise errors.NotFound("request", request_id)
+        for run in runs:
+            _cancel(run, errors.ClientGone("the request was cancelled"))
+        return bool(runs)
+
+    def end_revoked(self) -> None:
+        """Ends the requests, waiting and running, whose key or tenant is gone."""
+        for run in self._runs():
+            try:
+                self.tenants.check(next(iter(run)).job.caller.tenant)
+            except errors.KeyRevoked as revoked:
+                _cancel(run, revoked)
+
+    def traced(self, caller: Caller, name: str) -> Caller:
+        """With the span that the request's own hang on; whatever is logged from here on says whose it is."""
+        tenant, request_id = caller.tenant.id, caller.request_id
+        told = {"headwater.request_id": request_id, "headwater.tenant": tenant}
+        span = self.tracing.begin(name, caller.traceparent, caller.tracestate, **told)
+        structlog.contextvars.bind_contextvars(request_id=request_id, tenant=tenant, trace_id=span.context.trace_id)
+        return dataclasses.replace(caller, span=span)
+
+    async def explain(self, caller: Caller, request_id: str) -> Explanation:
+        """The road of a request of the caller's tenant, on whichever gateway it was. Raises `NotFound`."""
+        tenant = caller.tenant.key
+        known = self.roads.find(request_id, tenant)
+        prompts = [each for run in self._running.get(request_id, []) for each in run]
+        group = [each for each in prompts if each.job.caller.tenant.key == tenant]
+        if group:
+            ended = known.prompts if known is not None else []
+            running = [msgspec.Raw(msgspec.json.encode(each.explained())) for each in group]
+            known = msgspec.structs.replace(known or group[0].explanation(), prompts=[*ended, *running])
+        known = known or await self.roads.ask_others(request_id, tenant)
+        if known is None:
+            raise errors.NotFound("request", request_id)
+        return known
+
+    async def drain(self, limit: float, closing: Awaitable[object]) -> None:
+        """Takes no new requests while the doors close; what still runs after `limit` seconds ends with an error."""
+        self.draining = True
+        doors = asyncio.ensure_future(closing)
+        await asyncio.wait((doors,), timeout=limit)
+        self.is_cut_off = True
+        self.demand.end(shutting_down())
+        for run in self._runs():
+            _cancel(run, shutting_down())
+        await doors
+
+    def follow(self, change: Change) -> None:
+        """Keeps the connections to processors and output processors in step with the membership."""
+        member, kind = change.member, change.kind
+        model = member.model.name if member.model is not None else ANY_MODEL
+        if member.kind is Kind.PROCESSOR and kind is ChangeKind.JOINED:
+            self.processors.join(member.address)
+        elif member.kind is Kind.PROCESSOR and kind is ChangeKind.LEFT:
+            self.processors.leave(member.address)
+        elif member.kind is Kind.OUTPUT_PROCESSOR and kind is ChangeKind.JOINED:
+            self.outputs.join(member.address, model)
+        elif member.kind is Kind.OUTPUT_PROCESSOR and kind is ChangeKind.LEFT:
+            self.outputs.leave(member.address, model)
+        if kind is not ChangeKind.UPDATED:
+            self.demand.look_again()
+
+    async def close(self) -> None:
+        await self.processors.close()
+        await self.outputs.close()
+        self.long_work.close()
+
+
+def _cancel(prompts: Iterable[Generation], error: errors.HeadwaterError) -> None:
+    """Ends a run of a request by the first of its prompts that have not ended: the error of one ends the others."""
+    for generation in prompts:
+        generation.cancelled_by = error
+    for generation in itertools.islice(prompts, 1):
+        generation.cancel(error)
+
+
+def shutting_down() -> errors.Unavailable:
+    return errors.Unavailable("the gateway is shutting down", code="draining")

@@ -1,0 +1,91 @@
+"""Prompts to vectors, the same under REST and gRPC: runs them together, cuts and scales what comes back."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from headwater.proto import common_pb2, processor_pb2
+from headwater.services.runtime.errors import BadRequest
+
+from ..tenancy.caller import Caller
+from .choice_count import check_num_choices
+from .cluster import Line
+from .generation import Generation
+from .generation_request import Job
+from .prompt_runs import prepare_all, run_all
+from .sinks import Gathered
+
+POOLINGS = {
+    "last": common_pb2.POOLING_LAST,
+    "mean": common_pb2.POOLING_MEAN,
+    "cls": common_pb2.POOLING_CLS,
+}
+
+
+@dataclass(slots=True, kw_only=True)
+class Embedding:
+    """One request for vectors."""
+
+    model: str
+    prompts: Sequence[processor_pb2.Prompt]
+    pooling: common_pb2.Pooling.ValueType
+    dimensions: int | None
+    normalize: bool
+    truncate_prompt_tokens: int | None
+    truncation_side: str | None = None
+    cache_salt: str
+    generations: list[Generation] = field(default_factory=list)
+
+    def dissolve(self) -> None:
+        """Nobody asks any more."""
+        for generation in self.generations:
+            generation.dissolve()
+        self.generations.clear()
+
+    async def run(self, line: Line, caller: Caller) -> None:
+        """Every prompt is checked before any is computed. Raises the named error of the first that fails."""
+        check_num_choices("input", len(self.prompts), common_pb2.Sampling(), line.max_choices)
+        if self.dimensions is not None and self.dimensions < 1:
+            raise BadRequest.of("dimensions", self.dimensions, "at least 1")
+        sampling = common_pb2.Sampling(
+            truncate_prompt_tokens=self.truncate_prompt_tokens, truncation_side=self.truncation_side
+        )
+        for index, prompt in enumerate(self.prompts):
+            job = Job(
+                caller=caller,
+                model=self.model,
+                prompt=prompt,
+                sampling=sampling,
+                stream=False,
+                cache_salt=self.cache_salt,
+                first_index=index,
+                pooling=self.pooling,
+            )
+            self.generations.append(Generation(line, job, Gathered()))
+        try:
+            await prepare_all(self.generations)
+        except BadRequest as error:
+            raise error.in_words_of({"prompt": "input", "messages": "input"}) from None
+        await run_all(self.generations)
+
+    @property
+    def vectors(self) -> list[list[float]]:
+        """In the order of the prompts. Raises `BadRequest` for more dimensions than the model has."""
+        return [self._shaped(generation.choices[0].vector) for generation in self.generations]
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return sum(generation.num_prompt_tokens for generation in self.generations)
+
+    @property
+    def num_cached_tokens(self) -> int:
+        return sum(generation.cached_tokens for generation in self.generations)
+
+    def _shaped(self, vector: Sequence[float]) -> list[float]:
+        if self.dimensions is not None and self.dimensions > len(vector):
+            raise BadRequest.of("dimensions", self.dimensions, f"1…{len(vector)}, the model's hidden size")
+        values = vector[: self.dimensions]
+        length = math.hypot(*values) if self.normalize else 1.0
+        return [value / length for value in values] if length else list(values)

@@ -1,0 +1,166 @@
+"""What the gateway counts. Names, meanings and labels as vLLM's where it has them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from prometheus_client import CollectorRegistry, Gauge, generate_latest
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from ..counters import Distribution, Tally
+
+if TYPE_CHECKING:
+    from .generation import Generation
+
+LATENCY_BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60, 120)
+TOKEN_BUCKETS = (0.0002, 0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.1, 0.2, 0.5, 1, 5)
+
+
+class QueueLengths(Collector):
+    """Requests that wait for their turn, by tier; tiers where nobody waits are left out, but for the usual one."""
+
+    def __init__(self) -> None:
+        self.read: Callable[[], Mapping[int, int]] = dict
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        family = GaugeMetricFamily(
+            "headwater_admission_queue_length", "Requests that wait for their turn", labels=["tier"]
+        )
+        for tier, length in sorted({0: 0, **self.read()}.items()):
+            family.add_metric([str(tier)], length)
+        yield family
+
+
+class ModelDemand(Collector):
+    """Requests by model: what an autoscaler looks at. A model that nobody asks for is told too, with zero."""
+
+    def __init__(self) -> None:
+        self.read: Callable[[], Mapping[str, tuple[int, int]]] = dict
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        here = GaugeMetricFamily("headwater_model_requests", "Requests that wait or run", labels=["model_name"])
+        without = GaugeMetricFamily(
+            "headwater_model_requests_without_replica",
+            "Requests that wait because no replica of their model is there",
+            labels=["model_name"],
+        )
+        for model, (num_requests, num_without) in sorted(self.read().items()):
+            here.add_metric([model], num_requests)
+            without.add_metric([model], num_without)
+        yield from (here, without)
+
+
+class WithoutTenants(Collector):
+    """What of a registry names no tenants."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._registry = registry
+
+    def collect(self) -> Iterator[Metric]:
+        for family in self._registry.collect():
+            if not any("tenant" in sample.labels for sample in family.samples):
+                yield family
+
+
+LENGTH_BUCKETS = (1, 4, 16, 64, 256, 1024, 4096, 16_384, 65_536, 262_144)
+MAX_TENANTS = 1000
+"""With counters of their own: where tenants name themselves, their number has no bound."""
+OTHER_TENANTS = "others"
+
+
+class Metrics:
+    """One gateway's."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.registry = registry
+        self.running = Gauge("headwater_num_requests_running", "Requests that have their turn", registry=registry)
+        self.waiting = Gauge("headwater_num_requests_waiting", "Requests that wait for their turn", registry=registry)
+        self.streams = Gauge("headwater_num_streams", "Choices open at output processors", registry=registry)
+
+        def tally(name: str, documentation: str, *labels: str) -> Tally:
+            return Tally(f"headwater_{name}", documentation, labels, registry=registry)
+
+        self.responses = tally("http_responses", "HTTP answers by path and status", "path", "status")
+        self.finished = tally("request_success", "Choices that ended, by reason", "model_name", "finished_reason")
+        self.refused = tally("requests_refused", "Requests refused, by code", "code")
+        self.retries = tally("dispatch_retries", "Dispatches after a failed one")
+        self.migrations = tally("migrations", "Answers that went on elsewhere, by cause", "cause")
+        self.prompt_tokens = tally("prompt_tokens", "Prompt tokens of dispatched requests", "model_name")
+        self.cached_tokens = tally("cached_prompt_tokens", "Of these, found in the KV cache", "model_name")
+        self.generation_tokens = tally("generation_tokens", "Tokens delivered", "model_name")
+        self.tenant_tokens = tally(
+            "tenant_tokens",
+            "Tokens by tenant: of prompts, of these found in the cache, and of answers",
+            "tenant",
+            "kind",
+        )
+        self._tenants: set[str] = set()
+        self._models: dict[str, ModelMetrics] = {}
+
+        def distribution(name: str, documentation: str, bounds: Sequence[float]) -> Distribution:
+            return Distribution(f"headwater_{name}", documentation, bounds, ("model_name",), registry=registry)
+
+        self.queue_time = distribution("request_queue_time_seconds", "Wait for a turn here", LATENCY_BUCKETS)
+        self.first_token = distribution("time_to_first_token_seconds", "Arrival to first token", LATENCY_BUCKETS)
+        self.whole = distribution("e2e_request_latency_seconds", "Arrival to last token", LATENCY_BUCKETS)
+        self.per_token = distribution(
+            "request_time_per_output_token_seconds", "A request's mean time a token after its first", TOKEN_BUCKETS
+        )
+        self.prompt_length = distribution("request_prompt_tokens", "Tokens of a prompt", LENGTH_BUCKETS)
+        self.answer_length = distribution("request_generation_tokens", "Tokens of an answer", LENGTH_BUCKETS)
+        self.between_tokens = distribution("inter_token_latency_seconds", "Between a choice's pieces", TOKEN_BUCKETS)
+        self.queue = QueueLengths()
+        self.demand = ModelDemand()
+        registry.register(self.queue)
+        registry.register(self.demand)
+
+    def page(self, *, with_tenants: bool) -> bytes:
+        """As Prometheus reads it; without tenants for whoever may not know of others."""
+        return generate_latest(self.registry if with_tenants else WithoutTenants(self.registry))
+
+    def of(self, model: str) -> ModelMetrics:
+        """Of a model that is served."""
+        if model not in self._models:
+            self._models[model] = ModelMetrics(self, model)
+        return self._models[model]
+
+    def count(self, generation: Generation) -> None:
+        """A prompt that has ended, well or not."""
+        model, road, num_output_tokens = generation.job.model, generation.road, generation.num_output_tokens
+        num_prompt_tokens, cached_tokens, seconds = generation.num_prompt_tokens, generation.cached_tokens, road.seconds
+        each = self.of(model)
+        each.whole(seconds)
+        each.prompt_length(num_prompt_tokens)
+        each.answer_length(num_output_tokens)
+        if road.ttft is not None and num_output_tokens > 1:
+            each.per_token((seconds - road.ttft) / (num_output_tokens - 1))
+        self.prompt_tokens.add(model, by=num_prompt_tokens)
+        self.cached_tokens.add(model, by=cached_tokens)
+        self.generation_tokens.add(model, by=num_output_tokens)
+        self._count_tenant(generation.job.caller.tenant.id, num_prompt_tokens, cached_tokens, num_output_tokens)
+
+    def _count_tenant(self, tenant: str, num_prompt_tokens: int, cached_tokens: int, num_output_tokens: int) -> None:
+        if tenant not in self._tenants:
+            if len(self._tenants) < MAX_TENANTS:
+                self._tenants.add(tenant)
+            else:
+                tenant = OTHER_TENANTS
+        self.tenant_tokens.add(tenant, "prompt", by=num_prompt_tokens)
+        self.tenant_tokens.add(tenant, "cached", by=cached_tokens)
+        self.tenant_tokens.add(tenant, "output", by=num_output_tokens)
+
+
+class ModelMetrics:
+    """One model's distributions, looked up once."""
+
+    def __init__(self, metrics: Metrics, model: str) -> None:
+        self.queue_time = metrics.queue_time.of(model)
+        self.first_token = metrics.first_token.of(model)
+        self.whole = metrics.whole.of(model)
+        self.per_token = metrics.per_token.of(model)
+        self.prompt_length = metrics.prompt_length.of(model)
+        self.answer_length = metrics.answer_length.of(model)
+        self.between_tokens = metrics.between_tokens.of(model)

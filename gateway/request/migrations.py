@@ -1,0 +1,58 @@
+"""What keeps one fault from becoming many: how often requests may move on suspicion, and who moves alone."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable
+
+from ..router.router import Incarnation
+
+SHARE = 0.1
+"""Of all dispatches: migrations that nobody's death calls for."""
+BURST = 10.0
+"""So many of them at once."""
+MAX_ENGINES = 1024
+"""That are remembered, dead ones among them."""
+
+
+class Migrations:
+    """One gateway's."""
+
+    def __init__(self) -> None:
+        self._left = BURST
+        self._rooms: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._num_doubted: OrderedDict[Incarnation, int] = OrderedDict()
+
+    def dispatched(self) -> None:
+        """A request left for a replica."""
+        self._left = min(BURST, self._left + SHARE)
+
+    def is_excused(self) -> bool:
+        """Whether one more may move on suspicion; counts it."""
+        if self._left < 1:
+            return False
+        self._left -= 1
+        return True
+
+    async def alone(self, model_key: str) -> Callable[[], None]:
+        """Returns when no other suspect of an engine's death is being tried; what is returned ends the trial."""
+        room = self._rooms[model_key]
+        await room.acquire()
+        return room.release
+
+    def doubt(self, engine: Incarnation) -> None:
+        """An answer goes there that was with another engine when that one died, and has not got any further since."""
+        self._num_doubted[engine] = self.num_doubted(engine) + 1
+        self._num_doubted.move_to_end(engine)
+        if len(self._num_doubted) > MAX_ENGINES:
+            self._num_doubted.popitem(last=False)
+
+    def trust(self, engine: Incarnation) -> None:
+        """It got further there, or left while the engine lived."""
+        if engine in self._num_doubted:
+            self._num_doubted[engine] -= 1
+
+    def num_doubted(self, engine: Incarnation) -> int:
+        """Of an engine that died: how many such were there then."""
+        return self._num_doubted.get(engine, 0)

@@ -1,0 +1,170 @@
+"""The turns of a request's choices: they come to the gateway's queue one at a time, each with its part of what its
+tenant is given, and others' requests pass between them.
+
+Knows the queue and the shares of tenants; knows nothing about what a choice computes.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from typing import Generic, NamedTuple, TypeVar
+
+from ..tenancy.entrance import Entrance
+from ..tenancy.tenants import Tenant
+from ..tenancy.virtual_time import Share, VirtualTime
+from .admission import Admission, Turn
+
+ChoiceT = TypeVar("ChoiceT", bound=Hashable)
+
+
+class Part(NamedTuple):
+    """Tokens that choices are given. The first choice of a prompt is given the prompt as well."""
+
+    uncached: int
+    output: int
+    cached: int = 0
+
+
+class Place(NamedTuple):
+    """Where the choices of a prompt stand in the queue."""
+
+    tenant: Tenant
+    tier: int
+    model_key: str
+    num_prompt_tokens: int
+
+
+@dataclass(slots=True, eq=False)
+class _Held(Generic[ChoiceT]):
+    """What choices that began together hold until the last of them has ended."""
+
+    choices: Sequence[ChoiceT]
+    num_running: int
+    has_prompt: bool
+    num_choices: int
+    turn: Turn
+    share: Share
+
+
+class PromptTurns(Generic[ChoiceT]):
+    """The turns of one prompt's choices. `guess` says what choices will probably be given, `cost` what they were."""
+
+    def __init__(
+        self,
+        admission: Admission,
+        fair: VirtualTime,
+        entrance: Entrance,
+        place: Place,
+        choices: Sequence[ChoiceT],
+        guess: Callable[[Sequence[ChoiceT], bool], Part],
+        cost: Callable[[Sequence[ChoiceT], bool], Part],
+    ) -> None:
+        self._admission, self._fair, self._entrance, self._place = admission, fair, entrance, place
+        self._guess, self._cost = guess, cost
+        self._waiting = deque(choices)
+        self._held: dict[ChoiceT, _Held[ChoiceT]] = {}
+        self._has_first = self._is_started = False
+
+    @property
+    def are_all_given(self) -> bool:
+        return not self._waiting
+
+    def has(self, choice: ChoiceT) -> bool:
+        """Whether the choice runs."""
+        return choice in self._held
+
+    def virtual_time(self, choices: Sequence[ChoiceT]) -> float:
+        """When choices began, of their tenant's time; the earliest of several."""
+        return min((self._held[each].share.virtual_time for each in choices if each in self._held), default=0.0)
+
+    async def next(self) -> list[ChoiceT]:
+        """Waits for the turn of the next choice. Those behind it that need not wait at all come along."""
+        given = await self._begin(1, 1)
+        while self._waiting and (turn := self._along()) is not None:
+            given.append(self._waiting[0])
+            self._give(given[-1:], 1, turn, self._share(given[-1:]))
+        return given
+
+    async def together(self, num_choices: int) -> list[ChoiceT]:
+        """Waits for a turn of all choices, which count as `num_choices`."""
+        return await self._begin(len(self._waiting), num_choices)
+
+    def sent(self) -> None:
+        """The prompt is on its way to a replica."""
+        for held in self._held.values():
+            held.turn.sent()
+
+    def started(self) -> None:
+        """The prompt is being computed."""
+        self._is_started = True
+        for held in self._held.values():
+            held.share.started()
+            held.turn.started()
+
+    def ended(self, choice: ChoiceT) -> None:
+        """The choice does not run any longer; the turn goes to another one."""
+        held = self._held.pop(choice, None)
+        if held is not None:
+            held.num_running -= 1
+            if not held.num_running:
+                self._release(held)
+
+    def release(self) -> None:
+        """Gives all turns back: the request is over."""
+        for choice in list(self._held):
+            self.ended(choice)
+
+    async def _begin(self, count: int, num_choices: int) -> list[ChoiceT]:
+        """Brings the next `count` choices through the entrance and the queue, where they count as `num_choices`."""
+        place, entrance = self._place, self._entrance
+        await entrance.enter(num_choices)
+        choices = list(itertools.islice(self._waiting, count))
+        share = self._share(choices)
+        num_tokens = 0 if self._has_first else place.num_prompt_tokens
+        try:
+            turn = await self._admission.take(
+                place.tier, share.virtual_time, place.model_key, place.tenant.key, num_tokens, num_choices
+            )
+        except BaseException:
+            share.ended(uncached=0, cached=0, output=0)
+            share.release()
+            entrance.left(num_choices)
+            raise
+        finally:
+            entrance.let_next()
+        self._give(choices, num_choices, turn, share)
+        return choices
+
+    def _along(self) -> Turn | None:
+        if not self._entrance.has_room(1):
+            return None
+        turn = self._admission.try_take(self._place.model_key, self._place.tenant.key)
+        if turn is not None:
+            self._entrance.come_along()
+        return turn
+
+    def _share(self, choices: Sequence[ChoiceT]) -> Share:
+        part = self._guess(choices, not self._has_first)
+        return self._fair.request(self._place.tenant, part.uncached, part.output)
+
+    def _give(self, choices: list[ChoiceT], num_choices: int, turn: Turn, share: Share) -> None:
+        held = _Held(choices, len(choices), not self._has_first, num_choices, turn, share)
+        if self._has_first:
+            # It waits for a seat, not for its prompt.
+            turn.started()
+        if self._is_started:
+            share.started()
+        self._has_first = True
+        for choice in choices:
+            self._waiting.popleft()
+            self._held[choice] = held
+
+    def _release(self, held: _Held[ChoiceT]) -> None:
+        part = self._cost(held.choices, held.has_prompt)
+        held.share.ended(uncached=part.uncached, cached=part.cached, output=part.output)
+        held.share.release()
+        held.turn.release()
+        self._entrance.left(held.num_choices)

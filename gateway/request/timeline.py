@@ -1,0 +1,153 @@
+"""The road of one prompt: when it reached which stage, what was decided there, what that took.
+
+Told in three ways: plain data for whoever asks to explain a request, spans for a collector, a receipt for the client.
+Times are seconds of `time.perf_counter`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from headwater.proto import engine_pb2
+from headwater.services.runtime.tracing import Span
+
+from ..router.decision import Decision
+
+if TYPE_CHECKING:
+    from .generation import Generation
+
+MAX_CHOICES = 128
+"""Told of a prompt."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Attempt:
+    """One dispatch."""
+
+    decision: Decision
+    asked_at: float
+    """When the router was asked."""
+    dispatched_at: float
+    ended_at: float | None = None
+    start: engine_pb2.Start | None = None
+    """From the engine, when the prompt is computed."""
+    error: str = ""
+    was_alone: bool = False
+    """When it was lost, no other suspect of an engine's death was being tried."""
+    cause: str = ""
+    """Of its loss, where the request went on elsewhere or might have."""
+
+
+@dataclass(slots=True)
+class Road:
+    """`None`: not reached, or not yet."""
+
+    arrived_at: float = field(default_factory=time.perf_counter)
+    prepared_at: float | None = None
+    queued_at: float | None = None
+    """A replica of the model is there."""
+    admitted_at: float | None = None
+    first_token_at: float | None = None
+    ended_at: float | None = None
+    outcome: str = "running"
+    attempts: list[Attempt] = field(default_factory=list)
+
+    @property
+    def is_exact(self) -> bool:
+        """Every attempt computed with the same bits, so the answer is that of an undisturbed one."""
+        return len({attempt.decision.member.numerics_id for attempt in self.attempts}) <= 1
+
+    @property
+    def ttft(self) -> float | None:
+        return _between(self.arrived_at, self.first_token_at)
+
+    @property
+    def seconds(self) -> float:
+        """So far, or to its end."""
+        return (self.ended_at or time.perf_counter()) - self.arrived_at
+
+    @property
+    def queue_seconds(self) -> float | None:
+        """That it waited here for its turn."""
+        return _between(self.queued_at, self.admitted_at)
+
+    def to_spans(self, span: Span) -> None:
+        """What lies behind, as parts of the request's span."""
+        if self.prepared_at is not None:
+            span.part("prepare", self.arrived_at, self.prepared_at)
+        if self.prepared_at is not None and self.queued_at is not None:
+            span.part("replica", self.prepared_at, self.queued_at)
+        if self.queued_at is not None and self.admitted_at is not None:
+            span.part("queue", self.queued_at, self.admitted_at)
+        for number, attempt in enumerate(self.attempts, 1):
+            decision = attempt.decision
+            told = {"replica": decision.replica_id, "reason": decision.reason, "attempt": number}
+            told |= {"predicted_cached_tokens": decision.predicted_cached_tokens}
+            span.part("route", attempt.asked_at, attempt.dispatched_at, **told)
+            if attempt.ended_at is not None:
+                span.part("stream", attempt.dispatched_at, attempt.ended_at, error=attempt.error, **told)
+
+    def explained(self, generation: Generation) -> dict[str, Any]:
+        """Plain data. Seconds are stretches of the road, in its order; `engine_` ones by the engine's clock."""
+        start = self.attempts[-1].start if self.attempts else None
+        last = self.attempts[-1] if self.attempts else None
+        return {
+            "outcome": self.outcome,
+            "prompt_tokens": generation.num_prompt_tokens,
+            "cached_tokens": generation.cached_tokens,
+            "output_tokens": generation.num_output_tokens,
+            "seconds": {
+                "prepare": _between(self.arrived_at, self.prepared_at),
+                "replica": _between(self.prepared_at, self.queued_at),
+                "queue": self.queue_seconds,
+                "route": sum(each.dispatched_at - each.asked_at for each in self.attempts),
+                "engine_queue": start.queue_seconds if start is not None else None,
+                "engine_prefill": start.prefill_seconds if start is not None else None,
+                "to_first_token": self.ttft,
+                "after_first_token": _between(self.first_token_at, last.ended_at if last is not None else None),
+                "total": self.seconds,
+            },
+            "choices": [_choice(choice) for choice in generation.choices[:MAX_CHOICES]],
+            "attempts": [_plain(attempt) for attempt in self.attempts],
+        }
+
+
+def _choice(choice: Any) -> dict[str, Any]:
+    """What became of a choice; `engine` is missing for one that a stop string ended: its engine has no last word."""
+    told: dict[str, Any] = {"index": choice.index, "finish_reason": choice.finish_reason}
+    if (work := told_work([choice.work])) is not None:
+        told["engine"] = work
+    return told
+
+
+def told_work(works: Iterable[engine_pb2.Work | None]) -> dict[str, Any] | None:
+    """Plain data: what the last engine of each choice did, of those that said it, together."""
+    done = [work for work in works if work is not None]
+    if not done:
+        return None
+    steps = sum(work.steps for work in done)
+    return {
+        "steps": steps,
+        "tokens_per_step": round(sum(work.output_tokens for work in done) / max(steps, 1), 2),
+        "draft_tokens": sum(work.draft_tokens for work in done),
+        "accepted_tokens": sum(work.accepted_tokens for work in done),
+        "mean_batch_size": round(sum(work.mean_batch * work.steps for work in done) / max(steps, 1), 2),
+        "preemptions": sum(work.preemptions for work in done),
+    }
+
+
+def _plain(attempt: Attempt) -> dict[str, Any]:
+    return {
+        "decision": attempt.decision.receipt,
+        "route_seconds": attempt.dispatched_at - attempt.asked_at,
+        "seconds": _between(attempt.dispatched_at, attempt.ended_at),
+        "error": attempt.error or None,
+        "cause": attempt.cause or None,
+    }
+
+
+def _between(began: float | None, ended: float | None) -> float | None:
+    return ended - began if began is not None and ended is not None else None

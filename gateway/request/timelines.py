@@ -1,0 +1,124 @@
+"""Where requests went that have ended: the youngest, within a bound of memory, found on any gateway.
+
+A gateway that does not know a request asks the others over the bus. Knows nothing about HTTP.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections import OrderedDict
+from collections.abc import AsyncIterator
+from typing import Any
+
+import msgspec
+
+from headwater.services.runtime import subjects
+from headwater.services.runtime.bus import Bus, Subscription
+from headwater.services.runtime.tasks import owned_task
+
+from ..tenancy.tenants import Tenant
+
+MAX_BYTES = 16 * 1024 * 1024
+_OVERHEAD_BYTES = 512
+"""Of a request, besides its prompts."""
+MAX_PROMPTS = 64
+"""Told of one request."""
+MAX_ANSWER_BYTES = 512 * 1024
+"""Below what the bus carries in one message."""
+ASK_SECONDS = 0.5
+encode = msgspec.json.Encoder().encode
+
+
+class Explanation(msgspec.Struct, kw_only=True):
+    """What is known of one request."""
+
+    id: str
+    tenant: str
+    tenant_key: str
+    """Whose it is, where names may have been given again."""
+    model: str
+    client_request_id: str
+    trace_id: str
+    gateway: str
+    created: float
+    """Seconds since 1970."""
+    prompts: list[msgspec.Raw]
+    object: str = "request.explanation"
+
+    @property
+    def num_bytes(self) -> int:
+        return _OVERHEAD_BYTES + sum(len(prompt) for prompt in self.prompts)
+
+
+class _Question(msgspec.Struct):
+    request_id: str
+    tenant: str
+
+
+_questions, _explanations = msgspec.msgpack.Decoder(_Question), msgspec.json.Decoder(Explanation)
+
+
+class Roads:
+    """Use within `running`, or alone where there is no bus."""
+
+    def __init__(self, bus: Bus, gateway_id: str, *, max_bytes: int = MAX_BYTES) -> None:
+        self.gateway_id = gateway_id
+        self.num_bytes = 0
+        self._bus, self._max_bytes = bus, max_bytes
+        self._kept: OrderedDict[str, Explanation] = OrderedDict()
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[Roads]:
+        """Answers the other gateways for the length of a scope."""
+        async with self._bus.subscribe(subjects.EXPLAIN) as questions, owned_task(self._answer(questions)):
+            yield self
+
+    def begin(self, request_id: str, tenant: Tenant, model: str, client_request_id: str, trace_id: str) -> Explanation:
+        return Explanation(
+            id=request_id,
+            tenant=tenant.id,
+            tenant_key=tenant.key,
+            model=model,
+            client_request_id=client_request_id,
+            trace_id=trace_id,
+            gateway=self.gateway_id,
+            created=round(time.time(), 3),
+            prompts=[],
+        )
+
+    def has_room(self, request_id: str) -> bool:
+        """Whether one more prompt of a request would be kept."""
+        known = self._kept.get(request_id)
+        return known is None or len(known.prompts) < MAX_PROMPTS
+
+    def keep(self, explanation: Explanation, prompt: dict[str, Any]) -> None:
+        """One prompt of a request has ended; `has_room` for it."""
+        known = self._kept.setdefault(explanation.id, explanation)
+        self.num_bytes += len(raw := encode(prompt)) + (0 if known.prompts else _OVERHEAD_BYTES)
+        known.prompts.append(msgspec.Raw(raw))
+        while self.num_bytes > self._max_bytes:
+            _, oldest = self._kept.popitem(last=False)
+            self.num_bytes -= oldest.num_bytes
+
+    def find(self, request_id: str, tenant: str) -> Explanation | None:
+        """None also for a request of another tenant."""
+        known = self._kept.get(request_id)
+        return known if known is not None and known.tenant_key == tenant else None
+
+    async def ask_others(self, request_id: str, tenant: str) -> Explanation | None:
+        question = msgspec.msgpack.encode(_Question(request_id, tenant))
+        answer = await self._bus.ask(subjects.EXPLAIN, question, seconds=ASK_SECONDS)
+        return _explanations.decode(answer) if answer is not None else None
+
+    async def _answer(self, questions: Subscription) -> None:
+        """Silence is the answer of a gateway that does not know."""
+        async for message in questions:
+            with contextlib.suppress(msgspec.DecodeError):
+                question = _questions.decode(message.payload)
+                if message.reply and (known := self.find(question.request_id, question.tenant)) is not None:
+                    answer = encode(known)
+                    if len(answer) <= MAX_ANSWER_BYTES:
+                        await self._bus.publish(message.reply, answer)
+            await asyncio.sleep(0)

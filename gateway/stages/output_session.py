@@ -1,0 +1,368 @@
+"""One multiplexed session with an output processor. Sorts frames to streams; knows nothing about HTTP or JSON."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import grpc
+import structlog
+
+from headwater.proto import common_pb2, engine_pb2, output_processor_pb2, output_processor_pb2_grpc
+from headwater.proto.engine_pb2 import AddPart
+from headwater.proto.output_processor_pb2 import (
+    Attach,
+    Attached,
+    FindStreamRequest,
+    FoundStream,
+    GatewayFrame,
+    Keep,
+    LetGo,
+    Open,
+    OutputFrame,
+    RowParts,
+)
+from headwater.services.runtime import errors
+from headwater.services.runtime.call_proof import Impostor
+from headwater.services.runtime.channel import open_channel
+from headwater.services.runtime.gateway_identity import NOBODY, Gateway
+from headwater.services.runtime.grpc_errors import from_rpc_error
+from headwater.services.runtime.tasks import end
+
+from .open_chunks import parts_of
+from .stream_context import Found, contexts
+
+MAX_CREDITS = 1024
+"""And as many cancels, in one frame."""
+MAX_JOINED_BYTES = 32 * 1024
+"""Of several requests that wait, in one frame: a write costs more than a short request."""
+CONTEXT_BYTES = 128 * 1024
+"""Of what a resumable request's next gateway needs, in one frame."""
+FIND_SECONDS = 3.0
+RECONNECT_SECONDS = 0.2
+SILENCE_SECONDS = 5.0
+"""Of a stream after which it is asked for; its session is not silent, or it would have ended."""
+Scores = Sequence[common_pb2.TokenLogprob]
+
+
+class Receiver(Protocol):
+    """A stream's owner: what the session tells it, in order, without waiting for it."""
+
+    @property
+    def heard_at(self) -> float:
+        """When it was told something last, on `time.perf_counter`."""
+
+    def receive(
+        self,
+        first: int,
+        token_ids: list[int],
+        text: str,
+        offset: int,
+        now: float,
+        logprobs: Scores,
+        parts: RowParts | None,
+    ) -> None: ...
+    def started(self, start: engine_pb2.Start) -> None: ...
+    def prompt_scored(self, part: output_processor_pb2.OutputPromptLogprobs) -> None: ...
+    def embedded(self, embedding: common_pb2.Embedding) -> None: ...
+    def finished(self, finish: output_processor_pb2.OutputFinish) -> None: ...
+    def lost(self, error: errors.HeadwaterError) -> None: ...
+
+
+NO_LOGPROBS: tuple[common_pb2.TokenLogprob, ...] = ()
+SessionCall = grpc.aio.StreamStreamCall[GatewayFrame, OutputFrame]
+
+
+class OutputSession:
+    """The stream of frames to and from one output processor, kept up by `run`."""
+
+    def __init__(
+        self, address: str, on_connected: Callable[[], None] = lambda: None, gateway: Gateway = NOBODY
+    ) -> None:
+        self.address, self._gateway = address, gateway
+        self.connected = asyncio.Event()
+        self.models: set[str] = set()
+        """That it has the tokenizers of; empty for one that has not said."""
+        self._on_connected = on_connected
+        self.leaving = False
+        """The other side ends the session with its last stream; no new ones come."""
+        self._refuses = False
+        """It has said that it leaves, which may be heard here first."""
+        self._streams: dict[int, Receiver] = {}
+        self._ids = itertools.count(1)
+        self._cancels: list[engine_pb2.Cancel] = []
+        self._credits: dict[int, int] = {}
+        self._asked: deque[int] = deque()
+        self._adds: deque[Keep | Open | AddPart | Attach] = deque()
+        self._let_go: list[LetGo] = []
+        self._recorded: list[str] = []
+        """Goes along with what is said next, and alone when that takes long."""
+        self._is_recorded_due = False
+        self._attaching: dict[int, Callable[[Attached], None]] = {}
+        """By the first stream id: whom to tell that a request goes on here."""
+        self._stub: output_processor_pb2_grpc.OutputProcessorAsyncStub | None = None
+        self._wake = asyncio.Event()
+
+    @property
+    def num_streams(self) -> int:
+        return len(self._streams)
+
+    @property
+    def takes_streams(self) -> bool:
+        return self.connected.is_set() and not self._refuses
+
+    def open(self, request: Open, receivers: Sequence[Receiver], context: bytes = b"") -> list[int]:
+        """Sends a request whose choices report to `receivers`; returns their stream ids.
+
+        With the context that its next gateway needs, it can be resumed.
+        Raises `Unavailable` while the session is down, `BadRequest` when the parameters exceed a frame.
+        """
+        if not self.connected.is_set():
+            raise errors.Unavailable("the output processor is out of reach", code="output_processor_unavailable")
+        ids = [next(self._ids) for _ in receivers]
+        request.add.stream_ids[:] = ids
+        request.resumable = bool(context)
+        for start in range(0, len(context), CONTEXT_BYTES):
+            self._adds.append(Keep(stream_id=ids[0], context=context[start : start + CONTEXT_BYTES]))
+        self._adds.extend(parts_of(request))
+        self._streams.update(zip(ids, receivers, strict=True))
+        self._wake.set()
+        return ids
+
+    async def find(self, request_id: str, tenant: str) -> Found:
+        """What the output processor keeps of a request. Raises `NotFound`, `Unavailable`."""
+        if self._stub is None:
+            raise errors.Unavailable("the output processor is out of reach", code="output_processor_unavailable")
+        asked = FindStreamRequest(request_id=request_id, tenant=tenant)
+        try:
+            parts = [part async for part in self._stub.FindStream(asked, timeout=FIND_SECONDS)]
+        except grpc.aio.AioRpcError as failure:
+            raise from_rpc_error(failure) from None
+        return _found(self.address, request_id, parts)
+
+    async def forget(self, request_id: str, tenant: str) -> None:
+        """Nobody will come for a request any more. Raises `NotFound`, `Unavailable`."""
+        if self._stub is None:
+            raise errors.Unavailable("the output processor is out of reach", code="output_processor_unavailable")
+        try:
+            await self._stub.ForgetStream(FindStreamRequest(request_id=request_id, tenant=tenant), timeout=FIND_SECONDS)
+        except grpc.aio.AioRpcError as failure:
+            raise from_rpc_error(failure) from None
+
+    def attach(
+        self,
+        request_id: str,
+        tenant: str,
+        receivers: Sequence[Receiver],
+        on_attached: Callable[[Attached], None],
+        record_id: str = "",
+    ) -> list[int]:
+        """Takes a request over, whose choices report to `receivers` from their first token on; returns stream ids.
+        `record_id` is of the usage record that this gateway will write, if it will.
+
+        Raises `Unavailable` while the session is down.
+        """
+        if not self.connected.is_set():
+            raise errors.Unavailable("the output processor is out of reach", code="output_processor_unavailable")
+        ids = [next(self._ids) for _ in receivers]
+        self._adds.append(Attach(request_id=request_id, tenant=tenant, stream_ids=ids, record_id=record_id))
+        self._attaching[ids[0]] = on_attached
+        self._streams.update(zip(ids, receivers, strict=True))
+        self._wake.set()
+        return ids
+
+    def let_go(self, stream_ids: Sequence[int], prompt_tokens: int, output_tokens: int) -> None:
+        """Leaves a resumable request to whoever comes for it; so many of its tokens are charged."""
+        known = [stream_id for stream_id in stream_ids if self._streams.pop(stream_id, None) is not None]
+        for stream_id in known:
+            self._credits.pop(stream_id, None)
+        if known:
+            self._let_go.append(LetGo(stream_ids=known, prompt_tokens=prompt_tokens, output_tokens=output_tokens))
+            self._wake.set()
+
+    def cancel(self, stream_id: int, reason: str) -> None:
+        """Ends a stream; nothing more is heard of it. A stream that has ended is left alone."""
+        if self._streams.pop(stream_id, None) is not None:
+            self._credits.pop(stream_id, None)
+            self._cancels.append(engine_pb2.Cancel(stream_id=stream_id, reason=reason))
+            self._wake.set()
+
+    def recorded(self, record_id: str) -> None:
+        """A usage record of what it carried is stored."""
+        self._recorded.append(record_id)
+
+    def credit(self, stream_id: int, tokens: int) -> None:
+        """Gives room for more tokens of a stream."""
+        if stream_id in self._streams:
+            self._credits[stream_id] = self._credits.get(stream_id, 0) + tokens
+            self._wake.set()
+
+    async def run(self) -> None:
+        """Connects, carries frames until the session breaks, tells its streams, and starts again unless `leaving`."""
+        while not self.leaving:
+            async with open_channel(self.address) as channel:
+                await channel.channel_ready()
+                stub: output_processor_pb2_grpc.OutputProcessorAsyncStub
+                stub = output_processor_pb2_grpc.OutputProcessorStub(channel)
+                try:
+                    await channel.proven(call := stub.Session(metadata=self._gateway.metadata))
+                    self._stub = stub
+                    problem = await self._carry(call)
+                except grpc.aio.AioRpcError as refusal:
+                    problem = refusal.details() or refusal.code().name
+                except Impostor as stranger:
+                    problem = str(stranger)
+                finally:
+                    self._stub = None
+            structlog.get_logger().warning("output session lost", address=self.address, problem=problem)
+            await asyncio.sleep(RECONNECT_SECONDS)
+
+    async def _carry(self, call: SessionCall) -> str:
+        """One session to its end; returns what ended it."""
+        self._refuses = False
+        self.connected.set()
+        self._on_connected()
+        tasks = [asyncio.create_task(self._write(call)), asyncio.create_task(self._ask())]
+        try:
+            await self._read(call)
+            return "it ended the session"
+        except grpc.aio.AioRpcError as failure:
+            return failure.details() or failure.code().name
+        except ValueError as failure:
+            return f"it sent a frame that cannot be read: {failure}"
+        finally:
+            self.connected.clear()
+            call.cancel()
+            await end(*tasks)
+            self._lose()
+
+    async def _read(self, call: SessionCall) -> None:
+        # The end of the stream is read as a value that is no frame.
+        while isinstance(frame := await call.read(), OutputFrame):
+            self._deliver(frame)
+
+    def _deliver(self, frame: OutputFrame) -> None:
+        """Sorts one frame to its streams. Rows of streams that were cancelled meanwhile are dropped."""
+        now, streams, position, token_ids = time.perf_counter(), self._streams, 0, frame.token_ids[:]
+        for attached in frame.attached:
+            if (on_attached := self._attaching.pop(attached.stream_ids[0], None)) is not None:
+                on_attached(attached)
+        for start in frame.starts:
+            if (stream := streams.get(start.stream_id)) is not None:
+                stream.started(start)
+        for part in frame.prompt_logprobs:
+            if (stream := streams.get(part.stream_id)) is not None:
+                stream.prompt_scored(part)
+        for embedding in frame.embeddings:
+            if (stream := streams.get(embedding.stream_id)) is not None:
+                stream.embedded(embedding)
+        scored = {row.row: row.tokens for row in frame.logprobs} if frame.logprobs else None
+        parts = {row.row: row for row in frame.parts} if frame.parts else None
+        columns = (frame.stream_ids[:], frame.first_index[:], frame.num_tokens[:], frame.texts[:], frame.text_offset[:])
+        for row, (stream_id, first, count, text, offset) in enumerate(zip(*columns, strict=True)):
+            end = position + count
+            if (stream := streams.get(stream_id)) is not None:
+                logprobs = scored.get(row, NO_LOGPROBS) if scored is not None else NO_LOGPROBS
+                beside = parts.get(row) if parts is not None else None
+                stream.receive(first, token_ids[position:end], text, offset, now, logprobs, beside)
+            position = end
+        for finish in frame.finishes:
+            self._refuses |= finish.cause == common_pb2.LOSS_CAUSE_OUTPUT_PROCESSOR_LEAVING
+            if (stream := streams.pop(finish.stream_id, None)) is not None:
+                self._credits.pop(finish.stream_id, None)
+                stream.finished(finish)
+
+    async def _write(self, call: SessionCall) -> None:
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            while (frame := self._next_frame()) is not None:
+                await call.write(frame)
+
+    async def _ask(self) -> None:
+        """For ever: asks for streams that have said nothing for long. They may wait, or not be there any more."""
+        while True:
+            await asyncio.sleep(SILENCE_SECONDS)
+            self._is_recorded_due = True
+            self.ask(time.perf_counter() - SILENCE_SECONDS)
+
+    def ask(self, since: float) -> None:
+        """For streams that have said nothing since then; not while requests wait to be sent, lest it overtake them."""
+        if not self._adds:
+            self._asked.extend(each for each, stream in self._streams.items() if stream.heard_at < since)
+            self._wake.set()
+
+    def _next_frame(self) -> GatewayFrame | None:
+        """What is to be said now: every cancel, every credit, behind them a prompt's part or several short ones."""
+        is_due = self._is_recorded_due and self._recorded
+        if not (is_due or self._cancels or self._credits or self._asked or self._adds or self._let_go):
+            return None
+        frame = GatewayFrame(
+            cancels=self._cancels[:MAX_CREDITS],
+            let_go=self._let_go[:MAX_CREDITS],
+            recorded=self._recorded[:MAX_CREDITS],
+        )
+        del self._cancels[:MAX_CREDITS]
+        del self._let_go[:MAX_CREDITS]
+        del self._recorded[:MAX_CREDITS]
+        self._is_recorded_due = bool(is_due and self._recorded)
+        for stream_id in list(itertools.islice(self._credits, MAX_CREDITS)):
+            frame.credits.add(stream_id=stream_id, tokens=self._credits.pop(stream_id))
+        while self._asked and len(frame.asked) < MAX_CREDITS:
+            if (stream_id := self._asked.popleft()) in self._streams:
+                frame.asked.append(stream_id)
+        num_bytes = 0
+        while self._adds:
+            if len(self._adds) > 1 or num_bytes:
+                num_bytes += self._adds[0].ByteSize()
+                # A long prompt's parts go one by one, so that others come between them.
+                is_alone = num_bytes > MAX_JOINED_BYTES or isinstance(self._adds[0], AddPart)
+                if is_alone and (frame.opens or frame.parts or frame.keeps):
+                    break
+            self._put(self._adds.popleft(), frame)
+        return frame if frame.ByteSize() else None
+
+    def _put(self, item: Keep | Open | AddPart | Attach, frame: GatewayFrame) -> None:
+        """Unless it was cancelled while it waited: its cancel goes ahead and must not be overtaken by it."""
+        if isinstance(item, Open):
+            if not self._streams.keys().isdisjoint(item.add.stream_ids):
+                frame.opens.append(item)
+        elif isinstance(item, Attach):
+            if not self._streams.keys().isdisjoint(item.stream_ids):
+                frame.attaches.append(item)
+        elif isinstance(item, Keep):
+            if item.stream_id in self._streams:
+                frame.keeps.append(item)
+        elif item.stream_id in self._streams:
+            frame.parts.append(item)
+
+    def _lose(self) -> None:
+        streams, self._streams = self._streams, {}
+        self._cancels.clear()
+        self._credits.clear()
+        self._asked.clear()
+        self._adds.clear()
+        self._let_go.clear()
+        self._attaching.clear()
+        for stream in streams.values():
+            stream.lost(errors.Unavailable("the output processor is gone", code="output_processor_unavailable"))
+
+
+def _found(address: str, request_id: str, parts: Sequence[FoundStream]) -> Found:
+    first = parts[0]
+    return Found(
+        address=address,
+        request_id=request_id,
+        context=contexts.decode(b"".join(part.context for part in parts)),
+        granted=list(first.granted),
+        num_tokens=list(first.num_tokens),
+        has_ended=first.ended,
+        prompt_tokens=first.prompt_tokens,
+        output_tokens=first.output_tokens,
+        num_readers=first.num_readers,
+        attempt=first.attempt,
+    )

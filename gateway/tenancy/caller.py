@@ -1,0 +1,127 @@
+"""What the headers of a call say, the same over HTTP and gRPC: who asks, how urgent it is, until when."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import secrets
+import time
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field
+
+from headwater.services.runtime import errors
+from headwater.services.runtime.tracing import NoSpan, Span
+
+from .grant import Standing
+from .tenants import Identity, Tenant
+
+MAX_ID_LEN = 256
+MAX_STATE_LEN = 512
+MAX_DEADLINE_MS = 2**31 - 1
+MAX_PRIORITY = 1000
+UNTRACED = NoSpan()
+"""Until the request's own begins."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Caller:
+    """Who asks and on what terms."""
+
+    tenant: Tenant
+    request_id: str = field(default_factory=lambda: secrets.token_hex(12))
+    """Ours: keys everything."""
+    client_request_id: str = ""
+    """Theirs: echoed, keys nothing."""
+    priority: int = 0
+    """Added to the tenant's tier: it can only lower."""
+    deadline: float | None = None
+    """On the monotonic clock."""
+    traceparent: str = ""
+    """As the client sent it; what stages are told is the span's."""
+    tracestate: str = ""
+    span: Span = UNTRACED
+    wants_receipt: bool = False
+    is_counted: bool = False
+    """Among the requests of its tenant's minute, before it came here."""
+    standing: Standing = field(default_factory=Standing)
+    """Filled in when the request is charged."""
+
+    @classmethod
+    def of(cls, headers: Mapping[str, str], tenants: Identity, *, remaining: float | None = None) -> Caller:
+        """From lower-case header names; `remaining` is a deadline that the transport itself carries, in seconds."""
+        tenant = tenants.identify(headers.get("authorization", ""), headers.get("x-tenant", ""))
+        asked = headers.get("x-headwater-deadline-ms")
+        if asked is not None:
+            remaining = _whole("x-headwater-deadline-ms", asked, MAX_DEADLINE_MS) / 1e3
+        return cls(
+            tenant=tenant,
+            client_request_id=_printable(headers.get("x-request-id", "")),
+            priority=_whole("x-priority", headers.get("x-priority", "0"), MAX_PRIORITY),
+            deadline=None if remaining is None else time.monotonic() + remaining,
+            traceparent=_printable(headers.get("traceparent", "")),
+            tracestate=_whole_entries(headers.get("tracestate", "")),
+            wants_receipt=headers.get("x-headwater-receipt", "").lower() in ("1", "true", "yes"),
+        )
+
+    def with_body(self, request_id: str | None, priority: int | None) -> Caller:
+        """With what the request itself says of it: a name if the headers gave none, a priority that only lowers."""
+        if not (request_id or priority):
+            return self
+        return dataclasses.replace(
+            self,
+            client_request_id=self.client_request_id or _printable(request_id or ""),
+            priority=max(self.priority, priority or 0),
+        )
+
+    @property
+    def shown_id(self) -> str:
+        """What `x-request-id` answers."""
+        return self.client_request_id or self.request_id
+
+    @contextlib.asynccontextmanager
+    async def within_deadline(self) -> AsyncIterator[None]:
+        """The request's work: raises `DeadlineExceeded` once the deadline has passed; its span ends with it."""
+        fault = "cancelled"
+        try:
+            async with _until(self.deadline):
+                yield
+            fault = ""
+        except TimeoutError:
+            fault = errors.DeadlineExceeded.code
+            raise errors.DeadlineExceeded("the deadline of the request has passed") from None
+        except errors.HeadwaterError as error:
+            fault = error.code
+            raise
+        finally:
+            self.span.end(fault)
+
+    @property
+    def remaining_ms(self) -> int:
+        """Until the deadline, at least 1; 0: there is none."""
+        if self.deadline is None:
+            return 0
+        return min(max(1, int((self.deadline - time.monotonic()) * 1e3)), MAX_DEADLINE_MS)
+
+
+def _until(deadline: float | None) -> contextlib.AbstractAsyncContextManager[object]:
+    return contextlib.nullcontext() if deadline is None else asyncio.timeout(deadline - time.monotonic())
+
+
+def _printable(text: str) -> str:
+    """What may go back into a header and into a log line."""
+    return "".join(char for char in text[:MAX_ID_LEN] if " " < char <= "~")
+
+
+def _whole_entries(tracestate: str) -> str:
+    """As it came; of one that is longer than W3C asks to pass on, the entries that changed last."""
+    if not tracestate.isascii() or not tracestate.isprintable():
+        return ""
+    return tracestate if len(tracestate) <= MAX_STATE_LEN else tracestate[: MAX_STATE_LEN + 1].rpartition(",")[0]
+
+
+def _whole(name: str, raw: str, limit: int) -> int:
+    # A number that int() would take but a header has no business with (signs, spaces, underscores) is refused too.
+    if not raw.isascii() or not raw.isdigit() or len(raw) > 10 or int(raw) > limit:
+        raise errors.BadRequest.of(name, raw, f"a whole number, 0…{limit}")
+    return int(raw)

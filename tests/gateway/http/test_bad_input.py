@@ -1,0 +1,437 @@
+"""What is refused, on both surfaces: status, envelope and the name of the field."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import grpc
+import pytest
+from google.rpc import error_details_pb2
+from grpc_status import rpc_status
+
+from headwater.proto import common_pb2, inference_pb2, inference_pb2_grpc, processor_pb2
+from tests.gateway.processes import MODEL, Gateway, chat_body, completion_body
+
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+VOCAB_SIZE = 49152
+
+
+def schema_format(schema: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
+
+
+# Over the contract in one field, in chat and in completions, on REST and on gRPC alike.
+SAMPLING: list[tuple[str, Any, str]] = [
+    ("n", 0, "n"),
+    ("n", 129, "n"),
+    ("n", 2, "n"),
+    ("temperature", -0.1, "temperature"),
+    ("temperature", 2.1, "temperature"),
+    ("top_p", 0, "top_p"),
+    ("top_p", 1.01, "top_p"),
+    ("top_k", -2, "top_k"),
+    ("min_p", -0.1, "min_p"),
+    ("min_p", 1.1, "min_p"),
+    ("presence_penalty", -2.1, "presence_penalty"),
+    ("presence_penalty", 2.1, "presence_penalty"),
+    ("frequency_penalty", -2.1, "frequency_penalty"),
+    ("frequency_penalty", 2.1, "frequency_penalty"),
+    ("repetition_penalty", 0, "repetition_penalty"),
+    ("repetition_penalty", -1, "repetition_penalty"),
+    ("stop", [str(i) for i in range(17)], "stop"),
+    ("stop", [""], "stop"),
+    ("stop_token_ids", [VOCAB_SIZE], "stop_token_ids"),
+    ("bad_words", [""], "bad_words"),
+    ("allowed_token_ids", [VOCAB_SIZE], "allowed_token_ids"),
+    ("logit_bias", {VOCAB_SIZE: 1.0}, "logit_bias"),
+    ("min_tokens", 9, "min_tokens"),
+    ("max_tokens", 0, "max_tokens"),
+    ("max_tokens", 9000, "messages"),
+    ("prompt_logprobs", 21, "prompt_logprobs"),
+    ("best_of", 0, "best_of"),
+    ("best_of", 129, "best_of"),
+    ("best_of", 3, "best_of"),
+    ("truncate_prompt_tokens", 0, "truncate_prompt_tokens"),
+    ("truncate_prompt_tokens", 8193, "truncate_prompt_tokens"),
+    ("top_logprobs", 2, "top_logprobs"),
+    ("speculative", {"max_tokens": 0}, "speculative.max_tokens"),
+    ("speculative", {"max_tokens": 32}, "speculative.max_tokens"),
+    ("speculative", {"mode": "on"}, "speculative.mode"),
+    ("speculative", {"drafter": "eagle"}, "speculative.drafter"),
+    ("speculative", {"mode": "off", "drafter": ""}, "speculative.drafter"),
+]
+SAMPLING_IDS = [f"{name}={str(value)[:12]}" for name, value, _ in SAMPLING]
+
+# Just inside the contract.
+ACCEPTED: list[dict[str, Any]] = [
+    {"n": 128, "temperature": 1, "max_tokens": 1},
+    {"temperature": 2},
+    {"top_p": 1, "top_k": -1},
+    {"top_k": 0, "min_p": 1},
+    {"presence_penalty": -2, "frequency_penalty": 2},
+    {"repetition_penalty": 0.01},
+    {"stop": [str(i) * 9 for i in range(16)]},
+    {"logit_bias": {str(VOCAB_SIZE - 1): -1000}},
+    {"min_tokens": 8},
+    {"seed": -(2**63)},
+    {"seed": 2**63 - 1},
+    {"best_of": 1},
+    {"best_of": 3, "n": 2, "temperature": 1},
+    {"use_beam_search": True, "n": 2},
+    {"truncate_prompt_tokens": 1},
+    {"logprobs": True, "top_logprobs": 20},
+    {"prompt_logprobs": 20},
+    {"speculative": "auto"},
+    {"speculative": {}},
+    {"speculative": {"mode": "auto", "drafter": "suffix", "max_tokens": 31}},
+    {"speculative": {"mode": None, "drafter": "ngram", "max_tokens": 1}},
+]
+
+ALLOWED = {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [{"function": {"name": "g"}}]}}
+# What only JSON can get wrong; the path, what is changed in a good body (None: taken out), status and field.
+JSON_ROWS: list[tuple[str, dict[str, Any], int, str | None]] = [
+    (CHAT, {"model": None}, 400, "model"),
+    (CHAT, {"model": "nobody"}, 404, "model"),
+    (CHAT, {"model": 5}, 400, "model"),
+    (CHAT, {"messages": None}, 400, "messages"),
+    (CHAT, {"messages": []}, 400, "messages"),
+    (CHAT, {"messages": "hello"}, 400, "messages"),
+    (CHAT, {"messages": [5]}, 400, "messages[0]"),
+    (CHAT, {"messages": [{"content": "x"}]}, 400, "messages[0].role"),
+    (CHAT, {"messages": [{"role": "king", "content": "x"}]}, 400, "messages[0].role"),
+    (CHAT, {"messages": [{"role": "user", "content": 7}]}, 400, "messages[0].content"),
+    (CHAT, {"messages": [{"role": "user"}]}, 400, "messages[0].content"),
+    (CHAT, {"messages": [{"role": "assistant", "function_call": {"name": "f"}}]}, 400, "messages[0].function_call"),
+    (CHAT, {"messages": [{"role": "user", "content": "x", "audio": {"id": "a"}}]}, 400, "messages[0].audio"),
+    (CHAT, {"messages": [{"role": "user", "content": "x", "prefix": True}]}, 400, "messages[0].prefix"),
+    (CHAT, {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400, "messages[0].content[0].type"),
+    (CHAT, {"messages": [{"role": "user", "content": [{"text": "x"}]}]}, 400, "messages[0].content[0].type"),
+    (CHAT, {"messages": [{"role": "user", "content": "a " * 9000}]}, 400, "messages"),
+    (CHAT, {"temperature": "hot"}, 400, "temperature"),
+    (CHAT, {"temperature": True}, 400, "temperature"),
+    (CHAT, {"max_tokens": 1.5}, 400, "max_tokens"),
+    (CHAT, {"max_tokens": -1}, 400, "max_tokens"),
+    (CHAT, {"max_tokens": "8"}, 400, "max_tokens"),
+    (CHAT, {"n": "2"}, 400, "n"),
+    (CHAT, {"seed": 2**63}, 400, "seed"),
+    (CHAT, {"seed": "x"}, 400, "seed"),
+    (CHAT, {"stop": 5}, 400, "stop"),
+    (CHAT, {"stop": [5]}, 400, "stop[0]"),
+    (CHAT, {"logit_bias": {"x": 1}}, 400, "logit_bias"),
+    (CHAT, {"logit_bias": [1]}, 400, "logit_bias"),
+    (CHAT, {"stream": "yes"}, 400, "stream"),
+    (CHAT, {"stream_options": {"include_usage": True}}, 400, "stream_options"),
+    (CHAT, {"stream": True, "prompt_logprobs": 1}, 400, "prompt_logprobs"),
+    (CHAT, {"use_beam_search": True, "n": 11}, 400, "use_beam_search"),
+    (CHAT, {"stream": True, "best_of": 2, "temperature": 1}, 400, "best_of"),
+    (CHAT, {"top_logprobs": 21, "logprobs": True}, 400, "top_logprobs"),
+    (CHAT, {"cache_salt": 5}, 400, "cache_salt"),
+    (CHAT, {"priority": -1}, 400, "priority"),
+    (CHAT, {"tools": []}, 400, "tools"),
+    (CHAT, {"tools": [{"type": "function"}]}, 400, "tools[0].function"),
+    (CHAT, {"tools": [{"function": {"name": "a b"}}]}, 400, "tools[0].function.name"),
+    (CHAT, {"tools": [{"type": "web_search", "function": {"name": "f"}}]}, 400, "tools[0].type"),
+    (CHAT, {"tools": [{"function": {"name": "f"}}], "tool_choice": "g"}, 400, "tool_choice"),
+    (CHAT, {"tools": [{"function": {"name": "f"}}], "tool_choice": {"function": {"name": "g"}}}, 400, "tool_choice"),
+    (CHAT, {"tools": [{"function": {"name": "f"}}], "tool_choice": {"name": "g"}}, 400, "tool_choice.function"),
+    (
+        CHAT,
+        {"tools": [{"function": {"name": "f"}}], "tool_choice": ALLOWED | {"allowed_tools": {"mode": "any"}}},
+        400,
+        "tool_choice.allowed_tools.mode",
+    ),
+    (CHAT, {"tools": [{"function": {"name": "f"}}], "tool_choice": ALLOWED}, 400, "tool_choice"),
+    (
+        CHAT,
+        {"tools": [{"function": {"name": "f"}}], "tool_choice": {"type": "allowed_tools"}},
+        400,
+        "tool_choice.allowed_tools",
+    ),
+    (CHAT, {"tool_choice": "auto"}, 400, "tool_choice"),
+    (CHAT, {"functions": [{"name": "f"}]}, 400, "functions"),
+    (CHAT, {"reasoning_effort": "some"}, 400, "reasoning_effort"),
+    (CHAT, {"verbosity": "loud"}, 400, "verbosity"),
+    (COMPLETIONS, {"verbosity": "low"}, 400, "verbosity"),
+    (CHAT, {"thinking_token_budget": 8}, 400, "thinking_token_budget"),
+    (CHAT, {"thinking_token_budget": -2}, 400, "thinking_token_budget"),
+    (CHAT, {"truncation_side": "middle"}, 400, "truncation_side"),
+    (CHAT, {"speculative": "on"}, 400, "speculative"),
+    (CHAT, {"speculative": True}, 400, "speculative"),
+    (CHAT, {"speculative": ["off"]}, 400, "speculative"),
+    (CHAT, {"speculative": {"mode": 1}}, 400, "speculative.mode"),
+    (CHAT, {"speculative": {"drafter": ["ngram"]}}, 400, "speculative.drafter"),
+    (CHAT, {"speculative": {"max_tokens": "4"}}, 400, "speculative.max_tokens"),
+    (CHAT, {"speculative": {"max_tokens": 1.5}}, 400, "speculative.max_tokens"),
+    (CHAT, {"speculative": {"max_tokens": -1}}, 400, "speculative.max_tokens"),
+    (CHAT, {"speculative": {"num_speculative_tokens": 5}}, 400, "speculative.num_speculative_tokens"),
+    (COMPLETIONS, {"speculative": {"draft": "ngram"}}, 400, "speculative.draft"),
+    (COMPLETIONS, {"speculative": {"max_tokens": 32}}, 400, "speculative.max_tokens"),
+    (CHAT, {"documents": [{"title": "t", "text": "x"}]}, 400, "documents"),
+    (CHAT, {"suffix": "x"}, 400, "suffix"),
+    (CHAT, {"modalities": ["text", "audio"]}, 400, "modalities"),
+    (CHAT, {"separate_reasoning": False}, 400, "separate_reasoning"),
+    (CHAT, {"vllm_xargs": {"a": 1}}, 400, "vllm_xargs"),
+    (CHAT, {"logprob_token_ids": [1]}, 400, "logprob_token_ids"),
+    (CHAT, {"repetition_detection": {"max_pattern_size": 4}}, 400, "repetition_detection"),
+    (CHAT, {"prompt": "x"}, 400, "prompt"),
+    (CHAT, {"regex": "a", "ebnf": 'root ::= "a"'}, 400, "ebnf"),
+    (COMPLETIONS, {"messages": [{"role": "user", "content": "x"}]}, 400, "messages"),
+    (COMPLETIONS, {"tools": [{"function": {"name": "f"}}]}, 400, "tools"),
+    (COMPLETIONS, {"prompt_embeds": "AAAA"}, 400, "prompt_embeds"),
+    (CHAT, {"response_format": "json"}, 400, "response_format"),
+    (CHAT, {"response_format": {"type": "xml"}}, 400, "response_format.type"),
+    (CHAT, {"response_format": {"type": "json_schema"}}, 400, "response_format.schema"),
+    (CHAT, {"response_format": {"type": "json_schema", "json_schema": {}}}, 400, "response_format.json_schema.schema"),
+    (CHAT, {"response_format": schema_format({"not": {}})}, 400, "response_format.json_schema.schema"),
+    (CHAT, {"response_format": schema_format({"type": "strin"})}, 400, "response_format.json_schema.schema"),
+    (CHAT, {"response_format": {"type": "json_object"}, "guided_regex": "a"}, 400, "guided_regex"),
+    (CHAT, {"guided_regex": "(a"}, 400, "guided_regex"),
+    (CHAT, {"guided_choice": []}, 400, "guided_choice"),
+    (CHAT, {"guided_choice": "a"}, 400, "guided_choice"),
+    (CHAT, {"guided_regex": "a", "ignore_eos": True}, 400, "ignore_eos"),
+    (CHAT, {"guided_regex": "a", "guided_whitespace_pattern": " "}, 400, "whitespace_pattern"),
+    (COMPLETIONS, {"structured_outputs": {"grammar": "start: a"}}, 400, "structured_outputs.grammar"),
+    (COMPLETIONS, {"structured_outputs": {"json": "{"}}, 400, "structured_outputs.json"),
+    (COMPLETIONS, {"structured_outputs": {"json": {}, "regex": "a"}}, 400, "structured_outputs.regex"),
+    (COMPLETIONS, {"structured_outputs": {"magic": 1}}, 400, "structured_outputs.magic"),
+    (COMPLETIONS, {"structural_tag": {"format": {"type": "x"}}}, 400, "structural_tag"),
+    (CHAT, {"chat_template_kwargs": {"messages": []}}, 400, "chat_template_kwargs"),
+    (CHAT, {"chat_template_kwargs": "x"}, 400, "chat_template_kwargs"),
+    (CHAT, {"continue_final_message": True, "add_generation_prompt": True}, 400, "continue_final_message"),
+    (COMPLETIONS, {"prompt": None}, 400, "prompt"),
+    (COMPLETIONS, {"prompt": ""}, 400, "prompt"),
+    (COMPLETIONS, {"prompt": []}, 400, "prompt"),
+    (COMPLETIONS, {"prompt": ["a", ""]}, 400, "prompt"),
+    (COMPLETIONS, {"prompt": ["a", 5]}, 400, "prompt"),
+    (COMPLETIONS, {"prompt": [[1], ["a"]]}, 400, "prompt[1][0]"),
+    (COMPLETIONS, {"prompt": [[1], []]}, 400, "prompt"),
+    (COMPLETIONS, {"prompt": {"text": "a"}}, 400, "prompt"),
+    (COMPLETIONS, {"prompt": [VOCAB_SIZE]}, 400, "prompt"),
+    (COMPLETIONS, {"prompt": [-1]}, 400, "prompt[0]"),
+    (COMPLETIONS, {"prompt": [1] * 8192}, 400, "prompt"),
+    (COMPLETIONS, {"logprobs": 21}, 400, "logprobs"),
+    (COMPLETIONS, {"suffix": "end"}, 400, "suffix"),
+    (COMPLETIONS, {"max_tokens": 0}, 400, "max_tokens"),
+    ("/tokenize", {"messages": [{"role": "user", "content": "x"}]}, 400, "prompt"),
+    ("/tokenize", {"prompt": None}, 400, "prompt"),
+    ("/detokenize", {"tokens": [VOCAB_SIZE]}, 400, "tokens"),
+    ("/detokenize", {"tokens": "x"}, 400, "tokens"),
+]
+GOOD = {
+    CHAT: chat_body(),
+    COMPLETIONS: completion_body(),
+    "/tokenize": {"model": MODEL, "prompt": "a"},
+    "/detokenize": {"model": MODEL, "tokens": [5]},
+}
+TYPES = {400: "invalid_request_error", 404: "invalid_request_error", 413: "invalid_request_error"}
+
+
+def check(reply: Any, status: int, param: str | None) -> str:
+    """Of an envelope; returns its message."""
+    assert reply.status_code == status, reply.text
+    error = reply.json()["error"]
+    assert error.keys() == {"message", "type", "param", "code"}
+    assert error["type"] == TYPES.get(status, "invalid_request_error")
+    assert error["param"] == param
+    assert error["code"]
+    assert " at 0x" not in error["message"]
+    assert "Traceback" not in error["message"]
+    message: str = error["message"]
+    return message
+
+
+@pytest.mark.parametrize(("name", "value", "param"), SAMPLING, ids=SAMPLING_IDS)
+def test_rest_refuses_what_the_sampling_contract_refuses(gateway: Gateway, name: str, value: Any, param: str) -> None:
+    message = check(gateway.client.post(CHAT, json=chat_body(**{name: value})), 400, param)
+    assert "allowed" in message or "not supported" in message
+    if name != "top_logprobs":
+        body = completion_body(**{name: value})
+        check(gateway.client.post(COMPLETIONS, json=body), 400, "prompt" if param == "messages" else param)
+
+
+@pytest.mark.parametrize("fields", ACCEPTED, ids=str)
+def test_rest_accepts_what_lies_just_inside(gateway: Gateway, fields: dict[str, Any]) -> None:
+    reply = gateway.client.post(CHAT, json=chat_body(**fields))
+    assert reply.status_code == 200, reply.text
+
+
+@pytest.mark.parametrize(
+    ("path", "change", "status", "param"), JSON_ROWS, ids=[f"{row[0]} {str(row[1])[:40]}" for row in JSON_ROWS]
+)
+def test_rest_names_the_field_of_a_bad_body(
+    gateway: Gateway, path: str, change: dict[str, Any], status: int, param: str | None
+) -> None:
+    body = {name: value for name, value in (GOOD[path] | change).items() if value is not None}
+    check(gateway.client.post(path, json=body), status, param)
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"{", b"{'a': 1}", b'{"model": NaN}', b"\xff\xfe", b"[" * 3000, b"[]", b'"x"', b"null"]
+)
+def test_rest_refuses_what_is_no_json_object(gateway: Gateway, body: bytes) -> None:
+    reply = gateway.client.post(CHAT, content=body, headers={"content-type": "application/json"})
+    check(reply, 400, None)
+
+
+def test_rest_names_the_text_that_is_not_whole(gateway: Gateway) -> None:
+    cases = [
+        (rb'"messages": [{"role": "user", "content": "a\ud800b"}]', "messages[0].content", r"'a\ud800b'"),
+        (rb'"metadata": {"\udc00": "x"}', r"metadata.\udc00", r"'\udc00'"),
+    ]
+    for fields, param, shown in cases:
+        body = b'{"model": "m", ' + fields + b"}"
+        said = check(gateway.client.post(CHAT, content=body, headers={"content-type": "application/json"}), 400, param)
+        assert said == rf"{param} is {shown}; allowed: text whose \ud800…\udfff come in pairs"
+
+
+def test_rest_says_that_a_message_without_parts_has_none(gateway: Gateway) -> None:
+    reply = gateway.client.post(CHAT, json=chat_body(messages=[{"role": "user", "content": []}]))
+    said = check(reply, 400, "messages[0].content")
+    assert said == "messages[0].content is missing or has no parts; allowed: a string or a list of text parts"
+
+
+def test_rest_refuses_other_media_types_methods_and_paths(gateway: Gateway) -> None:
+    check(gateway.client.post(CHAT, content=b"a=b", headers={"content-type": "text/plain"}), 415, None)
+    check(gateway.client.get(CHAT), 405, None)
+    check(gateway.client.post("/v1/audio", json={}), 404, "path")
+    check(gateway.client.get("/v1/models/nobody"), 404, "model")
+
+
+def test_who_asks_for_a_model_that_is_not_served_is_told_which_are(gateway: Gateway) -> None:
+    told = f"the model 'nobody' does not exist; served: {MODEL}"
+    for path, body in (*GOOD.items(), ("/v1/responses", {"input": "x"})):
+        assert check(gateway.client.post(path, json=body | {"model": "nobody"}), 404, "model") == told
+    assert check(gateway.client.get("/v1/models/nobody"), 404, "model") == told
+    with grpc.insecure_channel(gateway.grpc) as channel:
+        stub: Any = inference_pb2_grpc.InferenceStub(channel)
+        for call, request in (
+            (stub.Chat, inference_pb2.ChatRequest(model="nobody")),
+            (stub.Embed, inference_pb2.EmbedRequest(model="nobody", inputs=[processor_pb2.Prompt(text="x")])),
+            (stub.Detokenize, inference_pb2.DetokenizeRequest(model="nobody")),
+        ):
+            with pytest.raises(grpc.RpcError) as raised:
+                call(request)
+            assert raised.value.details() == told
+
+
+def test_rest_refuses_a_body_of_ten_megabytes_declared_or_not(gateway: Gateway) -> None:
+    def chunks() -> Iterator[bytes]:
+        for _ in range(160):
+            yield b" " * 65536
+
+    huge = b" " * (10 << 20)
+    check(gateway.client.post(CHAT, content=huge, headers={"content-type": "application/json"}), 413, None)
+    check(gateway.client.post(CHAT, content=chunks(), headers={"content-type": "application/json"}), 413, None)
+
+
+@pytest.mark.parametrize("header", ["x-priority", "x-headwater-deadline-ms"])
+@pytest.mark.parametrize("value", ["-1", "high", "1e3", "99999999999"])
+def test_rest_names_a_bad_header(gateway: Gateway, header: str, value: str) -> None:
+    check(gateway.client.post(CHAT, json=chat_body(), headers={header: value}), 400, header)
+
+
+def test_rest_refuses_a_tenant_name_that_is_none(gateway: Gateway) -> None:
+    check(gateway.client.post(CHAT, json=chat_body(), headers={"x-tenant": "a b"}), 400, "x-tenant")
+
+
+def chat_request(**fields: Any) -> inference_pb2.ChatRequest:
+    conversation = processor_pb2.Conversation(messages=[common_pb2.ChatMessage(role="user", content="Hello")])
+    sampling = common_pb2.Sampling(**({"max_tokens": 8, "temperature": 0} | fields))
+    return inference_pb2.ChatRequest(model=MODEL, conversation=conversation, sampling=sampling)
+
+
+GRPC_ROWS: list[tuple[str, Any, grpc.StatusCode, str]] = [
+    ("Chat", inference_pb2.ChatRequest(model="nobody"), grpc.StatusCode.NOT_FOUND, "model"),
+    ("Chat", inference_pb2.ChatRequest(model=MODEL), grpc.StatusCode.INVALID_ARGUMENT, "messages"),
+    (
+        "Chat",
+        inference_pb2.ChatRequest(model=MODEL, conversation={"messages": [{"role": "king", "content": "x"}]}),
+        grpc.StatusCode.INVALID_ARGUMENT,
+        "messages[0].role",
+    ),
+    (
+        "Chat",
+        inference_pb2.ChatRequest(
+            model=MODEL, conversation={"messages": [{"role": "user", "content": "x"}], "tools": [{"name": "f g"}]}
+        ),
+        grpc.StatusCode.INVALID_ARGUMENT,
+        "tools[0].function.name",
+    ),
+    (
+        "Chat",
+        inference_pb2.ChatRequest(
+            model=MODEL, conversation={"messages": [{"role": "user", "content": "x"}]}, priority=-1
+        ),
+        grpc.StatusCode.INVALID_ARGUMENT,
+        "priority",
+    ),
+    (
+        "Complete",
+        inference_pb2.CompleteRequest(model=MODEL, text="x", priority=2**31 - 1),
+        grpc.StatusCode.INVALID_ARGUMENT,
+        "priority",
+    ),
+    ("Complete", inference_pb2.CompleteRequest(model=MODEL), grpc.StatusCode.INVALID_ARGUMENT, "prompt"),
+    (
+        "Complete",
+        inference_pb2.CompleteRequest(model=MODEL, token_ids={"ids": [VOCAB_SIZE]}),
+        grpc.StatusCode.INVALID_ARGUMENT,
+        "prompt",
+    ),
+    (
+        "Complete",
+        inference_pb2.CompleteRequest(model=MODEL, text="a " * 9000),
+        grpc.StatusCode.INVALID_ARGUMENT,
+        "prompt",
+    ),
+    ("Tokenize", inference_pb2.TokenizeRequest(model=MODEL), grpc.StatusCode.INVALID_ARGUMENT, "prompt"),
+    (
+        "Detokenize",
+        inference_pb2.DetokenizeRequest(model=MODEL, token_ids=[VOCAB_SIZE]),
+        grpc.StatusCode.INVALID_ARGUMENT,
+        "tokens",
+    ),
+]
+
+
+@pytest.fixture(scope="module")
+def stub(gateway: Gateway) -> Iterator[Any]:
+    with grpc.insecure_channel(gateway.grpc) as channel:
+        yield inference_pb2_grpc.InferenceStub(channel)
+
+
+def _first_of(reply: Any) -> Any:
+    return next(reply) if hasattr(reply, "__next__") else reply
+
+
+def refusal(call: Any, request: Any) -> tuple[grpc.StatusCode, str]:
+    """The status that a call ends with, and the field that its details name."""
+    with pytest.raises(grpc.RpcError) as raised:
+        _first_of(call(request, timeout=20))
+    failure: Any = raised.value
+    field, info = error_details_pb2.BadRequest(), error_details_pb2.ErrorInfo()
+    status = rpc_status.from_call(failure)
+    for detail in status.details if status is not None else ():
+        detail.Unpack(field)
+        detail.Unpack(info)
+    return failure.code(), field.field_violations[0].field if field.field_violations else info.metadata["param"]
+
+
+@pytest.mark.parametrize(("name", "value", "param"), SAMPLING, ids=SAMPLING_IDS)
+def test_grpc_refuses_what_the_sampling_contract_refuses(stub: Any, name: str, value: Any, param: str) -> None:
+    for call in (stub.Chat, stub.ChatStream):
+        assert refusal(call, chat_request(**{name: value})) == (grpc.StatusCode.INVALID_ARGUMENT, param)
+
+
+@pytest.mark.parametrize(("method", "request_", "code", "param"), GRPC_ROWS, ids=[f"{r[0]} {r[3]}" for r in GRPC_ROWS])
+def test_grpc_names_the_field_of_a_bad_request(
+    stub: Any, method: str, request_: Any, code: grpc.StatusCode, param: str
+) -> None:
+    assert refusal(getattr(stub, method), request_) == (code, param)
+
+
+def test_grpc_refuses_a_message_of_ten_megabytes(stub: Any) -> None:
+    with pytest.raises(grpc.RpcError) as raised:
+        stub.Complete(inference_pb2.CompleteRequest(model=MODEL, text="a" * (10 << 20)), timeout=20)
+    assert raised.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED

@@ -1,0 +1,106 @@
+"""Connections of clients: what becomes of those that ask for nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from headwater.gateway.http import listener as listener_module
+from headwater.gateway.http.listener import UNSENT_BYTES, RestListener
+
+WHOLE = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"
+
+
+async def hello(scope: Any, receive: Any, send: Any) -> None:
+    # Longer than a head may take: what is being answered is not cut off for what comes behind it.
+    await asyncio.sleep(0.3)
+    headers = [(b"content-length", b"5")]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    await send({"type": "http.response.body", "body": b"hello"})
+
+
+@pytest.fixture
+async def address(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[str, int]]:
+    monkeypatch.setattr(listener_module, "HEAD_SECONDS", 0.1)
+    listener = RestListener(hello, "127.0.0.1", 0, reuse_port=False)
+    listener.start()
+    host, _, port = listener.address.rpartition(":")
+    yield host.removeprefix("http://"), int(port)
+    await listener.stop(5.0)
+
+
+async def test_what_a_client_does_not_read_is_not_taken_from_who_answers() -> None:
+    num_sent, is_filled, has_left = 0, asyncio.Event(), asyncio.Event()
+
+    async def endless(scope: Any, receive: Any, send: Any) -> None:
+        nonlocal num_sent
+        if scope["path"] == "/hello":
+            await hello(scope, receive, send)
+            return
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        while num_sent < 100 * UNSENT_BYTES and not has_left.is_set():
+            await send({"type": "http.response.body", "body": b"x" * 200, "more_body": True})
+            num_sent += 200
+            if num_sent >= UNSENT_BYTES:
+                is_filled.set()
+
+    listener = RestListener(endless, "127.0.0.1", 0, reuse_port=False)
+    listener.start()
+    host, _, port = listener.address.removeprefix("http://").rpartition(":")
+    deaf = socket.socket()
+    try:
+        deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        deaf.connect((host, int(port)))
+        deaf.sendall(WHOLE)
+        async with asyncio.timeout(30):
+            await is_filled.wait()
+        # Others are answered, and nothing moves meanwhile but what was still on its way.
+        for _ in range(3):
+            reader, writer = await asyncio.open_connection(host, int(port))
+            writer.write(WHOLE.replace(b"/", b"/hello", 1))
+            assert (await reader.readuntil(b"hello")).startswith(b"HTTP/1.1 200")
+            writer.close()
+        assert num_sent < 4 * UNSENT_BYTES
+    finally:
+        has_left.set()
+        deaf.close()
+        await listener.stop(5.0)
+
+
+async def test_a_port_in_use_is_named_with_its_address(address: tuple[str, int]) -> None:
+    host, port = address
+    with pytest.raises(OSError, match=f"cannot listen on {host}:{port}: Address already in use"):
+        RestListener(hello, host, port, reuse_port=False)
+
+
+async def test_who_goes_on_sending_a_body_that_was_answered_is_cut_off(address: tuple[str, int]) -> None:
+    reader, writer = await asyncio.open_connection(*address)
+    writer.write(b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 1000000\r\n\r\n")
+    async with asyncio.timeout(30):
+        answer = await reader.readuntil(b"hello")
+        with contextlib.suppress(ConnectionError):
+            while not reader.at_eof():
+                writer.write(b"x")
+                await writer.drain()
+                await asyncio.sleep(0.01)
+    assert b"200 OK" in answer
+    writer.close()
+    with contextlib.suppress(ConnectionError):
+        await writer.wait_closed()
+
+
+@pytest.mark.parametrize("said", [b"", b"GET / HT", WHOLE[:-2], WHOLE + WHOLE[:10]])
+async def test_who_does_not_come_to_the_end_of_a_head_is_cut_off(said: bytes, address: tuple[str, int]) -> None:
+    reader, writer = await asyncio.open_connection(*address)
+    writer.write(said)
+    async with asyncio.timeout(30):
+        answer = await reader.read()
+    assert answer.endswith(b"hello" if WHOLE in said else b"")
+    assert (b"200 OK" in answer) == (WHOLE in said)
+    writer.close()
+    await writer.wait_closed()

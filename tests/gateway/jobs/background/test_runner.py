@@ -1,0 +1,167 @@
+"""What a run in the background owes to its client and to other runs, over a real JetStream and Redis."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from typing import Any
+
+import msgspec
+import pytest
+
+from headwater.gateway.http.background_responses import _cancel
+from headwater.gateway.jobs.background.event_log import Overtaken, _written
+from headwater.gateway.jobs.background.ledger import BackgroundLedger
+from headwater.gateway.jobs.background.records import Record
+from headwater.gateway.jobs.background.runner import Stopped, _Run
+from headwater.gateway.jobs.durable import Durable
+from headwater.gateway.jobs.response_store import ResponseStore
+from headwater.gateway.jobs.tenant_storage import TenantStorage
+from headwater.gateway.storage_limits import StorageLimits
+from headwater.gateway.tenancy.tenants import Tenant
+from headwater.services.runtime import subjects
+from headwater.services.runtime.bus import Bus
+from headwater.services.runtime.store import Store
+
+
+def told(kind: str, **more: Any) -> bytes:
+    """An event of a stream."""
+    return b"id: 1\nevent: %b\ndata: %b\n\n" % (kind.encode(), msgspec.json.encode({"type": kind} | more))
+
+
+async def reply(send: Any, status: int, body: bytes) -> None:
+    await send({"type": "http.response.start", "status": status, "headers": []})
+    await send({"type": "http.response.body", "body": body})
+
+
+def _take_over(record: Record) -> None:
+    record.owner = "another"
+
+
+@pytest.mark.parametrize(("meanwhile", "ended_by"), [(_cancel, Stopped), (_take_over, Overtaken)])
+@pytest.mark.parametrize("is_stored", [True, False])
+async def test_an_answer_that_comes_too_late_changes_nothing(
+    meanwhile: Any, ended_by: type[Exception], is_stored: bool, nats_url: str, redis_url: str
+) -> None:
+    tenant, response_id = Tenant(id=uuid.uuid4().hex), f"resp_{uuid.uuid4().hex}"
+    response = {"id": response_id, "status": "queued", "created_at": 1, "store": is_stored}
+    async with Bus.open(nats_url, wait_seconds=5.0) as bus, Store.open(redis_url) as store:
+        durable = Durable(bus)
+        ledger = BackgroundLedger(durable)
+
+        async def answer(scope: Any, receive: Any, send: Any) -> None:
+            await ledger.change(tenant.id, response_id, meanwhile)
+            await reply(send, 200, told("response.completed", response=response | {"status": "completed"}))
+
+        await ledger.add(
+            Record(tenant=tenant, priority=0, request_id="r", body=b"{}", is_streamed=False, response=response)
+        )
+        run = _Run(TenantStorage(durable, StorageLimits()), answer, ResponseStore(store, 60.0), tenant.id, response_id)
+        with pytest.raises(ended_by):
+            async with asyncio.timeout(60):
+                await run.to_its_end()
+        left = await ledger.get(tenant.id, response_id)
+    assert left.response["status"] == ("cancelled" if meanwhile is _cancel else "in_progress")
+
+
+AGAIN, ANEW = ("GET", "/v1/streams/r"), ("POST", "/v1/responses")
+LOST = told("error", code="stream_taken_over") + told("response.failed", response={"status": "failed"})
+
+
+@pytest.mark.parametrize(
+    ("owner", "statuses", "asked"),
+    [
+        ("", [200], [ANEW]),
+        ("", [503, 200], [ANEW, ANEW]),
+        ("before", [200], [AGAIN]),
+        ("before", [503, 200], [AGAIN, AGAIN]),
+        ("before", [404, 503, 200], [AGAIN, ANEW, ANEW]),
+    ],
+)
+@pytest.mark.parametrize("is_lost", [False, True])
+async def test_a_run_goes_on_with_the_stream_of_the_one_before_or_begins_anew(
+    owner: str, statuses: list[int], asked: list[tuple[str, str]], is_lost: bool, nats_url: str, redis_url: str
+) -> None:
+    """Unless it loses the stream to another: then nothing that is said of that is the answer's."""
+    tenant, response_id = Tenant(id=uuid.uuid4().hex), f"resp_{uuid.uuid4().hex}"
+    response: dict[str, Any] = {"id": response_id, "status": "queued", "created_at": 1, "store": False}
+    done = told("response.completed", response=response | {"status": "completed"})
+    heard: list[tuple[str, str]] = []
+
+    async def answer(scope: Any, receive: Any, send: Any) -> None:
+        status = statuses[len(heard)]
+        heard.append((scope["method"], scope["path"]))
+        await reply(send, status, b"{}" if status != 200 else LOST if is_lost else done)
+
+    async with Bus.open(nats_url, wait_seconds=5.0) as bus, Store.open(redis_url) as store:
+        durable = Durable(bus)
+        ledger = BackgroundLedger(durable)
+        record = Record(tenant=tenant, priority=0, request_id="r", body=b"{}", is_streamed=True, response=response)
+        record.owner = owner
+        await ledger.add(record)
+        run = _Run(TenantStorage(durable, StorageLimits()), answer, ResponseStore(store, 60.0), tenant.id, response_id)
+        async with asyncio.timeout(60):
+            if is_lost:
+                with pytest.raises(Overtaken):
+                    await run.to_its_end()
+            else:
+                await run.to_its_end()
+        left = await ledger.get(tenant.id, response_id)
+        rooms = await durable.rooms()
+        said = [
+            event["type"]
+            async for _, data in _written(rooms.js, subjects.background_events(tenant.id, response_id))
+            for event in msgspec.json.decode(data)
+        ]
+    assert heard == asked
+    assert left.response["status"] == ("in_progress" if is_lost else "completed")
+    assert said == ([] if is_lost else ["response.completed"])
+
+
+@pytest.mark.parametrize("is_whole", [False, True])
+async def test_events_that_the_tenant_has_no_room_for_are_not_kept(
+    is_whole: bool, nats_url: str, redis_url: str
+) -> None:
+    """An answer that goes on for ever ends; of one that is whole the last event says all."""
+    tenant, response_id, limit = Tenant(id=uuid.uuid4().hex), f"resp_{uuid.uuid4().hex}", 300_000
+    response: dict[str, Any] = {"id": response_id, "status": "queued", "created_at": 1, "store": False}
+    piece = told("response.output_text.delta", output_index=0, delta="x" * 10_000)
+    last = told("response.completed", response=response | {"status": "completed", "output": ["whole"]})
+
+    async def answer(scope: Any, receive: Any, send: Any) -> None:
+        if scope["method"] == "DELETE":
+            return
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        num_left = 100
+        while not is_whole or num_left:
+            num_left -= 1
+            await send({"type": "http.response.body", "body": piece, "more_body": True})
+            await asyncio.sleep(0 if is_whole else 0.001)
+        await send({"type": "http.response.body", "body": last})
+
+    async with Bus.open(nats_url, wait_seconds=5.0) as bus, Store.open(redis_url) as store, asyncio.timeout(60):
+        durable = Durable(bus)
+        ledger, storage = BackgroundLedger(durable), TenantStorage(durable, StorageLimits(limit))
+        await ledger.add(
+            Record(tenant=tenant, priority=0, request_id="r", body=b"{}", is_streamed=True, response=response)
+        )
+        await _Run(storage, answer, ResponseStore(store, 60.0), tenant.id, response_id).to_its_end()
+        left = await ledger.get(tenant.id, response_id)
+        rooms = await durable.rooms()
+        said = [
+            event
+            async for _, data in _written(rooms.js, subjects.background_events(tenant.id, response_id))
+            for event in msgspec.json.decode(data)
+        ]
+        assert await storage.of(tenant.id) < limit + 10_000
+        await ledger.drop_all(tenant.id)
+        assert await storage.of(tenant.id) == 0
+    assert left.response["status"] == ("completed" if is_whole else "failed")
+    assert left.response.get("output", left.response.get("error", {}).get("code")) == (
+        ["whole"] if is_whole else "storage_limit_exceeded"
+    )
+    assert said[-1] == {
+        "type": f"response.{left.response['status']}",
+        "response": left.response,
+        "sequence_number": len(said) - 1,
+    }

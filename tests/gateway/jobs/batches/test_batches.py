@@ -1,0 +1,258 @@
+"""Files and batches over the real line: what clients send and get, what survives whom."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from codecs import BOM_UTF8
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from headwater.services.stack.embedded import EmbeddedServer, start_nats
+from tests.gateway.conftest import GatewayStarter
+from tests.gateway.processes import MODEL, Behind, Gateway, engine_stage, gateway_stage, started
+
+KEYS = "ada key-of-ada\neve key-of-eve\n"
+
+
+@pytest.fixture(scope="module")
+def batching(behind: Behind, start_gateway: GatewayStarter, nats_url: str) -> Iterator[Gateway]:
+    with start_gateway(behind, f"--nats-url={nats_url}") as gateway:
+        yield gateway
+
+
+@pytest.fixture
+def client(batching: Gateway) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{batching.rest}/v1", api_key="any", max_retries=0) as each:
+        yield each
+
+
+def line(custom_id: str, *, url: str = "/v1/completions", method: str = "POST", **body: Any) -> dict[str, Any]:
+    asked = {"model": MODEL, "prompt": f"Story {custom_id}", "max_tokens": 4, "temperature": 0} | body
+    return {"custom_id": custom_id, "method": method, "url": url, "body": asked}
+
+
+def as_jsonl(lines: list[dict[str, Any]]) -> bytes:
+    return b"".join(json.dumps(each).encode() + b"\n" for each in lines)
+
+
+def upload(client: openai.OpenAI, content: bytes) -> str:
+    return client.files.create(file=("input.jsonl", content), purpose="batch").id
+
+
+def started_batch(client: openai.OpenAI, content: bytes, **more: Any) -> Any:
+    endpoint: Any = "/v1/completions"
+    return client.batches.create(
+        input_file_id=upload(client, content), endpoint=endpoint, completion_window="24h", **more
+    )
+
+
+def over(client: openai.OpenAI, batch_id: str, seconds: float = 120.0) -> Any:
+    end = time.monotonic() + seconds
+    while (batch := client.batches.retrieve(batch_id)).status not in ("completed", "failed", "expired", "cancelled"):
+        assert time.monotonic() < end, batch
+        time.sleep(0.05)
+    return batch
+
+
+def results(client: openai.OpenAI, file_id: str | None) -> list[dict[str, Any]]:
+    assert file_id is not None
+    return [json.loads(each) for each in client.files.content(file_id).text.splitlines()]
+
+
+def test_the_official_client_runs_a_batch_from_upload_to_results(client: openai.OpenAI, batching: Gateway) -> None:
+    lines = [line(f"request-{i}") for i in range(20)]
+    lines += [line("too hot", temperature=9.0), line("streamed", stream=True), line("nobody", model="nobody")]
+    lines += [line("later", background=True), line("drafted", speculative={"drafter": "ngram", "max_tokens": 4})]
+    lines += [line("drafted far", speculative={"max_tokens": 32})]
+    batch = started_batch(client, as_jsonl(lines), metadata={"for": "test"})
+    assert (batch.object, batch.metadata, batch.completion_window) == ("batch", {"for": "test"}, "24h")
+    batch = over(client, batch.id)
+    assert (batch.status, batch.errors) == ("completed", None)
+    counts = batch.request_counts
+    assert (counts.total, counts.completed, counts.failed) == (26, 21, 5)
+    assert batch.created_at <= batch.in_progress_at <= batch.finalizing_at <= batch.completed_at < batch.expires_at
+    answers = {each["custom_id"]: each for each in results(client, batch.output_file_id)}
+    assert answers.keys() == {"drafted", *(f"request-{i}" for i in range(20))}
+    alone = batching.complete("Story request-7", max_tokens=4)
+    response = answers["request-7"]["response"]
+    assert (response["status_code"], answers["request-7"]["error"]) == (200, None)
+    assert response["body"]["choices"] == alone["choices"]
+    assert response["body"]["id"] == f"cmpl-{response['request_id']}"
+    errors = {each["custom_id"]: each for each in results(client, batch.error_file_id)}
+    assert errors["too hot"]["response"]["status_code"] == 400
+    assert errors["too hot"]["response"]["body"]["error"]["param"] == "temperature"
+    assert errors["drafted far"]["response"]["body"]["error"]["param"] == "speculative.max_tokens"
+    assert errors["nobody"]["response"]["status_code"] == 404
+    for name in ("streamed", "later"):
+        assert (errors[name]["response"], errors[name]["error"]["code"]) == (None, "invalid_value")
+
+
+def test_chats_are_run_too_and_a_line_is_explained_by_its_request_id(client: openai.OpenAI, batching: Gateway) -> None:
+    messages = [{"role": "user", "content": "Hello"}]
+    body = {"model": MODEL, "messages": messages, "max_tokens": 4}
+    content = as_jsonl([{"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": body}])
+    # As some editors write it.
+    content = BOM_UTF8 + content
+    batch = client.batches.create(
+        input_file_id=upload(client, content), endpoint="/v1/chat/completions", completion_window="24h"
+    )
+    (answer,) = results(client, over(client, batch.id).output_file_id)
+    assert answer["response"]["body"]["choices"][0]["message"]["role"] == "assistant"
+    told = batching.client.get(f"/v1/requests/{answer['response']['request_id']}/explain").json()
+    assert told["prompts"][0]["outcome"] == "done"
+
+
+@pytest.mark.parametrize(
+    ("lines", "faults"),
+    [
+        (b"", [("empty_file", None, None)]),
+        (b"\n\n", [("empty_file", None, None)]),
+        (b"{}\n", [("invalid_json_line", 1, None)]),
+        (b'\n{"custom_id": "\xff"}\n[1]\n', [("invalid_json_line", 2, None), ("invalid_json_line", 3, None)]),
+        (as_jsonl([line("a"), line("b"), line("a")]), [("duplicate_custom_id", 3, "custom_id")]),
+        (as_jsonl([line("a", url="/v1/chat/completions")]), [("mismatched_endpoint", 1, "url")]),
+        (
+            as_jsonl([line("a", method="GET"), line("")]),
+            [("invalid_method", 1, "method"), ("invalid_custom_id", 2, "custom_id")],
+        ),
+    ],
+)
+def test_a_file_that_cannot_be_run_fails_its_batch_naming_the_lines(
+    client: openai.OpenAI, lines: bytes, faults: list[Any]
+) -> None:
+    batch = over(client, started_batch(client, lines).id)
+    assert batch.status == "failed"
+    assert [(each.code, each.line, each.param) for each in batch.errors.data] == faults
+    assert (batch.output_file_id, batch.error_file_id) == (None, None)
+
+
+def test_files_are_listed_read_and_deleted(client: openai.OpenAI) -> None:
+    content = as_jsonl([line(f"{i}", prompt="x" * 1000) for i in range(1500)])
+    file_id = upload(client, content)
+    file = client.files.retrieve(file_id)
+    assert (file.bytes, file.filename, file.purpose, file.status) == (len(content), "input.jsonl", "batch", "processed")
+    assert client.files.content(file_id).content == content
+    second = upload(client, b"{}")
+    page = client.files.list(limit=1, order="asc")
+    assert page.has_more
+    assert {file_id, second} <= {each.id for each in client.files.list(limit=100)}
+    assert client.files.delete(file_id).deleted
+    with pytest.raises(openai.NotFoundError, match="does not exist"):
+        client.files.content(file_id)
+    with pytest.raises(openai.NotFoundError):
+        client.files.delete(file_id)
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"endpoint": "/v1/models"}, "endpoint"),
+        ({"completion_window": "forever"}, "completion_window"),
+        ({"completion_window": "0h"}, "completion_window"),
+        ({"metadata": {"k": "v" * 600}}, "metadata"),
+        ({"input_file_id": 5}, "input_file_id"),
+    ],
+)
+def test_a_batch_that_cannot_be_is_refused_by_name(batching: Gateway, body: dict[str, Any], param: str) -> None:
+    asked = {"endpoint": "/v1/completions", "completion_window": "24h", "input_file_id": "file-x"} | body
+    reply = batching.client.post("/v1/batches", json=asked)
+    assert (reply.status_code, reply.json()["error"]["param"]) == (400, param)
+
+
+def test_what_is_no_upload_is_refused(batching: Gateway) -> None:
+    post = batching.client.post
+    assert post("/v1/files", json={}).status_code == 415
+    assert post("/v1/files", files={"file": b"x"}, data={"purpose": "vision"}).json()["error"]["param"] == "purpose"
+    assert post("/v1/files", data={"purpose": "batch"}, files={"other": b"x"}).json()["error"]["param"] == "file"
+    broken = {"content-type": "multipart/form-data"}
+    assert post("/v1/files", content=b"--x", headers=broken).status_code == 400
+    assert batching.client.get("/v1/batches/batch_none").status_code == 404
+    assert batching.client.get("/v1/files/no%20key").status_code == 404
+    assert batching.client.delete("/v1/batches").status_code == 405
+    assert batching.client.get("/v1/files?limit=0").json()["error"]["param"] == "limit"
+
+
+def test_a_gateway_without_nats_says_so(gateway: Gateway) -> None:
+    reply = gateway.client.get("/v1/batches")
+    assert (reply.status_code, reply.json()["error"]["code"]) == (503, "storage_unavailable")
+
+
+def test_a_cancelled_batch_ends_with_what_it_has(client: openai.OpenAI) -> None:
+    lines = [line(f"{i}", max_tokens=7000, ignore_eos=True) for i in range(300)]
+    batch = started_batch(client, as_jsonl([line("short"), *lines]))
+    while client.batches.retrieve(batch.id).request_counts.completed == 0:
+        time.sleep(0.05)
+    assert client.batches.cancel(batch.id).status == "cancelling"
+    batch = over(client, batch.id)
+    assert batch.status == "cancelled"
+    counts = batch.request_counts
+    assert counts.completed + counts.failed == counts.total == 301
+    good, bad = results(client, batch.output_file_id), results(client, batch.error_file_id)
+    assert len({each["custom_id"] for each in good + bad}) == len(good) + len(bad) == 301
+    assert {each["error"]["code"] for each in bad} == {"batch_cancelled"}
+    with pytest.raises(openai.BadRequestError, match="the batch is cancelled"):
+        client.batches.cancel(batch.id)
+
+
+def test_batches_and_files_are_their_tenants_own(
+    behind: Behind, start_gateway: GatewayStarter, nats_url: str, tmp_path: Path
+) -> None:
+    (tmp_path / "keys").write_text(KEYS)
+    with start_gateway(behind, f"--nats-url={nats_url}", f"--api-key-file={tmp_path / 'keys'}") as gateway:
+        ada = openai.OpenAI(base_url=f"{gateway.rest}/v1", api_key="key-of-ada", max_retries=0)
+        eve = openai.OpenAI(base_url=f"{gateway.rest}/v1", api_key="key-of-eve", max_retries=0)
+        batch = over(ada, started_batch(ada, as_jsonl([line("a")])).id)
+        assert batch.request_counts.completed == 1
+        for refused in (
+            lambda: eve.batches.retrieve(batch.id),
+            lambda: eve.batches.cancel(batch.id),
+            lambda: eve.files.content(batch.output_file_id),
+            lambda: eve.files.delete(batch.input_file_id),
+            lambda: started_batch(eve, b"").input_file_id and eve.files.retrieve(batch.input_file_id),
+        ):
+            with pytest.raises(openai.NotFoundError):
+                refused()
+        assert [each.id for each in ada.batches.list()] == [batch.id]
+        ada.close()
+        eve.close()
+
+
+@pytest.mark.slow
+def test_a_batch_outlives_its_gateway_an_engine_and_nats(behind: Behind, free_dir: Path, kept: dict[str, Any]) -> None:
+    """Every line has one result, whoever was killed while it was computed."""
+    num_lines = 200
+    lines = [line(f"{i}", max_tokens=20, ignore_eos=True) for i in range(num_lines)]
+    engines = [engine_stage(f"--replica-id={name}", "--simulated-step-seconds=0.01") for name in "ab"]
+    with asyncio.Runner() as runner, started(*engines):
+        nats: EmbeddedServer = runner.run(start_nats(free_dir, jetstream=free_dir / "js", **kept))
+        stages = Behind(behind.processor, behind.output_processor, tuple(engine.address for engine in engines))
+        flags = [*stages.flags(), f"--nats-url={nats.url}", "--batch-concurrency=8"]
+        first, second = gateway_stage(*flags), gateway_stage(*flags)
+        with started(first, second):
+            one, other = Gateway(first), Gateway(second)
+            for gateway in (one, other):
+                gateway.wait_until(gateway.is_ready)
+            with openai.OpenAI(base_url=f"{other.rest}/v1", api_key="any", max_retries=5) as client:
+                batch = started_batch(client, as_jsonl(lines))
+                one.wait_until(lambda: client.batches.retrieve(batch.id).request_counts.completed > 20, 20)
+            holder = max((one, other), key=lambda each: each.metric("headwater_batch_lines_total"))
+            survivor = other if holder is one else one
+            holder.stage.kill()
+            engines[0].kill()
+            runner.run(nats.kill())
+            nats = runner.run(start_nats(free_dir, port=nats.port, jetstream=free_dir / "js", **kept))
+            with openai.OpenAI(base_url=f"{survivor.rest}/v1", api_key="any", max_retries=5) as client:
+                batch = over(client, batch.id, seconds=60)
+                assert (batch.status, batch.error_file_id) == ("completed", None)
+                answers = results(client, batch.output_file_id)
+            assert sorted(int(each["custom_id"]) for each in answers) == list(range(num_lines))
+            assert 0 < survivor.metric("headwater_batch_lines_total") < num_lines
+            one.client.close()
+            other.client.close()
+        runner.run(nats.stop())

@@ -1,0 +1,111 @@
+"""The road of a request, told to whoever asks: while it runs, after it ended, on any gateway, to its tenant alone."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from headwater.gateway.request.timelines import Roads
+from headwater.gateway.tenancy.tenants import Tenant
+from headwater.services.runtime.bus import Bus
+from tests.gateway.conftest import GatewayStarter
+from tests.gateway.processes import Behind, Gateway, completion_body
+
+
+def test_an_answers_id_leads_to_where_it_was_and_why(gateway: Gateway) -> None:
+    answer = gateway.complete("The road of a river", n=2, temperature=1, seed=3)
+    told = gateway.client.get(f"/v1/requests/{answer['id']}/explain").json()
+    assert (told["object"], told["model"], told["id"]) == ("request.explanation", answer["model"], answer["id"][5:])
+    (prompt,) = told["prompts"]
+    assert prompt["outcome"] == "done"
+    assert prompt["output_tokens"] == answer["usage"]["completion_tokens"]
+    (attempt,) = prompt["attempts"]
+    assert attempt["decision"]["reason"] == "only"
+    assert attempt["decision"]["candidates"][0]["replica_id"] == attempt["decision"]["replica_id"]
+    assert [choice["engine"]["preemptions"] for choice in prompt["choices"]] == [0, 0]
+    assert all(choice["engine"]["steps"] >= 8 for choice in prompt["choices"])
+    assert all(choice["engine"]["mean_batch_size"] >= 1 for choice in prompt["choices"])
+    assert all(0 < choice["engine"]["tokens_per_step"] <= 1 for choice in prompt["choices"])
+    assert all(choice["engine"]["draft_tokens"] == 0 for choice in prompt["choices"])
+    seconds = prompt["seconds"]
+    assert all(seconds[name] >= 0 for name in seconds)
+    assert seconds["prepare"] + seconds["queue"] + seconds["route"] <= seconds["to_first_token"] <= seconds["total"]
+
+
+def test_a_second_turn_tells_how_much_of_it_was_cached(gateway: Gateway) -> None:
+    text = "A long prompt that fills some blocks of the cache before it comes a second time, word for word. " * 3
+    gateway.complete(text)
+    answer = gateway.complete(text)
+    (prompt,) = gateway.client.get(f"/v1/requests/{answer['id']}/explain").json()["prompts"]
+    assert prompt["cached_tokens"] == answer["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
+    assert prompt["attempts"][0]["decision"]["actual_cached_tokens"] == prompt["cached_tokens"]
+
+
+def test_a_running_request_is_explained_up_to_now(gateway: Gateway) -> None:
+    asked = completion_body(max_tokens=8000, ignore_eos=True, stream=True)
+    with gateway.client.stream("POST", "/v1/completions", json=asked, headers={"x-tenant": "ada"}) as reply:
+        lines = reply.iter_lines()
+        first = json.loads(next(lines)[6:])
+        path = f"/v1/requests/{first['id']}/explain"
+        assert gateway.client.get(path).status_code == 404
+        told = gateway.client.get(path, headers={"x-tenant": "ada"}).json()
+        assert told["prompts"][0]["outcome"] == "running"
+        assert told["prompts"][0]["seconds"]["to_first_token"] > 0
+
+
+def test_a_request_that_failed_is_explained_too_and_one_that_never_was_is_404(gateway: Gateway) -> None:
+    headers = {"x-headwater-deadline-ms": "200", "x-request-id": "mine"}
+    asked = completion_body(max_tokens=8000, ignore_eos=True, stream=True)
+    reply = gateway.client.post("/v1/completions", json=asked, headers=headers)
+    request_id = json.loads(reply.text.splitlines()[0][6:])["id"]
+    told = gateway.client.get(f"/v1/requests/{request_id}/explain").json()
+    assert (told["prompts"][0]["outcome"], told["client_request_id"]) == ("cancelled", "mine")
+    missing = gateway.client.get("/v1/requests/mine/explain")
+    assert (missing.status_code, missing.json()["error"]["code"]) == (404, "request_not_found")
+
+
+def test_any_gateway_explains_what_another_one_answered(
+    behind: Behind, start_gateway: GatewayStarter, nats_url: str
+) -> None:
+    flags = f"--nats-url={nats_url}"
+    with start_gateway(behind, flags) as one, start_gateway(behind, flags) as other:
+        answer = one.complete()
+        told = other.client.get(f"/v1/requests/{answer['id']}/explain")
+        assert told.status_code == 200, told.text
+        assert told.json() == one.client.get(f"/v1/requests/{answer['id']}/explain").json()
+        elsewhere = other.client.get(f"/v1/requests/{answer['id']}/explain", headers={"x-tenant": "eve"})
+        assert elsewhere.status_code == 404
+
+
+def test_what_is_remembered_has_a_bound() -> None:
+    roads = Roads(Bus(None), "g", max_bytes=20_000)
+    for number in range(1000):
+        explanation = roads.begin(f"{number}", Tenant(id="t"), "m", "", "")
+        roads.keep(explanation, {"prompt": "x" * 100})
+        roads.keep(explanation, {"prompt": "y" * 100})
+    assert roads.num_bytes <= 20_000
+    assert roads.find("0", "t") is None
+    last = roads.find("999", "t")
+    assert last is not None
+    assert len(last.prompts) == 2
+
+
+@pytest.mark.parametrize("name", ["headwater_tenant_tokens_total", "headwater_request_prompt_tokens_count"])
+def test_tokens_are_counted_by_tenant_and_model(gateway: Gateway, name: str) -> None:
+    before = gateway.metric(name)
+    gateway.complete()
+    assert gateway.metric(name) > before
+
+
+def test_log_lines_of_a_request_carry_its_ids(text_folder: Path, behind: Behind, start_gateway: GatewayStarter) -> None:
+    trace = "4bf92f3577b34da6a3ce929d0e0e4736"
+    with start_gateway(behind, "--log-level=info") as gateway:
+        headers = {"traceparent": f"00-{trace}-00f067aa0ba902b7-01", "x-tenant": "ada"}
+        answer = gateway.client.post("/v1/completions", json=completion_body(), headers=headers).json()
+        log = gateway.stage.close()
+    lines = [json.loads(line) for line in log.splitlines()]
+    (line,) = (line for line in lines if line["event"] == "request")
+    told = (line["request_id"], line["trace_id"], line["tenant"], line["attempt"])
+    assert told == (answer["id"][5:], trace, "ada", 1)

@@ -1,0 +1,55 @@
+from __future__ import annotations
+
+import pytest
+
+from headwater.gateway.request.timeline import Attempt, Road, told_work
+from headwater.gateway.router.decision import Decision
+from headwater.proto.engine_pb2 import Work
+from headwater.services.runtime.member import Kind, Member
+
+
+def attempt(numerics_id: str) -> Attempt:
+    member = Member(kind=Kind.ENGINE, replica_id="a", epoch=1, address="a:1", numerics_id=numerics_id)
+    decision = Decision(
+        member=member,
+        reason="only",
+        candidates=[],
+        num_candidates=1,
+        hashes=(),
+        num_prompt_tokens=1,
+        num_matched_blocks=0,
+        block_size=16,
+        predicted_cached_tokens=0,
+        predicted_seconds=0.0,
+    )
+    return Attempt(decision=decision, asked_at=0.0, dispatched_at=0.0)
+
+
+@pytest.mark.parametrize(
+    ("numerics_ids", "is_exact"),
+    [
+        ([], True),
+        (["n"], True),
+        (["n", "n"], True),
+        (["n", "m"], False),
+    ],
+)
+def test_an_answer_that_went_on_is_exact_where_both_engines_compute_the_same_bits(
+    numerics_ids: list[str], is_exact: bool
+) -> None:
+    assert Road(attempts=[attempt(numerics_id) for numerics_id in numerics_ids]).is_exact is is_exact
+
+
+def test_the_work_of_choices_adds_up_and_those_without_a_word_of_it_are_left_out() -> None:
+    one = Work(steps=4, mean_batch=1.0, output_tokens=13, draft_tokens=12, accepted_tokens=9)
+    other = Work(steps=12, mean_batch=3.0, output_tokens=11, preemptions=1)
+    assert told_work([one, None, other]) == {
+        "steps": 16,
+        "tokens_per_step": 1.5,
+        "draft_tokens": 12,
+        "accepted_tokens": 9,
+        "mean_batch_size": 2.5,
+        "preemptions": 1,
+    }
+    assert told_work([None]) is None
+    assert (told_work([Work()]) or {})["tokens_per_step"] == 0

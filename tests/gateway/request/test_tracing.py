@@ -1,0 +1,110 @@
+"""One request's spans from every stage, as a real collector receives them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
+
+from headwater.proto import inference_pb2, inference_pb2_grpc, processor_pb2
+from tests.gateway.conftest import GatewayStarter
+from tests.gateway.processes import (
+    MODEL,
+    Behind,
+    completion_body,
+    engine_stage,
+    output_processor_stage,
+    processor_stage,
+    started,
+)
+
+TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
+TRACEPARENT = f"00-{TRACE}-{PARENT}-01"
+TRACESTATE = "congo=t61rcWkgMzE,rojo=00f067aa0ba902b7"
+
+
+class Collector(trace_service_pb2_grpc.TraceServiceServicer):  # type: ignore[misc]  # it ships no types
+    """Keeps every span, with the name of the process that sent it."""
+
+    def __init__(self) -> None:
+        self.spans: list[tuple[str, Any]] = []
+
+    def Export(self, request: Any, context: Any) -> Any:
+        for resource in request.resource_spans:
+            names = [each.value.string_value for each in resource.resource.attributes if each.key == "service.name"]
+            self.spans += [(names[0], span) for scope in resource.scope_spans for span in scope.spans]
+        return trace_service_pb2.ExportTraceServiceResponse()
+
+
+@pytest.fixture
+def collector() -> Iterator[tuple[Collector, str]]:
+    kept, server = Collector(), grpc.server(ThreadPoolExecutor(2))
+    trace_service_pb2_grpc.add_TraceServiceServicer_to_server(kept, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    yield kept, f"http://127.0.0.1:{port}"
+    server.stop(0).wait()
+
+
+@pytest.mark.slow
+def test_every_stage_hangs_its_spans_on_the_clients_trace(
+    text_folder: Path, start_gateway: GatewayStarter, collector: tuple[Collector, str]
+) -> None:
+    kept, endpoint = collector
+    flag = f"--otlp-endpoint={endpoint}"
+    processor, output_processor = processor_stage(text_folder, flag), output_processor_stage(text_folder, flag)
+    engine = engine_stage(flag)
+    with started(processor, output_processor, engine):
+        behind = Behind(processor.address, output_processor.address, (engine.address,))
+        with start_gateway(behind, flag) as gateway:
+            headers = {"traceparent": TRACEPARENT, "tracestate": TRACESTATE}
+            assert gateway.client.post("/v1/completions", json=completion_body(), headers=headers).status_code == 200
+            refused = gateway.client.post("/v1/completions", json=completion_body(temperature=9), headers=headers)
+            assert refused.status_code == 400
+            with grpc.insecure_channel(gateway.grpc) as channel:
+                stub: Any = inference_pb2_grpc.InferenceStub(channel)
+                asked = inference_pb2.CompleteRequest(model=MODEL, text="Once", sampling={"max_tokens": 4})
+                stub.Complete(asked, metadata=list(headers.items()))
+            for stage in (gateway.stage, processor, output_processor, engine):
+                stage.terminate()
+                assert stage.process.wait(30) == 0
+    assert {span.trace_id.hex() for _, span in kept.spans} == {TRACE}
+    assert {span.trace_state for _, span in kept.spans} == {TRACESTATE}
+    by_id = {span.span_id: span.name for _, span in kept.spans}
+    tree = {(name, span.name, by_id.get(span.parent_span_id, span.parent_span_id.hex())) for name, span in kept.spans}
+    assert tree == {
+        ("headwater-gateway", "POST /v1/completions", PARENT),
+        ("headwater-gateway", "Inference/Complete", PARENT),
+        *(
+            edge
+            for root in ("POST /v1/completions", "Inference/Complete")
+            for edge in (
+                *(("headwater-gateway", part, root) for part in ("prepare", "replica", "queue", "route", "stream")),
+                ("headwater-processor", "Prepare", root),
+                ("headwater-output-processor", "output", root),
+            )
+        ),
+        ("headwater-engine", "engine", "output"),
+        *(("headwater-engine", part, "engine") for part in ("queue", "prefill", "decode")),
+    }
+    failed = {(name, span.name) for name, span in kept.spans if span.status.message == "invalid_value"}
+    codes = {span.status.message for _, span in kept.spans if span.status.message}
+    assert len(codes) == 1, (failed, codes)
+    assert all(span.start_time_unix_nano <= span.end_time_unix_nano for _, span in kept.spans)
+
+
+def test_a_request_of_another_library_is_prepared_without_a_trace(behind: Behind) -> None:
+    """The processor needs no traceparent."""
+    with grpc.insecure_channel(behind.processor) as channel:
+        from headwater.proto import processor_pb2_grpc  # noqa: PLC0415
+
+        stub: Any = processor_pb2_grpc.ProcessorStub(channel)
+        request = processor_pb2.PrepareRequest(
+            model=MODEL, prompt=processor_pb2.Prompt(text="Once"), cache_namespace=b"0" * 16
+        )
+        assert stub.Prepare(request).prompt_ids
