@@ -33,10 +33,10 @@ from headwater.services.runtime.tracing import Tracing, tracing_to
 from headwater.services.runtime.usage_log import UsageLog
 
 from .admin.administration import Administration
-from .admin.models import ModelSurface
+from .admin.models import ModelAdmin
 from .admin.purge import Purge
-from .admin.replicas import ReplicaSurface
-from .admin.tenants import AdminSurface, make_audit_stream
+from .admin.replicas import ReplicaAdmin
+from .admin.tenants import TenantAdmin, make_audit_stream
 from .buckets import FAILURES
 from .http.app import make_app
 from .http.http_guard import HttpGuard
@@ -52,13 +52,13 @@ from .long_work import SWITCH_SECONDS
 from .public_grpc.listener import GrpcListener
 from .request.admission import Admission
 from .request.backlogs import Backlogs
-from .request.cluster import Line
+from .request.cluster import Cluster
 from .request.metrics import Metrics
-from .request.timelines import Roads
+from .request.timelines import Timelines
 from .router.router import Router
 from .settings import GatewaySettings
 from .stages.catalogues import Catalogues
-from .stages.cold_start_queue import Demand
+from .stages.cold_start_queue import ColdStartQueue
 from .stages.outages import Outages
 from .stages.output_sessions import OutputSessions
 from .stages.processors import Processors
@@ -69,7 +69,7 @@ from .tenancy.directory import TenantDirectory
 from .tenancy.last_written import LastWritten
 from .tenancy.limiter import Limiter
 from .tenancy.snapshot import Snapshot
-from .tenancy.tenant_store import TenantBook
+from .tenancy.tenant_store import TenantStore
 from .tenancy.tenants import AdminKeys, KeyedTenants, OpenTenants, Tenants
 from .tenancy.virtual_time import VirtualTime
 
@@ -89,8 +89,8 @@ async def serve(settings: GatewaySettings) -> None:
         storage = TenantStorage(durable, storage_limits(settings, line.tenants))
         admin = await stack.enter_async_context(admin_of(settings, bus, durable, line))
         administration = Administration(admin, is_open=not settings.api_key_file)
-        models_here = ModelSurface(bus, line.catalogues, administration)
-        replicas_here = ReplicaSurface(line.members, administration)
+        models_here = ModelAdmin(bus, line.catalogues, administration)
+        replicas_here = ReplicaAdmin(line.members, administration)
         app = make_app(line, settings, storage, admin, models_here, replicas_here, administration)
         shared: dict[str, Any] = {"reuse_port": settings.reuse_port, "tls": ClientTls.of(settings)}
         rest = RestListener(HttpGuard(app, settings, line.metrics), settings.host, settings.port, **shared)
@@ -130,7 +130,7 @@ async def make_streams(settings: GatewaySettings, bus: Bus, durable: Durable) ->
     await durable.rooms()
     await UsageLog(bus).make()
     if settings.keeps_tenants:
-        await TenantBook(bus).make()
+        await TenantStore(bus).make()
         await make_audit_stream(bus)
 
 
@@ -158,7 +158,7 @@ async def batches_run(settings: GatewaySettings, storage: TenantStorage, app: AS
 
 @contextlib.asynccontextmanager
 async def background_run(
-    settings: GatewaySettings, storage: TenantStorage, app: ASGIApp, line: Line
+    settings: GatewaySettings, storage: TenantStorage, app: ASGIApp, line: Cluster
 ) -> AsyncIterator[None]:
     """Computes responses that nobody waits for, for the length of a scope, where there is a NATS."""
     if not settings.nats_url:
@@ -169,7 +169,7 @@ async def background_run(
 
 
 @contextlib.asynccontextmanager
-async def line_behind(settings: GatewaySettings, bus: Bus, gateway_id: str, tracing: Tracing) -> AsyncIterator[Line]:
+async def line_behind(settings: GatewaySettings, bus: Bus, gateway_id: str, tracing: Tracing) -> AsyncIterator[Cluster]:
     """What stands behind the door, found over the bus and by the seeds."""
     seeds = {
         Kind.PROCESSOR: settings.processor,
@@ -203,12 +203,12 @@ async def line_behind(settings: GatewaySettings, bus: Bus, gateway_id: str, trac
             Backlogs(bus, router, admission).running(),
             accounts.running(),
             VirtualTime(counters).running() as fair,
-            Roads(bus, gateway_id).running() as roads,
+            Timelines(bus, gateway_id).running() as roads,
             Catalogues(bus).running() as catalogues,
             Outages(bus, store, feed, prometheus_client.REGISTRY).running() as outages,
         ):
             processors, outputs = Processors(), OutputSessions(gateway_id)
-            demand = Demand(
+            demand = ColdStartQueue(
                 bus,
                 gateway_id,
                 catalogues,
@@ -217,7 +217,7 @@ async def line_behind(settings: GatewaySettings, bus: Bus, gateway_id: str, trac
                 is_served=lambda model: processors.serves(model) and outputs.serves(model),
                 has_replica=lambda model: router.has_replica(model_key(model)),
             )
-            line = Line(
+            line = Cluster(
                 members=members,
                 tenants=tenants,
                 accounts=accounts,
@@ -261,7 +261,7 @@ async def tenants_of(settings: GatewaySettings, bus: Bus, store: Store) -> Async
         admins = AdminKeys.read(settings.admin_key, settings.admin_key_file)
         snapshot = Snapshot(settings.tenants_file)
         last_written = LastWritten(f"{settings.tenants_file}.times" if settings.tenants_file else "", store)
-        book = TenantBook(bus, last_written, adopts_unsigned=settings.adopt_unsigned_tenants)
+        book = TenantStore(bus, last_written, adopts_unsigned=settings.adopt_unsigned_tenants)
         async with TenantDirectory(book, admins, file, snapshot).running(bus) as directory:
             yield directory, directory.scopes
     elif file is not None:
@@ -273,15 +273,15 @@ async def tenants_of(settings: GatewaySettings, bus: Bus, store: Store) -> Async
 
 @contextlib.asynccontextmanager
 async def admin_of(
-    settings: GatewaySettings, bus: Bus, durable: Durable, line: Line
-) -> AsyncIterator[AdminSurface | None]:
+    settings: GatewaySettings, bus: Bus, durable: Durable, line: Cluster
+) -> AsyncIterator[TenantAdmin | None]:
     """Administration for the length of a scope, and what is to be done after it."""
     if not isinstance(line.tenants, TenantDirectory):
         yield None
         return
     admins, book = AdminKeys.read(settings.admin_key, settings.admin_key_file), line.tenants.book
     async with Purge(book, durable, line.responses).running() as purge:
-        yield AdminSurface(bus, admins, book, UsageLog(bus), purge)
+        yield TenantAdmin(bus, admins, book, UsageLog(bus), purge)
 
 
 def main() -> None:

@@ -15,7 +15,7 @@ from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
 
 
-class Tally(Collector):
+class LabelledCounter(Collector):
     """A counter, by labels. Without labels it is told from the start, with zero."""
 
     def __init__(
@@ -35,7 +35,7 @@ class Tally(Collector):
         yield family
 
 
-class Distribution(Collector):
+class LabelledHistogram(Collector):
     """A histogram, by labels. Whoever observes often asks `of` its labels once."""
 
     def __init__(

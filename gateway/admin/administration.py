@@ -13,11 +13,11 @@ from typing import Any
 from headwater.services.runtime import errors
 
 from ..http.http_exchange import Exchange
-from .tenants import AdminSurface
+from .tenants import TenantAdmin
 
 
 class Administration:
-    def __init__(self, admin: AdminSurface | None, *, is_open: bool) -> None:
+    def __init__(self, admin: TenantAdmin | None, *, is_open: bool) -> None:
         self._admin, self._is_open = admin, is_open
 
     def caller(self, exchange: Exchange) -> str:

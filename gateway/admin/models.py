@@ -35,7 +35,7 @@ class NewModel(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit_de
     escape_special_tokens: bool = False
 
 
-class ModelSurface:
+class ModelAdmin:
     """Without a supervisor every call says so."""
 
     def __init__(self, bus: Bus, catalogues: Catalogues, administration: Administration) -> None:

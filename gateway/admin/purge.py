@@ -26,7 +26,7 @@ from ..jobs.batches.results import Results
 from ..jobs.durable import Durable
 from ..jobs.response_store import ResponseStore
 from ..tenancy.records import Removed
-from ..tenancy.tenant_store import TenantBook
+from ..tenancy.tenant_store import TenantStore
 
 LOOK_SECONDS = 60.0
 SETTLED_SECONDS = 60.0
@@ -36,7 +36,7 @@ SETTLED_SECONDS = 60.0
 class Purge:
     """Use within `running`."""
 
-    def __init__(self, book: TenantBook, durable: Durable, responses: ResponseStore) -> None:
+    def __init__(self, book: TenantStore, durable: Durable, responses: ResponseStore) -> None:
         self._book, self._responses = book, responses
         self._files, self._batches, self._background = Files(durable), Ledger(durable), BackgroundLedger(durable)
         self._ranges, self._results = Ranges(durable), Results(durable)

@@ -29,7 +29,7 @@ class Draining(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """What its requests are given; those that are not done then go on elsewhere, where that can be."""
 
 
-class ReplicaSurface:
+class ReplicaAdmin:
     def __init__(self, members: Members, administration: Administration) -> None:
         self._members, self._administration = members, administration
 

@@ -25,7 +25,7 @@ from ..http.http_exchange import Exchange
 from ..openai.decode import convert, decode
 from ..tenancy.directory import new_key
 from ..tenancy.records import Count, Key, Limits, TenantRecord, new_uid
-from ..tenancy.tenant_store import TenantBook
+from ..tenancy.tenant_store import TenantStore
 from ..tenancy.tenants import RESERVED, AdminKeys, checked_name
 from .purge import Purge
 
@@ -89,10 +89,10 @@ class AuditRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
     change: dict[str, Any]
 
 
-class AdminSurface:
+class TenantAdmin:
     """Without administrators' keys every call is refused."""
 
-    def __init__(self, bus: Bus, admins: AdminKeys, book: TenantBook, usage: UsageLog, purge: Purge) -> None:
+    def __init__(self, bus: Bus, admins: AdminKeys, book: TenantStore, usage: UsageLog, purge: Purge) -> None:
         self._bus, self._admins, self._book, self._usage, self._purge = bus, admins, book, usage, purge
 
     async def add_tenant(self, exchange: Exchange) -> None:

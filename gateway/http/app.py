@@ -12,23 +12,23 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from headwater.services.runtime import errors
 
 from ..admin.administration import Administration
-from ..admin.models import ModelSurface
-from ..admin.replicas import ReplicaSurface
-from ..admin.tenants import AdminSurface
+from ..admin.models import ModelAdmin
+from ..admin.replicas import ReplicaAdmin
+from ..admin.tenants import TenantAdmin
 from ..jobs.tenant_storage import TenantStorage
 from ..long_work import without_collector
 from ..openai import models
-from ..openai.answers import Answer, EventStream, Shape
-from ..openai.chat import ChatShape
-from ..openai.completions import CompletionShape
+from ..openai.answers import Answer, EventStream, Renderer
+from ..openai.chat import ChatRenderer
+from ..openai.completions import CompletionRenderer
 from ..openai.decode import build_decoders, decode
 from ..openai.embeddings import EmbeddingRequest, reply_of, to_embedding
 from ..openai.errors import MethodNotAllowed
 from ..openai.response_schema import ResponsesRequest
-from ..openai.run_answer import Silence, carry
+from ..openai.run_answer import Silence, run_answer
 from ..openai.schema import Answering, ChatCompletionRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from ..request.choice import Sink
-from ..request.cluster import Line, shutting_down
+from ..request.cluster import Cluster, shutting_down
 from ..request.generation import Generation
 from ..request.resumed import bare_id
 from ..request.sinks import Gathered
@@ -61,12 +61,12 @@ Handler = Callable[[Exchange], Awaitable[None]]
 
 
 def make_app(
-    line: Line,
+    line: Cluster,
     settings: GatewaySettings,
     storage: TenantStorage,
-    admin: AdminSurface | None,
-    models_here: ModelSurface,
-    replicas_here: ReplicaSurface,
+    admin: TenantAdmin | None,
+    models_here: ModelAdmin,
+    replicas_here: ReplicaAdmin,
     administration: Administration,
 ) -> ASGIApp:
     """The application. Error pages and methods are ours, so that every answer has OpenAI's envelope."""
@@ -152,7 +152,7 @@ class _Endpoint:
 
     def __init__(
         self,
-        line: Line,
+        line: Cluster,
         path: str,
         handlers: Mapping[str, Handler],
         settings: GatewaySettings,
@@ -185,7 +185,7 @@ class _Endpoint:
 class RestSurface:
     """The handlers."""
 
-    def __init__(self, line: Line, settings: GatewaySettings, storage: TenantStorage) -> None:
+    def __init__(self, line: Cluster, settings: GatewaySettings, storage: TenantStorage) -> None:
         self._line, self._settings = line, settings
         self._responses = Responses(line, line.responses, settings.sse_keep_alive)
         self._background = BackgroundResponses(storage, self._responses, line.tenants, settings.sse_keep_alive)
@@ -196,13 +196,13 @@ class RestSurface:
         caller = self._let_in(exchange)
         body = await exchange.body(self._settings.max_body_bytes)
         asked = await self._line.long_work.by_size(len(body), decode, body, ChatCompletionRequest)
-        await self._answer(exchange, caller, asked, StreamKind.CHAT, ChatShape(asked), body)
+        await self._answer(exchange, caller, asked, StreamKind.CHAT, ChatRenderer(asked), body)
 
     async def completions(self, exchange: Exchange) -> None:
         caller = self._let_in(exchange)
         body = await exchange.body(self._settings.max_body_bytes)
         asked = await self._line.long_work.by_size(len(body), decode, body, CompletionRequest)
-        await self._answer(exchange, caller, asked, StreamKind.COMPLETION, CompletionShape(asked), body)
+        await self._answer(exchange, caller, asked, StreamKind.COMPLETION, CompletionRenderer(asked), body)
 
     async def resume(self, exchange: Exchange) -> None:
         """Goes on with a stream, behind the last event that its client has."""
@@ -213,7 +213,7 @@ class RestSurface:
         await self._resumable.forget(exchange, self._caller(exchange), exchange.path_params["id"])
 
     async def _answer(
-        self, exchange: Exchange, caller: Caller, asked: Answering, kind: StreamKind, shape: Shape, body: bytes
+        self, exchange: Exchange, caller: Caller, asked: Answering, kind: StreamKind, shape: Renderer, body: bytes
     ) -> None:
         """Runs every prompt to its end and answers, whole or in a stream."""
         caller = caller.with_body(asked.request_id, asked.priority)
@@ -230,14 +230,14 @@ class RestSurface:
         monitor = Silence(stream)
         exchange.finally_do(answer.dissolve)
         async with caller.within_deadline():
-            work = carry(self._line, answer)
+            work = run_answer(self._line, answer)
             await exchange.unless_client_leaves(work, silence=self._settings.sse_keep_alive, on_silence=monitor.tick)
         if stream is not None:
             await exchange.end_stream(stream.last_events())
         else:
             await exchange.reply_json(answer.reply(gathered))
 
-    def _generations(self, shape: Shape, caller: Caller, sink: Sink, num_bytes: int) -> list[Generation]:
+    def _generations(self, shape: Renderer, caller: Caller, sink: Sink, num_bytes: int) -> list[Generation]:
         """One a prompt. Raises `BadRequest`."""
         with without_collector(num_bytes):
             return [Generation(self._line, job, sink) for job in shape.jobs(caller, self._line.max_choices)]
@@ -370,7 +370,7 @@ class RestSurface:
     def _let_in(self, exchange: Exchange) -> Caller:
         """Who asks for an answer; of whom it is known already that there will be none, nothing more is read."""
         caller = self._admit(exchange)
-        self._line.turn_away(caller)
+        self._line.reject_early(caller)
         return caller
 
     def _admit(self, exchange: Exchange) -> Caller:

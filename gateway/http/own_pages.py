@@ -12,7 +12,7 @@ from headwater.services.runtime import errors
 
 from ..admin.administration import Administration
 from ..openai.document import openapi_document
-from ..request.cluster import Line
+from ..request.cluster import Cluster
 from .http_exchange import Exchange
 
 VERSION = importlib.metadata.version("headwater")
@@ -24,7 +24,7 @@ CONSOLE_POLICY = (b"content-security-policy", b"default-src 'self'; img-src 'sel
 class OwnPages:
     """The handlers. None of them counts as a request of a tenant."""
 
-    def __init__(self, line: Line, administration: Administration) -> None:
+    def __init__(self, line: Cluster, administration: Administration) -> None:
         self._line, self._administration = line, administration
 
     async def health(self, exchange: Exchange) -> None:

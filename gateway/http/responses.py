@@ -26,9 +26,9 @@ from ..openai.response_input import (
 )
 from ..openai.response_schema import InputItem, ResponsesRequest
 from ..request.choice import Sink
-from ..request.cluster import Line
+from ..request.cluster import Cluster
 from ..request.generation import Generation
-from ..request.generation_request import Job
+from ..request.generation_request import GenerationRequest
 from ..request.prompt_runs import run_all
 from ..request.resumed import ResumedGeneration, run_resumed
 from ..request.sinks import Gathered
@@ -42,7 +42,7 @@ TOO_LONG = "context_length_exceeded"
 class Responses:
     """The handlers. `keep_alive` is the silence in seconds after which a stream gets a comment."""
 
-    def __init__(self, line: Line, store: ResponseStore, keep_alive: float) -> None:
+    def __init__(self, line: Cluster, store: ResponseStore, keep_alive: float) -> None:
         self._line, self._store, self._keep_alive = line, store, keep_alive
         self._conversations = store.conversations
 
@@ -200,8 +200,8 @@ class Responses:
             answer.conversation_id = None
 
 
-def _job(caller: Caller, asked: ResponsesRequest, items: list[InputItem], num_before: int) -> Job:
-    return Job(
+def _job(caller: Caller, asked: ResponsesRequest, items: list[InputItem], num_before: int) -> GenerationRequest:
+    return GenerationRequest(
         caller=caller,
         model=asked.model,
         prompt=to_prompt(asked, items, first=num_before),

@@ -6,17 +6,17 @@ import dataclasses
 
 from headwater.services.runtime.errors import BadRequest
 
-from ..openai.answers import Answer, EventStream, Shape
-from ..openai.chat import ChatShape
-from ..openai.completions import CompletionShape
+from ..openai.answers import Answer, EventStream, Renderer
+from ..openai.chat import ChatRenderer
+from ..openai.completions import CompletionRenderer
 from ..openai.decode import decode
 from ..openai.numbered import NumberedSink, NumberedStream
 from ..openai.response_schema import ResponsesRequest
-from ..openai.run_answer import Silence, carry
+from ..openai.run_answer import Silence, run_answer
 from ..openai.schema import Answering, ChatCompletionRequest, CompletionRequest
-from ..request.cluster import Line
+from ..request.cluster import Cluster
 from ..request.generation import Generation
-from ..request.generation_request import Job
+from ..request.generation_request import GenerationRequest
 from ..request.resumed import ResumedGeneration, bare_id, caller_of, find, forget
 from ..stages.stream_context import Found, StreamContext, StreamKind, StreamNotKept
 from ..tenancy.caller import Caller
@@ -29,11 +29,11 @@ MAX_EVENTS = 2**32 - 1
 class ResumableStreams:
     """The handlers. `keep_alive` is the silence in seconds after which a stream gets a comment."""
 
-    def __init__(self, line: Line, responses: Responses, keep_alive: float) -> None:
+    def __init__(self, line: Cluster, responses: Responses, keep_alive: float) -> None:
         self._line, self._responses, self._keep_alive = line, responses, keep_alive
 
     async def answer(
-        self, exchange: Exchange, caller: Caller, asked: Answering, kind: StreamKind, shape: Shape, body: bytes
+        self, exchange: Exchange, caller: Caller, asked: Answering, kind: StreamKind, shape: Renderer, body: bytes
     ) -> None:
         """A stream that begins here."""
         context = StreamContext(
@@ -57,10 +57,10 @@ class ResumableStreams:
             await self._responses.resume(exchange, caller, decode(body, ResponsesRequest), out, found)
         elif kind is StreamKind.CHAT:
             chat = decode(body, ChatCompletionRequest)
-            await self._go_on(exchange, caller, chat, ChatShape(chat), out, found)
+            await self._go_on(exchange, caller, chat, ChatRenderer(chat), out, found)
         elif kind is StreamKind.COMPLETION:
             completion = decode(body, CompletionRequest)
-            await self._go_on(exchange, caller, completion, CompletionShape(completion), out, found)
+            await self._go_on(exchange, caller, completion, CompletionRenderer(completion), out, found)
         else:
             # It was asked for over gRPC, where Resume goes on with it.
             raise StreamNotKept(found.request_id)
@@ -71,7 +71,13 @@ class ResumableStreams:
         await exchange.reply_json({"id": shown_id, "object": "stream", "deleted": True})
 
     async def _go_on(
-        self, exchange: Exchange, caller: Caller, asked: Answering, shape: Shape, out: NumberedStream, found: Found
+        self,
+        exchange: Exchange,
+        caller: Caller,
+        asked: Answering,
+        shape: Renderer,
+        out: NumberedStream,
+        found: Found,
     ) -> None:
         caller = caller.with_body(asked.request_id, asked.priority)
         job = dataclasses.replace(self._only_job(shape, caller), context=found.context)
@@ -79,7 +85,7 @@ class ResumableStreams:
         answer.generations = [ResumedGeneration(self._line, job, NumberedSink(stream, out), found=found)]
         await self._run(exchange, caller, answer, stream)
 
-    def _only_job(self, shape: Shape, caller: Caller) -> Job:
+    def _only_job(self, shape: Renderer, caller: Caller) -> GenerationRequest:
         """Raises `BadRequest` for what cannot be told twice in the same order."""
         job, *others = shape.jobs(caller, self._line.max_choices)
         for what, is_there in (
@@ -96,12 +102,14 @@ class ResumableStreams:
     async def _run(self, exchange: Exchange, caller: Caller, answer: Answer, stream: EventStream) -> None:
         exchange.finally_do(answer.dissolve)
         async with caller.within_deadline():
-            work, tick = carry(self._line, answer), Silence(stream).tick
+            work, tick = run_answer(self._line, answer), Silence(stream).tick
             await exchange.unless_client_leaves(work, silence=self._keep_alive, on_silence=tick)
         await exchange.end_stream(stream.last_events())
 
 
-def _stream_of(job: Job, asked: Answering, shape: Shape, out: NumberedStream) -> tuple[Answer, EventStream]:
+def _stream_of(
+    job: GenerationRequest, asked: Answering, shape: Renderer, out: NumberedStream
+) -> tuple[Answer, EventStream]:
     context = job.context
     assert context is not None
     answer = Answer(

@@ -15,7 +15,7 @@ PAUSES = (0.1, 0.5, 1.0, 2.0, 5.0, 5.0, 5.0, 5.0)
 ReplyT = TypeVar("ReplyT")
 
 
-async def insist(call: Callable[[], Awaitable[ReplyT]]) -> ReplyT:
+async def retry(call: Callable[[], Awaitable[ReplyT]]) -> ReplyT:
     """What storage says the last time counts."""
     for pause in PAUSES:
         try:

@@ -20,10 +20,10 @@ from .durable import HOLD_SECONDS
 
 FETCH_SECONDS = 4.0
 """Of a question for work; a server that restarts forgets what it was asked."""
-HeldT = TypeVar("HeldT", bound="Held")
+LeaseT = TypeVar("LeaseT", bound="WorkLease")
 
 
-class Held:
+class WorkLease:
     """Made of a message; raises `msgspec.MsgspecError` for one that names no work."""
 
     def __init__(self, message: Msg) -> None:
@@ -52,7 +52,7 @@ class Held:
             await self._message.nak(delay=seconds or None)
 
 
-async def next_of(queue: JetStreamContext.PullSubscription, kind: type[HeldT]) -> HeldT:
+async def next_of(queue: JetStreamContext.PullSubscription, kind: type[LeaseT]) -> LeaseT:
     """Waits for one. What names no work that this version knows is told in the log and taken out. Raises what NATS
     raises."""
     while True:

@@ -12,9 +12,9 @@ import msgspec
 from headwater.proto.output_processor_pb2 import RowParts
 
 from ..request.choice import Choice
-from ..request.cluster import Line
+from ..request.cluster import Cluster
 from ..request.generation import Generation
-from ..request.generation_request import Job
+from ..request.generation_request import GenerationRequest
 from ..request.sinks import Gathered, Held, Piece
 from ..stages.output_session import Scores
 from ..tenancy.caller import Caller
@@ -26,7 +26,7 @@ encode = msgspec.json.Encoder().encode
 _HOLE = "\x00text\x00"
 
 
-class Shape(Protocol):
+class Renderer(Protocol):
     """What tells chat and completions apart in JSON."""
 
     object: str
@@ -37,11 +37,11 @@ class Shape(Protocol):
     scores_prompt: bool
     """A stream begins with the prompt's log probabilities."""
 
-    def jobs(self, caller: Caller, max_choices: int) -> list[Job]:
+    def jobs(self, caller: Caller, max_choices: int) -> list[GenerationRequest]:
         """The prompts to answer. Raises `BadRequest`, also for more than `max_choices` answers."""
         ...
 
-    async def prepared(self, line: Line, generations: Sequence[Generation]) -> None:
+    async def prepared(self, line: Cluster, generations: Sequence[Generation]) -> None:
         """Called between preparing and running, for what the shape needs of the prompt."""
         ...
 
@@ -78,7 +78,7 @@ class Answer:
 
     id: str
     asked: Answering
-    shape: Shape
+    shape: Renderer
     wants_receipt: bool
     created: int = field(default_factory=lambda: int(time.time()))
     """Seconds since 1970."""

@@ -7,9 +7,9 @@ from typing import Any
 
 from ..request.choice import Choice
 from ..request.choice_count import check_num_choices
-from ..request.cluster import Line
+from ..request.cluster import Cluster
 from ..request.generation import Generation
-from ..request.generation_request import Job
+from ..request.generation_request import GenerationRequest
 from ..request.sinks import CallPiece, Piece
 from ..stages.output_session import Scores
 from ..tenancy.caller import Caller
@@ -19,7 +19,7 @@ from .structured_output import put_structured_output
 from .to_pb import check_stream_options, conversation_to_pb, sampling_to_pb
 
 
-class ChatShape:
+class ChatRenderer:
     """Messages and deltas."""
 
     object = "chat.completion"
@@ -32,7 +32,7 @@ class ChatShape:
         # The contract knows one name for the two that clients use.
         self.renamed = {"max_tokens": "max_completion_tokens"} if asked.max_completion_tokens is not None else {}
 
-    def jobs(self, caller: Caller, max_choices: int) -> list[Job]:
+    def jobs(self, caller: Caller, max_choices: int) -> list[GenerationRequest]:
         """One: a conversation is one prompt. Raises `BadRequest`."""
         asked = self._asked
         check_stream_options(asked.stream, asked.stream_options)
@@ -47,9 +47,13 @@ class ChatShape:
         check_num_choices("messages", 1, sampling, max_choices)
         prompt = conversation_to_pb(asked)
         stream, salt = bool(asked.stream), asked.cache_salt or ""
-        return [Job(caller=caller, model=asked.model, prompt=prompt, sampling=sampling, stream=stream, cache_salt=salt)]
+        return [
+            GenerationRequest(
+                caller=caller, model=asked.model, prompt=prompt, sampling=sampling, stream=stream, cache_salt=salt
+            )
+        ]
 
-    async def prepared(self, line: Line, generations: Sequence[Generation]) -> None:
+    async def prepared(self, line: Cluster, generations: Sequence[Generation]) -> None:
         """A chat needs nothing more of its prompt."""
 
     def opening(self, choice: Choice) -> dict[str, Any] | None:

@@ -11,9 +11,9 @@ from headwater.services.runtime.errors import BadRequest
 
 from ..request.choice import Choice
 from ..request.choice_count import check_num_choices
-from ..request.cluster import Line
+from ..request.cluster import Cluster
 from ..request.generation import Generation
-from ..request.generation_request import Job
+from ..request.generation_request import GenerationRequest
 from ..request.prompt_runs import for_each_prompt
 from ..request.sinks import Piece
 from ..stages.output_session import Scores
@@ -26,7 +26,7 @@ from .to_pb import check_stream_options, sampling_to_pb
 ALLOWED_PROMPT = "a string, a list of strings, token ids, or a list of lists of token ids, none empty"
 
 
-class CompletionShape:
+class CompletionRenderer:
     """Texts, with the prompt before them on echo."""
 
     object = "text_completion"
@@ -42,7 +42,7 @@ class CompletionShape:
         self.scores_prompt = bool(asked.echo) and asked.logprobs is not None
         self.renamed = {"top_logprobs": "logprobs"}
 
-    def jobs(self, caller: Caller, max_choices: int) -> list[Job]:
+    def jobs(self, caller: Caller, max_choices: int) -> list[GenerationRequest]:
         """One a prompt; choice i of prompt p has the index p·n + i. Raises `BadRequest`."""
         asked = self._asked
         check_stream_options(asked.stream, asked.stream_options)
@@ -60,7 +60,7 @@ class CompletionShape:
         check = partial(check_num_choices, "prompt", sampling=sampling, allowed=max_choices)
         prompts = prompts_of("prompt", asked.prompt, check, add_special_tokens=asked.add_special_tokens)
         return [
-            Job(
+            GenerationRequest(
                 caller=caller,
                 model=asked.model,
                 prompt=prompt,
@@ -72,12 +72,12 @@ class CompletionShape:
             for position, prompt in enumerate(prompts)
         ]
 
-    async def prepared(self, line: Line, generations: Sequence[Generation]) -> None:
+    async def prepared(self, line: Cluster, generations: Sequence[Generation]) -> None:
         """Finds the prompts' texts, where they are to be echoed."""
         if self._asked.echo:
             await for_each_prompt(generations, partial(self._echo, line))
 
-    async def _echo(self, line: Line, generation: Generation) -> None:
+    async def _echo(self, line: Cluster, generation: Generation) -> None:
         prompt, first = generation.job.prompt, []
         if self._asked.logprobs is not None:
             first_id = generation.prepared.prompt_ids[0]
@@ -149,6 +149,6 @@ def prompts_of(
     return [processor_pb2.Prompt(token_ids=processor_pb2.Prompt.TokenIds(ids=ids)) for ids in prompts]
 
 
-async def _text_of(line: Line, model: str, token_ids: Sequence[int]) -> str:
+async def _text_of(line: Cluster, model: str, token_ids: Sequence[int]) -> str:
     request = processor_pb2.ProcessorDetokenizeRequest(model=model, token_ids=token_ids)
     return (await line.processors.detokenize(request)).text

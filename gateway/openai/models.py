@@ -8,17 +8,17 @@ from headwater.proto import processor_pb2
 from headwater.services.runtime.errors import BadRequest
 from headwater.services.runtime.served_model import ServedModel
 
-from ..request.cluster import Line
+from ..request.cluster import Cluster
 from ..tenancy.tenants import Tenant
 from .schema import DetokenizeRequest, TokenizeRequest
 from .to_pb import conversation_to_pb
 
 
-def list_models(line: Line) -> dict[str, Any]:
+def list_models(line: Cluster) -> dict[str, Any]:
     return {"object": "list", "data": [_card(model, since) for model, since in line.processors.models().values()]}
 
 
-def get_model(line: Line, name: str) -> dict[str, Any]:
+def get_model(line: Cluster, name: str) -> dict[str, Any]:
     """Raises `NotFound`."""
     served = line.processors.models()
     if name not in served:
@@ -38,7 +38,7 @@ def _card(model: ServedModel, since: int) -> dict[str, Any]:
     }
 
 
-async def tokenize(line: Line, tenant: Tenant, asked: TokenizeRequest) -> dict[str, Any]:
+async def tokenize(line: Cluster, tenant: Tenant, asked: TokenizeRequest) -> dict[str, Any]:
     if (asked.prompt is None) == (asked.messages is None):
         raise BadRequest("prompt", "prompt and messages exclude each other; allowed: exactly one")
     if asked.prompt is not None:
@@ -62,6 +62,6 @@ async def tokenize(line: Line, tenant: Tenant, asked: TokenizeRequest) -> dict[s
     }
 
 
-async def detokenize(line: Line, asked: DetokenizeRequest) -> dict[str, Any]:
+async def detokenize(line: Cluster, asked: DetokenizeRequest) -> dict[str, Any]:
     request = processor_pb2.ProcessorDetokenizeRequest(model=asked.model, token_ids=asked.tokens)
     return {"prompt": (await line.processors.detokenize(request)).text}

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from headwater.services.runtime import errors
 
-from ..request.cluster import Line
+from ..request.cluster import Cluster
 from ..request.prompt_runs import prepare_all, run_all
 from ..request.resumed import ResumedGeneration, run_resumed
 from .answers import Answer, EventStream
 
 
-async def carry(line: Line, answer: Answer) -> None:
+async def run_answer(line: Cluster, answer: Answer) -> None:
     """Every prompt is checked before any is computed."""
     try:
         await prepare_all(answer.generations)

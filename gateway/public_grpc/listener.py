@@ -12,7 +12,7 @@ from headwater.services.runtime.grpc_errors import ErrorInterceptor
 from headwater.services.runtime.tls import bind
 
 from ..http.listener import MAX_HEAD_BYTES, PATIENCE_SECONDS, SILENCE_SECONDS, ClientTls
-from ..request.cluster import Line
+from ..request.cluster import Cluster
 from .service import InferenceService
 
 PING_OPTIONS = (
@@ -32,7 +32,7 @@ class GrpcListener:
 
     def __init__(
         self,
-        line: Line,
+        line: Cluster,
         host: str,
         port: int,
         *,

@@ -15,10 +15,10 @@ from headwater.services.runtime.tasks import end
 
 from ..request.choice import Choice, Sink
 from ..request.choice_count import check_num_choices
-from ..request.cluster import Line, shutting_down
+from ..request.cluster import Cluster, shutting_down
 from ..request.embedding import Embedding
 from ..request.generation import Generation
-from ..request.generation_request import Job
+from ..request.generation_request import GenerationRequest
 from ..request.prompt_runs import run_all
 from ..request.resumed import ResumedGeneration, bare_id, caller_of, find, run_resumed
 from ..request.sinks import Gathered, OrderedQueue, Piece, PieceQueue
@@ -45,7 +45,7 @@ ChunkT = TypeVar("ChunkT", inference_pb2.ChatChunk, inference_pb2.CompleteChunk)
 class InferenceService(inference_pb2_grpc.InferenceServicer):
     """Answers by what the line says; errors leave as named errors, which the interceptor turns into status."""
 
-    def __init__(self, line: Line, max_text_bytes: int) -> None:
+    def __init__(self, line: Cluster, max_text_bytes: int) -> None:
         self._line, self._max_text_bytes = line, max_text_bytes
 
     async def Chat(self, request: inference_pb2.ChatRequest, context: Context) -> inference_pb2.ChatReply:
@@ -240,7 +240,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         if sampling.echo and sampling.logprobs and not sampling.HasField("prompt_logprobs"):
             # The contract's rule against streams is about a field that has no place in chunks; these have one.
             sampling.prompt_logprobs, stream = sampling.top_logprobs, False
-        job = Job(
+        job = GenerationRequest(
             caller=caller,
             model=request.model,
             prompt=prompt_of(request),
@@ -269,7 +269,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         if not 0 <= request.priority <= MAX_PRIORITY:
             raise errors.BadRequest.of("priority", request.priority, f"a whole number, 0…{MAX_PRIORITY}")
         caller = caller.with_body(request.client_request_id, request.priority)
-        self._line.turn_away(caller)
+        self._line.reject_early(caller)
         return self._line.traced(caller, f"Inference/{request.DESCRIPTOR.name.removesuffix('Request')}")
 
     async def _count(

@@ -56,7 +56,7 @@ Entry = tuple[Rank, _Waiting]
 
 
 @dataclass(slots=True, eq=False)
-class _Line:
+class _ModelQueue:
     """Of one model."""
 
     queue: list[Entry] = field(default_factory=list)
@@ -72,7 +72,7 @@ class _Line:
 class Turn:
     """The right of one choice to run, or of several that run together. A context manager that gives it back."""
 
-    def __init__(self, admission: Admission, line: _Line, tenant: str, num_tokens: int, num_choices: int) -> None:
+    def __init__(self, admission: Admission, line: _ModelQueue, tenant: str, num_tokens: int, num_choices: int) -> None:
         self._admission, self._line, self._tenant = admission, line, tenant
         self._num_tokens, self._num_choices = num_tokens, num_choices
         self._is_started = self._is_over = False
@@ -123,7 +123,7 @@ class Admission:
         self.num_queued = 0
         self.someone_waits = asyncio.Event()
         self._has_room = has_room
-        self._lines: defaultdict[str, _Line] = defaultdict(_Line)
+        self._lines: defaultdict[str, _ModelQueue] = defaultdict(_ModelQueue)
         self._clock, self._ranked_at = clock, clock()
         self.queued_by_tier: Counter[int] = Counter()
         self._queued_by_tenant: Counter[str] = Counter()
@@ -156,7 +156,7 @@ class Admission:
         self._take(line, tenant, 0, 1)
         return Turn(self, line, tenant, 0, 1)
 
-    def turn_away(self, tenant: str) -> None:
+    def reject_early(self, tenant: str) -> None:
         """Raises `LimitExceeded` where the queue is full and nobody has more in it: before a request costs anything."""
         if self.num_queued and self.num_queued >= self.max_queued and self._greediest(tenant) == tenant:
             raise self._is_full()
@@ -192,7 +192,7 @@ class Admission:
         self.give()
 
     async def _wait(
-        self, tier: int, virtual_time: float, line: _Line, tenant: str, num_tokens: int, num_choices: int
+        self, tier: int, virtual_time: float, line: _ModelQueue, tenant: str, num_tokens: int, num_choices: int
     ) -> None:
         if self.num_queued >= self.max_queued:
             if (greediest := self._greediest(tenant)) == tenant:
@@ -219,13 +219,13 @@ class Admission:
                 Turn(self, line, tenant, num_tokens, num_choices).release()
             raise
 
-    def _take(self, line: _Line, tenant: str, num_tokens: int, num_choices: int) -> None:
+    def _take(self, line: _ModelQueue, tenant: str, num_tokens: int, num_choices: int) -> None:
         self.num_running += num_choices
         self._running_by_tenant[tenant] += num_choices
         line.unstarted[tenant] += 1
         line.num_released_tokens += num_tokens
 
-    def _left(self, line: _Line, waiting: _Waiting) -> None:
+    def _left(self, line: _ModelQueue, waiting: _Waiting) -> None:
         """The queue."""
         line.num_waiting -= 1
         line.num_waiting_tokens -= waiting.num_tokens
@@ -258,7 +258,7 @@ class Admission:
     def _is_full(self) -> errors.LimitExceeded:
         return errors.LimitExceeded(f"{self.num_queued} requests are already waiting", retry_after=1.0)
 
-    def _may_pass(self, model_key: str, line: _Line, tenant: str, num_choices: int) -> bool:
+    def _may_pass(self, model_key: str, line: _ModelQueue, tenant: str, num_choices: int) -> bool:
         """Whether a newcomer need not wait."""
         is_first = not line.num_waiting and self._is_open(model_key, line, tenant, num_choices)
         return is_first or self._is_free(line, tenant, num_choices)
@@ -274,24 +274,24 @@ class Admission:
         tenant = max(running, key=running.__getitem__, default="")
         return tenant if running.get(tenant, 0) > self._num_kept > 0 else ""
 
-    def _is_open(self, model_key: str, line: _Line, tenant: str, num_choices: int) -> bool:
+    def _is_open(self, model_key: str, line: _ModelQueue, tenant: str, num_choices: int) -> bool:
         return self._has_turns(tenant, num_choices) and self._has_room_for(model_key, line)
 
-    def _has_room_for(self, model_key: str, line: _Line) -> bool:
+    def _has_room_for(self, model_key: str, line: _ModelQueue) -> bool:
         return self._has_room(model_key, line.num_released_tokens, line.unstarted.total())
 
-    def _is_free(self, line: _Line, tenant: str, num_choices: int) -> bool:
+    def _is_free(self, line: _ModelQueue, tenant: str, num_choices: int) -> bool:
         """Whether others have taken what room there was, and this tenant next to nothing."""
         num_own = line.unstarted.get(tenant, 0)
         is_next_to_nothing = num_own < FREE_PROMPTS and len(line.unstarted) > (num_own > 0)
         return is_next_to_nothing and self._has_turns(tenant, num_choices)
 
-    def _next(self) -> tuple[_Line, Entry] | None:
+    def _next(self) -> tuple[_ModelQueue, Entry] | None:
         """Who goes before all others that have room, and where that one waits."""
         found = [(line, entry) for key, line in self._lines.items() if (entry := self._first(key, line)) is not None]
         return min(found, key=lambda each: each[1][0], default=None)
 
-    def _first(self, model_key: str, line: _Line) -> Entry | None:
+    def _first(self, model_key: str, line: _ModelQueue) -> Entry | None:
         """Who may have the next turn of a model. Others pass the tenant that leaves the last turns to them."""
         while line.queue and line.queue[0][1].turn.done():
             heapq.heappop(line.queue)

@@ -216,7 +216,7 @@ class Choice:
             self.session.cancel(self._stream_id, reason)
             self.session = None
 
-    def let_go(self) -> int | None:
+    def detach(self) -> int | None:
         """Leaves its stream to whoever comes for it: its id, unless it has ended."""
         stream_id = self._stream_id if self.session is not None else None
         self.session = None

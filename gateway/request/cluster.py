@@ -24,7 +24,7 @@ from ..jobs.response_store import ResponseStore
 from ..long_work import LongWork
 from ..router.router import Router
 from ..stages.catalogues import Catalogues
-from ..stages.cold_start_queue import Demand
+from ..stages.cold_start_queue import ColdStartQueue
 from ..stages.output_sessions import ANY_MODEL, OutputSessions
 from ..stages.processors import Processors
 from ..tenancy.accounts import Accounts
@@ -36,14 +36,14 @@ from .admission import Admission
 from .metrics import Metrics
 from .migrations import Migrations
 from .prompt_windows import PromptWindows
-from .timelines import Explanation, Roads
+from .timelines import Explanation, Timelines
 
 if TYPE_CHECKING:
     from .generation import Generation
 
 
 @dataclass(slots=True, kw_only=True)
-class Line:
+class Cluster:
     """The stages behind, who may use them, and the requests that are on their way."""
 
     members: Members
@@ -54,11 +54,11 @@ class Line:
     fair: VirtualTime
     router: Router
     catalogues: Catalogues
-    demand: Demand
+    demand: ColdStartQueue
     metrics: Metrics
     processors: Processors
     outputs: OutputSessions
-    roads: Roads
+    roads: Timelines
     responses: ResponseStore
     max_choices: int
     """Of one request."""
@@ -137,11 +137,11 @@ class Line:
     def num_requests(self) -> int:
         return len(self._running)
 
-    def turn_away(self, caller: Caller) -> None:
+    def reject_early(self, caller: Caller) -> None:
         """At the door, before anything of a body is read: raises `LimitExceeded` where that would be the end of it
         when it was read, had been made tokens of and Redis was asked."""
-        self.admission.turn_away(caller.tenant.key)
-        self.accounts.used_up.turn_away(caller.tenant, caller.standing)
+        self.admission.reject_early(caller.tenant.key)
+        self.accounts.used_up.reject_early(caller.tenant, caller.standing)
 
     def cancel(self, caller: Caller, request_id: str) -> bool:
         """Ends a request of the caller's tenant; False when it has ended already.

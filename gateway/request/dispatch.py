@@ -35,7 +35,7 @@ WAIT_SECONDS = 30.0
 """That an answer which has begun stands still at least for a replica or an output processor that died."""
 
 
-class Carriage:
+class Dispatcher:
     """Use once: `run`."""
 
     def __init__(self, generation: Generation) -> None:

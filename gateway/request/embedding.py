@@ -11,9 +11,9 @@ from headwater.services.runtime.errors import BadRequest
 
 from ..tenancy.caller import Caller
 from .choice_count import check_num_choices
-from .cluster import Line
+from .cluster import Cluster
 from .generation import Generation
-from .generation_request import Job
+from .generation_request import GenerationRequest
 from .prompt_runs import prepare_all, run_all
 from .sinks import Gathered
 
@@ -44,7 +44,7 @@ class Embedding:
             generation.dissolve()
         self.generations.clear()
 
-    async def run(self, line: Line, caller: Caller) -> None:
+    async def run(self, line: Cluster, caller: Caller) -> None:
         """Every prompt is checked before any is computed. Raises the named error of the first that fails."""
         check_num_choices("input", len(self.prompts), common_pb2.Sampling(), line.max_choices)
         if self.dimensions is not None and self.dimensions < 1:
@@ -53,7 +53,7 @@ class Embedding:
             truncate_prompt_tokens=self.truncate_prompt_tokens, truncation_side=self.truncation_side
         )
         for index, prompt in enumerate(self.prompts):
-            job = Job(
+            job = GenerationRequest(
                 caller=caller,
                 model=self.model,
                 prompt=prompt,

@@ -21,11 +21,11 @@ from headwater.services.runtime.tasks import owned_task
 from ..router.decision import Decision
 from ..tenancy.grant import LEASE_TOKENS, Grant
 from .choice import Choice, ScoredChoice, Sink
-from .cluster import Line
-from .dispatch import Carriage
-from .generation_request import Job
+from .cluster import Cluster
+from .dispatch import Dispatcher
+from .generation_request import GenerationRequest
 from .prompt_turns import Part, Place, PromptTurns
-from .timeline import Road, told_work
+from .timeline import Timeline, told_work
 from .timelines import Explanation
 
 
@@ -33,8 +33,8 @@ from .timelines import Explanation
 class Generation:
     """One prompt and its choices. Call `prepare`, then `run` in a task of its own."""
 
-    line: Line
-    job: Job
+    line: Cluster
+    job: GenerationRequest
     sink: Sink
     prepared: processor_pb2.PrepareReply = field(default_factory=processor_pb2.PrepareReply)
     num_prompt_tokens: int = 0
@@ -54,14 +54,14 @@ class Generation:
     """As it was when the request was prepared: what carries it on asks nobody for it again."""
     namespace: bytes = b""
     """Root of its prompt's hashes."""
-    road: Road = field(default_factory=Road)
-    carriage: Carriage = field(init=False)
+    road: Timeline = field(default_factory=Timeline)
+    carriage: Dispatcher = field(init=False)
     _has_started: bool = False
     _task: asyncio.Task[Any] | None = None
     cancelled_by: errors.HeadwaterError | None = None
 
     def __post_init__(self) -> None:
-        self.carriage = Carriage(self)
+        self.carriage = Dispatcher(self)
 
     @property
     def is_answered(self) -> bool:

@@ -11,7 +11,7 @@ from ..tenancy.caller import Caller
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
+class GenerationRequest:
     """What a client asks, in the line's words, unchecked."""
 
     caller: Caller

@@ -10,7 +10,7 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from ..counters import Distribution, Tally
+from ..counters import LabelledCounter, LabelledHistogram
 
 if TYPE_CHECKING:
     from .generation import Generation
@@ -80,8 +80,8 @@ class Metrics:
         self.waiting = Gauge("headwater_num_requests_waiting", "Requests that wait for their turn", registry=registry)
         self.streams = Gauge("headwater_num_streams", "Choices open at output processors", registry=registry)
 
-        def tally(name: str, documentation: str, *labels: str) -> Tally:
-            return Tally(f"headwater_{name}", documentation, labels, registry=registry)
+        def tally(name: str, documentation: str, *labels: str) -> LabelledCounter:
+            return LabelledCounter(f"headwater_{name}", documentation, labels, registry=registry)
 
         self.responses = tally("http_responses", "HTTP answers by path and status", "path", "status")
         self.finished = tally("request_success", "Choices that ended, by reason", "model_name", "finished_reason")
@@ -100,8 +100,8 @@ class Metrics:
         self._tenants: set[str] = set()
         self._models: dict[str, ModelMetrics] = {}
 
-        def distribution(name: str, documentation: str, bounds: Sequence[float]) -> Distribution:
-            return Distribution(f"headwater_{name}", documentation, bounds, ("model_name",), registry=registry)
+        def distribution(name: str, documentation: str, bounds: Sequence[float]) -> LabelledHistogram:
+            return LabelledHistogram(f"headwater_{name}", documentation, bounds, ("model_name",), registry=registry)
 
         self.queue_time = distribution("request_queue_time_seconds", "Wait for a turn here", LATENCY_BUCKETS)
         self.first_token = distribution("time_to_first_token_seconds", "Arrival to first token", LATENCY_BUCKETS)

@@ -26,9 +26,9 @@ def part(generation: Generation, reason: str) -> None:
             choice.cancel(reason)
         return
     session = next((each.session for each in generation.choices if each.session is not None), None)
-    stream_ids = [stream_id for each in generation.choices if (stream_id := each.let_go()) is not None]
+    stream_ids = [stream_id for each in generation.choices if (stream_id := each.detach()) is not None]
     if session is not None:
-        session.let_go(stream_ids, generation.num_prompt_tokens, generation.num_output_tokens)
+        session.detach(stream_ids, generation.num_prompt_tokens, generation.num_output_tokens)
 
 
 def _is_left(generation: Generation) -> bool:

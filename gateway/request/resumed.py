@@ -18,7 +18,7 @@ from ..stages.output_session import OutputSession
 from ..stages.stream_context import Found, StreamNotKept
 from ..tenancy.caller import Caller
 from .choice import Choice
-from .cluster import Line
+from .cluster import Cluster
 from .generation import Generation
 from .prompt_runs import log_request
 from .prompt_turns import Part
@@ -44,18 +44,18 @@ def bare_id(shown: str) -> str:
     return shown.rpartition("-")[2].rpartition("_")[2]
 
 
-async def find(line: Line, tenant: str, request_id: str) -> Found:
+async def find(line: Cluster, tenant: str, request_id: str) -> Found:
     """Raises `StreamNotKept`, or `Unavailable` where nobody can tell."""
     return await _of_whom_it_concerns(line, request_id, lambda session: session.find(request_id, tenant))
 
 
-async def forget(line: Line, tenant: str, request_id: str) -> None:
+async def forget(line: Cluster, tenant: str, request_id: str) -> None:
     """Nobody will come for it: what runs of it ends, as soon as its reader leaves. Raises as `find` does."""
     await _of_whom_it_concerns(line, request_id, lambda session: session.forget(request_id, tenant))
 
 
 async def _of_whom_it_concerns(
-    line: Line, request_id: str, ask: Callable[[OutputSession], Awaitable[ReplyT]]
+    line: Cluster, request_id: str, ask: Callable[[OutputSession], Awaitable[ReplyT]]
 ) -> ReplyT:
     """Asks output processors, the likeliest first."""
     fault: errors.Unavailable | None = None

@@ -42,7 +42,7 @@ class Attempt:
 
 
 @dataclass(slots=True)
-class Road:
+class Timeline:
     """`None`: not reached, or not yet."""
 
     arrived_at: float = field(default_factory=time.perf_counter)

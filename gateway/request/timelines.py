@@ -60,7 +60,7 @@ class _Question(msgspec.Struct):
 _questions, _explanations = msgspec.msgpack.Decoder(_Question), msgspec.json.Decoder(Explanation)
 
 
-class Roads:
+class Timelines:
     """Use within `running`, or alone where there is no bus."""
 
     def __init__(self, bus: Bus, gateway_id: str, *, max_bytes: int = MAX_BYTES) -> None:
@@ -70,7 +70,7 @@ class Roads:
         self._kept: OrderedDict[str, Explanation] = OrderedDict()
 
     @contextlib.asynccontextmanager
-    async def running(self) -> AsyncIterator[Roads]:
+    async def running(self) -> AsyncIterator[Timelines]:
         """Answers the other gateways for the length of a scope."""
         async with self._bus.subscribe(subjects.EXPLAIN) as questions, owned_task(self._answer(questions)):
             yield self

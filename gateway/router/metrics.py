@@ -10,23 +10,23 @@ from prometheus_client.registry import Collector
 
 from headwater.services.index.kv_index import Column
 
-from ..counters import Distribution, Tally
+from ..counters import LabelledCounter, LabelledHistogram
 
 _MICROSECONDS = tuple(each * 1e-6 for each in (50, 100, 200, 300, 500, 750, 1000, 2000, 5000, 10_000))
 
 
 class RouterMetrics:
     def __init__(self, registry: CollectorRegistry) -> None:
-        def tally(name: str, documentation: str, *labels: str) -> Tally:
-            return Tally(f"headwater_router_{name}", documentation, labels, registry=registry)
+        def tally(name: str, documentation: str, *labels: str) -> LabelledCounter:
+            return LabelledCounter(f"headwater_router_{name}", documentation, labels, registry=registry)
 
         self.decisions = tally("decisions", "Requests routed, by what decided", "reason")
-        self.seconds = Distribution(
+        self.seconds = LabelledHistogram(
             "headwater_router_decision_seconds", "Time to decide", _MICROSECONDS, registry=registry
         ).of()
         self.predicted = tally("predicted_cached_tokens", "Prompt tokens believed to be cached")
         self.actual = tally("actual_cached_tokens", "Of the same requests, found cached")
-        self.event_lag = Distribution(
+        self.event_lag = LabelledHistogram(
             "headwater_router_event_lag_seconds",
             "From an engine's telling what it caches to its being known here, by both clocks",
             (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 1, 5),

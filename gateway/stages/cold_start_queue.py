@@ -27,7 +27,7 @@ RETRY_SECONDS = 5.0
 """After which a client whose wait ran out should ask again."""
 
 
-class Demand:
+class ColdStartQueue:
     """Use within `running`, or alone where there is no bus."""
 
     def __init__(
@@ -52,7 +52,7 @@ class Demand:
         catalogues.on_change = self.look_again
 
     @contextlib.asynccontextmanager
-    async def running(self) -> AsyncIterator[Demand]:
+    async def running(self) -> AsyncIterator[ColdStartQueue]:
         """Tells the bus for the length of a scope."""
         async with owned_task(self._tell()):
             yield self

@@ -175,7 +175,7 @@ class OutputSession:
         self._wake.set()
         return ids
 
-    def let_go(self, stream_ids: Sequence[int], prompt_tokens: int, output_tokens: int) -> None:
+    def detach(self, stream_ids: Sequence[int], prompt_tokens: int, output_tokens: int) -> None:
         """Leaves a resumable request to whoever comes for it; so many of its tokens are charged."""
         known = [stream_id for stream_id in stream_ids if self._streams.pop(stream_id, None) is not None]
         for stream_id in known:

@@ -22,7 +22,7 @@ from headwater.services.runtime.usage_log import UsageLog, UsageRecord
 
 from ..buckets import FAILURES
 from ..stages.stream_context import Found
-from .exhausted_limits import UsedUp
+from .exhausted_limits import ExhaustedLimits
 from .grant import LEASE_TOKENS, Grant, Standing, refused
 from .limiter import LEASE_MS, NO_CHOICE, Choices, Limiter, Refusal, Verdict, period_of
 from .local_limits import LocalLimits
@@ -62,7 +62,7 @@ class Accounts:
         self._is_alone = False
         self._grants: set[Grant] = set()
         self._leaving: set[asyncio.Task[None]] = set()
-        self.used_up = UsedUp()
+        self.used_up = ExhaustedLimits()
         self._rebuilding: dict[tuple[str, str], asyncio.Task[bool]] = {}
 
     @contextlib.asynccontextmanager

@@ -24,7 +24,7 @@ from headwater.services.runtime.tasks import owned_task
 
 from .records import Key, Removed, Scope, TenantRecord
 from .snapshot import Snapshot
-from .tenant_store import TenantBook
+from .tenant_store import TenantStore
 from .tenants import ADMIN_TENANT, MARK, AdminKeys, KeyedTenants, Tenant, checked_name, key_of, key_revoked
 
 PREFIX = "hw"
@@ -47,7 +47,7 @@ class TenantDirectory:
     """Who asks, by key. An administrator's key may ask in any tenant's name."""
 
     def __init__(
-        self, book: TenantBook, admins: AdminKeys, file: KeyedTenants | None = None, snapshot: Snapshot | None = None
+        self, book: TenantStore, admins: AdminKeys, file: KeyedTenants | None = None, snapshot: Snapshot | None = None
     ) -> None:
         """`file`: tenants without limits, whose keys lie in a file."""
         self.book, self._admins, self._file = book, admins, file

@@ -17,7 +17,7 @@ KEPT_SECONDS = 1.0
 MAX_KEPT = 10_000
 
 
-class UsedUp:
+class ExhaustedLimits:
     """By tenant and key. A limit of one model stands in nobody's way here: the door does not know the model."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -33,7 +33,7 @@ class UsedUp:
                 self._refusals.clear()
             self._refusals[tenant.key, tenant.key_id] = self._clock(), verdict
 
-    def turn_away(self, tenant: Tenant, standing: Standing) -> None:
+    def reject_early(self, tenant: Tenant, standing: Standing) -> None:
         """Raises `LimitExceeded`."""
         if (known := self._refusals.get((tenant.key, tenant.key_id))) is None:
             return

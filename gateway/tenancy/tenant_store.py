@@ -35,7 +35,7 @@ _removed = msgspec.json.Decoder(Removed)
 _times = msgspec.json.Decoder(dict[str, int])
 
 
-class TenantBook:
+class TenantStore:
     def __init__(self, bus: Bus, last_written: LastWritten | None = None, *, adopts_unsigned: bool = False) -> None:
         self._bus = bus
         self._last_written = last_written or LastWritten()

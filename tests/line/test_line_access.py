@@ -25,7 +25,7 @@ from headwater.gateway.jobs.batches.files import Files
 from headwater.gateway.jobs.durable import Durable
 from headwater.gateway.tenancy.directory import new_key
 from headwater.gateway.tenancy.records import TenantRecord
-from headwater.gateway.tenancy.tenant_store import TenantBook
+from headwater.gateway.tenancy.tenant_store import TenantStore
 from headwater.proto import engine_pb2, engine_pb2_grpc
 from headwater.services.runtime.bus import Bus
 from headwater.services.runtime.usage_log import STREAM, UsageLog, UsageRecord
@@ -144,7 +144,7 @@ async def kept_by_an_earlier_version(state_dir: Path) -> str:
     key, secret = new_key()
     server = await start_nats(state_dir / "logs", jetstream=state_dir / "nats")
     async with Bus.open(server.url, wait_seconds=30.0) as bus:
-        await TenantBook(bus).add(TenantRecord(id="ada", keys=(key,)))
+        await TenantStore(bus).add(TenantRecord(id="ada", keys=(key,)))
         await Files(Durable(bus)).add("ada", "old.jsonl", "batch", io.BytesIO(b"{}"), 2)
     await server.stop()
     return secret

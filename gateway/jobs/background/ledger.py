@@ -13,7 +13,7 @@ from headwater.services.runtime.errors import NotFound
 
 from ...buckets import Missing, drop_keys, is_wrong_sequence
 from ..durable import BACKGROUND, Durable
-from ..work_lease import Held, next_of
+from ..work_lease import WorkLease, next_of
 from . import event_log
 from .records import Record
 
@@ -27,7 +27,7 @@ class _Name(msgspec.Struct):
     response_id: str
 
 
-class HeldResponse(Held):
+class HeldResponse(WorkLease):
     """One that this process computes."""
 
     def __init__(self, message: Msg) -> None:

@@ -28,7 +28,7 @@ from .. import in_process
 from ..batches.line_caller import BUSY, MAX_FAULTS, PAUSES
 from ..in_process import KnownRequest
 from ..response_store import ResponseStore
-from ..retry import insist
+from ..retry import retry
 from ..tenant_storage import TenantStorage
 from ..workers import PAUSE_SECONDS, Workers
 from .event_log import EventWriter, Overtaken
@@ -112,7 +112,7 @@ class _Run:
         """When there was room for so many bytes of events."""
 
     async def to_its_end(self) -> None:
-        record = self._record = await insist(lambda: self._ledger.change(self._tenant, self._id, self._claim))
+        record = self._record = await retry(lambda: self._ledger.change(self._tenant, self._id, self._claim))
         if record.is_streamed:
             await self._events.catch_up()
         work = asyncio.create_task(self._compute(record))
@@ -134,13 +134,13 @@ class _Run:
         """Ends it: its tenant has no room for more of its events."""
         response = _failed(record, refusal.code, refusal.message)
         self._events.add({"type": "response.failed", "response": response})
-        await insist(self._events.flush)
+        await retry(self._events.flush)
 
         def end(each: Record) -> None:
             self._check_mine(each)
             each.end(response)
 
-        await insist(lambda: self._ledger.change(self._tenant, self._id, end))
+        await retry(lambda: self._ledger.change(self._tenant, self._id, end))
 
     async def forget(self) -> None:
         """Nobody comes for its stream any more."""
@@ -181,9 +181,9 @@ class _Run:
 
         if response.get("store") and response["status"] != "failed":
             # It is found among those that are kept.
-            await insist(lambda: self._ledger.conclude(self._tenant, self._id, self._check_mine))
+            await retry(lambda: self._ledger.conclude(self._tenant, self._id, self._check_mine))
         else:
-            await insist(lambda: self._ledger.change(self._tenant, self._id, end))
+            await retry(lambda: self._ledger.change(self._tenant, self._id, end))
 
     async def _response(self, record: Record) -> dict[str, Any]:
         """Of a run to the answer's end, whatever that is. Raises `Overtaken`."""
@@ -256,14 +256,14 @@ class _Run:
                     raise
             if not self._is_answered:
                 # No more than there is known to be room for.
-                await insist(functools.partial(self._events.flush, num_events))
+                await retry(functools.partial(self._events.flush, num_events))
 
     async def _check_room(self) -> None:
         """Whether the tenant has room for what was added since that was last known. Raises `StorageLimitExceeded`."""
         num_bytes, now = self._events.num_bytes, time.monotonic()
         num_new = num_bytes - self._num_checked
         if num_new > CHECK_BYTES or (num_new > 0 and now - self._checked_at > CHECK_SECONDS):
-            await insist(lambda: self._storage.check_events(self._tenant, self._events.num_waiting_bytes))
+            await retry(lambda: self._storage.check_events(self._tenant, self._events.num_waiting_bytes))
             self._checked_at, self._num_checked = now, num_bytes
 
     async def _tell_end(self, response: dict[str, Any]) -> None:
@@ -273,7 +273,7 @@ class _Run:
         except StorageLimitExceeded:
             await self._events.discard()
             self._events.add({"type": f"response.{response['status']}", "response": response})
-        await insist(self._events.flush)
+        await retry(self._events.flush)
 
     async def _until_stopped(self) -> None:
         """Raises `Stopped`, `Overtaken`, `NotFound`."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ..retry import insist
+from ..retry import retry
 from .ranges import Range, Ranges, first_of
 
 MAX_RANGES = 64
@@ -49,4 +49,4 @@ class HandOut:
             await self._put(each)
 
     async def _put(self, each: Range) -> None:
-        await insist(lambda: self._ranges.put(each))
+        await retry(lambda: self._ranges.put(each))

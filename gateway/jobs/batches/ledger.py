@@ -13,7 +13,7 @@ from headwater.services.runtime.errors import NotFound
 
 from ...buckets import Missing, drop_keys
 from ..durable import BATCHES, Durable
-from ..work_lease import Held, next_of
+from ..work_lease import WorkLease, next_of
 from .records import Batch, Kept
 
 _kept = msgspec.json.Decoder(Kept)
@@ -26,7 +26,7 @@ class JobName(msgspec.Struct):
     batch_id: str
 
 
-class Job(Held):
+class Job(WorkLease):
     """A batch that this process sees to its end."""
 
     def __init__(self, message: Msg) -> None:

@@ -13,7 +13,7 @@ from headwater.services.runtime.tasks import end
 
 from ...buckets import FAILURES
 from ..durable import Durable
-from ..retry import insist
+from ..retry import retry
 from ..workers import PAUSE_SECONDS, Workers
 from .files import Files
 from .ledger import Ledger
@@ -75,13 +75,13 @@ class RangeRunner:
     async def _line(self, batch: OpenBatch, number: int, text: bytes, patience: int) -> bool:
         """Whether it has a result."""
         batch_id = batch.kept.batch.id
-        if await insist(lambda: self._results.has(batch_id, number)):
+        if await retry(lambda: self._results.has(batch_id, number)):
             return True
         try:
             result = await self._caller.answer(batch.kept.payer, text, patience=patience)
         except Busy:
             return False
-        await insist(lambda: self._results.keep(batch_id, number, result))
+        await retry(lambda: self._results.keep(batch_id, number, result))
         return True
 
 

@@ -13,7 +13,7 @@ from headwater.services.runtime import subjects
 
 from ...buckets import put_once
 from ..durable import LINES_QUEUE, Durable
-from ..work_lease import Held, next_of
+from ..work_lease import WorkLease, next_of
 
 LINES = 16
 """Of a file, in one range."""
@@ -38,7 +38,7 @@ class Range(msgspec.Struct, kw_only=True):
 _ranges = msgspec.json.Decoder(Range)
 
 
-class HeldRange(Held):
+class HeldRange(WorkLease):
     """Lines that this process answers."""
 
     def __init__(self, message: Msg) -> None:

@@ -16,7 +16,7 @@ from typing import IO
 from headwater.services.runtime.errors import NotFound, Unavailable
 
 from ...buckets import FAILURES
-from ..retry import insist
+from ..retry import retry
 from ..tenant_storage import TenantStorage
 from .files import Files
 from .hand_out import HandOut
@@ -48,7 +48,7 @@ class Run:
 
     async def to_its_end(self) -> Batch:
         """The batch when it is over. Raises `NotMine`, `NotFound`, and what storage raises."""
-        kept = await insist(lambda: self._ledger.change(self._tenant, self._batch_id, self._claim))
+        kept = await retry(lambda: self._ledger.change(self._tenant, self._batch_id, self._claim))
         if not kept.batch.is_over:
             try:
                 async with self._files.opened(kept.tenant, kept.batch.input_file_id) as content:
@@ -98,7 +98,7 @@ class Run:
         """Until every line has a result, the batch is cancelled or another's, or its time is over."""
         hand_out = HandOut(self._ranges, cut(content, self._tenant, self._batch_id))
         looked_at = repeated_at = time.monotonic()
-        room = await insist(self._room)
+        room = await retry(self._room)
         async with self._results.followed(self._batch_id) as follower:
             if not is_new:
                 await self._note(hand_out, follower)
@@ -112,11 +112,11 @@ class Run:
                 if now - looked_at >= PROGRESS_SECONDS:
                     looked_at, kept = now, await self._look(kept)
                 if now - repeated_at >= REPEAT_SECONDS:
-                    repeated_at, room = now, await insist(self._room)
+                    repeated_at, room = now, await retry(self._room)
                     await hand_out.repeat()
 
     async def _note(self, hand_out: HandOut, follower: Follower) -> None:
-        for number, is_good, num_bytes in await insist(lambda: follower.more(PROGRESS_SECONDS)):
+        for number, is_good, num_bytes in await retry(lambda: follower.more(PROGRESS_SECONDS)):
             hand_out.note(number, is_good, num_bytes)
         self._num_bytes = hand_out.num_bytes
         self._counts.completed, self._counts.failed = hand_out.num_good, hand_out.num_done - hand_out.num_good
@@ -129,7 +129,7 @@ class Run:
         def stop(kept: Kept) -> None:
             kept.is_out_of_room = True
 
-        await insist(lambda: self._ledger.change(self._tenant, self._batch_id, self._guarded(stop)))
+        await retry(lambda: self._ledger.change(self._tenant, self._batch_id, self._guarded(stop)))
 
     async def _look(self, kept: Kept) -> Kept:
         """Says how far it is and looks whether it may go on."""
@@ -177,7 +177,7 @@ class Run:
         counts.completed, counts.failed = self._counts.completed, self._counts.failed
 
     async def _change(self, change: Callable[[Kept], None]) -> Kept:
-        return await insist(lambda: self._ledger.change(self._tenant, self._batch_id, self._guarded(change)))
+        return await retry(lambda: self._ledger.change(self._tenant, self._batch_id, self._guarded(change)))
 
     def _guarded(self, change: Callable[[Kept], None]) -> Callable[[Kept], None]:
         def guarded(kept: Kept) -> None:

@@ -21,7 +21,7 @@ from headwater.gateway.jobs.response_store import ResponseStore
 from headwater.gateway.tenancy.cache_namespace import CacheNamespaces
 from headwater.gateway.tenancy.directory import TenantDirectory, new_key
 from headwater.gateway.tenancy.records import Limits, TenantRecord, new_uid
-from headwater.gateway.tenancy.tenant_store import TenantBook
+from headwater.gateway.tenancy.tenant_store import TenantStore
 from headwater.gateway.tenancy.tenants import AdminKeys, KeyedTenants, OpenTenants
 from headwater.services.runtime import subjects
 from headwater.services.runtime.bus import Bus
@@ -222,7 +222,7 @@ def test_a_tenant_of_before_keeps_what_it_has_and_leaves_it_to_nobody(
 
     async def write() -> None:
         async with Bus.open(nats_url, wait_seconds=5.0) as bus:
-            bucket = await TenantBook(bus)._open()
+            bucket = await TenantStore(bus)._open()
             await bucket.put(name.encode().hex(), written)
             await bus.publish(subjects.TENANTS_CHANGED, b"")
 
@@ -246,7 +246,7 @@ async def test_a_key_file_never_opens_what_a_tenant_of_before_has(nats_url: str,
     path = tmp_path / "keys"
     path.write_text(f"{name} key-of-file\nbob key-of-bob\n")
     async with Bus.open(nats_url, wait_seconds=5.0) as bus:
-        book = TenantBook(bus)
+        book = TenantStore(bus)
         unread = TenantDirectory(book, NOBODY, KeyedTenants.read(path))
         assert unread.identify("Bearer key-of-file", "").key == f"file~{name}", "the book may have that name"
         await (await book._open()).put(name.encode().hex(), old_record(name)[0])
@@ -266,7 +266,7 @@ async def test_what_a_gateway_could_not_delete_is_deleted_later(
     monkeypatch.setattr("headwater.gateway.admin.purge.SETTLED_SECONDS", 0.0)
     record = TenantRecord(id=f"t-{uuid.uuid4().hex[:8]}", uid=new_uid())
     async with Bus.open(nats_url, wait_seconds=5.0) as bus, Store.open(redis_url) as store:
-        book, durable = TenantBook(bus), Durable(bus)
+        book, durable = TenantStore(bus), Durable(bus)
         await book.add(record)
         removed = await book.remove(record.id)
         # A request that was still running.

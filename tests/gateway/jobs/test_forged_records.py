@@ -18,7 +18,7 @@ import pytest
 
 from headwater.gateway.tenancy.directory import new_key
 from headwater.gateway.tenancy.records import Removed, TenantRecord, new_uid
-from headwater.gateway.tenancy.tenant_store import BUCKET, TenantBook, _key, _removed_key
+from headwater.gateway.tenancy.tenant_store import BUCKET, TenantStore, _key, _removed_key
 from headwater.proto import engine_pb2_grpc
 from headwater.proto.events_pb2 import Member as MemberPb
 from headwater.services.runtime import cluster_key, freshness, seal, subjects
@@ -310,21 +310,21 @@ async def test_records_of_before_there_was_a_token_are_believed_once_and_signed(
     key, _ = new_key()
     record = TenantRecord(id=f"old-{key.id}", keys=(key,))
     async with opened(nats_url, None) as before:
-        await TenantBook(before).add(record)
+        await TenantStore(before).add(record)
     async with opened(nats_url, KEY) as bus:
         with cluster_key.using(KEY):
-            strict, adopting = TenantBook(bus), TenantBook(bus, adopts_unsigned=True)
-            after = TenantBook(bus)
+            strict, adopting = TenantStore(bus), TenantStore(bus, adopts_unsigned=True)
+            after = TenantStore(bus)
         with pytest.raises(NotFound):
             await strict.get(record.id)
         assert record in await adopting.all()
         assert await after.get(record.id) == record
         # A rotated token signs again what the one before it signed.
         with cluster_key.using(ClusterKey(["n" * 32, TOKEN])):
-            rotating = TenantBook(bus)
+            rotating = TenantStore(bus)
         assert record in await rotating.all()
         with cluster_key.using(ClusterKey(["n" * 32])):
-            rotated = TenantBook(bus)
+            rotated = TenantStore(bus)
         assert await rotated.get(record.id) == record
         await rotated.remove(record.id)
 
@@ -334,7 +334,7 @@ async def test_an_older_version_that_is_put_back_revokes_no_revocation(nats_url:
     record = TenantRecord(id=f"t-{key.id}", keys=(key,))
     async with opened(nats_url, KEY) as bus:
         with cluster_key.using(KEY):
-            book = TenantBook(bus)
+            book = TenantStore(bus)
         await book.add(record)
         bucket = await book._open()
         old = (await bucket.get(_key(record.id))).value or b""
@@ -350,7 +350,7 @@ async def test_a_removal_that_a_stranger_writes_deletes_nothing_of_a_tenant(nats
     victim, gone = (TenantRecord(id=f"t-{uuid.uuid4().hex[:8]}", uid=new_uid()) for _ in range(2))
     async with opened(nats_url, KEY) as bus:
         with cluster_key.using(KEY):
-            book = TenantBook(bus)
+            book = TenantStore(bus)
         for record in (victim, gone):
             await book.add(record)
         forged = Removed(key=victim.key)
@@ -360,9 +360,9 @@ async def test_a_removal_that_a_stranger_writes_deletes_nothing_of_a_tenant(nats
         assert (gone.key in told, victim.key in told) == (True, False)
         # A rotated token signs again what the one before it signed.
         with cluster_key.using(ClusterKey(["n" * 32, TOKEN])):
-            assert removed in await TenantBook(bus).removed()
+            assert removed in await TenantStore(bus).removed()
         with cluster_key.using(ClusterKey(["n" * 32])):
-            rotated = TenantBook(bus)
+            rotated = TenantStore(bus)
         assert removed in await rotated.removed()
         for each in (removed, forged):
             await rotated.cleared(each)

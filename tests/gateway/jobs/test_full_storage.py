@@ -23,7 +23,7 @@ from headwater.gateway.jobs.storage_bounds import PERCENT, StorageBounds, set_bo
 from headwater.gateway.jobs.tenant_storage import TenantStorage
 from headwater.gateway.storage_limits import StorageLimits
 from headwater.gateway.tenancy.records import new_uid
-from headwater.gateway.tenancy.tenant_store import TenantBook
+from headwater.gateway.tenancy.tenant_store import TenantStore
 from headwater.gateway.tenancy.tenants import Tenant
 from headwater.services.runtime import subjects
 from headwater.services.runtime.bus import Bus
@@ -192,7 +192,7 @@ async def test_bounds_leave_reserved_room_whatever_the_server_has(small_nats: st
 
         async def make() -> None:
             await Durable(bus).rooms()
-            await TenantBook(bus).make()
+            await TenantStore(bus).make()
             await make_audit_stream(bus)
             await UsageLog(bus).make()
 

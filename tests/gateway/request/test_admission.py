@@ -54,16 +54,16 @@ async def test_in_a_full_queue_who_has_most_there_gives_way_and_is_refused_at_th
     tasks = [asyncio.create_task(wait("abuser", tier)) for tier in range(5)]
     await settle()
     with pytest.raises(LimitExceeded):
-        admission.turn_away("abuser")
+        admission.reject_early("abuser")
     with pytest.raises(LimitExceeded):
         await wait("abuser")
     for _ in range(2):
-        admission.turn_away("ada")
+        admission.reject_early("ada")
         tasks.append(asyncio.create_task(wait("ada")))
         await settle()
     assert [task.done() for task in tasks] == [False, False, False, True, True, False, False]
     with pytest.raises(LimitExceeded):
-        admission.turn_away("ada")
+        admission.reject_early("ada")
     assert admission.num_queued == 4
     release.set()
     await asyncio.gather(*tasks, return_exceptions=True)

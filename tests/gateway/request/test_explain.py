@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from headwater.gateway.request.timelines import Roads
+from headwater.gateway.request.timelines import Timelines
 from headwater.gateway.tenancy.tenants import Tenant
 from headwater.services.runtime.bus import Bus
 from tests.gateway.conftest import GatewayStarter
@@ -80,7 +80,7 @@ def test_any_gateway_explains_what_another_one_answered(
 
 
 def test_what_is_remembered_has_a_bound() -> None:
-    roads = Roads(Bus(None), "g", max_bytes=20_000)
+    roads = Timelines(Bus(None), "g", max_bytes=20_000)
     for number in range(1000):
         explanation = roads.begin(f"{number}", Tenant(id="t"), "m", "", "")
         roads.keep(explanation, {"prompt": "x" * 100})

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from headwater.gateway.stages.catalogues import Catalogues
-from headwater.gateway.stages.cold_start_queue import Demand
+from headwater.gateway.stages.cold_start_queue import ColdStartQueue
 from headwater.proto.events_pb2 import Catalogue, CatalogueEntry
-from headwater.proto.events_pb2 import Demand as DemandWord
+from headwater.proto.events_pb2 import ColdStartQueue as DemandWord
 from headwater.services.runtime import subjects
 from headwater.services.runtime.bus import Bus
 from headwater.services.runtime.errors import LimitExceeded, NotFound, Unavailable
@@ -26,7 +26,7 @@ class There:
         self.bus = bus or Bus(None)
         self.catalogues = Catalogues(self.bus)
         options: dict[str, Any] = {"patience": 5.0, "max_waiting": 2} | given
-        self.demand = Demand(
+        self.demand = ColdStartQueue(
             self.bus,
             "gateway-0",
             self.catalogues,

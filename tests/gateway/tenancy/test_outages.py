@@ -17,7 +17,7 @@ from headwater.gateway.tenancy.limiter import NEVER, ONE_CHOICE, Limiter
 from headwater.gateway.tenancy.local_limits import LocalLimits
 from headwater.gateway.tenancy.records import Limits, Scope, TenantRecord
 from headwater.gateway.tenancy.snapshot import Snapshot
-from headwater.gateway.tenancy.tenant_store import TenantBook
+from headwater.gateway.tenancy.tenant_store import TenantStore
 from headwater.gateway.tenancy.tenants import AdminKeys, Tenant
 from headwater.services.runtime.bus import Bus
 from headwater.services.runtime.errors import Unauthenticated, Unavailable
@@ -92,8 +92,8 @@ async def test_a_gateway_that_starts_without_nats_knows_who_was_a_tenant(nats_ur
     key, secret = new_key()
     record = TenantRecord(id=f"t-{key.id}", keys=(key,), weight=3.0, limits=Limits(concurrency=4))
     async with Bus.open(nats_url) as bus:
-        await TenantBook(bus).add(record)
-        async with TenantDirectory(TenantBook(bus), NOBODY, None, Snapshot(str(path))).running(bus):
+        await TenantStore(bus).add(record)
+        async with TenantDirectory(TenantStore(bus), NOBODY, None, Snapshot(str(path))).running(bus):
             pass
     assert path.stat().st_mode & 0o777 == 0o600
     assert secret.encode() not in path.read_bytes()
@@ -118,7 +118,7 @@ async def test_a_record_that_this_version_cannot_read_costs_nobody_their_key(nat
     key, secret = new_key()
     record = TenantRecord(id=f"t-{key.id}", keys=(key,))
     async with Bus.open(nats_url, wait_seconds=5.0) as bus:
-        book = TenantBook(bus)
+        book = TenantStore(bus)
         await book.add(record)
         async with TenantDirectory(book, NOBODY).running(bus) as directory:
             bucket = await book._open()
@@ -132,7 +132,7 @@ async def test_a_record_that_this_version_cannot_read_costs_nobody_their_key(nat
 
 
 def directory_of(bus: Bus, path: Path) -> contextlib.AbstractAsyncContextManager[TenantDirectory]:
-    return TenantDirectory(TenantBook(bus), NOBODY, None, Snapshot(str(path))).running(bus)
+    return TenantDirectory(TenantStore(bus), NOBODY, None, Snapshot(str(path))).running(bus)
 
 
 async def test_where_nobody_can_count_what_was_spent_an_answer_goes_on_by_the_local_share(redis_url: str) -> None:

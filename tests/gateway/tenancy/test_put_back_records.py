@@ -19,7 +19,7 @@ from nats.js.kv import KeyValue
 from headwater.gateway.tenancy.directory import TenantDirectory, new_key
 from headwater.gateway.tenancy.last_written import HASH, LastWritten
 from headwater.gateway.tenancy.records import Removed, TenantRecord, new_uid
-from headwater.gateway.tenancy.tenant_store import BUCKET, TenantBook, _key, _removed_key
+from headwater.gateway.tenancy.tenant_store import BUCKET, TenantStore, _key, _removed_key
 from headwater.gateway.tenancy.tenants import AdminKeys
 from headwater.services.runtime import cluster_key, subjects
 from headwater.services.runtime.bus import Bus
@@ -119,9 +119,9 @@ async def bus(nats_url: str) -> AsyncIterator[Bus]:
             yield bus
 
 
-def book(bus: Bus, last_written: LastWritten | None = None) -> TenantBook:
+def book(bus: Bus, last_written: LastWritten | None = None) -> TenantStore:
     with cluster_key.using(KEY):
-        return TenantBook(bus, last_written or LastWritten())
+        return TenantStore(bus, last_written or LastWritten())
 
 
 def last_written(path: Path | None = None, store: Store | None = None) -> LastWritten:
@@ -267,7 +267,7 @@ async def test_gateways_of_one_machine_lose_none_of_each_other_s_times(tmp_path:
 async def test_without_a_token_records_have_no_times_and_nobody_can_make_any(nats_url: str, tmp_path: Path) -> None:
     ada, _ = record()
     async with Bus.open(nats_url, wait_seconds=30.0) as bus:
-        open_book = TenantBook(bus, LastWritten(str(tmp_path / "times")))
+        open_book = TenantStore(bus, LastWritten(str(tmp_path / "times")))
         await open_book.add(ada)
         for payload in (b'{"%b": 4000000000000}' % _key(ada.id).encode(), b"{", b'{"a": "b"}'):
             await bus.publish(subjects.TENANTS_CHANGED, payload)

@@ -19,7 +19,7 @@ from grpc_status import rpc_status
 
 from headwater.gateway.tenancy.directory import TenantDirectory, new_key
 from headwater.gateway.tenancy.records import Limits, TenantRecord, new_uid
-from headwater.gateway.tenancy.tenant_store import TenantBook
+from headwater.gateway.tenancy.tenant_store import TenantStore
 from headwater.gateway.tenancy.tenants import AdminKeys, KeyedTenants, Tenant
 from headwater.proto import inference_pb2, inference_pb2_grpc
 from headwater.services.runtime.bus import Bus
@@ -246,7 +246,7 @@ def record() -> tuple[TenantRecord, str]:
 async def test_removal_lifts_no_limit(nats_url: str, record: tuple[TenantRecord, str]) -> None:
     limited, secret = record
     async with Bus.open(nats_url, wait_seconds=5.0) as bus:
-        book = TenantBook(bus)
+        book = TenantStore(bus)
         await book.add(limited)
         async with TenantDirectory(book, NOBODY).running(bus) as directory:
             ada = directory.identify(f"Bearer {secret}", "")
@@ -266,7 +266,7 @@ async def test_removal_lifts_no_limit(nats_url: str, record: tuple[TenantRecord,
 async def test_who_knows_no_tenants_yet_runs_nothing_of_theirs_without_limits(record: tuple[TenantRecord, str]) -> None:
     limited, _ = record
     async with Bus.open(None) as bus:
-        directory = TenantDirectory(TenantBook(bus), NOBODY)
+        directory = TenantDirectory(TenantStore(bus), NOBODY)
         with pytest.raises(Unavailable, match="not known yet"):
             directory.scopes(limited.tenant, MODEL)
         directory.check(Tenant(id="admin"))
@@ -276,7 +276,7 @@ async def test_a_key_that_expires_is_told_of_when_it_does(nats_url: str) -> None
     key, secret = new_key(expires_at=time.time() + 0.5)
     expiring = TenantRecord(id=f"t-{uuid.uuid4().hex[:8]}", uid=new_uid(), keys=(key,))
     async with Bus.open(nats_url, wait_seconds=5.0) as bus:
-        book = TenantBook(bus)
+        book = TenantStore(bus)
         await book.add(expiring)
         async with TenantDirectory(book, NOBODY).running(bus) as directory:
             ada, told = directory.identify(f"Bearer {secret}", ""), asyncio.Event()
