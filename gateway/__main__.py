@@ -36,6 +36,7 @@ from .admin.administration import Administration
 from .admin.models import ModelAdmin
 from .admin.purge import Purge
 from .admin.replicas import ReplicaAdmin
+from .admin.routes import admin_routes
 from .admin.tenants import TenantAdmin, make_audit_stream
 from .buckets import FAILURES
 from .http.app import make_app
@@ -84,14 +85,16 @@ async def serve(settings: GatewaySettings) -> None:
         bus = await stack.enter_async_context(Bus.open(settings.nats_url or None))
         name, epoch = settings.gateway_id or f"gateway-{secrets.token_hex(4)}", new_epoch()
         tracing = stack.enter_context(tracing_to(settings.otlp_endpoint, "gateway", name))
-        line = await stack.enter_async_context(line_behind(settings, bus, name, tracing))
+        store = await stack.enter_async_context(Store.open(settings.redis_url or None))
+        line = await stack.enter_async_context(line_behind(settings, bus, store, name, tracing))
         durable = Durable(bus, adopts_unsigned=settings.adopt_unsigned_tenants)
-        storage = TenantStorage(durable, storage_limits(settings, line.tenants))
-        admin = await stack.enter_async_context(admin_of(settings, bus, durable, line))
+        limits = storage_limits(settings, line.tenants)
+        storage, responses = TenantStorage(durable, limits), ResponseStore(store, settings.response_ttl, limits)
+        admin = await stack.enter_async_context(admin_of(settings, bus, durable, line.tenants, responses))
         administration = Administration(admin, is_open=not settings.api_key_file)
-        models_here = ModelAdmin(bus, line.catalogues, administration)
-        replicas_here = ReplicaAdmin(line.members, administration)
-        app = make_app(line, settings, storage, admin, models_here, replicas_here, administration)
+        models, replicas = ModelAdmin(bus, line.catalogues, administration), ReplicaAdmin(line.members, administration)
+        routes = admin_routes(admin, models, replicas)
+        app = make_app(line, settings, storage, responses, routes, administration.may_see)
         shared: dict[str, Any] = {"reuse_port": settings.reuse_port, "tls": ClientTls.of(settings)}
         rest = RestListener(HttpGuard(app, settings, line.metrics), settings.host, settings.port, **shared)
         public = GrpcListener(
@@ -116,7 +119,7 @@ async def serve(settings: GatewaySettings) -> None:
                 StorageBounds(bus, settings.storage_bytes, lambda: make_streams(settings, bus, durable)).running(),
                 Heartbeat.running(bus, described),
                 batches_run(settings, storage, app),
-                background_run(settings, storage, app, line),
+                background_run(settings, storage, app, responses),
             ):
                 life.announce(rest=rest.address, grpc=public.address, **metrics)
                 await life.stopping.wait()
@@ -158,18 +161,20 @@ async def batches_run(settings: GatewaySettings, storage: TenantStorage, app: AS
 
 @contextlib.asynccontextmanager
 async def background_run(
-    settings: GatewaySettings, storage: TenantStorage, app: ASGIApp, line: Cluster
+    settings: GatewaySettings, storage: TenantStorage, app: ASGIApp, responses: ResponseStore
 ) -> AsyncIterator[None]:
     """Computes responses that nobody waits for, for the length of a scope, where there is a NATS."""
     if not settings.nats_url:
         yield
         return
-    async with BackgroundRunner(storage, app, line.responses).running():
+    async with BackgroundRunner(storage, app, responses).running():
         yield
 
 
 @contextlib.asynccontextmanager
-async def line_behind(settings: GatewaySettings, bus: Bus, gateway_id: str, tracing: Tracing) -> AsyncIterator[Cluster]:
+async def line_behind(
+    settings: GatewaySettings, bus: Bus, store: Store, gateway_id: str, tracing: Tracing
+) -> AsyncIterator[Cluster]:
     """What stands behind the door, found over the bus and by the seeds."""
     seeds = {
         Kind.PROCESSOR: settings.processor,
@@ -178,11 +183,9 @@ async def line_behind(settings: GatewaySettings, bus: Bus, gateway_id: str, trac
     }
     saved = SavedMembers(settings.members_file)
     members = Members(bus, seeds.keys(), seeds, saved=saved.load())
-    url = settings.redis_url or None
     async with (
-        Store.open(url) as store,
         # A limit may take longer than a hint where to route: what is late for one must not count as down for the other.
-        Store.open(url) as counters,
+        Store.open(settings.redis_url or None) as counters,
         tenants_of(settings, bus, counters) as (tenants, scopes_of),
         members.running(),
         saved.keeping(bus, members),
@@ -203,12 +206,12 @@ async def line_behind(settings: GatewaySettings, bus: Bus, gateway_id: str, trac
             Backlogs(bus, router, admission).running(),
             accounts.running(),
             VirtualTime(counters).running() as fair,
-            Timelines(bus, gateway_id).running() as roads,
+            Timelines(bus, gateway_id).running() as timelines,
             Catalogues(bus).running() as catalogues,
             Outages(bus, store, feed, prometheus_client.REGISTRY).running() as outages,
         ):
             processors, outputs = Processors(), OutputSessions(gateway_id)
-            demand = ColdStartQueue(
+            cold_starts = ColdStartQueue(
                 bus,
                 gateway_id,
                 catalogues,
@@ -228,12 +231,11 @@ async def line_behind(settings: GatewaySettings, bus: Bus, gateway_id: str, trac
                 admission=admission,
                 router=router,
                 catalogues=catalogues,
-                demand=demand,
+                cold_starts=cold_starts,
                 processors=processors,
                 outputs=outputs,
                 metrics=Metrics(prometheus_client.REGISTRY),
-                roads=roads,
-                responses=ResponseStore(store, settings.response_ttl, storage_limits(settings, tenants)),
+                timelines=timelines,
                 max_choices=settings.max_choices,
                 tracing=tracing,
                 outages=outages.now,
@@ -242,7 +244,7 @@ async def line_behind(settings: GatewaySettings, bus: Bus, gateway_id: str, trac
             if isinstance(tenants, TenantDirectory):
                 tenants.on_change(line.end_revoked)
             try:
-                async with demand.running():
+                async with cold_starts.running():
                     yield line
             finally:
                 await line.close()
@@ -273,14 +275,14 @@ async def tenants_of(settings: GatewaySettings, bus: Bus, store: Store) -> Async
 
 @contextlib.asynccontextmanager
 async def admin_of(
-    settings: GatewaySettings, bus: Bus, durable: Durable, line: Cluster
+    settings: GatewaySettings, bus: Bus, durable: Durable, tenants: Tenants, responses: ResponseStore
 ) -> AsyncIterator[TenantAdmin | None]:
     """Administration for the length of a scope, and what is to be done after it."""
-    if not isinstance(line.tenants, TenantDirectory):
+    if not isinstance(tenants, TenantDirectory):
         yield None
         return
-    admins, book = AdminKeys.read(settings.admin_key, settings.admin_key_file), line.tenants.book
-    async with Purge(book, durable, line.responses).running() as purge:
+    admins, book = AdminKeys.read(settings.admin_key, settings.admin_key_file), tenants.book
+    async with Purge(book, durable, responses).running() as purge:
         yield TenantAdmin(bus, admins, book, UsageLog(bus), purge)
 
 

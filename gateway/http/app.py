@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 import structlog
 from starlette.middleware.cors import CORSMiddleware
@@ -11,10 +11,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from headwater.services.runtime import errors
 
-from ..admin.administration import Administration
-from ..admin.models import ModelAdmin
-from ..admin.replicas import ReplicaAdmin
-from ..admin.tenants import TenantAdmin
+from ..jobs.response_store import ResponseStore
 from ..jobs.tenant_storage import TenantStorage
 from ..long_work import without_collector
 from ..openai import models
@@ -27,7 +24,6 @@ from ..openai.errors import MethodNotAllowed
 from ..openai.response_schema import ResponsesRequest
 from ..openai.run_answer import Silence, run_answer
 from ..openai.schema import Answering, ChatCompletionRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
-from ..request.choice import Sink
 from ..request.cluster import Cluster, shutting_down
 from ..request.generation import Generation
 from ..request.resumed import bare_id
@@ -58,23 +54,24 @@ LONG_BODIES = (
 )
 """Kinds of bodies that are decoded in a thread where they are long."""
 Handler = Callable[[Exchange], Awaitable[None]]
+Route = tuple[str, str, Handler]
+"""Method, path and handler."""
 
 
 def make_app(
     line: Cluster,
     settings: GatewaySettings,
     storage: TenantStorage,
-    admin: TenantAdmin | None,
-    models_here: ModelAdmin,
-    replicas_here: ReplicaAdmin,
-    administration: Administration,
+    responses: ResponseStore,
+    admin_routes: Sequence[Route],
+    may_see_tenants: Callable[[Exchange], bool],
 ) -> ASGIApp:
     """The application. Error pages and methods are ours, so that every answer has OpenAI's envelope."""
     build_decoders(*LONG_BODIES)
-    surface = RestSurface(line, settings, storage)
-    pages = OwnPages(line, administration)
+    surface = RestSurface(line, settings, storage, responses)
+    pages = OwnPages(line, may_see_tenants)
     batches = BatchSurface(storage, surface.tenant_of, surface.counted_tenant, settings.max_file_bytes)
-    routes: list[tuple[str, str, Handler]] = [
+    routes: list[Route] = [
         ("POST", "/v1/chat/completions", surface.chat_completions),
         ("POST", "/v1/completions", surface.completions),
         ("POST", "/v1/embeddings", surface.embeddings),
@@ -101,11 +98,6 @@ def make_app(
         ("GET", "/v1/streams/{id}", surface.resume),
         ("DELETE", "/v1/streams/{id}", surface.forget_stream),
         ("GET", "/v1/requests/{id}/explain", surface.explain),
-        ("GET", "/admin/replicas", replicas_here.list_replicas),
-        ("POST", "/admin/replicas/{id}/drain", replicas_here.drain),
-        ("GET", "/admin/models", models_here.list_models),
-        ("POST", "/admin/models", models_here.load_model),
-        ("DELETE", "/admin/models/{name:path}", models_here.unload_model),
         ("GET", "/health", pages.health),
         ("GET", "/ping", pages.health),
         ("POST", "/ping", pages.health),
@@ -116,19 +108,8 @@ def make_app(
         ("GET", "/openapi.json", pages.openapi),
         ("GET", "/", pages.console),
         ("GET", "/console/{file}", pages.console),
+        *admin_routes,
     ]
-    if admin is not None:
-        routes += [
-            ("POST", "/admin/tenants", admin.add_tenant),
-            ("GET", "/admin/tenants", admin.list_tenants),
-            ("GET", "/admin/tenants/{id}", admin.get_tenant),
-            ("PATCH", "/admin/tenants/{id}", admin.change_tenant),
-            ("DELETE", "/admin/tenants/{id}", admin.remove_tenant),
-            ("POST", "/admin/tenants/{id}/keys", admin.add_key),
-            ("DELETE", "/admin/tenants/{id}/keys/{key_id}", admin.remove_key),
-            ("GET", "/admin/tenants/{id}/usage", admin.usage),
-            ("GET", "/admin/audit", admin.audit),
-        ]
     handlers: dict[str, dict[str, Handler]] = {}
     for method, path, handler in routes:
         handlers.setdefault(path, {})[method] = handler
@@ -185,11 +166,13 @@ class _Endpoint:
 class RestSurface:
     """The handlers."""
 
-    def __init__(self, line: Cluster, settings: GatewaySettings, storage: TenantStorage) -> None:
+    def __init__(
+        self, line: Cluster, settings: GatewaySettings, storage: TenantStorage, responses: ResponseStore
+    ) -> None:
         self._line, self._settings = line, settings
-        self._responses = Responses(line, line.responses, settings.sse_keep_alive)
+        self._responses = Responses(line, responses, settings.sse_keep_alive)
         self._background = BackgroundResponses(storage, self._responses, line.tenants, settings.sse_keep_alive)
-        self._conversations = Conversations(line.responses.conversations, settings.max_body_bytes)
+        self._conversations = Conversations(responses.conversations, settings.max_body_bytes)
         self._resumable = ResumableStreams(line, self._responses, settings.sse_keep_alive)
 
     async def chat_completions(self, exchange: Exchange) -> None:
@@ -224,23 +207,20 @@ class RestSurface:
         answer = Answer(id=f"{kind}-{caller.request_id}", asked=asked, shape=shape, wants_receipt=caller.wants_receipt)
         stream = EventStream(answer, exchange.open_stream) if asked.stream else None
         gathered = Gathered()
-        answer.generations = await self._line.long_work.by_size(
-            len(body), self._generations, shape, caller, stream or gathered, len(body)
-        )
+        answer.generations = await self._line.long_work.by_size(len(body), self._generations, shape, caller, len(body))
         monitor = Silence(stream)
-        exchange.finally_do(answer.dissolve)
         async with caller.within_deadline():
-            work = run_answer(self._line, answer)
+            work = run_answer(self._line, answer, stream or gathered)
             await exchange.unless_client_leaves(work, silence=self._settings.sse_keep_alive, on_silence=monitor.tick)
         if stream is not None:
             await exchange.end_stream(stream.last_events())
         else:
             await exchange.reply_json(answer.reply(gathered))
 
-    def _generations(self, shape: Renderer, caller: Caller, sink: Sink, num_bytes: int) -> list[Generation]:
+    def _generations(self, shape: Renderer, caller: Caller, num_bytes: int) -> list[Generation]:
         """One a prompt. Raises `BadRequest`."""
         with without_collector(num_bytes):
-            return [Generation(self._line, job, sink) for job in shape.jobs(caller, self._line.max_choices)]
+            return [Generation(job) for job in shape.jobs(caller, self._line.max_choices)]
 
     async def embeddings(self, exchange: Exchange) -> None:
         caller = self._let_in(exchange)
@@ -249,7 +229,6 @@ class RestSurface:
         caller = caller.with_body(asked.request_id, asked.priority)
         exchange.request_id = caller.shown_id
         embedding = to_embedding(asked, self._line.max_choices)
-        exchange.finally_do(embedding.dissolve)
         async with caller.within_deadline():
             silence = self._settings.sse_keep_alive
             await exchange.unless_client_leaves(
@@ -286,7 +265,7 @@ class RestSurface:
     async def list_response_input(self, exchange: Exchange) -> None:
         await self._responses.list_input(exchange, self._caller(exchange))
 
-    def conversation_routes(self) -> list[tuple[str, str, Handler]]:
+    def conversation_routes(self) -> list[Route]:
         """Each handler is told who asks."""
         root, here = "/v1/conversations", self._conversations
         return [

@@ -63,7 +63,6 @@ class Exchange:
         self.error_event: Callable[[errors.HeadwaterError], bytes] = http_errors.error_event
         """What ends a stream that breaks."""
         self._client_left = False
-        self._last_acts: list[Callable[[], None]] = []
 
     @property
     def query(self) -> dict[str, str]:
@@ -161,22 +160,13 @@ class Exchange:
             self.reply_headers += http_errors.headers_of(error)
             await self.reply(msgspec.json.encode(http_errors.envelope(error)), JSON, self.status)
 
-    def finally_do(self, act: Callable[[], None]) -> None:
-        """Once nothing more is written."""
-        self._last_acts.append(act)
-
     async def close(self) -> None:
         """Whatever was still to be written is given up."""
         # NOTE: what the collector of cycles need not find costs less.
         self.error_event = http_errors.error_event
         stream, self.stream = self.stream, None
-        try:
-            if stream is not None:
-                await stream.abandon()
-        finally:
-            for act in self._last_acts:
-                act()
-            self._last_acts.clear()
+        if stream is not None:
+            await stream.abandon()
 
     async def unless_client_leaves(
         self, work: Coroutine[Any, Any, None], *, silence: float, on_silence: Callable[[], None]

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import importlib.metadata
+from collections.abc import Callable
 from pathlib import Path
 
 import prometheus_client
 
 from headwater.services.runtime import errors
 
-from ..admin.administration import Administration
 from ..openai.document import openapi_document
 from ..request.cluster import Cluster
 from .http_exchange import Exchange
@@ -24,8 +24,8 @@ CONSOLE_POLICY = (b"content-security-policy", b"default-src 'self'; img-src 'sel
 class OwnPages:
     """The handlers. None of them counts as a request of a tenant."""
 
-    def __init__(self, line: Cluster, administration: Administration) -> None:
-        self._line, self._administration = line, administration
+    def __init__(self, line: Cluster, may_see_tenants: Callable[[Exchange], bool]) -> None:
+        self._line, self._may_see_tenants = line, may_see_tenants
 
     async def health(self, exchange: Exchange) -> None:
         """Alive, whatever stands behind."""
@@ -49,7 +49,7 @@ class OwnPages:
 
     async def metrics(self, exchange: Exchange) -> None:
         """To everyone who reaches the port; what names tenants only to those who may know of them all."""
-        page = self._line.metrics.page(with_tenants=self._administration.may_see(exchange))
+        page = self._line.metrics.page(with_tenants=self._may_see_tenants(exchange))
         await exchange.reply(page, prometheus_client.CONTENT_TYPE_LATEST.encode())
 
     async def openapi(self, exchange: Exchange) -> None:

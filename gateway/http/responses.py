@@ -29,8 +29,8 @@ from ..request.choice import Sink
 from ..request.cluster import Cluster
 from ..request.generation import Generation
 from ..request.generation_request import GenerationRequest
+from ..request.prepare import prepare
 from ..request.prompt_runs import run_all
-from ..request.resumed import ResumedGeneration, run_resumed
 from ..request.sinks import Gathered
 from ..stages.stream_context import Found, StreamContext, StreamKind, StreamNotKept
 from ..tenancy.caller import Caller
@@ -65,11 +65,8 @@ class Responses:
         check(asked)
         before = await self._before(caller, asked)
         items = [*stored_items(before), *items_of(asked)]
-        generation = Generation(self._line, _job(caller, asked, items, len(before)), Gathered())
-        try:
-            await _prepare(generation, asked, items, len(before))
-        finally:
-            generation.dissolve()
+        generation = Generation(_job(caller, asked, items, len(before)))
+        await _prepare(self._line, generation, asked, items, len(before))
         return ResponseAnswer(request_id=caller.request_id, asked=asked, is_stored=True)
 
     async def resume(
@@ -103,15 +100,10 @@ class Responses:
         job = dataclasses.replace(_job(caller, asked, items, len(before)), context=context)
         sink: Sink = events or gathered
         sink = NumberedSink(sink, out) if out is not None else sink
-        generation = (
-            ResumedGeneration(self._line, job, sink, found=found)
-            if found is not None
-            else Generation(self._line, job, sink)
-        )
-        exchange.finally_do(generation.dissolve)
+        generation = Generation(job, found)
         async with caller.within_deadline():
             tick = events.keep_alive if events is not None else _nothing
-            work = _carry(generation, asked, items, len(before))
+            work = self._run(generation, asked, items, len(before), sink)
             await exchange.unless_client_leaves(work, silence=self._keep_alive, on_silence=tick)
         if events is None:
             answer.items.add(gathered.of(generation.choices[0]))
@@ -122,6 +114,12 @@ class Responses:
             await exchange.reply_json(response)
         else:
             await exchange.end_stream(events.last_event(response))
+
+    async def _run(
+        self, generation: Generation, asked: ResponsesRequest, items: list[InputItem], num_before: int, sink: Sink
+    ) -> None:
+        await _prepare(self._line, generation, asked, items, num_before)
+        await run_all(self._line, [generation], sink)
 
     async def count_input(self, exchange: Exchange, caller: Caller, asked: ResponsesRequest) -> None:
         """How many tokens a turn's prompt would have; nothing is answered or kept."""
@@ -211,19 +209,13 @@ def _job(caller: Caller, asked: ResponsesRequest, items: list[InputItem], num_be
     )
 
 
-async def _carry(generation: Generation, asked: ResponsesRequest, items: list[InputItem], num_before: int) -> None:
-    await _prepare(generation, asked, items, num_before)
-    if isinstance(generation, ResumedGeneration):
-        await run_resumed(generation)
-    else:
-        await run_all([generation])
-
-
-async def _prepare(generation: Generation, asked: ResponsesRequest, items: list[InputItem], num_before: int) -> None:
+async def _prepare(
+    cluster: Cluster, generation: Generation, asked: ResponsesRequest, items: list[InputItem], num_before: int
+) -> None:
     """A conversation that is too long loses its oldest items, where the client allows it."""
     while True:
         try:
-            await generation.prepare()
+            await prepare(cluster, generation)
             return
         except errors.BadRequest as error:
             shorter = without_oldest(items)

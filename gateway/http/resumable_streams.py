@@ -14,10 +14,11 @@ from ..openai.numbered import NumberedSink, NumberedStream
 from ..openai.response_schema import ResponsesRequest
 from ..openai.run_answer import Silence, run_answer
 from ..openai.schema import Answering, ChatCompletionRequest, CompletionRequest
+from ..request.choice import Sink
 from ..request.cluster import Cluster
 from ..request.generation import Generation
 from ..request.generation_request import GenerationRequest
-from ..request.resumed import ResumedGeneration, bare_id, caller_of, find, forget
+from ..request.resumed import bare_id, caller_of, find, forget
 from ..stages.stream_context import Found, StreamContext, StreamKind, StreamNotKept
 from ..tenancy.caller import Caller
 from .http_exchange import Exchange
@@ -42,8 +43,8 @@ class ResumableStreams:
         job = dataclasses.replace(self._only_job(shape, caller), context=context)
         out = NumberedStream(exchange.open_stream)
         answer, stream = _stream_of(job, asked, shape, out)
-        answer.generations = [Generation(self._line, job, NumberedSink(stream, out))]
-        await self._run(exchange, caller, answer, stream)
+        answer.generations = [Generation(job)]
+        await self._run(exchange, caller, answer, stream, NumberedSink(stream, out))
 
     async def resume(self, exchange: Exchange, caller: Caller, shown_id: str) -> None:
         """A stream that began elsewhere, behind the last event that the client has."""
@@ -82,8 +83,8 @@ class ResumableStreams:
         caller = caller.with_body(asked.request_id, asked.priority)
         job = dataclasses.replace(self._only_job(shape, caller), context=found.context)
         answer, stream = _stream_of(job, asked, shape, out)
-        answer.generations = [ResumedGeneration(self._line, job, NumberedSink(stream, out), found=found)]
-        await self._run(exchange, caller, answer, stream)
+        answer.generations = [Generation(job, found)]
+        await self._run(exchange, caller, answer, stream, NumberedSink(stream, out))
 
     def _only_job(self, shape: Renderer, caller: Caller) -> GenerationRequest:
         """Raises `BadRequest` for what cannot be told twice in the same order."""
@@ -99,10 +100,9 @@ class ResumableStreams:
                 )
         return job
 
-    async def _run(self, exchange: Exchange, caller: Caller, answer: Answer, stream: EventStream) -> None:
-        exchange.finally_do(answer.dissolve)
+    async def _run(self, exchange: Exchange, caller: Caller, answer: Answer, stream: EventStream, sink: Sink) -> None:
         async with caller.within_deadline():
-            work, tick = run_answer(self._line, answer), Silence(stream).tick
+            work, tick = run_answer(self._line, answer, sink), Silence(stream).tick
             await exchange.unless_client_leaves(work, silence=self._keep_alive, on_silence=tick)
         await exchange.end_stream(stream.last_events())
 

@@ -15,6 +15,7 @@ from ..request.choice import Choice
 from ..request.cluster import Cluster
 from ..request.generation import Generation
 from ..request.generation_request import GenerationRequest
+from ..request.prepared_prompt import PreparedPrompt
 from ..request.sinks import Gathered, Held, Piece
 from ..stages.output_session import Scores
 from ..tenancy.caller import Caller
@@ -65,7 +66,7 @@ class Renderer(Protocol):
         """Fields of a choice that is answered at once."""
         ...
 
-    def beside(self, generation: Generation) -> dict[str, Any]:
+    def beside(self, prompt: PreparedPrompt) -> dict[str, Any]:
         """Fields beside the choices, of the prompt that they share."""
         ...
 
@@ -83,12 +84,6 @@ class Answer:
     created: int = field(default_factory=lambda: int(time.time()))
     """Seconds since 1970."""
     generations: Sequence[Generation] = ()
-
-    def dissolve(self) -> None:
-        """It is told, as far as it will be, and nobody asks any more."""
-        for generation in self.generations:
-            generation.dissolve()
-        self.generations = ()
 
     def usage(self) -> dict[str, Any]:
         prompt = sum(generation.num_prompt_tokens for generation in self.generations)
@@ -124,7 +119,7 @@ class Answer:
             **self._head(self.shape.object),
             "choices": choices,
             "usage": self.usage(),
-            **self.shape.beside(self.generations[0]),
+            **self.shape.beside(self.generations[0].prompt),
         }
         if self.wants_receipt:
             body["receipt"] = self.receipt()
@@ -170,7 +165,7 @@ class EventStream:
                 self.out.write(head + encode(text) + tail)
             return True
         self._held.add(choice, text, token_ids, logprobs, parts)
-        if not self.out.blocked and not (self._scores_first and choice.generation.awaits_scores):
+        if not self.out.blocked and not (self._scores_first and choice.prompt.awaits_scores):
             self._write_held(choice)
         return False
 
@@ -208,7 +203,7 @@ class EventStream:
         opening = self.answer.shape.opening(choice)
         if opening is not None:
             first: dict[str, Any] = {"index": choice.index, "logprobs": None, **opening, "finish_reason": None}
-            self._write(self.answer.chunk([first], **usage, **self.answer.shape.beside(choice.generation)))
+            self._write(self.answer.chunk([first], **usage, **self.answer.shape.beside(choice.prompt)))
         part = {"index": choice.index, **self.answer.shape.delta(_HOLE), "logprobs": None, "finish_reason": None}
         head, _, tail = _event(self.answer.chunk([part], **usage)).partition(encode(_HOLE))
         self._frames[choice.index] = head, tail

@@ -10,6 +10,7 @@ from ..request.choice_count import check_num_choices
 from ..request.cluster import Cluster
 from ..request.generation import Generation
 from ..request.generation_request import GenerationRequest
+from ..request.prepared_prompt import PreparedPrompt
 from ..request.sinks import CallPiece, Piece
 from ..stages.output_session import Scores
 from ..tenancy.caller import Caller
@@ -86,19 +87,19 @@ class ChatRenderer:
 
     def whole(self, choice: Choice, piece: Piece) -> dict[str, Any]:
         message: dict[str, Any] = {"role": "assistant", "content": self._echoed + piece.text, "refusal": None}
-        if choice.generation.prepared.answer_format.reasoning_parser:
+        if choice.prompt.prepared.answer_format.reasoning_parser:
             message["reasoning_content"] = message["reasoning"] = piece.reasoning or None
         if piece.calls:
             message["content"] = message["content"] or None
             message["tool_calls"] = [_whole_call(call) for call in piece.calls]
         return {"message": message}
 
-    def beside(self, generation: Generation) -> dict[str, Any]:
+    def beside(self, prompt: PreparedPrompt) -> dict[str, Any]:
         fields: dict[str, Any] = {}
         if self._asked.return_token_ids:
-            fields["prompt_token_ids"] = list(generation.prepared.prompt_ids)
+            fields["prompt_token_ids"] = list(prompt.prepared.prompt_ids)
         if self._asked.prompt_logprobs is not None:
-            fields["prompt_logprobs"] = prompt_logprobs(generation.prompt_logprobs)
+            fields["prompt_logprobs"] = prompt_logprobs(prompt.logprobs)
         return fields
 
     def logprobs(self, choice: Choice, tokens: Scores) -> dict[str, Any] | None:

@@ -14,7 +14,8 @@ from ..request.choice_count import check_num_choices
 from ..request.cluster import Cluster
 from ..request.generation import Generation
 from ..request.generation_request import GenerationRequest
-from ..request.prompt_runs import for_each_prompt
+from ..request.prepare import for_each_prompt
+from ..request.prepared_prompt import PreparedPrompt
 from ..request.sinks import Piece
 from ..stages.output_session import Scores
 from ..tenancy.caller import Caller
@@ -35,7 +36,7 @@ class CompletionRenderer:
     def __init__(self, asked: CompletionRequest) -> None:
         self._asked = asked
         self._as_ids = bool(asked.return_tokens_as_token_ids)
-        self._echoes: dict[Generation, tuple[str, list[common_pb2.TokenLogprob]]] = {}
+        self._echoes: dict[PreparedPrompt, tuple[str, list[common_pb2.TokenLogprob]]] = {}
         """The prompt's text, and its tokens' log probabilities, the first one's standing for none."""
         self._offsets: dict[Choice, int] = {}
         """Characters of a choice whose log probabilities were told."""
@@ -75,7 +76,7 @@ class CompletionRenderer:
     async def prepared(self, line: Cluster, generations: Sequence[Generation]) -> None:
         """Finds the prompts' texts, where they are to be echoed."""
         if self._asked.echo:
-            await for_each_prompt(generations, partial(self._echo, line))
+            await for_each_prompt(line, generations, partial(self._echo, line))
 
     async def _echo(self, line: Cluster, generation: Generation) -> None:
         prompt, first = generation.job.prompt, []
@@ -86,12 +87,12 @@ class CompletionRenderer:
         text = prompt.text
         if prompt.WhichOneof("kind") != "text" or self._asked.truncate_prompt_tokens is not None:
             text = await _text_of(line, self._asked.model, generation.prepared.prompt_ids)
-        self._echoes[generation] = text, first
+        self._echoes[generation.prompt] = text, first
 
     def opening(self, choice: Choice) -> dict[str, Any] | None:
         fields = self._prompt_fields(choice)
         if self._asked.echo:
-            return {"text": self._echoes[choice.generation][0], "logprobs": self.logprobs(choice, ()), **fields}
+            return {"text": self._echoes[choice.prompt][0], "logprobs": self.logprobs(choice, ()), **fields}
         return {"text": "", **fields} if fields else None
 
     def delta(self, text: str) -> dict[str, Any]:
@@ -106,10 +107,10 @@ class CompletionRenderer:
     def whole(self, choice: Choice, piece: Piece) -> dict[str, Any]:
         text, fields = piece.text, self._prompt_fields(choice)
         if self._asked.prompt_logprobs is not None:
-            fields["prompt_logprobs"] = prompt_logprobs(choice.generation.prompt_logprobs)
-        return {"text": self._echoes[choice.generation][0] + text if self._asked.echo else text, **fields}
+            fields["prompt_logprobs"] = prompt_logprobs(choice.prompt.logprobs)
+        return {"text": self._echoes[choice.prompt][0] + text if self._asked.echo else text, **fields}
 
-    def beside(self, generation: Generation) -> dict[str, Any]:
+    def beside(self, prompt: PreparedPrompt) -> dict[str, Any]:
         return {}
 
     def logprobs(self, choice: Choice, tokens: Scores) -> dict[str, Any] | None:
@@ -117,7 +118,7 @@ class CompletionRenderer:
         if self._asked.logprobs is None:
             return None
         is_first, offset = choice not in self._offsets, self._offsets.get(choice, 0)
-        echoed = [*self._echoes[choice.generation][1], *choice.generation.prompt_logprobs] if self._asked.echo else []
+        echoed = [*self._echoes[choice.prompt][1], *choice.prompt.logprobs] if self._asked.echo else []
         scored = [*echoed, *tokens] if is_first else list(tokens)
         columns, self._offsets[choice] = completion_logprobs(scored, offset=offset, as_ids=self._as_ids)
         if is_first and echoed:
@@ -127,7 +128,7 @@ class CompletionRenderer:
     def _prompt_fields(self, choice: Choice) -> dict[str, Any]:
         if not self._asked.return_token_ids:
             return {}
-        return {"prompt_token_ids": list(choice.generation.prepared.prompt_ids)}
+        return {"prompt_token_ids": list(choice.prompt.prepared.prompt_ids)}
 
 
 def prompts_of(

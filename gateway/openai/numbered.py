@@ -7,15 +7,12 @@ fast it is read. What the socket does not take waits in order, and the tokens' c
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from headwater.proto.output_processor_pb2 import RowParts
 
+from ..request.choice import Choice, Sink
+from ..stages.output_session import Scores
 from .sse import KEEP_ALIVE, SseStream
-
-if TYPE_CHECKING:
-    from ..request.choice import Choice, Sink
-    from ..stages.output_session import Scores
 
 
 class NumberedStream:

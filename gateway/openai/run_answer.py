@@ -4,23 +4,21 @@ from __future__ import annotations
 
 from headwater.services.runtime import errors
 
+from ..request.choice import Sink
 from ..request.cluster import Cluster
-from ..request.prompt_runs import prepare_all, run_all
-from ..request.resumed import ResumedGeneration, run_resumed
+from ..request.prepare import prepare_all
+from ..request.prompt_runs import run_all
 from .answers import Answer, EventStream
 
 
-async def run_answer(line: Cluster, answer: Answer) -> None:
+async def run_answer(cluster: Cluster, answer: Answer, sink: Sink) -> None:
     """Every prompt is checked before any is computed."""
     try:
-        await prepare_all(answer.generations)
-        await answer.shape.prepared(line, answer.generations)
+        await prepare_all(cluster, answer.generations)
+        await answer.shape.prepared(cluster, answer.generations)
     except errors.BadRequest as error:
         raise error.in_words_of(answer.shape.renamed) from None
-    if isinstance(resumed := answer.generations[0], ResumedGeneration):
-        await run_resumed(resumed)
-    else:
-        await run_all(answer.generations)
+    await run_all(cluster, answer.generations, sink)
 
 
 class Silence:

@@ -129,7 +129,7 @@ def complete_choice(
 ) -> inference_pb2.CompleteChoice:
     return inference_pb2.CompleteChoice(
         text=echo + piece.text,
-        prompt_logprobs=choice.generation.prompt_logprobs,
+        prompt_logprobs=choice.prompt.logprobs,
         **_choice_fields(index, choice, piece, request),
     )
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import AsyncIterator
 from typing import Any, TypeVar
 
@@ -13,14 +12,15 @@ from headwater.proto import common_pb2, inference_pb2, inference_pb2_grpc, proce
 from headwater.services.runtime import errors
 from headwater.services.runtime.tasks import end
 
-from ..request.choice import Choice, Sink
+from ..request.choice import Choice
 from ..request.choice_count import check_num_choices
 from ..request.cluster import Cluster, shutting_down
 from ..request.embedding import Embedding
 from ..request.generation import Generation
 from ..request.generation_request import GenerationRequest
+from ..request.prepare import prepare
 from ..request.prompt_runs import run_all
-from ..request.resumed import ResumedGeneration, bare_id, caller_of, find, run_resumed
+from ..request.resumed import bare_id, caller_of, find
 from ..request.sinks import Gathered, OrderedQueue, Piece, PieceQueue
 from ..stages.stream_context import Found, StreamContext, StreamKind, StreamNotKept
 from ..tenancy.caller import MAX_PRIORITY, Caller
@@ -49,15 +49,15 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         self._line, self._max_text_bytes = line, max_text_bytes
 
     async def Chat(self, request: inference_pb2.ChatRequest, context: Context) -> inference_pb2.ChatReply:
-        async with self._whole(request, context) as (generation, gathered):
-            return inference_pb2.ChatReply(
-                choices=[
-                    chat_choice(index, choice, gathered.of(choice), request)
-                    for index, choice in enumerate(generation.answered)
-                ],
-                prompt_logprobs=generation.prompt_logprobs,
-                **reply_head(generation, request),
-            )
+        generation, gathered = await self._whole(request, context)
+        return inference_pb2.ChatReply(
+            choices=[
+                chat_choice(index, choice, gathered.of(choice), request)
+                for index, choice in enumerate(generation.answered)
+            ],
+            prompt_logprobs=generation.prompt_logprobs,
+            **reply_head(generation, request),
+        )
 
     async def ChatStream(
         self, request: inference_pb2.ChatRequest, context: Context
@@ -81,15 +81,15 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
             yield chunk
 
     async def Complete(self, request: inference_pb2.CompleteRequest, context: Context) -> inference_pb2.CompleteReply:
-        async with self._whole(request, context) as (generation, gathered):
-            echo = await self._echo(generation) if request.sampling.echo else ""
-            return inference_pb2.CompleteReply(
-                choices=[
-                    complete_choice(index, choice, gathered.of(choice), request, echo)
-                    for index, choice in enumerate(generation.answered)
-                ],
-                **reply_head(generation, request),
-            )
+        generation, gathered = await self._whole(request, context)
+        echo = await self._echo(generation) if request.sampling.echo else ""
+        return inference_pb2.CompleteReply(
+            choices=[
+                complete_choice(index, choice, gathered.of(choice), request, echo)
+                for index, choice in enumerate(generation.answered)
+            ],
+            **reply_head(generation, request),
+        )
 
     async def CompleteStream(
         self, request: inference_pb2.CompleteRequest, context: Context
@@ -152,19 +152,17 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
             truncation_side=request.truncation_side if request.HasField("truncation_side") else None,
             cache_salt=request.cache_salt,
         )
-        with contextlib.ExitStack() as told:
-            told.callback(embedding.dissolve)
-            async with caller.within_deadline():
-                await embedding.run(self._line, caller)
-            return inference_pb2.EmbedReply(
-                request_id=caller.request_id,
-                client_request_id=caller.client_request_id,
-                model=request.model,
-                embeddings=[inference_pb2.EmbedReply.Vector(values=vector) for vector in embedding.vectors],
-                usage=common_pb2.Usage(
-                    prompt_tokens=embedding.num_prompt_tokens, cached_tokens=embedding.num_cached_tokens
-                ),
-            )
+        async with caller.within_deadline():
+            await embedding.run(self._line, caller)
+        return inference_pb2.EmbedReply(
+            request_id=caller.request_id,
+            client_request_id=caller.client_request_id,
+            model=request.model,
+            embeddings=[inference_pb2.EmbedReply.Vector(values=vector) for vector in embedding.vectors],
+            usage=common_pb2.Usage(
+                prompt_tokens=embedding.num_prompt_tokens, cached_tokens=embedding.num_cached_tokens
+            ),
+        )
 
     async def Tokenize(self, request: inference_pb2.TokenizeRequest, context: Context) -> inference_pb2.TokenizeReply:
         caller = await self._count(request, context)
@@ -201,40 +199,30 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
     async def Cancel(self, request: inference_pb2.CancelRequest, context: Context) -> inference_pb2.CancelReply:
         return inference_pb2.CancelReply(cancelled=self._line.cancel(self._caller(context), request.request_id))
 
-    @contextlib.asynccontextmanager
-    async def _whole(self, request: Asked, context: Context) -> AsyncIterator[tuple[Generation, Gathered]]:
-        """A request that was run to its end, for as long as it is asked for what it says."""
+    async def _whole(self, request: Asked, context: Context) -> tuple[Generation, Gathered]:
+        """A request, run to its end."""
         caller, gathered = self._admit(request, context), Gathered()
-        generation = self._generation(request, caller, gathered, None, stream=False)
-        try:
-            async with caller.within_deadline():
-                await generation.prepare()
-                await run_all([generation])
-            yield generation, gathered
-        finally:
-            generation.dissolve()
+        generation = self._generation(request, caller, None, stream=False)
+        async with caller.within_deadline():
+            await prepare(self._line, generation)
+            await run_all(self._line, [generation], gathered)
+        return generation, gathered
 
     async def _pieces(self, request: Asked, caller: Caller, found: Found | None = None) -> Pieces:
         """More of a choice, a choice that has ended, and last None. Leaving the loop ends the request."""
         queue = OrderedQueue() if request.resumable else PieceQueue()
-        generation = self._generation(request, caller, queue, found, stream=True)
-        try:
-            async with caller.within_deadline():
-                await generation.prepare()
-                run = run_resumed(generation) if isinstance(generation, ResumedGeneration) else run_all([generation])
-                work = asyncio.create_task(run)
-                try:
-                    async for news in queue.read(work):
-                        yield generation, news
-                finally:
-                    await end(work)
-                yield generation, None
-        finally:
-            generation.dissolve()
+        generation = self._generation(request, caller, found, stream=True)
+        async with caller.within_deadline():
+            await prepare(self._line, generation)
+            work = asyncio.create_task(run_all(self._line, [generation], queue))
+            try:
+                async for news in queue.read(work):
+                    yield generation, news
+            finally:
+                await end(work)
+            yield generation, None
 
-    def _generation(
-        self, request: Asked, caller: Caller, sink: Sink, found: Found | None, *, stream: bool
-    ) -> Generation:
+    def _generation(self, request: Asked, caller: Caller, found: Found | None, *, stream: bool) -> Generation:
         sampling = request.sampling
         check_num_choices("prompt", 1, sampling, self._line.max_choices)
         if sampling.echo and sampling.logprobs and not sampling.HasField("prompt_logprobs"):
@@ -249,9 +237,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
             cache_salt=request.cache_salt,
             context=found.context if found is not None else _context(request, caller),
         )
-        if found is None:
-            return Generation(self._line, job, sink)
-        return ResumedGeneration(self._line, job, sink, found=found)
+        return Generation(job, found)
 
     async def _echo(self, generation: Generation) -> str:
         prompt = generation.job.prompt

@@ -9,7 +9,6 @@ import itertools
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import msgspec
 import structlog
@@ -20,7 +19,6 @@ from headwater.services.runtime.member import Kind
 from headwater.services.runtime.membership import Change, ChangeKind, Members
 from headwater.services.runtime.tracing import NoTracing, Tracing
 
-from ..jobs.response_store import ResponseStore
 from ..long_work import LongWork
 from ..router.router import Router
 from ..stages.catalogues import Catalogues
@@ -33,13 +31,11 @@ from ..tenancy.caller import Caller
 from ..tenancy.tenants import Tenants
 from ..tenancy.virtual_time import VirtualTime
 from .admission import Admission
+from .generation import Generation
 from .metrics import Metrics
 from .migrations import Migrations
 from .prompt_windows import PromptWindows
 from .timelines import Explanation, Timelines
-
-if TYPE_CHECKING:
-    from .generation import Generation
 
 
 @dataclass(slots=True, kw_only=True)
@@ -54,12 +50,11 @@ class Cluster:
     fair: VirtualTime
     router: Router
     catalogues: Catalogues
-    demand: ColdStartQueue
+    cold_starts: ColdStartQueue
     metrics: Metrics
     processors: Processors
     outputs: OutputSessions
-    roads: Timelines
-    responses: ResponseStore
+    timelines: Timelines
     max_choices: int
     """Of one request."""
     tracing: Tracing = field(default_factory=NoTracing)
@@ -83,7 +78,7 @@ class Cluster:
         self.metrics.running.set_function(lambda: self.admission.num_running)
         self.metrics.waiting.set_function(lambda: self.admission.num_queued)
         self.metrics.demand.read = self._demand_by_model
-        self.processors.on_change = self.outputs.on_change = self.demand.look_again
+        self.processors.on_change = self.outputs.on_change = self.cold_starts.look_again
         self.metrics.streams.set_function(lambda: self.outputs.num_streams)
 
     def missing(self) -> list[str]:
@@ -92,7 +87,7 @@ class Cluster:
             "processor": bool(self.processors.models()),
             "output processor": self.outputs.is_reachable,
             # Where replicas are started when requests wait, none need be there.
-            "engine": self.router.has_replicas or self.demand.patience > 0,
+            "engine": self.router.has_replicas or self.cold_starts.patience > 0,
         }
         return ["draining"] * self.draining + [stage for stage, is_there in stages.items() if not is_there]
 
@@ -128,7 +123,7 @@ class Cluster:
 
     def _demand_by_model(self) -> dict[str, tuple[int, int]]:
         """Requests that are here, and of these those without a replica."""
-        without = self.demand.waiting
+        without = self.cold_starts.waiting
         here = Counter(each.job.model for run in self._runs() for each in run)
         names = {*self.processors.models(), *without, *here}
         return {name: (max(here[name], without.get(name, 0)), without.get(name, 0)) for name in names}
@@ -171,17 +166,25 @@ class Cluster:
         structlog.contextvars.bind_contextvars(request_id=request_id, tenant=tenant, trace_id=span.context.trace_id)
         return dataclasses.replace(caller, span=span)
 
+    def explanation(self, generation: Generation) -> Explanation:
+        """What is known of the request that a generation belongs to, without its prompts."""
+        caller = generation.job.caller
+        trace_id = caller.span.context.trace_id
+        return self.timelines.begin(
+            caller.request_id, caller.tenant, generation.job.model, caller.client_request_id, trace_id
+        )
+
     async def explain(self, caller: Caller, request_id: str) -> Explanation:
         """The road of a request of the caller's tenant, on whichever gateway it was. Raises `NotFound`."""
         tenant = caller.tenant.key
-        known = self.roads.find(request_id, tenant)
+        known = self.timelines.find(request_id, tenant)
         prompts = [each for run in self._running.get(request_id, []) for each in run]
         group = [each for each in prompts if each.job.caller.tenant.key == tenant]
         if group:
             ended = known.prompts if known is not None else []
             running = [msgspec.Raw(msgspec.json.encode(each.explained())) for each in group]
-            known = msgspec.structs.replace(known or group[0].explanation(), prompts=[*ended, *running])
-        known = known or await self.roads.ask_others(request_id, tenant)
+            known = msgspec.structs.replace(known or self.explanation(group[0]), prompts=[*ended, *running])
+        known = known or await self.timelines.ask_others(request_id, tenant)
         if known is None:
             raise errors.NotFound("request", request_id)
         return known
@@ -192,7 +195,7 @@ class Cluster:
         doors = asyncio.ensure_future(closing)
         await asyncio.wait((doors,), timeout=limit)
         self.is_cut_off = True
-        self.demand.end(shutting_down())
+        self.cold_starts.end(shutting_down())
         for run in self._runs():
             _cancel(run, shutting_down())
         await doors
@@ -210,7 +213,7 @@ class Cluster:
         elif member.kind is Kind.OUTPUT_PROCESSOR and kind is ChangeKind.LEFT:
             self.outputs.leave(member.address, model)
         if kind is not ChangeKind.UPDATED:
-            self.demand.look_again()
+            self.cold_starts.look_again()
 
     async def close(self) -> None:
         await self.processors.close()

@@ -14,7 +14,8 @@ from .choice_count import check_num_choices
 from .cluster import Cluster
 from .generation import Generation
 from .generation_request import GenerationRequest
-from .prompt_runs import prepare_all, run_all
+from .prepare import prepare_all
+from .prompt_runs import run_all
 from .sinks import Gathered
 
 POOLINGS = {
@@ -38,12 +39,6 @@ class Embedding:
     cache_salt: str
     generations: list[Generation] = field(default_factory=list)
 
-    def dissolve(self) -> None:
-        """Nobody asks any more."""
-        for generation in self.generations:
-            generation.dissolve()
-        self.generations.clear()
-
     async def run(self, line: Cluster, caller: Caller) -> None:
         """Every prompt is checked before any is computed. Raises the named error of the first that fails."""
         check_num_choices("input", len(self.prompts), common_pb2.Sampling(), line.max_choices)
@@ -63,12 +58,12 @@ class Embedding:
                 first_index=index,
                 pooling=self.pooling,
             )
-            self.generations.append(Generation(line, job, Gathered()))
+            self.generations.append(Generation(job))
         try:
-            await prepare_all(self.generations)
+            await prepare_all(line, self.generations)
         except BadRequest as error:
             raise error.in_words_of({"prompt": "input", "messages": "input"}) from None
-        await run_all(self.generations)
+        await run_all(line, self.generations, Gathered())
 
     @property
     def vectors(self) -> list[list[float]]:

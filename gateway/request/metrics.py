@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Gauge, generate_latest
 from prometheus_client.core import GaugeMetricFamily
@@ -11,9 +10,6 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from ..counters import LabelledCounter, LabelledHistogram
-
-if TYPE_CHECKING:
-    from .generation import Generation
 
 LATENCY_BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60, 120)
 TOKEN_BUCKETS = (0.0002, 0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.1, 0.2, 0.5, 1, 5)
@@ -127,20 +123,28 @@ class Metrics:
             self._models[model] = ModelMetrics(self, model)
         return self._models[model]
 
-    def count(self, generation: Generation) -> None:
-        """A prompt that has ended, well or not."""
-        model, road, num_output_tokens = generation.job.model, generation.road, generation.num_output_tokens
-        num_prompt_tokens, cached_tokens, seconds = generation.num_prompt_tokens, generation.cached_tokens, road.seconds
+    def count(
+        self,
+        model: str,
+        tenant: str,
+        *,
+        seconds: float,
+        ttft: float | None,
+        num_prompt_tokens: int,
+        cached_tokens: int,
+        num_output_tokens: int,
+    ) -> None:
+        """Counts a prompt that has ended, well or not. `ttft`: seconds to its first token."""
         each = self.of(model)
         each.whole(seconds)
         each.prompt_length(num_prompt_tokens)
         each.answer_length(num_output_tokens)
-        if road.ttft is not None and num_output_tokens > 1:
-            each.per_token((seconds - road.ttft) / (num_output_tokens - 1))
+        if ttft is not None and num_output_tokens > 1:
+            each.per_token((seconds - ttft) / (num_output_tokens - 1))
         self.prompt_tokens.add(model, by=num_prompt_tokens)
         self.cached_tokens.add(model, by=cached_tokens)
         self.generation_tokens.add(model, by=num_output_tokens)
-        self._count_tenant(generation.job.caller.tenant.id, num_prompt_tokens, cached_tokens, num_output_tokens)
+        self._count_tenant(tenant, num_prompt_tokens, cached_tokens, num_output_tokens)
 
     def _count_tenant(self, tenant: str, num_prompt_tokens: int, cached_tokens: int, num_output_tokens: int) -> None:
         if tenant not in self._tenants:

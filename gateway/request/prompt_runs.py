@@ -1,56 +1,92 @@
-"""The prompts of one request on their common way: prepared a few at a time, run one after another as their turns come,
-at their tenant's expense, with one line in the log.
-"""
+"""Runs the prompts of one request as their turns come, at their tenant's expense, and logs it in one line."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
+from functools import partial
 
 from headwater.services.runtime.tasks import in_succession
 
+from ..stages.stream_context import Found
+from ..tenancy.grant import Grant
+from ..tenancy.token_counts import CarriedRequest, TokenNeed, TokenUse
+from .choice import Sink
+from .cluster import Cluster
 from .generation import Generation
+from .generation_run import run_generation
 
 
-async def prepare_all(generations: Sequence[Generation]) -> None:
-    """Prepares the prompts of one request. The first error ends the others."""
-    # By its own class: one that is resumed is prepared otherwise.
-    await for_each_prompt(generations, lambda generation: generation.prepare())
-
-
-async def for_each_prompt(generations: Sequence[Generation], work: Callable[[Generation], Awaitable[None]]) -> None:
-    """Awaits `work` for the prompts of one request, a few of its tenant's and model's at a time: those of a model whose
-    stages are being started hold up no others. A request's only prompt waits for no other one."""
-    first = generations[0]
-    if len(generations) == 1:
-        await work(first)
-        return
-    await first.line.prompt_windows.for_each((first.job.caller.tenant.key, first.job.model), generations, work)
-
-
-async def run_all(generations: Sequence[Generation]) -> None:
-    """Runs the prompts of one request at its tenant's expense: the next one starts when the one before has its turn.
-    The first error ends the others."""
-    line = generations[0].line
-    async with line.accounts.paid(generations):
+async def run_all(cluster: Cluster, generations: Sequence[Generation], sink: Sink) -> None:
+    """Runs the prompts of one request, which are prepared; their choices go to `sink`. The next prompt starts when the
+    one before has its turn. The first error ends the others. A resumed request has one prompt."""
+    async with _paid(cluster, generations) as grant:
+        for generation in generations:
+            generation.granted(grant)
         try:
-            with line.running(generations):
+            with cluster.running(generations):
                 if len(generations) == 1:
-                    await generations[0].run()
+                    await run_generation(cluster, generations[0], sink)
                 else:
-                    await in_succession(generation.run for generation in generations)
+                    await in_succession(partial(run_generation, cluster, each, sink) for each in generations)
         finally:
-            log_request(generations)
+            log_request(cluster, generations)
 
 
-def log_request(generations: Sequence[Generation]) -> None:
+def _paid(cluster: Cluster, generations: Sequence[Generation]) -> AbstractAsyncContextManager[Grant]:
+    first, accounts = generations[0], cluster.accounts
+    caller, model, use = first.job.caller, first.job.model, partial(_use_of, generations)
+    if first.found is not None:
+        return accounts.resumed(caller, model, _carried(first, first.found), use)
+    return accounts.paid(caller, model, _need_of(generations), use)
+
+
+def _need_of(generations: Sequence[Generation]) -> TokenNeed:
+    return TokenNeed(
+        num_prompts=len(generations),
+        num_answers=sum(len(each.choices) for each in generations if each.is_answered),
+        prompt_tokens=sum(each.num_prompt_tokens for each in generations),
+        first_tokens=sum(each.num_tokens_at_first for each in generations),
+        num_seats=sum(each.num_seats for each in generations),
+        num_first_seats=max(each.num_seats_at_first for each in generations),
+    )
+
+
+def _use_of(generations: Sequence[Generation]) -> TokenUse:
+    sent = [each for each in generations if each.attempt]
+    return TokenUse(
+        num_prompts=len(generations),
+        num_sent=len(sent),
+        prompt_tokens=sum(each.num_prompt_tokens for each in sent),
+        cached_tokens=sum(each.cached_tokens for each in sent),
+        output_tokens=sum(each.num_output_tokens for each in sent),
+    )
+
+
+def _carried(generation: Generation, found: Found) -> CarriedRequest:
+    return CarriedRequest(
+        request_id=found.request_id,
+        prompt_tokens=generation.num_prompt_tokens,
+        charged_prompt_tokens=found.prompt_tokens,
+        charged_output_tokens=found.output_tokens,
+        num_tokens=sum(found.num_tokens),
+        granted=sum(found.granted),
+        num_outstanding=found.num_outstanding,
+        num_seats=generation.num_seats,
+        num_readers=found.num_readers,
+        is_charged=found.is_charged,
+    )
+
+
+def log_request(cluster: Cluster, generations: Sequence[Generation]) -> None:
     """One line, however many prompts and choices it has."""
-    if not generations[0].line.log.is_enabled_for(logging.INFO):
+    if not cluster.log.is_enabled_for(logging.INFO):
         return
-    first, roads = generations[0], [each.road for each in generations]
-    outcomes = {road.outcome for road in roads}
-    first_tokens = [road.ttft for road in roads if road.ttft is not None]
-    first.line.log.info(
+    first, timelines = generations[0], [each.timeline for each in generations]
+    outcomes = {timeline.outcome for timeline in timelines}
+    first_tokens = [timeline.ttft for timeline in timelines if timeline.ttft is not None]
+    cluster.log.info(
         "request",
         request_id=first.job.caller.request_id,
         tenant=first.job.caller.tenant.id,
@@ -64,5 +100,5 @@ def log_request(generations: Sequence[Generation]) -> None:
         cached_tokens=sum(each.cached_tokens for each in generations),
         output_tokens=sum(each.num_output_tokens for each in generations),
         ttft=min(first_tokens, default=None),
-        seconds=max(road.seconds for road in roads),
+        seconds=max(timeline.seconds for timeline in timelines),
     )

@@ -100,7 +100,7 @@ class Held:
     @property
     def waits_for_scores(self) -> bool:
         """What is held belongs behind the prompt's log probabilities, and these are still coming."""
-        return any(piece.choice.generation.awaits_scores for piece in self._pieces.values())
+        return any(piece.choice.prompt.awaits_scores for piece in self._pieces.values())
 
     def pop(self, choice: Choice | None = None) -> Piece | None:
         """The oldest piece, or the one of a choice; its tokens count as taken."""

@@ -1,7 +1,7 @@
-"""The road of one prompt: when it reached which stage, what was decided there, what that took.
+"""The timeline of one prompt: when it reached which stage, what was decided there, how long that took.
 
-Told in three ways: plain data for whoever asks to explain a request, spans for a collector, a receipt for the client.
-Times are seconds of `time.perf_counter`.
+Shown in three ways: plain data to explain a request, spans for a collector, a receipt for the client. Times are seconds
+of `time.perf_counter`.
 """
 
 from __future__ import annotations
@@ -9,18 +9,12 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from headwater.proto import engine_pb2
 from headwater.services.runtime.tracing import Span
 
 from ..router.decision import Decision
-
-if TYPE_CHECKING:
-    from .generation import Generation
-
-MAX_CHOICES = 128
-"""Told of a prompt."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -38,7 +32,17 @@ class Attempt:
     was_alone: bool = False
     """When it was lost, no other suspect of an engine's death was being tried."""
     cause: str = ""
-    """Of its loss, where the request went on elsewhere or might have."""
+    """Why it was lost, where the request went on elsewhere or might have."""
+
+    def explained(self) -> dict[str, Any]:
+        """Plain data."""
+        return {
+            "decision": self.decision.receipt,
+            "route_seconds": self.dispatched_at - self.asked_at,
+            "seconds": _between(self.dispatched_at, self.ended_at),
+            "error": self.error or None,
+            "cause": self.cause or None,
+        }
 
 
 @dataclass(slots=True)
@@ -90,37 +94,21 @@ class Timeline:
             if attempt.ended_at is not None:
                 span.part("stream", attempt.dispatched_at, attempt.ended_at, error=attempt.error, **told)
 
-    def explained(self, generation: Generation) -> dict[str, Any]:
-        """Plain data. Seconds are stretches of the road, in its order; `engine_` ones by the engine's clock."""
-        start = self.attempts[-1].start if self.attempts else None
+    def stretches(self) -> dict[str, float | None]:
+        """Seconds of each stretch, in their order; `engine_` ones are by the engine's clock."""
         last = self.attempts[-1] if self.attempts else None
+        start = last.start if last is not None else None
         return {
-            "outcome": self.outcome,
-            "prompt_tokens": generation.num_prompt_tokens,
-            "cached_tokens": generation.cached_tokens,
-            "output_tokens": generation.num_output_tokens,
-            "seconds": {
-                "prepare": _between(self.arrived_at, self.prepared_at),
-                "replica": _between(self.prepared_at, self.queued_at),
-                "queue": self.queue_seconds,
-                "route": sum(each.dispatched_at - each.asked_at for each in self.attempts),
-                "engine_queue": start.queue_seconds if start is not None else None,
-                "engine_prefill": start.prefill_seconds if start is not None else None,
-                "to_first_token": self.ttft,
-                "after_first_token": _between(self.first_token_at, last.ended_at if last is not None else None),
-                "total": self.seconds,
-            },
-            "choices": [_choice(choice) for choice in generation.choices[:MAX_CHOICES]],
-            "attempts": [_plain(attempt) for attempt in self.attempts],
+            "prepare": _between(self.arrived_at, self.prepared_at),
+            "replica": _between(self.prepared_at, self.queued_at),
+            "queue": self.queue_seconds,
+            "route": sum(each.dispatched_at - each.asked_at for each in self.attempts),
+            "engine_queue": start.queue_seconds if start is not None else None,
+            "engine_prefill": start.prefill_seconds if start is not None else None,
+            "to_first_token": self.ttft,
+            "after_first_token": _between(self.first_token_at, last.ended_at if last is not None else None),
+            "total": self.seconds,
         }
-
-
-def _choice(choice: Any) -> dict[str, Any]:
-    """What became of a choice; `engine` is missing for one that a stop string ended: its engine has no last word."""
-    told: dict[str, Any] = {"index": choice.index, "finish_reason": choice.finish_reason}
-    if (work := told_work([choice.work])) is not None:
-        told["engine"] = work
-    return told
 
 
 def told_work(works: Iterable[engine_pb2.Work | None]) -> dict[str, Any] | None:
@@ -136,16 +124,6 @@ def told_work(works: Iterable[engine_pb2.Work | None]) -> dict[str, Any] | None:
         "accepted_tokens": sum(work.accepted_tokens for work in done),
         "mean_batch_size": round(sum(work.mean_batch * work.steps for work in done) / max(steps, 1), 2),
         "preemptions": sum(work.preemptions for work in done),
-    }
-
-
-def _plain(attempt: Attempt) -> dict[str, Any]:
-    return {
-        "decision": attempt.decision.receipt,
-        "route_seconds": attempt.dispatched_at - attempt.asked_at,
-        "seconds": _between(attempt.dispatched_at, attempt.ended_at),
-        "error": attempt.error or None,
-        "cause": attempt.cause or None,
     }
 
 

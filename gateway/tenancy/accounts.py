@@ -11,7 +11,6 @@ import datetime
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import TYPE_CHECKING
 
 import structlog
 
@@ -21,16 +20,14 @@ from headwater.services.runtime.tasks import owned_task
 from headwater.services.runtime.usage_log import UsageLog, UsageRecord
 
 from ..buckets import FAILURES
-from ..stages.stream_context import Found
+from .caller import Caller
 from .exhausted_limits import ExhaustedLimits
 from .grant import LEASE_TOKENS, Grant, Standing, refused
 from .limiter import LEASE_MS, NO_CHOICE, Choices, Limiter, Refusal, Verdict, period_of
 from .local_limits import LocalLimits
 from .records import Scope
 from .tenants import Tenant
-
-if TYPE_CHECKING:
-    from ..request.generation import Generation
+from .token_counts import CarriedRequest, TokenNeed, TokenUse
 
 REBUILD_SECONDS = 5.0
 """To count a scope's records again; a request waits for it once."""
@@ -70,29 +67,32 @@ class Accounts:
         async with self._usage.running(), owned_task(self._renew()), owned_task(self._let_lapse()):
             yield self
 
-    def paid(self, generations: Sequence[Generation]) -> AbstractAsyncContextManager[None]:
-        """The run of one request's prompts. Raises `LimitExceeded` instead, `Unavailable` where nobody can tell."""
-        return self._charged(generations, self._reserve(generations, generations[0].job.caller.standing))
+    def paid(
+        self, caller: Caller, model: str, need: TokenNeed, use: Callable[[], TokenUse]
+    ) -> AbstractAsyncContextManager[Grant]:
+        """Scopes the run of a request, which `use` is asked about at its end. Raises `LimitExceeded` where limits do
+        not hold what it needs, `Unavailable` where limits cannot be checked."""
+        return self._charged(caller, model, self._reserve(caller, model, need), use)
 
     @contextlib.asynccontextmanager
-    async def resumed(self, generation: Generation, found: Found) -> AsyncIterator[None]:
-        """What is left of a request that another connection began; what was charged for it is not charged again."""
-        if found.is_charged:
-            caller = generation.job.caller
-            generation.grant = Grant(tenant=caller.tenant, request_id=caller.request_id, scopes=[])
-            yield
+    async def resumed(
+        self, caller: Caller, model: str, carried: CarriedRequest, use: Callable[[], TokenUse]
+    ) -> AsyncIterator[Grant]:
+        """Scopes what is left of a request. What was charged for it is not charged again."""
+        if carried.is_charged:
+            yield Grant(tenant=caller.tenant, request_id=caller.request_id, scopes=[])
             return
-        async with self._charged([generation], self._take_over(generation, found)):
-            yield
+        async with self._charged(caller, model, self._take_over(caller, model, carried), use) as grant:
+            yield grant
 
     @contextlib.asynccontextmanager
-    async def _charged(self, generations: Sequence[Generation], granted: Awaitable[Grant]) -> AsyncIterator[None]:
+    async def _charged(
+        self, caller: Caller, model: str, granted: Awaitable[Grant], use: Callable[[], TokenUse]
+    ) -> AsyncIterator[Grant]:
         grant, began = await granted, time.time()
-        for generation in generations:
-            generation.grant = grant
         outcome = "error"
         try:
-            yield
+            yield grant
             outcome = "done"
         except errors.ClientGone:
             outcome = "cancelled"
@@ -103,7 +103,7 @@ class Accounts:
         finally:
             grant.close()
             self._grants.discard(grant)
-            record = self._record(generations, grant, outcome, time.time() - began)
+            record = self._record(caller.tenant, model, grant, use(), outcome, time.time() - began)
             if grant.more is None:
                 self._usage.add(record, grant.recorded)
             else:
@@ -150,78 +150,84 @@ class Accounts:
             self._without_redis(failure)
             return self._local.reserve(tenant, scopes, most=tokens, least=1, requests=0, choices=NO_CHOICE)
 
-    async def _reserve(self, generations: Sequence[Generation], standing: Standing) -> Grant:
-        job = generations[0].job
-        tenant, request_id = job.caller.tenant, job.caller.request_id
-        scopes = self._scopes_of(tenant, job.model)
-        num_requests = 0 if job.caller.is_counted else 1
+    async def _reserve(self, caller: Caller, model: str, need: TokenNeed) -> Grant:
+        tenant, standing = caller.tenant, caller.standing
+        scopes = self._scopes_of(tenant, model)
         grant = Grant(
             tenant=tenant,
-            request_id=request_id,
+            request_id=caller.request_id,
             scopes=scopes,
-            num_requests=num_requests,
-            num_prompts=len(generations),
+            num_requests=0 if caller.is_counted else 1,
+            num_prompts=need.num_prompts,
         )
         if not scopes:
             return grant
-        num_choices = sum(len(generation.choices) for generation in generations if generation.is_answered)
-        prompts = sum(generation.num_prompt_tokens for generation in generations)
-        most = prompts + sum(generation.num_tokens_at_first for generation in generations)
-        choices = Choices(
-            sum(each.num_seats for each in generations), max(each.num_seats_at_first for each in generations)
+        prompts = need.prompt_tokens
+        verdict = await self._asked(
+            grant,
+            most=prompts + need.first_tokens,
+            least=prompts + need.num_answers,
+            used=prompts,
+            choices=Choices(need.num_seats, need.num_first_seats),
         )
-        verdict = await self._asked(grant, most=most, least=prompts + num_choices, used=prompts, choices=choices)
         standing.requests, standing.tokens = verdict.requests, verdict.tokens
         if verdict.refusal is not None:
             self.used_up.note(tenant, verdict)
             raise refused(verdict.refusal, tenant.id)
         grant.granted, grant.more, grant.used_before = verdict.granted, self, prompts
         grant.num_choices = grant.entrance.most = verdict.num_choices
-        grant.first_credit = min(LEASE_TOKENS, (verdict.granted - prompts) // num_choices) if num_choices else 1
+        if need.num_answers:
+            grant.first_credit = min(LEASE_TOKENS, (verdict.granted - prompts) // need.num_answers)
+        else:
+            grant.first_credit = 1
         self._grants.add(grant)
         return grant
 
-    async def _take_over(self, generation: Generation, found: Found) -> Grant:
-        """Who charged nothing died: its reservation goes on here. Otherwise what may still come is reserved anew."""
-        job, num_prompt_tokens = generation.job, generation.num_prompt_tokens
-        scopes, is_charged = self._scopes_of(job.caller.tenant, job.model), bool(found.prompt_tokens)
+    async def _take_over(self, caller: Caller, model: str, carried: CarriedRequest) -> Grant:
+        """The reservation of a gateway that charged nothing goes on here: that gateway died. Otherwise what may still
+        come is reserved anew."""
+        scopes, is_charged = self._scopes_of(caller.tenant, model), bool(carried.charged_prompt_tokens)
         grant = Grant(
-            tenant=job.caller.tenant,
-            request_id=f"{found.request_id}.{found.num_readers}" if is_charged else found.request_id,
+            tenant=caller.tenant,
+            request_id=f"{carried.request_id}.{carried.num_readers}" if is_charged else carried.request_id,
             scopes=scopes,
-            charged_prompt_tokens=found.prompt_tokens,
-            charged_output_tokens=found.output_tokens,
+            charged_prompt_tokens=carried.charged_prompt_tokens,
+            charged_output_tokens=carried.charged_output_tokens,
         )
         if not scopes:
             return grant
         if is_charged:
-            grant.used_before = -found.output_tokens
-            choices, outstanding = Choices(generation.num_seats, generation.num_seats), found.num_outstanding
+            grant.used_before = -carried.charged_output_tokens
+            choices, outstanding = Choices(carried.num_seats, carried.num_seats), carried.num_outstanding
             verdict = await self._asked(grant, most=outstanding, least=outstanding, choices=choices)
-            job.caller.standing.requests, job.caller.standing.tokens = verdict.requests, verdict.tokens
+            caller.standing.requests, caller.standing.tokens = verdict.requests, verdict.tokens
             if verdict.refusal is not None:
                 raise refused(verdict.refusal, grant.tenant.id)
             grant.granted, grant.num_choices = verdict.granted, verdict.num_choices
         else:
-            grant.num_choices = generation.num_seats
-            grant.used_before, grant.granted = num_prompt_tokens, num_prompt_tokens + sum(found.granted)
-            used = num_prompt_tokens + sum(found.num_tokens)
-            try:
-                await self._limiter.extend(
-                    grant.tenant.key,
-                    grant.request_id,
-                    scopes,
-                    more=0,
-                    held=grant.granted,
-                    used=used,
-                    num_choices=grant.num_choices,
-                )
-                self._with_redis()
-            except StoreUnavailable as failure:
-                self._without_redis(failure)
+            await self._adopt(grant, carried)
         grant.more = self
         self._grants.add(grant)
         return grant
+
+    async def _adopt(self, grant: Grant, carried: CarriedRequest) -> None:
+        """Tells Redis that the reservation is this gateway's."""
+        prompt_tokens = carried.prompt_tokens
+        grant.num_choices = carried.num_seats
+        grant.used_before, grant.granted = prompt_tokens, prompt_tokens + carried.granted
+        try:
+            await self._limiter.extend(
+                grant.tenant.key,
+                grant.request_id,
+                grant.scopes,
+                more=0,
+                held=grant.granted,
+                used=prompt_tokens + carried.num_tokens,
+                num_choices=grant.num_choices,
+            )
+            self._with_redis()
+        except StoreUnavailable as failure:
+            self._without_redis(failure)
 
     async def _asked(self, grant: Grant, *, most: int, least: int, choices: Choices, used: int = 0) -> Verdict:
         """As `_ask`; who leaves before it is answered holds nothing."""
@@ -348,20 +354,21 @@ class Accounts:
             self._is_alone = True
             structlog.get_logger().warning("limits are this gateway's alone", reason=str(reason))
 
-    def _record(self, generations: Sequence[Generation], grant: Grant, outcome: str, seconds: float) -> UsageRecord:
-        job, sent = generations[0].job, [each for each in generations if each.attempt]
-        prompt_tokens = max(0, sum(each.num_prompt_tokens for each in sent) - grant.charged_prompt_tokens)
-        output_tokens = max(0, sum(each.num_output_tokens for each in sent) - grant.charged_output_tokens)
+    def _record(
+        self, tenant: Tenant, model: str, grant: Grant, use: TokenUse, outcome: str, seconds: float
+    ) -> UsageRecord:
+        prompt_tokens = max(0, use.prompt_tokens - grant.charged_prompt_tokens)
+        output_tokens = max(0, use.output_tokens - grant.charged_output_tokens)
         grant.used_before, grant.num_output_tokens = prompt_tokens, output_tokens
         return UsageRecord(
             request_id=grant.request_id,
-            tenant=job.caller.tenant.key,
-            key_id=job.caller.tenant.key_id,
-            model=job.model,
+            tenant=tenant.key,
+            key_id=tenant.key_id,
+            model=model,
             at=round(time.time(), 3),
-            prompts=len(generations) if prompt_tokens or not sent else 0,
+            prompts=use.num_prompts if prompt_tokens or not use.num_sent else 0,
             prompt_tokens=prompt_tokens,
-            cached_tokens=sum(each.cached_tokens for each in sent) if prompt_tokens else 0,
+            cached_tokens=use.cached_tokens if prompt_tokens else 0,
             output_tokens=output_tokens,
             seconds=round(seconds, 3),
             outcome=outcome,

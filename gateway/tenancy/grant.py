@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from headwater.services.runtime import errors
 
@@ -15,9 +15,6 @@ from .entrance import Entrance
 from .limiter import NEVER, Left, Refusal, Verdict
 from .records import Scope
 from .tenants import Tenant
-
-if TYPE_CHECKING:
-    from ..request.choice import Choice
 
 LEASE_TOKENS = 1024
 """Of an answer, at first; the credit that a choice has on its way."""
@@ -27,8 +24,25 @@ END_SECONDS = 0.5
 """In which an answer whose tokens are all out says that it has ended."""
 
 
+class Credited(Protocol):
+    """An answer whose engine computes as many tokens as it has credit for."""
+
+    credit_left: int
+    """Tokens that may still come."""
+
+    @property
+    def num_unleased(self) -> int:
+        """Tokens of the longest possible answer that it has no credit for yet."""
+
+    def give(self, num_tokens: int) -> None:
+        """Adds credit."""
+
+    def refuse(self, error: errors.LimitExceeded) -> None:
+        """Ends the answer by `error`, unless it has ended."""
+
+
 class Counts(Protocol):
-    """Who counts what is used as well, in case that this gateway dies before it has written that down."""
+    """A stage that also counts what is used, in case this gateway dies before it has stored the usage record."""
 
     def recorded(self, record_id: str) -> None: ...
 
@@ -95,14 +109,14 @@ class Grant:
     def used(self) -> int:
         return self.used_before + self.num_output_tokens
 
-    def received(self, choice: Choice, num_tokens: int) -> None:
+    def received(self, choice: Credited, num_tokens: int) -> None:
         """A step's tokens of a choice; the last ones that were granted end it, unless it ends by itself."""
         self.num_output_tokens += num_tokens
         choice.credit_left -= num_tokens
         if choice.credit_left <= 0 and self.refusal is not None:
             self._end_soon(choice)
 
-    def taken(self, choice: Choice, num_tokens: int) -> None:
+    def taken(self, choice: Credited, num_tokens: int) -> None:
         """The client has read so many: the engine may go on, as far as limits allow."""
         if self.more is None:
             choice.give(num_tokens)
@@ -124,7 +138,7 @@ class Grant:
         # With the choices that they know.
         self._ends.clear()
 
-    async def _extend(self, choice: Choice, wanted: int) -> None:
+    async def _extend(self, choice: Credited, wanted: int) -> None:
         assert self.more is not None
         waited = 0.0
         while wanted > 0:
@@ -142,12 +156,12 @@ class Grant:
                     self._end_soon(choice)
                 return
 
-    def _end_soon(self, choice: Choice) -> None:
+    def _end_soon(self, choice: Credited) -> None:
         self._ends.append(asyncio.get_running_loop().call_later(END_SECONDS, self._end, choice))
 
-    def _end(self, choice: Choice) -> None:
-        if choice.finish_reason is None and self.refusal is not None:
-            choice.generation.broke(self.refusal)
+    def _end(self, choice: Credited) -> None:
+        if self.refusal is not None:
+            choice.refuse(self.refusal)
 
 
 _SENTENCES = {

@@ -1,0 +1,31 @@
+"""Which path of /admin means what. Paths of tenants are there where tenants are kept."""
+
+from __future__ import annotations
+
+from ..http.app import Route
+from .models import ModelAdmin
+from .replicas import ReplicaAdmin
+from .tenants import TenantAdmin
+
+
+def admin_routes(tenants: TenantAdmin | None, models: ModelAdmin, replicas: ReplicaAdmin) -> list[Route]:
+    routes: list[Route] = [
+        ("GET", "/admin/replicas", replicas.list_replicas),
+        ("POST", "/admin/replicas/{id}/drain", replicas.drain),
+        ("GET", "/admin/models", models.list_models),
+        ("POST", "/admin/models", models.load_model),
+        ("DELETE", "/admin/models/{name:path}", models.unload_model),
+    ]
+    if tenants is not None:
+        routes += [
+            ("POST", "/admin/tenants", tenants.add_tenant),
+            ("GET", "/admin/tenants", tenants.list_tenants),
+            ("GET", "/admin/tenants/{id}", tenants.get_tenant),
+            ("PATCH", "/admin/tenants/{id}", tenants.change_tenant),
+            ("DELETE", "/admin/tenants/{id}", tenants.remove_tenant),
+            ("POST", "/admin/tenants/{id}/keys", tenants.add_key),
+            ("DELETE", "/admin/tenants/{id}/keys/{key_id}", tenants.remove_key),
+            ("GET", "/admin/tenants/{id}/usage", tenants.usage),
+            ("GET", "/admin/audit", tenants.audit),
+        ]
+    return routes

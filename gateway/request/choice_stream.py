@@ -1,0 +1,152 @@
+"""What an output session says of one choice, passed on to the choice, its sink and the attempt that it belongs to."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from headwater.proto import common_pb2, engine_pb2, output_processor_pb2
+from headwater.proto.output_processor_pb2 import RowParts
+from headwater.services.runtime import errors
+
+from ..stages.output_session import OutputSession, Scores
+from .choice import NEVER, Choice, Sink
+from .stream_failure import BROKEN, Cause, StreamLost, error_of
+
+_REASONS = {
+    common_pb2.FINISH_REASON_STOP: "stop",
+    common_pb2.FINISH_REASON_LENGTH: "length",
+    common_pb2.FINISH_REASON_TOOL_CALLS: "tool_calls",
+    common_pb2.FINISH_REASON_CONTENT_FILTER: "content_filter",
+}
+
+
+class StreamEvents(Protocol):
+    """What a stream tells the attempt that it belongs to."""
+
+    def started(self, start: engine_pb2.Start) -> None:
+        """The prompt is computed."""
+        ...
+
+    def first_token(self, now: float) -> None: ...
+
+    def got_further(self) -> None:
+        """A choice is past where it was when an engine died."""
+        ...
+
+    def choice_ended(self, choice: Choice) -> None: ...
+
+    def broke(self, error: errors.HeadwaterError) -> None:
+        """The stream ended before its answer."""
+        ...
+
+
+class ChoiceStream:
+    """A receiver of the output session. `observe` takes the seconds between a choice's pieces."""
+
+    session: OutputSession
+    stream_id: int
+
+    def __init__(self, choice: Choice, sink: Sink, events: StreamEvents, observe: Callable[[float], None]) -> None:
+        self.choice, self._sink, self._events, self._observe = choice, sink, events, observe
+        self._opened_at = 0.0
+
+    def opened(self, session: OutputSession, stream_id: int) -> None:
+        self.session, self.stream_id = session, stream_id
+        self._opened_at = time.perf_counter()
+        self.choice.stream = self
+
+    @property
+    def heard_at(self) -> float:
+        """When the stream said something last, on `time.perf_counter`, or was opened."""
+        return max(self.choice.last_token_at, self._opened_at)
+
+    def receive(
+        self,
+        first: int,
+        token_ids: list[int],
+        text: str,
+        offset: int,
+        now: float,
+        logprobs: Scores,
+        parts: RowParts | None,
+    ) -> None:
+        """The token path: everything here runs once an engine step and stream."""
+        choice, told_ids = self.choice, token_ids
+        if choice.has_untold_ids:
+            told_ids = [*choice.known_ids(first), *token_ids]
+        if first != len(choice.output_ids):
+            fault = f"tokens are missing: expected {len(choice.output_ids)}, got {first}"
+            self._events.broke(StreamLost(fault, Cause.FAULT))
+            return
+        choice.add(token_ids, text, offset, logprobs, parts)
+        if choice.last_token_at:
+            self._observe(now - choice.last_token_at)
+        else:
+            self._events.first_token(now)
+        choice.last_token_at = now
+        if len(choice.output_ids) > choice.doubted_to:
+            choice.doubted_to = NEVER
+            self._events.got_further()
+        choice.grant.received(choice, len(token_ids))
+        if self._sink.piece(choice, text, told_ids, logprobs, parts):
+            choice.taken(len(token_ids))
+
+    def started(self, start: engine_pb2.Start) -> None:
+        self._events.started(start)
+
+    def prompt_scored(self, part: output_processor_pb2.OutputPromptLogprobs) -> None:
+        prompt = self.choice.prompt
+        prompt.logprobs.extend(part.tokens)
+        prompt.is_scored |= part.last
+
+    def embedded(self, embedding: common_pb2.Embedding) -> None:
+        self.choice.vector = embedding.values[:]
+
+    def finished(self, finish: output_processor_pb2.OutputFinish) -> None:
+        choice = self.choice
+        choice.stream = None
+        choice.ended_at = finish.ended_at
+        choice.work = finish.work if finish.HasField("work") else None
+        if finish.reason in BROKEN:
+            self._events.broke(error_of(finish))
+            return
+        if choice.has_untold_ids:
+            self._sink.piece(choice, "", choice.known_ids(finish.num_output_tokens), (), None)
+        stop = finish.WhichOneof("stop_reason")
+        choice.num_reasoning_tokens = finish.num_reasoning_tokens
+        self._end(_REASONS[finish.reason], getattr(finish, stop) if stop is not None else None, finish)
+
+    def _end(self, reason: str, stop_reason: str | int | None, finish: output_processor_pb2.OutputFinish) -> None:
+        self.choice.end(reason, stop_reason, finish.num_output_tokens)
+        self._sink.ended(self.choice)
+        self._events.choice_ended(self.choice)
+
+    def lost(self, error: errors.HeadwaterError) -> None:
+        self.choice.stream = None
+        self._events.broke(StreamLost(error.message, Cause.OUTPUT_PROCESSOR_GONE))
+
+    def fail(self, error: errors.HeadwaterError) -> None:
+        self._events.broke(error)
+
+
+class ScoredStream(ChoiceStream):
+    """The stream of a request for the prompt's log probabilities alone: its one token is not answered."""
+
+    def receive(
+        self,
+        first: int,
+        token_ids: list[int],
+        text: str,
+        offset: int,
+        now: float,
+        logprobs: Scores,
+        parts: RowParts | None,
+    ) -> None:
+        self._events.first_token(now)
+
+    def _end(self, reason: str, stop_reason: str | int | None, finish: output_processor_pb2.OutputFinish) -> None:
+        self.choice.end("length")
+        self._sink.ended(self.choice)
+        self._events.choice_ended(self.choice)

@@ -1,0 +1,111 @@
+"""The faults that met one generation: whether it is tried again, on which engines not, and whether alone.
+
+An engine that dies may have died of a request. A generation that was there is doubted until it gets further than it
+was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import structlog
+
+from ..router.router import Incarnation
+from .cluster import Cluster
+from .generation import Generation
+from .stream_failure import Cause, PoisonRequest, StreamLost
+from .timeline import Attempt
+
+MAX_FAULTS = 3
+"""Attempts that may end by a fault. An engine that drains is none."""
+
+
+class FaultHistory:
+    """One generation's, over all its attempts."""
+
+    def __init__(self, cluster: Cluster, generation: Generation) -> None:
+        self._cluster, self._generation = cluster, generation
+        self.failed: set[Incarnation] = set()
+        """Engines that failed the generation."""
+        self.is_doubted = False
+        """An engine died, of the generation or of something else, and it has not got any further since."""
+        self._num_faults = 0
+        self._doubted_on: Incarnation | None = None
+        """The engine that runs the generation while it is doubted."""
+        self._is_suspect = False
+        """It is tried while no other suspect is."""
+        self._end_trial: Callable[[], None] | None = None
+
+    @property
+    def is_on_trial(self) -> bool:
+        """No other suspect runs."""
+        return self._end_trial is not None
+
+    async def begin_trial(self) -> None:
+        """Called before an attempt. A suspect waits until no other one is tried."""
+        if self._is_suspect:
+            self._end_trial = await self._cluster.migrations.alone(self._generation.model.key)
+
+    def pass_trial(self) -> None:
+        """Lets the next suspect be tried."""
+        if self._end_trial is not None:
+            self._end_trial()
+            self._end_trial = None
+
+    def dispatched(self, engine: Incarnation) -> None:
+        if self.is_doubted:
+            self._doubted_on = engine
+            self._cluster.migrations.doubt(engine)
+
+    def got_further(self) -> None:
+        """A choice is past where it was when an engine died, or has ended."""
+        if all(choice.is_past_doubt for choice in self._generation.unfinished):
+            self.is_doubted = self._is_suspect = False
+            self.end_doubt()
+            self.pass_trial()
+
+    def end_doubt(self) -> None:
+        """The generation got further on its engine, or left while that one lived."""
+        if self._doubted_on is not None:
+            self._cluster.migrations.trust(self._doubted_on)
+            self._doubted_on = None
+
+    def consider(self, loss: StreamLost) -> None:
+        """Raises what ends the generation, if the attempt that was lost was its last."""
+        generation, cause = self._generation, loss.cause
+        attempt = generation.timeline.attempts[-1]
+        told = {"request_id": generation.job.caller.request_id, "replica": attempt.decision.replica_id}
+        if cause is Cause.ENGINE_GONE:
+            # It stays counted as doubted there, for the others that were there when the engine died.
+            self._doubted_on = None
+            if self._is_to_blame(attempt):
+                structlog.get_logger().error("poison request", attempts=generation.attempt, **told)
+                raise PoisonRequest("engines die of the request; it is not tried again")
+            self._suspect(attempt)
+        self.end_doubt()
+        self._num_faults += cause is not Cause.HANDED_OVER
+        if self._num_faults == MAX_FAULTS:
+            raise loss
+        if cause.is_suspicion and not self._cluster.migrations.is_excused():
+            structlog.get_logger().warning("migration refused: too many on suspicion", cause=cause.value, **told)
+            raise loss
+        if cause.is_of_engine:
+            self.failed.add(attempt.decision.incarnation)
+        self._cluster.metrics.retries.add()
+        if generation.has_begun:
+            self._cluster.metrics.migrations.add(cause.value)
+            structlog.get_logger().info("migration", cause=cause.value, tokens=generation.num_output_tokens, **told)
+
+    def _suspect(self, attempt: Attempt) -> None:
+        # A generation that had tokens goes on at once, unless that went wrong already.
+        self._is_suspect = self.is_doubted or attempt.start is None
+        if not self.is_doubted:
+            for choice in self._generation.unfinished:
+                choice.doubt()
+        self.is_doubted = True
+
+    def _is_to_blame(self, attempt: Attempt) -> bool:
+        """A second engine died at the same place of the answer, and no other doubted generation was there."""
+        if not self.is_doubted:
+            return False
+        return attempt.was_alone or self._cluster.migrations.num_doubted(attempt.decision.incarnation) == 1

@@ -1,0 +1,105 @@
+"""One generation's run: a turn in the gateway's queue, the dispatcher, and what is recorded of it at its end."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+
+from headwater.services.runtime.tasks import owned_task
+
+from .choice import Choice, Sink
+from .cluster import Cluster
+from .dispatch import Dispatcher
+from .generation import Generation
+from .prompt_turns import Place, PromptTurns
+from .resumed import ResumedDispatcher
+
+
+async def run_generation(
+    cluster: Cluster, generation: Generation, sink: Sink, on_turn: Callable[[], None] = lambda: None
+) -> None:
+    """Waits for a turn, calls `on_turn`, carries the generation to its end. Raises the named error that ended it."""
+    generation.task = asyncio.current_task()
+    timeline, outcome = generation.timeline, "error"
+    try:
+        if generation.cancelled_by is not None:
+            raise generation.cancelled_by
+        cluster.check(generation.job.caller)
+        kind = Dispatcher if generation.found is None else ResumedDispatcher
+        dispatcher = kind(cluster, generation, sink)
+        if generation.is_computed:
+            # Before the queue: requests of models that have a replica do not wait behind it.
+            await cluster.cold_starts.replica(generation.job.model)
+            await dispatcher.check_deadline()
+        timeline.queued_at = time.perf_counter()
+        await _run_in_turn(cluster, generation, dispatcher, on_turn)
+        outcome = "done"
+    except asyncio.CancelledError:
+        outcome = "cancelled"
+        if generation.cancelled_by is not None:
+            assert generation.task is not None
+            generation.task.uncancel()
+            raise generation.cancelled_by from None
+        raise
+    finally:
+        timeline.outcome, timeline.ended_at = outcome, time.perf_counter()
+        cluster.ended(generation)
+        _record(cluster, generation)
+
+
+async def _run_in_turn(
+    cluster: Cluster, generation: Generation, dispatcher: Dispatcher, on_turn: Callable[[], None]
+) -> None:
+    """The choices begin one by one as their turns come, unless they have to begin together."""
+    timeline, turns = generation.timeline, _turns_of(cluster, generation)
+    try:
+        await (turns.together(generation.num_seats) if generation.is_together else turns.next())
+        on_turn()
+        timeline.admitted_at = time.perf_counter()
+        cluster.metrics.of(generation.job.model).queue_time(timeline.admitted_at - (timeline.queued_at or 0.0))
+        if turns.are_all_given or not generation.is_computed:
+            await dispatcher.run(turns)
+        else:
+            async with owned_task(dispatcher.admit_others(turns)):
+                await dispatcher.run(turns)
+    finally:
+        turns.release()
+
+
+def _turns_of(cluster: Cluster, generation: Generation) -> PromptTurns[Choice]:
+    caller = generation.job.caller
+    place = Place(
+        tenant=caller.tenant,
+        tier=caller.tenant.tier + caller.priority,
+        # One that no replica computes waits for none.
+        model_key=generation.model.key if generation.is_computed else "",
+        num_prompt_tokens=generation.num_prompt_tokens,
+    )
+    return PromptTurns(
+        cluster.admission,
+        cluster.fair,
+        generation.grant.entrance,
+        place,
+        generation.choices,
+        generation.expected,
+        generation.spent,
+    )
+
+
+def _record(cluster: Cluster, generation: Generation) -> None:
+    """Metrics, spans, and the timeline for clients that ask later. The first gateway counts a resumed one."""
+    timeline, caller = generation.timeline, generation.job.caller
+    if generation.found is None:
+        cluster.metrics.count(
+            generation.job.model,
+            caller.tenant.id,
+            seconds=timeline.seconds,
+            ttft=timeline.ttft,
+            num_prompt_tokens=generation.num_prompt_tokens,
+            cached_tokens=generation.cached_tokens,
+            num_output_tokens=generation.num_output_tokens,
+        )
+        timeline.to_spans(caller.span)
+    if cluster.timelines.has_room(caller.request_id):
+        cluster.timelines.keep(cluster.explanation(generation), generation.explained())

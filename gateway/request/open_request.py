@@ -1,0 +1,82 @@
+"""What an output processor and an engine are told of a generation: the message that opens its choices' streams."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from headwater.proto import engine_pb2
+from headwater.proto.output_processor_pb2 import Charge, Open
+
+from ..router.decision import Decision
+from .choice import Choice
+from .generation import Generation
+
+
+def open_request(generation: Generation, decision: Decision, choices: Sequence[Choice], virtual_time: float) -> Open:
+    """`virtual_time`: when the choices began, of their tenant's time."""
+    job, prepared = generation.job, generation.prepared
+    caller = job.caller
+    add = engine_pb2.Add(
+        request_id=caller.request_id,
+        prompt_index=job.first_index,
+        attempt=generation.attempt,
+        prompt_ids=prepared.prompt_ids,
+        sampling=prepared.sampling,
+        eos_token_ids=prepared.eos_token_ids,
+        bad_word_ids=prepared.bad_word_ids,
+        grammar=prepared.grammar,
+        num_grammar_bytes=len(prepared.grammar),
+        choice_indices=[choice.number for choice in choices],
+        tenant=caller.tenant.key,
+        weight=caller.tenant.weight,
+        tier=caller.tenant.tier + caller.priority,
+        virtual_time=virtual_time,
+        deadline_ms=caller.remaining_ms,
+        cache_namespace=generation.namespace,
+        traceparent=caller.span.context.traceparent,
+        tracestate=caller.span.context.tracestate,
+        predicted_cached_tokens=decision.predicted_cached_tokens,
+        # What was leased and has not come, wherever it was to come from.
+        credit=max(0, min(choice.credit_left for choice in choices)),
+        pooling=job.pooling,
+    )
+    if not add.sampling.max_tokens and not job.pooling:
+        add.sampling.max_tokens = 1
+    return Open(
+        engine_address=decision.address,
+        replica_id=decision.replica_id,
+        epoch=decision.epoch,
+        model=job.model,
+        add=add,
+        answer_format=prepared.answer_format if prepared.HasField("answer_format") else None,
+        charge=_charge_of(generation),
+    )
+
+
+def go_on(opening: Open, choice: Choice, *, is_whole: bool) -> None:
+    """Makes the message go on with a choice behind its tokens. `is_whole`: what is missing is their text."""
+    opening.add.output_ids[:] = choice.output_ids
+    opening.delivered_bytes[:] = [choice.delivered_bytes]
+    if is_whole:
+        opening.add.sampling.max_tokens = len(choice.output_ids)
+
+
+def stream_context(generation: Generation) -> bytes:
+    """What another gateway needs to resume the generation; empty when it cannot be resumed."""
+    context = generation.job.context
+    return context.encode(generation.prepared.sampling.seed) if context is not None else b""
+
+
+def _charge_of(generation: Generation) -> Charge:
+    """What the output processor does not count itself and needs to write the usage record if this gateway dies."""
+    grant = generation.grant
+    return Charge(
+        record_id=grant.request_id,
+        key_id=grant.tenant.key_id,
+        prompt_tokens=generation.num_prompt_tokens,
+        cached_tokens=generation.cached_tokens,
+        output_tokens=sum(each.num_output_tokens for each in generation.choices if each.finish_reason is not None),
+        prompt_alone=not generation.is_answered,
+        charged_prompt_tokens=grant.charged_prompt_tokens,
+        charged_output_tokens=grant.charged_output_tokens,
+    )

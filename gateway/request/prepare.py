@@ -1,0 +1,66 @@
+"""Prompts to tokens, by a processor: what a generation is before it waits for its turn."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Awaitable, Callable, Sequence
+
+from headwater.proto import processor_pb2
+
+from ..stages.stream_context import StreamNotKept
+from .choice import Choice
+from .cluster import Cluster
+from .generation import Generation
+
+
+async def prepare(cluster: Cluster, generation: Generation) -> None:
+    """Raises `BadRequest`, `NotFound`, `Unavailable`, and `StreamNotKept` for a resumed one that has changed."""
+    job = generation.job
+    await cluster.cold_starts.text_stages(job.model)
+    tenant = job.caller.tenant
+    generation.model = cluster.processors.model(job.model)
+    generation.namespace = cluster.namespaces.of(
+        tenant.key, generation.model, cache_salt=job.cache_salt, shared=tenant.shared_cache
+    )
+    request = processor_pb2.PrepareRequest(
+        model=job.model,
+        prompt=job.prompt,
+        sampling=job.sampling,
+        cache_namespace=generation.namespace,
+        stream=job.stream,
+        pooling=job.pooling,
+        escape_special_tokens=cluster.tenants.escapes_special_tokens(tenant),
+    )
+    generation.prompt.prepared = prepared = await cluster.processors.prepare(request, job.caller.span)
+    generation.timeline.prepared_at = time.perf_counter()
+    sampling = prepared.sampling
+    if not sampling.HasField("seed"):
+        sampling.seed = secrets.randbits(63)
+    num_choices = sampling.n if sampling.use_beam_search else max(sampling.n, sampling.best_of)
+    if num_choices > sampling.n:
+        # The best are found by their tokens' log probabilities, whether or not the client wants to see these.
+        sampling.logprobs = True
+    generation.choices = [Choice(i, job.first_index + i, generation.prompt) for i in range(num_choices)]
+    if (found := generation.found) is not None:
+        sampling.seed = found.context.seed
+        generation.attempt = found.attempt
+        if num_choices != len(found.granted):
+            raise StreamNotKept(found.request_id)
+
+
+async def prepare_all(cluster: Cluster, generations: Sequence[Generation]) -> None:
+    """Prepares the prompts of one request. The first error ends the others."""
+    await for_each_prompt(cluster, generations, lambda generation: prepare(cluster, generation))
+
+
+async def for_each_prompt(
+    cluster: Cluster, generations: Sequence[Generation], work: Callable[[Generation], Awaitable[None]]
+) -> None:
+    """Awaits `work` for the prompts of one request, a few of its tenant's and model's at a time: those of a model whose
+    stages are being started hold up no others. A request's only prompt waits for no other one."""
+    first = generations[0]
+    if len(generations) == 1:
+        await work(first)
+        return
+    await cluster.prompt_windows.for_each((first.job.caller.tenant.key, first.job.model), generations, work)

@@ -1,0 +1,27 @@
+"""A prompt as a processor prepared it, and its tokens' log probabilities as they come in."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from headwater.proto import common_pb2, processor_pb2
+
+
+@dataclass(slots=True, eq=False)
+class PreparedPrompt:
+    """Shared by the choices of a prompt. Knows none of them."""
+
+    prepared: processor_pb2.PrepareReply = field(default_factory=processor_pb2.PrepareReply)
+    logprobs: list[common_pb2.TokenLogprob] = field(default_factory=list)
+    """Log probabilities of the prompt's tokens from the second on, where they were asked for."""
+    is_scored: bool = False
+    """The last of `logprobs` has come."""
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.prepared.prompt_ids)
+
+    @property
+    def awaits_scores(self) -> bool:
+        """Log probabilities were asked for and have not all come."""
+        return not self.is_scored and self.prepared.sampling.HasField("prompt_logprobs")
