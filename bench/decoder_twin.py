@@ -10,8 +10,8 @@ from torch.nn.functional import embedding, linear, rms_norm, scaled_dot_product_
 from headwater.engine_core.config import ConfigError
 from headwater.engine_core.layers.rope import cos_sin_table
 from headwater.engine_core.model_config import ModelConfig
-from headwater.engine_core.models import registry
 from headwater.engine_core.models.decoder import Decoder
+from headwater.engine_core.models.model import model_class
 from headwater.engine_core.weights.model_file import Tensors
 
 
@@ -20,7 +20,7 @@ class DecoderTwin:
 
     def __init__(self, config: ModelConfig, tensors: Tensors) -> None:
         """Raises `ConfigError` for an architecture of other layers."""
-        if not issubclass(registry.model_class(config), Decoder):
+        if not issubclass(model_class(config), Decoder):
             raise ConfigError("architectures", config.architecture, "one with the layers of Llama, Qwen2 or Qwen3")
         self.config, self.tensors = config, tensors
 

@@ -16,6 +16,7 @@ from ..layers.batch import ForwardBatch
 from ..layers.kinds import load_weights
 from ..model_config import ModelConfig
 from ..models import registry
+from ..models.model import model_class
 from ..options import ExecutorOptions, Progress
 from ..platforms.capabilities import Capabilities
 from ..request import NewRequest
@@ -83,7 +84,7 @@ def _gaps(
     """How far each chosen token lies below the likeliest, by the reference's logits after the tokens before it."""
     progress("computing the reference", 0, 1)
     model = registry.read_config(folder)
-    decoder_class = registry.model_class(model)
+    decoder_class = model_class(model)
     stored = model_file.load(folder, ReferencePlatform.device)
     wide = {name: tensor.float() for name, tensor in stored.items()}
     weights = load_weights(decoder_class.layout(model), wide, torch.float32)

@@ -15,8 +15,7 @@ from ..heads_config import HeadsConfig
 from ..layers import kinds
 from ..layers.kinds import Weights
 from ..layers.platform import Platform
-from ..models import registry
-from ..models.model import Model
+from ..models.model import Model, model_class
 from ..options import BuildRequest, Progress, engine_config
 from ..weights import model_file
 from ..weights.dummy import DUMMIES, dummy
@@ -34,7 +33,7 @@ KV_DTYPES = DTYPES | {"fp8": torch.float8_e4m3fn}
 def load_weights(request: BuildRequest, device: torch.device, progress: Progress) -> Weights:
     """Those of the model folder, or random ones where the load format says so. Raises `ConfigError`."""
     options, loading = request.options, partial(progress, "loading weights")
-    layout, dtype = registry.model_class(request.model).layout(request.model), DTYPES[request.dtype]
+    layout, dtype = model_class(request.model).layout(request.model), DTYPES[request.dtype]
     assert options.model_folder is not None
     if options.load_format == "auto":
         tensors = model_file.load(options.model_folder, device, loading)
@@ -115,4 +114,4 @@ def _head_guesser(
 
 
 def _model(request: BuildRequest, config: EngineConfig, platform: Platform, weights: Weights) -> Model:
-    return registry.model_class(request.model)(request.model, weights, platform, config.max_model_len)
+    return model_class(request.model)(request.model, weights, platform, config.max_model_len)

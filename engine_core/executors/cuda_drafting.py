@@ -16,8 +16,7 @@ from ..heads.registry import ChainHeads, chain_heads
 from ..heads_config import HeadsConfig
 from ..layers.kinds import Weights
 from ..model_config import ModelConfig
-from ..models import registry
-from ..models.model import Model
+from ..models.model import Model, model_class
 from ..platforms.cuda import CudaPlatform
 from .cuda_draft_model import guessing_config
 from .cuda_guessers import Make, by_chain, by_model, by_places
@@ -33,7 +32,7 @@ class LoadedModel:
     kv_dtype: torch.dtype
 
     def on(self, platform: CudaPlatform, max_model_len: int) -> Model:
-        return registry.model_class(self.config)(self.config, self.weights, platform, max_model_len)
+        return model_class(self.config)(self.config, self.weights, platform, max_model_len)
 
     @property
     def planes(self) -> Planes:

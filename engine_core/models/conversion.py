@@ -19,6 +19,7 @@ from ..weights.gguf import GgufFile
 from ..weights.hugging_face import HuggingFaceFolder
 from ..weights.layout import Layout
 from . import registry
+from .model import model_class
 
 
 def convert(source: Path, folder: Path, *, dtype: str, progress: Callable[[int, int], None]) -> None:
@@ -30,7 +31,7 @@ def convert(source: Path, folder: Path, *, dtype: str, progress: Callable[[int, 
     checkpoint = HuggingFaceFolder(source) if source.is_dir() else GgufFile(source)
     hf_config = checkpoint.hf_config()
     config, total = registry.config_of(hf_config), len(checkpoint) + 1
-    model = registry.model_class(config)
+    model = model_class(config)
     computed_in = model_file.DTYPES[dtype]
     counted = _counted(checkpoint.tensors(), lambda done: progress(done, total))
     published = _unpacked(counted, config.quantization)
@@ -78,7 +79,7 @@ def pack_folder(folder: Path, progress: Callable[[int, int], None]) -> None:
     """Packs the matrices of a converted model into a file beside them, for machines on which the engines may not write
     its folder. Progress is told in matrices."""
     config = registry.read_config(folder)
-    layout = registry.model_class(config).layout(config)
+    layout = model_class(config).layout(config)
     tensors = model_file.load(folder, torch.device("cpu"))
     weights = load_weights(layout, tensors, model_file.DTYPES[model_file.stored_dtype(folder)])
     pack_linears(weights, folder, progress)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from importlib import import_module
 from typing import Any, ClassVar, Protocol
 
 import torch
@@ -16,6 +17,7 @@ from ..layers.platform import Platform
 from ..model_config import ModelConfig
 from ..weights.layout import Layout
 from ..weights.names import CheckpointNames
+from . import registry
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,3 +82,10 @@ class Model(Protocol):
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """hidden [S, H] → [S, V] in the weights' dtype."""
+
+
+def model_class(config: ModelConfig) -> type[Model]:
+    """The class of the architecture that the config names."""
+    module, _, name = registry.find(config.architecture).model.partition(":")
+    found: type[Model] = getattr(import_module(module), name)
+    return found

@@ -11,17 +11,13 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from importlib import import_module
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..config import ConfigError
 from ..model_config import ModelConfig
 from . import gemma3_config
-
-if TYPE_CHECKING:
-    from .model import Model
 
 ENTRY_POINTS = "headwater.models"
 
@@ -52,16 +48,11 @@ def read_config(folder: Path) -> ModelConfig:
 
 def config_of(hf_config: Mapping[str, Any]) -> ModelConfig:
     """As `read_config`, from the file's content."""
-    return _find((hf_config.get("architectures") or [""])[0]).read_config(hf_config)
+    return find((hf_config.get("architectures") or [""])[0]).read_config(hf_config)
 
 
-def model_class(config: ModelConfig) -> type[Model]:
-    module, _, name = _find(config.architecture).model.partition(":")
-    found: type[Model] = getattr(import_module(module), name)
-    return found
-
-
-def _find(name: str) -> Architecture:
+def find(name: str) -> Architecture:
+    """Raises `ConfigError` for an architecture that is not served."""
     if name in ARCHITECTURES:
         return ARCHITECTURES[name]
     others = {entry.name: entry for entry in entry_points(group=ENTRY_POINTS)}

@@ -16,6 +16,7 @@ from headwater.engine_core.config import ConfigError
 from headwater.engine_core.layers.int4 import Int4Linear
 from headwater.engine_core.layers.kinds import Weights, load_weights
 from headwater.engine_core.models import registry
+from headwater.engine_core.models.model import model_class
 from headwater.engine_core.options import ExecutorOptions
 from headwater.engine_core.weights import awq, gptq, model_file
 from headwater.engine_core.weights.dummy import dummy
@@ -37,7 +38,7 @@ def write(tmp_path: Path, form: str, dtype: str = "float32", family: str = "llam
 
 def loaded(folder: Path, dtype: torch.dtype) -> Weights:
     config = registry.read_config(folder)
-    layout = registry.model_class(config).layout(config)
+    layout = model_class(config).layout(config)
     return load_weights(layout, model_file.load(folder, torch.device("cpu")), dtype)
 
 
@@ -234,7 +235,7 @@ def test_random_weights_of_a_packed_model_are_packed_too(tmp_path: Path) -> None
     write(tmp_path, "gptq")
     folder = convert(tmp_path / "packed", tmp_path / "ours")
     config = registry.read_config(folder)
-    layout, device = registry.model_class(config).layout(config), torch.device("cpu")
+    layout, device = model_class(config).layout(config), torch.device("cpu")
     tensors = dummy(layout, torch.float32, device, quantization=config.quantization)
     kinds = {name: linear.kind for name, linear in load_weights(layout, tensors, torch.float32).linears.items()}
     assert kinds.pop("lm_head") == "dense"

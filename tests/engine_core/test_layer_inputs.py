@@ -12,7 +12,7 @@ from headwater.engine_core.executors.batch import ragged_batch
 from headwater.engine_core.layers.batch import ForwardBatch
 from headwater.engine_core.layers.kinds import load_weights
 from headwater.engine_core.models import registry
-from headwater.engine_core.models.model import LayerInputs, Model
+from headwater.engine_core.models.model import LayerInputs, Model, model_class
 from headwater.engine_core.platforms.cpu import CpuPlatform
 from headwater.engine_core.weights import model_file
 from tests.engine_core.small_models import FAMILIES, convert, random_checkpoint
@@ -24,7 +24,7 @@ BLOCKS = torch.arange(1, 13, dtype=torch.int32).view(3, 4)
 
 def decoder_of(folder: Path) -> Model:
     config = registry.read_config(folder)
-    cls = registry.model_class(config)
+    cls = model_class(config)
     tensors = model_file.load(folder, torch.device("cpu"))
     weights = load_weights(cls.layout(config), tensors, torch.float32)
     return cls(config, weights, CpuPlatform(config, BLOCK_SIZE), 64)

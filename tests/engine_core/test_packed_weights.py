@@ -10,6 +10,7 @@ import torch
 from headwater.engine_core.layers.kinds import Weights, load_weights
 from headwater.engine_core.layers.packed import pack_linears
 from headwater.engine_core.models import registry
+from headwater.engine_core.models.model import model_class
 from headwater.engine_core.weights import model_file
 from headwater.kernels.packed_linear import can_pack
 from tests.engine_core.small_models import convert, random_checkpoint
@@ -25,7 +26,7 @@ def folder(tmp_path: Path) -> Path:
 
 def loaded(folder: Path) -> Weights:
     config = registry.read_config(folder)
-    layout = registry.model_class(config).layout(config)
+    layout = model_class(config).layout(config)
     return load_weights(layout, model_file.load(folder, torch.device("cpu")), torch.float32)
 
 
