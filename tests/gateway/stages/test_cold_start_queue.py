@@ -10,7 +10,7 @@ import pytest
 from headwater.gateway.stages.catalogues import Catalogues
 from headwater.gateway.stages.cold_start_queue import ColdStartQueue
 from headwater.proto.events_pb2 import Catalogue, CatalogueEntry
-from headwater.proto.events_pb2 import ColdStartQueue as DemandWord
+from headwater.proto.events_pb2 import Demand as DemandWord
 from headwater.services.runtime import subjects
 from headwater.services.runtime.bus import Bus
 from headwater.services.runtime.errors import LimitExceeded, NotFound, Unavailable
