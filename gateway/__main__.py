@@ -86,19 +86,19 @@ async def serve(settings: GatewaySettings) -> None:
         name, epoch = settings.gateway_id or f"gateway-{secrets.token_hex(4)}", new_epoch()
         tracing = stack.enter_context(tracing_to(settings.otlp_endpoint, "gateway", name))
         store = await stack.enter_async_context(Store.open(settings.redis_url or None))
-        line = await stack.enter_async_context(line_behind(settings, bus, store, name, tracing))
+        cluster = await stack.enter_async_context(cluster_behind(settings, bus, store, name, tracing))
         durable = Durable(bus, adopts_unsigned=settings.adopt_unsigned_tenants)
-        limits = storage_limits(settings, line.tenants)
+        limits = storage_limits(settings, cluster.tenants)
         storage, responses = TenantStorage(durable, limits), ResponseStore(store, settings.response_ttl, limits)
-        admin = await stack.enter_async_context(admin_of(settings, bus, durable, line.tenants, responses))
+        admin = await stack.enter_async_context(admin_of(settings, bus, durable, cluster.tenants, responses))
         administration = Administration(admin, is_open=not settings.api_key_file)
-        models, replicas = ModelAdmin(bus, line.catalogues, administration), ReplicaAdmin(line.members, administration)
-        routes = admin_routes(admin, models, replicas)
-        app = make_app(line, settings, storage, responses, routes, administration.may_see)
+        models = ModelAdmin(bus, cluster.catalogues, administration)
+        routes = admin_routes(admin, models, ReplicaAdmin(cluster.members, administration))
+        app = make_app(cluster, settings, storage, responses, routes, administration.may_see)
         shared: dict[str, Any] = {"reuse_port": settings.reuse_port, "tls": ClientTls.of(settings)}
-        rest = RestListener(HttpGuard(app, settings, line.metrics), settings.host, settings.port, **shared)
+        rest = RestListener(HttpGuard(app, settings, cluster.metrics), settings.host, settings.port, **shared)
         public = GrpcListener(
-            line,
+            cluster,
             settings.host,
             settings.grpc_port,
             slow_reader_limit=settings.slow_reader_limit,
@@ -111,7 +111,7 @@ async def serve(settings: GatewaySettings) -> None:
         with metrics_served(settings.host, settings.metrics_port) as metrics:
 
             def described() -> Member:
-                return replace(member, without=line.outages())
+                return replace(member, without=cluster.outages())
 
             if settings.adopt_unsigned_tenants:
                 await adopt_unsigned(bus, durable)
@@ -124,7 +124,7 @@ async def serve(settings: GatewaySettings) -> None:
                 life.announce(rest=rest.address, grpc=public.address, **metrics)
                 await life.stopping.wait()
             limit = 0.0 if life.orphaned else settings.drain_limit
-            await line.drain(limit, asyncio.gather(rest.stop(limit + LAST_WORDS), public.stop(limit + LAST_WORDS)))
+            await cluster.drain(limit, asyncio.gather(rest.stop(limit + LAST_WORDS), public.stop(limit + LAST_WORDS)))
 
 
 async def make_streams(settings: GatewaySettings, bus: Bus, durable: Durable) -> None:
@@ -138,8 +138,7 @@ async def make_streams(settings: GatewaySettings, bus: Bus, durable: Durable) ->
 
 
 async def adopt_unsigned(bus: Bus, durable: Durable) -> None:
-    """Signs what an earlier version kept, before anybody is told that this gateway is ready. Tenants are signed when
-    they are read."""
+    """Signs what an earlier version kept, before the gateway announces itself. Tenants are signed when read."""
     try:
         await UsageLog(bus).make()
         await UsageLog(bus).adopt()
@@ -163,7 +162,7 @@ async def batches_run(settings: GatewaySettings, storage: TenantStorage, app: AS
 async def background_run(
     settings: GatewaySettings, storage: TenantStorage, app: ASGIApp, responses: ResponseStore
 ) -> AsyncIterator[None]:
-    """Computes responses that nobody waits for, for the length of a scope, where there is a NATS."""
+    """Computes background responses for the length of a scope, where there is a NATS."""
     if not settings.nats_url:
         yield
         return
@@ -172,10 +171,10 @@ async def background_run(
 
 
 @contextlib.asynccontextmanager
-async def line_behind(
+async def cluster_behind(
     settings: GatewaySettings, bus: Bus, store: Store, gateway_id: str, tracing: Tracing
 ) -> AsyncIterator[Cluster]:
-    """What stands behind the door, found over the bus and by the seeds."""
+    """The cluster of stages, found over the bus and by the seeds."""
     seeds = {
         Kind.PROCESSOR: settings.processor,
         Kind.OUTPUT_PROCESSOR: settings.output_processor,
@@ -184,7 +183,7 @@ async def line_behind(
     saved = SavedMembers(settings.members_file)
     members = Members(bus, seeds.keys(), seeds, saved=saved.load())
     async with (
-        # A limit may take longer than a hint where to route: what is late for one must not count as down for the other.
+        # A limit may take longer than a routing hint: what is late for one must not count as down for the other.
         Store.open(settings.redis_url or None) as counters,
         tenants_of(settings, bus, counters) as (tenants, scopes_of),
         members.running(),
@@ -220,7 +219,7 @@ async def line_behind(
                 is_served=lambda model: processors.serves(model) and outputs.serves(model),
                 has_replica=lambda model: router.has_replica(model_key(model)),
             )
-            line = Cluster(
+            cluster = Cluster(
                 members=members,
                 tenants=tenants,
                 accounts=accounts,
@@ -240,14 +239,14 @@ async def line_behind(
                 tracing=tracing,
                 outages=outages.now,
             )
-            members.on_change(line.follow)
+            members.on_change(cluster.follow)
             if isinstance(tenants, TenantDirectory):
-                tenants.on_change(line.end_revoked)
+                tenants.on_change(cluster.end_revoked)
             try:
                 async with cold_starts.running():
-                    yield line
+                    yield cluster
             finally:
-                await line.close()
+                await cluster.close()
 
 
 def storage_limits(settings: GatewaySettings, tenants: Tenants) -> StorageLimits:
@@ -257,7 +256,7 @@ def storage_limits(settings: GatewaySettings, tenants: Tenants) -> StorageLimits
 
 @contextlib.asynccontextmanager
 async def tenants_of(settings: GatewaySettings, bus: Bus, store: Store) -> AsyncIterator[tuple[Tenants, ScopesOf]]:
-    """Who may call, and within which limits."""
+    """The tenants that may call, and their limits."""
     file = KeyedTenants.read(Path(settings.api_key_file)) if settings.api_key_file else None
     if settings.keeps_tenants:
         admins = AdminKeys.read(settings.admin_key, settings.admin_key_file)
@@ -277,7 +276,7 @@ async def tenants_of(settings: GatewaySettings, bus: Bus, store: Store) -> Async
 async def admin_of(
     settings: GatewaySettings, bus: Bus, durable: Durable, tenants: Tenants, responses: ResponseStore
 ) -> AsyncIterator[TenantAdmin | None]:
-    """Administration for the length of a scope, and what is to be done after it."""
+    """Administration of tenants for the length of a scope, where tenants are kept."""
     if not isinstance(tenants, TenantDirectory):
         yield None
         return

@@ -1,4 +1,4 @@
-"""What is done with values of JetStream's buckets, whichever they are. Raises what NATS raises."""
+"""Operations on the values of JetStream's buckets. They raise what NATS raises."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from headwater.services.runtime.errors import Unavailable
 
 _PAGE, _MSG_SIZE = 512, "Nats-Msg-Size"
 ENTRY_SECONDS = 10.0
-"""What one entry of several may take: a server that restarts forgets who was reading."""
+"""Seconds that one entry of several may take: a server that restarts forgets its readers."""
 _WRONG_LAST_SEQUENCE = 10071
 """JetStream's number for a subject that is not as it was expected to be."""
 _FULL = (10023, 10077)
@@ -24,7 +24,7 @@ _FULL = (10023, 10077)
 
 
 FAILURES = (nats.errors.Error, OSError, TimeoutError)
-"""What a call to NATS raises while the server is out of reach."""
+"""Exceptions of calls to NATS while the server is out of reach."""
 
 
 class Missing(Exception):
@@ -33,7 +33,7 @@ class Missing(Exception):
 
 @contextlib.contextmanager
 def or_unavailable() -> Iterator[None]:
-    """A client hears in a sentence that storage is out of reach."""
+    """Turns failures of storage into `Unavailable`, with a sentence for the client."""
     try:
         yield
     except FAILURES as failure:
@@ -57,7 +57,7 @@ async def put_once(js: JetStreamContext, subject: str, payload: bytes, headers: 
 
 
 def is_wrong_sequence(refused: nats.js.errors.APIError) -> bool:
-    """Somebody else wrote under that subject since."""
+    """Another process has written under that subject since."""
     return refused.err_code == _WRONG_LAST_SEQUENCE
 
 
@@ -67,7 +67,7 @@ def is_full(refused: nats.js.errors.APIError) -> bool:
 
 
 async def entries(bucket: KeyValue, pattern: str) -> AsyncIterator[KeyValue.Entry]:
-    """What matches now. Raises nats' `TimeoutError` when the next one does not come."""
+    """Entries that match now. Raises nats' `TimeoutError` when the next one does not come."""
     # NOTE: the server keeps what a watcher leaves behind for five minutes unless told otherwise, and 1,000 of it.
     watcher = await bucket.watch(pattern, inactive_threshold=ENTRY_SECONDS)
     updates = functools.partial(watcher.updates, timeout=ENTRY_SECONDS)
@@ -86,7 +86,7 @@ async def entries(bucket: KeyValue, pattern: str) -> AsyncIterator[KeyValue.Entr
 
 
 async def _has_sent(watcher: KeyValue.KeyWatcher) -> bool:
-    """Or is about to."""
+    """The server has sent entries, or is about to."""
     assert watcher._sub is not None
     info = await watcher._sub.consumer_info()
     return bool(info.num_pending or (info.delivered is not None and info.delivered.consumer_seq))

@@ -1,4 +1,4 @@
-"""What is counted with every request or token: by one thread, without a lock, told when somebody asks.
+"""Counters and histograms of every request or token: used by one thread, without a lock.
 
 A counter of prometheus_client takes a lock for each number, a histogram two, and a look-up of labels more than both.
 """
@@ -16,7 +16,7 @@ from prometheus_client.registry import Collector
 
 
 class LabelledCounter(Collector):
-    """A counter, by labels. Without labels it is told from the start, with zero."""
+    """A counter by labels. Without labels it is exported from the start, with zero."""
 
     def __init__(
         self, name: str, documentation: str, labels: Sequence[str] = (), *, registry: CollectorRegistry
@@ -36,7 +36,7 @@ class LabelledCounter(Collector):
 
 
 class LabelledHistogram(Collector):
-    """A histogram, by labels. Whoever observes often asks `of` its labels once."""
+    """A histogram by labels. Code that observes often calls `of` once for its labels."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class LabelledHistogram(Collector):
         registry.register(self)
 
     def of(self, *labels: str) -> Callable[[float], None]:
-        """What observes a value with these labels; they are told from now on."""
+        """The function that observes a value with these labels. They are exported from now on."""
         if labels not in self._cells:
             self._cells[labels] = _Cells(self._bounds)
         return self._cells[labels].observe
@@ -69,7 +69,7 @@ class LabelledHistogram(Collector):
 
 
 class _Cells:
-    """Of one set of labels: `observe` is one search and two additions."""
+    """The buckets of one set of labels: `observe` is one search and two additions."""
 
     def __init__(self, bounds: Sequence[float]) -> None:
         self.bounds, self.counts, self.sum = bounds, [0] * (len(bounds) + 1), 0.0

@@ -1,4 +1,4 @@
-"""Where the work that a request's body makes is done: on the event loop, unless the body is long."""
+"""Work on a request's body: on the event loop, or in a thread where the body is long."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager
 from typing import ParamSpec, TypeVar
 
 SWITCH_SECONDS = 0.001
-"""After which a thread lets another one run: the event loop waits so long for each of its passes beside long work."""
+"""Seconds after which a thread lets another one run: the event loop waits so long for each pass beside long work."""
 LONG_BODY_BYTES = 64 * 1024
 """From this size on a body costs milliseconds, which other requests spend beside it and not behind it."""
 _AS_USUAL = contextlib.nullcontext()
@@ -32,7 +32,7 @@ class LongWork:
     async def by_size(
         self, num_bytes: int, work: Callable[ArgsT, ResultT], *args: ArgsT.args, **named: ArgsT.kwargs
     ) -> ResultT:
-        """What `work` returns; in the thread where the body that it is about is long."""
+        """Returns what `work` returns. It runs in the thread where the body is long."""
         if num_bytes < LONG_BODY_BYTES:
             return work(*args, **named)
         context = contextvars.copy_context()

@@ -1,4 +1,4 @@
-"""What the gateway is told at start, validated once."""
+"""The gateway's settings, validated once at start."""
 
 from __future__ import annotations
 

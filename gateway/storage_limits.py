@@ -8,7 +8,7 @@ from dataclasses import dataclass
 DEFAULT_FILE_BYTES = 1024 * 1024 * 1024
 DEFAULT_RESPONSE_BYTES = 64 * 1024 * 1024
 MIN_STORAGE_BYTES = 8 * 1024 * 1024
-"""Of all that NATS keeps."""
+"""Least bytes of all that NATS keeps."""
 OwnLimits = Callable[[str], tuple[int | None, int | None]]
 
 

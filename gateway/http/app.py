@@ -59,7 +59,7 @@ Route = tuple[str, str, Handler]
 
 
 def make_app(
-    line: Cluster,
+    cluster: Cluster,
     settings: GatewaySettings,
     storage: TenantStorage,
     responses: ResponseStore,
@@ -68,8 +68,8 @@ def make_app(
 ) -> ASGIApp:
     """The application. Error pages and methods are ours, so that every answer has OpenAI's envelope."""
     build_decoders(*LONG_BODIES)
-    surface = RestSurface(line, settings, storage, responses)
-    pages = OwnPages(line, may_see_tenants)
+    surface = RestSurface(cluster, settings, storage, responses)
+    pages = OwnPages(cluster, may_see_tenants)
     batches = BatchSurface(storage, surface.tenant_of, surface.counted_tenant, settings.max_file_bytes)
     routes: list[Route] = [
         ("POST", "/v1/chat/completions", surface.chat_completions),
@@ -114,8 +114,8 @@ def make_app(
     for method, path, handler in routes:
         handlers.setdefault(path, {})[method] = handler
     app: ASGIApp = Paths(
-        {path: _Endpoint(line, path, methods, settings) for path, methods in handlers.items()},
-        otherwise=_Endpoint(line, "other", {}, settings, surface.unknown_path),
+        {path: _Endpoint(cluster, path, methods, settings) for path, methods in handlers.items()},
+        otherwise=_Endpoint(cluster, "other", {}, settings, surface.unknown_path),
     )
     if settings.allowed_origins:
         app = CORSMiddleware(
@@ -133,13 +133,13 @@ class _Endpoint:
 
     def __init__(
         self,
-        line: Cluster,
+        cluster: Cluster,
         path: str,
         handlers: Mapping[str, Handler],
         settings: GatewaySettings,
         otherwise: Handler | None = None,
     ) -> None:
-        self._line, self._path, self._handlers, self._otherwise = line, path, handlers, otherwise
+        self._cluster, self._path, self._handlers, self._otherwise = cluster, path, handlers, otherwise
         self._patience = {
             "slow_reader_limit": settings.slow_reader_limit,
             "slow_body_limit": settings.slow_body_limit,
@@ -153,38 +153,38 @@ class _Endpoint:
                 raise MethodNotAllowed(exchange.method, exchange.path, ", ".join(self._handlers))
             await handler(exchange)
         except errors.HeadwaterError as error:
-            self._line.metrics.refused.add(error.code)
+            self._cluster.metrics.refused.add(error.code)
             await exchange.refuse(error)
         except Exception:
             structlog.get_logger().exception("unforeseen", method=exchange.method, path=self._path)
             await exchange.refuse(errors.InternalError("an internal fault; the log has it"))
         finally:
             await exchange.close()
-            self._line.metrics.responses.add(self._path, str(exchange.status))
+            self._cluster.metrics.responses.add(self._path, str(exchange.status))
 
 
 class RestSurface:
     """The handlers."""
 
     def __init__(
-        self, line: Cluster, settings: GatewaySettings, storage: TenantStorage, responses: ResponseStore
+        self, cluster: Cluster, settings: GatewaySettings, storage: TenantStorage, responses: ResponseStore
     ) -> None:
-        self._line, self._settings = line, settings
-        self._responses = Responses(line, responses, settings.sse_keep_alive)
-        self._background = BackgroundResponses(storage, self._responses, line.tenants, settings.sse_keep_alive)
+        self._cluster, self._settings = cluster, settings
+        self._responses = Responses(cluster, responses, settings.sse_keep_alive)
+        self._background = BackgroundResponses(storage, self._responses, cluster.tenants, settings.sse_keep_alive)
         self._conversations = Conversations(responses.conversations, settings.max_body_bytes)
-        self._resumable = ResumableStreams(line, self._responses, settings.sse_keep_alive)
+        self._resumable = ResumableStreams(cluster, self._responses, settings.sse_keep_alive)
 
     async def chat_completions(self, exchange: Exchange) -> None:
         caller = self._let_in(exchange)
         body = await exchange.body(self._settings.max_body_bytes)
-        asked = await self._line.long_work.by_size(len(body), decode, body, ChatCompletionRequest)
+        asked = await self._cluster.long_work.by_size(len(body), decode, body, ChatCompletionRequest)
         await self._answer(exchange, caller, asked, StreamKind.CHAT, ChatRenderer(asked), body)
 
     async def completions(self, exchange: Exchange) -> None:
         caller = self._let_in(exchange)
         body = await exchange.body(self._settings.max_body_bytes)
-        asked = await self._line.long_work.by_size(len(body), decode, body, CompletionRequest)
+        asked = await self._cluster.long_work.by_size(len(body), decode, body, CompletionRequest)
         await self._answer(exchange, caller, asked, StreamKind.COMPLETION, CompletionRenderer(asked), body)
 
     async def resume(self, exchange: Exchange) -> None:
@@ -207,10 +207,12 @@ class RestSurface:
         answer = Answer(id=f"{kind}-{caller.request_id}", asked=asked, shape=shape, wants_receipt=caller.wants_receipt)
         stream = EventStream(answer, exchange.open_stream) if asked.stream else None
         gathered = Gathered()
-        answer.generations = await self._line.long_work.by_size(len(body), self._generations, shape, caller, len(body))
+        answer.generations = await self._cluster.long_work.by_size(
+            len(body), self._generations, shape, caller, len(body)
+        )
         monitor = Silence(stream)
         async with caller.within_deadline():
-            work = run_answer(self._line, answer, stream or gathered)
+            work = run_answer(self._cluster, answer, stream or gathered)
             await exchange.unless_client_leaves(work, silence=self._settings.sse_keep_alive, on_silence=monitor.tick)
         if stream is not None:
             await exchange.end_stream(stream.last_events())
@@ -220,26 +222,26 @@ class RestSurface:
     def _generations(self, shape: Renderer, caller: Caller, num_bytes: int) -> list[Generation]:
         """One a prompt. Raises `BadRequest`."""
         with without_collector(num_bytes):
-            return [Generation(job) for job in shape.jobs(caller, self._line.max_choices)]
+            return [Generation(request) for request in shape.jobs(caller, self._cluster.max_choices)]
 
     async def embeddings(self, exchange: Exchange) -> None:
         caller = self._let_in(exchange)
         body = await exchange.body(self._settings.max_body_bytes)
-        asked = await self._line.long_work.by_size(len(body), decode, body, EmbeddingRequest)
+        asked = await self._cluster.long_work.by_size(len(body), decode, body, EmbeddingRequest)
         caller = caller.with_body(asked.request_id, asked.priority)
         exchange.request_id = caller.shown_id
-        embedding = to_embedding(asked, self._line.max_choices)
+        embedding = to_embedding(asked, self._cluster.max_choices)
         async with caller.within_deadline():
             silence = self._settings.sse_keep_alive
             await exchange.unless_client_leaves(
-                embedding.run(self._line, caller), silence=silence, on_silence=Silence(None).tick
+                embedding.run(self._cluster, caller), silence=silence, on_silence=Silence(None).tick
             )
         await exchange.reply_json(reply_of(asked, embedding, caller.request_id))
 
     async def create_response(self, exchange: Exchange) -> None:
         caller = self._admit(exchange)
         body = await exchange.body(self._settings.max_body_bytes)
-        asked = await self._line.long_work.by_size(len(body), decode, body, ResponsesRequest)
+        asked = await self._cluster.long_work.by_size(len(body), decode, body, ResponsesRequest)
         if asked.background and exchange.known is None:
             await self._count(caller, asked.model)
             await self._background.create(exchange, caller, asked, body)
@@ -249,7 +251,7 @@ class RestSurface:
     async def count_response_input(self, exchange: Exchange) -> None:
         caller = self._admit(exchange)
         body = await exchange.body(self._settings.max_body_bytes)
-        asked = await self._line.long_work.by_size(len(body), decode, body, ResponsesRequest)
+        asked = await self._cluster.long_work.by_size(len(body), decode, body, ResponsesRequest)
         await self._count(caller, asked.model)
         await self._responses.count_input(exchange, caller, asked)
 
@@ -292,29 +294,29 @@ class RestSurface:
 
     async def list_models(self, exchange: Exchange) -> None:
         self._caller(exchange)
-        await exchange.reply_json(models.list_models(self._line))
+        await exchange.reply_json(models.list_models(self._cluster))
 
     async def get_model(self, exchange: Exchange) -> None:
         self._caller(exchange)
-        await exchange.reply_json(models.get_model(self._line, exchange.path_params["name"]))
+        await exchange.reply_json(models.get_model(self._cluster, exchange.path_params["name"]))
 
     async def tokenize(self, exchange: Exchange) -> None:
         caller = self._admit(exchange)
         body = await exchange.body(self._settings.max_text_bytes)
-        asked = await self._line.long_work.by_size(len(body), decode, body, TokenizeRequest)
+        asked = await self._cluster.long_work.by_size(len(body), decode, body, TokenizeRequest)
         await self._count(caller, asked.model)
-        await exchange.reply_json(await models.tokenize(self._line, caller.tenant, asked))
+        await exchange.reply_json(await models.tokenize(self._cluster, caller.tenant, asked))
 
     async def detokenize(self, exchange: Exchange) -> None:
         caller = self._admit(exchange)
         body = await exchange.body(self._settings.max_text_bytes)
-        asked = await self._line.long_work.by_size(len(body), decode, body, DetokenizeRequest)
+        asked = await self._cluster.long_work.by_size(len(body), decode, body, DetokenizeRequest)
         await self._count(caller, asked.model)
-        await exchange.reply_json(await models.detokenize(self._line, asked))
+        await exchange.reply_json(await models.detokenize(self._cluster, asked))
 
     async def explain(self, exchange: Exchange) -> None:
         """By our id, with or without the prefix that an answer's id has."""
-        known = await self._line.explain(self._caller(exchange), bare_id(exchange.path_params["id"]))
+        known = await self._cluster.explain(self._caller(exchange), bare_id(exchange.path_params["id"]))
         await exchange.reply_json(known)
 
     async def unknown_path(self, exchange: Exchange) -> None:
@@ -329,8 +331,8 @@ class RestSurface:
     def _caller(self, exchange: Exchange) -> Caller:
         if exchange.tenants is not None:
             # What a tenant asked for that is gone is not computed for nobody.
-            self._line.tenants.check(exchange.tenants.tenant)
-        caller = Caller.of(exchange.headers, exchange.tenants or self._line.tenants)
+            self._cluster.tenants.check(exchange.tenants.tenant)
+        caller = Caller.of(exchange.headers, exchange.tenants or self._cluster.tenants)
         if exchange.known is None:
             return caller
         # It was counted when its client asked for it.
@@ -344,18 +346,18 @@ class RestSurface:
         return caller
 
     async def _count(self, caller: Caller, model: str = "") -> None:
-        await self._line.accounts.count(caller.tenant, caller.standing, model)
+        await self._cluster.accounts.count(caller.tenant, caller.standing, model)
 
     def _let_in(self, exchange: Exchange) -> Caller:
         """Who asks for an answer; of whom it is known already that there will be none, nothing more is read."""
         caller = self._admit(exchange)
-        self._line.reject_early(caller)
+        self._cluster.reject_early(caller)
         return caller
 
     def _admit(self, exchange: Exchange) -> Caller:
         """Who asks for work; while draining nobody is heard."""
-        if self._line.draining:
+        if self._cluster.draining:
             raise shutting_down()
-        caller = self._line.traced(self._caller(exchange), f"{exchange.method} {exchange.path}")
+        caller = self._cluster.traced(self._caller(exchange), f"{exchange.method} {exchange.path}")
         exchange.request_id, exchange.standing = caller.shown_id, caller.standing
         return caller

@@ -24,23 +24,23 @@ CONSOLE_POLICY = (b"content-security-policy", b"default-src 'self'; img-src 'sel
 class OwnPages:
     """The handlers. None of them counts as a request of a tenant."""
 
-    def __init__(self, line: Cluster, may_see_tenants: Callable[[Exchange], bool]) -> None:
-        self._line, self._may_see_tenants = line, may_see_tenants
+    def __init__(self, cluster: Cluster, may_see_tenants: Callable[[Exchange], bool]) -> None:
+        self._cluster, self._may_see_tenants = cluster, may_see_tenants
 
     async def health(self, exchange: Exchange) -> None:
         """Alive, whatever stands behind."""
         await exchange.reply_json(
-            {"status": "draining" if self._line.draining else "ok"}, 503 if self._line.draining else 200
+            {"status": "draining" if self._cluster.draining else "ok"}, 503 if self._cluster.draining else 200
         )
 
     async def load(self, exchange: Exchange) -> None:
         """Requests that are here, as vLLM's server counts them."""
-        await exchange.reply_json({"server_load": self._line.num_requests})
+        await exchange.reply_json({"server_load": self._cluster.num_requests})
 
     async def ready(self, exchange: Exchange) -> None:
-        missing = self._line.missing()
+        missing = self._cluster.missing()
         told: dict[str, object] = {"ready": not missing, "missing": missing}
-        if without := self._line.outages():
+        if without := self._cluster.outages():
             told["without"] = without
         await exchange.reply_json(told, 503 if missing else 200)
 
@@ -49,7 +49,7 @@ class OwnPages:
 
     async def metrics(self, exchange: Exchange) -> None:
         """To everyone who reaches the port; what names tenants only to those who may know of them all."""
-        page = self._line.metrics.page(with_tenants=self._may_see_tenants(exchange))
+        page = self._cluster.metrics.page(with_tenants=self._may_see_tenants(exchange))
         await exchange.reply(page, prometheus_client.CONTENT_TYPE_LATEST.encode())
 
     async def openapi(self, exchange: Exchange) -> None:

@@ -42,8 +42,8 @@ TOO_LONG = "context_length_exceeded"
 class Responses:
     """The handlers. `keep_alive` is the silence in seconds after which a stream gets a comment."""
 
-    def __init__(self, line: Cluster, store: ResponseStore, keep_alive: float) -> None:
-        self._line, self._store, self._keep_alive = line, store, keep_alive
+    def __init__(self, cluster: Cluster, store: ResponseStore, keep_alive: float) -> None:
+        self._cluster, self._store, self._keep_alive = cluster, store, keep_alive
         self._conversations = store.conversations
 
     async def create(self, exchange: Exchange, caller: Caller, asked: ResponsesRequest, body: bytes) -> None:
@@ -65,8 +65,8 @@ class Responses:
         check(asked)
         before = await self._before(caller, asked)
         items = [*stored_items(before), *items_of(asked)]
-        generation = Generation(_job(caller, asked, items, len(before)))
-        await _prepare(self._line, generation, asked, items, len(before))
+        generation = Generation(_request_of(caller, asked, items, len(before)))
+        await _prepare(self._cluster, generation, asked, items, len(before))
         return ResponseAnswer(request_id=caller.request_id, asked=asked, is_stored=True)
 
     async def resume(
@@ -97,10 +97,10 @@ class Responses:
         gathered = Gathered()
         before, said = await self._before(caller, asked), items_of(asked)
         items = [*stored_items(before), *said]
-        job = dataclasses.replace(_job(caller, asked, items, len(before)), context=context)
+        request = dataclasses.replace(_request_of(caller, asked, items, len(before)), context=context)
         sink: Sink = events or gathered
         sink = NumberedSink(sink, out) if out is not None else sink
-        generation = Generation(job, found)
+        generation = Generation(request, found)
         async with caller.within_deadline():
             tick = events.keep_alive if events is not None else _nothing
             work = self._run(generation, asked, items, len(before), sink)
@@ -118,8 +118,8 @@ class Responses:
     async def _run(
         self, generation: Generation, asked: ResponsesRequest, items: list[InputItem], num_before: int, sink: Sink
     ) -> None:
-        await _prepare(self._line, generation, asked, items, num_before)
-        await run_all(self._line, [generation], sink)
+        await _prepare(self._cluster, generation, asked, items, num_before)
+        await run_all(self._cluster, [generation], sink)
 
     async def count_input(self, exchange: Exchange, caller: Caller, asked: ResponsesRequest) -> None:
         """How many tokens a turn's prompt would have; nothing is answered or kept."""
@@ -127,11 +127,11 @@ class Responses:
         before = await self._before(caller, asked)
         prompt = to_prompt(asked, [*stored_items(before), *items_of(asked)], first=len(before))
         try:
-            reply = await self._line.processors.tokenize(
+            reply = await self._cluster.processors.tokenize(
                 processor_pb2.ProcessorTokenizeRequest(
                     model=asked.model,
                     prompt=prompt,
-                    escape_special_tokens=self._line.tenants.escapes_special_tokens(caller.tenant),
+                    escape_special_tokens=self._cluster.tenants.escapes_special_tokens(caller.tenant),
                 )
             )
         except errors.BadRequest as error:
@@ -198,7 +198,7 @@ class Responses:
             answer.conversation_id = None
 
 
-def _job(caller: Caller, asked: ResponsesRequest, items: list[InputItem], num_before: int) -> GenerationRequest:
+def _request_of(caller: Caller, asked: ResponsesRequest, items: list[InputItem], num_before: int) -> GenerationRequest:
     return GenerationRequest(
         caller=caller,
         model=asked.model,
@@ -222,8 +222,9 @@ async def _prepare(
             if asked.truncation != "auto" or error.code != TOO_LONG or not shorter:
                 raise error.in_words_of(names_of(asked)) from None
             num_before, items = num_before - (len(items) - len(shorter)), shorter
-            shorter_job = _job(generation.job.caller, asked, items, num_before)
-            generation.job = dataclasses.replace(shorter_job, context=generation.job.context)
+            request, context = generation.request, generation.request.context
+            again = _request_of(request.caller, asked, items, num_before)
+            generation.request = dataclasses.replace(again, context=context)
 
 
 def _nothing() -> None:

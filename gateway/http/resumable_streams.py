@@ -30,8 +30,8 @@ MAX_EVENTS = 2**32 - 1
 class ResumableStreams:
     """The handlers. `keep_alive` is the silence in seconds after which a stream gets a comment."""
 
-    def __init__(self, line: Cluster, responses: Responses, keep_alive: float) -> None:
-        self._line, self._responses, self._keep_alive = line, responses, keep_alive
+    def __init__(self, cluster: Cluster, responses: Responses, keep_alive: float) -> None:
+        self._cluster, self._responses, self._keep_alive = cluster, responses, keep_alive
 
     async def answer(
         self, exchange: Exchange, caller: Caller, asked: Answering, kind: StreamKind, shape: Renderer, body: bytes
@@ -40,16 +40,16 @@ class ResumableStreams:
         context = StreamContext(
             kind=kind, body=body, client_request_id=caller.client_request_id, wants_receipt=caller.wants_receipt
         )
-        job = dataclasses.replace(self._only_job(shape, caller), context=context)
+        request = dataclasses.replace(self._only_request(shape, caller), context=context)
         out = NumberedStream(exchange.open_stream)
-        answer, stream = _stream_of(job, asked, shape, out)
-        answer.generations = [Generation(job)]
+        answer, stream = _stream_of(request, asked, shape, out)
+        answer.generations = [Generation(request)]
         await self._run(exchange, caller, answer, stream, NumberedSink(stream, out))
 
     async def resume(self, exchange: Exchange, caller: Caller, shown_id: str) -> None:
         """A stream that began elsewhere, behind the last event that the client has."""
         after = _last_event(exchange.headers.get("last-event-id", "0"))
-        found = await find(self._line, caller.tenant.key, bare_id(shown_id))
+        found = await find(self._cluster, caller.tenant.key, bare_id(shown_id))
         caller = caller_of(found, caller)
         exchange.request_id = caller.shown_id
         out = NumberedStream(exchange.open_stream, after)
@@ -68,7 +68,7 @@ class ResumableStreams:
 
     async def forget(self, exchange: Exchange, caller: Caller, shown_id: str) -> None:
         """A stream that its client does not want any longer."""
-        await forget(self._line, caller.tenant.key, bare_id(shown_id))
+        await forget(self._cluster, caller.tenant.key, bare_id(shown_id))
         await exchange.reply_json({"id": shown_id, "object": "stream", "deleted": True})
 
     async def _go_on(
@@ -81,39 +81,39 @@ class ResumableStreams:
         found: Found,
     ) -> None:
         caller = caller.with_body(asked.request_id, asked.priority)
-        job = dataclasses.replace(self._only_job(shape, caller), context=found.context)
-        answer, stream = _stream_of(job, asked, shape, out)
-        answer.generations = [Generation(job, found)]
+        request = dataclasses.replace(self._only_request(shape, caller), context=found.context)
+        answer, stream = _stream_of(request, asked, shape, out)
+        answer.generations = [Generation(request, found)]
         await self._run(exchange, caller, answer, stream, NumberedSink(stream, out))
 
-    def _only_job(self, shape: Renderer, caller: Caller) -> GenerationRequest:
+    def _only_request(self, shape: Renderer, caller: Caller) -> GenerationRequest:
         """Raises `BadRequest` for what cannot be told twice in the same order."""
-        job, *others = shape.jobs(caller, self._line.max_choices)
+        request, *others = shape.jobs(caller, self._cluster.max_choices)
         for what, is_there in (
             ("several prompts", bool(others)),
-            ("beam search", job.sampling.use_beam_search),
-            ("log probabilities of the prompt", job.sampling.HasField("prompt_logprobs")),
+            ("beam search", request.sampling.use_beam_search),
+            ("log probabilities of the prompt", request.sampling.HasField("prompt_logprobs")),
         ):
             if is_there:
                 raise BadRequest(
                     "stream_options.resumable", f"stream_options.resumable is true; allowed: without {what}"
                 )
-        return job
+        return request
 
     async def _run(self, exchange: Exchange, caller: Caller, answer: Answer, stream: EventStream, sink: Sink) -> None:
         async with caller.within_deadline():
-            work, tick = run_answer(self._line, answer, sink), Silence(stream).tick
+            work, tick = run_answer(self._cluster, answer, sink), Silence(stream).tick
             await exchange.unless_client_leaves(work, silence=self._keep_alive, on_silence=tick)
         await exchange.end_stream(stream.last_events())
 
 
 def _stream_of(
-    job: GenerationRequest, asked: Answering, shape: Renderer, out: NumberedStream
+    request: GenerationRequest, asked: Answering, shape: Renderer, out: NumberedStream
 ) -> tuple[Answer, EventStream]:
-    context = job.context
+    context = request.context
     assert context is not None
     answer = Answer(
-        id=f"{context.kind}-{job.caller.request_id}",
+        id=f"{context.kind}-{request.caller.request_id}",
         asked=asked,
         shape=shape,
         wants_receipt=context.wants_receipt,

@@ -111,7 +111,7 @@ class Answer:
     def reply(self, gathered: Gathered) -> dict[str, Any]:
         """The whole answer, choices in order."""
         choices = [
-            self._whole(choice, gathered.of(choice), generation.job.first_index + rank)
+            self._whole(choice, gathered.of(choice), generation.request.first_index + rank)
             for generation in self.generations
             for rank, choice in enumerate(generation.answered)
         ]

@@ -79,7 +79,7 @@ class CompletionRenderer:
             await for_each_prompt(line, generations, partial(self._echo, line))
 
     async def _echo(self, line: Cluster, generation: Generation) -> None:
-        prompt, first = generation.job.prompt, []
+        prompt, first = generation.request.prompt, []
         if self._asked.logprobs is not None:
             first_id = generation.prepared.prompt_ids[0]
             spelled = await _text_of(line, self._asked.model, [first_id])

@@ -14,15 +14,15 @@ from .schema import DetokenizeRequest, TokenizeRequest
 from .to_pb import conversation_to_pb
 
 
-def list_models(line: Cluster) -> dict[str, Any]:
-    return {"object": "list", "data": [_card(model, since) for model, since in line.processors.models().values()]}
+def list_models(cluster: Cluster) -> dict[str, Any]:
+    return {"object": "list", "data": [_card(model, since) for model, since in cluster.processors.models().values()]}
 
 
-def get_model(line: Cluster, name: str) -> dict[str, Any]:
+def get_model(cluster: Cluster, name: str) -> dict[str, Any]:
     """Raises `NotFound`."""
-    served = line.processors.models()
+    served = cluster.processors.models()
     if name not in served:
-        raise line.processors.unknown(name)
+        raise cluster.processors.unknown(name)
     return _card(*served[name])
 
 
@@ -38,7 +38,7 @@ def _card(model: ServedModel, since: int) -> dict[str, Any]:
     }
 
 
-async def tokenize(line: Cluster, tenant: Tenant, asked: TokenizeRequest) -> dict[str, Any]:
+async def tokenize(cluster: Cluster, tenant: Tenant, asked: TokenizeRequest) -> dict[str, Any]:
     if (asked.prompt is None) == (asked.messages is None):
         raise BadRequest("prompt", "prompt and messages exclude each other; allowed: exactly one")
     if asked.prompt is not None:
@@ -46,12 +46,12 @@ async def tokenize(line: Cluster, tenant: Tenant, asked: TokenizeRequest) -> dic
     else:
         prompt = conversation_to_pb(asked)
     wants_text = bool(asked.return_token_strs)
-    reply = await line.processors.tokenize(
+    reply = await cluster.processors.tokenize(
         processor_pb2.ProcessorTokenizeRequest(
             model=asked.model,
             prompt=prompt,
             return_token_strings=wants_text,
-            escape_special_tokens=line.tenants.escapes_special_tokens(tenant),
+            escape_special_tokens=cluster.tenants.escapes_special_tokens(tenant),
         )
     )
     return {
@@ -62,6 +62,6 @@ async def tokenize(line: Cluster, tenant: Tenant, asked: TokenizeRequest) -> dic
     }
 
 
-async def detokenize(line: Cluster, asked: DetokenizeRequest) -> dict[str, Any]:
+async def detokenize(cluster: Cluster, asked: DetokenizeRequest) -> dict[str, Any]:
     request = processor_pb2.ProcessorDetokenizeRequest(model=asked.model, token_ids=asked.tokens)
-    return {"prompt": (await line.processors.detokenize(request)).text}
+    return {"prompt": (await cluster.processors.detokenize(request)).text}

@@ -32,7 +32,7 @@ class GrpcListener:
 
     def __init__(
         self,
-        line: Cluster,
+        cluster: Cluster,
         host: str,
         port: int,
         *,
@@ -44,7 +44,7 @@ class GrpcListener:
         options = (("grpc.so_reuseport", int(reuse_port)), *PING_OPTIONS, *SIZE_OPTIONS)
         self._server = grpc.aio.server(interceptors=[ErrorInterceptor(slow_reader_limit)], options=options)
         self._health = health.aio.HealthServicer()
-        inference_pb2_grpc.add_InferenceServicer_to_server(InferenceService(line, max_text_bytes), self._server)
+        inference_pb2_grpc.add_InferenceServicer_to_server(InferenceService(cluster, max_text_bytes), self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server)
         credentials = tls.for_grpc() if tls is not None else None

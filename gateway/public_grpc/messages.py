@@ -42,8 +42,8 @@ def _adds_special_tokens(request: Asked) -> bool | None:
 
 def reply_head(generation: Generation, request: Asked) -> dict[str, Any]:
     return {
-        "request_id": generation.job.caller.request_id,
-        "client_request_id": generation.job.caller.client_request_id,
+        "request_id": generation.request.caller.request_id,
+        "client_request_id": generation.request.caller.client_request_id,
         "model": request.model,
         "usage": _usage(generation),
         "prompt_token_ids": generation.prepared.prompt_ids if request.return_token_ids else (),
@@ -77,11 +77,11 @@ def chunk_fields(
     generation: Generation, news: Piece | Choice | None, request: Asked, told: UsageTold, *, is_first: bool
 ) -> dict[str, Any]:
     """The fields that both kinds of chunks share."""
-    fields: dict[str, Any] = {"request_id": generation.job.caller.request_id}
+    fields: dict[str, Any] = {"request_id": generation.request.caller.request_id}
     if request.continuous_usage and news is not None:
         fields["usage"] = told.behind(generation, news)
     if is_first:
-        fields |= {"client_request_id": generation.job.caller.client_request_id, "model": request.model}
+        fields |= {"client_request_id": generation.request.caller.client_request_id, "model": request.model}
         if request.return_token_ids:
             fields["prompt_token_ids"] = generation.prepared.prompt_ids
     if isinstance(news, Piece):
@@ -162,5 +162,5 @@ def _usage(generation: Generation) -> common_pb2.Usage:
 
 
 def _receipt(generation: Generation, request: Asked) -> str:
-    wanted = request.return_receipt or generation.job.caller.wants_receipt
+    wanted = request.return_receipt or generation.request.caller.wants_receipt
     return json.dumps(generation.receipt()) if wanted else ""

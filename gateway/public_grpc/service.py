@@ -45,8 +45,8 @@ ChunkT = TypeVar("ChunkT", inference_pb2.ChatChunk, inference_pb2.CompleteChunk)
 class InferenceService(inference_pb2_grpc.InferenceServicer):
     """Answers by what the line says; errors leave as named errors, which the interceptor turns into status."""
 
-    def __init__(self, line: Cluster, max_text_bytes: int) -> None:
-        self._line, self._max_text_bytes = line, max_text_bytes
+    def __init__(self, cluster: Cluster, max_text_bytes: int) -> None:
+        self._cluster, self._max_text_bytes = cluster, max_text_bytes
 
     async def Chat(self, request: inference_pb2.ChatRequest, context: Context) -> inference_pb2.ChatReply:
         generation, gathered = await self._whole(request, context)
@@ -119,10 +119,10 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
     async def Resume(
         self, request: inference_pb2.ResumeRequest, context: Context
     ) -> AsyncIterator[inference_pb2.ResumeReply]:
-        if self._line.draining:
+        if self._cluster.draining:
             raise shutting_down()
-        caller, after = self._line.traced(self._caller(context), "Inference/Resume"), request.after_index
-        found = await find(self._line, caller.tenant.key, bare_id(request.request_id))
+        caller, after = self._cluster.traced(self._caller(context), "Inference/Resume"), request.after_index
+        found = await find(self._cluster, caller.tenant.key, bare_id(request.request_id))
         caller, kind, body = caller_of(found, caller), found.context.kind, found.context.body
         if kind is StreamKind.GRPC_CHAT:
             chat = inference_pb2.ChatRequest.FromString(body)
@@ -153,7 +153,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
             cache_salt=request.cache_salt,
         )
         async with caller.within_deadline():
-            await embedding.run(self._line, caller)
+            await embedding.run(self._cluster, caller)
         return inference_pb2.EmbedReply(
             request_id=caller.request_id,
             client_request_id=caller.client_request_id,
@@ -170,9 +170,9 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
             model=request.model,
             prompt=request.prompt,
             return_token_strings=request.return_token_strings,
-            escape_special_tokens=self._line.tenants.escapes_special_tokens(caller.tenant),
+            escape_special_tokens=self._cluster.tenants.escapes_special_tokens(caller.tenant),
         )
-        reply = await self._line.processors.tokenize(asked)
+        reply = await self._cluster.processors.tokenize(asked)
         return inference_pb2.TokenizeReply(
             token_ids=reply.token_ids, max_model_len=reply.max_model_len, token_strings=reply.token_strings
         )
@@ -182,7 +182,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
     ) -> inference_pb2.DetokenizeReply:
         await self._count(request, context)
         asked = processor_pb2.ProcessorDetokenizeRequest(model=request.model, token_ids=request.token_ids)
-        return inference_pb2.DetokenizeReply(text=(await self._line.processors.detokenize(asked)).text)
+        return inference_pb2.DetokenizeReply(text=(await self._cluster.processors.detokenize(asked)).text)
 
     async def ListModels(
         self, request: inference_pb2.ListModelsRequest, context: Context
@@ -192,20 +192,20 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
             inference_pb2.ModelCard(
                 id=model.name, max_model_len=model.max_model_len, created=since, revision=model.revision
             )
-            for model, since in self._line.processors.models().values()
+            for model, since in self._cluster.processors.models().values()
         ]
         return inference_pb2.ListModelsReply(models=cards)
 
     async def Cancel(self, request: inference_pb2.CancelRequest, context: Context) -> inference_pb2.CancelReply:
-        return inference_pb2.CancelReply(cancelled=self._line.cancel(self._caller(context), request.request_id))
+        return inference_pb2.CancelReply(cancelled=self._cluster.cancel(self._caller(context), request.request_id))
 
     async def _whole(self, request: Asked, context: Context) -> tuple[Generation, Gathered]:
         """A request, run to its end."""
         caller, gathered = self._admit(request, context), Gathered()
         generation = self._generation(request, caller, None, stream=False)
         async with caller.within_deadline():
-            await prepare(self._line, generation)
-            await run_all(self._line, [generation], gathered)
+            await prepare(self._cluster, generation)
+            await run_all(self._cluster, [generation], gathered)
         return generation, gathered
 
     async def _pieces(self, request: Asked, caller: Caller, found: Found | None = None) -> Pieces:
@@ -213,8 +213,8 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         queue = OrderedQueue() if request.resumable else PieceQueue()
         generation = self._generation(request, caller, found, stream=True)
         async with caller.within_deadline():
-            await prepare(self._line, generation)
-            work = asyncio.create_task(run_all(self._line, [generation], queue))
+            await prepare(self._cluster, generation)
+            work = asyncio.create_task(run_all(self._cluster, [generation], queue))
             try:
                 async for news in queue.read(work):
                     yield generation, news
@@ -224,11 +224,11 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
 
     def _generation(self, request: Asked, caller: Caller, found: Found | None, *, stream: bool) -> Generation:
         sampling = request.sampling
-        check_num_choices("prompt", 1, sampling, self._line.max_choices)
+        check_num_choices("prompt", 1, sampling, self._cluster.max_choices)
         if sampling.echo and sampling.logprobs and not sampling.HasField("prompt_logprobs"):
             # The contract's rule against streams is about a field that has no place in chunks; these have one.
             sampling.prompt_logprobs, stream = sampling.top_logprobs, False
-        job = GenerationRequest(
+        asked = GenerationRequest(
             caller=caller,
             model=request.model,
             prompt=prompt_of(request),
@@ -237,26 +237,26 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
             cache_salt=request.cache_salt,
             context=found.context if found is not None else _context(request, caller),
         )
-        return Generation(job, found)
+        return Generation(asked, found)
 
     async def _echo(self, generation: Generation) -> str:
-        prompt = generation.job.prompt
-        if prompt.WhichOneof("kind") == "text" and not generation.job.sampling.HasField("truncate_prompt_tokens"):
+        prompt = generation.request.prompt
+        if prompt.WhichOneof("kind") == "text" and not generation.request.sampling.HasField("truncate_prompt_tokens"):
             return prompt.text
         request = processor_pb2.ProcessorDetokenizeRequest(
-            model=generation.job.model, token_ids=generation.prepared.prompt_ids
+            model=generation.request.model, token_ids=generation.prepared.prompt_ids
         )
-        return (await self._line.processors.detokenize(request)).text
+        return (await self._cluster.processors.detokenize(request)).text
 
     def _admit(self, request: Working, context: Context) -> Caller:
-        if self._line.draining:
+        if self._cluster.draining:
             raise shutting_down()
         caller = self._caller(context)
         if not 0 <= request.priority <= MAX_PRIORITY:
             raise errors.BadRequest.of("priority", request.priority, f"a whole number, 0…{MAX_PRIORITY}")
         caller = caller.with_body(request.client_request_id, request.priority)
-        self._line.reject_early(caller)
-        return self._line.traced(caller, f"Inference/{request.DESCRIPTOR.name.removesuffix('Request')}")
+        self._cluster.reject_early(caller)
+        return self._cluster.traced(caller, f"Inference/{request.DESCRIPTOR.name.removesuffix('Request')}")
 
     async def _count(
         self, request: inference_pb2.TokenizeRequest | inference_pb2.DetokenizeRequest, context: Context
@@ -265,7 +265,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         caller = self._caller(context)
         if request.ByteSize() > self._max_text_bytes:
             raise errors.BodyTooLarge(self._max_text_bytes)
-        await self._line.accounts.count(caller.tenant, caller.standing, request.model)
+        await self._cluster.accounts.count(caller.tenant, caller.standing, request.model)
         return caller
 
     def _caller(self, context: Context) -> Caller:
@@ -273,7 +273,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         if [key for key, _ in told].count("authorization") > 1:
             raise errors.BadRequest("authorization", "authorization is given more than once; allowed: once")
         headers = dict(told)
-        return Caller.of(headers, self._line.tenants, remaining=context.time_remaining())
+        return Caller.of(headers, self._cluster.tenants, remaining=context.time_remaining())
 
 
 async def _numbered(chunks: AsyncIterator[ChunkT], request: Asked, after: int = 0) -> AsyncIterator[ChunkT]:

@@ -1,7 +1,7 @@
 """Which choices may run now: a bounded number at once, as long as the model's replicas have room for more that waits
 there; a bounded queue behind them, in order of tier, virtual time and arrival.
 
-Whoever waits long rises, a tier at a time, so that nobody starves. Knows nothing about replicas.
+A request that waits long rises, a tier at a time, so that none starves. Knows nothing about replicas.
 """
 
 from __future__ import annotations
@@ -57,23 +57,25 @@ Entry = tuple[Rank, _Waiting]
 
 @dataclass(slots=True, eq=False)
 class _ModelQueue:
-    """Of one model."""
+    """The queue of one model."""
 
     queue: list[Entry] = field(default_factory=list)
     """A heap; who left is still in it, with a turn that is done."""
     num_waiting: int = 0
     num_waiting_tokens: int = 0
     num_released_tokens: int = 0
-    """Of prompts that have a turn and are not at a replica yet."""
+    """Tokens of prompts that have a turn and are not at a replica yet."""
     unstarted: Counter[str] = field(default_factory=Counter)
-    """By tenant: prompts that have a turn and wait, here or there, to be computed."""
+    """Prompts that have a turn and wait to be computed, here or at a replica, by tenant."""
 
 
 class Turn:
     """The right of one choice to run, or of several that run together. A context manager that gives it back."""
 
-    def __init__(self, admission: Admission, line: _ModelQueue, tenant: str, num_tokens: int, num_choices: int) -> None:
-        self._admission, self._line, self._tenant = admission, line, tenant
+    def __init__(
+        self, admission: Admission, model_queue: _ModelQueue, tenant: str, num_tokens: int, num_choices: int
+    ) -> None:
+        self._admission, self._model_queue, self._tenant = admission, model_queue, tenant
         self._num_tokens, self._num_choices = num_tokens, num_choices
         self._is_started = self._is_over = False
 
@@ -85,7 +87,7 @@ class Turn:
 
     def sent(self) -> None:
         """The prompt is on its way to a replica, or will never be."""
-        self._line.num_released_tokens -= self._num_tokens
+        self._model_queue.num_released_tokens -= self._num_tokens
         self._num_tokens = 0
 
     def started(self) -> None:
@@ -93,9 +95,9 @@ class Turn:
         self.sent()
         if not self._is_started:
             self._is_started = True
-            self._line.unstarted[self._tenant] -= 1
-            if not self._line.unstarted[self._tenant]:
-                del self._line.unstarted[self._tenant]
+            self._model_queue.unstarted[self._tenant] -= 1
+            if not self._model_queue.unstarted[self._tenant]:
+                del self._model_queue.unstarted[self._tenant]
             # There may be room for the next prompt now.
             self._admission.give()
 
@@ -123,7 +125,7 @@ class Admission:
         self.num_queued = 0
         self.someone_waits = asyncio.Event()
         self._has_room = has_room
-        self._lines: defaultdict[str, _ModelQueue] = defaultdict(_ModelQueue)
+        self._queues: defaultdict[str, _ModelQueue] = defaultdict(_ModelQueue)
         self._clock, self._ranked_at = clock, clock()
         self.queued_by_tier: Counter[int] = Counter()
         self._queued_by_tenant: Counter[str] = Counter()
@@ -141,29 +143,29 @@ class Admission:
     ) -> Turn:
         """A turn for `num_choices` that run together, with a prompt of `num_tokens`. Raises `LimitExceeded` when the
         queue is full and no other tenant has more in it, or when it has to give way there."""
-        line, num_choices = self._lines[model_key], min(num_choices, self.max_running)
-        if not self._may_pass(model_key, line, tenant, num_choices):
-            await self._wait(tier, virtual_time, line, tenant, num_tokens, num_choices)
+        model_queue, num_choices = self._queues[model_key], min(num_choices, self.max_running)
+        if not self._may_pass(model_key, model_queue, tenant, num_choices):
+            await self._wait(tier, virtual_time, model_queue, tenant, num_tokens, num_choices)
         else:
-            self._take(line, tenant, num_tokens, num_choices)
-        return Turn(self, line, tenant, num_tokens, num_choices)
+            self._take(model_queue, tenant, num_tokens, num_choices)
+        return Turn(self, model_queue, tenant, num_tokens, num_choices)
 
     def try_take(self, model_key: str, tenant: str) -> Turn | None:
         """A turn for one more choice of a prompt that has one already; None where it would have to wait."""
-        line = self._lines[model_key]
-        if not self._may_pass(model_key, line, tenant, 1):
+        model_queue = self._queues[model_key]
+        if not self._may_pass(model_key, model_queue, tenant, 1):
             return None
-        self._take(line, tenant, 0, 1)
-        return Turn(self, line, tenant, 0, 1)
+        self._take(model_queue, tenant, 0, 1)
+        return Turn(self, model_queue, tenant, 0, 1)
 
     def reject_early(self, tenant: str) -> None:
-        """Raises `LimitExceeded` where the queue is full and nobody has more in it: before a request costs anything."""
+        """Raises `LimitExceeded` where the queue is full and no tenant has more in it."""
         if self.num_queued and self.num_queued >= self.max_queued and self._greediest(tenant) == tenant:
             raise self._is_full()
 
     def waiting_tokens(self, model_key: str) -> int:
-        """Of the prompts that wait here."""
-        return self._lines[model_key].num_waiting_tokens
+        """Tokens of the prompts that wait here."""
+        return self._queues[model_key].num_waiting_tokens
 
     def give(self) -> None:
         """Turns to those who wait, as long as there are some: call it when there may be."""
@@ -172,15 +174,15 @@ class Admission:
             return
         self._rank_again()
         while (found := self._next()) is not None:
-            line, entry = found
-            if entry is line.queue[0]:
-                heapq.heappop(line.queue)
+            model_queue, entry = found
+            if entry is model_queue.queue[0]:
+                heapq.heappop(model_queue.queue)
             else:
-                line.queue.remove(entry)
-                heapq.heapify(line.queue)
+                model_queue.queue.remove(entry)
+                heapq.heapify(model_queue.queue)
             waiting = entry[1]
-            self._left(line, waiting)
-            self._take(line, waiting.tenant, waiting.num_tokens, waiting.num_choices)
+            self._left(model_queue, waiting)
+            self._take(model_queue, waiting.tenant, waiting.num_tokens, waiting.num_choices)
             waiting.turn.set_result(None)
 
     def released(self, tenant: str, num_choices: int) -> None:
@@ -192,7 +194,7 @@ class Admission:
         self.give()
 
     async def _wait(
-        self, tier: int, virtual_time: float, line: _ModelQueue, tenant: str, num_tokens: int, num_choices: int
+        self, tier: int, virtual_time: float, model_queue: _ModelQueue, tenant: str, num_tokens: int, num_choices: int
     ) -> None:
         if self.num_queued >= self.max_queued:
             if (greediest := self._greediest(tenant)) == tenant:
@@ -201,9 +203,9 @@ class Admission:
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         now = self._clock()
         waiting = _Waiting(tier, virtual_time, next(self._arrivals), now, tenant, num_tokens, num_choices, turn)
-        heapq.heappush(line.queue, (waiting.rank(now), waiting))
-        line.num_waiting += 1
-        line.num_waiting_tokens += num_tokens
+        heapq.heappush(model_queue.queue, (waiting.rank(now), waiting))
+        model_queue.num_waiting += 1
+        model_queue.num_waiting_tokens += num_tokens
         self.num_queued += 1
         self.queued_by_tier[tier] += 1
         self._queued_by_tenant[tenant] += 1
@@ -213,22 +215,22 @@ class Admission:
             await turn
         except asyncio.CancelledError:
             if turn.cancelled():
-                self._left(line, waiting)
+                self._left(model_queue, waiting)
             elif turn.exception() is None:
                 # A turn that was given in the same moment must not be lost.
-                Turn(self, line, tenant, num_tokens, num_choices).release()
+                Turn(self, model_queue, tenant, num_tokens, num_choices).release()
             raise
 
-    def _take(self, line: _ModelQueue, tenant: str, num_tokens: int, num_choices: int) -> None:
+    def _take(self, model_queue: _ModelQueue, tenant: str, num_tokens: int, num_choices: int) -> None:
         self.num_running += num_choices
         self._running_by_tenant[tenant] += num_choices
-        line.unstarted[tenant] += 1
-        line.num_released_tokens += num_tokens
+        model_queue.unstarted[tenant] += 1
+        model_queue.num_released_tokens += num_tokens
 
-    def _left(self, line: _ModelQueue, waiting: _Waiting) -> None:
+    def _left(self, model_queue: _ModelQueue, waiting: _Waiting) -> None:
         """The queue."""
-        line.num_waiting -= 1
-        line.num_waiting_tokens -= waiting.num_tokens
+        model_queue.num_waiting -= 1
+        model_queue.num_waiting_tokens -= waiting.num_tokens
         self.num_queued -= 1
         self.queued_by_tier[waiting.tier] -= 1
         if not self.queued_by_tier[waiting.tier]:
@@ -238,7 +240,7 @@ class Admission:
             del self._queued_by_tenant[waiting.tenant]
 
     def _greediest(self, newcomer: str) -> str:
-        """Who has most in the queue; the newcomer, if with one more it has as many."""
+        """The tenant that has most in the queue. The newcomer, if with one more it has as many."""
         counts = self._queued_by_tenant
         most = max(counts, key=counts.__getitem__, default=newcomer)
         return most if counts.get(most, 0) > counts.get(newcomer, 0) + 1 else newcomer
@@ -246,25 +248,25 @@ class Admission:
     def _let_go_of_one(self, tenant: str) -> None:
         """The last of the tenant's in the queue."""
         entries = [
-            (rank, waiting, line)
-            for line in self._lines.values()
-            for rank, waiting in line.queue
+            (rank, waiting, model_queue)
+            for model_queue in self._queues.values()
+            for rank, waiting in model_queue.queue
             if waiting.tenant == tenant and not waiting.turn.done()
         ]
-        _, last, line = max(entries, key=lambda entry: entry[0])
+        _, last, model_queue = max(entries, key=lambda entry: entry[0])
         last.turn.set_exception(self._is_full())
-        self._left(line, last)
+        self._left(model_queue, last)
 
     def _is_full(self) -> errors.LimitExceeded:
         return errors.LimitExceeded(f"{self.num_queued} requests are already waiting", retry_after=1.0)
 
-    def _may_pass(self, model_key: str, line: _ModelQueue, tenant: str, num_choices: int) -> bool:
-        """Whether a newcomer need not wait."""
-        is_first = not line.num_waiting and self._is_open(model_key, line, tenant, num_choices)
-        return is_first or self._is_free(line, tenant, num_choices)
+    def _may_pass(self, model_key: str, model_queue: _ModelQueue, tenant: str, num_choices: int) -> bool:
+        """A newcomer need not wait."""
+        is_first = not model_queue.num_waiting and self._is_open(model_key, model_queue, tenant, num_choices)
+        return is_first or self._is_free(model_queue, tenant, num_choices)
 
     def _has_turns(self, tenant: str, num_choices: int) -> bool:
-        """Whether so many are left for the tenant."""
+        """So many turns are left for the tenant."""
         num_left = self.max_running - self.num_running - num_choices
         return num_left >= self._num_kept or (num_left >= 0 and tenant != self._has_most())
 
@@ -274,36 +276,40 @@ class Admission:
         tenant = max(running, key=running.__getitem__, default="")
         return tenant if running.get(tenant, 0) > self._num_kept > 0 else ""
 
-    def _is_open(self, model_key: str, line: _ModelQueue, tenant: str, num_choices: int) -> bool:
-        return self._has_turns(tenant, num_choices) and self._has_room_for(model_key, line)
+    def _is_open(self, model_key: str, model_queue: _ModelQueue, tenant: str, num_choices: int) -> bool:
+        return self._has_turns(tenant, num_choices) and self._has_room_for(model_key, model_queue)
 
-    def _has_room_for(self, model_key: str, line: _ModelQueue) -> bool:
-        return self._has_room(model_key, line.num_released_tokens, line.unstarted.total())
+    def _has_room_for(self, model_key: str, model_queue: _ModelQueue) -> bool:
+        return self._has_room(model_key, model_queue.num_released_tokens, model_queue.unstarted.total())
 
-    def _is_free(self, line: _ModelQueue, tenant: str, num_choices: int) -> bool:
-        """Whether others have taken what room there was, and this tenant next to nothing."""
-        num_own = line.unstarted.get(tenant, 0)
-        is_next_to_nothing = num_own < FREE_PROMPTS and len(line.unstarted) > (num_own > 0)
+    def _is_free(self, model_queue: _ModelQueue, tenant: str, num_choices: int) -> bool:
+        """Other tenants have taken what room there was, and this one next to nothing."""
+        num_own = model_queue.unstarted.get(tenant, 0)
+        is_next_to_nothing = num_own < FREE_PROMPTS and len(model_queue.unstarted) > (num_own > 0)
         return is_next_to_nothing and self._has_turns(tenant, num_choices)
 
     def _next(self) -> tuple[_ModelQueue, Entry] | None:
-        """Who goes before all others that have room, and where that one waits."""
-        found = [(line, entry) for key, line in self._lines.items() if (entry := self._first(key, line)) is not None]
+        """The queue and the entry that go before all others that have room."""
+        found = [
+            (model_queue, entry)
+            for key, model_queue in self._queues.items()
+            if (entry := self._first(key, model_queue)) is not None
+        ]
         return min(found, key=lambda each: each[1][0], default=None)
 
-    def _first(self, model_key: str, line: _ModelQueue) -> Entry | None:
-        """Who may have the next turn of a model. Others pass the tenant that leaves the last turns to them."""
-        while line.queue and line.queue[0][1].turn.done():
-            heapq.heappop(line.queue)
-        if not line.queue or not self._has_room_for(model_key, line):
+    def _first(self, model_key: str, model_queue: _ModelQueue) -> Entry | None:
+        """The entry that may have the next turn. Others pass the tenant that leaves the last turns to them."""
+        while model_queue.queue and model_queue.queue[0][1].turn.done():
+            heapq.heappop(model_queue.queue)
+        if not model_queue.queue or not self._has_room_for(model_key, model_queue):
             return None
-        first = line.queue[0]
+        first = model_queue.queue[0]
         if self._has_turns(first[1].tenant, first[1].num_choices):
             return first
         if first[1].tenant != (has_most := self._has_most()):
-            # It waits for more turns than are left, and nobody passes it meanwhile.
+            # It waits for more turns than are left, and no other one passes it meanwhile.
             return None
-        others = (each for each in line.queue if each[1].tenant != has_most and not each[1].turn.done())
+        others = (each for each in model_queue.queue if each[1].tenant != has_most and not each[1].turn.done())
         second = min(others, default=None)
         return second if second is not None and self._has_turns(second[1].tenant, second[1].num_choices) else None
 
@@ -311,6 +317,8 @@ class Admission:
         """Once a second at most: what has risen meanwhile."""
         if (now := self._clock()) - self._ranked_at >= 1.0:
             self._ranked_at = now
-            for line in self._lines.values():
-                line.queue = [(waiting.rank(now), waiting) for _, waiting in line.queue if not waiting.turn.done()]
-                heapq.heapify(line.queue)
+            for model_queue in self._queues.values():
+                model_queue.queue = [
+                    (waiting.rank(now), waiting) for _, waiting in model_queue.queue if not waiting.turn.done()
+                ]
+                heapq.heapify(model_queue.queue)

@@ -1,4 +1,4 @@
-"""Tells a model's replicas what waits here for them, and looks for room there while anything does."""
+"""Publishes how many tokens wait here for a model's replicas, and looks for room there while any wait."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from ..router.router import Router
 from .admission import Admission
 
 LOOK_SECONDS = 0.025
-"""As often as busy replicas tell their load."""
+"""Busy replicas publish their load as often."""
 BEAT_SECONDS = 1.0
-"""Between two words of a gateway where nothing changes."""
+"""Seconds between two messages of a gateway where nothing changes."""
 
 
 class Backlogs:

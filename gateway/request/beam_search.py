@@ -1,4 +1,4 @@
-"""Beam search over an engine that knows none: each step asks for the likeliest next tokens of every beam.
+"""Beam search over an engine that has none: each step asks for the likeliest next tokens of every beam.
 
 A beam is the prompt and what was chosen so far, so the engine finds all of it but the last block in its prefix cache.
 """
@@ -22,7 +22,7 @@ MakeOpen = Callable[[Sequence[int], common_pb2.Sampling], output_processor_pb2.O
 
 @dataclass(frozen=True, slots=True)
 class Beam:
-    """What may become an answer."""
+    """A sequence that may become an answer."""
 
     token_ids: tuple[int, ...] = ()
     logprob: float = 0.0
@@ -88,7 +88,7 @@ class BeamSearch:
 
 
 class _Candidates:
-    """Hears the likeliest next tokens of one beam; see `Receiver`."""
+    """Receives the likeliest next tokens of one beam; see `Receiver`."""
 
     def __init__(self, started: Started) -> None:
         self.started = started

@@ -23,7 +23,7 @@ NEVER = sys.maxsize
 
 
 class Sink(Protocol):
-    """Where an answer goes. Neither call may wait."""
+    """The destination of an answer. Neither call may wait."""
 
     def piece(self, choice: Choice, text: str, token_ids: list[int], logprobs: Scores, parts: RowParts | None) -> bool:
         """Takes more of a choice: its content, and what there is beside it.
@@ -65,7 +65,7 @@ class Choice:
         self.finish_reason: str | None = None
         self.stop_reason: str | int | None = None
         self.work: engine_pb2.Work | None = None
-        """What the engine did for the choice, once it has said so."""
+        """The engine's work on the choice, once the engine has reported it."""
         self.last_token_at = 0.0
         """On `time.perf_counter`; 0: no token has come."""
         self._last_text, self._last_offset = "", 0
@@ -80,7 +80,7 @@ class Choice:
         self.credit_left = 0
         """Tokens that may still come."""
         self.is_held_back = False
-        """What the client has taken is not known: no credit goes back."""
+        """It is not known what the client has taken: no credit goes back."""
         self.ended_at = 0
         """Seconds since 1970; set for a request that can be resumed."""
 

@@ -1,4 +1,4 @@
-"""What stands behind the front door, as one thing that REST and gRPC share. Knows nothing about either."""
+"""The stages that serve a gateway's requests, as one object that REST and gRPC share. Knows nothing about either."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from .timelines import Explanation, Timelines
 
 @dataclass(slots=True, kw_only=True)
 class Cluster:
-    """The stages behind, who may use them, and the requests that are on their way."""
+    """The stages, the tenants that may use them, and the requests that run."""
 
     members: Members
     tenants: Tenants
@@ -56,22 +56,22 @@ class Cluster:
     outputs: OutputSessions
     timelines: Timelines
     max_choices: int
-    """Of one request."""
+    """Choices that one request may have."""
     tracing: Tracing = field(default_factory=NoTracing)
     log: FilteringBoundLogger = field(default_factory=lambda: structlog.get_logger().bind())
-    """Of requests. NOTE: made once; to make one is most of what it costs to leave a line out."""
+    """Logger of requests. NOTE: bound once; to bind one is most of what a line costs that is not written."""
     outages: Callable[[], tuple[str, ...]] = tuple
-    """What is gone without for now."""
+    """Names of services that the gateway does without for now."""
     migrations: Migrations = field(default_factory=Migrations)
     draining: bool = False
-    """No new requests are taken."""
+    """The gateway takes no new requests."""
     is_cut_off: bool = False
-    """None is carried any longer."""
+    """The drain limit is over: the requests that still run are ended."""
     prompt_windows: PromptWindows = field(default_factory=PromptWindows)
     long_work: LongWork = field(default_factory=LongWork)
     _running: dict[str, list[dict[Generation, None]]] = field(default_factory=dict)
-    """The prompts of each request that have not ended, in their order: they wait, or they run. A request that a client
-    resumes before the end of its first connection was noticed runs twice."""
+    """Prompts that wait or run, in their order, by request id. A request runs twice when its client resumes it before
+    the end of the first connection was noticed."""
 
     def __post_init__(self) -> None:
         self.metrics.queue.read = lambda: self.admission.queued_by_tier
@@ -82,7 +82,7 @@ class Cluster:
         self.metrics.streams.set_function(lambda: self.outputs.num_streams)
 
     def missing(self) -> list[str]:
-        """What must be there before a request can be answered and is not; empty when ready."""
+        """Stages that are missing for a request to be answered. Empty: the gateway is ready."""
         stages = {
             "processor": bool(self.processors.models()),
             "output processor": self.outputs.is_reachable,
@@ -93,8 +93,8 @@ class Cluster:
 
     @contextlib.contextmanager
     def running(self, generations: Sequence[Generation]) -> Iterator[None]:
-        """Scopes the life of a request's prompts, in which `cancel` finds it."""
-        request_id = generations[0].job.caller.request_id
+        """Scopes the run of a request's prompts, in which `cancel` finds it."""
+        request_id = generations[0].request.caller.request_id
         self._running.setdefault(request_id, []).append(dict.fromkeys(generations))
         try:
             yield
@@ -103,15 +103,14 @@ class Cluster:
                 self.ended(generation)
 
     def check(self, caller: Caller) -> None:
-        """Raises `Unavailable` when no request is carried any longer, `KeyRevoked` when the caller's key was revoked on
-        the way here."""
+        """Raises `Unavailable` after the drain limit, `KeyRevoked` when the caller's key was revoked meanwhile."""
         if self.is_cut_off:
             raise shutting_down()
         self.tenants.check(caller.tenant)
 
     def ended(self, generation: Generation) -> None:
-        """A prompt of a request that runs is over."""
-        request_id = generation.job.caller.request_id
+        """Takes a prompt that has ended out of the running ones."""
+        request_id = generation.request.caller.request_id
         runs = self._running.pop(request_id, [])
         for run in runs:
             run.pop(generation, None)
@@ -122,9 +121,9 @@ class Cluster:
         return [run for runs in self._running.values() for run in runs]
 
     def _demand_by_model(self) -> dict[str, tuple[int, int]]:
-        """Requests that are here, and of these those without a replica."""
+        """By model: requests that wait or run, and those of them that have no replica."""
         without = self.cold_starts.waiting
-        here = Counter(each.job.model for run in self._runs() for each in run)
+        here = Counter(each.request.model for run in self._runs() for each in run)
         names = {*self.processors.models(), *without, *here}
         return {name: (max(here[name], without.get(name, 0)), without.get(name, 0)) for name in names}
 
@@ -133,8 +132,8 @@ class Cluster:
         return len(self._running)
 
     def reject_early(self, caller: Caller) -> None:
-        """At the door, before anything of a body is read: raises `LimitExceeded` where that would be the end of it
-        when it was read, had been made tokens of and Redis was asked."""
+        """Called before a body is read: raises `LimitExceeded` where the request would be refused after it was read,
+        prepared and checked against Redis."""
         self.admission.reject_early(caller.tenant.key)
         self.accounts.used_up.reject_early(caller.tenant, caller.standing)
 
@@ -144,7 +143,7 @@ class Cluster:
         Raises `NotFound` for a request of another tenant, as for one that never was.
         """
         runs = self._running.get(request_id, [])
-        if any(generation.job.caller.tenant.key != caller.tenant.key for run in runs for generation in run):
+        if any(generation.request.caller.tenant.key != caller.tenant.key for run in runs for generation in run):
             raise errors.NotFound("request", request_id)
         for run in runs:
             _cancel(run, errors.ClientGone("the request was cancelled"))
@@ -154,12 +153,12 @@ class Cluster:
         """Ends the requests, waiting and running, whose key or tenant is gone."""
         for run in self._runs():
             try:
-                self.tenants.check(next(iter(run)).job.caller.tenant)
+                self.tenants.check(next(iter(run)).request.caller.tenant)
             except errors.KeyRevoked as revoked:
                 _cancel(run, revoked)
 
     def traced(self, caller: Caller, name: str) -> Caller:
-        """With the span that the request's own hang on; whatever is logged from here on says whose it is."""
+        """The caller with a span that the request's other spans are part of. Binds its ids to the log."""
         tenant, request_id = caller.tenant.id, caller.request_id
         told = {"headwater.request_id": request_id, "headwater.tenant": tenant}
         span = self.tracing.begin(name, caller.traceparent, caller.tracestate, **told)
@@ -167,19 +166,19 @@ class Cluster:
         return dataclasses.replace(caller, span=span)
 
     def explanation(self, generation: Generation) -> Explanation:
-        """What is known of the request that a generation belongs to, without its prompts."""
-        caller = generation.job.caller
+        """The head of a request's explanation, without its prompts."""
+        caller = generation.request.caller
         trace_id = caller.span.context.trace_id
         return self.timelines.begin(
-            caller.request_id, caller.tenant, generation.job.model, caller.client_request_id, trace_id
+            caller.request_id, caller.tenant, generation.request.model, caller.client_request_id, trace_id
         )
 
     async def explain(self, caller: Caller, request_id: str) -> Explanation:
-        """The road of a request of the caller's tenant, on whichever gateway it was. Raises `NotFound`."""
+        """The timeline of a request of the caller's tenant, on any gateway. Raises `NotFound`."""
         tenant = caller.tenant.key
         known = self.timelines.find(request_id, tenant)
         prompts = [each for run in self._running.get(request_id, []) for each in run]
-        group = [each for each in prompts if each.job.caller.tenant.key == tenant]
+        group = [each for each in prompts if each.request.caller.tenant.key == tenant]
         if group:
             ended = known.prompts if known is not None else []
             running = [msgspec.Raw(msgspec.json.encode(each.explained())) for each in group]
@@ -190,15 +189,16 @@ class Cluster:
         return known
 
     async def drain(self, limit: float, closing: Awaitable[object]) -> None:
-        """Takes no new requests while the doors close; what still runs after `limit` seconds ends with an error."""
+        """Takes no new requests while the listeners close. Requests that still run after `limit` seconds end with an
+        error."""
         self.draining = True
-        doors = asyncio.ensure_future(closing)
-        await asyncio.wait((doors,), timeout=limit)
+        listeners = asyncio.ensure_future(closing)
+        await asyncio.wait((listeners,), timeout=limit)
         self.is_cut_off = True
         self.cold_starts.end(shutting_down())
         for run in self._runs():
             _cancel(run, shutting_down())
-        await doors
+        await listeners
 
     def follow(self, change: Change) -> None:
         """Keeps the connections to processors and output processors in step with the membership."""

@@ -39,7 +39,7 @@ class Dispatcher:
 
     def __init__(self, cluster: Cluster, generation: Generation, sink: Sink) -> None:
         self._cluster, self._generation, self._sink = cluster, generation, sink
-        metrics = cluster.metrics.of(generation.job.model)
+        metrics = cluster.metrics.of(generation.request.model)
         self._observe_first_token, self._observe_between_tokens = metrics.first_token, metrics.between_tokens
         self._turns: PromptTurns[Choice]
         """Set when it runs."""
@@ -48,11 +48,11 @@ class Dispatcher:
         self._has_started = False
         self._faults = FaultHistory(cluster, generation)
         self._open_at: tuple[OutputSession, Decision] | None = None
-        """Where the attempt runs, once its first streams are open."""
+        """Output session and decision of the attempt, once its first streams are open."""
 
     async def check_deadline(self) -> None:
         """Raises `DeadlineExceeded` for a generation that would be late even if its turn came at once."""
-        if self._generation.job.caller.deadline is not None:
+        if self._generation.request.caller.deadline is not None:
             await self._choose()
 
     async def run(self, turns: PromptTurns[Choice]) -> None:
@@ -111,7 +111,7 @@ class Dispatcher:
 
     def choice_ended(self, choice: Choice) -> None:
         self._turns.ended(choice)
-        self._cluster.metrics.finished.add(self._generation.job.model, str(choice.finish_reason))
+        self._cluster.metrics.finished.add(self._generation.request.model, str(choice.finish_reason))
         if self._faults.is_doubted:
             self._faults.got_further()
         if self._ended is not None and not self._ended.done() and not self._generation.unfinished:
@@ -176,7 +176,7 @@ class Dispatcher:
             # An attempt that failed may have scored a part of the prompt.
             generation.prompt.logprobs = []
         self._dispatch = cluster.router.dispatched(
-            decision, generation.job.caller.request_id, is_first=not generation.job.first_index
+            decision, generation.request.caller.request_id, is_first=not generation.request.first_index
         )
         self._turns.sent()
         cluster.migrations.dispatched()
@@ -206,7 +206,7 @@ class Dispatcher:
         prepared, model_key = generation.prepared, generation.model.key
         token_ids, hashes = self._computed()
         await cluster.router.consult(model_key, hashes)
-        await cluster.cold_starts.replica(generation.job.model)
+        await cluster.cold_starts.replica(generation.request.model)
         max_tokens = prepared.sampling.max_tokens - (len(token_ids) - len(prepared.prompt_ids))
         attempts = generation.timeline.attempts
         while True:
@@ -222,7 +222,7 @@ class Dispatcher:
                 break
             except errors.Unavailable as error:
                 await self._wait(lambda: cluster.router.wait_for(model_key, self._faults.failed), error)
-        remaining_ms, seconds = generation.job.caller.remaining_ms, decision.predicted_seconds
+        remaining_ms, seconds = generation.request.caller.remaining_ms, decision.predicted_seconds
         if remaining_ms and seconds * 1e3 > remaining_ms:
             raise errors.DeadlineExceeded(
                 f"the first token would come in {seconds:.1f} s, the deadline is in {remaining_ms / 1e3:.1f} s"
@@ -239,16 +239,16 @@ class Dispatcher:
         return token_ids, prefix_of(self._generation.namespace, token_ids, prepared.block_size)
 
     async def _session(self, decision: Decision) -> OutputSession:
-        job, outputs = self._generation.job, self._cluster.outputs
+        request, outputs = self._generation.request, self._cluster.outputs
         # The id of a request finds the output processor of one that can be resumed, and keeps several prompts at one
         # that counts what all of them use.
-        is_by_id = job.context is not None or self._generation.grant.num_prompts > 1
-        key = job.caller.request_id if is_by_id else decision.address
+        is_by_id = request.context is not None or self._generation.grant.num_prompts > 1
+        key = request.caller.request_id if is_by_id else decision.address
         while True:
             try:
-                return outputs.pick(key, job.model)
+                return outputs.pick(key, request.model)
             except errors.Unavailable as error:
-                await self._wait(lambda: outputs.wait_for(job.model), error)
+                await self._wait(lambda: outputs.wait_for(request.model), error)
 
     async def _wait(self, coming: Callable[[], Awaitable[None]], otherwise: errors.Unavailable) -> None:
         """Waits for a stage, where an answer has begun or a supervisor starts stages. Raises `Unavailable` when none
@@ -292,7 +292,7 @@ class Dispatcher:
 
     def _streams(self, choices: Sequence[Choice]) -> list[ChoiceStream]:
         generation = self._generation
-        kind = ChoiceStream if generation.is_answered or generation.job.pooling else ScoredStream
+        kind = ChoiceStream if generation.is_answered or generation.request.pooling else ScoredStream
         return [kind(choice, self._sink, self, self._observe_between_tokens) for choice in choices]
 
     def _open_streams(self, session: OutputSession, opening: Open, choices: Sequence[Choice]) -> None:

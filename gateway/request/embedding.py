@@ -39,16 +39,16 @@ class Embedding:
     cache_salt: str
     generations: list[Generation] = field(default_factory=list)
 
-    async def run(self, line: Cluster, caller: Caller) -> None:
+    async def run(self, cluster: Cluster, caller: Caller) -> None:
         """Every prompt is checked before any is computed. Raises the named error of the first that fails."""
-        check_num_choices("input", len(self.prompts), common_pb2.Sampling(), line.max_choices)
+        check_num_choices("input", len(self.prompts), common_pb2.Sampling(), cluster.max_choices)
         if self.dimensions is not None and self.dimensions < 1:
             raise BadRequest.of("dimensions", self.dimensions, "at least 1")
         sampling = common_pb2.Sampling(
             truncate_prompt_tokens=self.truncate_prompt_tokens, truncation_side=self.truncation_side
         )
         for index, prompt in enumerate(self.prompts):
-            job = GenerationRequest(
+            request = GenerationRequest(
                 caller=caller,
                 model=self.model,
                 prompt=prompt,
@@ -58,16 +58,16 @@ class Embedding:
                 first_index=index,
                 pooling=self.pooling,
             )
-            self.generations.append(Generation(job))
+            self.generations.append(Generation(request))
         try:
-            await prepare_all(line, self.generations)
+            await prepare_all(cluster, self.generations)
         except BadRequest as error:
             raise error.in_words_of({"prompt": "input", "messages": "input"}) from None
-        await run_all(line, self.generations, Gathered())
+        await run_all(cluster, self.generations, Gathered())
 
     @property
     def vectors(self) -> list[list[float]]:
-        """In the order of the prompts. Raises `BadRequest` for more dimensions than the model has."""
+        """Vectors in the order of the prompts. Raises `BadRequest` for more dimensions than the model has."""
         return [self._shaped(generation.choices[0].vector) for generation in self.generations]
 
     @property

@@ -74,7 +74,7 @@ class FaultHistory:
         """Raises what ends the generation, if the attempt that was lost was its last."""
         generation, cause = self._generation, loss.cause
         attempt = generation.timeline.attempts[-1]
-        told = {"request_id": generation.job.caller.request_id, "replica": attempt.decision.replica_id}
+        told = {"request_id": generation.request.caller.request_id, "replica": attempt.decision.replica_id}
         if cause is Cause.ENGINE_GONE:
             # It stays counted as doubted there, for the others that were there when the engine died.
             self._doubted_on = None

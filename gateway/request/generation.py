@@ -30,7 +30,7 @@ MAX_EXPLAINED_CHOICES = 128
 class Generation:
     """One prompt and its choices."""
 
-    job: GenerationRequest
+    request: GenerationRequest
     found: Found | None = None
     """Set where another gateway or an earlier connection began it: what its output processor keeps."""
     prompt: PreparedPrompt = field(default_factory=PreparedPrompt)
@@ -41,7 +41,7 @@ class Generation:
     grant: Grant = field(init=False)
     """Set before it runs."""
     model: ServedModel = field(init=False)
-    """As it was when the prompt was prepared; later attempts do not look it up again."""
+    """The model as it was when the prompt was prepared. Later attempts do not look it up again."""
     namespace: bytes = b""
     """Root of the prompt's block hashes."""
     timeline: Timeline = field(default_factory=Timeline)
@@ -64,14 +64,14 @@ class Generation:
     @property
     def is_answered(self) -> bool:
         """Its choices are answered with tokens."""
-        return bool(self.prepared.sampling.max_tokens) and not self.job.pooling
+        return bool(self.prepared.sampling.max_tokens) and not self.request.pooling
 
     @property
     def is_computed(self) -> bool:
         """A replica has to be found that computes it. A resumed one is on its way already."""
         sampling = self.prepared.sampling
         return self.found is None and (
-            self.is_answered or bool(sampling.HasField("prompt_logprobs") or self.job.pooling)
+            self.is_answered or bool(sampling.HasField("prompt_logprobs") or self.request.pooling)
         )
 
     @property
@@ -105,7 +105,7 @@ class Generation:
     def is_together(self) -> bool:
         """Its choices begin together: beams are compared at each step, and a client that resumes a stream finds all
         choices in one place."""
-        return self.prepared.sampling.use_beam_search or self.job.context is not None
+        return self.prepared.sampling.use_beam_search or self.request.context is not None
 
     @property
     def num_seats(self) -> int:
@@ -154,11 +154,11 @@ class Generation:
             self.task.cancel()
 
     def receipt(self) -> dict[str, Any]:
-        """Where it was served and why, and how that turned out."""
+        """Plain data for the client: which replica served the prompt and why, and how long that took."""
         timeline = self.timeline
         start = (timeline.attempts[-1].start if timeline.attempts else None) or engine_pb2.Start()
         return {
-            "request_id": self.job.caller.request_id,
+            "request_id": self.request.caller.request_id,
             "attempts": self.attempt,
             "exact": timeline.is_exact,
             "decision": self.decision.receipt if self.decision is not None else None,

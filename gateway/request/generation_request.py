@@ -1,4 +1,4 @@
-"""What a client asks of the line, whichever way it came in. Knows nothing about how it is answered."""
+"""One prompt as a client asked for it, over REST or gRPC. Knows nothing about how it is answered."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..tenancy.caller import Caller
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationRequest:
-    """What a client asks, in the line's words, unchecked."""
+    """A prompt with its sampling, in the words of the stages' contract, unchecked."""
 
     caller: Caller
     model: str
@@ -21,8 +21,8 @@ class GenerationRequest:
     stream: bool
     cache_salt: str = ""
     first_index: int = 0
-    """Of its choices among those of the whole request."""
+    """Index of its first choice among those of the whole request."""
     pooling: common_pb2.Pooling.ValueType = common_pb2.POOLING_UNSPECIFIED
-    """Given: the prompt is embedded, not answered."""
+    """Set: the prompt is embedded, not answered."""
     context: StreamContext | None = None
-    """Given: its stream can be resumed."""
+    """Set: the stream can be resumed."""

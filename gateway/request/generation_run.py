@@ -25,12 +25,12 @@ async def run_generation(
     try:
         if generation.cancelled_by is not None:
             raise generation.cancelled_by
-        cluster.check(generation.job.caller)
+        cluster.check(generation.request.caller)
         kind = Dispatcher if generation.found is None else ResumedDispatcher
         dispatcher = kind(cluster, generation, sink)
         if generation.is_computed:
             # Before the queue: requests of models that have a replica do not wait behind it.
-            await cluster.cold_starts.replica(generation.job.model)
+            await cluster.cold_starts.replica(generation.request.model)
             await dispatcher.check_deadline()
         timeline.queued_at = time.perf_counter()
         await _run_in_turn(cluster, generation, dispatcher, on_turn)
@@ -57,7 +57,7 @@ async def _run_in_turn(
         await (turns.together(generation.num_seats) if generation.is_together else turns.next())
         on_turn()
         timeline.admitted_at = time.perf_counter()
-        cluster.metrics.of(generation.job.model).queue_time(timeline.admitted_at - (timeline.queued_at or 0.0))
+        cluster.metrics.of(generation.request.model).queue_time(timeline.admitted_at - (timeline.queued_at or 0.0))
         if turns.are_all_given or not generation.is_computed:
             await dispatcher.run(turns)
         else:
@@ -68,7 +68,7 @@ async def _run_in_turn(
 
 
 def _turns_of(cluster: Cluster, generation: Generation) -> PromptTurns[Choice]:
-    caller = generation.job.caller
+    caller = generation.request.caller
     place = Place(
         tenant=caller.tenant,
         tier=caller.tenant.tier + caller.priority,
@@ -89,10 +89,10 @@ def _turns_of(cluster: Cluster, generation: Generation) -> PromptTurns[Choice]:
 
 def _record(cluster: Cluster, generation: Generation) -> None:
     """Metrics, spans, and the timeline for clients that ask later. The first gateway counts a resumed one."""
-    timeline, caller = generation.timeline, generation.job.caller
+    timeline, caller = generation.timeline, generation.request.caller
     if generation.found is None:
         cluster.metrics.count(
-            generation.job.model,
+            generation.request.model,
             caller.tenant.id,
             seconds=timeline.seconds,
             ttft=timeline.ttft,

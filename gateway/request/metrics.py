@@ -1,4 +1,4 @@
-"""What the gateway counts. Names, meanings and labels as vLLM's where it has them."""
+"""The gateway's metrics, with vLLM's names, meanings and labels where it has them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TOKEN_BUCKETS = (0.0002, 0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015
 
 
 class QueueLengths(Collector):
-    """Requests that wait for their turn, by tier; tiers where nobody waits are left out, but for the usual one."""
+    """Requests that wait for their turn, by tier. Tiers without any are left out, but for the usual one."""
 
     def __init__(self) -> None:
         self.read: Callable[[], Mapping[int, int]] = dict
@@ -31,7 +31,7 @@ class QueueLengths(Collector):
 
 
 class ModelDemand(Collector):
-    """Requests by model: what an autoscaler looks at. A model that nobody asks for is told too, with zero."""
+    """Requests by model, for an autoscaler. A model without requests is told too, with zero."""
 
     def __init__(self) -> None:
         self.read: Callable[[], Mapping[str, tuple[int, int]]] = dict
@@ -50,7 +50,7 @@ class ModelDemand(Collector):
 
 
 class WithoutTenants(Collector):
-    """What of a registry names no tenants."""
+    """The families of a registry that name no tenants."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._registry = registry
@@ -63,7 +63,7 @@ class WithoutTenants(Collector):
 
 LENGTH_BUCKETS = (1, 4, 16, 64, 256, 1024, 4096, 16_384, 65_536, 262_144)
 MAX_TENANTS = 1000
-"""With counters of their own: where tenants name themselves, their number has no bound."""
+"""Tenants with counters of their own. Where tenants name themselves, their number has no bound."""
 OTHER_TENANTS = "others"
 
 
@@ -114,11 +114,11 @@ class Metrics:
         registry.register(self.demand)
 
     def page(self, *, with_tenants: bool) -> bytes:
-        """As Prometheus reads it; without tenants for whoever may not know of others."""
+        """The page that Prometheus reads. Without tenants for callers that may not know of others."""
         return generate_latest(self.registry if with_tenants else WithoutTenants(self.registry))
 
     def of(self, model: str) -> ModelMetrics:
-        """Of a model that is served."""
+        """Metrics of a model that is served."""
         if model not in self._models:
             self._models[model] = ModelMetrics(self, model)
         return self._models[model]

@@ -1,4 +1,6 @@
-"""What keeps one fault from becoming many: how often requests may move on suspicion, and who moves alone."""
+"""Bounds how often requests migrate on suspicion and lets suspects run one at a time, so that one fault does not become
+many.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +11,11 @@ from collections.abc import Callable
 from ..router.router import Incarnation
 
 SHARE = 0.1
-"""Of all dispatches: migrations that nobody's death calls for."""
+"""Share of all dispatches that may be migrations without the death of a stage."""
 BURST = 10.0
-"""So many of them at once."""
+"""Such migrations at once."""
 MAX_ENGINES = 1024
-"""That are remembered, dead ones among them."""
+"""Engines that are remembered, dead ones among them."""
 
 
 class Migrations:
@@ -29,7 +31,7 @@ class Migrations:
         self._left = min(BURST, self._left + SHARE)
 
     def is_excused(self) -> bool:
-        """Whether one more may move on suspicion; counts it."""
+        """One more request may migrate on suspicion. Counts it."""
         if self._left < 1:
             return False
         self._left -= 1
@@ -54,5 +56,5 @@ class Migrations:
             self._num_doubted[engine] -= 1
 
     def num_doubted(self, engine: Incarnation) -> int:
-        """Of an engine that died: how many such were there then."""
+        """Doubted answers that were with an engine when it died."""
         return self._num_doubted.get(engine, 0)

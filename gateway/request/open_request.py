@@ -14,11 +14,11 @@ from .generation import Generation
 
 def open_request(generation: Generation, decision: Decision, choices: Sequence[Choice], virtual_time: float) -> Open:
     """`virtual_time`: when the choices began, of their tenant's time."""
-    job, prepared = generation.job, generation.prepared
-    caller = job.caller
+    request, prepared = generation.request, generation.prepared
+    caller = request.caller
     add = engine_pb2.Add(
         request_id=caller.request_id,
-        prompt_index=job.first_index,
+        prompt_index=request.first_index,
         attempt=generation.attempt,
         prompt_ids=prepared.prompt_ids,
         sampling=prepared.sampling,
@@ -38,15 +38,15 @@ def open_request(generation: Generation, decision: Decision, choices: Sequence[C
         predicted_cached_tokens=decision.predicted_cached_tokens,
         # What was leased and has not come, wherever it was to come from.
         credit=max(0, min(choice.credit_left for choice in choices)),
-        pooling=job.pooling,
+        pooling=request.pooling,
     )
-    if not add.sampling.max_tokens and not job.pooling:
+    if not add.sampling.max_tokens and not request.pooling:
         add.sampling.max_tokens = 1
     return Open(
         engine_address=decision.address,
         replica_id=decision.replica_id,
         epoch=decision.epoch,
-        model=job.model,
+        model=request.model,
         add=add,
         answer_format=prepared.answer_format if prepared.HasField("answer_format") else None,
         charge=_charge_of(generation),
@@ -63,7 +63,7 @@ def go_on(opening: Open, choice: Choice, *, is_whole: bool) -> None:
 
 def stream_context(generation: Generation) -> bytes:
     """What another gateway needs to resume the generation; empty when it cannot be resumed."""
-    context = generation.job.context
+    context = generation.request.context
     return context.encode(generation.prepared.sampling.seed) if context is not None else b""
 
 

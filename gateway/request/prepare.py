@@ -16,23 +16,23 @@ from .generation import Generation
 
 async def prepare(cluster: Cluster, generation: Generation) -> None:
     """Raises `BadRequest`, `NotFound`, `Unavailable`, and `StreamNotKept` for a resumed one that has changed."""
-    job = generation.job
-    await cluster.cold_starts.text_stages(job.model)
-    tenant = job.caller.tenant
-    generation.model = cluster.processors.model(job.model)
+    request = generation.request
+    await cluster.cold_starts.text_stages(request.model)
+    tenant = request.caller.tenant
+    generation.model = cluster.processors.model(request.model)
     generation.namespace = cluster.namespaces.of(
-        tenant.key, generation.model, cache_salt=job.cache_salt, shared=tenant.shared_cache
+        tenant.key, generation.model, cache_salt=request.cache_salt, shared=tenant.shared_cache
     )
-    request = processor_pb2.PrepareRequest(
-        model=job.model,
-        prompt=job.prompt,
-        sampling=job.sampling,
+    call = processor_pb2.PrepareRequest(
+        model=request.model,
+        prompt=request.prompt,
+        sampling=request.sampling,
         cache_namespace=generation.namespace,
-        stream=job.stream,
-        pooling=job.pooling,
+        stream=request.stream,
+        pooling=request.pooling,
         escape_special_tokens=cluster.tenants.escapes_special_tokens(tenant),
     )
-    generation.prompt.prepared = prepared = await cluster.processors.prepare(request, job.caller.span)
+    generation.prompt.prepared = prepared = await cluster.processors.prepare(call, request.caller.span)
     generation.timeline.prepared_at = time.perf_counter()
     sampling = prepared.sampling
     if not sampling.HasField("seed"):
@@ -41,7 +41,7 @@ async def prepare(cluster: Cluster, generation: Generation) -> None:
     if num_choices > sampling.n:
         # The best are found by their tokens' log probabilities, whether or not the client wants to see these.
         sampling.logprobs = True
-    generation.choices = [Choice(i, job.first_index + i, generation.prompt) for i in range(num_choices)]
+    generation.choices = [Choice(i, request.first_index + i, generation.prompt) for i in range(num_choices)]
     if (found := generation.found) is not None:
         sampling.seed = found.context.seed
         generation.attempt = found.attempt
@@ -63,4 +63,4 @@ async def for_each_prompt(
     if len(generations) == 1:
         await work(first)
         return
-    await cluster.prompt_windows.for_each((first.job.caller.tenant.key, first.job.model), generations, work)
+    await cluster.prompt_windows.for_each((first.request.caller.tenant.key, first.request.model), generations, work)

@@ -36,7 +36,7 @@ async def run_all(cluster: Cluster, generations: Sequence[Generation], sink: Sin
 
 def _paid(cluster: Cluster, generations: Sequence[Generation]) -> AbstractAsyncContextManager[Grant]:
     first, accounts = generations[0], cluster.accounts
-    caller, model, use = first.job.caller, first.job.model, partial(_use_of, generations)
+    caller, model, use = first.request.caller, first.request.model, partial(_use_of, generations)
     if first.found is not None:
         return accounts.resumed(caller, model, _carried(first, first.found), use)
     return accounts.paid(caller, model, _need_of(generations), use)
@@ -88,10 +88,10 @@ def log_request(cluster: Cluster, generations: Sequence[Generation]) -> None:
     first_tokens = [timeline.ttft for timeline in timelines if timeline.ttft is not None]
     cluster.log.info(
         "request",
-        request_id=first.job.caller.request_id,
-        tenant=first.job.caller.tenant.id,
-        trace_id=first.job.caller.span.context.trace_id,
-        model=first.job.model,
+        request_id=first.request.caller.request_id,
+        tenant=first.request.caller.tenant.id,
+        trace_id=first.request.caller.span.context.trace_id,
+        model=first.request.model,
         outcome=next((each for each in ("error", "cancelled") if each in outcomes), "done"),
         prompts=len(generations),
         attempt=max(each.attempt for each in generations),

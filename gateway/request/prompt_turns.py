@@ -29,7 +29,7 @@ class Part(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Where the choices of a prompt stand in the queue."""
+    """The place of a prompt's choices in the queue."""
 
     tenant: Tenant
     tier: int
@@ -39,7 +39,7 @@ class Place(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class _Held(Generic[ChoiceT]):
-    """What choices that began together hold until the last of them has ended."""
+    """The turn and the share that choices which began together hold until the last of them has ended."""
 
     choices: Sequence[ChoiceT]
     num_running: int
@@ -73,7 +73,7 @@ class PromptTurns(Generic[ChoiceT]):
         return not self._waiting
 
     def has(self, choice: ChoiceT) -> bool:
-        """Whether the choice runs."""
+        """The choice has its turn."""
         return choice in self._held
 
     def virtual_time(self, choices: Sequence[ChoiceT]) -> float:

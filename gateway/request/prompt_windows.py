@@ -14,7 +14,7 @@ from weakref import WeakValueDictionary
 from headwater.services.runtime.tasks import few_at_once
 
 PROMPTS_AT_ONCE = 4
-"""Of a tenant: a processor never runs dry, and others wait behind little in each pass of an event loop."""
+"""Prompts of a tenant: a processor never runs dry, and others wait behind little in each pass of an event loop."""
 PromptT = TypeVar("PromptT")
 
 

@@ -13,7 +13,7 @@ from .generation import Generation
 
 def release(generation: Generation, reason: str) -> None:
     """Ends the streams that are open, or detaches from them. Called while the cause is raised."""
-    if generation.job.context is None or not _is_left(generation):
+    if generation.request.context is None or not _is_left(generation):
         for choice in generation.choices:
             choice.cancel(reason)
         return
@@ -26,9 +26,9 @@ def release(generation: Generation, reason: str) -> None:
 
 
 def _is_left(generation: Generation) -> bool:
-    """The client's connection or this gateway ends; nobody cancelled the request, and it is not late."""
+    """The client's connection or this gateway ends; the request was not cancelled, and it is not late."""
     if not isinstance(sys.exc_info()[1], asyncio.CancelledError):
         return False
-    deadline, cause = generation.job.caller.deadline, generation.cancelled_by
+    deadline, cause = generation.request.caller.deadline, generation.cancelled_by
     is_late = deadline is not None and time.monotonic() >= deadline
     return not is_late and (cause is None or isinstance(cause, errors.Unavailable))

@@ -93,7 +93,7 @@ class ResumedDispatcher(Dispatcher):
         generation.grant.counted_by.add(session)
         try:
             record_id = "" if found.is_charged else generation.grant.request_id
-            tenant_key = generation.job.caller.tenant.key
+            tenant_key = generation.request.caller.tenant.key
             ids = session.attach(found.request_id, tenant_key, streams, self._on_attached, record_id)
             for stream, stream_id in zip(streams, ids, strict=True):
                 stream.opened(session, stream_id)

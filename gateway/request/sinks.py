@@ -1,4 +1,4 @@
-"""Where answers go when they cannot go straight out: gathered whole, or held and merged until there is room."""
+"""Sinks of answers that cannot be written at once: gathered whole, or held and merged until there is room."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Piece:
                 self._add_call(delta)
 
     def _add_call(self, delta: ToolCallDelta) -> None:
-        """What belongs to the same call is joined; a piece has few calls, each in many deltas."""
+        """Joins the deltas of one call. A piece has few calls, each in many deltas."""
         is_text = delta.HasField("input")
         said = delta.input if is_text else delta.arguments
         for call in self.calls:
@@ -86,7 +86,7 @@ class Gathered:
 
 
 class Held:
-    """What a reader has not taken yet: one merged piece a choice, as long as its credit allows."""
+    """Pieces that a reader has not taken yet: one merged piece a choice, as long as its credit allows."""
 
     def __init__(self) -> None:
         self._pieces: dict[int, Piece] = {}
@@ -99,7 +99,7 @@ class Held:
 
     @property
     def waits_for_scores(self) -> bool:
-        """What is held belongs behind the prompt's log probabilities, and these are still coming."""
+        """The pieces belong behind the prompt's log probabilities, and these are still coming."""
         return any(piece.choice.prompt.awaits_scores for piece in self._pieces.values())
 
     def pop(self, choice: Choice | None = None) -> Piece | None:
@@ -147,7 +147,7 @@ class PieceQueue:
 
 
 class OrderedQueue:
-    """A sink that is read by a loop: whoever reads gets the same, however slow. Credit bounds what waits."""
+    """A sink that is read by a loop: every reader gets the same pieces, however slow. Credit bounds what waits."""
 
     def __init__(self) -> None:
         self._waiting: deque[Piece | Choice] = deque()

@@ -1,4 +1,4 @@
-"""Why a stream ended before its answer, and what follows for the request: whom a fault blames and which are excused."""
+"""Why a stream ended before its answer, and what follows for the request."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ class Cause(Enum):
 
     @property
     def is_of_engine(self) -> bool:
-        """The request goes elsewhere next."""
+        """The next attempt goes to another engine."""
         return self is not Cause.OUTPUT_PROCESSOR_GONE
 
     @property
     def is_outage(self) -> bool:
-        """Other requests had better go elsewhere too, for a while."""
+        """Other requests avoid the engine too, for a while."""
         return self in (Cause.ENGINE_GONE, Cause.REFUSED, Cause.FAULT, Cause.SILENT)
 
     @property
     def is_suspicion(self) -> bool:
-        """Nobody has died: too many of these at once would be the gateway's doing."""
+        """No stage has died. Too many of these at once would be the gateway's doing."""
         return self in (Cause.MISSING, Cause.FAULT)
 
 
@@ -68,13 +68,13 @@ class TakenOver(errors.ClientGone):
 
 
 class PoisonRequest(errors.InternalError):
-    """Two engines died of it, as far as anyone can tell."""
+    """Two engines died of the request, as far as the gateway can tell."""
 
     code = "poison_request"
 
 
 def error_of(finish: OutputFinish) -> errors.HeadwaterError:
-    """Of a stream that ended without its answer's end."""
+    """The error of a stream that ended before its answer."""
     message = finish.error or "the engine ended the request"
     if finish.cause == common_pb2.LOSS_CAUSE_TAKEN_OVER:
         return TakenOver(message)

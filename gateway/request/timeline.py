@@ -75,11 +75,11 @@ class Timeline:
 
     @property
     def queue_seconds(self) -> float | None:
-        """That it waited here for its turn."""
+        """Seconds of waiting for a turn in the gateway."""
         return _between(self.queued_at, self.admitted_at)
 
     def to_spans(self, span: Span) -> None:
-        """What lies behind, as parts of the request's span."""
+        """Adds the stretches as parts of the request's span."""
         if self.prepared_at is not None:
             span.part("prepare", self.arrived_at, self.prepared_at)
         if self.prepared_at is not None and self.queued_at is not None:

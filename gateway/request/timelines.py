@@ -1,4 +1,4 @@
-"""Where requests went that have ended: the youngest, within a bound of memory, found on any gateway.
+"""The timelines of requests that have ended: the youngest, within a bound of memory, found on any gateway.
 
 A gateway that does not know a request asks the others over the bus. Knows nothing about HTTP.
 """
@@ -22,9 +22,9 @@ from ..tenancy.tenants import Tenant
 
 MAX_BYTES = 16 * 1024 * 1024
 _OVERHEAD_BYTES = 512
-"""Of a request, besides its prompts."""
+"""Bytes of a request besides its prompts."""
 MAX_PROMPTS = 64
-"""Told of one request."""
+"""Prompts of one request that are kept."""
 MAX_ANSWER_BYTES = 512 * 1024
 """Below what the bus carries in one message."""
 ASK_SECONDS = 0.5
@@ -32,12 +32,12 @@ encode = msgspec.json.Encoder().encode
 
 
 class Explanation(msgspec.Struct, kw_only=True):
-    """What is known of one request."""
+    """One request with the timelines of its prompts."""
 
     id: str
     tenant: str
     tenant_key: str
-    """Whose it is, where names may have been given again."""
+    """The tenant's key: names may be given again."""
     model: str
     client_request_id: str
     trace_id: str
@@ -89,7 +89,7 @@ class Timelines:
         )
 
     def has_room(self, request_id: str) -> bool:
-        """Whether one more prompt of a request would be kept."""
+        """One more prompt of the request would be kept."""
         known = self._kept.get(request_id)
         return known is None or len(known.prompts) < MAX_PROMPTS
 
@@ -113,7 +113,7 @@ class Timelines:
         return _explanations.decode(answer) if answer is not None else None
 
     async def _answer(self, questions: Subscription) -> None:
-        """Silence is the answer of a gateway that does not know."""
+        """A gateway that does not know a request does not answer."""
         async for message in questions:
             with contextlib.suppress(msgspec.DecodeError):
                 question = _questions.decode(message.payload)

@@ -1,4 +1,4 @@
-"""What supervisors say that they serve: which models are on their way, and why a replica cannot start.
+"""The models that supervisors say they serve: which are starting, and why a replica cannot start.
 
 Knows nothing about requests. Without a supervisor it is empty.
 """
@@ -22,7 +22,7 @@ from headwater.services.runtime.tasks import owned_task
 EXPIRY_SECONDS = 4.0
 """Silence after which a supervisor is gone."""
 SETTLE_SECONDS = 1.5
-"""In which each supervisor says a word."""
+"""Seconds in which each supervisor publishes at least once."""
 AWAITED = (CatalogueEntry.STATE_LOADING, CatalogueEntry.STATE_SERVING)
 """States of a model whose requests are worth waiting."""
 
@@ -63,11 +63,11 @@ class Catalogues:
                     self._is_heard.clear()
 
     def owners(self, model: str) -> list[str]:
-        """Those who serve a model."""
+        """Supervisors that serve a model."""
         return [name for name in self.supervisors() if model in self._heard[name].entries]
 
     def entries(self, model: str) -> list[CatalogueEntry]:
-        """What is said of a model; nothing where no supervisor knows it."""
+        """Entries of a model; empty where no supervisor knows it."""
         return [self._heard[name].entries[model] for name in self.owners(model)]
 
     def hear(self, catalogue: Catalogue) -> None:

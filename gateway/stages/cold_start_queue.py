@@ -1,6 +1,6 @@
-"""Requests that wait because nothing can compute them yet, and the word of it to whoever starts replicas.
+"""Requests that wait for the first replica of their model, and the message that tells supervisors so.
 
-Bounded in number and in time. Knows nothing about who starts them, nor how.
+Bounded in number and in time. Knows nothing about how replicas are started.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from headwater.services.runtime.tasks import owned_task
 from .catalogues import AWAITED, Catalogues
 
 TELL_SECONDS = 0.5
-"""Between two words while anyone waits."""
+"""Seconds between two messages while requests wait."""
 PAUSE_SECONDS = 0.02
-"""Between two words at least, however many come and go."""
+"""Seconds between two messages at least, however many requests come and go."""
 RETRY_SECONDS = 5.0
-"""After which a client whose wait ran out should ask again."""
+"""Seconds after which a client whose wait ran out should ask again."""
 
 
 class ColdStartQueue:
@@ -41,8 +41,8 @@ class ColdStartQueue:
         is_served: Callable[[str], bool],
         has_replica: Callable[[str], bool],
     ) -> None:
-        """`patience` is in seconds, 0: nobody starts replicas, so nobody waits. `is_served` and `has_replica` say of a
-        model by name whether its text stages are there, and an engine."""
+        """`patience` is in seconds, 0: no supervisor starts replicas, so no request waits. `is_served` says of a model
+        by name whether its text stages are there, `has_replica` whether an engine is."""
         self.patience = patience
         self._bus, self._gateway_id, self._catalogues = bus, gateway_id, catalogues
         self._max_waiting, self._is_served, self._has_replica = max_waiting, is_served, has_replica
@@ -59,12 +59,12 @@ class ColdStartQueue:
 
     @property
     def waiting(self) -> Mapping[str, int]:
-        """How many wait, by model."""
+        """Requests that wait, by model."""
         return self._waiting
 
     async def text_stages(self, model: str) -> None:
-        """Returns at once where they serve the model or nobody knows it; while a supervisor starts them, when they are
-        there. Raises `NotFound` for a model that is being unloaded, and as `replica` does."""
+        """Waits for the text stages of a model while a supervisor starts them. Returns at once where they serve the
+        model, or no supervisor knows it. Raises `NotFound` for a model that is being unloaded, else as `replica`."""
         states = {entry.state for entry in self._catalogues.entries(model)}
         if states == {CatalogueEntry.STATE_UNLOADING}:
             raise errors.NotFound("model", model)
@@ -72,7 +72,7 @@ class ColdStartQueue:
             await self._until(model, lambda: self._is_served(model) or not self._catalogues.entries(model))
 
     async def replica(self, model: str) -> None:
-        """Returns when an engine for the model is there, or at once where nobody would start one.
+        """Returns when an engine for the model is there, or at once where no supervisor would start one.
 
         Raises `Unavailable` when none came in time or none can start, `LimitExceeded` when too many wait already.
         """
@@ -80,12 +80,12 @@ class ColdStartQueue:
             await self._until(model, lambda: self._has_replica(model))
 
     def look_again(self) -> None:
-        """What whoever waits looks at has changed."""
+        """Wakes the requests that wait: what they look at has changed."""
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
 
     def end(self, error: errors.HeadwaterError) -> None:
-        """Nobody waits any longer."""
+        """Ends all waiting by `error`."""
         self._end = error
         self.look_again()
 
@@ -109,7 +109,7 @@ class ColdStartQueue:
             self._count(model, -1)
 
     def _problem(self, model: str) -> errors.Unavailable | None:
-        """Where everyone who serves the model has one, it is the request's."""
+        """The problem of the model's supervisors, where each of them has one."""
         entries = self._catalogues.entries(model)
         if not entries or not all(entry.problem for entry in entries):
             return None
@@ -125,7 +125,7 @@ class ColdStartQueue:
         self._news.set()
 
     async def _tell(self) -> None:
-        """The last word of a model is that nobody waits."""
+        """Publishes the counts. The last message of a model says that no request waits."""
         while True:
             if not self._waiting:
                 await self._news.wait()

@@ -1,4 +1,4 @@
-"""A request on its way to an output processor, cut into parts that are each fit for a frame."""
+"""Cuts a request for an output processor into parts that each fit a frame."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from headwater.proto.output_processor_pb2 import Open
 from headwater.services.runtime import errors
 
 CHUNK_TOKENS = 16_384
-"""Of a prompt in one frame: at most 5 bytes a token, so far below the 256 KiB that a frame may have."""
+"""Tokens of a prompt in one frame: at most 5 bytes each, so far below the 256 KiB that a frame may have."""
 CHUNK_BYTES = 64 * 1024
-"""Of a grammar in one frame."""
+"""Bytes of a grammar in one frame."""
 MAX_HEAD_BYTES = 128 * 1024
-"""Of a request without its prompt."""
+"""Bytes of a request without its prompt."""
 
 
 def parts_of(request: Open) -> Iterator[Open | AddPart]:

@@ -1,6 +1,6 @@
-"""What a gateway goes without for now: NATS, Redis, a Redis that answers in time, the events of caches.
+"""Services that a gateway does without for now: NATS, Redis, a Redis that answers in time, the events of caches.
 
-It watches and tells; whoever needs any of these finds out alone, and goes on without.
+It watches and reports. The code that needs a service finds out by itself, and goes on without.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from headwater.services.runtime.tasks import owned_task
 
 ASK_SECONDS = 1.0
 NUM_LATE = 3
-"""In a row: one late answer may be this process's own."""
+"""Late answers in a row: one alone may be this process's own fault."""
 NATS, REDIS, REDIS_IN_TIME, EVENTS = "nats", "redis", "redis in time", "events"
 WHAT = (NATS, REDIS, REDIS_IN_TIME, EVENTS)
 
 
 class Outages(Collector):
-    """Use within `running`. What is not configured is not missed."""
+    """Use within `running`. A service that is not configured is not missed."""
 
     def __init__(
         self,

@@ -37,24 +37,24 @@ from .open_chunks import parts_of
 from .stream_context import Found, contexts
 
 MAX_CREDITS = 1024
-"""And as many cancels, in one frame."""
+"""Credits in one frame, and as many cancels."""
 MAX_JOINED_BYTES = 32 * 1024
-"""Of several requests that wait, in one frame: a write costs more than a short request."""
+"""Bytes of several requests in one frame: a write costs more than a short request."""
 CONTEXT_BYTES = 128 * 1024
-"""Of what a resumable request's next gateway needs, in one frame."""
+"""Bytes in one frame of what a resumable request's next gateway needs."""
 FIND_SECONDS = 3.0
 RECONNECT_SECONDS = 0.2
 SILENCE_SECONDS = 5.0
-"""Of a stream after which it is asked for; its session is not silent, or it would have ended."""
+"""Silence of a stream after which the gateway asks for it. Its session is not silent, or it would have ended."""
 Scores = Sequence[common_pb2.TokenLogprob]
 
 
 class Receiver(Protocol):
-    """A stream's owner: what the session tells it, in order, without waiting for it."""
+    """The receiver of one stream. The session calls it in order and does not wait for it."""
 
     @property
     def heard_at(self) -> float:
-        """When it was told something last, on `time.perf_counter`."""
+        """When the stream said something last, on `time.perf_counter`."""
 
     def receive(
         self,
@@ -86,12 +86,12 @@ class OutputSession:
         self.address, self._gateway = address, gateway
         self.connected = asyncio.Event()
         self.models: set[str] = set()
-        """That it has the tokenizers of; empty for one that has not said."""
+        """Models whose tokenizers it has; empty while it has not said."""
         self._on_connected = on_connected
         self.leaving = False
-        """The other side ends the session with its last stream; no new ones come."""
+        """The output processor ends the session with its last stream; no new streams come."""
         self._refuses = False
-        """It has said that it leaves, which may be heard here first."""
+        """The output processor has said in a frame that it leaves, which may come before the membership says so."""
         self._streams: dict[int, Receiver] = {}
         self._ids = itertools.count(1)
         self._cancels: list[engine_pb2.Cancel] = []
@@ -100,10 +100,10 @@ class OutputSession:
         self._adds: deque[Keep | Open | AddPart | Attach] = deque()
         self._let_go: list[LetGo] = []
         self._recorded: list[str] = []
-        """Goes along with what is said next, and alone when that takes long."""
+        """Ids of stored usage records. They go along with the next frame, and alone when that takes long."""
         self._is_recorded_due = False
         self._attaching: dict[int, Callable[[Attached], None]] = {}
-        """By the first stream id: whom to tell that a request goes on here."""
+        """Callbacks by first stream id, called when a request goes on here."""
         self._stub: output_processor_pb2_grpc.OutputProcessorAsyncStub | None = None
         self._wake = asyncio.Event()
 
@@ -134,7 +134,7 @@ class OutputSession:
         return ids
 
     async def find(self, request_id: str, tenant: str) -> Found:
-        """What the output processor keeps of a request. Raises `NotFound`, `Unavailable`."""
+        """Finds what the output processor keeps of a request. Raises `NotFound`, `Unavailable`."""
         if self._stub is None:
             raise errors.Unavailable("the output processor is out of reach", code="output_processor_unavailable")
         asked = FindStreamRequest(request_id=request_id, tenant=tenant)
@@ -145,7 +145,7 @@ class OutputSession:
         return _found(self.address, request_id, parts)
 
     async def forget(self, request_id: str, tenant: str) -> None:
-        """Nobody will come for a request any more. Raises `NotFound`, `Unavailable`."""
+        """Drops what the output processor keeps of a request. Raises `NotFound`, `Unavailable`."""
         if self._stub is None:
             raise errors.Unavailable("the output processor is out of reach", code="output_processor_unavailable")
         try:
@@ -176,7 +176,7 @@ class OutputSession:
         return ids
 
     def detach(self, stream_ids: Sequence[int], prompt_tokens: int, output_tokens: int) -> None:
-        """Leaves a resumable request to whoever comes for it; so many of its tokens are charged."""
+        """Leaves a resumable request to its next reader; so many of its tokens are charged."""
         known = [stream_id for stream_id in stream_ids if self._streams.pop(stream_id, None) is not None]
         for stream_id in known:
             self._credits.pop(stream_id, None)
@@ -202,7 +202,7 @@ class OutputSession:
             self._wake.set()
 
     async def run(self) -> None:
-        """Connects, carries frames until the session breaks, tells its streams, and starts again unless `leaving`."""
+        """Connects, passes frames on until the session breaks, tells its streams, and starts again unless `leaving`."""
         while not self.leaving:
             async with open_channel(self.address) as channel:
                 await channel.channel_ready()
@@ -211,7 +211,7 @@ class OutputSession:
                 try:
                     await channel.proven(call := stub.Session(metadata=self._gateway.metadata))
                     self._stub = stub
-                    problem = await self._carry(call)
+                    problem = await self._run_session(call)
                 except grpc.aio.AioRpcError as refusal:
                     problem = refusal.details() or refusal.code().name
                 except Impostor as stranger:
@@ -221,8 +221,8 @@ class OutputSession:
             structlog.get_logger().warning("output session lost", address=self.address, problem=problem)
             await asyncio.sleep(RECONNECT_SECONDS)
 
-    async def _carry(self, call: SessionCall) -> str:
-        """One session to its end; returns what ended it."""
+    async def _run_session(self, call: SessionCall) -> str:
+        """Runs one session to its end. Returns what ended it."""
         self._refuses = False
         self.connected.set()
         self._on_connected()
@@ -284,20 +284,20 @@ class OutputSession:
                 await call.write(frame)
 
     async def _ask(self) -> None:
-        """For ever: asks for streams that have said nothing for long. They may wait, or not be there any more."""
+        """Asks for streams that have said nothing for long: they may wait, or not be there any more. Runs for ever."""
         while True:
             await asyncio.sleep(SILENCE_SECONDS)
             self._is_recorded_due = True
             self.ask(time.perf_counter() - SILENCE_SECONDS)
 
     def ask(self, since: float) -> None:
-        """For streams that have said nothing since then; not while requests wait to be sent, lest it overtake them."""
+        """Asks for streams that are silent since then; not while requests wait to be sent, lest it overtake them."""
         if not self._adds:
             self._asked.extend(each for each, stream in self._streams.items() if stream.heard_at < since)
             self._wake.set()
 
     def _next_frame(self) -> GatewayFrame | None:
-        """What is to be said now: every cancel, every credit, behind them a prompt's part or several short ones."""
+        """The next frame: every cancel, every credit, behind them a part of one prompt or several short prompts."""
         is_due = self._is_recorded_due and self._recorded
         if not (is_due or self._cancels or self._credits or self._asked or self._adds or self._let_go):
             return None
@@ -327,7 +327,7 @@ class OutputSession:
         return frame if frame.ByteSize() else None
 
     def _put(self, item: Keep | Open | AddPart | Attach, frame: GatewayFrame) -> None:
-        """Unless it was cancelled while it waited: its cancel goes ahead and must not be overtaken by it."""
+        """Puts an item in the frame, unless it was cancelled while it waited: it must not overtake its cancel."""
         if isinstance(item, Open):
             if not self._streams.keys().isdisjoint(item.add.stream_ids):
                 frame.opens.append(item)

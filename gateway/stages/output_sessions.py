@@ -1,4 +1,4 @@
-"""The output processors that are there: which one a request goes through. Knows nothing about frames."""
+"""The output processors within reach, and which one a request goes through. Knows nothing about frames."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ class OutputSessions:
         self._sessions[address].models.add(model)
 
     def leave(self, address: str, model: str = ANY_MODEL) -> None:
-        """With the last model that it has, nothing more is sent there; streams that run end in their own time, or with
-        the connection."""
+        """Takes a model away from an output processor. Without models it gets no new streams; those that run end in
+        their own time, or with the connection."""
         if (session := self._sessions.get(address)) is not None:
             session.models.discard(model)
             if session.models:
@@ -49,7 +49,7 @@ class OutputSessions:
                 task.cancel()
 
     def pick(self, engine: str, model: str = ANY_MODEL) -> OutputSession:
-        """By rendezvous hash among those within reach that have the model, so that an engine speaks to one of them.
+        """Picks by rendezvous hash among those that have the model, so that an engine speaks to one of them.
 
         Raises `Unavailable` when there is none.
         """
@@ -87,7 +87,7 @@ class OutputSessions:
 
     @property
     def is_whole(self) -> bool:
-        """All that are known are within reach, so that what none of them has nobody has."""
+        """All known output processors are within reach: a stream that none of them has is not kept."""
         return bool(self._sessions) and all(session.connected.is_set() for session in self._sessions.values())
 
     @property

@@ -48,7 +48,7 @@ class PrepareSession:
         self._on_open = on_open
         self._ids = itertools.count(1)
         self._waiting: dict[int, Waiting] = {}
-        """For an answer, by call."""
+        """Futures of the answers, by call."""
         self._calls: list[PrepareCall] = []
         self._cancels: list[int] = []
         self._wake = asyncio.Event()
@@ -83,7 +83,7 @@ class PrepareSession:
             await self._channel.channel_ready()
             loss: Exception = errors.Unavailable("the processor is gone", code="processor_unavailable")
             try:
-                await self._carry(self._stub.PrepareSession())
+                await self._run_session(self._stub.PrepareSession())
                 problem = "it ended the session"
             except grpc.aio.AioRpcError as failure:
                 if failure.code() is grpc.StatusCode.UNIMPLEMENTED:
@@ -97,7 +97,7 @@ class PrepareSession:
             structlog.get_logger().debug("session with a processor lost", address=self._address, problem=problem)
             await asyncio.sleep(RECONNECT_SECONDS)
 
-    async def _carry(self, call: grpc.aio.StreamStreamCall[PrepareFrame, PreparedFrame]) -> None:
+    async def _run_session(self, call: grpc.aio.StreamStreamCall[PrepareFrame, PreparedFrame]) -> None:
         writer = asyncio.create_task(self._write(call))
         try:
             # A processor says at once that it has sessions; a call that has ended raises why.
@@ -124,7 +124,7 @@ class PrepareSession:
                 await call.write(self._next_frame())
 
     def _next_frame(self) -> PrepareFrame:
-        """All that somebody waits for, as much as fits."""
+        """The calls that are waited for, as many as fit."""
         calls = [call for call in self._calls if call.id in self._waiting]
         count, num_bytes = len(calls), 0
         if count > 1:

@@ -25,7 +25,7 @@ from .prepare_session import MAX_CALL_BYTES, NoSessions, PrepareSession
 
 CALL_SECONDS = 30.0
 RETURN_SECONDS = 10.0
-"""That a request waits for a processor that was there: one that died is started again, and nobody need know."""
+"""Seconds that a request waits for a processor that was there: one that died is started again, unseen by clients."""
 GONE = ("unavailable", "processor_unavailable", "draining")
 """Codes of failures that speak of the processor, not of what it was asked."""
 MOST_LOST = 2
@@ -57,7 +57,7 @@ class Processors:
         """Called when a processor has said what it serves."""
         self._pool: dict[str, Processor] = {}
         self._tasks: dict[str, tuple[asyncio.Task[None], ...]] = {}
-        """That ask it what it serves, and that carry its session."""
+        """Tasks that ask a processor what it serves, and that run its session."""
         self._news = asyncio.Event()
         """Set, and another one put in its place, when a processor came within reach."""
         self._closing: set[asyncio.Task[None]] = set()
@@ -83,7 +83,7 @@ class Processors:
             closing.add_done_callback(self._closing.discard)
 
     def models(self) -> dict[str, tuple[ServedModel, int]]:
-        """What is served, by name, and since when (seconds since 1970)."""
+        """Models that are served by name, and since when (seconds since 1970)."""
         served: dict[str, tuple[ServedModel, int]] = {}
         for processor in self._pool.values():
             for name, model in processor.models.items():
@@ -103,11 +103,11 @@ class Processors:
         raise self.unknown(name)
 
     def unknown(self, name: str) -> errors.NotFound:
-        """What is said to who asks for a model that is not served."""
+        """The error for a model that is not served."""
         return errors.NotFound("model", name, sorted(self.models()))
 
     async def prepare(self, request: processor_pb2.PrepareRequest, span: Span) -> processor_pb2.PrepareReply:
-        # Only whoever collects spans reads it.
+        # Only a collector of spans reads it.
         context = span.context if span.context.is_sampled else None
         return await self._call(request.model, lambda processor: _prepared(processor, request, context))
 
@@ -173,7 +173,7 @@ class Processors:
 
 
 async def _set_until(news: asyncio.Event, end: float) -> bool:
-    """Whether it was set before that time of the monotonic clock."""
+    """The event was set before that time of the monotonic clock."""
     try:
         async with asyncio.timeout(end - time.monotonic()):
             return await news.wait()

@@ -1,4 +1,4 @@
-"""What a gateway leaves with a resumable request, so that any other can go on with it. Knows nothing about how."""
+"""The context that a gateway leaves with a resumable request, so that any gateway can go on with it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from headwater.services.runtime import errors
 
 
 class StreamKind(StrEnum):
-    """How the client asked, and so how it is answered."""
+    """The endpoint that the client called, and so the form of the answer."""
 
     CHAT = "chatcmpl"
     COMPLETION = "cmpl"
@@ -22,7 +22,7 @@ class StreamKind(StrEnum):
 
 
 class StreamContext(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What the client sent, and what the first gateway made up for it."""
+    """The client's request, and what the first gateway added to it."""
 
     kind: StreamKind
     body: bytes
@@ -44,18 +44,19 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
     request_id: str
     context: StreamContext
     granted: Sequence[int]
-    """Of each choice the output index up to which it may go without more credit."""
+    """Output index of each choice up to which it may go without more credit."""
     num_tokens: Sequence[int]
     has_ended: bool
     prompt_tokens: int
-    """That gateways before have charged, as with the next."""
+    """Prompt tokens that earlier gateways have charged."""
     output_tokens: int
+    """Output tokens that earlier gateways have charged."""
     num_readers: int
     attempt: int
 
     @property
     def is_charged(self) -> bool:
-        """To its last token."""
+        """Every token is charged."""
         return self.has_ended and bool(self.prompt_tokens) and self.output_tokens >= sum(self.num_tokens)
 
     @property
@@ -66,7 +67,7 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StreamNotKept(errors.NotFound):
-    """No stream of that id, or not the caller's, or not any longer."""
+    """There is no stream of that id, it is another tenant's, or it is kept no longer."""
 
     def __init__(self, request_id: str) -> None:
         super().__init__("stream", request_id)
