@@ -262,8 +262,8 @@ async def tenants_of(settings: GatewaySettings, bus: Bus, store: Store) -> Async
         admins = AdminKeys.read(settings.admin_key, settings.admin_key_file)
         snapshot = Snapshot(settings.tenants_file)
         last_written = LastWritten(f"{settings.tenants_file}.times" if settings.tenants_file else "", store)
-        book = TenantStore(bus, last_written, adopts_unsigned=settings.adopt_unsigned_tenants)
-        async with TenantDirectory(book, admins, file, snapshot).running(bus) as directory:
+        tenant_store = TenantStore(bus, last_written, adopts_unsigned=settings.adopt_unsigned_tenants)
+        async with TenantDirectory(tenant_store, admins, file, snapshot).running(bus) as directory:
             yield directory, directory.scopes
     elif file is not None:
         yield file, unlimited
@@ -280,9 +280,9 @@ async def admin_of(
     if not isinstance(tenants, TenantDirectory):
         yield None
         return
-    admins, book = AdminKeys.read(settings.admin_key, settings.admin_key_file), tenants.book
-    async with Purge(book, durable, responses).running() as purge:
-        yield TenantAdmin(bus, admins, book, UsageLog(bus), purge)
+    admins, tenant_store = AdminKeys.read(settings.admin_key, settings.admin_key_file), tenants.tenant_store
+    async with Purge(tenant_store, durable, responses).running() as purge:
+        yield TenantAdmin(bus, admins, tenant_store, UsageLog(bus), purge)
 
 
 def main() -> None:

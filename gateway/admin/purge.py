@@ -36,8 +36,8 @@ SETTLED_SECONDS = 60.0
 class Purge:
     """Use within `running`."""
 
-    def __init__(self, book: TenantStore, durable: Durable, responses: ResponseStore) -> None:
-        self._book, self._responses = book, responses
+    def __init__(self, tenant_store: TenantStore, durable: Durable, responses: ResponseStore) -> None:
+        self._tenant_store, self._responses = tenant_store, responses
         self._files, self._batches, self._background = Files(durable), Ledger(durable), BackgroundLedger(durable)
         self._ranges, self._results = Ranges(durable), Results(durable)
 
@@ -51,7 +51,7 @@ class Purge:
         try:
             await self._clear(removed.key)
             if time.time() - removed.at >= SETTLED_SECONDS:
-                await self._book.cleared(removed)
+                await self._tenant_store.cleared(removed)
         except (*FAILURES, HeadwaterError) as failure:
             structlog.get_logger().warning("a removed tenant left something", key=removed.key, error=repr(failure))
             return False
@@ -72,6 +72,6 @@ class Purge:
         while True:
             await asyncio.sleep(LOOK_SECONDS)
             with contextlib.suppress(HeadwaterError, msgspec.MsgspecError):
-                for removed in await self._book.removed():
+                for removed in await self._tenant_store.removed():
                     if not removed.is_cleared:
                         await self.clear(removed)

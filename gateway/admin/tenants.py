@@ -92,8 +92,8 @@ class AuditRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
 class TenantAdmin:
     """Without administrators' keys every call is refused."""
 
-    def __init__(self, bus: Bus, admins: AdminKeys, book: TenantStore, usage: UsageLog, purge: Purge) -> None:
-        self._bus, self._admins, self._book, self._usage, self._purge = bus, admins, book, usage, purge
+    def __init__(self, bus: Bus, admins: AdminKeys, tenant_store: TenantStore, usage: UsageLog, purge: Purge) -> None:
+        self._bus, self._admins, self._tenant_store, self._usage, self._purge = bus, admins, tenant_store, usage, purge
 
     async def add_tenant(self, exchange: Exchange) -> None:
         admin, asked = self.admin_of(exchange), decode(await exchange.body(MAX_BODY_BYTES), NewTenant)
@@ -113,28 +113,30 @@ class TenantAdmin:
             keys=(key,),
         )
         async with self.recorded(admin, "add", asked.id, msgspec.to_builtins(asked)):
-            await self._book.add(record)
+            await self._tenant_store.add(record)
         await exchange.reply_json(_shown(record) | {"key": secret}, 201)
 
     async def list_tenants(self, exchange: Exchange) -> None:
         self.admin_of(exchange)
-        await exchange.reply_json({"object": "list", "data": [_shown(record) for record in await self._book.all()]})
+        await exchange.reply_json(
+            {"object": "list", "data": [_shown(record) for record in await self._tenant_store.all()]}
+        )
 
     async def get_tenant(self, exchange: Exchange) -> None:
         self.admin_of(exchange)
-        await exchange.reply_json(_shown(await self._book.get(exchange.path_params["id"])))
+        await exchange.reply_json(_shown(await self._tenant_store.get(exchange.path_params["id"])))
 
     async def change_tenant(self, exchange: Exchange) -> None:
         admin, asked = self.admin_of(exchange), decode(await exchange.body(MAX_BODY_BYTES), Change)
         tenant = exchange.path_params["id"]
         async with self.recorded(admin, "set", tenant, msgspec.to_builtins(asked)):
-            record = await self._book.change(tenant, lambda record: _changed(record, asked))
+            record = await self._tenant_store.change(tenant, lambda record: _changed(record, asked))
         await exchange.reply_json(_shown(record))
 
     async def remove_tenant(self, exchange: Exchange) -> None:
         admin, tenant = self.admin_of(exchange), exchange.path_params["id"]
         async with self.recorded(admin, "remove", tenant, {}, must_be=False):
-            removed = await self._book.remove(tenant)
+            removed = await self._tenant_store.remove(tenant)
         is_cleared = await self._purge.clear(removed)
         told = {"id": tenant, "object": "tenant", "deleted": True, "uid": removed.key, "is_cleared": is_cleared}
         await exchange.reply_json(told)
@@ -152,7 +154,7 @@ class TenantAdmin:
             return msgspec.structs.replace(record, keys=(*others, key))
 
         async with self.recorded(admin, "add-key", tenant, {"key_id": key.id, **msgspec.to_builtins(asked)}):
-            record = await self._book.change(tenant, change)
+            record = await self._tenant_store.change(tenant, change)
         await exchange.reply_json(_shown(record) | {"key": secret}, 201)
 
     async def remove_key(self, exchange: Exchange) -> None:
@@ -166,7 +168,7 @@ class TenantAdmin:
             return msgspec.structs.replace(record, keys=keys)
 
         async with self.recorded(admin, "remove-key", tenant, {"key_id": key_id}, must_be=False):
-            record = await self._book.change(tenant, change)
+            record = await self._tenant_store.change(tenant, change)
         await exchange.reply_json(_shown(record))
 
     async def usage(self, exchange: Exchange) -> None:
@@ -194,7 +196,7 @@ class TenantAdmin:
     async def _key_of(self, tenant: str) -> str:
         """What the records of a tenant are under: by its name, or as it is given, for one that was removed."""
         try:
-            return (await self._book.get(tenant)).key
+            return (await self._tenant_store.get(tenant)).key
         except errors.NotFound:
             return tenant
 

@@ -135,7 +135,7 @@ class Cluster:
         """Called before a body is read: raises `LimitExceeded` where the request would be refused after it was read,
         prepared and checked against Redis."""
         self.admission.reject_early(caller.tenant.key)
-        self.accounts.used_up.reject_early(caller.tenant, caller.standing)
+        self.accounts.exhausted.reject_early(caller.tenant, caller.standing)
 
     def cancel(self, caller: Caller, request_id: str) -> bool:
         """Ends a request of the caller's tenant; False when it has ended already.

@@ -1,4 +1,4 @@
-"""What it would cost to send a request to a replica, in seconds, part by part. Knows nothing about choosing."""
+"""The cost of sending a request to a replica, in seconds, part by part. Knows nothing about choosing."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ class Parts(NamedTuple):
     own: float
     """This request's prefill."""
     pressure: float
-    """Of KV blocks: a replica that runs out preempts."""
+    """Cost of the shortage of KV blocks: a replica that runs out preempts."""
     slow: float
     """A decode step, with this request in the batch."""
     matched_tokens: int
-    """Of the prompt, that the replica is believed to have."""
+    """Tokens of the prompt that the replica is believed to have."""
     num_requests: int
-    """That gateways have there."""
+    """Requests that gateways have there."""
     filled: float
     """Share of KV blocks that would be in use."""
 

@@ -1,4 +1,4 @@
-"""What the router decided and why. A receipt holds everything that is needed to score the decision again."""
+"""A decision of the router and its reasons. A receipt holds everything that is needed to score the decision again."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ class Decision:
     reason: str
     """`prefix`, `load`, `spread`, `home` (no index: consistent hash) or `only` (one candidate)."""
     candidates: list[Candidate]
-    """As many as a receipt shows."""
+    """Candidates, as many as a receipt shows."""
     num_candidates: int
     hashes: tuple[bytes, ...]
     num_prompt_tokens: int
     num_matched_blocks: int
-    """Of the prompt, in the index for the chosen replica."""
+    """Blocks of the prompt that the index has for the chosen replica."""
     block_size: int
     predicted_cached_tokens: int
     predicted_seconds: float

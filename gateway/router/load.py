@@ -19,9 +19,9 @@ class InFlight:
     """A request that this gateway, or another one that told of it, sent to a replica."""
 
     num_tokens: int
-    """Of its prompt, to be computed as far as known."""
+    """Tokens of its prompt that are to be computed, as far as known."""
     num_blocks: int
-    """That it will take."""
+    """Blocks that it will take."""
     sent_at: float
     is_own: bool = False
     """Sent by this gateway."""
@@ -39,7 +39,7 @@ class Load:
         self._own_tokens = 0
         self._own_blocks = 0
         self._sent_tokens = 0
-        """Of `_own_tokens`, sent by this gateway."""
+        """Those of `_own_tokens` that this gateway sent."""
         self._others_tokens = 0.0
         self._head_since = 0.0
 
@@ -88,11 +88,11 @@ class Load:
         return self._own_pending(now, tps) + max(0.0, self._others_tokens - tps * age)
 
     def sent_tokens(self, now: float, tps: float) -> float:
-        """As `drain_tokens`, of this gateway's requests alone; progress counts for each gateway by its part."""
+        """As `drain_tokens`, of this gateway's requests alone. Progress counts for each gateway by its part."""
         return self._own_pending(now, tps) * self._sent_tokens / self._own_tokens if self._sent_tokens else 0.0
 
     def used_blocks(self) -> int:
-        """In use there, or soon by requests that the replica has not started."""
+        """Blocks in use there, or soon in use by requests that the replica has not started."""
         return self.reported.num_used_blocks + self._own_blocks
 
     def batch(self) -> int:

@@ -1,4 +1,4 @@
-"""What the router counts."""
+"""The router's metrics."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class RouterMetrics:
 
 
 class TrustCollector(Collector):
-    """Of the replicas that are there: one that has left is not told for ever as it was last."""
+    """Trust in the replicas that are there. One that has left is not exported any longer."""
 
     def __init__(self, trust: Callable[[], Mapping[str, float]]) -> None:
         self._trust = trust

@@ -25,7 +25,7 @@ from .fleet import Fleet
 from .load import InFlight, Load
 
 TELL_SECONDS = 0.001
-"""What happens within so long travels together."""
+"""Seconds within which changes go into one message."""
 BEAT_SECONDS = 1.0
 EXPIRY_SECONDS = 3.0
 _YOUNG_SECONDS = 0.5

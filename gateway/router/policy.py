@@ -21,5 +21,5 @@ def seconds(parts: Parts) -> float:
 
 
 def load_only(parts: Parts) -> float:
-    """As `seconds`, for a request whose prefill costs the same everywhere."""
+    """The cost as `seconds` has it, for a request whose prefill costs the same everywhere."""
     return parts.drain + parts.pressure + LAMBDA * parts.slow

@@ -1,4 +1,4 @@
-"""Where a prefix lives while no index says so: rendezvous hashing, the same on every gateway without a word."""
+"""The replica of a prefix that no index knows, by rendezvous hashing: the same on every gateway without messages."""
 
 from __future__ import annotations
 

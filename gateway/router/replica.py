@@ -25,7 +25,7 @@ class Replica:
     breaker: Breaker = field(default_factory=Breaker)
 
     def parts(self, num_prompt_tokens: int, matched_tokens: int, max_tokens: int, rates: Rates, now: float) -> Parts:
-        """What a request costs here, with `matched_tokens` of its prompt in the index."""
+        """The cost of a request here, with `matched_tokens` of its prompt in the index."""
         reported, block_size = self.load.reported, self.block_size
         believed = min(int(self.trust.value * matched_tokens), num_prompt_tokens - 1)
         num_uncached = num_prompt_tokens - believed
@@ -42,7 +42,7 @@ class Replica:
         )
 
     def standing(self, column: Column | None) -> tuple[bool, int]:
-        """Whether the index has everything that this incarnation said, and how full its cache is by that: in
+        """Two facts of the index: it has all that this incarnation reported; and how full the cache is by that, in
         sixteenths, since finer differences mean nothing once caches are full."""
         if column is None or column.epoch != self.member.epoch:
             return False, 0

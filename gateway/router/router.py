@@ -54,9 +54,9 @@ class Dispatch:
     in_flight: InFlight
     sent_at: float
     number: int
-    """As the other gateways know it."""
+    """Number under which the other gateways know it."""
     is_first: bool
-    """Of its request's prompts."""
+    """It carries the first of its request's prompts."""
     is_over: bool = False
 
 
@@ -100,12 +100,12 @@ class Router:
         return bool(self._fleet)
 
     def has_replica(self, model_key: str) -> bool:
-        """Whether an engine serves the model and goes on to."""
+        """An engine serves the model and is not leaving."""
         return any(not replica.is_draining for replica in self._fleet.of(model_key).values())
 
     @property
     def model_keys(self) -> list[str]:
-        """Of the models that have replicas."""
+        """Keys of the models that have replicas."""
         return self._fleet.model_keys
 
     async def wait_for(self, model_key: str, exclude: Collection[Incarnation]) -> None:
@@ -122,7 +122,7 @@ class Router:
         return sum(replica.load.num_requests for replica in self._fleet.of(model_key).values())
 
     def has_room(self, model_key: str, num_tokens: int, num_prompts: int) -> bool:
-        """Whether replicas let this gateway have one more prompt waiting there: beside `num_tokens` that are on their
+        """Replicas let this gateway have one more prompt waiting there: beside `num_tokens` that are on their
         way there, and `num_prompts` that were sent and have not started.
 
         A replica needs no more prompts waiting than it runs at once. Short prompts within its credit of tokens would be
@@ -142,7 +142,7 @@ class Router:
                 room += max(0.0, credit - replica.load.sent_tokens(now, rates[replica.member.numerics_id].prefill_tps))
             if room > 0 and num_prompts < num_seats:
                 return True
-        # Where nobody takes requests, one that is sent finds out why.
+        # Where no replica takes requests, one that is sent finds out why.
         return not is_served
 
     async def consult(self, model_key: str, block_hashes: bytes) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 WEIGHT = 0.1
-"""Of the newest outcome."""
+"""Weight of the newest outcome."""
 FLOOR = 0.05
 """A replica keeps a little belief, so that it is tried again and can win the rest back."""
 DOUBT = 0.7

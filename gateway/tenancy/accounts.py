@@ -1,4 +1,4 @@
-"""Who pays: reserves before a request runs, renews while it does, settles when it ends, writes down what it used.
+"""Charges tenants: reserves before a request runs, renews while it does, settles when it ends, records what it used.
 
 One for a gateway. Without Redis the local share of the limits counts; nothing fails for want of it otherwise.
 """
@@ -30,13 +30,13 @@ from .tenants import Tenant
 from .token_counts import CarriedRequest, TokenNeed, TokenUse
 
 REBUILD_SECONDS = 5.0
-"""To count a scope's records again; a request waits for it once."""
+"""Seconds to count a scope's records again. A request waits for it once."""
 UNCOUNTED = "what was spent is not known"
 ScopesOf = Callable[[Tenant, str], list[Scope]]
 
 
 def unlimited(tenant: Tenant, model: str) -> list[Scope]:
-    """Where no tenants are kept."""
+    """The limits where no tenants are kept: none."""
     return []
 
 
@@ -59,7 +59,7 @@ class Accounts:
         self._is_alone = False
         self._grants: set[Grant] = set()
         self._leaving: set[asyncio.Task[None]] = set()
-        self.used_up = ExhaustedLimits()
+        self.exhausted = ExhaustedLimits()
         self._rebuilding: dict[tuple[str, str], asyncio.Task[bool]] = {}
 
     @contextlib.asynccontextmanager
@@ -78,7 +78,7 @@ class Accounts:
     async def resumed(
         self, caller: Caller, model: str, carried: CarriedRequest, use: Callable[[], TokenUse]
     ) -> AsyncIterator[Grant]:
-        """Scopes what is left of a request. What was charged for it is not charged again."""
+        """Scopes the rest of a request. What was charged for it is not charged again."""
         if carried.is_charged:
             yield Grant(tenant=caller.tenant, request_id=caller.request_id, scopes=[])
             return
@@ -125,7 +125,7 @@ class Accounts:
             verdict = self._local.count(tenant.key, scopes)
         standing.requests = verdict.requests
         if verdict.refusal is not None:
-            self.used_up.note(tenant, verdict)
+            self.exhausted.note(tenant, verdict)
             raise refused(verdict.refusal, tenant.id)
 
     async def extend(self, grant: Grant, tokens: int) -> Verdict:
@@ -172,7 +172,7 @@ class Accounts:
         )
         standing.requests, standing.tokens = verdict.requests, verdict.tokens
         if verdict.refusal is not None:
-            self.used_up.note(tenant, verdict)
+            self.exhausted.note(tenant, verdict)
             raise refused(verdict.refusal, tenant.id)
         grant.granted, grant.more, grant.used_before = verdict.granted, self, prompts
         grant.num_choices = grant.entrance.most = verdict.num_choices
@@ -230,7 +230,7 @@ class Accounts:
             self._without_redis(failure)
 
     async def _asked(self, grant: Grant, *, most: int, least: int, choices: Choices, used: int = 0) -> Verdict:
-        """As `_ask`; who leaves before it is answered holds nothing."""
+        """As `_ask`. A request that is cancelled before the answer holds nothing."""
         asking = asyncio.create_task(self._ask(grant, most=most, least=least, choices=choices, used=used))
         try:
             return await asyncio.shield(asking)
@@ -289,7 +289,7 @@ class Accounts:
             self._without_redis(failure)
 
     async def _rebuild(self, tenant: str, scopes: Sequence[Scope], name: str) -> bool:
-        """Counts what a scope has spent, once for all who ask. False where that cannot be found out."""
+        """Counts what a scope has spent, once for all requests that wait. False where that cannot be found out."""
         scope = next(scope for scope in scopes if scope.name == name)
         key = (tenant, name)
         if key not in self._rebuilding:
@@ -313,7 +313,7 @@ class Accounts:
         return True
 
     async def _renew(self) -> None:
-        """Also what puts the reservations back into a Redis that has lost them."""
+        """Renews the reservations. It also puts them back into a Redis that has lost them."""
         while True:
             await asyncio.sleep(LEASE_MS / 4e3)
             for grant in list(self._grants):
@@ -335,7 +335,7 @@ class Accounts:
                     break
 
     async def _let_lapse(self) -> None:
-        """What gateways that died have reserved and not used."""
+        """Gives back what gateways that died have reserved and not used."""
         async for left in self._usage.left():
             try:
                 await self._limiter.lapse(left.tenant, left.request_id, used=left.used, seq=left.seq)

@@ -1,4 +1,4 @@
-"""What the headers of a call say, the same over HTTP and gRPC: who asks, how urgent it is, until when."""
+"""The caller of a request, read from its headers over HTTP and gRPC alike: tenant, priority, deadline, trace."""
 
 from __future__ import annotations
 
@@ -21,29 +21,29 @@ MAX_STATE_LEN = 512
 MAX_DEADLINE_MS = 2**31 - 1
 MAX_PRIORITY = 1000
 UNTRACED = NoSpan()
-"""Until the request's own begins."""
+"""The span until the request's own begins."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Caller:
-    """Who asks and on what terms."""
+    """The tenant that asks, and the terms of its request."""
 
     tenant: Tenant
     request_id: str = field(default_factory=lambda: secrets.token_hex(12))
-    """Ours: keys everything."""
+    """The gateway's id, under which everything of the request is kept."""
     client_request_id: str = ""
-    """Theirs: echoed, keys nothing."""
+    """The client's id: echoed, nothing is kept under it."""
     priority: int = 0
-    """Added to the tenant's tier: it can only lower."""
+    """Added to the tenant's tier, so that it can only lower."""
     deadline: float | None = None
-    """On the monotonic clock."""
+    """Time on the monotonic clock."""
     traceparent: str = ""
-    """As the client sent it; what stages are told is the span's."""
+    """The header as the client sent it. Stages get the span's."""
     tracestate: str = ""
     span: Span = UNTRACED
     wants_receipt: bool = False
     is_counted: bool = False
-    """Among the requests of its tenant's minute, before it came here."""
+    """It was counted among the requests of its tenant's minute before it came here."""
     standing: Standing = field(default_factory=Standing)
     """Filled in when the request is charged."""
 
@@ -65,7 +65,7 @@ class Caller:
         )
 
     def with_body(self, request_id: str | None, priority: int | None) -> Caller:
-        """With what the request itself says of it: a name if the headers gave none, a priority that only lowers."""
+        """The caller with what the body says: an id if the headers gave none, a priority that only lowers."""
         if not (request_id or priority):
             return self
         return dataclasses.replace(
@@ -76,7 +76,7 @@ class Caller:
 
     @property
     def shown_id(self) -> str:
-        """What `x-request-id` answers."""
+        """The id that `x-request-id` answers."""
         return self.client_request_id or self.request_id
 
     @contextlib.asynccontextmanager
@@ -98,7 +98,7 @@ class Caller:
 
     @property
     def remaining_ms(self) -> int:
-        """Until the deadline, at least 1; 0: there is none."""
+        """Milliseconds until the deadline, at least 1. 0: there is none."""
         if self.deadline is None:
             return 0
         return min(max(1, int((self.deadline - time.monotonic()) * 1e3)), MAX_DEADLINE_MS)
@@ -109,12 +109,12 @@ def _until(deadline: float | None) -> contextlib.AbstractAsyncContextManager[obj
 
 
 def _printable(text: str) -> str:
-    """What may go back into a header and into a log line."""
+    """The characters that may go back into a header and into the log."""
     return "".join(char for char in text[:MAX_ID_LEN] if " " < char <= "~")
 
 
 def _whole_entries(tracestate: str) -> str:
-    """As it came; of one that is longer than W3C asks to pass on, the entries that changed last."""
+    """The header as it came. Of one longer than W3C asks to pass on, the entries that changed last."""
     if not tracestate.isascii() or not tracestate.isprintable():
         return ""
     return tracestate if len(tracestate) <= MAX_STATE_LEN else tracestate[: MAX_STATE_LEN + 1].rpartition(",")[0]

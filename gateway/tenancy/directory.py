@@ -29,11 +29,11 @@ from .tenants import ADMIN_TENANT, MARK, AdminKeys, KeyedTenants, Tenant, checke
 
 PREFIX = "hw"
 _OF_FILE, _NAMED_BY_ADMIN = f"file{MARK}", f"admin{MARK}"
-"""What keys of tenants begin with whose names are not their keys."""
+"""Prefixes of the keys of tenants whose names are not their keys."""
 READ_AGAIN_SECONDS = 60.0
 RETRY_SECONDS = 1.0
 _NOBODY = secrets.token_bytes(32)
-"""What a key with an unknown name is compared with, so that it takes as long as another."""
+"""Digest that a key with an unknown name is compared with, so that it takes as long as another."""
 
 
 def new_key(*, expires_at: float | None = None) -> tuple[Key, str]:
@@ -44,18 +44,22 @@ def new_key(*, expires_at: float | None = None) -> tuple[Key, str]:
 
 
 class TenantDirectory:
-    """Who asks, by key. An administrator's key may ask in any tenant's name."""
+    """Finds tenants by key. An administrator's key may ask in any tenant's name."""
 
     def __init__(
-        self, book: TenantStore, admins: AdminKeys, file: KeyedTenants | None = None, snapshot: Snapshot | None = None
+        self,
+        tenant_store: TenantStore,
+        admins: AdminKeys,
+        file: KeyedTenants | None = None,
+        snapshot: Snapshot | None = None,
     ) -> None:
         """`file`: tenants without limits, whose keys lie in a file."""
-        self.book, self._admins, self._file = book, admins, file
+        self.tenant_store, self._admins, self._file = tenant_store, admins, file
         self._snapshot = snapshot or Snapshot("")
         self._records: dict[str, TenantRecord] = {}
-        """By name."""
+        """Records by name."""
         self._by_key: dict[str, TenantRecord] = {}
-        """As `Tenant.key`."""
+        """Records by `Tenant.key`."""
         self._keys: dict[str, tuple[Key, TenantRecord]] = {}
         self._retired: set[str] = set()
         """Keys of tenants that were removed."""
@@ -79,13 +83,13 @@ class TenantDirectory:
                 yield self
 
     async def read(self) -> bool:
-        """Whether it could be read."""
+        """Reads the records. False where they cannot be read."""
         try:
-            # These first: a record of theirs that somebody put back is known by them.
-            removed = await self.book.removed()
-            records = await self.book.all()
+            # These first: a record of theirs that was put back is known by them.
+            removed = await self.tenant_store.removed()
+            records = await self.tenant_store.all()
         except (errors.Unavailable, msgspec.MsgspecError) as failure:
-            # What a later version wrote is none to this one: better to know what there was than to ask no more.
+            # A later version's record is none to this one: better to know the old records than to stop reading.
             structlog.get_logger().warning("tenants cannot be read", error=str(failure), known=len(self._records))
             return False
         self._know(records, removed)
@@ -101,7 +105,7 @@ class TenantDirectory:
         self._is_read = True
 
     def identify(self, authorization: str, tenant_name: str) -> Tenant:
-        """Raises `Unauthenticated`; `Unavailable` while nobody could tell."""
+        """Raises `Unauthenticated`; `Unavailable` while the records cannot be read."""
         key = key_of(authorization)
         _, _, rest = key.partition("-")
         key_id, _, _ = rest.partition("-")
@@ -118,8 +122,8 @@ class TenantDirectory:
         raise errors.Unauthenticated("the API key is not known")
 
     def check(self, tenant: Tenant) -> None:
-        """Raises `KeyRevoked` for a tenant, or a key of one, that is not there any longer; `Unavailable` while nobody
-        could tell."""
+        """Raises `KeyRevoked` for a tenant, or a key of one, that is not there any longer; `Unavailable` while the
+        records cannot be read."""
         self._record_of(tenant)
 
     def scopes(self, tenant: Tenant, model: str) -> list[Scope]:
@@ -178,7 +182,7 @@ class TenantDirectory:
 
     async def _hear(self, words: Subscription, changed: asyncio.Event) -> None:
         async for word in words:
-            self.book.heard(word.payload)
+            self.tenant_store.heard(word.payload)
             changed.set()
 
     def _seconds_to_expiry(self) -> float:

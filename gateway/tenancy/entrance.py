@@ -9,8 +9,8 @@ NO_BOUND = sys.maxsize
 
 
 class Entrance:
-    """Where the prompts of one request stand in line for the gateway's queue: one of them is let in at a time, and no
-    more than `most` choices of the request run at once."""
+    """The entrance of one request's prompts to the gateway's queue: one prompt is let in at a time, and no more than
+    `most` choices of the request run at once."""
 
     def __init__(self, most: int = NO_BOUND, num_prompts: int = 1) -> None:
         self.most = most

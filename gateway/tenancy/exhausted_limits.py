@@ -1,4 +1,4 @@
-"""Who has used up the requests of the minute: told at the door, before anything of a request is read.
+"""Tenants that have used up their requests of the minute, refused before anything of a request is read.
 
 A minute's requests do not come back before their time, so that what is said here is what Redis would say. It is said
 for a second at most: limits may be raised.
@@ -18,15 +18,15 @@ MAX_KEPT = 10_000
 
 
 class ExhaustedLimits:
-    """By tenant and key. A limit of one model stands in nobody's way here: the door does not know the model."""
+    """Refusals by tenant and key. A limit of one model refuses none here: the model is not known yet."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._refusals: dict[tuple[str, str], tuple[float, Verdict]] = {}
-        """And when they were made."""
+        """Refusals, and when they were made."""
 
     def note(self, tenant: Tenant, verdict: Verdict) -> None:
-        """What was said of a request of the tenant."""
+        """Notes the verdict on a request of the tenant."""
         refusal = verdict.refusal
         if refusal is not None and refusal.limit == "requests" and not refusal.scope.startswith("model "):
             if len(self._refusals) >= MAX_KEPT:

@@ -1,4 +1,4 @@
-"""One request's leave to use tokens: as many as its tenant's limits hold, a lease at a time, enforced to the token.
+"""One request's right to use tokens: as many as its tenant's limits hold, a lease at a time, enforced to the token.
 
 An engine computes no token of an answer without credit, and credit is given against a lease only.
 """
@@ -17,11 +17,11 @@ from .records import Scope
 from .tenants import Tenant
 
 LEASE_TOKENS = 1024
-"""Of an answer, at first; the credit that a choice has on its way."""
+"""Tokens that an answer is leased at first: the credit that a choice has on its way."""
 MAX_WAIT_SECONDS = 20.0
-"""That an answer stands still for the minute's tokens: less than an engine holds a stream without credit."""
+"""Seconds that an answer waits for the minute's tokens: less than an engine holds a stream without credit."""
 END_SECONDS = 0.5
-"""In which an answer whose tokens are all out says that it has ended."""
+"""Seconds in which an answer whose tokens are all out says that it has ended."""
 
 
 class Credited(Protocol):
@@ -48,14 +48,14 @@ class Counts(Protocol):
 
 
 class More(Protocol):
-    """Who gives more tokens."""
+    """The source of more tokens."""
 
     async def extend(self, grant: Grant, tokens: int) -> Verdict: ...
 
 
 @dataclass(slots=True)
 class Standing:
-    """What a tenant's tightest limits leave it, as the headers of an answer say."""
+    """What a tenant's tightest limits leave it, for the headers of an answer."""
 
     requests: Left | None = None
     tokens: Left | None = None
@@ -77,28 +77,29 @@ class Grant:
     request_id: str
     scopes: list[Scope]
     more: More | None = None
-    """None: nothing is limited."""
+    """None: the tenant has no limits."""
     granted: int = 0
     is_local: bool = False
     """Given without Redis."""
     num_requests: int = 1
-    """Of the minute's; 0: it was counted when it was asked for."""
+    """Requests that it takes of the minute's. 0: it was counted before."""
     num_choices: int = 1
-    """That may run at once."""
+    """Choices that may run at once."""
     first_credit: int = LEASE_TOKENS
-    """Of each choice."""
+    """Credit of each choice."""
     used_before: int = 0
-    """Tokens of prompts."""
+    """Tokens of prompts, and of answers that were charged before (negative)."""
     num_output_tokens: int = 0
     charged_prompt_tokens: int = 0
-    """By gateways that carried the request before; as with the next."""
+    """Prompt tokens that earlier gateways have charged."""
     charged_output_tokens: int = 0
+    """Output tokens that earlier gateways have charged."""
     num_prompts: int = 1
     entrance: Entrance = field(init=False)
     """Its choices' way to the queue; no more of them run at once than its tenant's limits let."""
     counted_by: set[Counts] = field(default_factory=set)
     refusal: errors.LimitExceeded | None = None
-    """Since no more is given."""
+    """Set once no more is given."""
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
     _ends: list[asyncio.TimerHandle] = field(default_factory=list)
 
@@ -135,7 +136,7 @@ class Grant:
             task.cancel()
         for each in self._ends:
             each.cancel()
-        # With the choices that they know.
+        # They hold the choices.
         self._ends.clear()
 
     async def _extend(self, choice: Credited, wanted: int) -> None:

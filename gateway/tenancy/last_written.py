@@ -1,4 +1,4 @@
-"""When each tenant's record was last written or removed, so that an older one that somebody puts back is refused.
+"""When each tenant's record was last written or removed, so that an older one that is put back is refused.
 
 NATS cannot tell: its passwords are enough to take everything back to how it was. So the times are kept where they do
 not reach, in a file of this machine and in Redis, and gateways tell each other of them in messages that are sealed.
@@ -49,16 +49,16 @@ class LastWritten:
             self._times[key] = max(at, self.of(key))
 
     async def read(self) -> None:
-        """What this machine, and other gateways, have kept."""
+        """Reads what this machine and other gateways have kept."""
         self._on_disk = await asyncio.to_thread(self._load)
         self.note(self._on_disk)
         await self._fetch()
 
     async def keep(self) -> None:
-        """What is known and was not kept where it could be. A place that is out of reach is told at the next time."""
+        """Keeps what is known where it is not kept yet. A place out of reach gets it the next time."""
         if self._path is not None and any(self._newer_than(self._on_disk)):
             await asyncio.to_thread(self._save, self._path)
-        # As they are now: others are noted while Redis is asked.
+        # A copy: others are noted while Redis is asked.
         newer = iter(list(self._newer_than(self._in_redis)))
         while page := list(islice(newer, _PAGE)):
             sealed = [(key, self._seals.seal(key, b"%d" % at)) for key, at in page]
@@ -89,7 +89,7 @@ class LastWritten:
         for key, sealed in found.items():
             if (opened := self._seals.open(name := key.decode(errors="replace"), sealed)) is not None:
                 self.note({name: int(opened.value)})
-                # What a token signed that is about to go is written once more.
+                # Values signed by a token that is about to go are written once more.
                 self._in_redis |= {name: int(opened.value)} if opened.is_current else {}
 
     def _load(self) -> dict[str, int]:
@@ -102,7 +102,7 @@ class LastWritten:
             return {}
 
     def _save(self, path: Path) -> None:
-        """With what another gateway has written meanwhile."""
+        """Writes the file, with what another gateway has written meanwhile."""
         merged = self._load()
         merged |= {key: at for key, at in dict(self._times).items() if at > merged.get(key, 0)}
         try:

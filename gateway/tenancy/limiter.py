@@ -2,7 +2,7 @@
 
 All counters of a tenant lie in one hash slot: a hash with one packed field a scope, a hash of open reservations, a
 sorted set of their leases. A minute is any 60 seconds, counted in slots of 5 s that are let go whole. A reservation
-that nobody renews is given back but for what it is known to have used, sooner where somebody knows how much that was;
+that is not renewed is given back but for what it is known to have used, sooner where it is known how much that was;
 one that is settled is remembered for a lease, so that a renewal which was on its way does not bring it back. Knows
 nothing about where tenants come from.
 """
@@ -35,7 +35,7 @@ NEVER = -1.0
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """What stands in the way."""
+    """The limit that refuses a request."""
 
     scope: str
     limit: str
@@ -46,7 +46,7 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """Of one limit."""
+    """What is left of one limit."""
 
     limit: int
     remaining: int
@@ -55,7 +55,7 @@ class Left:
 
 @dataclass(frozen=True, slots=True)
 class Choices:
-    """Of one request: how many it would run at once, and without how many it cannot begin."""
+    """Choices of one request: how many would run at once, and without how many it cannot begin."""
 
     most: int
     least: int
@@ -73,7 +73,7 @@ class Verdict:
     requests: Left | None = None
     tokens: Left | None = None
     num_choices: int = 0
-    """That may run at once; of a reservation that was granted."""
+    """Choices that may run at once, of a reservation that was granted."""
 
 
 class Limiter:
@@ -125,7 +125,7 @@ class Limiter:
         await self._change("settle", tenant, id, scopes, used=used, seq=seq)
 
     async def lapse(self, tenant: str, id: str, *, used: int, seq: int) -> None:
-        """As if nobody had renewed a reservation, which had used so much; one that is not there is left alone."""
+        """Ends a reservation that has used so much, as if it had not been renewed. Ignores one that is not there."""
         await self._change("lapse", tenant, id, [], used=used, seq=seq)
 
     async def begin_rebuild(self, tenant: str, scope: Scope) -> None:

@@ -36,7 +36,7 @@ class LocalLimits:
         self._counts: dict[tuple[str, str], _Counts] = {}
 
     def count(self, tenant: str, scopes: Sequence[Scope]) -> Verdict:
-        """As the limiter of the same verb."""
+        """As the limiter's method of the same name."""
         return self.reserve(tenant, [requests_alone(each) for each in scopes], most=0, least=0, choices=NO_CHOICE)
 
     def reserve(
@@ -49,7 +49,7 @@ class LocalLimits:
         requests: int = 1,
         choices: Choices = ONE_CHOICE,
     ) -> Verdict:
-        """As the limiter of the same verb; for more of one that runs, without requests and choices."""
+        """As the limiter's method of the same name. More for a request that runs takes no requests and choices."""
         now, num_choices = self._clock(), choices.most
         requests_left: Left | None = None
         for scope in scopes:

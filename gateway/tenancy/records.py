@@ -16,11 +16,11 @@ Period = Annotated[Literal["day", "month"], msgspec.Meta(description="day or mon
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """What is not given is not limited."""
+    """Limits of a tenant, a key or a model. A limit that is absent does not exist."""
 
     requests_per_minute: Count | None = None
     tokens_per_minute: Count | None = None
-    """Of prompts and answers."""
+    """Tokens of prompts and answers."""
     concurrency: Count | None = None
     """Choices at once, over all requests."""
     budget: Count | None = None
@@ -67,7 +67,7 @@ class TenantRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     models: dict[str, Limits] = {}
     """Limits on top, by model."""
     file_bytes: int | None = None
-    """That it may keep, as `StorageLimits` has it; None: as many as every tenant."""
+    """Bytes of files that it may keep, see `StorageLimits`. None: as many as every tenant."""
     response_bytes: int | None = None
     keys: tuple[Key, ...] = ()
 
@@ -81,7 +81,7 @@ class TenantRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
         return self.uid or (f"book{MARK}{self.id}" if self.id in RESERVED else self.id)
 
     def scopes(self, key_id: str, model: str) -> list[Scope]:
-        """What a request with that key for that model has to fit into."""
+        """The scopes whose limits hold for a request with that key for that model."""
         limits = {"tenant": self.limits, f"model {model}": self.models.get(model, NO_LIMITS)}
         limits |= {f"key {key.id}": key.limits for key in self.keys if key.id == key_id}
         return [Scope(name, each) for name, each in limits.items() if not each.is_empty]

@@ -19,7 +19,7 @@ _records = msgspec.json.Decoder(list[TenantRecord])
 
 
 class Snapshot:
-    """Of nothing where `path` is empty."""
+    """A file of tenants' records. It keeps nothing where `path` is empty."""
 
     def __init__(self, path: str) -> None:
         self._path = Path(path) if path else None

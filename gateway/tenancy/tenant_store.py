@@ -29,7 +29,7 @@ BUCKET = "headwater_tenants"
 HISTORY = 8
 """Versions of a tenant that the bucket keeps."""
 _REMOVED = "removed"
-"""What keys of removed tenants begin with; those of tenants have no dot."""
+"""Prefix of the keys of removed tenants; those of tenants have no dot."""
 _records = msgspec.json.Decoder(TenantRecord)
 _removed = msgspec.json.Decoder(Removed)
 _times = msgspec.json.Decoder(dict[str, int])
@@ -50,7 +50,7 @@ class TenantStore:
             await self._open()
 
     async def all(self) -> list[TenantRecord]:
-        """By name."""
+        """All tenants, by name."""
         await self._last_written.read()
         with or_unavailable():
             bucket = await self._open()
@@ -72,7 +72,7 @@ class TenantStore:
 
     async def add(self, record: TenantRecord) -> None:
         """Raises `BadRequest` when there is one of that name."""
-        # What an earlier tenant of that name has left says when that was removed.
+        # The record of an earlier tenant of that name says when that was removed.
         await self._last_written.read()
         await self.removed()
         key = _key(record.id)
@@ -89,7 +89,7 @@ class TenantStore:
         await self._tell(key, self._seals.time_of(sealed))
 
     async def change(self, tenant_id: str, change: Callable[[TenantRecord], TenantRecord]) -> TenantRecord:
-        """Applies `change` to what is there, whoever else changes it meanwhile. Raises `NotFound`."""
+        """Applies `change` to the current record, also while other processes change it. Raises `NotFound`."""
         while True:
             record, revision = await self._find(tenant_id)
             changed = change(record)
@@ -154,7 +154,7 @@ class TenantStore:
         return self._seal(_key(record.id), msgspec.json.encode(record))
 
     def _sealed_removal(self, removed: Removed) -> tuple[str, bytes]:
-        """Key and value. Without a seal, whoever writes to the bucket could have any tenant's data deleted."""
+        """Key and value. Without a seal, any writer to the bucket could have any tenant's data deleted."""
         key = _removed_key(removed)
         return key, self._seal(key, msgspec.json.encode(removed))
 
@@ -186,7 +186,7 @@ class TenantStore:
             except nats.js.errors.KeyWrongLastSequenceError:
                 continue
             except nats.js.errors.APIError as refused:
-                # A full server stops nobody from reading; the next reading signs.
+                # A full server does not keep records from being read; the next reading signs.
                 if not is_full(refused):
                     raise
 

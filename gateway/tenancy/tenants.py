@@ -1,4 +1,4 @@
-"""Who asks: a tenant by its key, or anyone by name where no keys are set. Knows nothing about limits."""
+"""Tenants, found by key, or by name where no keys are set. Knows nothing about limits."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ OPEN_TENANT, ADMIN_TENANT = "open", "admin"
 RESERVED = (OPEN_TENANT, ADMIN_TENANT)
 """Names that no tenant may have: what is kept under them is of callers without keys and of administrators."""
 MARK = "~"
-"""In keys of tenants that are no names; no name has it."""
+"""Marks keys of tenants that are no names; no name has it."""
 KEY_ID_LEN = 12
 MIN_ADMIN_KEY_LEN = 16
 FoundT = TypeVar("FoundT")
@@ -27,22 +27,22 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tenant:
-    """Whom an answer is for and how it is weighed against others'."""
+    """The tenant that an answer is for, and its weight against others."""
 
     id: str
     """Its name, as people and metrics know it."""
     uid: str = ""
-    """Of its record, drawn when that was made; empty for a tenant that is no more than a name."""
+    """Id of its record, drawn when that was made; empty for a tenant that is no more than a name."""
     weight: float = 1.0
     tier: int = 0
     """Strict priority; lower runs first. A request may only lower itself."""
     key_id: str = ""
-    """Of the key that it came with, where keys have names."""
+    """Id of the key that it came with, where keys have names."""
     shared_cache: bool = False
     """It hits the cached prefixes of all tenants that share theirs, and they its."""
 
     key: str = field(init=False, repr=False, compare=False)
-    """What everything of the tenant is kept and counted under; a name that is given again has another one."""
+    """The key under which everything of the tenant is kept and counted. A name that is given again has another one."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "key", self.uid or self.id)
@@ -53,7 +53,7 @@ _OPEN = Tenant(id=OPEN_TENANT)
 
 @dataclass(frozen=True, slots=True)
 class OpenTenants:
-    """No keys: everyone is the open tenant, or the one that `x-tenant` names."""
+    """No keys: every caller is the open tenant, or the one that `x-tenant` names."""
 
     def identify(self, authorization: str, tenant_name: str) -> Tenant:
         if tenant_name == ADMIN_TENANT:
@@ -72,7 +72,7 @@ class KeyedTenants:
     """Tenants by key. Only digests of the keys are kept."""
 
     tenants: dict[bytes, Tenant] = field(repr=False)
-    """By SHA-256 of the key."""
+    """Values by SHA-256 of the key."""
 
     @classmethod
     def read(cls, path: Path) -> KeyedTenants:
@@ -109,14 +109,14 @@ class KeyedTenants:
 
 @dataclass(frozen=True, slots=True)
 class AdminKeys:
-    """Who may administer, by key."""
+    """Administrators, by key."""
 
     names: dict[bytes, str] = field(repr=False)
-    """By SHA-256 of the key."""
+    """Values by SHA-256 of the key."""
 
     @classmethod
     def read(cls, key: str, path: str) -> AdminKeys:
-        """The key as given, or a file with one `name key` a line; with neither nobody may."""
+        """Reads the key as given, or a file with one `name key` a line. With neither there are no administrators."""
         if key and len(key) < MIN_ADMIN_KEY_LEN:
             raise SettingError("admin_key", "***", f"at least {MIN_ADMIN_KEY_LEN} characters")
         names = {_digest(key): "admin"} if key else {}
@@ -129,7 +129,7 @@ class AdminKeys:
 
 @dataclass(frozen=True, slots=True)
 class KnownTenant:
-    """For requests that the gateway itself makes: whose they are was found out before."""
+    """The tenant of a request that the gateway itself makes: it was identified before."""
 
     tenant: Tenant
 
@@ -143,11 +143,11 @@ class Identity(Protocol):
 
 class Tenants(Identity, Protocol):
     def check(self, tenant: Tenant) -> None:
-        """Of one that was identified a while ago. Raises `KeyRevoked` when its key or the tenant itself is gone."""
+        """Checks a tenant that was identified before. Raises `KeyRevoked` when its key or the tenant itself is gone."""
         ...
 
     def escapes_special_tokens(self, tenant: Tenant) -> bool:
-        """Whether special tokens in its conversations are text, whatever a request says and whenever it was made."""
+        """Special tokens in the tenant's conversations are text, in every request."""
         ...
 
 

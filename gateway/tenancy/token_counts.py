@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenNeed:
-    """What a request asks its tenant's limits for before it runs."""
+    """The tokens and seats that a request needs before it runs."""
 
     num_prompts: int
     num_answers: int
@@ -23,7 +23,7 @@ class TokenNeed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenUse:
-    """What a request has used, over all its prompts."""
+    """The tokens that a request has used, over all its prompts."""
 
     num_prompts: int
     num_sent: int

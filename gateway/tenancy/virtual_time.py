@@ -20,12 +20,12 @@ from .tenants import Tenant
 
 SHARE_SECONDS = 0.1
 COST_UNCACHED, COST_CACHED, COST_OUTPUT = 1.0, 0.1, 2.0
-"""Of a token."""
+"""Cost of a token."""
 FIRST_GUESS = 128.0
 """Tokens of a tenant's answer, before any is known."""
 LEARNING = 0.2
 MAX_TENANTS = 10_000
-"""That are remembered though nobody has heard of them lately: where tenants name themselves, their number has no
+"""Tenants that are remembered without requests: where tenants name themselves, their number has no
 bound."""
 KEYS = ("fair:{tenants}", "fair:{tenants}:active")
 
@@ -97,7 +97,7 @@ class VirtualTime:
         self._now = 0.0
         """The latest beginning of what is, or was, computed, on any gateway."""
         self._elsewhere: Mapping[str, float] = {}
-        """Who is active on any gateway, as last heard."""
+        """Tenants that are active on any gateway, as last read."""
         self._answer_lens: dict[str, float] = {}
 
     @contextlib.asynccontextmanager
@@ -132,7 +132,7 @@ class VirtualTime:
         self._now = max(self._now, virtual_time)
 
     def _lift(self, name: str) -> None:
-        """Who was away has saved up nothing: it begins where those stand who are being served, not behind the queue."""
+        """A tenant that was away has saved up nothing: it begins where the tenants stand that are being served."""
         if self._times[name] < self._now:
             self._times[name] = self._floors[name] = self._now
 
@@ -168,7 +168,7 @@ class VirtualTime:
         self._forget()
 
     def _forget(self) -> None:
-        """Tenants that nobody has heard of lately."""
+        """Drops tenants that had no requests lately."""
         for name in [name for name, count in self._here.items() if not count]:
             del self._here[name]
         if len(self._times) > MAX_TENANTS:
