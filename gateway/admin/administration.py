@@ -1,7 +1,7 @@
-"""Who may change a running line, and the record of what was changed.
+"""The rights to change a running cluster, and the record of what was changed.
 
-With administrators' keys one is needed, and each change leaves a record. Without any keys, on loopback that is,
-everyone on this machine may, but no web page.
+With administrators' keys one is needed, and each change leaves a record. Without any keys, which means on loopback,
+every client on this machine may, but no web page.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Administration:
         return ""
 
     def may_see(self, exchange: Exchange) -> bool:
-        """Whether who asks may know of all tenants."""
+        """The caller may know of all tenants."""
         if self._admin is not None:
             return self._admin.is_admin(exchange)
         return self._is_open and "origin" not in exchange.headers

@@ -47,7 +47,7 @@ class Purge:
             yield self
 
     async def clear(self, removed: Removed) -> bool:
-        """Whether nothing is left; what could not be deleted is tried again later."""
+        """Deletes what a tenant has left. False: something could not be deleted, and is tried again later."""
         try:
             await self._clear(removed.key)
             if time.time() - removed.at >= SETTLED_SECONDS:

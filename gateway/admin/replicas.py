@@ -1,4 +1,4 @@
-"""The REST handlers of /admin/replicas: the engines of the line, and taking one out of service."""
+"""The REST handlers of /admin/replicas: the engines of the cluster, and taking one out of service."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from .administration import Administration
 
 MAX_BODY_BYTES = 1024
 MARGIN_SECONDS = 10.0
-"""For the last words of an engine whose limit is over."""
+"""Seconds for the last reply of an engine whose limit is over."""
 
 
 class Draining(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """POST /admin/replicas/{id}/drain"""
 
     limit_seconds: Annotated[float, msgspec.Meta(gt=0, le=3600, description="seconds, above 0 up to 3600")] = 30.0
-    """What its requests are given; those that are not done then go on elsewhere, where that can be."""
+    """Seconds that its requests have. Those that are not done then go on elsewhere, where that is possible."""
 
 
 class ReplicaAdmin:

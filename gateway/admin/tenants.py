@@ -31,7 +31,7 @@ from .purge import Purge
 
 MAX_BODY_BYTES = 64 * 1024
 MAX_KEYS = 64
-"""Of a tenant."""
+"""Keys of a tenant."""
 MAX_GRACE_SECONDS = 30 * 86_400
 DEFAULT_DAYS = 31
 MAX_AUDIT = 1000
@@ -80,7 +80,7 @@ class Rotation(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class AuditRecord(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """Who asked for what."""
+    """A record of a change: the administrator and what it asked for."""
 
     at: float
     admin: str
@@ -172,7 +172,7 @@ class TenantAdmin:
         await exchange.reply_json(_shown(record))
 
     async def usage(self, exchange: Exchange) -> None:
-        """By day and model, of the last `days`."""
+        """Usage by day and model, of the last `days`."""
         self.admin_of(exchange)
         tenant, days = exchange.path_params["id"], _days(exchange.query.get("days", str(DEFAULT_DAYS)))
         today = datetime.datetime.now(datetime.UTC).replace(hour=0, minute=0, second=0, microsecond=0)
@@ -187,21 +187,21 @@ class TenantAdmin:
                     {"day": day, "model": record.model}
                     | dict.fromkeys(("requests", "prompt_tokens", "cached_tokens", "output_tokens"), 0),
                 )
-                # What goes on with a request is a record of its own, without a prompt.
+                # A resumed request has a record of its own, without a prompt.
                 row["requests"] += record.prompts > 0
                 for name in ("prompt_tokens", "cached_tokens", "output_tokens"):
                     row[name] += getattr(record, name)
         await exchange.reply_json({"object": "list", "tenant": tenant, "data": [rows[key] for key in sorted(rows)]})
 
     async def _key_of(self, tenant: str) -> str:
-        """What the records of a tenant are under: by its name, or as it is given, for one that was removed."""
+        """The key of a tenant's records, found by its name; for a removed tenant, the key itself."""
         try:
             return (await self._tenant_store.get(tenant)).key
         except errors.NotFound:
             return tenant
 
     async def audit(self, exchange: Exchange) -> None:
-        """What was changed in the last `days`, oldest first; of too much, the youngest."""
+        """Changes of the last `days`, oldest first; of too many, the youngest."""
         self.admin_of(exchange)
         days = _days(exchange.query.get("days", str(DEFAULT_DAYS)))
         since = datetime.datetime.now(datetime.UTC) - datetime.timedelta(days=days)
@@ -219,7 +219,7 @@ class TenantAdmin:
         return name
 
     def is_admin(self, exchange: Exchange) -> bool:
-        """Of what is shown to others as well: nothing is refused."""
+        """The caller is an administrator. Refuses nothing: for pages that other callers see too."""
         authorization = exchange.headers.get("authorization", "")
         return bool(authorization) and self._admins.name_of(authorization) is not None
 

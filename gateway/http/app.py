@@ -286,7 +286,7 @@ class RestSurface:
 
     def _with_caller(self, handler: Callable[[Exchange, Caller], Awaitable[None]]) -> Handler:
         async def handle(exchange: Exchange) -> None:
-            # What makes room is never refused for having asked too often.
+            # A deletion makes room: it is never refused for too many requests.
             is_free = exchange.method == "DELETE"
             await handler(exchange, self._caller(exchange) if is_free else await self.counted(exchange))
 
@@ -315,7 +315,7 @@ class RestSurface:
         await exchange.reply_json(await models.detokenize(self._cluster, asked))
 
     async def explain(self, exchange: Exchange) -> None:
-        """By our id, with or without the prefix that an answer's id has."""
+        """Explains a request by the gateway's id, with or without the prefix that an answer's id has."""
         known = await self._cluster.explain(self._caller(exchange), bare_id(exchange.path_params["id"]))
         await exchange.reply_json(known)
 
@@ -330,7 +330,7 @@ class RestSurface:
 
     def _caller(self, exchange: Exchange) -> Caller:
         if exchange.tenants is not None:
-            # What a tenant asked for that is gone is not computed for nobody.
+            # The request of a tenant that is gone is not computed.
             self._cluster.tenants.check(exchange.tenants.tenant)
         caller = Caller.of(exchange.headers, exchange.tenants or self._cluster.tenants)
         if exchange.known is None:
@@ -339,7 +339,7 @@ class RestSurface:
         return dataclasses.replace(caller, request_id=exchange.known.id, is_counted=True)
 
     async def counted(self, exchange: Exchange) -> Caller:
-        """Who asks for something that no engine computes. Raises `LimitExceeded` where the minute is used up."""
+        """The caller of something that no engine computes. Raises `LimitExceeded` where the minute is used up."""
         caller = self._caller(exchange)
         exchange.standing = caller.standing
         await self._count(caller)
@@ -349,13 +349,13 @@ class RestSurface:
         await self._cluster.accounts.count(caller.tenant, caller.standing, model)
 
     def _let_in(self, exchange: Exchange) -> Caller:
-        """Who asks for an answer; of whom it is known already that there will be none, nothing more is read."""
+        """The caller of an answer. Raises what the request would be refused with after its body was read."""
         caller = self._admit(exchange)
         self._cluster.reject_early(caller)
         return caller
 
     def _admit(self, exchange: Exchange) -> Caller:
-        """Who asks for work; while draining nobody is heard."""
+        """The caller of work. Raises `Unavailable` while draining."""
         if self._cluster.draining:
             raise shutting_down()
         caller = self._cluster.traced(self._caller(exchange), f"{exchange.method} {exchange.path}")

@@ -23,7 +23,7 @@ from .http_exchange import Exchange
 from .responses import Responses
 
 MAX_BODY_BYTES = 256 * 1024
-"""Of a request, which is kept until it is answered."""
+"""Bytes of a request, which is kept until it is answered."""
 MAX_EVENT = 2**53
 
 
@@ -97,7 +97,7 @@ class BackgroundResponses:
         await exchange.reply_json(record.response)
 
     async def delete(self, exchange: Exchange, caller: Caller) -> None:
-        """Whether it runs or has been kept."""
+        """Deletes a response that runs, or that is kept."""
         tenant, response_id = caller.tenant.key, exchange.path_params["id"]
         record = await self._here(tenant, response_id)
         try:
@@ -111,7 +111,7 @@ class BackgroundResponses:
         with contextlib.suppress(*FAILURES, Unavailable):
             if record is not None and record.is_streamed and not record.is_over:
                 gone = record.response | {"status": "cancelled"}
-                # Who reads the stream hears of it where there is room to say so.
+                # Readers of the stream are told where there is room to say so.
                 last = {"type": "response.cancelled", "response": gone}
                 await self._tell(tenant, response_id, last, in_place_of_all=True)
             else:
@@ -135,7 +135,7 @@ class BackgroundResponses:
     async def _tell(
         self, tenant: str, response_id: str, *events: dict[str, Any], in_place_of_all: bool = False
     ) -> None:
-        """Behind what was told before, whoever else tells something meanwhile; that may be deleted."""
+        """Adds events behind those that were told, also while other writers add some; the response may be deleted."""
         while True:
             writer = EventWriter(self._durable, tenant, response_id)
             await writer.catch_up()

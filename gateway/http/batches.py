@@ -25,10 +25,10 @@ from .http_exchange import Exchange
 
 PURPOSE = "batch"
 MAX_FILES, MAX_FILENAME = 1000, 255
-"""Of a tenant; of a file's name, in characters."""
+"""Files of a tenant; characters of a file's name."""
 MAX_WINDOW_HOURS = 7 * 24
 MAX_OPEN_BATCHES = 100
-"""Of a tenant, that are not over."""
+"""Batches of a tenant that are not over."""
 MAX_METADATA, MAX_METADATA_KEY, MAX_METADATA_VALUE = 16, 64, 512
 FORM_OVERHEAD_BYTES = 64 * 1024
 MAX_BATCH_BODY_BYTES = 64 * 1024

@@ -1,4 +1,4 @@
-"""/v1/conversations over HTTP: what was said, kept for turns of /v1/responses and for whoever wants to read it."""
+"""/v1/conversations over HTTP: items that are kept for turns of /v1/responses and for clients to read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A client's departure while its answer is computed. Knows nothing about answers, nor about HTTP."""
+"""Notices that a client disconnects while its answer is computed. Knows nothing about answers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Receive = Callable[[], Awaitable[Message]]
 
 
 class Departure:
-    """Listens for a client's leaving, of which it tells, until it is stopped.
+    """Calls `on_left` when the client disconnects, until it is stopped.
 
     NOTE: without a task. A server's `receive` waits for one future, mostly as long as the answer takes, which goes on
     with it when it is done; to create a task, cancel it and wait for its end costs more than three times as much.
@@ -24,7 +24,7 @@ class Departure:
 
     def stop(self) -> None:
         self._is_stopped = True
-        # With what it waits for, which nobody else has.
+        # Its future goes with it: nothing else holds that.
         self._listening.close()
 
     def _go_on(self, _: object = None) -> None:
@@ -35,7 +35,7 @@ class Departure:
         except StopIteration:
             return
         if waits_for is None:
-            # It lets others have a turn.
+            # It yields to other tasks.
             asyncio.get_running_loop().call_soon(self._go_on)
         else:
             waits_for.add_done_callback(self._go_on)

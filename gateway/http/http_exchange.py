@@ -23,10 +23,10 @@ from .departure import Departure, Receive
 Message = MutableMapping[str, Any]
 JSON = b"application/json"
 NO_SNIFFING = (b"x-content-type-options", b"nosniff")
-"""What a client wrote and an answer repeats is never taken for a page or a script."""
+"""A browser never takes text of a client that an answer repeats for a page or a script."""
 FILE_PIECE_BYTES = 256 * 1024
 BODY_BYTES_PER_SECOND = 16 * 1024
-"""Past its first seconds a body may take as long as it does at this pace: a trickle holds no place for ever."""
+"""Past its first seconds a body may take as long as it does at this rate: a slow body holds no place for ever."""
 DISCARD_FACTOR = 16
 """A refused body up to so many limits is read over; of a longer one the connection is closed."""
 
@@ -51,7 +51,7 @@ class Exchange:
         self.headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         self._query_string: bytes = scope.get("query_string", b"")
         self.tenants: KnownTenant | None = scope.get(KNOWN_TENANT)
-        """Set for a request of the gateway's own; no server sets it."""
+        """Set for a request of the gateway's own. No server sets it."""
         self.known: KnownRequest | None = scope.get(KNOWN_REQUEST)
         self.reply_headers: list[tuple[bytes, bytes]] = []
         self.request_id = ""
@@ -61,7 +61,7 @@ class Exchange:
         self.stream: SseStream | None = None
         self.status = 499
         self.error_event: Callable[[errors.HeadwaterError], bytes] = http_errors.error_event
-        """What ends a stream that breaks."""
+        """Renders the event that ends a stream that breaks."""
         self._client_left = False
 
     @property
@@ -97,7 +97,7 @@ class Exchange:
             except TimeoutError:
                 self.reply_headers.append((b"connection", b"close"))
                 raise errors.SlowBody(size, seconds) from None
-            # Not what whoever takes it does with a piece.
+            # The time that the reader takes for a piece does not count.
             waited += time.monotonic() - asked_at
             if message["type"] == "http.disconnect":
                 self._client_left = True
@@ -121,7 +121,7 @@ class Exchange:
         await self._send({"type": "http.response.body", "body": body, "more_body": False})
 
     async def reply_file(self, file: IO[bytes], num_bytes: int) -> None:
-        """What lies in a file, from its start, a piece at a time."""
+        """Replies the content of a file, from its start, a piece at a time."""
         headers = [
             (b"content-type", b"application/octet-stream"),
             (b"content-length", b"%d" % num_bytes),
@@ -149,7 +149,7 @@ class Exchange:
         self.status = 200
 
     async def refuse(self, error: errors.HeadwaterError) -> None:
-        """By status and envelope; by an event, where a stream has already begun; not at all, where nobody listens."""
+        """Refuses by status and envelope; by an event, where a stream has begun; not at all, where the client left."""
         self.status = http_errors.status_of(error)
         if self._client_left:
             return
@@ -161,7 +161,7 @@ class Exchange:
             await self.reply(msgspec.json.encode(http_errors.envelope(error)), JSON, self.status)
 
     async def close(self) -> None:
-        """Whatever was still to be written is given up."""
+        """Gives up what was still to be written."""
         # NOTE: what the collector of cycles need not find costs less.
         self.error_event = http_errors.error_event
         stream, self.stream = self.stream, None

@@ -121,7 +121,7 @@ def _check_unique(headers: Iterable[tuple[bytes, bytes]]) -> None:
 
 
 def _is_same(origin: str, host: re.Match[str]) -> bool:
-    """Whether a page's origin is the host that it calls; schemes may differ, since a proxy may end TLS."""
+    """A page's origin is the host that it calls. Schemes may differ, since a proxy may end TLS."""
     try:
         page = urllib.parse.urlsplit(origin)
         usual = DEFAULT_PORTS.get(page.scheme)

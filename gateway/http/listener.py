@@ -24,17 +24,17 @@ from ..settings import GatewaySettings
 BACKLOG = 2048
 KEEP_ALIVE_SECONDS = 60
 SILENCE_SECONDS = 20
-"""After which a client is asked whether it is there: one that vanished without a word holds no blocks for long."""
+"""Seconds after which a client is probed: one that vanished without closing holds no blocks for long."""
 PATIENCE_SECONDS = 10
-"""With its answer."""
+"""Seconds that it has to answer."""
 MAX_HEAD_BYTES = 64 * 1024
-"""Of a request's headers."""
+"""Bytes of a request's headers."""
 HEAD_SECONDS = 60.0
-"""That a connection may be open, a request begun without a whole head, or a body come that was answered already: nobody
-holds a socket for nothing."""
+"""Seconds that a connection may be idle at first, a request have no whole head, or a body come that was answered
+already: no client holds a socket for nothing."""
 UNSENT_BYTES = 16 * 1024
-"""Of an answer, that the system and the server each keep for a client that does not read. NOTE: without a limit the
-system takes megabytes, thousands of tokens that an engine computes for no reader."""
+"""Bytes of an answer that the system and the server each keep for a client that does not read. NOTE: without a limit
+the system takes megabytes, thousands of tokens that an engine computes for no reader."""
 
 
 class _Server(uvicorn.Server):
@@ -46,7 +46,7 @@ class _Server(uvicorn.Server):
 
 
 class _BoundedHead(HttpToolsProtocol):
-    """A request's line and headers within limits: whoever sends more is told 400 and cut off, whoever does not come to
+    """Limits a request's line and headers: a client that sends more gets 400 and is cut off, one that does not come to
     their end is cut off."""
 
     _head_bytes = 0
@@ -94,7 +94,7 @@ class _BoundedHead(HttpToolsProtocol):
         else:
             self._unfinished_bytes = 0
         if self._in_body and self.cycle is not None and self.cycle.response_complete:
-            # The rest of a body that nobody waits for any more: until the next head.
+            # The rest of a body that was answered already: until the next head.
             self._await_head()
 
     _unfinished_bytes = 0

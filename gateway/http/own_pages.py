@@ -1,4 +1,4 @@
-"""The REST handlers of what a gateway says of itself: its state, its metrics, its document, its chat page."""
+"""The REST handlers of the gateway's own pages: its state, its metrics, its document, its chat page."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ class OwnPages:
         self._cluster, self._may_see_tenants = cluster, may_see_tenants
 
     async def health(self, exchange: Exchange) -> None:
-        """Alive, whatever stands behind."""
+        """Says that the process is alive, whatever the stages are."""
         await exchange.reply_json(
             {"status": "draining" if self._cluster.draining else "ok"}, 503 if self._cluster.draining else 200
         )
 
     async def load(self, exchange: Exchange) -> None:
-        """Requests that are here, as vLLM's server counts them."""
+        """The number of requests that wait or run, as vLLM's server counts them."""
         await exchange.reply_json({"server_load": self._cluster.num_requests})
 
     async def ready(self, exchange: Exchange) -> None:
@@ -48,7 +48,7 @@ class OwnPages:
         await exchange.reply_json({"version": VERSION})
 
     async def metrics(self, exchange: Exchange) -> None:
-        """To everyone who reaches the port; what names tenants only to those who may know of them all."""
+        """Metrics, for every client. Families that name tenants only for callers that may know of all tenants."""
         page = self._cluster.metrics.page(with_tenants=self._may_see_tenants(exchange))
         await exchange.reply(page, prometheus_client.CONTENT_TYPE_LATEST.encode())
 

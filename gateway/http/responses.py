@@ -139,7 +139,7 @@ class Responses:
         await exchange.reply_json({"object": "response.input_tokens", "input_tokens": len(reply.token_ids)})
 
     async def find(self, tenant: str, response_id: str) -> dict[str, Any]:
-        """As it was answered. Raises `NotFound`, `Unavailable`."""
+        """A response as it was answered. Raises `NotFound`, `Unavailable`."""
         return (await self._store.find(tenant, response_id)).response
 
     async def forget(self, tenant: str, response_id: str) -> None:
@@ -153,7 +153,7 @@ class Responses:
         await exchange.reply_json({"object": "list", "data": kept.input, **ends})
 
     async def _before(self, caller: Caller, asked: ResponsesRequest) -> list[Item]:
-        """What was said in the turns before."""
+        """The items of the turns before."""
         if asked.conversation_id is not None:
             return (await self._conversations.find(caller.tenant.key, asked.conversation_id)).items
         if asked.previous_response_id is None:
@@ -188,7 +188,7 @@ class Responses:
         return response
 
     async def _add_turn(self, caller: Caller, answer: ResponseAnswer, items: list[Item]) -> None:
-        """To the conversation, whose next turn goes on from it; an answer that is no part of it says so."""
+        """Adds a turn to the conversation. An answer that could not be added says so."""
         if answer.conversation_id is None:
             return
         try:
@@ -228,4 +228,4 @@ async def _prepare(
 
 
 def _nothing() -> None:
-    """A whole answer has nothing to say before it is there."""
+    """A whole answer sends nothing before it is there."""

@@ -20,9 +20,9 @@ from .stored_bytes import StoredBytes
 
 PATIENCE_SECONDS = 2.0
 MAX_ITEMS = 2000
-"""Of one conversation."""
+"""Items of one conversation."""
 MAX_BYTES = 4 * 1024 * 1024
-"""Of one conversation, as of a response with all that led to it: more does not fit into a model's context."""
+"""Bytes of one conversation, as of a response with all that led to it: more does not fit into a model's context."""
 Item = dict[str, Any]
 ReplyT = TypeVar("ReplyT")
 _NOT_THERE, _TOO_MANY, _TOO_LARGE = -1, -2, -3
@@ -68,8 +68,8 @@ class Conversation(msgspec.Struct, kw_only=True):
 
 
 class ConversationStore:
-    """By tenant and id. Everything here raises `Unavailable` while Redis is out of reach, and `NotFound`, also for
-    another tenant's."""
+    """Conversations by tenant and id. Every method raises `Unavailable` while Redis is out of reach, and `NotFound`,
+    also for another tenant's."""
 
     def __init__(self, store: Store, seconds: float, limits: StorageLimits, stored: StoredBytes) -> None:
         self._store, self._seconds = store, seconds
@@ -93,7 +93,7 @@ class ConversationStore:
         return Conversation(id=conversation_id, head=head, items=[_items.decode(value) for value in values[1:]])
 
     async def add(self, tenant: str, conversation_id: str, items: list[Item]) -> None:
-        """All of them, side by side, whoever else adds to it."""
+        """Adds all items, side by side, also while other requests add some."""
         key = _key(tenant, conversation_id)
         added = [msgspec.json.encode(item) for item in items]
         if not await self._command("LLEN", key):
@@ -126,7 +126,7 @@ class ConversationStore:
     async def drop(self, tenant: str, conversation_id: str) -> None:
         key = _key(tenant, conversation_id)
         is_gone = await self._command("DEL", key)
-        # Where that fails it is counted until its time is over.
+        # Where that fails its bytes are counted until its time is over.
         with contextlib.suppress(errors.Unavailable):
             await _patiently(self._bytes.release(tenant, key))
         if not is_gone:

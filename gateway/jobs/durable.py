@@ -1,4 +1,4 @@
-"""What outlives every process: buckets and work queues on NATS JetStream, made where they are missing.
+"""Buckets and work queues on NATS JetStream, which outlive every process. They are made where they are missing.
 
 Knows their names and limits; knows nothing about what lies in them.
 """
@@ -31,7 +31,7 @@ from headwater.services.runtime.record_seal import RecordSeals
 from .signed_bucket import SignedBucket
 
 KEPT_SECONDS = 30 * 86_400
-"""Files and ended batches."""
+"""Seconds that files and ended batches are kept."""
 RUNNERS = "runners"
 MAX_UNDONE = 100_000
 """Pieces of work that are held or rest: more than there may be of batches that all must wait."""
@@ -46,14 +46,14 @@ LINES_QUEUE = "headwater_batch_lines"
 BACKGROUND_QUEUE = "headwater_background_queue"
 BACKGROUND_LOG = "headwater_background_events"
 BACKGROUND_SECONDS = 86_400.0
-"""Responses in the background, from when they were asked for."""
+"""Seconds that background responses are kept, from when they were asked for."""
 EVENTS_SECONDS = 3_600.0
-"""Their events, each from when it came."""
+"""Seconds that their events are kept, each from when it came."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rooms:
-    """Everything that is kept."""
+    """The buckets, queues and the object store."""
 
     js: JetStreamContext
     files: SignedBucket
@@ -78,7 +78,7 @@ class Durable:
 
     @property
     def is_there(self) -> bool:
-        """It may be asked, that is; whether it answers is another question."""
+        """There is a NATS to ask. Whether it answers is not known."""
         return self._bus.jetstream() is not None
 
     async def rooms(self) -> Rooms:
@@ -91,13 +91,13 @@ class Durable:
         return self._rooms
 
     async def sign_all(self) -> None:
-        """What is kept and has no seal yet. Results have none to be given: lines without one are answered again."""
+        """Seals the values that have no seal yet, but for results: lines without a sealed one are answered again."""
         rooms = await self.rooms()
         for bucket in (rooms.files, rooms.batches, rooms.background):
             await bucket.sign_all()
 
     def forget(self) -> None:
-        """Something was not where it should be: look, and make, again."""
+        """Opens everything anew at the next use: something was missing."""
         self._rooms = None
 
     async def _open(self, js: JetStreamContext) -> Rooms:
@@ -164,6 +164,6 @@ async def drop_object(rooms: Rooms, name: str) -> None:
         info = await rooms.contents.get_info(name, show_deleted=True)
     except nats.js.errors.NotFoundError:
         return
-    # The pieces first: without what is said of them nobody finds them.
+    # The pieces first: without their entry nothing finds them.
     for subject in (f"C.{info.nuid}", f"M.{base64.urlsafe_b64encode(name.encode()).decode()}"):
         await rooms.js.purge_stream(f"OBJ_{CONTENTS}", subject=f"$O.{CONTENTS}.{subject}")

@@ -14,12 +14,12 @@ from ..tenancy.tenants import KnownTenant, Tenant
 Message = MutableMapping[str, Any]
 KNOWN_TENANT = "headwater.known_tenant"
 KNOWN_REQUEST = "headwater.known_request"
-"""Keys of the scope."""
+"""Keys of the ASGI scope."""
 
 
 @dataclass(frozen=True, slots=True)
 class KnownRequest:
-    """Of the gateway's own, which a client knows by its id already."""
+    """A request of the gateway's own whose id its client knows already."""
 
     id: str
     created: int

@@ -22,9 +22,9 @@ from .stored_bytes import StoredBytes
 
 PATIENCE_SECONDS = 2.0
 MAX_BYTES = 4 * 1024 * 1024
-"""Of one response with the conversation that led to it."""
+"""Bytes of one response with the conversation that led to it."""
 DROP_SECONDS = 60.0
-"""For everything of a tenant."""
+"""Seconds to drop everything of a tenant."""
 Item = dict[str, Any]
 ReplyT = TypeVar("ReplyT")
 
@@ -34,13 +34,13 @@ class KeptResponse(msgspec.Struct, kw_only=True):
 
     response: dict[str, Any]
     input: list[Item]
-    """As the client gave it, of this turn alone."""
+    """Items that the client gave, of this turn alone."""
     conversation: list[Item]
     """Everything up to and with this response's output; instructions are each turn's own."""
 
 
 class ResponseStore:
-    """By tenant (`Tenant.key`) and id: nobody finds another tenant's."""
+    """Responses by tenant (`Tenant.key`) and id: no tenant finds another's."""
 
     def __init__(self, store: Store, seconds: float, limits: StorageLimits | None = None) -> None:
         self._store, self._seconds = store, seconds
@@ -48,7 +48,7 @@ class ResponseStore:
         self.conversations = ConversationStore(store, seconds, self._limits, self._bytes)
 
     async def keep(self, tenant: str, kept: KeptResponse) -> bool:
-        """Whether it can be found from now on."""
+        """Keeps a response. False where it cannot be found later."""
         value, key = msgspec.json.encode(kept), _key(tenant, kept.response["id"])
         if len(value) > MAX_BYTES:
             return False
@@ -64,7 +64,7 @@ class ResponseStore:
         return True
 
     async def find(self, tenant: str, response_id: str) -> KeptResponse:
-        """Raises `NotFound`, or `Unavailable` while nobody can tell."""
+        """Raises `NotFound`, or `Unavailable` while Redis is out of reach."""
         value = await _patiently(self._store.command("GET", _key(tenant, response_id)))
         if value is None:
             raise errors.NotFound("response", response_id)
@@ -74,14 +74,14 @@ class ResponseStore:
         """Raises `NotFound`, `Unavailable`."""
         key = _key(tenant, response_id)
         is_gone = await _patiently(self._store.command("DEL", key))
-        # Where that fails it is counted until its time is over.
+        # Where that fails its bytes are counted until its time is over.
         with contextlib.suppress(errors.Unavailable):
             await _patiently(self._bytes.release(tenant, key))
         if not is_gone:
             raise errors.NotFound("response", response_id)
 
     async def drop_all(self, tenant: str) -> None:
-        """And every conversation, of a tenant that is gone. Raises `Unavailable`."""
+        """Drops all responses and conversations of a tenant that is gone. Raises `Unavailable`."""
         if self._store.url is not None:
             await _patiently(self._bytes.drop_all(tenant), seconds=DROP_SECONDS)
 

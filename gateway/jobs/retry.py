@@ -1,4 +1,4 @@
-"""Asking storage again while it may be restarting."""
+"""Calls storage again while it may be restarting."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from headwater.services.runtime.errors import Unavailable
 from ..buckets import FAILURES
 
 PAUSES = (0.1, 0.5, 1.0, 2.0, 5.0, 5.0, 5.0, 5.0)
-"""What it gets to come back."""
+"""Seconds between two calls, in which storage may come back."""
 ReplyT = TypeVar("ReplyT")
 
 
 async def retry(call: Callable[[], Awaitable[ReplyT]]) -> ReplyT:
-    """What storage says the last time counts."""
+    """Returns or raises what the last call does. Earlier failures of storage are tried again."""
     for pause in PAUSES:
         try:
             return await call()

@@ -48,7 +48,7 @@ PERCENT = {
     AUDIT_STREAM: 4,
     STREAM: 16,
 }
-"""Of all bytes, by stream. The largest is the first: where NATS has not that much, it is found out there."""
+"""Shares of all bytes, by stream. The largest is the first: a NATS that has not that much refuses that one."""
 OLDEST_GO = (AUDIT_STREAM, STREAM)
 """Streams that, when full, let go of their oldest records; others refuse new ones."""
 RETRY_SECONDS = 10.0

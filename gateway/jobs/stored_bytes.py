@@ -1,4 +1,4 @@
-"""What each tenant keeps in Redis: under which keys, how many bytes, until when. Knows nothing of what is in them."""
+"""The bytes that each tenant keeps in Redis, by key, and until when. Knows nothing about the values."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ end
 
 
 class StoredBytes:
-    """By tenant and key in Redis. Everything here raises `StoreUnavailable`."""
+    """Bytes by tenant and key in Redis. Every method raises `StoreUnavailable`."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -54,7 +54,7 @@ class StoredBytes:
         return await self._claim(tenant, key, num_bytes, "all", seconds, limit)
 
     async def claim_more(self, tenant: str, key: str, num_bytes: int, *, seconds: float, limit: int) -> int | None:
-        """As `claim`, of a value that grows by so much; or shrinks, which is always granted."""
+        """As `claim`, for a value that grows by so much, or shrinks, which is always granted."""
         return await self._claim(tenant, key, num_bytes, "more", seconds, limit)
 
     async def release(self, tenant: str, key: str) -> None:

@@ -29,7 +29,7 @@ NUM_BYTES = "Headwater-Bytes"
 
 @dataclass(frozen=True, slots=True)
 class _OtherStorage:
-    """What limits a tenant's events, except the events themselves, as read from NATS."""
+    """The bytes of a tenant besides its events, as read from NATS."""
 
     num_bytes: int
     """Bytes of files, batches, results and background records."""
@@ -39,7 +39,7 @@ class _OtherStorage:
 
 
 class TenantStorage:
-    """Of files, batches with their results, and responses in the background with their events; by `Tenant.key`.
+    """Bytes of files, batches with their results, and background responses with their events, by `Tenant.key`.
 
     One for a gateway. What several gateways add at the same moment may pass a limit, by one request of each.
     """
@@ -50,7 +50,7 @@ class TenantStorage:
         self._adding: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._reading: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._cached: dict[str, _OtherStorage] = {}
-        """By tenant, in the order in which they were read."""
+        """Values by tenant, in the order in which they were read."""
 
     @contextlib.asynccontextmanager
     async def room(self, tenant: str, num_bytes: int) -> AsyncIterator[None]:
@@ -67,7 +67,7 @@ class TenantStorage:
 
     @contextlib.asynccontextmanager
     async def room_in_background(self, tenant: str, num_bytes: int, *, num_event_bytes: int) -> AsyncIterator[None]:
-        """As `room`, of a response in the background and its first events. Raises `LimitExceeded` where there are too
+        """As `room`, for a background response and its first events. Raises `LimitExceeded` where there are too
         many."""
         rooms = await self.durable.rooms()
         if len(await sizes(rooms.js, BACKGROUND, f"{subjects.key_of(tenant)}.>")) >= MAX_BACKGROUND:
@@ -79,7 +79,7 @@ class TenantStorage:
 
     async def check_events(self, tenant: str, num_bytes: int) -> None:
         """Raises `StorageLimitExceeded` where the tenant has no room for so many more bytes of events, and what NATS
-        raises. Half of their stream is for others': one that a tenant has filled would let nobody stream.
+        raises. Half of their stream is for others': one that a tenant has filled would let no other stream.
 
         Each background stream calls this every few seconds. Only events are counted at each call; the rest is cached.
         """
@@ -118,7 +118,7 @@ class TenantStorage:
         return other
 
     async def event_bytes(self, tenant: str) -> int:
-        """Of the streams of responses in the background, as their writers have told with the last message of each."""
+        """Bytes of the streams of background responses, as their writers put in the last message of each."""
         rooms = await self.durable.rooms()
         found = last_headers(rooms.js, BACKGROUND_LOG, subjects.background_events(tenant, ">"))
         return sum([_number(headers.get(NUM_BYTES, "")) async for headers in found])
@@ -147,5 +147,5 @@ class TenantStorage:
 
 
 def _number(word: str) -> int:
-    """Of a header, which anybody may have written who may write to NATS."""
+    """The number in a header, which any process with rights to NATS may have written."""
     return int(word) if word.isascii() and word.isdigit() and len(word) < 16 else 0

@@ -1,4 +1,4 @@
-"""Work from a durable queue that is this process's until it is done, given back, or not spoken of for too long."""
+"""Work from a durable queue that is this process's until it is done, given back, or not renewed for too long."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ..buckets import FAILURES
 from .durable import HOLD_SECONDS
 
 FETCH_SECONDS = 4.0
-"""Of a question for work; a server that restarts forgets what it was asked."""
+"""Seconds of one request for work: a server that restarts forgets what it was asked."""
 LeaseT = TypeVar("LeaseT", bound="WorkLease")
 
 
@@ -32,14 +32,14 @@ class WorkLease:
 
     @contextlib.asynccontextmanager
     async def held(self) -> AsyncIterator[None]:
-        """Keeps others from taking it for the length of a scope."""
+        """Keeps other processes from taking the work for the length of a scope."""
         async with owned_task(self._hold()):
             yield
 
     async def _hold(self) -> None:
         while True:
             await asyncio.sleep(HOLD_SECONDS / 3)
-            # While the server is away nobody else gets it either.
+            # While the server is away no other process gets it either.
             with contextlib.suppress(*FAILURES):
                 await self._message.in_progress()
 
@@ -47,7 +47,7 @@ class WorkLease:
         await self._message.ack_sync()
 
     async def give_back(self, seconds: float = 0.0) -> None:
-        """To whoever is next, not before so many seconds. Out of reach, its time runs out by itself."""
+        """Gives the work to the next process that asks, after so many seconds. Without a server its time runs out."""
         with contextlib.suppress(*FAILURES):
             await self._message.nak(delay=seconds or None)
 

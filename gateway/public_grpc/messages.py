@@ -1,4 +1,4 @@
-"""What is said over the public gRPC surface: a request's prompt in the line's words, answers in the client's."""
+"""Messages of the public gRPC surface: prompts to the stages' contract, answers to the client's messages."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def reply_head(generation: Generation, request: Asked) -> dict[str, Any]:
 
 
 class UsageTold:
-    """Of a stream: what was used up to a chunk's end, as that chunk's reader sees it, however much has come since."""
+    """Usage of a stream up to a chunk's end, as that chunk's reader sees it, however much has come since."""
 
     def __init__(self) -> None:
         self._num_tokens: Counter[int] = Counter()
@@ -62,7 +62,7 @@ class UsageTold:
         if isinstance(news, Piece):
             self._num_tokens[news.choice.index] += len(news.token_ids)
         else:
-            # What counts is what its engine counted.
+            # The engine's count holds.
             self._num_tokens[news.index] = news.num_output_tokens
             self._num_reasoning_tokens += news.num_reasoning_tokens
         return common_pb2.Usage(
@@ -96,7 +96,7 @@ def chunk_fields(
 
 
 def score_chunks(generation: Generation, first: inference_pb2.CompleteChunk) -> Iterator[inference_pb2.CompleteChunk]:
-    """What goes ahead of a choice's first chunk: the prompt's log probabilities, in parts that any client takes."""
+    """Chunks before a choice's first one: the prompt's log probabilities, in parts that any client takes."""
     scores = generation.prompt_logprobs
     for start in range(0, len(scores), SCORES_PER_CHUNK):
         chunk = inference_pb2.CompleteChunk(request_id=first.request_id, index=first.index)

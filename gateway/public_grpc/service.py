@@ -43,7 +43,7 @@ ChunkT = TypeVar("ChunkT", inference_pb2.ChatChunk, inference_pb2.CompleteChunk)
 
 
 class InferenceService(inference_pb2_grpc.InferenceServicer):
-    """Answers by what the line says; errors leave as named errors, which the interceptor turns into status."""
+    """Answers by the cluster. Errors leave as named errors, which the interceptor turns into status."""
 
     def __init__(self, cluster: Cluster, max_text_bytes: int) -> None:
         self._cluster, self._max_text_bytes = cluster, max_text_bytes
@@ -261,7 +261,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
     async def _count(
         self, request: inference_pb2.TokenizeRequest | inference_pb2.DetokenizeRequest, context: Context
     ) -> Caller:
-        """Who makes a request that no engine computes. Raises `LimitExceeded`, `BodyTooLarge`."""
+        """The caller of a request that no engine computes. Raises `LimitExceeded`, `BodyTooLarge`."""
         caller = self._caller(context)
         if request.ByteSize() > self._max_text_bytes:
             raise errors.BodyTooLarge(self._max_text_bytes)
@@ -277,7 +277,7 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
 
 
 async def _numbered(chunks: AsyncIterator[ChunkT], request: Asked, after: int = 0) -> AsyncIterator[ChunkT]:
-    """Of a resumable stream: with their numbers, behind those that the client has."""
+    """The chunks of a resumable stream with their numbers, behind those that the client has."""
     number = 0
     async for chunk in chunks:
         if request.resumable:

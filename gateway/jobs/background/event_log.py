@@ -1,4 +1,4 @@
-"""The events of a response in the background, several in a message, kept for an hour for whoever reads them.
+"""The events of a response in the background, several in a message, kept for an hour for their readers.
 
 A run that goes on where another died says what that one had not: the text is the same, how it is cut may not be.
 """
@@ -28,9 +28,9 @@ from ..tenant_storage import NUM_BYTES
 Event = dict[str, Any]
 FINAL = ("response.completed", "response.incomplete", "response.failed", "response.cancelled")
 MAX_BYTES = 512 * 1024
-"""Of the events in one message, but for one that is longer by itself."""
+"""Bytes of the events in one message, but for one that is longer by itself."""
 READ_SECONDS = 4.0
-"""Of one question for more; a server that restarts forgets who was listening."""
+"""Seconds of one request for more: a server that restarts forgets its readers."""
 _events = msgspec.json.Decoder(list[Event])
 
 
@@ -39,20 +39,20 @@ class Overtaken(Exception):
 
 
 class EventWriter:
-    """Adds behind what is there, as long as nobody else does."""
+    """Adds behind the last event, as long as no other writer does."""
 
     def __init__(self, durable: Durable, tenant: str, response_id: str) -> None:
         self._durable, self._subject = durable, subjects.background_events(tenant, response_id)
         self._last_sequence = self._num_events = 0
         self.num_bytes = 0
-        """Of the events that are there, and of those that wait to be written."""
+        """Bytes of the events that are there, and of those that wait to be written."""
         self._told: Counter[tuple[str, int]] = Counter()
         """Characters of deltas, and other events, by type and item."""
         self._waiting: list[bytes] = []
         self._flushing = asyncio.Lock()
 
     async def catch_up(self) -> None:
-        """With what an earlier run wrote."""
+        """Reads what an earlier run wrote."""
         rooms = await self._durable.rooms()
         async for sequence, data in _written(rooms.js, self._subject):
             events = _events.decode(data)
@@ -63,7 +63,7 @@ class EventWriter:
                 self._told[_key(event)] += len(event["delta"]) if "delta" in event else 1
 
     def add(self, event: Event) -> None:
-        """To be written with the next `flush`, unless it was told before."""
+        """Adds an event to the next `flush`, unless it was written before."""
         told = self._told[_key(event)]
         if "delta" in event:
             self._told[_key(event)] -= min(told, len(event["delta"]))
@@ -87,7 +87,7 @@ class EventWriter:
         return sum(len(event) + 1 for event in self._waiting)
 
     async def discard(self) -> None:
-        """What was added and is not written yet."""
+        """Drops what was added and is not written yet."""
         async with self._flushing:
             self._num_events -= len(self._waiting)
             self.num_bytes -= self.num_waiting_bytes
@@ -96,7 +96,7 @@ class EventWriter:
     async def flush(self, most: int = sys.maxsize) -> None:
         """So many events, the oldest first. Raises `Overtaken`, and what NATS raises."""
         rooms = await self._durable.rooms()
-        # Who flushes at the same time would say the same once more, and find that somebody was faster.
+        # A second flush at the same time would write the same again, and find another writer's events.
         async with self._flushing:
             while self._waiting and most > 0:
                 sizes = accumulate(len(event) for event in self._waiting[:most])
@@ -117,7 +117,7 @@ class EventWriter:
                 most -= len(events)
 
     async def forget(self) -> None:
-        """What is there, so that only what is added from now on will be; its numbers go on."""
+        """Drops the events that are there. The numbers go on."""
         rooms = await self._durable.rooms()
         await rooms.js.purge_stream(BACKGROUND_LOG, subject=self._subject)
         self._last_sequence = self.num_bytes = 0

@@ -21,7 +21,7 @@ _records = msgspec.msgpack.Decoder(Record)
 
 
 class _Name(msgspec.Struct):
-    """What the queue carries."""
+    """A message of the queue."""
 
     tenant: str
     response_id: str
@@ -37,7 +37,7 @@ class HeldResponse(WorkLease):
 
 
 class BackgroundLedger:
-    """By tenant and id. Raises what NATS raises, and `Unavailable` without it."""
+    """Records by tenant and id. Methods raise what NATS raises, and `Unavailable` without it."""
 
     def __init__(self, durable: Durable) -> None:
         self._durable = durable
@@ -53,7 +53,7 @@ class BackgroundLedger:
         return (await self._look_up(tenant, response_id))[0]
 
     async def change(self, tenant: str, response_id: str, change: Callable[[Record], None]) -> Record:
-        """Changes what is there now, whoever else changes it meanwhile; `change` may raise to leave it be."""
+        """Changes the current record, also while other processes change it. `change` may raise to leave it be."""
         rooms = await self._durable.rooms()
         while True:
             record, revision = await self._look_up(tenant, response_id)
@@ -65,7 +65,7 @@ class BackgroundLedger:
             return record
 
     async def conclude(self, tenant: str, response_id: str, check: Callable[[Record], None]) -> None:
-        """Drops what is there now, whoever changes it meanwhile; `check` may raise to leave it be."""
+        """Drops the current record, also while other processes change it. `check` may raise to leave it be."""
         rooms = await self._durable.rooms()
         while True:
             record, revision = await self._look_up(tenant, response_id)
@@ -85,7 +85,7 @@ class BackgroundLedger:
         await drop_keys(rooms.js, BACKGROUND, _key(tenant, response_id))
 
     async def drop_all(self, tenant: str) -> None:
-        """Of a tenant that is gone, and their events."""
+        """Drops the records of a tenant that is gone, and their events."""
         rooms = await self._durable.rooms()
         await drop_keys(rooms.js, BACKGROUND, f"{subjects.key_of(tenant)}.>")
         await event_log.drop(self._durable, tenant, ">")

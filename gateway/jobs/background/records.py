@@ -1,4 +1,4 @@
-"""Responses that are computed while nobody waits, as gateways remember them."""
+"""Background responses, as gateways keep them."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ class Record(msgspec.Struct, kw_only=True):
     priority: int
     request_id: str
     body: bytes
-    """As the client sent it, with a seed: whoever computes it writes the same."""
+    """The body that the client sent, with a seed: every run writes the same."""
     is_streamed: bool
     response: dict[str, Any]
-    """As clients are told."""
+    """The response, as clients see it."""
     owner: str = ""
     """The run that computes it; an earlier one finds another's name here and stops."""
 

@@ -37,17 +37,17 @@ from .records import Record
 
 PATH, STREAMS = "/v1/responses", "/v1/streams"
 RESUME_SECONDS = 20.0
-"""That a run asks for the stream of the one before; longer than anybody keeps it."""
+"""Seconds that a run asks for the stream of the one before: longer than output processors keep it."""
 MAX_RESPONSES = 64
-"""That one gateway computes at once."""
+"""Responses that one gateway computes at once."""
 LOOK_SECONDS = 0.5
-"""Between two looks at whether somebody still wants it."""
+"""Seconds between two looks at whether a response is still wanted."""
 FLUSH_SECONDS = 0.1
 """Between two messages of events."""
 
 
 CHECK_BYTES, CHECK_SECONDS = 64 * 1024, 10.0
-"""Of events, and of time with new ones, after which is looked whether the tenant has room for them."""
+"""Bytes of events, and seconds with new ones, after which the run checks that the tenant has room for them."""
 
 
 class Stopped(Exception):
@@ -102,7 +102,7 @@ class _Run:
         self._name = secrets.token_hex(8)
         self._events = EventWriter(storage.durable, tenant, response_id)
         self._resumes_until = 0.0
-        """Of the loop's clock."""
+        """Time on the loop's clock."""
         self._record: Record | None = None
         self._last: dict[str, Any] = {}
         """The response of the last event."""
@@ -156,7 +156,7 @@ class _Run:
         record.response["status"] = "in_progress"
 
     def _check_mine(self, record: Record) -> None:
-        """What a client has cancelled stays so, and what another run has is that one's to end."""
+        """Raises `Stopped` for a response that was cancelled, `Overtaken` for one that another run has."""
         if record.is_over:
             raise Stopped
         if record.owner != self._name:
@@ -186,7 +186,7 @@ class _Run:
             await retry(lambda: self._ledger.change(self._tenant, self._id, end))
 
     async def _response(self, record: Record) -> dict[str, Any]:
-        """Of a run to the answer's end, whatever that is. Raises `Overtaken`."""
+        """The response of a run to the answer's end. Raises `Overtaken`."""
         reply = await self._answered(record)
         if self._is_overtaken:
             raise Overtaken
@@ -198,7 +198,7 @@ class _Run:
         return response
 
     async def _answered(self, record: Record) -> in_process.Reply:
-        """What cannot be served now is tried again, and what failed on the way if nobody was told of it."""
+        """Tries again what cannot be served now, and what failed before its client was told."""
         tries = num_faults = 0
         while True:
             self._unread = b""
@@ -259,7 +259,7 @@ class _Run:
                 await retry(functools.partial(self._events.flush, num_events))
 
     async def _check_room(self) -> None:
-        """Whether the tenant has room for what was added since that was last known. Raises `StorageLimitExceeded`."""
+        """Checks that the tenant has room for what was added meanwhile. Raises `StorageLimitExceeded`."""
         num_bytes, now = self._events.num_bytes, time.monotonic()
         num_new = num_bytes - self._num_checked
         if num_new > CHECK_BYTES or (num_new > 0 and now - self._checked_at > CHECK_SECONDS):
@@ -267,7 +267,7 @@ class _Run:
             self._checked_at, self._num_checked = now, num_bytes
 
     async def _tell_end(self, response: dict[str, Any]) -> None:
-        """What is left to tell; where the tenant has no room for that, the last event, which has the whole answer."""
+        """Writes the events that are left; only the last one, which has the whole answer, where there is no room."""
         try:
             await self._check_room()
         except StorageLimitExceeded:

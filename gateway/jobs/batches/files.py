@@ -21,16 +21,16 @@ from ..durable import FILES, KEPT_SECONDS, Durable, Rooms, drop_object
 from .records import File, new_id, now
 
 IN_MEMORY_BYTES = 1 << 20
-"""Of a file on its way; more goes to disk."""
+"""Bytes of a file in transit that are kept in memory; more goes to disk."""
 READ_SECONDS = 300.0
 _files = msgspec.json.Decoder(File)
 
 
 class KeptFile(File, kw_only=True):
-    """As it is kept, signed; the object store with the content is not."""
+    """A file's record, which is signed; the object store with the content is not."""
 
     sha256: str = ""
-    """Of the content; empty in records of before there was one."""
+    """Digest of the content; empty in records of an earlier version."""
 
 
 _kept = msgspec.json.Decoder(KeptFile)
@@ -92,14 +92,14 @@ class Files:
             yield content
 
     async def delete(self, tenant: str, file_id: str) -> None:
-        """Where storage is full as well."""
+        """Works where storage is full as well."""
         rooms = await self._durable.rooms()
         await self._metadata(rooms, tenant, file_id)
         await drop_keys(rooms.js, FILES, _key(tenant, file_id))
         await drop_object(rooms, file_id)
 
     async def drop_all(self, tenant: str) -> None:
-        """Of a tenant that is gone."""
+        """Drops the files of a tenant that is gone."""
         for file in await self.all(tenant):
             with contextlib.suppress(NotFound):
                 await self.delete(tenant, file.id)
@@ -112,14 +112,14 @@ class Files:
 
 
 class Hashed:
-    """What the object store reads from or writes into, in a thread."""
+    """A file that the object store reads from or writes into, in a thread."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file, self._hash = file, hashlib.sha256()
 
     @property
     def digest(self) -> str:
-        """Of what has gone through."""
+        """Digest of what has gone through."""
         return self._hash.hexdigest()
 
     def readinto(self, buffer: bytearray) -> int:

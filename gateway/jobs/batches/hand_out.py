@@ -8,14 +8,14 @@ from ..retry import retry
 from .ranges import Range, Ranges, first_of
 
 MAX_RANGES = 64
-"""Of one batch in the queue or in work: enough for a dozen gateways, few enough that batches take turns."""
+"""Ranges of one batch in the queue or in work: enough for a dozen gateways, few enough that batches take turns."""
 
 
 class HandOut:
     def __init__(self, ranges: Ranges, todo: Iterator[tuple[Range, set[int]]]) -> None:
         self._ranges, self._todo = ranges, todo
         self._open: dict[int, tuple[Range, set[int]]] = {}
-        """By first line, with the numbers of those that have no result."""
+        """Ranges by first line, with the numbers of lines that have no result."""
         self._done: set[int] = set()
         """Lines that have one."""
         self.num_good = self.num_bytes = 0

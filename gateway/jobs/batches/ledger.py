@@ -20,7 +20,7 @@ _kept = msgspec.json.Decoder(Kept)
 
 
 class JobName(msgspec.Struct):
-    """What the queue carries."""
+    """A message of the queue."""
 
     tenant: str
     batch_id: str
@@ -40,7 +40,7 @@ class Ledger:
         self._durable = durable
 
     async def add(self, kept: Kept) -> None:
-        """Queues it before it is there to be found: one without the other is a job that nobody misses."""
+        """Queues the batch before it can be found: a message without its batch does no harm."""
         rooms = await self._durable.rooms()
         name = msgspec.json.encode(JobName(kept.tenant, kept.batch.id))
         await rooms.js.publish(subjects.BATCH_JOBS, name)
@@ -58,14 +58,14 @@ class Ledger:
         return sorted(found, key=lambda batch: (batch.created_at, batch.id), reverse=True)
 
     async def result_bytes(self, tenant: str, *, without: str) -> list[int]:
-        """Of the batches that are not over, but for one: what their results take, as their runs last told."""
+        """Bytes of the results of batches that are not over, but for one, as their runs last stored."""
         rooms = await self._durable.rooms()
         pattern = f"{subjects.key_of(tenant)}.>"
         found = [_kept.decode(value) async for _, value in rooms.batches.all(pattern)]
         return [kept.result_bytes for kept in found if not kept.batch.is_over and kept.batch.id != without]
 
     async def change(self, tenant: str, batch_id: str, change: Callable[[Kept], None]) -> Kept:
-        """Changes what is there now, whoever else changes it meanwhile; `change` may raise to leave it be."""
+        """Changes the current record, also while other processes change it. `change` may raise to leave it be."""
         rooms = await self._durable.rooms()
         while True:
             kept, revision = await self._look_up(tenant, batch_id)

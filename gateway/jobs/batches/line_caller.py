@@ -14,14 +14,14 @@ from .lines import read_line
 from .records import Failure, Response, Result, new_id
 
 LOWEST_PRIORITY = 1000
-"""As `x-priority`."""
+"""Value of `x-priority`."""
 MAX_FAULTS = 3
 """Answers with 5xx that a line gets before one stands; being busy is no fault."""
 PAUSES = (0.2, 0.5, 1.0, 2.0, 5.0)
 """Between tries; the last one repeats."""
 BUSY = (429, 503)
 FINAL_CODE = "insufficient_quota"
-"""Of an answer with one of these after which there is no use in trying: a budget comes back with the next period."""
+"""Code of an answer after which the line is not tried again: a budget comes back with the next period."""
 
 
 class Busy(Exception):

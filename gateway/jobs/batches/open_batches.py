@@ -19,7 +19,7 @@ from .records import Kept
 LOOK_SECONDS = 0.5
 """Between two looks at whether a batch goes on."""
 IDLE_SECONDS = 30.0
-"""That a file stays for the next range of its batch."""
+"""Seconds that a file stays open for the next range of its batch."""
 
 
 class OpenBatch:

@@ -1,4 +1,4 @@
-"""What became of a batch: its results as an output file and an error file, one line a request."""
+"""The outcome of a batch: its results as an output file and an error file, one line a request."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ from .results import Results
 PATIENCE = 3
 """Tries of a line that cannot be served now, when its range is taken for the first time; later it is one."""
 FIRST_REST_SECONDS, MAX_REST_SECONDS = 0.5, 15.0
-"""Of a range with such lines, in which others have its place; twice as long each time."""
+"""Pause of a range with such lines, in which others have its place; twice as long each time."""
 
 
 class RangeRunner:
@@ -55,7 +55,7 @@ class RangeRunner:
             await held.give_back()
             raise
         except NotFound:
-            # The batch or its file is gone: nobody waits for the answers.
+            # The batch or its file is gone: the answers are not wanted.
             await held.done()
         except (*FAILURES, Unavailable) as failure:
             structlog.get_logger().warning("lines of a batch interrupted", batch=batch_id, error=repr(failure))
@@ -73,7 +73,7 @@ class RangeRunner:
             await end(work)
 
     async def _line(self, batch: OpenBatch, number: int, text: bytes, patience: int) -> bool:
-        """Whether it has a result."""
+        """Calls a line. True: it has a result."""
         batch_id = batch.kept.batch.id
         if await retry(lambda: self._results.has(batch_id, number)):
             return True

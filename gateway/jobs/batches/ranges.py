@@ -16,7 +16,7 @@ from ..durable import LINES_QUEUE, Durable
 from ..work_lease import WorkLease, next_of
 
 LINES = 16
-"""Of a file, in one range."""
+"""Lines of a file in one range."""
 
 
 class Range(msgspec.Struct, kw_only=True):
@@ -27,7 +27,7 @@ class Range(msgspec.Struct, kw_only=True):
     first: int
     """Number of its first line, from 1."""
     offset: int
-    """Of that line in the file, in bytes."""
+    """Offset of that line in the file, in bytes."""
 
     def read(self, content: IO[bytes]) -> list[tuple[int, bytes]]:
         """Its lines that hold something, by their number in the file."""

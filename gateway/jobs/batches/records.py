@@ -1,4 +1,4 @@
-"""Files and batches as OpenAI's clients see them, and what the gateway remembers of them besides."""
+"""Files and batches as OpenAI's clients see them, and what the gateway keeps of them besides."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class Batch(msgspec.Struct, kw_only=True):
 
 
 class Kept(msgspec.Struct, kw_only=True):
-    """A batch with what only gateways know of it."""
+    """A batch with what gateways keep of it."""
 
     batch: Batch
     tenant: str
@@ -101,7 +101,7 @@ class Kept(msgspec.Struct, kw_only=True):
     """Whose limits its lines count against, beside the tenant's."""
     shared_cache: bool = False
     result_bytes: int = 0
-    """Of the results that there are, until they are gathered into files."""
+    """Bytes of the results, until they are gathered into files."""
     is_out_of_room: bool = False
     """The tenant may keep no more: lines without a result get none."""
     owner: str = ""
@@ -147,7 +147,7 @@ class Line(msgspec.Struct, kw_only=True):
 
 
 class Response(msgspec.Struct, kw_only=True):
-    """What a line was answered."""
+    """The answer to a line."""
 
     status_code: int
     request_id: str

@@ -1,4 +1,4 @@
-"""The results of batches' lines: one a line, whoever computes it. Knows nothing about what is in them."""
+"""The results of batches' lines: one a line, however often it is computed. Knows nothing about their content."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ NUM_BYTES = "Headwater-Bytes"
 SEAL = "Headwater-Seal"
 """Headers of a result, so that counting needs no bodies; the last is the seal of the others."""
 MAX_VALUE_BYTES = 512 * 1024
-"""Of a result that lies in the bucket itself: below what the server takes in one message."""
+"""Bytes of a result in the bucket itself: below what the server takes in one message."""
 _ELSEWHERE, _LARGE = b"@", "large"
-"""What such a value begins with instead, before the name of where it lies; the keys by which they are found again."""
+"""Prefix of a value that lies elsewhere, before its name; and prefix of the keys by which these are found."""
 READ_SECONDS = 60.0
 QUIET_SECONDS = 5.0
 """Without a new result, before the server is asked anew: one that restarted forgets who was listening."""
@@ -81,7 +81,7 @@ class Results:
         return _ELSEWHERE + f"{hashlib.sha256(value).hexdigest()} {name}".encode()
 
     async def _elsewhere(self, rooms: Rooms, value: bytes) -> bytes | None:
-        """What a value stands for; None where somebody has put something else there, which has no seal of its own."""
+        """The result that a value stands for. None where that was replaced and has no seal."""
         digest, _, name = value.removeprefix(_ELSEWHERE).decode().rpartition(" ")
         async with asyncio.timeout(READ_SECONDS):
             whole = (await rooms.contents.get(name)).data or b""
@@ -153,10 +153,10 @@ class Follower:
 
 
 def _headers_of(key: str) -> str:
-    """What the seal of a result's headers is for; another one than that of its value."""
+    """The key of the seal of a result's headers; another one than that of its value."""
     return f"{key} headers"
 
 
 def _told(headers: Mapping[str, str]) -> bytes:
-    """What they say."""
+    """The bytes that the headers' seal covers."""
     return f"{headers.get(IS_SUCCESS, '')} {headers.get(NUM_BYTES, '')}".encode()

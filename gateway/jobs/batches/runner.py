@@ -19,7 +19,7 @@ from .range_runner import RangeRunner
 from .run import NotMine, Run
 
 MAX_BATCHES = 4
-"""That one gateway sees to at once."""
+"""Batches that one gateway runs at once."""
 MAX_UNKNOWN = 8
 """Deliveries of a job whose batch is not there, before it is given up."""
 
