@@ -11,7 +11,7 @@ from headwater.services.runtime.tasks import in_succession
 
 from ..stages.stream_context import Found
 from ..tenancy.grant import Grant
-from ..tenancy.token_counts import CarriedRequest, TokenNeed, TokenUse
+from ..tenancy.token_counts import ResumedRequest, TokenNeed, TokenUse
 from .choice import Sink
 from .cluster import Cluster
 from .generation import Generation
@@ -38,7 +38,7 @@ def _paid(cluster: Cluster, generations: Sequence[Generation]) -> AbstractAsyncC
     first, accounts = generations[0], cluster.accounts
     caller, model, use = first.request.caller, first.request.model, partial(_use_of, generations)
     if first.found is not None:
-        return accounts.resumed(caller, model, _carried(first, first.found), use)
+        return accounts.resumed(caller, model, _resumed(first, first.found), use)
     return accounts.paid(caller, model, _need_of(generations), use)
 
 
@@ -64,8 +64,8 @@ def _use_of(generations: Sequence[Generation]) -> TokenUse:
     )
 
 
-def _carried(generation: Generation, found: Found) -> CarriedRequest:
-    return CarriedRequest(
+def _resumed(generation: Generation, found: Found) -> ResumedRequest:
+    return ResumedRequest(
         request_id=found.request_id,
         prompt_tokens=generation.num_prompt_tokens,
         charged_prompt_tokens=found.prompt_tokens,

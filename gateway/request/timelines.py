@@ -26,7 +26,7 @@ _OVERHEAD_BYTES = 512
 MAX_PROMPTS = 64
 """Prompts of one request that are kept."""
 MAX_ANSWER_BYTES = 512 * 1024
-"""Below what the bus carries in one message."""
+"""Bytes of an answer, below what the bus takes in one message."""
 ASK_SECONDS = 0.5
 encode = msgspec.json.Encoder().encode
 

@@ -192,7 +192,7 @@ class OutputSession:
             self._wake.set()
 
     def recorded(self, record_id: str) -> None:
-        """A usage record of what it carried is stored."""
+        """A usage record of requests on this session is stored."""
         self._recorded.append(record_id)
 
     def credit(self, stream_id: int, tokens: int) -> None:

@@ -78,7 +78,7 @@ class PrepareSession:
             await asyncio.wait(self._waiting.values(), timeout=seconds)
 
     async def run(self) -> None:
-        """Connects, carries calls until the session breaks, starts again; ends where a processor has no sessions."""
+        """Connects, passes calls on until the session breaks, starts again; ends where a processor has no sessions."""
         while True:
             await self._channel.channel_ready()
             loss: Exception = errors.Unavailable("the processor is gone", code="processor_unavailable")

@@ -27,7 +27,7 @@ from .limiter import LEASE_MS, NO_CHOICE, Choices, Limiter, Refusal, Verdict, pe
 from .local_limits import LocalLimits
 from .records import Scope
 from .tenants import Tenant
-from .token_counts import CarriedRequest, TokenNeed, TokenUse
+from .token_counts import ResumedRequest, TokenNeed, TokenUse
 
 REBUILD_SECONDS = 5.0
 """Seconds to count a scope's records again. A request waits for it once."""
@@ -76,13 +76,13 @@ class Accounts:
 
     @contextlib.asynccontextmanager
     async def resumed(
-        self, caller: Caller, model: str, carried: CarriedRequest, use: Callable[[], TokenUse]
+        self, caller: Caller, model: str, request: ResumedRequest, use: Callable[[], TokenUse]
     ) -> AsyncIterator[Grant]:
         """Scopes the rest of a request. What was charged for it is not charged again."""
-        if carried.is_charged:
+        if request.is_charged:
             yield Grant(tenant=caller.tenant, request_id=caller.request_id, scopes=[])
             return
-        async with self._charged(caller, model, self._take_over(caller, model, carried), use) as grant:
+        async with self._charged(caller, model, self._take_over(caller, model, request), use) as grant:
             yield grant
 
     @contextlib.asynccontextmanager
@@ -183,38 +183,38 @@ class Accounts:
         self._grants.add(grant)
         return grant
 
-    async def _take_over(self, caller: Caller, model: str, carried: CarriedRequest) -> Grant:
+    async def _take_over(self, caller: Caller, model: str, request: ResumedRequest) -> Grant:
         """The reservation of a gateway that charged nothing goes on here: that gateway died. Otherwise what may still
         come is reserved anew."""
-        scopes, is_charged = self._scopes_of(caller.tenant, model), bool(carried.charged_prompt_tokens)
+        scopes, is_charged = self._scopes_of(caller.tenant, model), bool(request.charged_prompt_tokens)
         grant = Grant(
             tenant=caller.tenant,
-            request_id=f"{carried.request_id}.{carried.num_readers}" if is_charged else carried.request_id,
+            request_id=f"{request.request_id}.{request.num_readers}" if is_charged else request.request_id,
             scopes=scopes,
-            charged_prompt_tokens=carried.charged_prompt_tokens,
-            charged_output_tokens=carried.charged_output_tokens,
+            charged_prompt_tokens=request.charged_prompt_tokens,
+            charged_output_tokens=request.charged_output_tokens,
         )
         if not scopes:
             return grant
         if is_charged:
-            grant.used_before = -carried.charged_output_tokens
-            choices, outstanding = Choices(carried.num_seats, carried.num_seats), carried.num_outstanding
+            grant.used_before = -request.charged_output_tokens
+            choices, outstanding = Choices(request.num_seats, request.num_seats), request.num_outstanding
             verdict = await self._asked(grant, most=outstanding, least=outstanding, choices=choices)
             caller.standing.requests, caller.standing.tokens = verdict.requests, verdict.tokens
             if verdict.refusal is not None:
                 raise refused(verdict.refusal, grant.tenant.id)
             grant.granted, grant.num_choices = verdict.granted, verdict.num_choices
         else:
-            await self._adopt(grant, carried)
+            await self._adopt(grant, request)
         grant.more = self
         self._grants.add(grant)
         return grant
 
-    async def _adopt(self, grant: Grant, carried: CarriedRequest) -> None:
+    async def _adopt(self, grant: Grant, request: ResumedRequest) -> None:
         """Tells Redis that the reservation is this gateway's."""
-        prompt_tokens = carried.prompt_tokens
-        grant.num_choices = carried.num_seats
-        grant.used_before, grant.granted = prompt_tokens, prompt_tokens + carried.granted
+        prompt_tokens = request.prompt_tokens
+        grant.num_choices = request.num_seats
+        grant.used_before, grant.granted = prompt_tokens, prompt_tokens + request.granted
         try:
             await self._limiter.extend(
                 grant.tenant.key,
@@ -222,7 +222,7 @@ class Accounts:
                 grant.scopes,
                 more=0,
                 held=grant.granted,
-                used=prompt_tokens + carried.num_tokens,
+                used=prompt_tokens + request.num_tokens,
                 num_choices=grant.num_choices,
             )
             self._with_redis()

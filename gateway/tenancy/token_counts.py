@@ -34,7 +34,7 @@ class TokenUse:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CarriedRequest:
+class ResumedRequest:
     """A request that goes on here and began at another gateway, or over an earlier connection."""
 
     request_id: str

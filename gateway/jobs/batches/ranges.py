@@ -20,7 +20,7 @@ LINES = 16
 
 
 class Range(msgspec.Struct, kw_only=True):
-    """Lines of a batch's file, from one on; what the queue carries."""
+    """Lines of a batch's file, from one on; the content of a message of the queue."""
 
     tenant: str
     batch_id: str

@@ -52,14 +52,14 @@ class Run:
         if not kept.batch.is_over:
             try:
                 async with self._files.opened(kept.tenant, kept.batch.input_file_id) as content:
-                    kept = await self._carry(kept, content)
+                    kept = await self._advance(kept, content)
             except NotFound as missing:
                 kept = await self._fail(Fault(code="invalid_input_file", message=missing.message))
         await self._ranges.drop(kept.batch.id)
         await self._results.drop(kept.batch.id)
         return kept.batch
 
-    async def _carry(self, kept: Kept, content: IO[bytes]) -> Kept:
+    async def _advance(self, kept: Kept, content: IO[bytes]) -> Kept:
         is_new = kept.batch.in_progress_at is None
         kept = await self._validate(kept, content)
         if kept.batch.is_over:
