@@ -32,6 +32,7 @@ check: $(VENV)/.dev types ## formatting, lint, types, stubs up to date
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy $(addprefix -p headwater.,$(SOURCES))
+	MYPYPATH=.types:. $(BIN)/mypy tests/simulation
 	deploy/check_stubs.sh $(BIN)/python
 
 proto: $(VENV)/.dev types ## regenerate the gRPC stubs

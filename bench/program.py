@@ -26,10 +26,7 @@ BENCHMARKS = {
     "draft-heads": ("draft_heads", "Train EAGLE, EAGLE-3 or Medusa heads for a model on its own answers."),
     "routing": ("routing_decision", "Time of a routing decision."),
     "index-events": ("index_events", "What it costs a gateway to know the caches of a thousand replicas."),
-    "policies": ("policy_replay", "Replay traces through routing policies: hit rate and time to first token."),
     "replay": ("receipt_replay", "Score a gateway's logged routing decisions under other policies."),
-    "cluster": ("cluster", "Real processes under a trace, undisturbed or broken by seed: what must hold."),
-    "chaos": ("chaos", "Break a simulated cluster by seed and check what must hold."),
     "prefix-index": ("prefix_index", "What the prefix index in Redis takes and gives."),
     "prepare": ("prepare", "Time to prepare a prompt: template, tokens, hashes."),
     "output": ("output_path", "What the output processor makes of engine frames."),
@@ -72,5 +69,7 @@ def run_program(main: Callable[..., Any]) -> None:
 def program_name() -> str:
     """What the module that runs is called in a terminal."""
     spec = sys.modules["__main__"].__spec__
-    module = "" if spec is None else spec.name.removeprefix("headwater.bench.").removesuffix(".__main__")
-    return next((f"headwater bench {name}" for name, (file, _) in BENCHMARKS.items() if file == module), sys.argv[0])
+    name = "" if spec is None else spec.name.removesuffix(".__main__")
+    module = name.removeprefix("headwater.bench.")
+    known = (f"headwater bench {name}" for name, (file, _) in BENCHMARKS.items() if file == module)
+    return next(known, f"python -m {name}" if name else sys.argv[0])

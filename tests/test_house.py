@@ -29,9 +29,7 @@ THIRD_PARTY = {
     # The GPU suite's plugins of pytest.
     | {"pytest"}
     # Reads what stages tell Prometheus.
-    | {"prometheus_client"}
-    # The twin of the store runs its scripts and raises its errors.
-    | {"redis", "lupa"},
+    | {"prometheus_client"},
 }
 ROOMS_SEEN = {
     "gateway": {"gateway", "proto", "services"},

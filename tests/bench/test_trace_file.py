@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from headwater.bench.routing_traces import conversation
 from headwater.bench.trace_file import TraceError
+from tests.simulation.routing_traces import conversation
 
 TRACE = {"timestamp": 0, "input_length": 600, "output_length": 9, "hash_ids": [1, 2]}
 RECEIPT = {
@@ -21,12 +21,13 @@ RECEIPT = {
     "predicted_prefill_seconds": 0.0,
     "actual_prefill_seconds": None,
 }
+BENCH = "headwater.bench"
 COMMANDS = {
-    "policies": ["policies", "--skip-ladder", "--policy=round robin", "--trace"],
-    "serve trace": ["serve", "--base-url=http://127.0.0.1:9", "--warmup=1", "--dataset=trace", "--path"],
-    "serve jsonl": ["serve", "--base-url=http://127.0.0.1:9", "--warmup=1", "--dataset=jsonl", "--path"],
-    "cluster": ["cluster", "--trace"],
-    "replay": ["replay"],
+    "policies": ["tests.simulation.policy_replay", "--skip-ladder", "--policy=round robin", "--trace"],
+    "serve trace": [BENCH, "serve", "--base-url=http://127.0.0.1:9", "--warmup=1", "--dataset=trace", "--path"],
+    "serve jsonl": [BENCH, "serve", "--base-url=http://127.0.0.1:9", "--warmup=1", "--dataset=jsonl", "--path"],
+    "cluster": ["tests.simulation.cluster", "--trace"],
+    "replay": [BENCH, "replay"],
 }
 BROKEN = {
     "policies": (TRACE, TRACE | {"input_length": "long"}, "Expected `int`, got `str` - at `$.input_length`"),
@@ -43,10 +44,12 @@ BROKEN = {
 
 def refused(name: str, path: Path) -> str:
     """What the command says of the file."""
-    command = [sys.executable, "-m", "headwater.bench", *COMMANDS[name], str(path)]
+    module, *flags = COMMANDS[name]
+    command = [sys.executable, "-m", module, *flags, str(path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
     assert (done.returncode, done.stdout) == (2, ""), done.stderr
-    said, of_whom = done.stderr, f"headwater bench {COMMANDS[name][0]}: {path}"
+    program = f"headwater bench {flags[0]}" if module == BENCH else f"python -m {module}"
+    said, of_whom = done.stderr, f"{program}: {path}"
     assert said.startswith(of_whom)
     assert said.count("\n") == 1
     return said.removeprefix(of_whom).strip()

@@ -7,7 +7,7 @@ import contextlib
 import threading
 from collections.abc import Sequence
 
-from headwater.bench.cluster.relay import CHUNK_BYTES, Relay
+from tests.simulation.cluster.relay import CHUNK_BYTES, Relay
 
 
 class LossRelay(Relay):

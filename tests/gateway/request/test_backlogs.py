@@ -6,8 +6,6 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 
-from headwater.bench.bus_twin import Air, BusTwin
-from headwater.bench.virtual_loop import run_virtually
 from headwater.gateway.request.admission import Admission
 from headwater.gateway.request.backlogs import Backlogs
 from headwater.gateway.router.router import Router
@@ -19,6 +17,8 @@ from headwater.services.runtime.member import Kind, Member, ReplicaLoad
 from headwater.services.runtime.membership import Members
 from headwater.services.runtime.served_model import ServedModel
 from headwater.services.runtime.store import Store
+from tests.simulation.bus_twin import Air, BusTwin
+from tests.simulation.virtual_loop import run_virtually
 
 PROMPT = 1000
 

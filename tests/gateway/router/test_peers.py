@@ -4,8 +4,6 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 
-from headwater.bench.bus_twin import Air, BusTwin
-from headwater.bench.virtual_loop import run_virtually
 from headwater.gateway.router.router import Router
 from headwater.services.index.feed import IndexFeed
 from headwater.services.runtime.bus import Bus
@@ -13,6 +11,8 @@ from headwater.services.runtime.member import Kind, Member
 from headwater.services.runtime.membership import Members
 from headwater.services.runtime.served_model import ServedModel
 from headwater.services.runtime.store import Store
+from tests.simulation.bus_twin import Air, BusTwin
+from tests.simulation.virtual_loop import run_virtually
 
 
 @contextlib.asynccontextmanager

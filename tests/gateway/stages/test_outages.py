@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry
 
-from headwater.bench.cluster.relay import Relay
 from headwater.gateway.router.decision import Decision
 from headwater.gateway.router.router import Router
 from headwater.gateway.stages import outages
@@ -25,6 +24,7 @@ from headwater.services.runtime.served_model import ServedModel
 from headwater.services.runtime.store import Store
 from headwater.services.stack.embedded import EmbeddedServer, start_nats, start_valkey
 from tests.services.index.caching_engine import Engine, chain, eventually
+from tests.simulation.cluster.relay import Relay
 
 SECONDS = 20.0
 """Of patience with a machine that is busy with other things."""

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from headwater.bench.store_twin import RedisTwin, StoreTwin
 from headwater.proto import events_pb2
 from headwater.services.index import slots as slots_module
 from headwater.services.index.column import IndexColumn, Owner
@@ -21,6 +20,7 @@ from headwater.services.models.entry import ModelRefused, register
 from headwater.services.runtime.served_model import ServedModel
 from headwater.services.runtime.store import Store, StoreUnavailable
 from headwater.services.stack.embedded import start_valkey
+from tests.simulation.store_twin import RedisTwin, StoreTwin
 
 FIRST = Owner(replica_id="a", epoch=11, address="127.0.0.1:1", capacity=100)
 REBORN = dataclasses.replace(FIRST, epoch=12)

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from headwater.bench.bus_twin import Air, BusTwin
-from headwater.bench.cluster.relay import Relay
 from headwater.services.runtime import bus as bus_module
 from headwater.services.runtime.bus import Bus
 from headwater.services.runtime.tasks import owned_task
 from headwater.services.stack.embedded import start_nats
+from tests.simulation.bus_twin import Air, BusTwin
+from tests.simulation.cluster.relay import Relay
 
 
 @contextlib.asynccontextmanager

@@ -19,11 +19,10 @@ from headwater.services.runtime.member import Kind
 from headwater.services.runtime.membership import Members
 from headwater.services.runtime.prober import Prober
 from headwater.services.runtime.served_model import ServedModel
-
-from .bus_twin import BusTwin
-from .replica_facts import EngineStub, ProberTwin
-from .simulated_engine import EngineLost, SimulatedEngine, Stream
-from .store_twin import StoreTwin
+from tests.simulation.bus_twin import BusTwin
+from tests.simulation.replica_facts import EngineStub, ProberTwin
+from tests.simulation.simulated_engine import EngineLost, SimulatedEngine, Stream
+from tests.simulation.store_twin import StoreTwin
 
 RETRY_SECONDS = 0.05
 """Until a request that no replica could take asks again."""

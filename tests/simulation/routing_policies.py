@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from headwater.gateway.router import rendezvous
-
-from .routing_traces import BLOCK_SIZE, Arrival
+from tests.simulation.routing_traces import BLOCK_SIZE, Arrival
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,7 +16,7 @@ from typing import Any
 
 import httpx
 
-from .questions import PATH, Question
+from tests.simulation.cluster.questions import PATH, Question
 
 ANSWER_SECONDS = 60.0
 """What an answer may take, whatever happens meanwhile."""

@@ -18,13 +18,12 @@ from dataclasses import dataclass, field
 import httpx
 
 from headwater.services.runtime.tasks import owned_task
-
-from ..routing_traces import Arrival
-from .clients import Client, Limited, Tally
-from .faults import DEADLY, Breaker, Fault, schedule
-from .line import ENVIRONMENT, REDIS, Cluster
-from .questions import Asker, Question, prompt_of
-from .views import Views
+from tests.simulation.cluster.clients import Client, Limited, Tally
+from tests.simulation.cluster.faults import DEADLY, Breaker, Fault, schedule
+from tests.simulation.cluster.line import ENVIRONMENT, REDIS, Cluster
+from tests.simulation.cluster.questions import Asker, Question, prompt_of
+from tests.simulation.cluster.views import Views
+from tests.simulation.routing_traces import Arrival
 
 NUM_QUESTIONS, RATE = 20, 8.0
 """Of a schedule; a second."""

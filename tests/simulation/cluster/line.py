@@ -27,8 +27,7 @@ from headwater.services.stack.local_stack import LocalStack
 from headwater.services.stack.plan import StackPlan
 from headwater.services.stack.settings import StackSettings
 from headwater.services.stack.stage_process import KeptStage, SupervisorPipe
-
-from .relay import NatsRelay, Relay
+from tests.simulation.cluster.relay import NatsRelay, Relay
 
 HOST = "127.0.0.1"
 ENGINE, OUTPUT_PROCESSOR, PROCESSOR, GATEWAY = "engine", "output-processor", "processor", "gateway"

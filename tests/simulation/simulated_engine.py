@@ -23,8 +23,7 @@ from headwater.services.runtime.bus import Bus
 from headwater.services.runtime.member import Member, ReplicaLoad
 from headwater.services.runtime.store import Store
 from headwater.services.runtime.tasks import owned_task
-
-from .replica_facts import ReplicaFacts
+from tests.simulation.replica_facts import ReplicaFacts
 
 STEP_SECONDS = 0.01
 

@@ -15,8 +15,7 @@ from headwater.engine_core.step_output import CacheEvents, StoredChain
 from headwater.services.runtime.bus import Bus
 from headwater.services.runtime.member import Member, ReplicaLoad
 from headwater.services.runtime.tasks import owned_task
-
-from .replica_facts import ReplicaFacts
+from tests.simulation.replica_facts import ReplicaFacts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
 
-from .trace_file import read_trace
+from headwater.bench.trace_file import read_trace
 
 BLOCK_SIZE = 512
 """Tokens a block of the conversation trace, which tells no more of a prompt; the ladder is cut the same way."""

@@ -1,7 +1,7 @@
 """Replays traces through routing policies over simulated replicas: what is found cached, how long first tokens take.
 
-`headwater bench policies --trace FILE`. Our policy is the gateway's own router, index and membership, on a virtual
-clock, with facts that travel over a bus in memory; the others are formulas.
+`python -m tests.simulation.policy_replay --trace FILE`. Our policy is the gateway's own router, index and membership,
+on a virtual clock, with facts that travel over a bus in memory; the others are formulas.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ import typer
 from rich.console import Console
 from rich.table import Column, Table
 
+from headwater.bench.plot import check_plot, plot_curves
+from headwater.bench.program import run_program
 from headwater.gateway.router.router import Dispatch, Router
 from headwater.services.index.feed import IndexFeed
 from headwater.services.runtime.member import Kind, Member
@@ -28,15 +30,12 @@ from headwater.services.runtime.membership import Members
 from headwater.services.runtime.process import configure_logging
 from headwater.services.runtime.served_model import ServedModel
 from headwater.services.runtime.store import Store
-
-from .bus_twin import Air, BusTwin
-from .plot import check_plot, plot_curves
-from .program import run_program
-from .replica_facts import EngineStub
-from .routing_policies import RULES, Rule, Sight
-from .routing_traces import BLOCK_SIZE, Arrival, conversation, ladder
-from .simulated_replica import Hardware, Job, SimulatedReplica
-from .virtual_loop import run_virtually
+from tests.simulation.bus_twin import Air, BusTwin
+from tests.simulation.replica_facts import EngineStub
+from tests.simulation.routing_policies import RULES, Rule, Sight
+from tests.simulation.routing_traces import BLOCK_SIZE, Arrival, conversation, ladder
+from tests.simulation.simulated_replica import Hardware, Job, SimulatedReplica
+from tests.simulation.virtual_loop import run_virtually
 
 OURS = "seconds (headwater)"
 NUM_REPLICAS = 8

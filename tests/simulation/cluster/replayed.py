@@ -9,12 +9,12 @@ import math
 from collections.abc import Sequence
 from hashlib import blake2b
 
-from ..policy_replay import OURS, Outcome, replay
-from ..routing_traces import BLOCK_SIZE, Arrival
-from ..simulated_replica import Hardware
-from ..virtual_loop import run_virtually
-from .line import ENVIRONMENT
-from .questions import SHRINK, Question
+from tests.simulation.cluster.line import ENVIRONMENT
+from tests.simulation.cluster.questions import SHRINK, Question
+from tests.simulation.policy_replay import OURS, Outcome, replay
+from tests.simulation.routing_traces import BLOCK_SIZE, Arrival
+from tests.simulation.simulated_replica import Hardware
+from tests.simulation.virtual_loop import run_virtually
 
 POLICIES = (OURS, "round robin")
 ENGINE_BLOCK = 16

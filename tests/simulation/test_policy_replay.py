@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from headwater.bench.index_events import measure
-from headwater.bench.policy_replay import LADDER_BLOCKS, OURS, Outcome, replay
-from headwater.bench.routing_policies import RULES
-from headwater.bench.routing_traces import BLOCK_SIZE, conversation, ladder
-from headwater.bench.simulated_replica import Hardware
-from headwater.bench.virtual_loop import Stuck, run_virtually
+from tests.simulation.policy_replay import LADDER_BLOCKS, OURS, Outcome, replay
+from tests.simulation.routing_policies import RULES
+from tests.simulation.routing_traces import BLOCK_SIZE, conversation, ladder
+from tests.simulation.simulated_replica import Hardware
+from tests.simulation.virtual_loop import Stuck, run_virtually
 
 SHORT = ((15, 20), (20, 20))
 

@@ -1,7 +1,7 @@
 """Seeded chaos on a simulated cluster: engines die and hang, gateways come and go, Redis and the bus fail, and after
 all that every answer is whole, nothing is leaked and everyone agrees again.
 
-`headwater bench chaos --seeds 200`; one seed takes the same steps every time: `headwater bench chaos --first 17`.
+`python -m tests.simulation.chaos --seeds 200`; one seed takes the same steps every time: `… --first 17`.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typing import Annotated
 import structlog
 import typer
 
+from headwater.bench.program import run_program
 from headwater.engine_core.config import EngineConfig
 from headwater.engine_core.executors.simulated import SimulatedModel, expected_tokens
 from headwater.engine_core.sampling_params import SamplingParams
@@ -27,13 +28,11 @@ from headwater.services.index.slots import SlotTable
 from headwater.services.runtime.member import Kind, Member
 from headwater.services.runtime.process import configure_logging
 from headwater.services.runtime.served_model import ServedModel
-
-from .bus_twin import Air, BusTwin
-from .program import run_program
-from .simulated_engine import SimulatedEngine
-from .simulated_gateway import Answer, SimulatedGateway
-from .store_twin import RedisTwin, StoreTwin
-from .virtual_loop import run_virtually
+from tests.simulation.bus_twin import Air, BusTwin
+from tests.simulation.simulated_engine import SimulatedEngine
+from tests.simulation.simulated_gateway import Answer, SimulatedGateway
+from tests.simulation.store_twin import RedisTwin, StoreTwin
+from tests.simulation.virtual_loop import run_virtually
 
 NUM_ENGINES, NUM_GATEWAYS, NUM_REQUESTS, NUM_FAULTS = 3, 2, 16, 6
 FAULT_SECONDS = 5.0
@@ -316,7 +315,7 @@ def main(
         # The order of sets belongs to what a seed repeats.
         os.execve(
             sys.executable,
-            [sys.executable, "-m", "headwater.bench.chaos", *sys.argv[1:]],
+            [sys.executable, "-m", "tests.simulation.chaos", *sys.argv[1:]],
             os.environ | {"PYTHONHASHSEED": "0"},
         )
     configure_logging("bench", "critical")

@@ -1,6 +1,7 @@
-"""`headwater bench cluster`: a line of real processes under a trace, undisturbed or broken by seeded schedules.
+"""Real processes under a trace, undisturbed or broken by seeded schedules.
 
-`headwater bench cluster --replicas 8 --trace conversation_trace.jsonl`; `… --schedules 200`; one again: `--faults 17`.
+`python -m tests.simulation.cluster --replicas 8 --trace conversation_trace.jsonl`; `… --schedules 200`; one of them
+again: `… --faults 17`.
 """
 
 from __future__ import annotations
@@ -21,22 +22,21 @@ import numpy as np
 import typer
 from rich.console import Console
 
+from headwater.bench.program import run_program
 from headwater.services.models import store as model_store
 from headwater.services.models.demo_model import DEMO_NAME
 from headwater.services.models.manifest import ModelManifest
 from headwater.services.runtime.process import configure_logging
 from headwater.services.runtime.progress import silent
 from headwater.services.text.model import load_tokenizer
-
-from ..program import run_program
-from ..routing_traces import Arrival, conversation, ladder
-from .clients import Tally
-from .convergence import Convergence
-from .line import MAX_MODEL_LEN, Cluster, Shape, new_admin_key
-from .questions import Asker, Question
-from .replayed import replayed
-from .trial import HELD_UP_SECONDS, Outcome, Trials
-from .views import Views
+from tests.simulation.cluster.clients import Tally
+from tests.simulation.cluster.convergence import Convergence
+from tests.simulation.cluster.line import MAX_MODEL_LEN, Cluster, Shape, new_admin_key
+from tests.simulation.cluster.questions import Asker, Question
+from tests.simulation.cluster.replayed import replayed
+from tests.simulation.cluster.trial import HELD_UP_SECONDS, Outcome, Trials
+from tests.simulation.cluster.views import Views
+from tests.simulation.routing_traces import Arrival, conversation, ladder
 
 console = Console(stderr=True)
 

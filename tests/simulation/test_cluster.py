@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import sys
 from itertools import pairwise
+from typing import Any
 
 import pytest
 
-from headwater.bench.cluster.faults import KINDS, NUM_FAULTS, schedule
-from headwater.bench.cluster.line import Shape
 from headwater.services.runtime.kept_child import kept_child
+from tests.simulation.cluster.faults import KINDS, NUM_FAULTS, schedule
+from tests.simulation.cluster.line import Shape
 
 SAMPLE = (96, 138, 261)
 """Seeds of faults of eight kinds; both servers are emptied together in one of them."""
@@ -18,9 +19,9 @@ LEFT_OUT = {"slow", "empty_redis"}
 NUM_LONG = 200
 
 
-def break_it(*flags: str) -> list[dict[str, object]]:
+def break_it(*flags: str) -> list[dict[str, Any]]:
     """The outcomes of schedules on a cluster of its own."""
-    command = [sys.executable, "-m", "headwater.bench.cluster", "--patience=3", *flags]
+    command = [sys.executable, "-m", "tests.simulation.cluster", "--patience=3", *flags]
     with kept_child(command) as child:
         said = list(child)
     outcomes = [json.loads(line) for line in said if line.startswith("{")]

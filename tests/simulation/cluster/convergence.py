@@ -7,10 +7,10 @@ import contextlib
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 
-from .clients import Tally
-from .line import ENGINE, NATS, REDIS, Cluster
-from .trial import TENANTS, ClusterFailed, Trials
-from .views import NotReached, Views
+from tests.simulation.cluster.clients import Tally
+from tests.simulation.cluster.line import ENGINE, NATS, REDIS, Cluster
+from tests.simulation.cluster.trial import TENANTS, ClusterFailed, Trials
+from tests.simulation.cluster.views import NotReached, Views
 
 AWAY_SECONDS = 2.0
 """Of a server, under load."""

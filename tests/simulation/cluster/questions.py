@@ -14,8 +14,7 @@ from headwater.engine_core.executors.build_simulated import simulated_model
 from headwater.engine_core.executors.simulated import expected_tokens
 from headwater.engine_core.sampling_params import SamplingParams
 from headwater.services.text.tokenizer import Tokenizer
-
-from ..routing_traces import BLOCK_SIZE, Arrival
+from tests.simulation.routing_traces import BLOCK_SIZE, Arrival
 
 SHRINK = 16
 """A trace's lengths by so much: a block of 512 tokens becomes two of an engine's."""

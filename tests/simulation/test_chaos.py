@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from headwater.bench.chaos import run_seed
+from tests.simulation.chaos import run_seed
 
 
 def check_seeds(seeds: range) -> None:
@@ -10,7 +10,7 @@ def check_seeds(seeds: range) -> None:
         try:
             run_seed(seed)
         except AssertionError as broken:
-            pytest.fail(f"`headwater bench chaos --first {seed} --story` repeats it: {broken}")
+            pytest.fail(f"`python -m tests.simulation.chaos --first {seed} --story` repeats it: {broken}")
 
 
 @pytest.mark.slow

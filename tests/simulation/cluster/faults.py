@@ -10,8 +10,8 @@ import random
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from .line import ENGINE, GATEWAY, NATS, OUTPUT_PROCESSOR, PROCESSOR, REDIS, Cluster, Shape
-from .relay import NatsRelay
+from tests.simulation.cluster.line import ENGINE, GATEWAY, NATS, OUTPUT_PROCESSOR, PROCESSOR, REDIS, Cluster, Shape
+from tests.simulation.cluster.relay import NatsRelay
 
 NUM_FAULTS = 3
 SPAN_SECONDS = 2.0
