@@ -92,8 +92,6 @@ class Add(_message.Message):
     CACHE_NAMESPACE_FIELD_NUMBER: _builtins.int
     LORA_FIELD_NUMBER: _builtins.int
     TRACEPARENT_FIELD_NUMBER: _builtins.int
-    PREDICTED_CACHED_TOKENS_FIELD_NUMBER: _builtins.int
-    NUMERICS_ID_FIELD_NUMBER: _builtins.int
     CREDIT_FIELD_NUMBER: _builtins.int
     GRAMMAR_FIELD_NUMBER: _builtins.int
     BAD_WORD_IDS_FIELD_NUMBER: _builtins.int
@@ -125,10 +123,6 @@ class Add(_message.Message):
     """adapter; empty: none"""
     traceparent: _builtins.str
     """W3C trace context"""
-    predicted_cached_tokens: _builtins.int
-    """what the router expected"""
-    numerics_id: _builtins.str
-    """what the bits so far came from"""
     credit: _builtins.int
     """tokens that may be sent before the first Credit, a choice"""
     grammar: _builtins.bytes
@@ -190,8 +184,6 @@ class Add(_message.Message):
         cache_namespace: _builtins.bytes = ...,
         lora: _builtins.str = ...,
         traceparent: _builtins.str = ...,
-        predicted_cached_tokens: _builtins.int = ...,
-        numerics_id: _builtins.str = ...,
         credit: _builtins.int = ...,
         grammar: _builtins.bytes = ...,
         bad_word_ids: _abc.Iterable[_common_pb2.TokenSequence] | None = ...,
@@ -202,7 +194,7 @@ class Add(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "bad_word_ids", b"bad_word_ids", "cache_namespace", b"cache_namespace", "choice_indices", b"choice_indices", "credit", b"credit", "deadline_ms", b"deadline_ms", "eos_token_ids", b"eos_token_ids", "grammar", b"grammar", "lora", b"lora", "num_grammar_bytes", b"num_grammar_bytes", "num_output_tokens", b"num_output_tokens", "num_prompt_tokens", b"num_prompt_tokens", "numerics_id", b"numerics_id", "output_ids", b"output_ids", "pooling", b"pooling", "predicted_cached_tokens", b"predicted_cached_tokens", "prompt_ids", b"prompt_ids", "prompt_index", b"prompt_index", "request_id", b"request_id", "sampling", b"sampling", "stream_ids", b"stream_ids", "tenant", b"tenant", "tier", b"tier", "traceparent", b"traceparent", "tracestate", b"tracestate", "virtual_time", b"virtual_time", "weight", b"weight"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "bad_word_ids", b"bad_word_ids", "cache_namespace", b"cache_namespace", "choice_indices", b"choice_indices", "credit", b"credit", "deadline_ms", b"deadline_ms", "eos_token_ids", b"eos_token_ids", "grammar", b"grammar", "lora", b"lora", "num_grammar_bytes", b"num_grammar_bytes", "num_output_tokens", b"num_output_tokens", "num_prompt_tokens", b"num_prompt_tokens", "output_ids", b"output_ids", "pooling", b"pooling", "prompt_ids", b"prompt_ids", "prompt_index", b"prompt_index", "request_id", b"request_id", "sampling", b"sampling", "stream_ids", b"stream_ids", "tenant", b"tenant", "tier", b"tier", "traceparent", b"traceparent", "tracestate", b"tracestate", "virtual_time", b"virtual_time", "weight", b"weight"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

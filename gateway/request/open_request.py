@@ -35,7 +35,6 @@ def open_request(generation: Generation, decision: Decision, choices: Sequence[C
         cache_namespace=generation.namespace,
         traceparent=caller.span.context.traceparent,
         tracestate=caller.span.context.tracestate,
-        predicted_cached_tokens=decision.predicted_cached_tokens,
         # What was leased and has not come, wherever it was to come from.
         credit=max(0, min(choice.credit_left for choice in choices)),
         pooling=request.pooling,
