@@ -8,7 +8,8 @@ from ..config import ConfigError, EngineConfig
 from ..executor import Executor
 from ..models import registry
 from ..options import ExecutorOptions, ModelFacts, Progress, engine_config
-from .simulated import SimulatedExecutor, SimulatedModel, SimulatedTiming
+from .simulated import SimulatedExecutor, SimulatedTiming
+from .simulated_model import SimulatedModel
 
 ENTRY_BYTES = 8
 """That stand for a token's keys and values."""

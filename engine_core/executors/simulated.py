@@ -9,70 +9,23 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 
 from ..config import EngineConfig
 from ..executor import AdmittedRow, DrawPlan, Int32Array, StepPlan, StepResult
 from ..ragged import places
 from ..request import TokenLogprobs
 from ..sampling.verification import NO_TOKEN, gained, positions_of
-from ..sampling_params import SamplingParams
 from .own_drafts import repeated, with_own_drafts
+from .simulated_model import POSITION_SALT, SimulatedModel, UInt64Array, eos_from_of, hashes, mix, noise_of
 from .simulated_swapper import SimulatedSwapper
 
-UInt64Array = npt.NDArray[np.uint64]
-TOKEN_SALT = np.uint64(0x9E3779B97F4A7C15)
-POSITION_SALT = np.uint64(0xC2B2AE3D27D4EB4F)
-SEED_SALT = 0x165667B19E3779F9
 DRAFT_SALT = np.uint64(0x9FB21C651E98DF25)
-CHOICE_SALT = 0x27D4EB2F165667C5
-NUM_SAID_UNDER_MASK = 16
 NUM_SIMULATED_VALUES = 64
 """Of an embedding."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SimulatedModel:
-    """What is said: ids drawn uniformly from a range, and now and then the end of sequence."""
-
-    vocab_size: int
-    first_token_id: int = 0
-    """Ids below are never said: a tokenizer's special tokens usually lie there."""
-    eos_token_id: int | None = None
-    eos_probability: float = 0.0
-
-    def tokens(
-        self, entries: UInt64Array, noise: UInt64Array, output_indices: Int32Array, eos_from: Int32Array
-    ) -> Int32Array:
-        """What follows these KV entries, [S] each; no end of sequence before output index `eos_from`."""
-        draws = _mix(entries + noise + output_indices.astype(np.uint64) * POSITION_SALT)
-        num_said = np.uint64(self.vocab_size - self.first_token_id)
-        tokens = ((draws >> np.uint64(32)) % num_said).astype(np.int32) + np.int32(self.first_token_id)
-        if self.eos_token_id is not None:
-            ends = (draws & np.uint64(0xFFFFFFFF)) < np.uint64(int(self.eos_probability * 2**32))
-            tokens[ends & (output_indices >= eos_from)] = self.eos_token_id
-        return tokens
-
-    def masked_tokens(
-        self, entries: UInt64Array, noise: UInt64Array, output_indices: Int32Array, masks: Int32Array
-    ) -> Int32Array:
-        """As `tokens`, of those that masks [S, words] allow: one of the first few, which in most vocabularies are
-        single characters, so that what is matched comes to its end."""
-        draws = _mix(entries + noise + output_indices.astype(np.uint64) * POSITION_SALT).tolist()
-        allowed = np.unpackbits(np.ascontiguousarray(masks).view(np.uint8), axis=1, bitorder="little")
-        first = [np.flatnonzero(row)[:NUM_SAID_UNDER_MASK] for row in allowed]
-        return np.array([ids[draw % len(ids)] for ids, draw in zip(first, draws, strict=True)], np.int32)
-
-    def logprobs(self, token_id: int, num_top: int) -> TokenLogprobs:
-        """Plausible ones: the token is the likeliest with one half, each alternative half as likely as the last."""
-        others = (token_id + np.arange(1, num_top) - self.first_token_id) % (self.vocab_size - self.first_token_id)
-        top_ids = [token_id, *(others + self.first_token_id).tolist()][:num_top]
-        top_logprobs = (np.log(0.5) * np.arange(1, num_top + 1)).tolist()
-        return TokenLogprobs(logprob=float(np.log(0.5)), top_ids=top_ids, top_logprobs=top_logprobs)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -212,8 +165,8 @@ class SimulatedExecutor:
         row, sampling = admitted.row, admitted.sampling
         self._token_ids[row, : len(admitted.token_ids)] = admitted.token_ids
         self._num_prompt[row] = admitted.num_prompt_tokens
-        self._noise[row] = _noise(sampling, admitted.choice_index)
-        self._eos_from[row] = _eos_from(sampling, self._model)
+        self._noise[row] = noise_of(sampling, admitted.choice_index)
+        self._eos_from[row] = eos_from_of(sampling, self._model)
         if sampling.num_logprobs is not None:
             self._num_logprobs[row] = sampling.num_logprobs
         if sampling.num_prompt_logprobs is not None:
@@ -228,14 +181,14 @@ class SimulatedExecutor:
         """What a draft model would guess that finds the right token so often."""
         rows, at = np.array([row], np.int32), np.array([num_known - 1], np.int32)
         before = self._kv[self._slots(rows, at - 1)] * (at > 0)
-        entry, noise = before + _hashes(self._token_ids[rows, at], at), self._noise[rows]
+        entry, noise = before + hashes(self._token_ids[rows, at], at), self._noise[rows]
         drafts = np.empty(most, np.int32)
         for i in range(most):
             output = at + np.int32(i + 1) - self._num_prompt[rows]
             token = self._model.tokens(entry, noise, output, self._eos_from[rows])
-            is_right = float(_mix(entry + DRAFT_SALT)[0]) < self._draft_acceptance * 2**64
+            is_right = float(mix(entry + DRAFT_SALT)[0]) < self._draft_acceptance * 2**64
             drafts[i] = token[0] if is_right else (token[0] + 1) % self._model.vocab_size
-            entry = entry + _hashes(drafts[i : i + 1], at + np.int32(i + 1))
+            entry = entry + hashes(drafts[i : i + 1], at + np.int32(i + 1))
         return drafts
 
     def _write_drafts(self, plan: StepPlan) -> None:
@@ -257,13 +210,13 @@ class SimulatedExecutor:
     def _write_tokens(self, rows: Int32Array, positions: Int32Array) -> None:
         # Position −1 reads some entry, which the first position does not count.
         before = self._kv[self._slots(rows, positions - 1)] * (positions > 0)
-        self._kv[self._slots(rows, positions)] = before + _hashes(self._token_ids[rows, positions], positions)
+        self._kv[self._slots(rows, positions)] = before + hashes(self._token_ids[rows, positions], positions)
 
     def _write_chunk(self, row: int, start: int, count: int) -> None:
         positions = np.arange(start, start + count, dtype=np.int32)
         before = self._kv[self._slots(row, positions[:1] - 1)] if start else np.zeros(1, np.uint64)
-        hashes = _hashes(self._token_ids[row, start : start + count], positions)
-        self._kv[self._slots(row, positions)] = before + np.cumsum(hashes)
+        added = hashes(self._token_ids[row, start : start + count], positions)
+        self._kv[self._slots(row, positions)] = before + np.cumsum(added)
 
     def _slots(self, rows: Int32Array | int, positions: Int32Array) -> Int32Array:
         blocks = self._block_table[rows, positions // self._block_size]
@@ -340,7 +293,7 @@ class SimulatedExecutor:
             i = int(np.flatnonzero(plan.rows == row)[0])
             if (end := int(plan.starts[i] + plan.counts[i])) == self._num_prompt[row]:
                 entry = self._kv[self._slots(np.array([row]), np.array([end - 1]))]
-                draws = _mix(entry + np.arange(NUM_SIMULATED_VALUES, dtype=np.uint64) * POSITION_SALT)
+                draws = mix(entry + np.arange(NUM_SIMULATED_VALUES, dtype=np.uint64) * POSITION_SALT)
                 vectors[row] = (draws.astype(np.float64) / 2**63 - 1).astype(np.float32).tobytes()
         return vectors
 
@@ -349,57 +302,6 @@ class SimulatedExecutor:
         i = plan.step // self._verify_every % plan.rows.size
         row, num_tokens = int(plan.rows[i]), int(plan.starts[i] + plan.counts[i])
         positions = np.arange(num_tokens, dtype=np.int32)
-        should_be = np.cumsum(_hashes(self._token_ids[row, :num_tokens], positions))
+        should_be = np.cumsum(hashes(self._token_ids[row, :num_tokens], positions))
         wrong = np.flatnonzero(self._kv[self._slots(row, positions)] != should_be)
         assert not wrong.size, f"step {plan.step}, row {row}: KV of positions {wrong[:8].tolist()} is not its own"
-
-
-def expected_tokens(
-    model: SimulatedModel,
-    prompt_ids: Sequence[int],
-    sampling: SamplingParams,
-    *,
-    choice_index: int = 0,
-    output_ids: Sequence[int] = (),
-    max_model_len: int = 1 << 30,
-    mask: Callable[[list[int]], Int32Array] | None = None,
-) -> list[int]:
-    """The whole answer to a prompt: `output_ids`, then what follows up to the length or a stop id, itself included.
-    `mask` is a grammar: what may follow an answer, int32 [words]."""
-    known = np.array([*prompt_ids, *output_ids], np.int32)
-    entry = _hashes(known, np.arange(known.size, dtype=np.int32)).sum(keepdims=True, dtype=np.uint64)
-    noise = np.array([_noise(sampling, choice_index)], np.uint64)
-    eos_from = np.array([_eos_from(sampling, model)], np.int32)
-    answer, max_tokens = list(output_ids), min(sampling.max_tokens, max_model_len - len(prompt_ids))
-    min_tokens = sampling.min_tokens if mask is None else 0
-    while len(answer) < max_tokens and not (len(answer) > min_tokens and answer[-1] in sampling.stop_token_ids):
-        index = np.array([len(answer)], np.int32)
-        if mask is None:
-            token = model.tokens(entry, noise, index, eos_from)
-        else:
-            token = model.masked_tokens(entry, noise, index, mask(answer)[None])
-        entry = entry + _hashes(token, np.array([len(prompt_ids) + len(answer)], np.int32))
-        answer.append(int(token[0]))
-    return answer
-
-
-def _noise(sampling: SamplingParams, choice_index: int) -> int:
-    """What sets apart equal prompts; nothing if the answer is greedy."""
-    if sampling.is_greedy:
-        return 0
-    return (sampling.seed * SEED_SALT + (choice_index + 1) * CHOICE_SALT) % 2**64
-
-
-def _eos_from(sampling: SamplingParams, model: SimulatedModel) -> int:
-    return sampling.min_tokens if model.eos_token_id in sampling.min_tokens_blocked_ids else 0
-
-
-def _hashes(token_ids: Int32Array, positions: Int32Array) -> UInt64Array:
-    return _mix(token_ids.astype(np.uint64) * TOKEN_SALT + positions.astype(np.uint64) * POSITION_SALT)
-
-
-def _mix(x: UInt64Array) -> UInt64Array:
-    """The finalizer of splitmix64 (Steele, Lea, Flood 2014)."""
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from operator import attrgetter
 
 import numpy as np
 
@@ -192,8 +193,6 @@ class Scheduler:
         running = sum(request.num_tokens - request.num_computed for request in self.prefilling.values())
         return running + self.waiting.num_tokens
 
-    # Running requests.
-
     def _decode_rows(self) -> tuple[Rows, Rows, bool]:
         """Rows that decode in this step, those of them that need a block (there are enough), and whether some went
         without."""
@@ -216,7 +215,7 @@ class Scheduler:
         if not self.prefilling:
             return
         parts = self._parts_of_budget(step.budget) if self.shares.are_several else {}
-        for request in sorted(self.prefilling.values(), key=_rank):
+        for request in sorted(self.prefilling.values(), key=attrgetter("rank")):
             budget = min(step.budget, parts.get(request.tenant, step.budget))
             if budget > 0:
                 count = self._add_chunk(step, request, budget)
@@ -267,8 +266,6 @@ class Scheduler:
         stored = self.cache.offer(request.chain, blocks)
         self.waiting.leader_advanced(request, num_full)
         return stored
-
-    # Waiting requests.
 
     def _admit(self, step: StepBuilder) -> None:
         """Seats ready requests in order, until one does not fit. A request gets the blocks of all its known tokens at
@@ -345,8 +342,6 @@ class Scheduler:
         self._yielding.note_move()
         self.waiting.reorder()
 
-    # Leaving requests.
-
     def _make_room(self) -> None:
         """Preempts for waiting requests before a step is planned, since none that has a part in it may leave."""
         self._unseat_stalled()
@@ -400,7 +395,3 @@ class Scheduler:
         request = self.table.requests[row]
         assert request is not None
         return request.rank
-
-
-def _rank(request: RequestState) -> Rank:
-    return request.rank

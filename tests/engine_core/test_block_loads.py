@@ -10,12 +10,8 @@ import pytest
 
 from headwater.engine_core.config import EngineConfig
 from headwater.engine_core.engine import Engine
-from headwater.engine_core.executors.simulated import (
-    SimulatedExecutor,
-    SimulatedModel,
-    SimulatedTiming,
-    expected_tokens,
-)
+from headwater.engine_core.executors.simulated import SimulatedExecutor, SimulatedTiming
+from headwater.engine_core.executors.simulated_model import SimulatedModel, expected_tokens
 from headwater.engine_core.kv.block_loads import MIN_PATIENCE_SECONDS, BlockLoads, Offer, SettledLoad
 from headwater.engine_core.kv.block_pool import BlockPool
 from headwater.engine_core.kv.block_source import BlockSource, LoadEnd, Outcome, Ticket

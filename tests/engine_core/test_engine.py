@@ -11,12 +11,8 @@ import pytest
 from headwater.engine_core.config import ConfigError, EngineConfig
 from headwater.engine_core.engine import Engine
 from headwater.engine_core.executor import StepPlan
-from headwater.engine_core.executors.simulated import (
-    SimulatedExecutor,
-    SimulatedModel,
-    SimulatedTiming,
-    expected_tokens,
-)
+from headwater.engine_core.executors.simulated import SimulatedExecutor, SimulatedTiming
+from headwater.engine_core.executors.simulated_model import SimulatedModel, expected_tokens
 from headwater.engine_core.kv.prefix_hash import block_hashes
 from headwater.engine_core.request import FinishReason, NewRequest
 from headwater.engine_core.sampling_params import SamplingParams

@@ -15,12 +15,8 @@ from headwater.engine_core.config import ConfigError, EngineConfig
 from headwater.engine_core.engine import Engine
 from headwater.engine_core.executor import SwapPlan
 from headwater.engine_core.executors.build import build_executor
-from headwater.engine_core.executors.simulated import (
-    SimulatedExecutor,
-    SimulatedModel,
-    SimulatedTiming,
-    expected_tokens,
-)
+from headwater.engine_core.executors.simulated import SimulatedExecutor, SimulatedTiming
+from headwater.engine_core.executors.simulated_model import SimulatedModel, expected_tokens
 from headwater.engine_core.kv.block_loads import BlockLoads, SettledLoad
 from headwater.engine_core.kv.block_pool import BlockPool
 from headwater.engine_core.kv.block_source import Ticket

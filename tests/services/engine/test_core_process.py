@@ -12,12 +12,8 @@ import pytest
 
 from headwater.engine_core.config import EngineConfig
 from headwater.engine_core.engine import Engine
-from headwater.engine_core.executors.simulated import (
-    SimulatedExecutor,
-    SimulatedModel,
-    SimulatedTiming,
-    expected_tokens,
-)
+from headwater.engine_core.executors.simulated import SimulatedExecutor, SimulatedTiming
+from headwater.engine_core.executors.simulated_model import SimulatedModel, expected_tokens
 from headwater.engine_core.request import FinishReason, NewRequest
 from headwater.engine_core.sampling_params import SamplingParams
 from headwater.services.engine.core_process import SpokenProgress, run

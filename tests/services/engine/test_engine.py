@@ -14,7 +14,7 @@ from typing import Any
 import grpc
 import pytest
 
-from headwater.engine_core.executors.simulated import expected_tokens
+from headwater.engine_core.executors.simulated_model import expected_tokens
 from headwater.engine_core.kv.prefix_hash import block_hashes, expected_cached_tokens
 from headwater.engine_core.sampling_params import SamplingParams
 from headwater.proto import common_pb2

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from headwater.engine_core.executors.build_simulated import simulated_model
-from headwater.engine_core.executors.simulated import expected_tokens
+from headwater.engine_core.executors.simulated_model import expected_tokens
 from headwater.engine_core.sampling_params import SamplingParams
 from headwater.services.text.tokenizer import Tokenizer
 from tests.simulation.routing_traces import BLOCK_SIZE, Arrival
