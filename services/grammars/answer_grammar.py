@@ -36,13 +36,15 @@ def answer_grammar(model: TextModel, request: PrepareRequest, reply: PrepareRepl
     sampling, special = request.sampling, model.tokenizer.special_texts
     conversation, tool_format = request.prompt.conversation, reply.answer_format.tool_parser
     grammars: Grammars = []
-    if sampling.HasField("structured_output"):
-        grammars = json.loads(grammar_of(sampling.structured_output, special))["grammars"]
+    # Checked also where an enforced call takes its place.
+    content = grammar_of(sampling.structured_output, special) if sampling.HasField("structured_output") else ""
+    if content and not calls_win(conversation, tool_format):
+        grammars = json.loads(content)["grammars"]
         # Structural tags say themselves where calls stand.
         if sampling.structured_output.WhichOneof("kind") != "structural_tag":
             calls = calls_instead(conversation, tool_format)
         elif (calls := calls_due(conversation, tool_format)) is not None:
-            raise _beside_structured_output("tools", "tools are held to schemas")
+            raise BadRequest("tools", "tools are held to schemas beside structured output; allowed: one of them")
     else:
         calls = calls_due(conversation, tool_format)
     if calls is not None and sampling.use_beam_search:
@@ -59,10 +61,6 @@ def _or_calls(content: Grammars, calls: Grammars) -> Grammars:
         return calls
     content[0]["name"] = _CONTENT
     return [{"name": _ANSWER, "lark_grammar": f"start: @{_CONTENT} | @{calls[0]['name']}"}, *content, *calls]
-
-
-def _beside_structured_output(param: str, what: str) -> BadRequest:
-    return BadRequest(param, f"{what} beside structured output; allowed: one of them")
 
 
 def _beside_beam_search(conversation: Conversation) -> BadRequest:
@@ -85,12 +83,18 @@ def calls_due(conversation: Conversation, tool_format: str) -> Form | None:
     return form.calls(tools, _is_single(conversation)) if is_due else form.free(tools, _is_single(conversation))
 
 
+def calls_win(conversation: Conversation, tool_format: str) -> bool:
+    """Whether an enforced `tool_choice` makes the answer a call, whatever its content would have to match.
+
+    OpenAI and vLLM answer so, and clients send such requests by themselves.
+    """
+    return bool(tool_format) and may_call(conversation) and _is_due(conversation)
+
+
 def calls_instead(conversation: Conversation, tool_format: str) -> Form | None:
     """Calls that an answer may be in place of what its content must match; None: it may not call."""
     if not tool_format or not may_call(conversation):
         return None
-    if _is_due(conversation):
-        raise _beside_structured_output("tool_choice", "tool_choice enforces calls")
     return TOOL_FORMATS[tool_format].instead(_all_offered(conversation), _is_single(conversation))
 
 

@@ -19,7 +19,7 @@ import prometheus_client
 
 from headwater.proto import processor_pb2, processor_pb2_grpc
 
-from ..grammars.answer_grammar import answer_grammar, custom_grammars, format_param
+from ..grammars.answer_grammar import answer_grammar, calls_win, custom_grammars, format_param
 from ..grammars.checker import GrammarChecker
 from ..grammars.grammars import GrammarError
 from ..grammars.structured_output import grammar_of, param_of
@@ -166,18 +166,19 @@ class Processor(processor_pb2_grpc.ProcessorServicer):
         try:
             await self._checker.check(model.folder, grammar)
         except GrammarError as fault:
-            param = await self._at_fault(model, request)
+            param = await self._at_fault(model, request, reply.answer_format.tool_parser)
             raise BadRequest(param, f"{param} cannot be followed: {fault}", code="invalid_grammar") from None
         return grammar.encode()
 
-    async def _at_fault(self, model: TextModel, request: processor_pb2.PrepareRequest) -> str:
+    async def _at_fault(self, model: TextModel, request: processor_pb2.PrepareRequest, tool_format: str) -> str:
         """The field that cannot be followed: of tools and structured output, what cannot alone either."""
-        tools = request.prompt.conversation.tools
-        if request.sampling.HasField("structured_output"):
+        conversation = request.prompt.conversation
+        tools = conversation.tools
+        if request.sampling.HasField("structured_output") and not calls_win(conversation, tool_format):
             asked = request.sampling.structured_output
             if not tools or not await self._compiles(model, grammar_of(asked, model.tokenizer.special_texts)):
                 return param_of(asked)
-        for i, grammar in custom_grammars(request.prompt.conversation):
+        for i, grammar in custom_grammars(conversation):
             if not await self._compiles(model, grammar):
                 return format_param(i)
         return "tools"

@@ -147,6 +147,7 @@ GRAMMAR = Capability(
     sampling=frozenset({"structured_output"}),
     took_place=lambda answer: bool(re.fullmatch(f"{PATTERN}|[a-e ]*", answer.text)),
     beside={
+        "tools": Aside(because="an enforced call is the whole answer"),
         "beams": Refused(field="structured_output", says="structured_output with use_beam_search; allowed: without"),
     },
 )
@@ -160,10 +161,6 @@ TOOLS = Capability(
         "beams": Refused(
             field="tool_choice",
             says="tool_choice enforces calls beside use_beam_search; allowed: one of them",
-        ),
-        "grammar": Refused(
-            field="tool_choice",
-            says="tool_choice enforces calls beside structured output; allowed: one of them",
         ),
     },
 )

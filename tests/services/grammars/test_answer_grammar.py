@@ -228,6 +228,22 @@ def test_a_budget_ends_thoughts_whose_end_is_spelled_by_several_tokens(
             assert not accepts(plain, grammars, grammar, text), (budget, text)
 
 
+@pytest.mark.parametrize("form", TOOL_FORMATS)
+def test_an_enforced_call_wins_over_structured_output(thinking: TextModel, grammars: Grammars, form: str) -> None:
+    model = dataclasses.replace(thinking, tool_format=form, reasoning_format="")
+    weather, time, _ = CALLS[form]
+    for output, match in (
+        (StructuredOutput(json_object=True), '{"a": 1}'),
+        (StructuredOutput(regex="[0-9]+"), "7"),
+        (StructuredOutput(structural_tag='{"format": {"type": "any_text"}}'), "It is late."),
+    ):
+        sampling = Sampling(structured_output=output)
+        for choice, good in (("required", written(form, time, weather)), ("weather", written(form, weather))):
+            _, grammar = prepared(model, request(WEATHER, TIME, choice=choice, sampling=sampling))
+            assert accepts(model, grammars, grammar, good), (output, choice)
+            assert not accepts(model, grammars, grammar, match), (output, choice)
+
+
 def test_only_tools_that_are_allowed_are_called(thinking: TextModel, grammars: Grammars) -> None:
     for form in TOOL_FORMATS:
         model = dataclasses.replace(thinking, tool_format=form, reasoning_format="")
@@ -240,12 +256,12 @@ def test_only_tools_that_are_allowed_are_called(thinking: TextModel, grammars: G
 
 
 def test_what_cannot_be_held_to_is_refused(thinking: TextModel, demo_model: TextModel) -> None:
-    schema = Sampling(structured_output=StructuredOutput(json_object=True))
+    no_schema = Sampling(structured_output=StructuredOutput(json_schema="{"))
     tags = Sampling(structured_output=StructuredOutput(structural_tag='{"format": {"type": "any_text"}}'))
     bad = Tool(name="bad", parameters_json='{"type": "object", "properties": {"a": {"not": {}}}}', strict=True)
     not_json = Tool(name="bad", parameters_json="{", strict=True)
     cases: list[tuple[TextModel, PrepareRequest, str, str]] = [
-        (thinking, request(TIME, choice="required", sampling=schema), "tool_choice", "beside structured output"),
+        (thinking, request(TIME, choice="required", sampling=no_schema), "structured_output.json_schema", "JSON"),
         (thinking, request(WEATHER, sampling=tags), "tools", "beside structured output"),
         (thinking, request(bad, choice="required"), "tools[0].function.parameters", "not"),
         (thinking, request(not_json), "tools[0].function.parameters", "JSON"),
