@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -13,9 +13,9 @@ from headwater.services.runtime.errors import BadRequest, UnsupportedField
 from headwater.services.runtime.request_limits import bounded_tools
 
 from .body import known_part
-from .response_schema import InputItem, InputPart, ResponsesRequest, ResponseTool, TextFormat
+from .response_schema import InputItem, InputPart, ResponsesRequest, ResponseTool, TextOptions
 from .schema import TextGrammar
-from .structured_output import structured_outputs_to_pb, whitespace_of
+from .structured_output import Asked, only_constraint, structured_outputs_to_pb, whitespace_of
 from .to_pb import (
     function_to_pb,
     given,
@@ -157,24 +157,24 @@ def to_sampling(asked: ResponsesRequest) -> common_pb2.Sampling:
         sampling.max_tokens = asked.max_output_tokens
     if LOGPROBS in (asked.include or ()) or asked.top_logprobs is not None:
         sampling.logprobs, sampling.top_logprobs = True, asked.top_logprobs or 0
-    if asked.text is not None and asked.text.format is not None:
-        _set_format(sampling, asked.text.format)
-    for name, output in structured_outputs_to_pb(asked.structured_outputs):
-        if sampling.HasField("structured_output"):
-            raise BadRequest(name, f"{name} beside another kind; allowed: one kind of structured output")
-        sampling.structured_output.CopyFrom(output)
+    found = [*_of_text_format(asked.text), *structured_outputs_to_pb(asked.structured_outputs)]
+    if found:
+        _, output = only_constraint(found)
         if (whitespace := whitespace_of(asked.structured_outputs)) is not None:
-            sampling.structured_output.whitespace_pattern = whitespace
+            output.whitespace_pattern = whitespace
+        sampling.structured_output.CopyFrom(output)
     return sampling
 
 
-def _set_format(sampling: common_pb2.Sampling, form: TextFormat) -> None:
-    if form.type == "json_object":
-        sampling.structured_output.json_object = True
-    elif form.type == "json_schema":
+def _of_text_format(text: TextOptions | None) -> Iterator[Asked]:
+    form = text.format if text is not None else None
+    if form is not None and form.type == "json_object":
+        yield "text.format", common_pb2.StructuredOutput(json_object=True)
+    elif form is not None and form.type == "json_schema":
         if form.schema is None:
             raise BadRequest.of("text.format.schema", None, "a JSON Schema, with type json_schema")
-        sampling.structured_output.json_schema = msgspec.json.encode(form.schema).decode()
+        schema = msgspec.json.encode(form.schema).decode()
+        yield "text.format.schema", common_pb2.StructuredOutput(json_schema=schema)
 
 
 def _add(messages: list[ChatMessage], item: InputItem, at: str) -> None:

@@ -5,7 +5,9 @@ OpenAI's `response_format`, and `structured_outputs` and `guided_*` as vLLM's cl
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import contextlib
+import json
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -27,14 +29,37 @@ def put_structured_output(asked: Answering, sampling: Sampling) -> dict[str, str
     found += [*_of_guided(asked), *_of_sglang(asked)]
     if not found:
         return {}
-    name, output = found[0]
-    if len(found) > 1:
-        raise BadRequest(found[1][0], f"{found[1][0]} beside {name}; allowed: one kind of structured output")
+    name, output = only_constraint(found)
     whitespace = whitespace_of(asked.structured_outputs)
     if (whitespace := asked.guided_whitespace_pattern if whitespace is None else whitespace) is not None:
         output.whitespace_pattern = whitespace
     sampling.structured_output.CopyFrom(output)
     return {f"structured_output.{output.WhichOneof('kind')}": name}
+
+
+def only_constraint(found: Sequence[Asked]) -> Asked:
+    """Of constraints that were found, the only one: clients of old and new servers spell one in two fields. Raises
+    `BadRequest` for two that differ."""
+    (name, output), *others = found
+    for other_name, other in others:
+        if _meaning(other) != _meaning(output):
+            raise BadRequest(
+                other_name, f"{other_name} beside another {name}; allowed: one kind of structured output, one value"
+            )
+    return name, output
+
+
+def _meaning(output: StructuredOutput) -> tuple[str, Any]:
+    """What tells two constraints apart: JSON by its value, however it is written."""
+    kind = output.WhichOneof("kind") or ""
+    value = getattr(output, kind)
+    if kind in ("json_schema", "structural_tag"):
+        with contextlib.suppress(ValueError, RecursionError):
+            # Objects are the same in any order of their keys.
+            value = json.dumps(json.loads(value), sort_keys=True)
+    elif kind == "choice":
+        value = tuple(value.choices)
+    return kind, value
 
 
 def format_to_pb(form: ResponseFormat, at: str) -> Asked | None:

@@ -110,3 +110,65 @@ async def test_an_enforced_call_wins_over_structured_output_on_grpc(thinker: Gat
         message = (await inference_pb2_grpc.InferenceStub(channel).Chat(request)).choices[0].message
     assert {call.name for call in message.tool_calls} == {"weather"}
     assert not message.content
+
+
+# guidance 0.3.1, models.experimental.VLLMModel, `select(["yes", "no"])`: for servers before vLLM 0.12 and since.
+YES_OR_NO = '%llguidance {}\n\nstart: a\na[capture]: A\n\nA: "yes"\n     | "no"\n\n'
+GUIDANCE: Any = {
+    "messages": [{"role": "user", "content": [{"type": "text", "text": "Is water wet?"}]}],
+    "model": MODEL,
+    "logprobs": True,
+    "stream": True,
+    "stream_options": {"include_usage": True},
+    "tools": None,
+    "top_logprobs": 5,
+    "top_p": None,
+    "guided_decoding_backend": "guidance",
+    "guided_grammar": YES_OR_NO,
+    "structured_outputs": {"grammar": YES_OR_NO},
+}
+ONE: Any = {
+    "type": "object",
+    "properties": {"a": {"type": "integer", "maximum": 9}},
+    "required": ["a"],
+    "additionalProperties": False,
+}
+SAME: list[dict[str, Any]] = [
+    {"guided_json": ONE, "structured_outputs": {"json": json.dumps(ONE, indent=2, sort_keys=True)}},
+    {"response_format": {"type": "json_schema", "json_schema": {"name": "one", "schema": ONE}}, "guided_json": ONE},
+    {"guided_choice": ["yes", "no"], "structured_outputs": {"choice": ["yes", "no"]}},
+    {"guided_regex": "yes|no", "structured_outputs": {"regex": "yes|no"}, "regex": "yes|no"},
+]
+DIFFERENT: list[tuple[dict[str, Any], str]] = [
+    (GUIDANCE | {"guided_grammar": 'start: "maybe"'}, "guided_grammar"),
+    ({"guided_json": ONE, "structured_outputs": {"json": ONE | {"required": []}}}, "guided_json"),
+    ({"guided_choice": ["yes", "no"], "structured_outputs": {"choice": ["no", "yes", "so"]}}, "guided_choice"),
+    ({"guided_regex": "yes", "structured_outputs": {"choice": ["yes"]}}, "guided_regex"),
+]
+
+
+def test_one_constraint_in_two_spellings_is_one(thinker: Gateway) -> None:
+    events = thinker.events(CHAT, GUIDANCE | {"reasoning_effort": "none"})
+    text = "".join(choice["delta"].get("content") or "" for event in events for choice in event["choices"])
+    assert text in ("yes", "no")
+    asked = {"model": MODEL, "messages": USER, "max_tokens": 200, "temperature": 0, "reasoning_effort": "none"}
+    for body in SAME:
+        content = posted(thinker, CHAT, asked | body)["choices"][0]["message"]["content"]
+        assert content in ("yes", "no") or json.loads(content).keys() == {"a"}, body
+
+
+@pytest.mark.parametrize(("body", "param"), DIFFERENT, ids=["grammar", "schema", "choice", "kind"])
+def test_two_constraints_that_differ_are_refused(thinker: Gateway, body: dict[str, Any], param: str) -> None:
+    asked = {"model": MODEL, "messages": USER} | body | {"stream": False, "stream_options": None}
+    error = posted(thinker, CHAT, asked, 400)["error"]
+    assert error["param"] == param
+    assert "one kind of structured output" in error["message"]
+
+
+def test_a_response_takes_one_constraint_in_two_spellings_too(thinker: Gateway) -> None:
+    text = {"format": {"type": "json_schema", "name": "one", "schema": ONE}}
+    asked = {"model": MODEL, "input": "One.", "reasoning": {"effort": "none"}, "temperature": 0, "text": text}
+    made = posted(thinker, RESPONSES, asked | {"structured_outputs": {"json": ONE}})
+    assert json.loads(made["output"][0]["content"][0]["text"]).keys() == {"a"}
+    refused = posted(thinker, RESPONSES, asked | {"structured_outputs": {"regex": "1"}}, 400)["error"]
+    assert refused["param"] == "structured_outputs.regex"
