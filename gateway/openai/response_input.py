@@ -174,7 +174,7 @@ def _of_text_format(text: TextOptions | None) -> Iterator[Asked]:
         if form.schema is None:
             raise BadRequest.of("text.format.schema", None, "a JSON Schema, with type json_schema")
         schema = msgspec.json.encode(form.schema).decode()
-        yield "text.format.schema", common_pb2.StructuredOutput(json_schema=schema)
+        yield "text.format.schema", common_pb2.StructuredOutput(json_schema=schema, strict=form.strict)
 
 
 def _add(messages: list[ChatMessage], item: InputItem, at: str) -> None:

@@ -86,7 +86,8 @@ class StreamOptions(Body, kw_only=True):
 
 
 class JsonSchemaFormat(Body, kw_only=True):
-    """A schema and its name. Answers are held to it, whatever `strict` says."""
+    """A schema and its name. Answers are held to it, whatever `strict` says; with it objects are closed unless the
+    schema opens them."""
 
     schema: Annotated[dict[str, Any] | str, Meta(description="a JSON Schema")] | None = None
     name: str = ""

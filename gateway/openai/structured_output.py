@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from headwater.proto.common_pb2 import Sampling, StructuredOutput
-from headwater.services.runtime.errors import BadRequest, UnsupportedField
+from headwater.services.runtime.errors import BadRequest
 
 from .schema import Answering, ResponseFormat, StructuredOutputs
 
@@ -42,6 +42,8 @@ def only_constraint(found: Sequence[Asked]) -> Asked:
     `BadRequest` for two that differ."""
     (name, output), *others = found
     for other_name, other in others:
+        if other.strict:
+            output.strict = True
         if _meaning(other) != _meaning(output):
             raise BadRequest(
                 other_name, f"{other_name} beside another {name}; allowed: one kind of structured output, one value"
@@ -77,7 +79,7 @@ def format_to_pb(form: ResponseFormat, at: str) -> Asked | None:
             )
             if schema is None:
                 raise BadRequest(name, f"{name} is missing; allowed: a JSON Schema", code="missing_field")
-            return name, StructuredOutput(json_schema=_json(schema))
+            return name, StructuredOutput(json_schema=_json(schema), strict=None if nested is None else nested.strict)
         case "regex" if form.pattern is not None:
             return f"{at}.pattern", StructuredOutput(regex=form.pattern)
         case "grammar" if form.grammar is not None:
@@ -98,10 +100,6 @@ def _of_response_format(form: ResponseFormat | None) -> Iterator[Asked]:
 def structured_outputs_to_pb(given: StructuredOutputs | None) -> Iterator[Asked]:
     if given is None:
         return
-    if given.disable_additional_properties:
-        raise UnsupportedField(
-            "structured_outputs.disable_additional_properties", "the schema says it, by additionalProperties"
-        )
     values = {
         "json": given.json,
         "json_object": given.json_object or None,
@@ -112,7 +110,10 @@ def structured_outputs_to_pb(given: StructuredOutputs | None) -> Iterator[Asked]
     }
     for kind, value in values.items():
         if value is not None:
-            yield f"structured_outputs.{kind}", _to_pb(kind, value)
+            output = _to_pb(kind, value)
+            if given.disable_additional_properties:
+                output.strict = True
+            yield f"structured_outputs.{kind}", output
 
 
 def _of_guided(asked: Answering) -> Iterator[Asked]:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from headwater.proto.common_pb2 import AnswerFormat, CustomInput, Sampling, Tool
+from headwater.proto.common_pb2 import AnswerFormat, CustomInput, Sampling, StructuredOutput, Tool
 from headwater.proto.processor_pb2 import Conversation, PrepareReply, PrepareRequest
 
 from ..answers.format import ENFORCING, may_call, named_tool
@@ -14,6 +14,7 @@ from ..answers.reasoning_parser import REASONING_FORMATS
 from ..answers.tool_formats import ANY_ARGUMENTS, NO_ARGUMENTS, TOOL_FORMATS, Form, OfferedTool
 from ..runtime.errors import BadRequest
 from ..text.model import TextModel
+from .closed_schema import closed
 from .counted_text import counted_up_to
 from .json_schema import check_schema, parse_json
 from .lark import ANY_TEXT, expression, literal, quoted
@@ -22,10 +23,6 @@ from .structural_tag import structural_tag_grammar
 from .structured_output import grammar_of, with_whitespace
 
 Grammars = list[dict[str, Any]]
-OPENING = frozenset(
-    ("additionalProperties", "patternProperties", "unevaluatedProperties", "$ref", "anyOf", "oneOf", "allOf")
-)
-"""Keywords by which a schema may name more properties than `properties` has."""
 _ANSWER, _CONTENT = "answer", "content"
 _SPACE = r"/[ \t\r\n]{0,8}/"
 _UNLIMITED = -1
@@ -37,7 +34,7 @@ def answer_grammar(model: TextModel, request: PrepareRequest, reply: PrepareRepl
     conversation, tool_format = request.prompt.conversation, reply.answer_format.tool_parser
     grammars: Grammars = []
     # Checked also where an enforced call takes its place.
-    content = grammar_of(sampling.structured_output, special) if sampling.HasField("structured_output") else ""
+    content = content_grammar(model, sampling.structured_output) if sampling.HasField("structured_output") else ""
     if content and not calls_win(conversation, tool_format):
         grammars = json.loads(content)["grammars"]
         # Structural tags say themselves where calls stand.
@@ -53,6 +50,11 @@ def answer_grammar(model: TextModel, request: PrepareRequest, reply: PrepareRepl
         grammars = _or_calls(grammars, structural_tag_grammar("tools", {"format": calls}, special, with_whitespace))
     grammars = _behind_thoughts(model, reply.answer_format, sampling, grammars)
     return json.dumps({"grammars": grammars}, ensure_ascii=False) if grammars else ""
+
+
+def content_grammar(model: TextModel, asked: StructuredOutput) -> str:
+    """What an answer's content must match, in llguidance's words. Raises `BadRequest`."""
+    return grammar_of(asked, model.tokenizer.special_texts, closes_schemas=model.closes_schemas)
 
 
 def _or_calls(content: Grammars, calls: Grammars) -> Grammars:
@@ -132,8 +134,8 @@ def _offered(tool: Tool, i: int, *, is_due: bool) -> OfferedTool:
     check_schema(param, parameters)
     if not isinstance(parameters, dict):
         raise BadRequest.of(param, parameters, "a JSON Schema of an object")
-    # Arguments are an object whether or not the schema says so.
-    return OfferedTool(name=tool.name, parameters={"type": "object"} | _closed(parameters))
+    # Arguments are an object whether or not the schema says so, and have no names but those that the function gives.
+    return OfferedTool(name=tool.name, parameters={"type": "object"} | closed(parameters))
 
 
 def _text_input(asked: CustomInput, i: int) -> Form:
@@ -165,13 +167,6 @@ def custom_grammars(conversation: Conversation) -> Iterator[tuple[int, str]]:
 def format_param(i: int) -> str:
     """What a tool's text must match, as clients know it."""
     return f"tools[{i}].custom.format.grammar.definition"
-
-
-def _closed(parameters: dict[str, Any]) -> dict[str, Any]:
-    """Without arguments that the function does not name: a small model that may invent some does."""
-    if "properties" not in parameters or not OPENING.isdisjoint(parameters):
-        return parameters
-    return parameters | {"additionalProperties": False}
 
 
 def _behind_thoughts(model: TextModel, form: AnswerFormat, sampling: Sampling, grammars: Grammars) -> Grammars:

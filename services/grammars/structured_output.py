@@ -14,6 +14,7 @@ from headwater.proto.common_pb2 import StructuredOutput
 
 from ..runtime.errors import BadRequest
 from . import lark
+from .closed_schema import closed
 from .json_schema import check_schema, parse_json
 from .structural_tag import structural_tag_grammar
 
@@ -31,8 +32,9 @@ def param_of(asked: StructuredOutput) -> str:
     return f"structured_output.{asked.WhichOneof('kind') or 'kind'}"
 
 
-def grammar_of(asked: StructuredOutput, special_tokens: Mapping[str, int]) -> str:
-    """`special_tokens` are ids of tokens that are no text, by what they are written as. Raises `BadRequest`."""
+def grammar_of(asked: StructuredOutput, special_tokens: Mapping[str, int], *, closes_schemas: bool = False) -> str:
+    """`special_tokens` are ids of tokens that are no text, by what they are written as. `closes_schemas`: objects have
+    no properties but those that their schema names, also where the request is not strict. Raises `BadRequest`."""
     param, kind = param_of(asked), asked.WhichOneof("kind")
     if (size := asked.ByteSize()) > MAX_BYTES:
         raise BadRequest(param, f"{param} has {size} bytes; allowed: at most {MAX_BYTES}")
@@ -42,7 +44,8 @@ def grammar_of(asked: StructuredOutput, special_tokens: Mapping[str, int]) -> st
         case "json_schema":
             schema = parse_json(param, asked.json_schema)
             check_schema(param, schema)
-            return _grammars({"json_schema": with_whitespace(schema, _whitespace(asked))})
+            held = closed(schema) if asked.strict or closes_schemas else schema
+            return _grammars({"json_schema": with_whitespace(held, _whitespace(asked))})
         case "json_object":
             if not asked.json_object:
                 raise BadRequest.of(param, False, "true")
@@ -55,7 +58,8 @@ def grammar_of(asked: StructuredOutput, special_tokens: Mapping[str, int]) -> st
             return _grammars({"lark_grammar": lark.grammar(param, asked.grammar)})
         case "structural_tag":
             tag = parse_json(param, asked.structural_tag)
-            return _grammars(*structural_tag_grammar(param, tag, special_tokens, with_whitespace))
+            prepared = with_whitespace_and_closed if asked.strict or closes_schemas else with_whitespace
+            return _grammars(*structural_tag_grammar(param, tag, special_tokens, prepared))
         case _:
             raise BadRequest.of(param, None, KINDS)
 
@@ -65,6 +69,10 @@ def with_whitespace(schema: object, whitespace: str = WHITESPACE) -> dict[str, A
     base = dict(schema) if isinstance(schema, dict) else {}
     rule = {"whitespace_pattern": whitespace} if whitespace else {"whitespace_flexible": False}
     return base | {"x-guidance": rule}
+
+
+def with_whitespace_and_closed(schema: object) -> dict[str, Any]:
+    return with_whitespace(closed(schema) if isinstance(schema, dict) else schema)
 
 
 def _whitespace(asked: StructuredOutput) -> str:

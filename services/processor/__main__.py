@@ -19,10 +19,10 @@ import prometheus_client
 
 from headwater.proto import processor_pb2, processor_pb2_grpc
 
-from ..grammars.answer_grammar import answer_grammar, calls_win, custom_grammars, format_param
+from ..grammars.answer_grammar import answer_grammar, calls_win, content_grammar, custom_grammars, format_param
 from ..grammars.checker import GrammarChecker
 from ..grammars.grammars import GrammarError
-from ..grammars.structured_output import grammar_of, param_of
+from ..grammars.structured_output import param_of
 from ..models.manifest import ModelFolderError
 from ..runtime.errors import BadRequest, HeadwaterError, NotFound, Unavailable
 from ..runtime.member import Kind
@@ -69,6 +69,9 @@ class ProcessorSettings(TextStageSettings):
     reasoning_parser: str = setting("auto", "auto (by the chat template), none, think, qwen3, deepseek_r1 or magistral")
     escape_special_tokens: bool = setting(
         False, "take special tokens in messages and tools for text, so that nobody forges turns with them"
+    )
+    close_schemas: bool = setting(
+        True, "take JSON Schemas that do not say whether objects have other properties as if they had none"
     )
     threads: int = setting(0, "threads for long texts; 0: as many as cores")
 
@@ -176,7 +179,7 @@ class Processor(processor_pb2_grpc.ProcessorServicer):
         tools = conversation.tools
         if request.sampling.HasField("structured_output") and not calls_win(conversation, tool_format):
             asked = request.sampling.structured_output
-            if not tools or not await self._compiles(model, grammar_of(asked, model.tokenizer.special_texts)):
+            if not tools or not await self._compiles(model, content_grammar(model, asked)):
                 return param_of(asked)
         for i, grammar in custom_grammars(conversation):
             if not await self._compiles(model, grammar):

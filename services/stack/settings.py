@@ -88,6 +88,7 @@ class StackSettings:
     chat_template: Path | None = flag(None, "A jinja file instead of the model's own.", PROCESSOR)
     generation_config: str | None = flag(None, "Sampling defaults: auto (the model's), none, a file.", PROCESSOR)
     escape_special_tokens: bool = flag(False, "Read those in messages and tools as text.", PROCESSOR)
+    close_schemas: bool = flag(True, "Answers have no keys but those that their schema names.", PROCESSOR)
     api_key_file: Path | None = flag(None, "`tenant key` lines; absent: open, loopback.", GATEWAY)
     admin_key_file: Path | None = flag(None, "`name key` lines of who manages tenants, with limits.", GATEWAY)
     tls_cert_file: Path | None = flag(None, "PEM certificate for clients, REST and gRPC.", GATEWAY)
@@ -195,13 +196,15 @@ class StackSettings:
             text
             for field in dataclasses.fields(self)
             if stage in field.metadata["stages"]
-            for text in as_flags(field.name, getattr(self, field.name))
+            for text in as_flags(field.name, getattr(self, field.name), field.default)
         ]
 
 
-def as_flags(name: str, value: object) -> list[str]:
-    """A setting on a command line; nothing where it has no value."""
+def as_flags(name: str, value: object, default: object = None) -> list[str]:
+    """A setting on a command line; nothing where it has no value. What is on by default is turned off by name."""
     words = f"--{name.replace('_', '-')}"
+    if value is False and default is True:
+        return [f"--no-{words[2:]}"]
     if value is None or value is False:
         return []
     if value is True:

@@ -36,6 +36,8 @@ class TextModel:
     """The way in which it writes thoughts; empty: they are not looked for."""
     escapes_special_tokens: bool = False
     """Special tokens in what clients say are text."""
+    closes_schemas: bool = True
+    """Objects that answers must match have no properties but those that their schema names."""
 
     @property
     def name(self) -> str:
@@ -55,6 +57,7 @@ class ServingChoices:
     tool_parser: str = "auto"
     reasoning_parser: str = "auto"
     escape_special_tokens: bool = False
+    close_schemas: bool = True
 
 
 def names_of(folders: Sequence[str], served_names: Sequence[str]) -> list[tuple[Path, str]]:
@@ -106,6 +109,7 @@ def load_text_model(folder: Path, name: str, choices: ServingChoices) -> TextMod
             "reasoning_parser", choices.reasoning_parser, REASONING_FORMATS, reasoning_format_of(source)
         ),
         escapes_special_tokens=choices.escape_special_tokens,
+        closes_schemas=choices.close_schemas,
     )
 
 

@@ -131,7 +131,6 @@ ONE: Any = {
     "type": "object",
     "properties": {"a": {"type": "integer", "maximum": 9}},
     "required": ["a"],
-    "additionalProperties": False,
 }
 SAME: list[dict[str, Any]] = [
     {"guided_json": ONE, "structured_outputs": {"json": json.dumps(ONE, indent=2, sort_keys=True)}},
@@ -172,3 +171,60 @@ def test_a_response_takes_one_constraint_in_two_spellings_too(thinker: Gateway) 
     assert json.loads(made["output"][0]["content"][0]["text"]).keys() == {"a"}
     refused = posted(thinker, RESPONSES, asked | {"structured_outputs": {"regex": "1"}}, 400)["error"]
     assert refused["param"] == "structured_outputs.regex"
+
+
+# pydantic's schemas, as instructor 1.17.0 (JSON_SCHEMA), LangChain and others send them without `strict`.
+NESTED: Any = {
+    "$defs": {
+        "Stop": {"properties": {"city": {"type": "string", "maxLength": 8}}, "required": ["city"], "type": "object"},
+    },
+    "properties": {"first": {"$ref": "#/$defs/Stop"}, "last": {"anyOf": [{"$ref": "#/$defs/Stop"}, {"type": "null"}]}},
+    "required": ["first", "last"],
+    "title": "Trip",
+    "type": "object",
+}
+FORM: Any = {"name": "Trip", "schema": NESTED}
+SPELLED: dict[str, dict[str, Any]] = {
+    "response_format": {"response_format": {"type": "json_schema", "json_schema": FORM}},
+    "strict": {"response_format": {"type": "json_schema", "json_schema": FORM | {"strict": True}}},
+    "guided_json": {"guided_json": NESTED},
+    "disable_additional_properties": {"structured_outputs": {"json": NESTED, "disable_additional_properties": True}},
+}
+
+
+def check_named(text: str) -> None:
+    """No object has a key that the schema does not name."""
+    trip = json.loads(text)
+    assert trip.keys() == {"first", "last"}
+    assert all(stop is None or stop.keys() == {"city"} for stop in trip.values())
+
+
+@pytest.mark.parametrize("body", SPELLED.values(), ids=SPELLED)
+def test_keys_that_a_schema_does_not_name_are_not_invented(thinker: Gateway, body: dict[str, Any]) -> None:
+    asked = {"model": MODEL, "messages": USER, "max_tokens": 400, "temperature": 1, "seed": 5, "n": 4}
+    for choice in posted(thinker, CHAT, asked | body | {"reasoning_effort": "none"})["choices"]:
+        check_named(choice["message"]["content"])
+
+
+def test_keys_are_invented_where_a_schema_opens_its_objects(thinker: Gateway) -> None:
+    free = ONE | {"additionalProperties": True}
+    asked = {"model": MODEL, "messages": USER, "max_tokens": 400, "temperature": 1, "seed": 5, "n": 4}
+    made = posted(thinker, CHAT, asked | {"guided_json": free, "reasoning_effort": "none"})
+    keys = {key for choice in made["choices"] for key in json.loads(choice["message"]["content"])}
+    assert len(keys) > 1
+
+
+async def test_keys_are_not_invented_in_responses_or_on_grpc_either(thinker: Gateway) -> None:
+    text = {"format": {"type": "json_schema", "name": "Trip", "schema": NESTED}}
+    asked = {"model": MODEL, "input": "A trip.", "reasoning": {"effort": "none"}, "temperature": 1, "seed": 5}
+    made = posted(thinker, RESPONSES, asked | {"text": text})
+    check_named(made["output"][0]["content"][0]["text"])
+    user = common_pb2.ChatMessage(role="user", content="A trip.")
+    conversation = processor_pb2.Conversation(messages=[user], reasoning_effort="none")
+    output = common_pb2.StructuredOutput(json_schema=json.dumps(NESTED))
+    sampling = common_pb2.Sampling(temperature=1, seed=5, n=4, max_tokens=400, structured_output=output)
+    request = inference_pb2.ChatRequest(model=MODEL, conversation=conversation, sampling=sampling)
+    async with grpc.aio.insecure_channel(thinker.grpc) as channel:
+        reply = await inference_pb2_grpc.InferenceStub(channel).Chat(request)
+    for choice in reply.choices:
+        check_named(choice.message.content)

@@ -29,6 +29,8 @@ def test_the_flags_of_up_are_the_settings_of_a_line() -> None:
         *("speculation", "draft_model", "draft_heads"),
         *(
             "escape_special_tokens",
+            # What clients of vLLM expect is on; who serves a schema that means to be open turns it off.
+            "close_schemas",
             "chat_template",
             "generation_config",
             "profile",

@@ -296,6 +296,15 @@ def test_arguments_that_a_function_does_not_name_are_not_invented(thinking: Text
     assert accepts(thinking, grammars, grammar, call.replace('"town": "Ulm"', ""))
 
 
+def test_objects_of_an_answer_are_closed_where_the_deployment_or_the_request_says_so(thinking: TextModel) -> None:
+    schema = json.dumps({"type": "object", "properties": {"city": {"type": "object", "properties": {}}}})
+    for closes, strict in ((True, None), (True, False), (False, True), (False, None)):
+        model = load_text_model(thinking.folder, "thinking", ServingChoices(close_schemas=closes))
+        output = StructuredOutput(json_schema=schema, strict=strict)
+        _, grammar = prepared(model, request(sampling=Sampling(structured_output=output)))
+        assert grammar.count('"additionalProperties": false') == (2 if closes or strict else 0), (closes, strict)
+
+
 @pytest.mark.parametrize(
     ("options", "says"),
     [

@@ -97,6 +97,11 @@ def test_special_tokens_are_text_to_processors_where_the_line_is_told_so() -> No
     assert not processor_of(plan()).escape_special_tokens
 
 
+def test_objects_of_schemas_are_closed_unless_the_line_is_told_otherwise() -> None:
+    assert processor_of(plan()).close_schemas
+    assert not processor_of(plan(close_schemas=False)).close_schemas
+
+
 def test_on_a_cpu_an_engine_keeps_its_own_sizes() -> None:
     assert (
         engine_of(plan()).block_size

@@ -1,0 +1,112 @@
+"""Closes the objects of a JSON Schema: they have no properties but those that the schema names.
+
+A schema that says nothing of other properties allows them, and a model that may invent keys does. Only an object that
+one subschema alone describes is closed: beside others, as in `allOf`, each would forbid the properties of the rest.
+"""
+
+from __future__ import annotations
+
+import urllib.parse
+from collections.abc import Iterator
+from typing import Any
+
+OPENING = frozenset(
+    ("additionalProperties", "patternProperties", "unevaluatedProperties", "$ref", "anyOf", "oneOf", "allOf")
+)
+"""Keywords by which a schema may name more properties than `properties` has."""
+_SHAPING = ("properties", "patternProperties", "additionalProperties", "$ref", "anyOf", "oneOf", "allOf")
+"""Keywords that say what an object has; two of them in one schema describe it together."""
+_OF_VALUES = ("additionalProperties", "items", "additionalItems")
+Schema = dict[str, Any]
+
+
+def closed(schema: Schema) -> Schema:
+    """The schema with `additionalProperties: false` wherever it opens no object by itself. What it was given is left as
+    it is."""
+    walk = _Walk(schema)
+    walk.visit(schema, alone=True)
+    return schema if walk.has_foreign_references else _copy(schema, walk)
+
+
+class _Walk:
+    """Finds the subschemas that describe their values alone, through references."""
+
+    def __init__(self, root: Schema) -> None:
+        self._root = root
+        self._alone: dict[int, bool] = {}
+        """By identity; a subschema that is reached in two ways is alone if it is so both times."""
+        self.has_foreign_references = False
+        """References by an id or an anchor: which subschema they mean is not known here."""
+
+    def is_closed(self, schema: Schema) -> bool:
+        """Whether nothing but `properties` says what the object has."""
+        if "properties" not in schema or not OPENING.isdisjoint(schema) or not self._alone.get(id(schema), False):
+            return False
+        properties = schema["properties"]
+        least, required = schema.get("minProperties", 0), schema.get("required", [])
+        if not isinstance(properties, dict) or not isinstance(required, list):
+            return False
+        # What these ask for beyond `properties` can only be another property.
+        return set(map(str, required)) <= properties.keys() and not (isinstance(least, int) and least > len(properties))
+
+    def visit(self, schema: object, *, alone: bool) -> None:
+        """Marks a subschema and all that it leads to."""
+        waiting = [(schema, alone)]
+        while waiting:
+            part, is_alone = waiting.pop()
+            if not isinstance(part, dict):
+                continue
+            known = self._alone.get(id(part))
+            if known is None or (known and not is_alone):
+                self._alone[id(part)] = is_alone
+                waiting += self._below(part, alone=is_alone)
+
+    def _below(self, schema: Schema, *, alone: bool) -> Iterator[tuple[object, bool]]:
+        shaping = [keyword for keyword in _SHAPING if keyword in schema]
+        # Of the same value.
+        is_only = alone and len(shaping) == 1
+        for keyword in ("anyOf", "oneOf", "allOf"):
+            members = schema.get(keyword)
+            if isinstance(members, list):
+                is_one = is_only and (keyword != "allOf" or len(members) == 1)
+                yield from ((member, is_one) for member in members)
+        if "$ref" in schema:
+            yield self._target(schema["$ref"]), is_only
+        # Of its parts: a property may match several patterns, or be described by the other members.
+        is_own = alone and not {"allOf", "$ref", "anyOf", "oneOf"} & schema.keys()
+        for keyword in ("properties", "patternProperties"):
+            parts = schema.get(keyword)
+            if isinstance(parts, dict):
+                is_matched_once = is_own and "patternProperties" not in schema
+                yield from ((part, is_matched_once) for part in parts.values())
+        for keyword in _OF_VALUES:
+            yield schema.get(keyword), is_own
+        for keyword in ("prefixItems", "items"):
+            parts = schema.get(keyword)
+            if isinstance(parts, list):
+                yield from ((part, is_own) for part in parts)
+
+    def _target(self, reference: object) -> object:
+        """What a JSON pointer into the schema leads to."""
+        if not isinstance(reference, str) or not (reference == "#" or reference.startswith("#/")):
+            self.has_foreign_references = True
+            return None
+        value: Any = self._root
+        for written in urllib.parse.unquote(reference).split("/")[1:]:
+            name = written.replace("~1", "/").replace("~0", "~")
+            if isinstance(value, list) and name in (places := [str(i) for i in range(len(value))]):
+                value = value[places.index(name)]
+            elif isinstance(value, dict) and name in value:
+                value = value[name]
+            else:
+                return None
+        return value
+
+
+def _copy(value: Any, walk: _Walk) -> Any:
+    if isinstance(value, list):
+        return [_copy(each, walk) for each in value]
+    if not isinstance(value, dict):
+        return value
+    copy = {key: _copy(each, walk) for key, each in value.items()}
+    return copy | {"additionalProperties": False} if walk.is_closed(value) else copy
