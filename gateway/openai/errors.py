@@ -31,7 +31,8 @@ class MethodNotAllowed(errors.HeadwaterError):
     code = "method_not_allowed"
 
     def __init__(self, method: str, path: str, allowed: str) -> None:
-        super().__init__(f"{path} does not take {method}; allowed: {allowed}")
+        preflights = "; preflights are answered to pages of --allowed-origins" if method == "OPTIONS" else ""
+        super().__init__(f"{path} does not take {method}; allowed: {allowed}{preflights}")
         self.allowed = allowed
 
 
