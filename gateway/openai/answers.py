@@ -62,6 +62,10 @@ class Renderer(Protocol):
         """Fields of a choice's last chunk."""
         ...
 
+    def finish_reason(self, choice: Choice) -> str | None:
+        """Why a choice has ended, in the client's words."""
+        ...
+
     def whole(self, choice: Choice, piece: Piece) -> dict[str, Any]:
         """Fields of a choice that is answered at once."""
         ...
@@ -136,7 +140,7 @@ class Answer:
             "index": index,
             **self.shape.whole(choice, piece),
             "logprobs": self.shape.logprobs(choice, piece.logprobs),
-            "finish_reason": choice.finish_reason,
+            "finish_reason": self.shape.finish_reason(choice),
             "stop_reason": choice.stop_reason,
         }
         if self.asked.return_token_ids:
@@ -177,7 +181,7 @@ class EventStream:
             "index": choice.index,
             **self.answer.shape.ending(),
             "logprobs": None,
-            "finish_reason": choice.finish_reason,
+            "finish_reason": self.answer.shape.finish_reason(choice),
             "stop_reason": choice.stop_reason,
         }
         self._write(self.answer.chunk([ending], **self._usage_field()))

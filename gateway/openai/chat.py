@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from headwater.services.runtime.errors import BadRequest
+
 from ..request.choice import Choice
 from ..request.choice_count import check_num_choices
 from ..request.cluster import Cluster
@@ -14,6 +16,7 @@ from ..request.prepared_prompt import PreparedPrompt
 from ..request.sinks import CallPiece, Piece
 from ..stages.output_session import Scores
 from ..tenancy.caller import Caller
+from .legacy_functions import is_legacy, legacy_call, legacy_finish_reason, old_names, with_tools
 from .logprobs import chat_logprobs, prompt_logprobs
 from .schema import ChatCompletionRequest
 from .structured_output import put_structured_output
@@ -28,10 +31,11 @@ class ChatRenderer:
     scores_prompt = False
 
     def __init__(self, asked: ChatCompletionRequest) -> None:
-        self._asked = asked
+        self._asked, self._is_legacy = with_tools(asked), is_legacy(asked)
         self._as_ids = bool(asked.return_tokens_as_token_ids)
         # The contract knows one name for the two that clients use.
         self.renamed = {"max_tokens": "max_completion_tokens"} if asked.max_completion_tokens is not None else {}
+        self.renamed |= old_names(asked)
 
     def jobs(self, caller: Caller, max_choices: int) -> list[GenerationRequest]:
         """One: a conversation is one prompt. Raises `BadRequest`."""
@@ -46,7 +50,10 @@ class ChatRenderer:
             sampling.top_logprobs = asked.top_logprobs
         self.renamed |= put_structured_output(asked, sampling)
         check_num_choices("messages", 1, sampling, max_choices)
-        prompt = conversation_to_pb(asked)
+        try:
+            prompt = conversation_to_pb(asked)
+        except BadRequest as error:
+            raise error.in_words_of(self.renamed) from None
         stream, salt = bool(asked.stream), asked.cache_salt or ""
         return [
             GenerationRequest(
@@ -78,12 +85,17 @@ class ChatRenderer:
             delta["reasoning_content"] = delta["reasoning"] = reasoning
         if text := piece.text:
             delta["content"] = text
-        if piece.calls:
+        if piece.calls and self._is_legacy:
+            delta["function_call"] = legacy_call(piece.calls)
+        elif piece.calls:
             delta["tool_calls"] = [_call_delta(call) for call in piece.calls]
         return {"delta": delta} if delta else {}
 
     def ending(self) -> dict[str, Any]:
         return {"delta": {}}
+
+    def finish_reason(self, choice: Choice) -> str | None:
+        return legacy_finish_reason(choice.finish_reason) if self._is_legacy else choice.finish_reason
 
     def whole(self, choice: Choice, piece: Piece) -> dict[str, Any]:
         message: dict[str, Any] = {"role": "assistant", "content": self._echoed + piece.text, "refusal": None}
@@ -91,7 +103,10 @@ class ChatRenderer:
             message["reasoning_content"] = message["reasoning"] = piece.reasoning or None
         if piece.calls:
             message["content"] = message["content"] or None
-            message["tool_calls"] = [_whole_call(call) for call in piece.calls]
+            if self._is_legacy:
+                message["function_call"] = legacy_call(piece.calls)
+            else:
+                message["tool_calls"] = [_whole_call(call) for call in piece.calls]
         return {"message": message}
 
     def beside(self, prompt: PreparedPrompt) -> dict[str, Any]:

@@ -104,6 +104,9 @@ class CompletionRenderer:
     def ending(self) -> dict[str, Any]:
         return {"text": ""}
 
+    def finish_reason(self, choice: Choice) -> str | None:
+        return choice.finish_reason
+
     def whole(self, choice: Choice, piece: Piece) -> dict[str, Any]:
         text, fields = piece.text, self._prompt_fields(choice)
         if self._asked.prompt_logprobs is not None:

@@ -14,8 +14,6 @@ TEXT_ONLY = "only text is served"
 NO_PLUG_INS = "this version takes no code or parameters of extensions"
 NOT_SERVED = {
     # OpenAI's.
-    "functions": "it has become `tools`",
-    "function_call": "it has become `tool_choice`",
     "audio": TEXT_ONLY,
     "modalities": TEXT_ONLY,
     "prediction": "this version does not speculate on given text",
@@ -24,7 +22,6 @@ NOT_SERVED = {
     "moderation": "this version judges no texts",
     "context_management": "`truncation` leaves out the oldest turns",
     "messages[].audio": TEXT_ONLY,
-    "messages[].function_call": "it has become `tool_calls`",
     "tools[].defer_loading": "all tools are shown at once",
     # vLLM's.
     "chat_template": "the operator chooses the template",

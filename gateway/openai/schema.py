@@ -175,6 +175,13 @@ class FunctionCall(Body, kw_only=True):
     arguments: str = ""
 
 
+class LegacyCall(Body, kw_only=True):
+    """A call as it was before there were tools; clients send back empty ones as well."""
+
+    name: str = ""
+    arguments: str = ""
+
+
 class CustomCall(Body, kw_only=True):
     """The custom tool of a tool call, and the text that it took."""
 
@@ -206,8 +213,8 @@ class Message(Body, kw_only=True):
     """What an assistant said in place of content."""
     annotations: Any = None
     audio: Any = None
-    function_call: Any = None
     """As clients send answers back: null, or empty."""
+    function_call: Annotated[LegacyCall, Meta(description="an object with name and arguments")] | None = None
 
 
 class Function(Body, kw_only=True):
@@ -304,6 +311,14 @@ class ChatCompletionRequest(Answering, kw_only=True):
         Annotated[str | ToolChoice, Meta(description="auto, none, required, or an object that names functions")] | None
     ) = None
     parallel_tool_calls: Flag | None = None
+    functions: (
+        Annotated[
+            list[Function], Meta(min_length=1, max_length=MAX_TOOLS, description=f"at least one, at most {MAX_TOOLS}")
+        ]
+        | None
+    ) = None
+    """What has become `tools`, and the next one `tool_choice`."""
+    function_call: Annotated[str | ToolName, Meta(description="auto, none, or an object with a name")] | None = None
     include_reasoning: Flag | None = None
     reasoning_effort: str | None = None
     verbosity: str | None = None

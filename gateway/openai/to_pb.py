@@ -11,6 +11,7 @@ from headwater.proto import common_pb2, processor_pb2
 from headwater.services.runtime.errors import BadRequest, UnsupportedField
 from headwater.services.runtime.request_limits import MAX_MESSAGE_PARTS, bounded_tools, check_count
 
+from .legacy_functions import with_tool_calls
 from .not_served import NOT_SERVED
 from .response_schema import ResponseTool
 from .schema import (
@@ -76,9 +77,10 @@ def truncation_to_pb(given: int) -> int:
 
 
 def conversation_to_pb(asked: ChatCompletionRequest | TokenizeRequest) -> processor_pb2.Prompt:
-    check_count("messages", _num_parts(asked.messages or ()), MAX_MESSAGE_PARTS)
+    messages = with_tool_calls(asked.messages or ())
+    check_count("messages", _num_parts(messages), MAX_MESSAGE_PARTS)
     conversation = processor_pb2.Conversation(
-        messages=[_message_to_pb(message, f"messages[{i}]") for i, message in enumerate(asked.messages or ())],
+        messages=[_message_to_pb(message, f"messages[{i}]") for i, message in enumerate(messages)],
         add_generation_prompt=asked.add_generation_prompt,
         continue_final_message=asked.continue_final_message,
         tools=bounded_tools(_tool_to_pb(tool, f"tools[{i}]") for i, tool in enumerate(asked.tools or ())),
@@ -184,9 +186,8 @@ def text_to_pb(grammar: TextGrammar | None) -> common_pb2.CustomInput:
 
 
 def _message_to_pb(message: Message, at: str) -> common_pb2.ChatMessage:
-    for name in ("audio", "function_call"):
-        if getattr(message, name):
-            raise UnsupportedField(f"{at}.{name}", NOT_SERVED[f"messages[].{name}"])
+    if message.audio:
+        raise UnsupportedField(f"{at}.audio", NOT_SERVED["messages[].audio"])
     content = message.content if message.content is not None else message.refusal
     parts: list[ContentPart] = content if isinstance(content, list) else []
     return common_pb2.ChatMessage(

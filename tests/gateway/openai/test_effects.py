@@ -206,6 +206,9 @@ ELSEWHERE = {
     "guided_choice": "test_line_structured.py",
     "guided_grammar": "test_line_structured.py",
     "guided_whitespace_pattern": "test_line_structured.py",
+    "guided_decoding_backend": "test_sent_bodies.py",
+    "functions": "test_sent_bodies.py",
+    "function_call": "test_sent_bodies.py",
     "structural_tag": "test_line_structured.py",
     "documents": "test_bad_input.py",
     **dict.fromkeys(

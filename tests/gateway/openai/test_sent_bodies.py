@@ -9,6 +9,7 @@ import grpc
 import pytest
 
 from headwater.proto import common_pb2, inference_pb2, inference_pb2_grpc, processor_pb2
+from tests.gateway.openai.test_tools import spoken
 from tests.gateway.processes import THINKER as MODEL
 from tests.gateway.processes import Gateway
 
@@ -228,3 +229,72 @@ async def test_keys_are_not_invented_in_responses_or_on_grpc_either(thinker: Gat
         reply = await inference_pb2_grpc.InferenceStub(channel).Chat(request)
     for choice in reply.choices:
         check_named(choice.message.content)
+
+
+# OpenAI's older guides, and clients that were written by them (LangChain's convert_to_openai_function, LiteLLM).
+LEGACY: Any = {
+    "model": MODEL,
+    "messages": [{"role": "user", "content": "What is the weather in Ulm?"}],
+    "functions": [{"name": "weather", "description": "The weather in a city.", "parameters": CITY}],
+    "temperature": 0,
+    "max_tokens": 300,
+    "reasoning_effort": "none",
+}
+FORCED: Any = LEGACY | {"function_call": {"name": "weather"}}
+TWO_CALLS = (
+    '<tool_call>\n{"name": "weather", "arguments": {"city": "Ulm"}}\n</tool_call>\n'
+    '<tool_call>\n{"name": "weather", "arguments": {"city": "Bonn"}}\n</tool_call>'
+)
+
+
+def test_functions_of_old_are_called_and_answered_as_they_were(thinker: Gateway) -> None:
+    [choice] = posted(thinker, CHAT, FORCED)["choices"]
+    message = choice["message"]
+    assert (message["content"], choice["finish_reason"]) == (None, "stop")
+    assert "tool_calls" not in message
+    assert message["function_call"]["name"] == "weather"
+    assert json.loads(message["function_call"]["arguments"]).keys() == {"city"}
+    deltas = [event["choices"][0]["delta"] for event in thinker.events(CHAT, FORCED)]
+    assert deltas[0]["role"] == "assistant"
+    calls = [delta["function_call"] for delta in deltas if "function_call" in delta]
+    assert [call["name"] for call in calls if "name" in call] == ["weather"]
+    assert "".join(call["arguments"] for call in calls) == message["function_call"]["arguments"]
+    assert not [delta for delta in deltas if "tool_calls" in delta]
+
+
+def test_a_function_that_the_model_chose_ends_the_answer_with_that_reason(thinker: Gateway) -> None:
+    # Two calls are written, of which the old words can tell one.
+    said = {"structured_outputs": spoken(TWO_CALLS)}
+    [choice] = posted(thinker, CHAT, LEGACY | said)["choices"]
+    assert choice["finish_reason"] == "function_call"
+    assert choice["message"]["function_call"] == {"name": "weather", "arguments": '{"city": "Ulm"}'}
+    ends = [event["choices"][0]["finish_reason"] for event in thinker.events(CHAT, LEGACY | said)]
+    assert ends[-1] == "function_call"
+    [choice] = posted(thinker, CHAT, LEGACY | {"function_call": "none", "max_tokens": 4})["choices"]
+    assert (choice["message"].get("function_call"), choice["finish_reason"]) == (None, "length")
+
+
+def test_a_conversation_in_old_words_is_the_prompt_of_one_in_new_ones(thinker: Gateway) -> None:
+    old = [
+        *LEGACY["messages"],
+        {"role": "assistant", "content": None, "function_call": {"name": "weather", "arguments": '{"city": "Ulm"}'}},
+        {"role": "function", "name": "weather", "content": "rain"},
+        {"role": "user", "content": "And in Bonn?", "function_call": None},
+    ]
+    call = {"id": "call_1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Ulm"}'}}
+    new = [
+        old[0],
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "call_1", "name": "weather", "content": "rain"},
+        old[3],
+    ]
+    tools = [{"type": "function", "function": LEGACY["functions"][0]}]
+    asked = {"model": MODEL, "max_tokens": 4, "temperature": 0, "return_token_ids": True}
+    told = posted(thinker, CHAT, asked | {"messages": old, "functions": LEGACY["functions"]})
+    same = posted(thinker, CHAT, asked | {"messages": new, "tools": tools})
+    assert told["prompt_token_ids"] == same["prompt_token_ids"]
+    counts = [posted(thinker, "/tokenize", {"model": MODEL, "messages": each, "tools": tools}) for each in (old, new)]
+    assert counts[0]["tokens"] == counts[1]["tokens"] == same["prompt_token_ids"]
+    wrong = [*old[:1], {"role": "assistant", "function_call": {"name": "weather", "arguments": "{"}}, *old[2:]]
+    error = posted(thinker, CHAT, asked | {"messages": wrong}, 400)["error"]
+    assert error["param"] == "messages[1].function_call.arguments"
