@@ -18,7 +18,7 @@ from ..stages.output_session import Scores
 from ..tenancy.caller import Caller
 from .legacy_functions import is_legacy, legacy_call, legacy_finish_reason, old_names, with_tools
 from .logprobs import chat_logprobs, prompt_logprobs
-from .schema import ChatCompletionRequest
+from .schema import ChatCompletionRequest, ToolChoice
 from .structured_output import put_structured_output
 from .to_pb import check_stream_options, conversation_to_pb, sampling_to_pb
 
@@ -65,7 +65,15 @@ class ChatRenderer:
         """A chat needs nothing more of its prompt."""
 
     def opening(self, choice: Choice) -> dict[str, Any] | None:
-        return {"delta": {"role": "assistant", "content": self._echoed}}
+        # As with OpenAI: clients show a part of the message for an empty text, and none for null.
+        return {"delta": {"role": "assistant", "content": self._echoed or (None if self._must_call else "")}}
+
+    @property
+    def _must_call(self) -> bool:
+        choice = self._asked.tool_choice
+        if isinstance(choice, ToolChoice):
+            return choice.allowed_tools is None or choice.allowed_tools.mode == "required"
+        return choice == "required"
 
     @property
     def _echoed(self) -> str:

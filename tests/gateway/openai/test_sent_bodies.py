@@ -255,7 +255,7 @@ def test_functions_of_old_are_called_and_answered_as_they_were(thinker: Gateway)
     assert message["function_call"]["name"] == "weather"
     assert json.loads(message["function_call"]["arguments"]).keys() == {"city"}
     deltas = [event["choices"][0]["delta"] for event in thinker.events(CHAT, FORCED)]
-    assert deltas[0]["role"] == "assistant"
+    assert deltas[0] == {"role": "assistant", "content": None}
     calls = [delta["function_call"] for delta in deltas if "function_call" in delta]
     assert [call["name"] for call in calls if "name" in call] == ["weather"]
     assert "".join(call["arguments"] for call in calls) == message["function_call"]["arguments"]
@@ -298,3 +298,19 @@ def test_a_conversation_in_old_words_is_the_prompt_of_one_in_new_ones(thinker: G
     wrong = [*old[:1], {"role": "assistant", "function_call": {"name": "weather", "arguments": "{"}}, *old[2:]]
     error = posted(thinker, CHAT, asked | {"messages": wrong}, 400)["error"]
     assert error["param"] == "messages[1].function_call.arguments"
+
+
+# @ai-sdk/openai 3.0.141, `openai.chat` with toolChoice "required", and by name; it shows a text part for each content.
+def test_the_first_delta_of_an_enforced_call_has_no_content(thinker: Gateway) -> None:
+    tools = [{"type": "function", "function": WEATHER}]
+    asked = {"model": MODEL, "messages": USER, "max_tokens": 300, "reasoning_effort": "none", "tools": tools}
+    named = [{"type": "function", "function": {"name": "weather"}}]
+    allowed = {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": named}}
+    for choice in ("required", named[0], allowed):
+        deltas = [event["choices"][0]["delta"] for event in thinker.events(CHAT, asked | {"tool_choice": choice})]
+        assert deltas[0] == {"role": "assistant", "content": None}
+        assert not [delta for delta in deltas[1:] if "content" in delta], choice
+    may = {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": named}}
+    for choice in ("auto", may):
+        events = thinker.events(CHAT, asked | {"tool_choice": choice, "max_tokens": 4})
+        assert events[0]["choices"][0]["delta"] == {"role": "assistant", "content": ""}
