@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import codecs
 import contextlib
 import time
 import urllib.parse
@@ -18,6 +19,7 @@ from ..openai import errors as http_errors
 from ..openai.sse import SseStream
 from ..tenancy.grant import Standing
 from ..tenancy.tenants import KnownTenant
+from .content_encoding import MIN_BYTES, BodyDecoder, gzipped, takes_gzip
 from .departure import Departure, Receive
 
 Message = MutableMapping[str, Any]
@@ -79,15 +81,41 @@ class Exchange:
             if int(declared) > DISCARD_FACTOR * limit:
                 self.reply_headers.append((b"connection", b"close"))
             raise errors.BodyTooLarge(limit)
-        return b"".join([chunk async for chunk in self.chunks(limit)])
+        # Some clients write a byte-order mark before JSON.
+        return b"".join([chunk async for chunk in self.chunks(limit)]).removeprefix(codecs.BOM_UTF8)
 
     @property
     def _has_no_body(self) -> bool:
         return "transfer-encoding" not in self.headers and self.headers.get("content-length", "0") == "0"
 
     async def chunks(self, limit: int) -> AsyncGenerator[bytes, None]:
-        """The body as it comes. Raises `BodyTooLarge` past the limit, `ClientGone` when no more of it comes, `SlowBody`
-        when it does not come in time."""
+        """The body as it comes, decoded. Raises `BodyTooLarge` past the limit, of bytes that came or that they become,
+        `UnsupportedEncoding`, `ClientGone` when no more of it comes, `SlowBody` when it does not come in time."""
+        encoding = self.headers.get("content-encoding", "").strip().lower()
+        if encoding in ("", "identity"):
+            async for chunk in self._received(limit):
+                yield chunk
+            return
+        decoder, size = BodyDecoder(encoding), 0
+        async for chunk in self._received(limit):
+            for piece in decoder.pieces(chunk):
+                size = self._within(limit, size + len(piece))
+                yield piece
+                # A few kilobytes may become as much as is allowed: others go on meanwhile.
+                await asyncio.sleep(0)
+        for piece in decoder.end():
+            size = self._within(limit, size + len(piece))
+            yield piece
+
+    def _within(self, limit: int, size: int) -> int:
+        """Raises `BodyTooLarge`."""
+        if size > limit:
+            self.reply_headers.append((b"connection", b"close"))
+            raise errors.BodyTooLarge(limit)
+        return size
+
+    async def _received(self, limit: int) -> AsyncGenerator[bytes, None]:
+        """As it comes over the wire."""
         size, waited = 0, 0.0
         while True:
             asked_at, seconds = time.monotonic(), self._slow_body_limit + size / BODY_BYTES_PER_SECOND
@@ -103,10 +131,7 @@ class Exchange:
                 self._client_left = True
                 raise errors.ClientGone("the client left before its request was whole")
             chunk = message.get("body", b"")
-            size += len(chunk)
-            if size > limit:
-                self.reply_headers.append((b"connection", b"close"))
-                raise errors.BodyTooLarge(limit)
+            size = self._within(limit, size + len(chunk))
             yield chunk
             if not message.get("more_body", False):
                 return
@@ -115,10 +140,22 @@ class Exchange:
         await self.reply(msgspec.json.encode(content), JSON, status)
 
     async def reply(self, body: bytes, media_type: bytes, status: int = 200) -> None:
-        headers = [(b"content-type", media_type), (b"content-length", b"%d" % len(body)), *self._headers()]
+        body, encoding = await self._encoded(body)
+        headers = [(b"content-type", media_type), (b"content-length", b"%d" % len(body)), *encoding, *self._headers()]
         self.status = status
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
         await self._send({"type": "http.response.body", "body": body, "more_body": False})
+
+    async def _encoded(self, body: bytes) -> tuple[bytes, list[tuple[bytes, bytes]]]:
+        """The body as its client may have it, and the headers that say so. Answers under /admin, where keys stand, stay
+        as they are: see docs/security.md."""
+        if len(body) <= MIN_BYTES or self.path.startswith("/admin"):
+            return body, []
+        vary = (b"vary", b"accept-encoding")
+        if not takes_gzip(self.headers.get("accept-encoding", "")):
+            return body, [vary]
+        smaller = await gzipped(body)
+        return (smaller, [vary, (b"content-encoding", b"gzip")]) if len(smaller) < len(body) else (body, [vary])
 
     async def reply_file(self, file: IO[bytes], num_bytes: int) -> None:
         """Replies the content of a file, from its start, a piece at a time."""

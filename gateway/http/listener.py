@@ -20,6 +20,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from headwater.services.runtime.advertise import advertised, joined
 
 from ..settings import GatewaySettings
+from .http_versions import H2_PREFACE, end_with_connection, h2_refusal
 
 BACKLOG = 2048
 KEEP_ALIVE_SECONDS = 60
@@ -79,12 +80,18 @@ class _BoundedHead(HttpToolsProtocol):
         self._in_head, self._in_body = False, True
         self._head_is_here()
         super().on_headers_complete()
+        if self.scope["http_version"] == "1.0":
+            end_with_connection(self.cycle)
 
     def on_message_complete(self) -> None:
         self._in_body = False
         super().on_message_complete()
 
     def data_received(self, data: bytes) -> None:
+        if self.cycle is None and data.startswith(H2_PREFACE):
+            self.transport.write(h2_refusal())
+            self.transport.close()
+            return
         super().data_received(data)
         if self._in_head and not self.transport.is_closing():
             # One line that does not end is not seen by the parser's callbacks.

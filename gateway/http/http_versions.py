@@ -1,0 +1,47 @@
+"""Clients of other versions of HTTP than 1.1: answers without chunks for 1.0, a sentence for 2 without negotiation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
+
+H2_PREFACE = b"PRI * HTTP/2.0\r\n"
+"""How a client begins that knows by itself that a server speaks HTTP/2. This one does not."""
+_TOLD = "HTTP/2 is not spoken at this port; allowed: HTTP/1.1, or gRPC at the port for it"
+
+
+def h2_refusal() -> bytes:
+    """In HTTP/1.1, which clients of HTTP/2 and gRPC recognize and say so."""
+    error = {"message": _TOLD, "type": "invalid_request_error", "param": None, "code": "http_version_not_supported"}
+    body = msgspec.json.encode({"error": error})
+    head = [
+        b"HTTP/1.1 505 HTTP Version Not Supported",
+        b"content-type: application/json",
+        b"content-length: %d" % len(body),
+        b"connection: close",
+    ]
+    return b"\r\n".join((*head, b"", body))
+
+
+def end_with_connection(cycle: RequestResponseCycle) -> None:
+    """Lets an answer of unknown length end with its connection.
+
+    NOTE: uvicorn (0.54) sends chunks to clients of HTTP/1.0 too, which do not know them. nginx in front asks in 1.0
+    unless it is told otherwise.
+    """
+    framed, has_no_length = cycle.send, False
+
+    async def send(message: Any) -> None:
+        nonlocal has_no_length
+        if message["type"] == "http.response.start":
+            has_no_length = not any(name.lower() == b"content-length" for name, _ in message.get("headers", ()))
+            if has_no_length:
+                cycle.chunked_encoding = False
+        elif has_no_length:
+            # Each piece is as long as it was said to be.
+            cycle.expected_content_length = len(message.get("body", b""))
+        await framed(message)
+
+    cycle.send = send  # type: ignore[method-assign] # the application is given what stands here
