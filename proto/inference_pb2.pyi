@@ -742,7 +742,7 @@ class TokenizeRequest(_message.Message):
     PROMPT_FIELD_NUMBER: _builtins.int
     RETURN_TOKEN_STRINGS_FIELD_NUMBER: _builtins.int
     model: _builtins.str
-    """served name"""
+    """served name; empty: the only one"""
     return_token_strings: _builtins.bool
     """also what each token spells"""
     @_builtins.property
@@ -803,7 +803,7 @@ class DetokenizeRequest(_message.Message):
     MODEL_FIELD_NUMBER: _builtins.int
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
     model: _builtins.str
-    """served name"""
+    """served name; empty: the only one"""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """inside the vocabulary"""

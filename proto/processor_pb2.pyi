@@ -515,6 +515,46 @@ class ProcessorDetokenizeReply(_message.Message):
 Global___ProcessorDetokenizeReply: _TypeAlias = ProcessorDetokenizeReply  # noqa: Y015
 
 @_typing.final
+class ProcessorTokenizerInfoRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: _builtins.int
+    model: _builtins.str
+    """served name"""
+    def __init__(
+        self,
+        *,
+        model: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ProcessorTokenizerInfoRequest: _TypeAlias = ProcessorTokenizerInfoRequest  # noqa: Y015
+
+@_typing.final
+class ProcessorTokenizerInfoReply(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INFO_JSON_FIELD_NUMBER: _builtins.int
+    info_json: _builtins.str
+    """its configuration with the served chat template, as JSON"""
+    def __init__(
+        self,
+        *,
+        info_json: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["info_json", b"info_json"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ProcessorTokenizerInfoReply: _TypeAlias = ProcessorTokenizerInfoReply  # noqa: Y015
+
+@_typing.final
 class ProcessorModelsRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -54,6 +54,11 @@ class ProcessorStub:
                 request_serializer=headwater_dot_proto_dot_processor__pb2.ProcessorDetokenizeRequest.SerializeToString,
                 response_deserializer=headwater_dot_proto_dot_processor__pb2.ProcessorDetokenizeReply.FromString,
                 _registered_method=True)
+        self.TokenizerInfo = channel.unary_unary(
+                '/headwater.v1.Processor/TokenizerInfo',
+                request_serializer=headwater_dot_proto_dot_processor__pb2.ProcessorTokenizerInfoRequest.SerializeToString,
+                response_deserializer=headwater_dot_proto_dot_processor__pb2.ProcessorTokenizerInfoReply.FromString,
+                _registered_method=True)
         self.ListModels = channel.unary_unary(
                 '/headwater.v1.Processor/ListModels',
                 request_serializer=headwater_dot_proto_dot_processor__pb2.ProcessorModelsRequest.SerializeToString,
@@ -92,6 +97,13 @@ class ProcessorServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def TokenizerInfo(self, request, context):
+        """What a model's tokenizer is.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ListModels(self, request, context):
         """Which models it prepares for.
         """
@@ -121,6 +133,11 @@ def add_ProcessorServicer_to_server(servicer, server):
                     servicer.Detokenize,
                     request_deserializer=headwater_dot_proto_dot_processor__pb2.ProcessorDetokenizeRequest.FromString,
                     response_serializer=headwater_dot_proto_dot_processor__pb2.ProcessorDetokenizeReply.SerializeToString,
+            ),
+            'TokenizerInfo': grpc.unary_unary_rpc_method_handler(
+                    servicer.TokenizerInfo,
+                    request_deserializer=headwater_dot_proto_dot_processor__pb2.ProcessorTokenizerInfoRequest.FromString,
+                    response_serializer=headwater_dot_proto_dot_processor__pb2.ProcessorTokenizerInfoReply.SerializeToString,
             ),
             'ListModels': grpc.unary_unary_rpc_method_handler(
                     servicer.ListModels,
@@ -236,6 +253,33 @@ class Processor:
             '/headwater.v1.Processor/Detokenize',
             headwater_dot_proto_dot_processor__pb2.ProcessorDetokenizeRequest.SerializeToString,
             headwater_dot_proto_dot_processor__pb2.ProcessorDetokenizeReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def TokenizerInfo(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/headwater.v1.Processor/TokenizerInfo',
+            headwater_dot_proto_dot_processor__pb2.ProcessorTokenizerInfoRequest.SerializeToString,
+            headwater_dot_proto_dot_processor__pb2.ProcessorTokenizerInfoReply.FromString,
             options,
             channel_credentials,
             insecure,

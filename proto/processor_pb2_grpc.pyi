@@ -39,6 +39,8 @@ class ProcessorStub:
     """Text or messages to token ids."""
     Detokenize: _grpc.UnaryUnaryMultiCallable[_processor_pb2.ProcessorDetokenizeRequest, _processor_pb2.ProcessorDetokenizeReply]
     """Token ids to text."""
+    TokenizerInfo: _grpc.UnaryUnaryMultiCallable[_processor_pb2.ProcessorTokenizerInfoRequest, _processor_pb2.ProcessorTokenizerInfoReply]
+    """What a model's tokenizer is."""
     ListModels: _grpc.UnaryUnaryMultiCallable[_processor_pb2.ProcessorModelsRequest, _processor_pb2.ProcessorModelsReply]
     """Which models it prepares for."""
 
@@ -53,6 +55,8 @@ class ProcessorAsyncStub(ProcessorStub):
     """Text or messages to token ids."""
     Detokenize: _aio.UnaryUnaryMultiCallable[_processor_pb2.ProcessorDetokenizeRequest, _processor_pb2.ProcessorDetokenizeReply]  # type: ignore[assignment]
     """Token ids to text."""
+    TokenizerInfo: _aio.UnaryUnaryMultiCallable[_processor_pb2.ProcessorTokenizerInfoRequest, _processor_pb2.ProcessorTokenizerInfoReply]  # type: ignore[assignment]
+    """What a model's tokenizer is."""
     ListModels: _aio.UnaryUnaryMultiCallable[_processor_pb2.ProcessorModelsRequest, _processor_pb2.ProcessorModelsReply]  # type: ignore[assignment]
     """Which models it prepares for."""
 
@@ -88,6 +92,14 @@ class ProcessorServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_processor_pb2.ProcessorDetokenizeReply, _abc.Awaitable[_processor_pb2.ProcessorDetokenizeReply]]:
         """Token ids to text."""
+
+    @_abc_1.abstractmethod
+    def TokenizerInfo(
+        self,
+        request: _processor_pb2.ProcessorTokenizerInfoRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_processor_pb2.ProcessorTokenizerInfoReply, _abc.Awaitable[_processor_pb2.ProcessorTokenizerInfoReply]]:
+        """What a model's tokenizer is."""
 
     @_abc_1.abstractmethod
     def ListModels(

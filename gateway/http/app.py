@@ -83,9 +83,12 @@ def make_app(
         ("GET", "/v1/responses/{id}/input_items", surface.list_response_input),
         *surface.conversation_routes(),
         ("GET", "/v1/models", surface.list_models),
+        # Also with the slash that some clients put behind it.
+        ("GET", "/v1/models/", surface.list_models),
         ("GET", "/v1/models/{name:path}", surface.get_model),
         ("POST", "/tokenize", surface.tokenize),
         ("POST", "/detokenize", surface.detokenize),
+        ("GET", "/tokenizer_info", surface.tokenizer_info),
         ("POST", "/v1/files", batches.add_file),
         ("GET", "/v1/files", batches.list_files),
         ("GET", "/v1/files/{id}", batches.get_file),
@@ -306,15 +309,28 @@ class RestSurface:
         caller = self._admit(exchange)
         body = await exchange.body(self._settings.max_text_bytes)
         asked = await self._cluster.long_work.by_size(len(body), decode, body, TokenizeRequest)
-        await self._count(caller, asked.model)
-        await exchange.reply_json(await models.tokenize(self._cluster, caller.tenant, asked))
+        model = self._model(asked.model)
+        await self._count(caller, model)
+        await exchange.reply_json(await models.tokenize(self._cluster, caller.tenant, asked, model))
 
     async def detokenize(self, exchange: Exchange) -> None:
         caller = self._admit(exchange)
         body = await exchange.body(self._settings.max_text_bytes)
         asked = await self._cluster.long_work.by_size(len(body), decode, body, DetokenizeRequest)
-        await self._count(caller, asked.model)
-        await exchange.reply_json(await models.detokenize(self._cluster, asked))
+        model = self._model(asked.model)
+        await self._count(caller, model)
+        await exchange.reply_json(await models.detokenize(self._cluster, asked, model))
+
+    async def tokenizer_info(self, exchange: Exchange) -> None:
+        """As vLLM's, of the only model or the one under `model` in the query."""
+        if not self._settings.tokenizer_info:
+            raise models.TokenizerNotTold(exchange.path)
+        await self.counted(exchange)
+        model = self._model(exchange.query.get("model"))
+        await exchange.reply(await self._cluster.processors.tokenizer_info(model), b"application/json")
+
+    def _model(self, name: str | None) -> str:
+        return self._cluster.processors.only_model() if name is None else name
 
     async def explain(self, exchange: Exchange) -> None:
         """Explains a request by the gateway's id, with or without the prefix that an answer's id has."""

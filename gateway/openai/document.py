@@ -30,6 +30,7 @@ _BODIES: dict[str, tuple[type[msgspec.Struct], str]] = {
 _READS = {
     "/v1/models": "What is served",
     "/v1/models/{name}": "One served model",
+    "/tokenizer_info": "The tokenizer's configuration and the chat template, where the operator allows it",
     "/v1/responses/{id}": "A response that was kept",
     "/v1/responses/{id}/input_items": "What was said in its turn",
     "/v1/conversations/{id}": "A conversation without its items",

@@ -5,13 +5,21 @@ from __future__ import annotations
 from typing import Any
 
 from headwater.proto import processor_pb2
-from headwater.services.runtime.errors import BadRequest
+from headwater.services.runtime.errors import BadRequest, NotFound
 from headwater.services.runtime.served_model import ServedModel
 
 from ..request.cluster import Cluster
 from ..tenancy.tenants import Tenant
 from .schema import DetokenizeRequest, TokenizeRequest
 from .to_pb import conversation_to_pb
+
+
+class TokenizerNotTold(NotFound):
+    """What operators have to allow, since the chat template is in it."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__("path", path)
+        self.args = (f"{self}; a gateway with --tokenizer-info answers it, and tells the chat template",)
 
 
 def list_models(cluster: Cluster) -> dict[str, Any]:
@@ -38,7 +46,7 @@ def _card(model: ServedModel, since: int) -> dict[str, Any]:
     }
 
 
-async def tokenize(cluster: Cluster, tenant: Tenant, asked: TokenizeRequest) -> dict[str, Any]:
+async def tokenize(cluster: Cluster, tenant: Tenant, asked: TokenizeRequest, model: str) -> dict[str, Any]:
     if (asked.prompt is None) == (asked.messages is None):
         raise BadRequest("prompt", "prompt and messages exclude each other; allowed: exactly one")
     if asked.prompt is not None:
@@ -48,7 +56,7 @@ async def tokenize(cluster: Cluster, tenant: Tenant, asked: TokenizeRequest) -> 
     wants_text = bool(asked.return_token_strs)
     reply = await cluster.processors.tokenize(
         processor_pb2.ProcessorTokenizeRequest(
-            model=asked.model,
+            model=model,
             prompt=prompt,
             return_token_strings=wants_text,
             escape_special_tokens=cluster.tenants.escapes_special_tokens(tenant),
@@ -62,6 +70,6 @@ async def tokenize(cluster: Cluster, tenant: Tenant, asked: TokenizeRequest) -> 
     }
 
 
-async def detokenize(cluster: Cluster, asked: DetokenizeRequest) -> dict[str, Any]:
-    request = processor_pb2.ProcessorDetokenizeRequest(model=asked.model, token_ids=asked.tokens)
+async def detokenize(cluster: Cluster, asked: DetokenizeRequest, model: str) -> dict[str, Any]:
+    request = processor_pb2.ProcessorDetokenizeRequest(model=model, token_ids=asked.tokens)
     return {"prompt": (await cluster.processors.detokenize(request)).text}

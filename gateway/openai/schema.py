@@ -342,7 +342,8 @@ class CompletionRequest(Answering, kw_only=True):
 class TokenizeRequest(Body, kw_only=True):
     """POST /tokenize: a prompt or messages."""
 
-    model: Annotated[str, Meta(description="a served model's name")]
+    model: Annotated[str, Meta(description="a served model's name")] | None = None
+    """None: the only one that is served."""
     prompt: Annotated[str, Meta(description="a string")] | None = None
     messages: Messages | None = None
     tools: Tools | None = None
@@ -356,5 +357,6 @@ class TokenizeRequest(Body, kw_only=True):
 class DetokenizeRequest(Body, kw_only=True):
     """POST /detokenize"""
 
-    model: Annotated[str, Meta(description="a served model's name")]
+    model: Annotated[str, Meta(description="a served model's name")] | None = None
+    """None: the only one that is served."""
     tokens: Annotated[list[TokenId], Meta(description="token ids")]

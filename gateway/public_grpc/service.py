@@ -165,9 +165,9 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
         )
 
     async def Tokenize(self, request: inference_pb2.TokenizeRequest, context: Context) -> inference_pb2.TokenizeReply:
-        caller = await self._count(request, context)
+        caller, model = await self._count(request, context)
         asked = processor_pb2.ProcessorTokenizeRequest(
-            model=request.model,
+            model=model,
             prompt=request.prompt,
             return_token_strings=request.return_token_strings,
             escape_special_tokens=self._cluster.tenants.escapes_special_tokens(caller.tenant),
@@ -180,8 +180,8 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
     async def Detokenize(
         self, request: inference_pb2.DetokenizeRequest, context: Context
     ) -> inference_pb2.DetokenizeReply:
-        await self._count(request, context)
-        asked = processor_pb2.ProcessorDetokenizeRequest(model=request.model, token_ids=request.token_ids)
+        _, model = await self._count(request, context)
+        asked = processor_pb2.ProcessorDetokenizeRequest(model=model, token_ids=request.token_ids)
         return inference_pb2.DetokenizeReply(text=(await self._cluster.processors.detokenize(asked)).text)
 
     async def ListModels(
@@ -260,13 +260,14 @@ class InferenceService(inference_pb2_grpc.InferenceServicer):
 
     async def _count(
         self, request: inference_pb2.TokenizeRequest | inference_pb2.DetokenizeRequest, context: Context
-    ) -> Caller:
-        """The caller of a request that no engine computes. Raises `LimitExceeded`, `BodyTooLarge`."""
+    ) -> tuple[Caller, str]:
+        """Who makes a request that no engine computes, and the model. Raises `LimitExceeded`, `BodyTooLarge`."""
         caller = self._caller(context)
         if request.ByteSize() > self._max_text_bytes:
             raise errors.BodyTooLarge(self._max_text_bytes)
-        await self._cluster.accounts.count(caller.tenant, caller.standing, request.model)
-        return caller
+        model = request.model or self._cluster.processors.only_model()
+        await self._cluster.accounts.count(caller.tenant, caller.standing, model)
+        return caller, model
 
     def _caller(self, context: Context) -> Caller:
         told = [(key, value) for key, value in context.invocation_metadata() or () if isinstance(value, str)]

@@ -106,6 +106,17 @@ class Processors:
         """The error for a model that is not served."""
         return errors.NotFound("model", name, sorted(self.models()))
 
+    def only_model(self) -> str:
+        """The name of the model that a client need not name. Raises `BadRequest` where there are several, `Unavailable`
+        while no processor is known to ask."""
+        served = sorted(self.models())
+        if not served:
+            raise errors.Unavailable("no processor is within reach", code="processor_unavailable")
+        if len(served) > 1:
+            named = ", ".join(served[: errors.MAX_NAMED])
+            raise errors.BadRequest("model", f"model is missing; allowed: one of {named}", code="missing_field")
+        return served[0]
+
     async def prepare(self, request: processor_pb2.PrepareRequest, span: Span) -> processor_pb2.PrepareReply:
         # Only a collector of spans reads it.
         context = span.context if span.context.is_sampled else None
@@ -126,6 +137,12 @@ class Processors:
         return await self._call(
             request.model, lambda processor: processor.stub.Detokenize(request, timeout=CALL_SECONDS)
         )
+
+    async def tokenizer_info(self, model: str) -> bytes:
+        """JSON."""
+        request = processor_pb2.ProcessorTokenizerInfoRequest(model=model)
+        reply = await self._call(model, lambda processor: processor.stub.TokenizerInfo(request, timeout=CALL_SECONDS))
+        return reply.info_json.encode()
 
     async def _call(self, model: str, send: Callable[[Processor], Awaitable[ReplyT]]) -> ReplyT:
         """The named error of the stage; one that is out of reach is followed by another, since calls keep nothing, and

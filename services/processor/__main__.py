@@ -6,6 +6,7 @@ import asyncio
 import ctypes
 import dataclasses
 import functools
+import json
 import os
 import sys
 import time
@@ -34,6 +35,7 @@ from ..text.chat_template import ChatTemplateError
 from ..text.model import ServingChoices, TextModel, load_text_model, names_of
 from ..text.stage import TextStageSettings, serve_stage
 from ..text.tokenizer import TokenizerFilesError
+from ..text.tokenizer_info import tokenizer_info
 from .parameters import check_vocabulary
 from .prepare import prepare, prompt_ids
 from .session import PrepareSession
@@ -151,6 +153,12 @@ class Processor(processor_pb2_grpc.ProcessorServicer):
     ) -> processor_pb2.ProcessorDetokenizeReply:
         work = functools.partial(detokenize, self._model(request.model), request)
         return await self._work("Detokenize", request.ByteSize(), work)
+
+    async def TokenizerInfo(
+        self, request: processor_pb2.ProcessorTokenizerInfoRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> processor_pb2.ProcessorTokenizerInfoReply:
+        info = tokenizer_info(self._model(request.model))
+        return processor_pb2.ProcessorTokenizerInfoReply(info_json=json.dumps(info, ensure_ascii=False))
 
     async def ListModels(
         self, request: processor_pb2.ProcessorModelsRequest, context: grpc.aio.ServicerContext[Any, Any]

@@ -95,6 +95,7 @@ class StackSettings:
     tls_key_file: Path | None = flag(None, "PEM private key of that certificate.", GATEWAY)
     tls_client_ca_file: Path | None = flag(None, "Given: clients show a certificate that these sign.", GATEWAY)
     allowed_origins: tuple[str, ...] = flag((), "Web origins that may call (CORS).", GATEWAY)
+    tokenizer_info: bool = flag(False, "Answer GET /tokenizer_info, which tells the chat template.", GATEWAY)
     gateways: int = flag(1, "Gateway processes that share the ports.")
     processors: int = flag(1, "Processors.")
     output_processors: int = flag(1, "Output processors.")

@@ -43,6 +43,8 @@ def test_a_new_knob_is_a_decision() -> None:
         "tls_client_ca_file",
         "allowed_origins",
         "allowed_hosts",
+        # A remote tokenizer needs it; an operator's template may be nobody else's business.
+        "tokenizer_info",
         "max_body_bytes",
         "max_text_bytes",
         "max_file_bytes",

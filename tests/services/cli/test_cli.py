@@ -40,6 +40,8 @@ def test_the_flags_of_up_are_the_settings_of_a_line() -> None:
             "output_processors",
         ),
         *("host", "port", "grpc_port", "api_key_file", "admin_key_file", "allowed_origins", "state_dir", "cache_dir"),
+        # Off: the chat template may be nobody else's business.
+        "tokenizer_info",
         *("nats_url", "redis_url", "executor", "drain_limit", "log_level"),
         *("min_replicas", "max_replicas", "idle_seconds", "target_requests", "cold_start_timeout"),
         *("tls_cert_file", "tls_key_file", "tls_client_ca_file"),
