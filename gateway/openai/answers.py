@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import msgspec
@@ -221,9 +221,14 @@ class EventStream:
         choice = piece.choice
         if choice.index not in self._frames:
             self._begin(choice)
+        for part in _apart_from_end(piece):
+            self._write_piece(choice, part)
+        return True
+
+    def _write_piece(self, choice: Choice, piece: Piece) -> None:
         delta = self.answer.shape.delta_of(piece)
         if not (delta or piece.logprobs or (piece.token_ids and self.answer.asked.return_token_ids)):
-            return True
+            return
         part: dict[str, Any] = {
             "index": choice.index,
             **(delta or self.answer.shape.delta("")),
@@ -233,7 +238,6 @@ class EventStream:
         if self.answer.asked.return_token_ids:
             part["token_ids"] = piece.token_ids
         self._write(self.answer.chunk([part], **self._usage_field()))
-        return True
 
     def _write(self, chunk: dict[str, Any]) -> None:
         self.out.write(_event(chunk))
@@ -247,6 +251,18 @@ class EventStream:
         """The client takes more: what was held goes out merged, one event a choice."""
         while not self.out.blocked and self._write_held():
             pass
+
+
+def _apart_from_end(piece: Piece) -> list[Piece]:
+    """The piece without the token that ended the answer, and that token.
+
+    Where an event has several tokens guidance takes them for its text; the one that ends an answer has none in it.
+    """
+    ends = piece.choice.prompt.prepared.eos_token_ids
+    if not piece.text or len(piece.logprobs) < 2 or piece.logprobs[-1].chosen.token_id not in ends:
+        return [piece]
+    end = Piece(piece.choice, token_ids=piece.token_ids[-1:], logprobs=piece.logprobs[-1:])
+    return [replace(piece, token_ids=piece.token_ids[:-1], logprobs=piece.logprobs[:-1]), end]
 
 
 def _event(chunk: dict[str, Any]) -> bytes:

@@ -151,6 +151,10 @@ def test_one_constraint_in_two_spellings_is_one(thinker: Gateway) -> None:
     events = thinker.events(CHAT, GUIDANCE | {"reasoning_effort": "none"})
     text = "".join(choice["delta"].get("content") or "" for event in events for choice in event["choices"])
     assert text in ("yes", "no")
+    for choice in (choice for event in events for choice in event["choices"] if choice["logprobs"]):
+        # guidance takes the tokens of an event for its text, where there are several.
+        tokens = [token["token"] for token in choice["logprobs"]["content"]]
+        assert choice["delta"].get("content", "") in ("".join(tokens), "")
     asked = {"model": MODEL, "messages": USER, "max_tokens": 200, "temperature": 0, "reasoning_effort": "none"}
     for body in SAME:
         content = posted(thinker, CHAT, asked | body)["choices"][0]["message"]["content"]
