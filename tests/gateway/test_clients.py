@@ -16,11 +16,13 @@ from tests.gateway.processes import THINKER, Gateway
 CLIENTS = Path(__file__).parent / "clients"
 
 
-def told(*command: str) -> dict[str, Any]:
+def told(*command: str, cwd: Path | None = None, **variables: str) -> dict[str, Any]:
     """What a client printed."""
     # Neither asks the network for prices or reports on its users.
-    env = os.environ | {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "LANGCHAIN_TRACING_V2": "false"}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=env)
+    env = os.environ | {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "LANGCHAIN_TRACING_V2": "false"} | variables
+    # Packages of the project's own environment are none of the client's.
+    env.pop("PYTHONPATH", None)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, env=env, cwd=cwd)
     assert done.returncode == 0, done.stderr[-3000:]
     result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return result
