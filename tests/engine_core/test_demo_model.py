@@ -8,13 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-import transformers
 
-from headwater.engine_core.weights.gguf import GgufFile
-from headwater.services.models.demo_model import DEMO_NAME, demo_gguf
+from headwater.services.models.demo_model import DEMO_NAME
 from headwater.services.models.store import default_cache_dir, pull
 from headwater.services.runtime.progress import silent
 from headwater.services.text.model import ServingChoices, TextModel, load_text_model
+from tests.engine_core.demo_reference import demo_reference
 from tests.engine_core.small_models import SmallEngine, greedy
 
 TEXTS = [
@@ -59,15 +58,7 @@ def text_model(folder: Path) -> TextModel:
 
 @pytest.fixture(scope="module")
 def reference() -> Any:
-    file = GgufFile(demo_gguf(default_cache_dir(), silent))
-    config = {key: value for key, value in file.hf_config().items() if value is not None and key != "architectures"}
-    with torch.device("meta"):
-        model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**config))
-    # What weights are not in the file is computed from the configuration, not from nothing.
-    model.model.rotary_emb = type(model.model.rotary_emb)(model.config)
-    model.load_state_dict(dict(file.tensors()), strict=False, assign=True)
-    model.tie_weights()
-    return model.eval()
+    return demo_reference()
 
 
 @pytest.mark.slow
