@@ -83,3 +83,7 @@ class ConfigError(ValueError):
     def __init__(self, name: str, value: object, allowed: str) -> None:
         super().__init__(f"{name} is {value!r}; allowed: {allowed}")
         self.name, self.value, self.allowed = name, value, allowed
+
+    def of(self, whole: str) -> ConfigError:
+        """The same error of a part of `whole`."""
+        return ConfigError(f"{self.name} of {whole}", self.value, self.allowed)

@@ -10,6 +10,8 @@ from .config import ConfigError, EngineConfig
 from .heads_config import HeadsConfig
 from .model_config import ModelConfig
 
+INT8 = "int8"
+ACTIVATION_DTYPES = ("auto", INT8, "model")
 Progress = Callable[[str, int, int], None]
 """(phase, done, total)"""
 
@@ -49,6 +51,9 @@ class ExecutorOptions:
     """Share of a GPU's memory that weights, activations and KV cache may take."""
     kv_cache_dtype: str = "auto"
     """`auto`: that of the weights; `fp8`, on a GPU."""
+    activation_dtype: str = "auto"
+    """What a CPU multiplies weights in block formats with: `int8` numbers in blocks of 32, or activations in the dtype
+    of the `model`, for which the weights are expanded. `auto`: int8 where there are such weights."""
     simulated_step_seconds: float = 0.0
     """Time of a simulated step, whatever is in it."""
     simulated_prefill_seconds: float = 0.0
@@ -67,6 +72,8 @@ class BuildRequest:
     """Type of weights and activations."""
     kv_format: str
     """Type of keys and values: `dtype`, or fp8."""
+    activations: str
+    """`int8` where weights stay in block formats, else `dtype`."""
     draft: BuildRequest | None = None
     """The model that drafts, as if it were served by itself."""
     heads: HeadsConfig | None = None

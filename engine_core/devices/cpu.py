@@ -1,4 +1,4 @@
-"""The CPU as a device: kernels compiled by numba, matrices packed as the CPU's library reads them."""
+"""The CPU as a device: kernels compiled by numba, matrices packed as these or the CPU's library read them."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from ..executors.build_single import (
 )
 from ..layers.kinds import Weights
 from ..layers.packed import pack_linears
-from ..options import BuildRequest, ExecutorOptions, Progress
+from ..options import INT8, BuildRequest, ExecutorOptions, Progress
 from ..platforms.capabilities import Capabilities
-from ..platforms.cpu import CPU_DTYPES, CpuPlatform
+from ..platforms.cpu import CPU_DTYPES, CpuPlatform, with_cpu_look_up
 from ..weights.model_file import DTYPES
 
 api = 1
@@ -31,6 +31,7 @@ capabilities = Capabilities(
     max_head_dim=MAX_HEAD_DIM,
     size_multiple=NUM_LANES,
     linear_kinds=("dense", "packed"),
+    int8_activations=True,
     windows=True,
     draft_models=True,
     draft_heads=True,
@@ -60,9 +61,10 @@ def build_executor(request: BuildRequest, progress: Progress) -> tuple[Executor,
 
 def _loaded(request: BuildRequest, config: EngineConfig, progress: Progress) -> tuple[CpuPlatform, Weights]:
     """One model's operations and its weights."""
-    weights = load_weights(request, CpuPlatform.device, progress)
+    weights = with_cpu_look_up(load_weights(request, CpuPlatform.device, progress, keeps_blocks=True))
     folder = request.options.model_folder if request.options.load_format == "auto" else None
-    weights = pack_linears(weights, folder, partial(progress, "packing weights"))
+    expanded_to = None if request.activations == INT8 else DTYPES[request.dtype]
+    weights = pack_linears(weights, folder, partial(progress, "packing weights"), expanded_to)
     platform = CpuPlatform.of(request.model, config)
     platform.prepare(weights, partial(progress, "loading kernels"))
     return platform, weights

@@ -14,12 +14,12 @@ from ..heads_config import HeadsConfig
 from ..model_config import ModelConfig
 from ..models import registry as models
 from ..numerics_id import ROOMS, numerics_id
-from ..options import BuildRequest, ExecutorOptions, ModelFacts, Progress
+from ..options import ACTIVATION_DTYPES, INT8, BuildRequest, ExecutorOptions, ModelFacts, Progress
 from ..platforms import registry as platforms
 from ..platforms.capabilities import Capabilities
 from ..platforms.registry import LoadedDevice
 from ..weights.dummy import DUMMIES
-from ..weights.model_file import stored_dtype
+from ..weights.model_file import has_blocks, stored_dtype
 
 KV_CACHE_DTYPES = ("auto", "fp8")
 
@@ -65,9 +65,18 @@ def checked(options: ExecutorOptions, device: str, flags: Capabilities) -> Build
         raise ConfigError("block_size", options.block_size, f"{' or '.join(map(str, flags.block_sizes))} {where}")
     _check_sizes(options, model, flags, where)
     kv_format = dtype if options.kv_cache_dtype == "auto" else options.kv_cache_dtype
+    activations = INT8 if _has_int8_activations(options, flags, where) else dtype
     draft = None if options.draft_model is None else _checked_draft(options, model, device, flags)
     heads = None if options.draft_heads is None else _checked_heads(options, model, device, flags)
-    return BuildRequest(options=options, model=model, dtype=dtype, kv_format=kv_format, draft=draft, heads=heads)
+    return BuildRequest(
+        options=options,
+        model=model,
+        dtype=dtype,
+        kv_format=kv_format,
+        activations=activations,
+        draft=draft,
+        heads=heads,
+    )
 
 
 def _checked_draft(options: ExecutorOptions, model: ModelConfig, device: str, flags: Capabilities) -> BuildRequest:
@@ -86,6 +95,8 @@ def _checked_draft(options: ExecutorOptions, model: ModelConfig, device: str, fl
         draft_heads=None,
         dtype=dtype,
         kv_cache_dtype="auto",
+        # Weights that are not packed leave nothing else to choose.
+        activation_dtype="auto" if options.activation_dtype == INT8 else options.activation_dtype,
         max_model_len=0,
     )
     try:
@@ -153,12 +164,26 @@ def _dtype(options: ExecutorOptions) -> str:
     return stored
 
 
+def _has_int8_activations(options: ExecutorOptions, flags: Capabilities, where: str) -> bool:
+    """Raises `ConfigError` where they are asked for and mean nothing."""
+    chosen, folder = options.activation_dtype, options.model_folder
+    assert folder is not None
+    if chosen not in ACTIVATION_DTYPES:
+        raise ConfigError("activation_dtype", chosen, " or ".join(ACTIVATION_DTYPES))
+    if not flags.int8_activations and chosen == INT8:
+        raise ConfigError("activation_dtype", chosen, f"auto or model {where}")
+    is_packed = options.load_format == "auto" and has_blocks(folder)
+    if chosen == INT8 and not is_packed:
+        raise ConfigError("activation_dtype", chosen, "auto or model, for a model whose weights are in no block format")
+    return is_packed and flags.int8_activations and chosen != "model"
+
+
 def _numerics_id(request: BuildRequest, loaded: LoadedDevice) -> str:
     """The id of what computes. Files and version of another distribution's platform count as Headwater's do."""
     options, origin = request.options, loaded.registration
     assert options.model_folder is not None
     source = options.model_folder.name if options.load_format == "auto" else options.load_format
-    what = [source, request.model, request.dtype, request.kv_format]
+    what = [source, request.model, request.dtype, request.kv_format, request.activations]
     if not origin.is_built_in:
         what += [origin.name, origin.distribution, origin.version]
     return numerics_id(loaded.device.environment(), *what, rooms=(*ROOMS, *loaded.sources))

@@ -30,13 +30,16 @@ from .single import SingleExecutor
 KV_DTYPES = DTYPES | {"fp8": torch.float8_e4m3fn}
 
 
-def load_weights(request: BuildRequest, device: torch.device, progress: Progress) -> Weights:
-    """Those of the model folder, or random ones where the load format says so. Raises `ConfigError`."""
+def load_weights(
+    request: BuildRequest, device: torch.device, progress: Progress, *, keeps_blocks: bool = False
+) -> Weights:
+    """Those of the model folder, or random ones where the load format says so. Weights in block formats are expanded,
+    unless `keeps_blocks`. Raises `ConfigError`."""
     options, loading = request.options, partial(progress, "loading weights")
     layout, dtype = model_class(request.model).layout(request.model), DTYPES[request.dtype]
     assert options.model_folder is not None
     if options.load_format == "auto":
-        tensors = model_file.load(options.model_folder, device, loading)
+        tensors = model_file.load(options.model_folder, device, loading, keeps_blocks=keeps_blocks)
     else:
         uniform = DUMMIES[options.load_format]
         tensors = dummy(layout, dtype, device, uniform=uniform, quantization=request.model.quantization)

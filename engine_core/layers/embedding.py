@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import torch
 
+from .blocks import BlockTable
+
 
 class Embedding:
-    def __init__(self, table: torch.Tensor, *, scale: float | None = None) -> None:
+    def __init__(self, table: torch.Tensor | BlockTable, *, scale: float | None = None) -> None:
         """table [V, H]; its rows are multiplied by the scale, rounded to their dtype."""
-        self.table = table
-        self._scale = None if scale is None else torch.tensor(scale).to(table)
+        self._table, self.dtype = table, table.dtype
+        device = table.weight.tiles.device if isinstance(table, BlockTable) else table.device
+        self._scale = None if scale is None else torch.tensor(scale).to(device, table.dtype)
 
     def __call__(self, token_ids: torch.Tensor) -> torch.Tensor:
         """token_ids int64 [T] → [T, H], a copy."""
-        rows = self.table[token_ids]
+        rows = self._table.rows(token_ids) if isinstance(self._table, BlockTable) else self._table[token_ids]
         return rows if self._scale is None else rows * self._scale

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
 from ..config import ConfigError
-from ..weights.layout import Layout
+from ..weights.blocks import BLOCKS, PARTS, stored_parts
+from ..weights.layout import Layout, WeightSpec
+from .blocks import BlockLinear, BlockTable
 from .dense import DenseLinear
 from .int4 import Int4Linear
 from .linear import Linear, StoredLinear
 
 Tensors = Mapping[str, torch.Tensor]
-KINDS: dict[str, type[StoredLinear]] = {DenseLinear.kind: DenseLinear, Int4Linear.kind: Int4Linear}
+KINDS: dict[str, type[StoredLinear]] = {kind.kind: kind for kind in (DenseLinear, Int4Linear, BlockLinear)}
 """Kinds that a model's file can hold, by name."""
 
 
@@ -25,6 +27,12 @@ class Weights:
     linears: Mapping[str, Linear]
     tensors: Mapping[str, torch.Tensor]
     """Embeddings, norms, biases."""
+    tables: Mapping[str, BlockTable] = field(default_factory=dict)
+    """Embeddings that stay packed."""
+
+    def table(self, name: str) -> torch.Tensor | BlockTable:
+        """An embedding, packed or not."""
+        return self.tables[name] if name in self.tables else self.tensors[name]
 
 
 def register(kind: type[StoredLinear]) -> None:
@@ -38,26 +46,47 @@ def load_weights(layout: Layout, tensors: Tensors, dtype: torch.dtype) -> Weight
     or dtype, or is not in the layout."""
     linears: dict[str, Linear] = {}
     plain: dict[str, torch.Tensor] = {}
+    tables: dict[str, BlockTable] = {}
     used: set[str] = set()
     for name, spec in layout.items():
         source = spec.tied_to or name
         if spec.is_linear:
             kind = _kind_of(source, tensors)
-            suffixes = (*kind.suffixes, *kind.optional_suffixes)
-            stored = {suffix: tensors[source + suffix] for suffix in suffixes if source + suffix in tensors}
-            parts = {part.suffix: part for part in kind.parameters(spec.shape[0], spec.shape[1], dtype, stored)}
-            own = {suffix: _tensor(tensors, source + suffix, part.shape) for suffix, part in parts.items()}
-            for suffix, part in parts.items():
-                if own[suffix].dtype != part.dtype:
-                    raise ConfigError(f"dtype of tensor {source + suffix}", own[suffix].dtype, str(part.dtype))
+            own = _own_tensors(kind, source, spec, tensors, dtype)
             linears[name] = kind.load(own, dtype)
+            used |= {source + suffix for suffix in own}
+        elif source + BLOCKS in tensors:
+            own = _own_tensors(BlockLinear, source, spec, tensors, dtype)
+            parts = stored_parts(own[BLOCKS], own[PARTS])
+            if len(parts) != 1:
+                raise ConfigError(f"parts of {source}", len(parts), "1, as of every table")
+            tables[name] = BlockTable(parts[0], dtype)
             used |= {source + suffix for suffix in own}
         else:
             plain[name] = _tensor(tensors, source, spec.shape)
             used.add(source)
     for name in tensors.keys() - used:
         raise ConfigError("checkpoint tensor", name, "tensors that config.json announces")
-    return Weights(linears=linears, tensors=plain)
+    return Weights(linears=linears, tensors=plain, tables=tables)
+
+
+def _own_tensors(
+    kind: type[StoredLinear], source: str, spec: WeightSpec, tensors: Tensors, dtype: torch.dtype
+) -> dict[str, torch.Tensor]:
+    """The tensors of a weight by suffix. Raises `ConfigError`."""
+    suffixes = (*kind.suffixes, *kind.optional_suffixes)
+    stored = {suffix: tensors[source + suffix] for suffix in suffixes if source + suffix in tensors}
+    if missing := [suffix for suffix in kind.suffixes if suffix not in stored]:
+        raise _missing(source + missing[0])
+    try:
+        parts = {part.suffix: part for part in kind.parameters(spec.shape[0], spec.shape[1], dtype, stored)}
+    except ConfigError as error:
+        raise error.of(source) from None
+    own = {suffix: _tensor(tensors, source + suffix, part.shape) for suffix, part in parts.items()}
+    for suffix, part in parts.items():
+        if own[suffix].dtype != part.dtype:
+            raise ConfigError(f"dtype of tensor {source + suffix}", own[suffix].dtype, str(part.dtype))
+    return own
 
 
 def _kind_of(name: str, tensors: Tensors) -> type[StoredLinear]:

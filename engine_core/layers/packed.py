@@ -4,13 +4,17 @@ and of those of few bits; a model's file has none."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
 
 from headwater.kernels.packed_linear import PackedLayout, can_pack, linear, packed_view
 
+from ..weights.blocks import dense
 from ..weights.packed import Matrix, packed_memory
+from .blocks import BlockLinear
 from .dense import DenseLinear
 from .int4 import Int4Linear
 from .kinds import Weights
@@ -33,25 +37,33 @@ class PackedLinear(Linear):
         return linear(x, self.weight)
 
 
-def pack_linears(weights: Weights, folder: Path | None, progress: Callable[[int, int], None]) -> Weights:
-    """The weights with every matrix expanded and packed, where this machine can. Progress is told in matrices.
+def pack_linears(
+    weights: Weights,
+    folder: Path | None,
+    progress: Callable[[int, int], None],
+    expanded_to: torch.dtype | None = None,
+) -> Weights:
+    """The weights with every matrix packed, where this machine can. Progress is told in matrices. Those in block
+    formats are expanded to a dtype and packed like the others; None: they stay as they are.
 
     `folder` is the one that the weights were loaded from; there the packed matrices are kept. None: the weights come
     from no folder.
     """
-    known = {name: _matrix(linear) for name, linear in sorted(weights.linears.items())}
+    known = {name: _matrix(linear, expanded_to) for name, linear in sorted(weights.linears.items())}
     matrices = {name: matrix for name, matrix in known.items() if matrix is not None}
     packable = {name: matrix for name, matrix in matrices.items() if can_pack(matrix.dtype)}
     packed = {name: PackedLinear(*at) for name, at in packed_memory(packable, folder, progress).items()}
     others = {name: DenseLinear(matrix.read()) for name, matrix in matrices.items() if name not in packable}
-    return Weights(linears={**weights.linears, **others, **packed}, tensors=weights.tensors)
+    return replace(weights, linears={**weights.linears, **others, **packed})
 
 
-def _matrix(linear: Linear) -> Matrix | None:
-    """The layer's weights; None: of a kind that has a product of its own."""
+def _matrix(linear: Linear, expanded_to: torch.dtype | None) -> Matrix | None:
+    """The layer's weights; None: it has a product of its own."""
     shape = linear.out_features, linear.in_features
     if isinstance(linear, DenseLinear):
         return Matrix(shape, linear.weight.dtype, lambda: linear.weight)
     if isinstance(linear, Int4Linear):
         return Matrix(shape, linear.dtype, linear.expanded)
+    if isinstance(linear, BlockLinear) and expanded_to is not None:
+        return Matrix(shape, expanded_to, partial(dense, linear.parts, expanded_to))
     return None

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from headwater.kernels.int4_layout import Int4Weight
+from headwater.kernels.block_formats import BlockWeight
 
 from ..layers.kinds import load_weights
 from ..layers.packed import pack_linears
@@ -18,6 +18,7 @@ from ..weights import awq, gptq, int4, model_file
 from ..weights.gguf import GgufFile
 from ..weights.hugging_face import HuggingFaceFolder
 from ..weights.layout import Layout
+from ..weights.names import Weight
 from . import registry
 from .model import model_class
 
@@ -55,16 +56,16 @@ def _drop_idle_biases(tensors: model_file.Tensors, layout: Layout) -> None:
 
 
 def _counted(
-    tensors: Iterator[tuple[str, torch.Tensor]], progress: Callable[[int], None]
-) -> Iterator[tuple[str, torch.Tensor]]:
+    tensors: Iterator[tuple[str, torch.Tensor | BlockWeight]], progress: Callable[[int], None]
+) -> Iterator[tuple[str, torch.Tensor | BlockWeight]]:
     for done, tensor in enumerate(tensors):
         progress(done)
         yield tensor
 
 
 def _unpacked(
-    tensors: Iterator[tuple[str, torch.Tensor]], quantization: Quantization | None
-) -> Iterator[tuple[str, torch.Tensor | Int4Weight]]:
+    tensors: Iterator[tuple[str, torch.Tensor | BlockWeight]], quantization: Quantization | None
+) -> Iterator[tuple[str, Weight]]:
     """The tensors, packed layers as one tensor each."""
     if quantization is None:
         return tensors
@@ -76,10 +77,10 @@ def _unpacked(
 
 
 def pack_folder(folder: Path, progress: Callable[[int, int], None]) -> None:
-    """Packs the matrices of a converted model into a file beside them, for machines on which the engines may not write
-    its folder. Progress is told in matrices."""
+    """Packs the dense matrices of a converted model into a file beside them, for machines on which the engines may not
+    write its folder. Progress is told in matrices."""
     config = registry.read_config(folder)
     layout = model_class(config).layout(config)
-    tensors = model_file.load(folder, torch.device("cpu"))
+    tensors = model_file.load(folder, torch.device("cpu"), keeps_blocks=True)
     weights = load_weights(layout, tensors, model_file.DTYPES[model_file.stored_dtype(folder)])
     pack_linears(weights, folder, progress)

@@ -63,8 +63,8 @@ class Decoder:
     def __init__(self, config: ModelConfig, weights: Weights, platform: Platform, max_model_len: int) -> None:
         self.config, self._platform = config, platform
         self.cos_sin = cos_sin_table(config, max_model_len).to(platform.device)
-        self.embedding = Embedding(weights.tensors["embed"])
-        self.dtype = self.embedding.table.dtype
+        self.embedding = Embedding(weights.table("embed"))
+        self.dtype = self.embedding.dtype
         self.layers = [self._layer(weights, f"layers.{i}.") for i in range(config.num_layers)]
         self.final_norm = RMSNorm(platform, weights.tensors["final_norm"], config.rms_norm_eps)
         self.lm_head = LMHead(platform, weights.linears["lm_head"])

@@ -62,8 +62,8 @@ class Gemma3:
         local = replace(config, rope_theta=config.local_rope_theta, rope_scaling=None)
         tables = [cos_sin_table(own, max_model_len).to(platform.device) for own in (config, local)]
         self._cos_sin, self._local_cos_sin = tables
-        self.embedding = Embedding(weights.tensors["embed"], scale=config.hidden_size**0.5)
-        self.dtype = self.embedding.table.dtype
+        self.embedding = Embedding(weights.table("embed"), scale=config.hidden_size**0.5)
+        self.dtype = self.embedding.dtype
         self.layers = [self._layer(weights, f"layers.{i}.", kind) for i, kind in enumerate(config.is_windowed)]
         self.final_norm = self._norm(weights, "final_norm")
         self.lm_head = LMHead(platform, weights.linears["lm_head"])

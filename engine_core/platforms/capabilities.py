@@ -22,6 +22,8 @@ class Capabilities:
     """Kinds of weights that the platform has a product for."""
     block_sizes: tuple[int, ...] = BLOCK_SIZES
     """Tokens a KV block."""
+    int8_activations: bool = False
+    """Products of weights in block formats with activations in 8 bits (`--activation-dtype int8`)."""
     windows: bool = False
     """Attention over a window of the last keys."""
     fp8_kv: bool = False

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
 
 import torch
 
 from headwater.kernels.cpu import attention as attention_kernel
+from headwater.kernels.cpu import block_activations, block_linear, block_rows
 from headwater.kernels.cpu import draw as draw_kernel
 from headwater.kernels.cpu import qk_norm_rope_store_kv as qk_kernel
 from headwater.kernels.cpu import rms_norm as norm_kernel
 from headwater.kernels.cpu import silu_mul as silu_kernel
 from headwater.kernels.cpu.attention import AttentionPlan, attention, plan_attention
-from headwater.kernels.cpu.compiled import DTYPES
+from headwater.kernels.cpu.compiled import DTYPES, Kernel
 from headwater.kernels.cpu.qk_norm_rope_store_kv import qk_norm_rope_store_kv
 from headwater.kernels.cpu.rms_norm import add_rms_norm, rms_norm
 from headwater.kernels.cpu.silu_mul import gelu_tanh_mul, silu_mul
@@ -20,6 +23,7 @@ from headwater.kernels.row_stable_linear import PACKED, PLAIN, Library, RowRule,
 
 from ..config import EngineConfig
 from ..layers.batch import ForwardBatch
+from ..layers.blocks import BlockLinear
 from ..layers.dense import DenseLinear
 from ..layers.kinds import Weights
 from ..layers.linear import Linear, Product
@@ -50,7 +54,8 @@ class CpuPlatform:
 
     def prepare(self, weights: Weights, progress: Callable[[int, int], None]) -> None:
         """Does what the first step would otherwise wait for: kernels are loaded, products are probed."""
-        compile_kernels(weights.tensors["embed"].dtype, progress)
+        dtype = weights.table("embed").dtype
+        compile_kernels(dtype, progress, block_kernels(weights))
         for linear in weights.linears.values():
             self.linear(linear)
 
@@ -58,6 +63,8 @@ class CpuPlatform:
         return plan_attention(batch.starts, batch.counts, batch.block_tables, self._group)
 
     def linear(self, linear: Linear) -> Product:
+        if isinstance(linear, BlockLinear):
+            return partial(block_linear.block_linear, parts=linear.parts)
         library = self._libraries.get(linear.kind)
         if library is None:
             return linear.product
@@ -116,11 +123,27 @@ class CpuPlatform:
         return self._row_rules[key]
 
 
-def compile_kernels(dtype: torch.dtype, progress: Callable[[int, int], None]) -> None:
+def with_cpu_look_up(weights: Weights) -> Weights:
+    """The weights, with the CPU's kernel for rows of tables that stay packed."""
+    tables = {name: replace(table, look_up=block_rows.block_rows) for name, table in weights.tables.items()}
+    return replace(weights, tables=tables)
+
+
+def block_kernels(weights: Weights) -> list[Kernel]:
+    """What the weights in block formats are multiplied and looked up with."""
+    linears = [linear for linear in weights.linears.values() if isinstance(linear, BlockLinear)]
+    products = {part.format: None for linear in linears for part in linear.parts}
+    tables = {table.weight.format: None for table in weights.tables.values()}
+    kernels = [*map(block_linear.kernel_of, products), *map(block_rows.kernel_of, tables)]
+    return [block_activations.KERNEL, *kernels] if kernels else []
+
+
+def compile_kernels(dtype: torch.dtype, progress: Callable[[int, int], None], of_blocks: Sequence[Kernel] = ()) -> None:
     """Compiles what most models of this type need, unless it was compiled before; the rest is compiled when an engine
     warms up. float16 is served on GPUs only."""
-    kernels = (attention_kernel, qk_kernel, norm_kernel, silu_kernel, draw_kernel)
+    modules = (attention_kernel, qk_kernel, norm_kernel, silu_kernel, draw_kernel)
+    kernels = [*(module.KERNEL for module in modules), *of_blocks]
     for done, kernel in enumerate(kernels, start=1):
         if dtype in DTYPES:
-            kernel.KERNEL.compile(dtype)
+            kernel.compile(dtype)
         progress(done, len(kernels))

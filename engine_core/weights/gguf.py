@@ -1,4 +1,4 @@
-"""A GGUF file as a Hugging Face config and tensors under Hugging Face names. Dequantisation is the `gguf` package's."""
+"""A GGUF file as a Hugging Face config and tensors under Hugging Face names. Matrices in block formats stay packed."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from typing import Any
 import gguf
 import numpy as np
 import torch
+
+from headwater.kernels.block_formats import FORMATS, BlockFormat, BlockWeight, pack
 
 from ..config import ConfigError
 
@@ -51,7 +53,7 @@ _ROPE_FACTORS = "rope_freqs.weight"
 
 
 class GgufFile:
-    """Reads lazily: the file is mapped, a tensor is dequantised when it is asked for."""
+    """Reads lazily: the file is mapped, a tensor is made when it is asked for."""
 
     def __init__(self, path: Path) -> None:
         self._reader = gguf.GGUFReader(path)
@@ -88,11 +90,12 @@ class GgufFile:
             config[name] = self._field(f"tokenizer.ggml.{key}", None)
         return config
 
-    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """(Hugging Face name, float32 tensor) of everything a decoder needs."""
-        for name in self._tensors:
+    def tensors(self) -> Iterator[tuple[str, torch.Tensor | BlockWeight]]:
+        """(Hugging Face name, weight) of everything a decoder needs; what is not packed is float32."""
+        for name, tensor in self._tensors.items():
             if name != _ROPE_FACTORS:
-                yield self._hf_name(name), self._dequantize(name)
+                format = FORMATS.get(tensor.tensor_type) if len(tensor.shape) == 2 else None
+                yield self._hf_name(name), self._dequantize(name) if format is None else self._packed(name, format)
 
     def __len__(self) -> int:
         return len(self._tensors)
@@ -100,14 +103,22 @@ class GgufFile:
     def _dequantize(self, name: str) -> torch.Tensor:
         tensor = self._tensors[name]
         values = np.array(gguf.quants.dequantize(tensor.data, tensor.tensor_type), dtype=np.float32)
-        loaded = torch.from_numpy(values)
-        if self._arch in PERMUTED and (".attn_q." in name or ".attn_k." in name):
-            heads = self._meta("attention.head_count")
-            if ".attn_k." in name:
-                heads = self._meta("attention.head_count_kv", heads)
-            return loaded.view(heads, -1, 2, loaded.shape[1]).transpose(1, 2).reshape(loaded.shape)
+        loaded = self._in_our_order(name, torch.from_numpy(values))
         # Hugging Face's norms multiply by 1 + weight, those of a file by its weight.
         return loaded - 1 if self._arch == "gemma3" and name.endswith("_norm.weight") else loaded
+
+    def _packed(self, name: str, format: BlockFormat) -> BlockWeight:
+        rows = torch.from_numpy(np.array(self._tensors[name].data, dtype=np.uint8))
+        return pack(self._in_our_order(name, rows), format)
+
+    def _in_our_order(self, name: str, rows: torch.Tensor) -> torch.Tensor:
+        """A tensor's rows, whatever they hold, as a model that rotates halves has them."""
+        if self._arch not in PERMUTED or not (".attn_q." in name or ".attn_k." in name):
+            return rows
+        heads = self._meta("attention.head_count")
+        if ".attn_k." in name:
+            heads = self._meta("attention.head_count_kv", heads)
+        return rows.view(heads, -1, 2, rows.shape[1]).transpose(1, 2).reshape(rows.shape)
 
     def _hf_name(self, name: str) -> str:
         if name in _MODEL_NAMES:

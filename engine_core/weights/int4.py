@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import torch
 
+from headwater.kernels.block_formats import BlockWeight
 from headwater.kernels.int4_layout import BLOCK, WORD, Int4Weight
 
 from ..config import ConfigError
@@ -55,14 +56,14 @@ Unpack = Callable[[str, Mapping[str, torch.Tensor]], Int4Weight]
 
 
 def unpacked(
-    tensors: Iterable[tuple[str, torch.Tensor]], suffixes: Sequence[str], unpack: Unpack
-) -> Iterator[tuple[str, torch.Tensor | Int4Weight]]:
+    tensors: Iterable[tuple[str, torch.Tensor | BlockWeight]], suffixes: Sequence[str], unpack: Unpack
+) -> Iterator[tuple[str, torch.Tensor | BlockWeight | Int4Weight]]:
     """The tensors of a checkpoint, those of a packed layer as one under the name that it has in other checkpoints.
     Raises `ConfigError` for a layer without one of the suffixes."""
     waiting: dict[str, dict[str, torch.Tensor]] = {}
     for name, tensor in tensors:
         layer, _, suffix = name.rpartition(".")
-        if suffix not in suffixes:
+        if suffix not in suffixes or isinstance(tensor, BlockWeight):
             yield name, tensor
             continue
         parts = waiting.setdefault(layer, {})

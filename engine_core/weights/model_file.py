@@ -9,16 +9,25 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
+from .blocks import BLOCKS, expanded
+
 Tensors = dict[str, torch.Tensor]
 WEIGHTS_NAME = "weights.safetensors"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 def load(
-    folder: Path, device: torch.device, progress: Callable[[int, int], None] = lambda done, total: None
+    folder: Path,
+    device: torch.device,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+    *,
+    keeps_blocks: bool = False,
 ) -> Tensors:
     """Tensors of a converted folder. On the CPU they are the file's own pages, mapped read-only and shared by all
-    processes that map it; on a GPU they are streamed there. Progress is told in bytes."""
+    processes that map it; on a GPU they are streamed there. Progress is told in bytes.
+
+    Weights in block formats are expanded to the dtype that the model computes in, unless `keeps_blocks`. Raises
+    `ConfigError` for one that cannot be."""
     tensors = {}
     done, total = 0, (folder / WEIGHTS_NAME).stat().st_size
     with safe_open(folder / WEIGHTS_NAME, framework="pt", device=str(device)) as file:
@@ -27,7 +36,7 @@ def load(
             done += tensor.nbytes
             progress(done, total)
     progress(total, total)
-    return tensors
+    return tensors if keeps_blocks else expanded(tensors, DTYPES[stored_dtype(folder)])
 
 
 def save(tensors: Tensors, folder: Path) -> None:
@@ -37,5 +46,13 @@ def save(tensors: Tensors, folder: Path) -> None:
 def stored_dtype(folder: Path) -> str:
     """The dtype that a converted model computes in, by its name in `DTYPES`."""
     with safe_open(folder / WEIGHTS_NAME, framework="pt") as file:
-        embedding: torch.Tensor = file.get_tensor("embed")
-    return next(name for name, known in DTYPES.items() if known is embedding.dtype)
+        # A packed embedding has no dtype of its own; norms are never packed.
+        names = file.keys()
+        tensor: torch.Tensor = file.get_tensor("embed" if "embed" in names else "final_norm")
+    return next(name for name, known in DTYPES.items() if known is tensor.dtype)
+
+
+def has_blocks(folder: Path) -> bool:
+    """Whether some weights of a converted model are in block formats."""
+    with safe_open(folder / WEIGHTS_NAME, framework="pt") as file:
+        return any(name.endswith(BLOCKS) for name in file.keys())  # noqa: SIM118 (not a dict)

@@ -9,12 +9,16 @@ from dataclasses import dataclass
 
 import torch
 
+from headwater.kernels.block_formats import BlockWeight
 from headwater.kernels.int4_layout import Int4Weight
 
 from ..config import ConfigError
+from . import blocks
 from .int4 import joined, named
 from .model_file import Tensors
 
+Weight = torch.Tensor | Int4Weight | BlockWeight
+"""Of a checkpoint, packed or not."""
 _LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)")
 
 
@@ -33,14 +37,14 @@ class CheckpointNames:
 
     def collect(
         self,
-        tensors: Iterable[tuple[str, torch.Tensor | Int4Weight]],
+        tensors: Iterable[tuple[str, Weight]],
         dtype: torch.dtype,
         progress: Callable[[int], None],
     ) -> Tensors:
         """The tensors under our names. Progress is told in tensors read. Raises `ConfigError` for a tensor that the
         architecture has not, for parts of a tensor without the others, and for parts that cannot be joined."""
         collected: Tensors = {}
-        parts: dict[str, dict[int, torch.Tensor | Int4Weight]] = {}
+        parts: dict[str, dict[int, Weight]] = {}
         num_parts = Counter(name for name, _ in self.fused.values())
         for done, (name, tensor) in enumerate(tensors):
             if not (name.endswith(self.ignored) or self._is_idle_bias(name, tensor)):
@@ -51,13 +55,13 @@ class CheckpointNames:
                 waiting[place] = tensor.to(dtype) if isinstance(tensor, torch.Tensor) else tensor
                 if len(waiting) == num_parts.get(ours, 1):
                     del parts[prefix + ours]
-                    collected |= _whole(prefix + ours, [waiting[i] for i in range(len(waiting))])
+                    collected |= _whole(prefix + ours, [waiting[i] for i in range(len(waiting))], dtype)
             progress(done)
         if parts:
             raise ConfigError("checkpoint", sorted(parts), "every part of a fused projection")
         return collected
 
-    def _is_idle_bias(self, name: str, tensor: torch.Tensor | Int4Weight) -> bool:
+    def _is_idle_bias(self, name: str, tensor: Weight) -> bool:
         """Whether it is a bias of zeros that no model of the architecture has: tools that pack layers write them."""
         if not (name.endswith(".bias") and isinstance(tensor, torch.Tensor)):
             return False
@@ -79,8 +83,13 @@ class CheckpointNames:
         raise ConfigError("checkpoint tensor", name, "tensors of the architecture")
 
 
-def _whole(name: str, parts: Sequence[torch.Tensor | Int4Weight]) -> Tensors:
-    """The tensors of a weight made of parts. Raises `ConfigError` where some are packed, or otherwise than others."""
+def _whole(name: str, parts: Sequence[Weight], dtype: torch.dtype) -> Tensors:
+    """The tensors of a weight made of parts. Raises `ConfigError` where some are packed, or otherwise than others.
+    Parts in block formats beside others that are not packed are expanded to the dtype."""
+    in_blocks = [part for part in parts if isinstance(part, BlockWeight)]
+    if len(in_blocks) == len(parts):
+        return blocks.named(in_blocks, name)
+    parts = [blocks.dense([part], dtype) if isinstance(part, BlockWeight) else part for part in parts]
     packed = [part for part in parts if isinstance(part, Int4Weight)]
     plain = [part for part in parts if isinstance(part, torch.Tensor)]
     if packed and plain:

@@ -71,7 +71,7 @@ def _call(builder: ir.IRBuilder, name: str, values: list[Any]) -> Any:
     return builder.call(function, values)
 
 
-def _rounded(builder: ir.IRBuilder, value: Any, kinds: tuple[Any, Any]) -> Any:
+def rounded(builder: ir.IRBuilder, value: Any, kinds: tuple[Any, Any]) -> Any:
     """float32 to the upper half of its bits, to nearest, ties to even."""
     wide, narrow = kinds
     is_vector = isinstance(wide, ir.VectorType)
@@ -110,7 +110,7 @@ def store(typing: Any, address: Any, x: Any, element: Any) -> Any:
         if element == F32:
             builder.store(a[1], _at(builder, a[0], _FLOATS), align=4)
         else:
-            builder.store(_rounded(builder, a[1], (_INTS, _SHORTS)), _at(builder, a[0], _SHORTS), align=2)
+            builder.store(rounded(builder, a[1], (_INTS, _SHORTS)), _at(builder, a[0], _SHORTS), align=2)
         return context.get_dummy_value()
 
     return types.void(I64, LANES, element), generate
@@ -239,7 +239,7 @@ def put(typing: Any, address: Any, x: Any, element: Any) -> Any:
         if element == F32:
             builder.store(a[1], _at(builder, a[0], _FLOAT))
         else:
-            builder.store(_rounded(builder, a[1], (_INT, _SHORT)), _at(builder, a[0], _SHORT))
+            builder.store(rounded(builder, a[1], (_INT, _SHORT)), _at(builder, a[0], _SHORT))
         return context.get_dummy_value()
 
     return types.void(I64, F32, element), generate

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 
 MANIFEST_NAME = "model.json"
-LAYOUT = "v1"
+LAYOUT = "v2"
 """Name of the weight layout that this version's kernels read; a change of layout is a new folder."""
 
 

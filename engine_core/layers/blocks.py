@@ -1,0 +1,67 @@
+"""Weights in GGUF's block formats, packed from the file to the kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Self
+
+import torch
+
+from headwater.kernels import block_rows
+from headwater.kernels.block_formats import BlockWeight
+from headwater.kernels.block_linear import block_linear
+
+from ..config import ConfigError
+from ..weights.blocks import BLOCKS, PARTS, Parts, facts_of, num_bytes, stored_parts
+from .linear import Parameter, StoredLinear
+
+LookUp = Callable[[BlockWeight, torch.Tensor, torch.dtype], torch.Tensor]
+"""As `kernels.block_rows.block_rows`."""
+
+
+class BlockLinear(StoredLinear):
+    """Multiplies activations that are rounded to 8 bits in blocks of 32 inputs."""
+
+    kind = "blocks"
+    suffixes = (BLOCKS, PARTS)
+
+    def __init__(self, parts: Parts) -> None:
+        """Outputs of the parts follow one another."""
+        self.parts = parts
+        self.out_features, self.in_features = sum(part.num_rows for part in parts), parts[0].shape[1]
+
+    @classmethod
+    def parameters(
+        cls, out_features: int, in_features: int, dtype: torch.dtype, stored: Mapping[str, torch.Tensor]
+    ) -> tuple[Parameter, ...]:
+        """Number of parts and their formats are as stored."""
+        facts = facts_of(stored[PARTS])
+        shape = sum(rows for _, rows, _ in facts), {inputs for _, _, inputs in facts}
+        if shape != (out_features, {in_features}):
+            raise ConfigError("parts of block weights", facts, f"{out_features} rows of {in_features} inputs")
+        return (
+            Parameter(suffix=BLOCKS, shape=(num_bytes(facts),), dtype=torch.uint8, out_axis=None, in_axis=None),
+            Parameter(suffix=PARTS, shape=(len(facts), 3), dtype=torch.int32, out_axis=None, in_axis=None),
+        )
+
+    @classmethod
+    def load(cls, tensors: Mapping[str, torch.Tensor], dtype: torch.dtype) -> Self:
+        return cls(stored_parts(tensors[BLOCKS], tensors[PARTS]))
+
+    def product(self, x: torch.Tensor) -> torch.Tensor:
+        return block_linear(x, self.parts)
+
+
+@dataclass(frozen=True, slots=True)
+class BlockTable:
+    """An embedding that stays packed: its rows are expanded when they are looked up."""
+
+    weight: BlockWeight
+    dtype: torch.dtype
+    """Of the rows."""
+    look_up: LookUp = block_rows.block_rows
+
+    def rows(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """token_ids int64 [T] → [T, H]"""
+        return self.look_up(self.weight, token_ids, self.dtype)

@@ -1,0 +1,98 @@
+"""Weights in GGUF's block formats on their way from a file to a model's file, where they stay packed.
+
+A weight may have parts of several formats, since projections that are joined into one matrix need not have the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from headwater.kernels.block_formats import FORMATS, TILE_ROWS, BlockWeight, expand
+
+from ..config import ConfigError
+
+BLOCKS, PARTS = ".blocks", ".parts"
+"""Names of the tensors in a model's file, behind the weight's: uint8 [bytes] tiles of all parts, and int32 [parts, 3]
+ggml's number of the type, rows and inputs of each."""
+Parts = tuple[BlockWeight, ...]
+
+
+def named(parts: Sequence[BlockWeight], name: str) -> dict[str, torch.Tensor]:
+    """The tensors of a weight as a model's file holds them."""
+    merged = _merged(parts)
+    facts = [(part.format.type_id, *part.shape) for part in merged]
+    blocks = torch.cat([part.tiles.flatten() for part in merged])
+    return {name + BLOCKS: blocks, name + PARTS: torch.tensor(facts, dtype=torch.int32)}
+
+
+def num_bytes(facts: Sequence[Sequence[int]]) -> int:
+    """Of the tiles of parts, each a type, rows and inputs."""
+    return sum(_part_bytes(*each) for each in facts)
+
+
+def facts_of(parts: torch.Tensor) -> list[list[int]]:
+    """The rows of a tensor of parts. Raises `ConfigError`."""
+    if parts.dtype != torch.int32 or parts.dim() != 2 or parts.shape[1] != 3:
+        raise ConfigError("parts of block weights", (str(parts.dtype), tuple(parts.shape)), "int32, [parts, 3]")
+    facts: list[list[int]] = parts.tolist()
+    for type_id, rows, inputs in facts:
+        if type_id not in FORMATS:
+            raise ConfigError("type of block weights", type_id, ", ".join(map(str, FORMATS)))
+        if rows < 1 or inputs < 1 or inputs % FORMATS[type_id].unit:
+            allowed = f"1 and more of multiples of {FORMATS[type_id].unit}"
+            raise ConfigError("rows and inputs of block weights", (rows, inputs), allowed)
+    return facts
+
+
+def stored_parts(blocks: torch.Tensor, parts: torch.Tensor) -> Parts:
+    """The parts of a weight, views of its tensors. Raises `ConfigError`."""
+    facts = facts_of(parts)
+    if blocks.dtype != torch.uint8 or tuple(blocks.shape) != (num_bytes(facts),):
+        raise ConfigError("block weights", (str(blocks.dtype), tuple(blocks.shape)), f"uint8, ({num_bytes(facts)},)")
+    found, at = [], 0
+    for type_id, rows, inputs in facts:
+        format, size = FORMATS[type_id], _part_bytes(type_id, rows, inputs)
+        tiles = blocks[at : at + size].view(-1, inputs // format.unit, TILE_ROWS * format.unit_bytes)
+        found.append(BlockWeight(format=format, tiles=tiles, num_rows=rows))
+        at += size
+    return tuple(found)
+
+
+def expanded(tensors: Mapping[str, torch.Tensor], dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    """The tensors of a model's file with every weight in the dtype. Raises `ConfigError` naming the one that does not
+    fit."""
+    names = [name.removesuffix(BLOCKS) for name in tensors if name.endswith(BLOCKS)]
+    found = {name: tensor for name, tensor in tensors.items() if not name.endswith((BLOCKS, PARTS))}
+    for name in names:
+        if name + PARTS not in tensors:
+            raise ConfigError("checkpoint", f"without {name}{PARTS}", "every tensor of the architecture")
+        try:
+            found[name] = dense(stored_parts(tensors[name + BLOCKS], tensors[name + PARTS]), dtype)
+        except ConfigError as error:
+            raise error.of(name) from None
+    return found
+
+
+def dense(parts: Sequence[BlockWeight], dtype: torch.dtype) -> torch.Tensor:
+    """The weight [N, K] in the dtype."""
+    return torch.cat([expand(part, dtype) for part in parts])
+
+
+def _part_bytes(type_id: int, rows: int, inputs: int) -> int:
+    format = FORMATS[type_id]
+    return -(-rows // TILE_ROWS) * TILE_ROWS * (inputs // format.unit) * format.unit_bytes
+
+
+def _merged(parts: Sequence[BlockWeight]) -> list[BlockWeight]:
+    """Neighbours of one format as one part, where the first fills its tiles: fewer products."""
+    merged: list[BlockWeight] = []
+    for part in parts:
+        last = merged[-1] if merged else None
+        if last is not None and last.format == part.format and last.num_rows % TILE_ROWS == 0:
+            tiles, num_rows = torch.cat((last.tiles, part.tiles)), last.num_rows + part.num_rows
+            merged[-1] = BlockWeight(format=part.format, tiles=tiles, num_rows=num_rows)
+        else:
+            merged.append(part)
+    return merged

@@ -1,0 +1,95 @@
+"""Activations in 8 bits on a CPU. Twin: `kernels.block_activations`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from llvmlite import ir
+from numba.extending import intrinsic
+
+from ..block_activations import (
+    HALF_SUM_AT,
+    LEAST_MAGNITUDE,
+    MOST,
+    ROW_BYTES,
+    SCALE_AT,
+    SCALED_SUM_AT,
+    SUM_AT,
+)
+from ..block_formats import BLOCK
+from .compiled import Kernel, argument, items
+from .lanes import (
+    BF16_ELEMENT,
+    F32,
+    F32_ELEMENT,
+    I64,
+    LANES,
+    NUM_LANES,
+    highest_of,
+    load,
+    maximum,
+    minimum,
+    mul,
+    nearest,
+    put,
+    put_int32,
+    size_of,
+    splat,
+    sub,
+)
+
+_INTS, _BYTES = ir.VectorType(ir.IntType(32), NUM_LANES), ir.VectorType(ir.IntType(8), NUM_LANES)
+_MOST, _LEAST = F32(MOST), F32(LEAST_MAGNITUDE)
+
+
+def quantize(x: torch.Tensor) -> torch.Tensor:
+    """x [T, K] contiguous → uint8 [T, K / 32, 48]"""
+    assert x.is_contiguous()
+    num_rows, num_blocks = x.shape[0], x.shape[1] // BLOCK
+    rows = torch.empty(num_rows, num_blocks, ROW_BYTES, dtype=torch.uint8)
+    KERNEL(x.dtype, num_rows, 2 * x.numel(), x.data_ptr(), rows.data_ptr(), num_blocks)
+    return rows
+
+
+@intrinsic
+def _store_bytes(typing: Any, address: Any, x: Any) -> Any:
+    """Stores whole numbers -128…127 as bytes; returns their sum."""
+
+    def generate(_: Any, builder: ir.IRBuilder, __: Any, a: list[Any]) -> Any:
+        numbers = builder.fptosi(a[1], _INTS)
+        builder.store(builder.trunc(numbers, _BYTES), builder.inttoptr(a[0], _BYTES.as_pointer()), align=1)
+        function = ir.FunctionType(ir.IntType(32), [_INTS])
+        total = builder.call(
+            builder.module.declare_intrinsic(f"llvm.vector.reduce.add.v{NUM_LANES}i32", (), function), [numbers]
+        )
+        return builder.sext(total, ir.IntType(64))
+
+    return I64(I64, LANES), generate
+
+
+def _rows(element: Any) -> Any:
+    def work(arguments: int) -> None:
+        num_blocks = argument(arguments, 2)
+        size = BLOCK * size_of(element)
+        for row in items(arguments):
+            for block in range(row * num_blocks, (row + 1) * num_blocks):
+                p_x, p_out = argument(arguments, 0) + block * size, argument(arguments, 1) + block * ROW_BYTES
+                first, second = load(p_x, element), load(p_x + size // 2, element)
+                zero = splat(F32(0))
+                most = maximum(maximum(first, sub(zero, first)), maximum(second, sub(zero, second)))
+                magnitude = highest_of(most)
+                inverse = splat(F32(0) if magnitude < _LEAST else _MOST / magnitude)
+                low, high = splat(-_MOST), splat(_MOST)
+                half = _store_bytes(p_out, nearest(minimum(maximum(mul(first, inverse), low), high)))
+                rest = _store_bytes(p_out + NUM_LANES, nearest(minimum(maximum(mul(second, inverse), low), high)))
+                scale = magnitude / _MOST
+                put(p_out + SCALE_AT, scale, F32_ELEMENT)
+                put(p_out + SCALED_SUM_AT, scale * F32(half + rest), F32_ELEMENT)
+                put_int32(p_out + SUM_AT, half + rest)
+                put_int32(p_out + HALF_SUM_AT, half)
+
+    return work
+
+
+KERNEL = Kernel(_rows(F32_ELEMENT), _rows(BF16_ELEMENT))
