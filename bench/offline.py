@@ -139,6 +139,7 @@ def run(
     decode_steps: Annotated[int, typer.Option(help="decode steps of one plan, on a GPU")] = 1,
     load_format: Annotated[str, typer.Option(help="of workloads: dummy or dummy-uniform")] = "dummy",
     kv_cache_dtype: Annotated[str, typer.Option(help="auto, or fp8 on a GPU")] = "auto",
+    activation_dtype: Annotated[str, typer.Option(help="of packed weights on a CPU: auto, int8 or model")] = "auto",
     threads: Annotated[int, typer.Option(help="of a CPU; 0: torch decides")] = 0,
     runs: Annotated[int, typer.Option(help="measured runs after one that is not")] = 2,
     dry_run: Annotated[bool, typer.Option(help="a small part of each workload, on a tiny model")] = False,
@@ -153,6 +154,7 @@ def run(
         "async_depth": async_depth,
         "decode_steps": decode_steps,
         "kv_cache_dtype": kv_cache_dtype,
+        "activation_dtype": activation_dtype,
         "num_threads": threads,
     }
     rows: list[Measurement] = []

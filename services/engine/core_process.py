@@ -175,6 +175,7 @@ def executor_options(settings: EngineSettings) -> ExecutorOptions:
         kv_cache_memory=settings.kv_cache_memory,
         kv_swap_memory=settings.kv_swap_memory,
         kv_cache_dtype=settings.kv_cache_dtype,
+        activation_dtype=settings.activation_dtype,
         gpu_memory_utilization=settings.gpu_memory_utilization,
         max_model_len=settings.max_model_len,
         max_num_seqs=settings.max_num_seqs,

@@ -13,10 +13,12 @@ from ..runtime.stage_security import StageSecuritySettings
 
 LOAD_FORMATS = ("auto", "dummy", "dummy-uniform")
 KV_CACHE_DTYPES = ("auto", "fp8")
+ACTIVATION_DTYPES = ("auto", "int8", "model")
 CHOICES = {
     "executor": ("single", "simulated"),
     "load_format": LOAD_FORMATS,
     "kv_cache_dtype": KV_CACHE_DTYPES,
+    "activation_dtype": ACTIVATION_DTYPES,
     "speculation": MODES,
 }
 NO_DRAFTS = "none with --speculation off, where nothing is drafted"
@@ -49,6 +51,9 @@ class EngineSettings(StageSecuritySettings):
     kv_cache_memory: int = setting(0, "bytes of the KV cache; 0: what the device leaves, a fixed share on a CPU")
     kv_swap_memory: int = setting(0, "bytes of host memory for prefixes that the GPU's cache has no room for; 0: none")
     kv_cache_dtype: str = setting("auto", "auto (the weights' dtype) or fp8 (half the memory, faster, less exact; GPU)")
+    activation_dtype: str = setting(
+        "auto", "beside weights that stay packed on a CPU: int8 (auto), or model (the dtype's, with weights expanded)"
+    )
     gpu_memory_utilization: float = setting(0.9, "share of a GPU's memory for weights, activations and KV cache")
     max_model_len: int = setting(0, "tokens of prompt and answer together; 0: the model's")
     max_num_seqs: int = setting(256, "requests that run at once")

@@ -11,7 +11,14 @@ from typing import Any
 
 from headwater.engine_core.platforms.registry import device_names, is_registered
 
-from ..engine.settings import BESIDE_DRAFT_MODEL, KV_CACHE_DTYPES, LOAD_FORMATS, NO_DRAFTS, EngineSettings
+from ..engine.settings import (
+    ACTIVATION_DTYPES,
+    BESIDE_DRAFT_MODEL,
+    KV_CACHE_DTYPES,
+    LOAD_FORMATS,
+    NO_DRAFTS,
+    EngineSettings,
+)
 from ..models.demo_model import DEMO_NAME
 from ..models.store import default_cache_dir
 from ..runtime.advertise import is_loopback
@@ -26,6 +33,7 @@ CHOICES = {
     "executor": ("single", "simulated"),
     "load_format": LOAD_FORMATS,
     "kv_cache_dtype": KV_CACHE_DTYPES,
+    "activation_dtype": ACTIVATION_DTYPES,
     "speculation": MODES,
 }
 LEAST = dict.fromkeys(("replicas", "gateways", "processors", "output_processors"), 1)
@@ -76,6 +84,7 @@ class StackSettings:
     dtype: str = flag("auto", "auto, float32, bfloat16 or float16.")
     load_format: str = engine_flag("load_format", "auto, or random weights of the model's shape: dummy, dummy-uniform.")
     kv_cache_dtype: str = engine_flag("kv_cache_dtype", "auto, or fp8: twice the cache, faster, less exact; GPU.")
+    activation_dtype: str = engine_flag("activation_dtype", "int8 beside packed weights (CPU, auto), or model: exact.")
     speculation: str = engine_flag("speculation", "auto: engines draft tokens where that pays; changes none; off.")
     draft_model: str | None = engine_flag("draft_model", "A smaller model of the same tokens that drafts.")
     """As `model`; a stack is given its folder."""

@@ -11,6 +11,7 @@ from headwater.engine_core.weights.gguf import GgufFile
 from headwater.services.models.demo_model import demo_gguf
 from headwater.services.models.store import default_cache_dir
 from headwater.services.runtime.progress import silent
+from tests.engine_core.small_models import expanded
 
 
 def demo_reference() -> Any:
@@ -20,6 +21,6 @@ def demo_reference() -> Any:
         model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**config))
     # What weights are not in the file is computed from the configuration, not from nothing.
     model.model.rotary_emb = type(model.model.rotary_emb)(model.config)
-    model.load_state_dict(dict(file.tensors()), strict=False, assign=True)
+    model.load_state_dict(expanded(file), strict=False, assign=True)
     model.tie_weights()
     return model.eval()

@@ -17,6 +17,8 @@ from headwater.engine_core.options import ExecutorOptions
 from headwater.engine_core.request import NewRequest, TokenLogprobs
 from headwater.engine_core.sampling_params import SamplingParams
 from headwater.engine_core.step_output import StepOutput
+from headwater.engine_core.weights.gguf import GgufFile
+from headwater.kernels.block_formats import BlockWeight, expand
 
 SHAPE = {
     "vocab_size": 512,
@@ -81,6 +83,12 @@ def convert(source: Path, folder: Path, dtype: str = "float32") -> Path:
     folder.mkdir(exist_ok=True)
     conversion.convert(source, folder, dtype=dtype, progress=lambda done, total: None)
     return folder
+
+
+def expanded(file: GgufFile) -> dict[str, torch.Tensor]:
+    """All of a file's weights in float32."""
+    tensors = file.tensors()
+    return {name: expand(each, torch.float32) if isinstance(each, BlockWeight) else each for name, each in tensors}
 
 
 @dataclass(slots=True)

@@ -69,7 +69,7 @@ def test_greedy_answers_are_those_of_transformers(
     """Every second prompt."""
     prompts = [text_model.tokenizer.encode(text, add_special_tokens=True) for text in TEXTS[first::2]]
     prompts += [text_model.tokenizer.encode(_render(chat), add_special_tokens=False) for chat in CHATS[first::2]]
-    engine = SmallEngine(folder, num_blocks=1200, num_threads=2)
+    engine = SmallEngine(folder, num_blocks=1200, num_threads=2, activation_dtype="model")
     answers = engine.answer(prompts, greedy(16, num_logprobs=0))
     engine.close()
     for prompt, answer in zip(prompts, answers, strict=True):

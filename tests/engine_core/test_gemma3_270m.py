@@ -15,7 +15,7 @@ from headwater.services.models.store import default_cache_dir, pull
 from headwater.services.models.wheel_model import WheelModelError
 from headwater.services.runtime.progress import silent
 from headwater.services.text.model import ServingChoices, load_text_model
-from tests.engine_core.small_models import SmallEngine, greedy
+from tests.engine_core.small_models import SmallEngine, expanded, greedy
 
 TEXTS = [
     "The capital of France is",
@@ -46,7 +46,7 @@ def reference(gguf_path: Path) -> Any:
         model = transformers.Gemma3ForCausalLM(transformers.Gemma3TextConfig(**config))
     # What is not in the file is computed from the configuration, not from nothing.
     model.model.rotary_emb = type(model.model.rotary_emb)(model.config)
-    model.load_state_dict(dict(file.tensors()), strict=False, assign=True)
+    model.load_state_dict(expanded(file), strict=False, assign=True)
     model.tie_weights()
     embedding = model.model.embed_tokens
     embedding.embed_scale = torch.tensor(embedding.scalar_embed_scale)
@@ -58,7 +58,7 @@ def test_greedy_answers_are_those_of_transformers(gguf_path: Path, reference: An
     folder = pull(GEMMA3_270M.name, cache_dir=default_cache_dir(), progress=silent, dtype="float32")
     tokenizer = load_text_model(folder, GEMMA3_270M.name, ServingChoices()).tokenizer
     prompts = [tokenizer.encode(text, add_special_tokens=True) for text in TEXTS]
-    engine = SmallEngine(folder, num_blocks=600, num_threads=2, max_model_len=4096)
+    engine = SmallEngine(folder, num_blocks=600, num_threads=2, max_model_len=4096, activation_dtype="model")
     answers = engine.answer(prompts, greedy(24, num_logprobs=0))
     assert [engine.tokens([prompt], greedy(24))[0] for prompt in prompts] == [answer.token_ids for answer in answers]
     engine.close()

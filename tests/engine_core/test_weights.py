@@ -16,6 +16,7 @@ from headwater.engine_core.models import registry
 from headwater.engine_core.weights import model_file
 from headwater.engine_core.weights.gguf import GgufFile
 from headwater.engine_core.weights.hugging_face import HuggingFaceFolder
+from headwater.kernels.block_formats import BlockWeight, expand
 from tests.engine_core.small_models import SmallEngine, convert, greedy, random_checkpoint
 
 KINDS = {
@@ -112,8 +113,9 @@ def test_k_quants_are_dequantised_by_their_formula(kind: str, tmp_path: Path) ->
     writer.close()
     ((name, tensor),) = GgufFile(tmp_path / "k.gguf").tensors()
     expected = np.concatenate([_dequantise(kind, rows[:, :num_bytes]), _dequantise(kind, rows[:, num_bytes:])], axis=1)
+    assert isinstance(tensor, BlockWeight)
     assert (name, tensor.shape) == ("model.layers.0.mlp.up_proj.weight", (8, 2 * block))
-    np.testing.assert_allclose(tensor.numpy(), expected, rtol=1e-6)
+    np.testing.assert_allclose(expand(tensor, torch.float32).numpy(), expected, rtol=1e-6)
 
 
 def _dequantise(kind: str, rows: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

@@ -135,7 +135,7 @@ def write_tasks(folder: Path) -> Path:
 def test_lm_eval_finds_what_transformers_finds(start_line: LineStarter, oracle: Oracle, tmp_path: Path) -> None:
     python = python_with(tmp_path / "env", "lm_eval[api]")
     tasks = write_tasks(tmp_path / "tasks")
-    line = start_line("--dtype=float32", "--replicas=1", "--tokenizer-info")
+    line = start_line("--dtype=float32", "--activation-dtype=model", "--replicas=1", "--tokenizer-info")
     offline = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "hf")}
     for sends in ("ids", "strings"):
         command = (python, str(CLIENTS / "lm_eval_client.py"), f"{line.record.rest}/v1", DEMO_NAME, str(tasks), sends)

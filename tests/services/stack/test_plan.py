@@ -118,7 +118,10 @@ def test_a_variable_says_more_than_what_suits_a_gpu(monkeypatch: pytest.MonkeyPa
     assert engine_of(stack).max_num_seqs == 512
 
 
-@pytest.mark.parametrize(("name", "value"), [("load_format", "none"), ("kv_cache_dtype", "int4"), ("device", "tpu")])
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("load_format", "none"), ("kv_cache_dtype", "int4"), ("activation_dtype", "int4"), ("device", "tpu")],
+)
 def test_a_word_that_is_no_setting_is_refused_by_name(name: str, value: str) -> None:
     with pytest.raises(SettingError, match=name.replace("_", "-")):
         plan(**{name: value})
