@@ -53,13 +53,13 @@ def kv_cache_memory(options: ExecutorOptions) -> int:
 
 def build_executor(request: BuildRequest, progress: Progress) -> tuple[Executor, EngineConfig]:
     config = engine_config_of(request, kv_cache_memory(request.options))
-    draft = None if request.draft is None else _loaded(request.draft, config, progress)
-    served = _loaded(request, config, progress)
+    draft = None if request.draft is None else load_model(request.draft, config, progress)
+    served = load_model(request, config, progress)
     heads = None if request.heads is None else _loaded_heads(request, config, progress)
     return single_executor(request, config, *served, draft=draft, heads=heads), config
 
 
-def _loaded(request: BuildRequest, config: EngineConfig, progress: Progress) -> tuple[CpuPlatform, Weights]:
+def load_model(request: BuildRequest, config: EngineConfig, progress: Progress) -> tuple[CpuPlatform, Weights]:
     """One model's operations and its weights."""
     weights = with_cpu_look_up(load_weights(request, CpuPlatform.device, progress, keeps_blocks=True))
     folder = request.options.model_folder if request.options.load_format == "auto" else None
@@ -71,7 +71,7 @@ def _loaded(request: BuildRequest, config: EngineConfig, progress: Progress) -> 
 
 
 def _loaded_heads(request: BuildRequest, config: EngineConfig, progress: Progress) -> tuple[CpuPlatform, Weights]:
-    """As `_loaded`, of the heads that draft. Their kernels are those of the served model."""
+    """As `load_model`, of the heads that draft. Their kernels are those of the served model."""
     weights = pack_linears(load_heads_weights(request, CpuPlatform.device), None, partial(progress, "packing weights"))
     assert request.heads is not None
     return CpuPlatform.of(request.heads.layer or request.model, config), weights

@@ -1,0 +1,186 @@
+"""`headwater bench accuracy`: what a served model loses against the same file expanded to its dtype, over a text.
+
+Perplexity, agreement of the likeliest tokens and Kullback-Leibler divergence per token. Both models compute windows of
+the text in single passes: a row's bits do not depend on its batch, so an engine computes the same.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import torch
+import typer
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from headwater.engine_core.devices import cpu
+from headwater.engine_core.executors.build import checked
+from headwater.engine_core.executors.build_single import KV_DTYPES, engine_config_of
+from headwater.engine_core.layers.batch import ForwardBatch
+from headwater.engine_core.models.model import Model, model_class
+from headwater.engine_core.options import ExecutorOptions
+from headwater.services.models.demo_model import DEMO_NAME
+from headwater.services.models.manifest import ModelManifest
+from headwater.services.models.store import default_cache_dir, pull
+from headwater.services.runtime.progress import silent
+from headwater.services.text.model import ServingChoices, load_text_model
+
+from .program import run_program
+
+TEXT = Path(__file__).resolve().parents[1] / "docs" / "running.md"
+SCORED_AT_ONCE = 128
+"""Positions whose logits exist at the same time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Accuracy:
+    """Figures over the predicted tokens of a text. Divergences are natural, of the served model from the expanded."""
+
+    model: str
+    dtype: str
+    activations: str
+    num_tokens: int
+    perplexity: float
+    expanded_perplexity: float
+    top1_agreement: float
+    """Share of positions at which both have the same likeliest token."""
+    kl_mean: float
+    kl_p99: float
+
+    @property
+    def change(self) -> float:
+        """Of the perplexity, in percent."""
+        return 100 * (self.perplexity / self.expanded_perplexity - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """Of one window, a number for each predicted token."""
+
+    served: torch.Tensor
+    """Log probabilities of the text's tokens."""
+    expanded: torch.Tensor
+    agrees: torch.Tensor
+    divergence: torch.Tensor
+
+
+class WholeModel:
+    """A model on the CPU that reads windows of a text from their beginning."""
+
+    def __init__(self, options: ExecutorOptions, window: int) -> None:
+        request = checked(options, cpu.name, cpu.capabilities)
+        self.dtype, self.activations, self._window = request.dtype, request.activations, window
+        config = engine_config_of(request, 0)
+        platform, weights = cpu.load_model(request, config, lambda phase, done, total: None)
+        model = request.model
+        self._model: Model = model_class(model)(model, weights, platform, config.max_model_len)
+        blocks = -(-window // config.block_size)
+        shape = (model.num_layers, 2, blocks, model.num_kv_heads, config.block_size, model.head_dim)
+        self._kv_cache = torch.zeros(shape, dtype=KV_DTYPES[request.kv_format])
+        self._block_tables = torch.arange(blocks, dtype=torch.int32)[None]
+
+    def hidden(self, token_ids: Sequence[int]) -> torch.Tensor:
+        """[T, H]"""
+        positions = torch.arange(len(token_ids))
+        batch = ForwardBatch(
+            token_ids=torch.tensor(token_ids),
+            positions=positions,
+            slots=positions,
+            starts=np.zeros(1, np.int32),
+            counts=np.array([len(token_ids)], np.int32),
+            block_tables=self._block_tables,
+            sampled=positions[:0],
+        )
+        return self._model.forward(batch, self._kv_cache)
+
+    def log_probs(self, hidden: torch.Tensor) -> torch.Tensor:
+        """hidden [S, H] → float32 [S, V]"""
+        return self._model.logits(hidden).float().log_softmax(-1)
+
+
+@torch.inference_mode()
+def scores(served: WholeModel, expanded: WholeModel, window: Sequence[int]) -> Scores:
+    """Of every token of the window but the first, which nothing predicts."""
+    states = served.hidden(window)[:-1], expanded.hidden(window)[:-1]
+    targets, parts = torch.tensor(window[1:]), []
+    for begin in range(0, len(targets), SCORED_AT_ONCE):
+        at = slice(begin, begin + SCORED_AT_ONCE)
+        ours, exact = served.log_probs(states[0][at]), expanded.log_probs(states[1][at])
+        own = targets[at, None]
+        agrees = ours.argmax(-1) == exact.argmax(-1)
+        divergence = (exact.exp() * (exact - ours)).sum(-1)
+        parts.append((ours.gather(1, own)[:, 0], exact.gather(1, own)[:, 0], agrees, divergence))
+    return Scores(*(torch.cat(each) for each in zip(*parts, strict=True)))
+
+
+def measure(
+    folder: Path, name: str, windows: Sequence[Sequence[int]], *, threads: int = 0, quiet: bool = True
+) -> Accuracy:
+    """Raises `ConfigError` for a model whose weights are not packed: nothing is lost then."""
+    longest = max(map(len, windows))
+    options = ExecutorOptions(model_folder=folder, max_model_len=longest, num_threads=threads, activation_dtype="int8")
+    served = WholeModel(options, longest)
+    expanded = WholeModel(replace(options, activation_dtype="model"), longest)
+    found = [scores(served, expanded, window) for window in track(windows, name, disable=quiet)]
+    divergence = torch.cat([each.divergence for each in found]).double()
+    return Accuracy(
+        model=name,
+        dtype=served.dtype,
+        activations=served.activations,
+        num_tokens=len(divergence),
+        perplexity=_perplexity(torch.cat([each.served for each in found])),
+        expanded_perplexity=_perplexity(torch.cat([each.expanded for each in found])),
+        top1_agreement=round(torch.cat([each.agrees for each in found]).double().mean().item(), 4),
+        kl_mean=round(divergence.mean().item(), 6),
+        kl_p99=round(divergence.quantile(0.99).item(), 5),
+    )
+
+
+def windows_of(token_ids: Sequence[int], window: int) -> Iterator[Sequence[int]]:
+    """Pieces of a text; a rest of one token predicts nothing."""
+    for begin in range(0, len(token_ids), window):
+        if len(piece := token_ids[begin : begin + window]) > 1:
+            yield piece
+
+
+def _perplexity(log_probs: torch.Tensor) -> float:
+    return round(math.exp(-log_probs.double().mean().item()), 4)
+
+
+def run(
+    model: Annotated[
+        list[str] | None, typer.Option(help="demo model, .gguf file or converted folder; repeatable")
+    ] = None,
+    text: Annotated[Path, typer.Option(help="a file of text", exists=True, dir_okay=False)] = TEXT,
+    dtype: Annotated[str, typer.Option(help="that of the model: auto, float32 or bfloat16")] = "auto",
+    num_tokens: Annotated[int, typer.Option(help="of the text, from its beginning", min=2)] = 4096,
+    window: Annotated[int, typer.Option(help="tokens that a model reads at once", min=2)] = 512,
+    threads: Annotated[int, typer.Option(help="of a CPU; 0: torch's choice")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="print JSON only")] = False,
+) -> None:
+    """Compare models as a CPU serves them packed with the same files expanded to the model's dtype."""
+    rows = []
+    for source in model or (DEMO_NAME,):
+        folder = pull(source, cache_dir=default_cache_dir(), progress=silent, dtype=dtype, device="cpu")
+        tokenizer = load_text_model(folder, source, ServingChoices()).tokenizer
+        token_ids = tokenizer.encode(text.read_text(), add_special_tokens=False)[:num_tokens]
+        name = ModelManifest.read(folder).name
+        rows.append(measure(folder, name, list(windows_of(token_ids, window)), threads=threads, quiet=as_json))
+    if not as_json:
+        table = Table("model", "activations", "tokens", "perplexity", "change", "top-1", "KL", "KL p99")
+        for row in rows:
+            loss = row.perplexity, f"{row.change:+.2f} %", f"{row.top1_agreement:.2%}", row.kl_mean, row.kl_p99
+            table.add_row(*map(str, (row.model, f"{row.activations}, {row.dtype}", row.num_tokens, *loss)))
+        Console(width=110).print(table)
+    typer.echo(json.dumps([asdict(row) for row in rows]))
+
+
+if __name__ == "__main__":
+    run_program(run)
