@@ -11,7 +11,7 @@ import torch
 
 from headwater.kernels.block_formats import BlockWeight
 
-from ..layers.kinds import load_weights
+from ..layers.kinds import Weights, load_weights
 from ..layers.packed import pack_linears
 from ..quantization import Quantization
 from ..weights import awq, gptq, int4, model_file
@@ -76,11 +76,11 @@ def _unpacked(
     return int4.unpacked(tensors, gptq.SUFFIXES, unpack)
 
 
-def pack_folder(folder: Path, progress: Callable[[int, int], None]) -> None:
+def pack_folder(folder: Path, progress: Callable[[int, int], None]) -> Weights:
     """Packs the dense matrices of a converted model into a file beside them, for machines on which the engines may not
-    write its folder. Progress is told in matrices."""
+    write its folder. Returns the weights as a CPU serves them. Progress is told in matrices."""
     config = registry.read_config(folder)
     layout = model_class(config).layout(config)
     tensors = model_file.load(folder, torch.device("cpu"), keeps_blocks=True)
     weights = load_weights(layout, tensors, model_file.DTYPES[model_file.stored_dtype(folder)])
-    pack_linears(weights, folder, progress)
+    return pack_linears(weights, folder, progress)

@@ -5,7 +5,7 @@ A weight may have parts of several formats, since projections that are joined in
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import torch
 
@@ -60,19 +60,16 @@ def stored_parts(blocks: torch.Tensor, parts: torch.Tensor) -> Parts:
     return tuple(found)
 
 
-def expanded(tensors: Mapping[str, torch.Tensor], dtype: torch.dtype) -> dict[str, torch.Tensor]:
-    """The tensors of a model's file with every weight in the dtype. Raises `ConfigError` naming the one that does not
-    fit."""
-    names = [name.removesuffix(BLOCKS) for name in tensors if name.endswith(BLOCKS)]
-    found = {name: tensor for name, tensor in tensors.items() if not name.endswith((BLOCKS, PARTS))}
-    for name in names:
+def expand_all(tensors: dict[str, torch.Tensor], dtype: torch.dtype) -> None:
+    """Puts every packed weight of a model's file into the dtype, one after another: the two forms of all of them are
+    never in memory at once. Raises `ConfigError` naming the one that does not fit."""
+    for name in [name.removesuffix(BLOCKS) for name in tensors if name.endswith(BLOCKS)]:
         if name + PARTS not in tensors:
             raise ConfigError("checkpoint", f"without {name}{PARTS}", "every tensor of the architecture")
         try:
-            found[name] = dense(stored_parts(tensors[name + BLOCKS], tensors[name + PARTS]), dtype)
+            tensors[name] = dense(stored_parts(tensors.pop(name + BLOCKS), tensors.pop(name + PARTS)), dtype)
         except ConfigError as error:
             raise error.of(name) from None
-    return found
 
 
 def dense(parts: Sequence[BlockWeight], dtype: torch.dtype) -> torch.Tensor:

@@ -9,7 +9,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from .blocks import BLOCKS, expanded
+from .blocks import BLOCKS, expand_all
 
 Tensors = dict[str, torch.Tensor]
 WEIGHTS_NAME = "weights.safetensors"
@@ -28,7 +28,7 @@ def load(
 
     Weights in block formats are expanded to the dtype that the model computes in, unless `keeps_blocks`. Raises
     `ConfigError` for one that cannot be."""
-    tensors = {}
+    tensors: Tensors = {}
     done, total = 0, (folder / WEIGHTS_NAME).stat().st_size
     with safe_open(folder / WEIGHTS_NAME, framework="pt", device=str(device)) as file:
         for name in file.keys():  # noqa: SIM118 (not a dict)
@@ -36,7 +36,9 @@ def load(
             done += tensor.nbytes
             progress(done, total)
     progress(total, total)
-    return tensors if keeps_blocks else expanded(tensors, DTYPES[stored_dtype(folder)])
+    if not keeps_blocks:
+        expand_all(tensors, DTYPES[stored_dtype(folder)])
+    return tensors
 
 
 def save(tensors: Tensors, folder: Path) -> None:

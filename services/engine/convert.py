@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from headwater.engine_core.models import conversion
-from headwater.engine_core.platforms.cpu import compile_kernels
+from headwater.engine_core.platforms.cpu import block_kernels, compile_kernels
 from headwater.engine_core.weights.model_file import DTYPES
 
 from ..models.gguf_check import check_gguf
@@ -57,9 +57,9 @@ def convert(settings: ConvertSettings) -> None:
     converting = partial(_report, f"converting {settings.name} to {settings.dtype}")
     conversion.convert(settings.source, settings.folder, dtype=settings.dtype, progress=converting)
     if settings.device == "cpu":
-        conversion.pack_folder(settings.folder, partial(_report, f"packing {settings.name}"))
+        weights = conversion.pack_folder(settings.folder, partial(_report, f"packing {settings.name}"))
         os.environ |= with_kernel_cache(os.environ)
-        compile_kernels(DTYPES[settings.dtype], partial(_report, "compiling kernels"))
+        compile_kernels(DTYPES[settings.dtype], partial(_report, "compiling kernels"), block_kernels(weights))
     _manifest(settings).write(settings.folder)
     for path in settings.folder.iterdir():
         path.chmod(READ_ONLY)
