@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 
 import torch
 
@@ -64,7 +63,7 @@ class CpuPlatform:
 
     def linear(self, linear: Linear) -> Product:
         if isinstance(linear, BlockLinear):
-            return partial(block_linear.block_linear, parts=linear.parts)
+            return block_linear.BlockProduct(linear.parts)
         library = self._libraries.get(linear.kind)
         if library is None:
             return linear.product

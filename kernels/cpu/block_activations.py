@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from llvmlite import ir
+from numba import njit
 from numba.extending import intrinsic
 
 from ..block_activations import (
@@ -68,26 +69,33 @@ def _store_bytes(typing: Any, address: Any, x: Any) -> Any:
     return I64(I64, LANES), generate
 
 
+@njit
+def quantize_blocks(p_x: int, p_out: int, num_blocks: int, element: Any) -> None:
+    """Blocks that follow one another, of elements of a type."""
+    size = BLOCK * size_of(element)
+    zero, low, high = splat(F32(0)), splat(-_MOST), splat(_MOST)
+    for block in range(num_blocks):
+        first, second = load(p_x + block * size, element), load(p_x + block * size + size // 2, element)
+        most = maximum(maximum(first, sub(zero, first)), maximum(second, sub(zero, second)))
+        magnitude = highest_of(most)
+        inverse = splat(F32(0) if magnitude < _LEAST else _MOST / magnitude)
+        p_block = p_out + block * ROW_BYTES
+        half = _store_bytes(p_block, nearest(minimum(maximum(mul(first, inverse), low), high)))
+        rest = _store_bytes(p_block + NUM_LANES, nearest(minimum(maximum(mul(second, inverse), low), high)))
+        scale = magnitude / _MOST
+        put(p_block + SCALE_AT, scale, F32_ELEMENT)
+        put(p_block + SCALED_SUM_AT, scale * F32(half + rest), F32_ELEMENT)
+        put_int32(p_block + SUM_AT, half + rest)
+        put_int32(p_block + HALF_SUM_AT, half)
+
+
 def _rows(element: Any) -> Any:
     def work(arguments: int) -> None:
         num_blocks = argument(arguments, 2)
-        size = BLOCK * size_of(element)
+        row_size = num_blocks * BLOCK * size_of(element)
         for row in items(arguments):
-            for block in range(row * num_blocks, (row + 1) * num_blocks):
-                p_x, p_out = argument(arguments, 0) + block * size, argument(arguments, 1) + block * ROW_BYTES
-                first, second = load(p_x, element), load(p_x + size // 2, element)
-                zero = splat(F32(0))
-                most = maximum(maximum(first, sub(zero, first)), maximum(second, sub(zero, second)))
-                magnitude = highest_of(most)
-                inverse = splat(F32(0) if magnitude < _LEAST else _MOST / magnitude)
-                low, high = splat(-_MOST), splat(_MOST)
-                half = _store_bytes(p_out, nearest(minimum(maximum(mul(first, inverse), low), high)))
-                rest = _store_bytes(p_out + NUM_LANES, nearest(minimum(maximum(mul(second, inverse), low), high)))
-                scale = magnitude / _MOST
-                put(p_out + SCALE_AT, scale, F32_ELEMENT)
-                put(p_out + SCALED_SUM_AT, scale * F32(half + rest), F32_ELEMENT)
-                put_int32(p_out + SUM_AT, half + rest)
-                put_int32(p_out + HALF_SUM_AT, half)
+            p_out = argument(arguments, 1) + row * num_blocks * ROW_BYTES
+            quantize_blocks(argument(arguments, 0) + row * row_size, p_out, num_blocks, element)
 
     return work
 

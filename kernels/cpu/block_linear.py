@@ -9,46 +9,88 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
-from ..block_formats import FORMATS, TILE_ROWS, BlockFormat, BlockWeight
-from .block_activations import quantize
+from ..block_activations import ROW_BYTES
+from ..block_formats import BLOCK, FORMATS, TILE_ROWS, BlockFormat, BlockWeight
+from .block_activations import quantize, quantize_blocks
 from .block_tiles import multiply_tile
-from .compiled import Kernel, argument, items
-from .lanes import BF16_ELEMENT, F32_ELEMENT, size_of
+from .compiled import Kernel, address_of, argument, items
+from .lanes import BF16_ELEMENT, F32_ELEMENT, size_of, take_one
 
 ITEMS_PER_THREAD = 16
+PRIVATE = 4096
+"""Activations that every thread rounds for itself."""
 ROW_GROUP = 64
 """Rows whose activations stay in a cache while tiles pass."""
 
 
+class BlockProduct:
+    """x @ weight.T with one weight, whose facts are looked up once."""
+
+    def __init__(self, parts: Sequence[BlockWeight]) -> None:
+        """parts [N_i, K], whose outputs follow one another."""
+        # Kept: the calls know addresses alone.
+        self._parts = tuple(parts)
+        self._num_outputs = sum(part.num_rows for part in parts)
+        self._row_bytes = parts[0].shape[1] // BLOCK * ROW_BYTES
+        self._calls: list[_Call] = []
+        at = 0
+        for part in parts:
+            self._calls.append(_Call.of(part, at))
+            at += part.num_rows
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """x [T, K] contiguous → [T, N] in x's dtype."""
+        assert x.is_contiguous()
+        num_rows, num_threads = x.shape[0], torch.get_num_threads()
+        is_private = x.numel() <= PRIVATE
+        rows = torch.empty(num_threads * num_rows * self._row_bytes, dtype=torch.uint8) if is_private else quantize(x)
+        out = x.new_empty(num_rows, self._num_outputs)
+        p_rows, p_out, p_x = rows.data_ptr(), out.data_ptr(), x.data_ptr() if is_private else 0
+        for call in self._calls:
+            tiles_per_item = max(1, call.num_tiles // (ITEMS_PER_THREAD * num_threads))
+            call.kernel(
+                x.dtype,
+                -(-call.num_tiles // tiles_per_item),
+                call.num_bytes,
+                *call.tiles,
+                p_rows,
+                self._row_bytes,
+                p_out + call.first_output * x.itemsize,
+                self._num_outputs,
+                num_rows,
+                call.num_outputs,
+                tiles_per_item,
+                p_x,
+                0,
+            )
+        return out
+
+
+class _Call(NamedTuple):
+    """What a part's product is told each time."""
+
+    kernel: Kernel
+    num_tiles: int
+    num_bytes: int
+    tiles: tuple[int, int, int]
+    """Address, units of a tile and its bytes."""
+    first_output: int
+    num_outputs: int
+
+    @classmethod
+    def of(cls, part: BlockWeight, first_output: int) -> _Call:
+        tiles = part.tiles
+        where = tiles.data_ptr(), tiles.shape[1], tiles.shape[1] * tiles.shape[2]
+        return cls(kernel_of(part.format), len(tiles), tiles.numel(), where, first_output, part.num_rows)
+
+
 def block_linear(x: torch.Tensor, parts: Sequence[BlockWeight]) -> torch.Tensor:
     """x [T, K] contiguous, parts [N_i, K] whose outputs follow one another; returns [T, N] in x's dtype."""
-    num_outputs = sum(part.num_rows for part in parts)
-    out, at = x.new_empty(x.shape[0], num_outputs), 0
-    rows = quantize(x)
-    for part in parts:
-        num_tiles = len(part.tiles)
-        tiles_per_item = max(1, num_tiles // (ITEMS_PER_THREAD * torch.get_num_threads()))
-        kernel_of(part.format)(
-            x.dtype,
-            -(-num_tiles // tiles_per_item),
-            part.tiles.numel(),
-            part.tiles.data_ptr(),
-            part.tiles.shape[1],
-            part.tiles.stride(0),
-            rows.data_ptr(),
-            rows.stride(0),
-            out.data_ptr() + at * out.element_size(),
-            num_outputs,
-            x.shape[0],
-            part.num_rows,
-            tiles_per_item,
-        )
-        at += part.num_rows
-    return out
+    return BlockProduct(parts)(x)
 
 
 @cache
@@ -64,6 +106,11 @@ def _work(type_id: int, element: Any) -> Any:
         units, tile_bytes, row_bytes = argument(arguments, 1), argument(arguments, 2), argument(arguments, 4)
         out_bytes, num_rows = argument(arguments, 6) * size_of(element), argument(arguments, 7)
         num_outputs, tiles_per_item = argument(arguments, 8), argument(arguments, 9)
+        p_rows = argument(arguments, 3)
+        if argument(arguments, 10):
+            # Few numbers: each thread has them for itself, which takes less time than a kernel before this one.
+            p_rows += take_one(address_of(arguments, 11)) * num_rows * row_bytes
+            quantize_blocks(argument(arguments, 10), p_rows, num_rows * (row_bytes // ROW_BYTES), element)
         for item in items(arguments):
             first = item * tiles_per_item
             last = min(first + tiles_per_item, -(-num_outputs // TILE_ROWS))
@@ -71,7 +118,7 @@ def _work(type_id: int, element: Any) -> Any:
                 for tile in range(first, last):
                     row, end = group, min(group + ROW_GROUP, num_rows)
                     p_tile, rest = argument(arguments, 0) + tile * tile_bytes, num_outputs - tile * TILE_ROWS
-                    p_row = argument(arguments, 3) + row * row_bytes
+                    p_row = p_rows + row * row_bytes
                     p_out = argument(arguments, 5) + row * out_bytes + tile * TILE_ROWS * size_of(element)
                     while row < end:
                         if has_eight and end - row >= 8:
