@@ -71,7 +71,7 @@ def test_keys_that_company_changes_are_found_where_no_token_does(
     assert any("layer 1" in each.what for each in differences)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_program_tells_each_engine_and_what_it_has_no_answer_for() -> None:
     whole = subprocess.run(
         [*COMMAND, "--requests=4", "--processes=2", "--shape=demo"], capture_output=True, text=True, check=False

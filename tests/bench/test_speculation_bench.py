@@ -110,11 +110,13 @@ def test_random_tokens_are_the_same_each_time() -> None:
     assert [len(each.answer_ids) for each in exchanges] == [128] * 3
 
 
-def test_the_benchmark_runs_dry() -> None:
-    command = [sys.executable, "-m", "headwater.bench.speculation", "--dry-run", "--device=cpu", "--threads=1"]
-    command += ["--runs=1", "--json"]
-    workloads = ("edits", "random")
-    forced = [*command, *(f"--workload={name}" for name in workloads)]
+COMMAND = [sys.executable, "-m", "headwater.bench.speculation", "--dry-run", "--device=cpu", "--threads=1"]
+COMMAND += ["--runs=1", "--json"]
+
+
+@pytest.mark.parametrize("workloads", [["random"], pytest.param(["edits", "random"], marks=pytest.mark.long)])
+def test_the_benchmark_runs_dry(workloads: list[str]) -> None:
+    forced = [*COMMAND, *(f"--workload={name}" for name in workloads)]
     done = subprocess.run(forced, capture_output=True, text=True, check=True, timeout=300)
     rows = json.loads(done.stdout.splitlines()[-1])
     assert [(row["workload"], row["rows"]) for row in rows] == [(name, each) for name in workloads for each in (1, 2)]
@@ -123,19 +125,23 @@ def test_the_benchmark_runs_dry() -> None:
         assert row["off"]["tokens_per_step"] == 1.0
         assert row["on"]["tokens_per_step"] >= 1.0
         assert row["accepted"] <= row["drafted"]
-    own = [*command, "--own-answers", "--edited", "--workload=chat"]
+
+
+@pytest.mark.long
+def test_the_benchmark_runs_dry_on_a_models_own_answers() -> None:
+    own = [*COMMAND, "--own-answers", "--edited", "--workload=chat"]
     free = subprocess.run(own, capture_output=True, text=True, check=True)
     rows = json.loads(free.stdout.splitlines()[-1])
     assert [(row["temperature"], row["different_tokens"]) for row in rows] == [(0.0, 0), (1.0, 0)] * 2
     assert all(row["is_edited"] for row in rows)
 
 
+@pytest.mark.long
 def test_heads_draft_whole_chains_where_they_are_told_to(tmp_path: Path) -> None:
     shapes = {"0.0.linear.weight": (64, 64), "0.0.linear.bias": (64,), "0.1.weight": (49_152, 64)}
     tensors = {name: torch.zeros(shape) for name, shape in shapes.items()}
     heads = publish(tmp_path / "heads", {"medusa_num_heads": 1, "medusa_num_layers": 1}, tensors)
-    command = [sys.executable, "-m", "headwater.bench.speculation", "--dry-run", "--device=cpu", "--threads=1"]
-    command += ["--runs=1", "--json", "--workload=chat", "--rows=1", "--whole-drafts"]
+    command = [*COMMAND, "--workload=chat", "--rows=1", "--whole-drafts"]
     done = subprocess.run([*command, f"--draft-heads={heads}"], capture_output=True, text=True, check=True)
     row = json.loads(done.stdout.splitlines()[-1])[0]
     assert row["different_tokens"] == 0
