@@ -293,6 +293,9 @@ async def test_a_client_that_says_no_more_hears_its_streams_to_the_end(engine: E
 
 
 async def test_metrics_have_the_engines_figures(engine: EngineProcess) -> None:
+    async with client_of(engine) as client:
+        await client.send(add(1, prompt(1), 3))
+        await client.read_until_finished(1)
     url = f"http://{engine.addresses['metrics']}/metrics"
     text = await asyncio.to_thread(lambda: urllib.request.urlopen(url, timeout=5).read().decode())
     for name in ("num_requests_running", "kv_cache_usage_perc", "generation_tokens_total", "prefix_cache_hits_total"):
