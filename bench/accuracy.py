@@ -56,13 +56,13 @@ class Accuracy:
 
     @property
     def change(self) -> float:
-        """Of the perplexity, in percent."""
+        """Change of the perplexity, in percent."""
         return 100 * (self.perplexity / self.expanded_perplexity - 1)
 
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """Of one window, a number for each predicted token."""
+    """Scores of one window: a number for each predicted token."""
 
     served: torch.Tensor
     """Log probabilities of the text's tokens."""
@@ -107,7 +107,7 @@ class WholeModel:
 
 @torch.inference_mode()
 def scores(served: WholeModel, expanded: WholeModel, window: Sequence[int]) -> Scores:
-    """Of every token of the window but the first, which nothing predicts."""
+    """Scores of every token of the window but the first, which nothing predicts."""
     states = served.hidden(window)[:-1], expanded.hidden(window)[:-1]
     targets, parts = torch.tensor(window[1:]), []
     for begin in range(0, len(targets), SCORED_AT_ONCE):

@@ -13,7 +13,7 @@ import torch
 from .block_formats import BLOCK
 
 ROW_BYTES = 48
-"""Of a block of one row."""
+"""Size of a block of one row: values, then scale and sums."""
 SCALE_AT, SCALED_SUM_AT, SUM_AT, HALF_SUM_AT = 32, 36, 40, 44
 MOST = 127
 LEAST_MAGNITUDE = 1e-30

@@ -59,7 +59,7 @@ class BlockTable:
 
     weight: BlockWeight
     dtype: torch.dtype
-    """Of the rows."""
+    """Type of the rows that are looked up."""
     look_up: LookUp = block_rows.block_rows
 
     def rows(self, token_ids: torch.Tensor) -> torch.Tensor:

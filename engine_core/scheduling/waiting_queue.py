@@ -60,7 +60,7 @@ class WaitingQueue:
 
     @property
     def num_tenants(self) -> int:
-        """That have a ready request."""
+        """Number of tenants that have a ready request."""
         return len(self._ready)
 
     def peek(self) -> RequestState | None:

@@ -28,7 +28,7 @@ def named(parts: Sequence[BlockWeight], name: str) -> dict[str, torch.Tensor]:
 
 
 def num_bytes(facts: Sequence[Sequence[int]]) -> int:
-    """Of the tiles of parts, each a type, rows and inputs."""
+    """Size of the tiles of all parts; a part's facts are its type, rows and inputs."""
     return sum(_part_bytes(*each) for each in facts)
 
 

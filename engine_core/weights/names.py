@@ -18,7 +18,7 @@ from .int4 import joined, named
 from .model_file import Tensors
 
 Weight = torch.Tensor | Int4Weight | BlockWeight
-"""Of a checkpoint, packed or not."""
+"""A tensor of a checkpoint, packed or not."""
 _LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)")
 
 

@@ -115,7 +115,7 @@ class Exchange:
         return size
 
     async def _received(self, limit: int) -> AsyncGenerator[bytes, None]:
-        """As it comes over the wire."""
+        """The body in the pieces in which it comes over the wire, encoded or not."""
         size, waited = 0, 0.0
         while True:
             asked_at, seconds = time.monotonic(), self._slow_body_limit + size / BODY_BYTES_PER_SECOND

@@ -53,7 +53,7 @@ def with_tool_calls(messages: Sequence[Message]) -> Sequence[Message]:
     if not any(message.function_call is not None or message.role == "function" for message in messages):
         return messages
     ids: dict[str, str] = {}
-    """Of the last call, by the function's name."""
+    """Id of the last call by the name of its function."""
     return [_newer(message, i, ids) for i, message in enumerate(messages)]
 
 

@@ -143,7 +143,7 @@ class Answering(Sampling, kw_only=True):
     guided_grammar: Annotated[str, Meta(description="a Lark grammar")] | None = None
     guided_whitespace_pattern: Annotated[str, Meta(description="a regular expression, with JSON")] | None = None
     guided_decoding_backend: Any = None
-    """Without effect: there is one."""
+    """The name of a grammar library. It has no effect: there is one."""
     structural_tag: Annotated[dict[str, Any] | str, Meta(description="a structural tag")] | None = None
     regex: Annotated[str, Meta(description="a regular expression")] | None = None
     ebnf: Annotated[str, Meta(description="a grammar in GBNF")] | None = None

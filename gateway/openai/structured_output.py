@@ -38,7 +38,7 @@ def put_structured_output(asked: Answering, sampling: Sampling) -> dict[str, str
 
 
 def only_constraint(found: Sequence[Asked]) -> Asked:
-    """Of constraints that were found, the only one: clients of old and new servers spell one in two fields. Raises
+    """The one constraint among those that were found: clients of old and new servers spell it in two fields. Raises
     `BadRequest` for two that differ."""
     (name, output), *others = found
     for other_name, other in others:
